@@ -1,0 +1,350 @@
+"""The protocol between clients and the brain. This file *is* the protocol; docs/PROTOCOL.md tells the conversations.
+
+Frames are msgpack arrays `[tag, id, field, ...]` in the order in which the fields stand here. A request gets exactly
+one reply with the same `id`: its typed answer, or Error. Two doors carry the same frames:
+
+* ZeroMQ: a ROUTER at `ipc://SOCKET`; one frame per message. Hello must come first; the routing identity then names
+  the session.
+* The local door: a SOCK_SEQPACKET Unix socket at `SOCKET.local`. The first message of a connection is Attach (the
+  connection that is the worker's liveness, and the only one that carries descriptors) or Lane (a connection for
+  lookups and other small requests, answered without ZeroMQ's four thread hops: 15 us instead of 190 us a round trip).
+
+Units: tokens, blocks, chunks and bytes are counts. A key is KEY_BYTES long, keys are packed back to back in prefix
+order. Block ids are packed little-endian int32. Unknown fields, unknown tags and wrong types are refused.
+"""
+
+from typing import Literal
+
+import msgspec
+
+PROTOCOL = 1
+"""Exact match at Hello. Changes when the meaning of any frame changes; it is not the package's version."""
+
+KEY_BYTES = 32
+NAMESPACE_BYTES = 32
+SESSION_BYTES = 16
+FRAME_BYTES_MAX = 1 << 20
+"""A longer frame is refused before it is decoded."""
+CHUNKS_MAX = 4096
+"""Keys in one request."""
+BLOCKS_MAX = 65_536
+"""Block ids in one request, all groups together."""
+GROUPS_MAX = 16
+REGION_RUNS_MAX = 4096
+BUFFERS_MAX = 64
+SHARDS_MAX = 256
+BOARD_WORDS = 4096
+"""Job state words of one session (see kvserver._native.Board)."""
+NAME_BYTES_MAX = 128
+
+Kind = Literal["full", "window", "state"]
+Mode = Literal["direct", "staged", "server-gather", "engine-driven"]
+DeviceKind = Literal["host"]
+
+
+class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
+    """Base of all frames: a msgpack array."""
+
+
+# ---------------------------------------------------------------- pieces
+
+
+class GroupSpec(Frame):
+    """One group of a cache: layers that share block ids."""
+
+    block_tokens: int
+    """Tokens of one block. Divides chunk_tokens; a state group has block_tokens == chunk_tokens."""
+    blocks: int
+    """Block ids of this group are in [0, blocks)."""
+    kind: Kind
+    """full: every chunk of a prefix is needed. window: those that hold its last `window_tokens` tokens.
+    state: only the chunk that ends at the boundary (one block: the state after its last token)."""
+    window_tokens: int
+    """0 unless kind is window."""
+    shards: int
+    """Shards that make a chunk of this group complete (ranks that hold different bytes; 1 for a replicated group)."""
+    shard: int
+    """The shard that this cache reads and writes."""
+    writers: int
+    """Ranks that hold this same shard (1 unless the group is replicated); chunk i is stored by writer i % writers."""
+    writer: int
+    """This rank among the writers."""
+    regions: list["RegionRun"]
+
+
+class RegionRun(Frame):
+    """`regions` equally spaced regions: page (r, b) lies at offset + r*region_stride + b*block_stride of the buffer."""
+
+    buffer: int
+    """Index into Register.buffers."""
+    offset: int
+    regions: int
+    region_stride: int
+    block_stride: int
+    page_bytes: int
+    """Bytes of one block in one region."""
+
+
+class Buffer(Frame):
+    """One exported allocation of the engine."""
+
+    descriptor: int
+    """host: the number that Offered gave for the descriptor. Otherwise -1."""
+    handle: bytes
+    """Device kinds with IPC: the base handle of the allocation. host: empty."""
+    bytes: int
+    """Size of the allocation; every page of every region lies inside."""
+
+
+class GroupBlocks(Frame):
+    """The blocks of one group in a store or retrieve: block_ids[i] holds block `first_block + i` of the prefix."""
+
+    group: int
+    first_block: int
+    block_ids: bytes
+
+
+class Limits(Frame):
+    """What the server accepts; the client splits larger requests by itself."""
+
+    chunks_max: int
+    blocks_max: int
+    jobs_max: int
+    """Stores and retrieves in flight for one session."""
+    lease_ttl_ms: int
+
+
+# ---------------------------------------------------------------- requests
+
+
+class Hello(Frame, tag="hello"):
+    """First message of a ZeroMQ connection."""
+
+    id: int
+    protocol: int
+    engine: str
+    """Names the engine; all its processes say the same. A lease belongs to (engine, epoch)."""
+    epoch: int
+    """Which life of the engine this is; an engine that starts anew uses another one."""
+    ranks: int
+    """Workers of the engine that retrieve under one lease."""
+    rank: int
+    """Which of them this is; -1 for a process that only looks up (a scheduler)."""
+    software: str
+    """Name and version of the client, for the log."""
+
+
+class Attach(Frame, tag="attach"):
+    """First message of the local connection that keeps the session alive. Reply: Attached and the board's descriptor."""
+
+    id: int
+    session: bytes
+
+
+class Lane(Frame, tag="lane"):
+    """First message of a local connection for requests. Reply: LaneOpen."""
+
+    id: int
+    session: bytes
+
+
+class Offer(Frame, tag="offer"):
+    """On the attached connection, with exactly one descriptor: memory that Register will name. Reply: Offered."""
+
+    id: int
+
+
+class Watch(Frame, tag="watch"):
+    """On the attached connection: asks for the pidfd of the mover that serves a cache. Reply: Watched and the pidfd.
+
+    Readable means that the mover is gone and none of its copies can still run."""
+
+    id: int
+    cache: int
+
+
+class Register(Frame, tag="register"):
+    """Registers one rank's KV cache. Needs an attached session. Reply: Registered."""
+
+    id: int
+    name: str
+    """Names the cache within the session; a second registration under the same name is refused."""
+    namespace: bytes
+    chunk_tokens: int
+    device: DeviceKind
+    device_index: int
+    mode: Mode
+    tenant: str
+    """Tag that quotas will be held against; empty for the default tenant."""
+    buffers: list[Buffer]
+    groups: list[GroupSpec]
+
+
+class Unregister(Frame, tag="unregister"):
+    """Ends a registration after its jobs. Reply: Unregistered, when the mover has let the memory go."""
+
+    id: int
+    cache: int
+
+
+class Lookup(Frame, tag="lookup"):
+    """Asks for the longest prefix that every group and shard can serve. Reply: Found. Moves no bytes."""
+
+    id: int
+    namespace: bytes
+    keys: bytes
+    chunks_wanted_min: int
+    """A lease is granted only for at least this many chunks (at least 1)."""
+
+
+class Release(Frame, tag="release"):
+    """Gives a lease back. Reply: Released. Releasing an unknown or expired lease is not an error."""
+
+    id: int
+    lease: int
+
+
+class Store(Frame, tag="store"):
+    """Stores the shards of one rank for a run of chunks. Reply: Stored, after the bytes are sealed."""
+
+    id: int
+    cache: int
+    word: int
+    """Index of the job's state word on the session's board."""
+    generation: int
+    """Generation under which the client made that word live."""
+    deadline_ms: int
+    """How long the client will wait; afterwards it may abandon the word at any time."""
+    first_chunk: int
+    parent: bytes
+    """Key of chunk first_chunk - 1; empty when first_chunk is 0."""
+    keys: bytes
+    groups: list[GroupBlocks]
+    """Whole chunks. Full groups cover all keys; window and state groups may cover a part, or be absent."""
+
+
+class Retrieve(Frame, tag="retrieve"):
+    """Brings leased blocks into the cache; a block range may start and end inside a chunk. Reply: Retrieved."""
+
+    id: int
+    cache: int
+    lease: int
+    word: int
+    generation: int
+    deadline_ms: int
+    groups: list[GroupBlocks]
+
+
+class Clear(Frame, tag="clear"):
+    """Forgets every chunk of a namespace. Reply: Cleared. Afterwards nothing that was stored before is served."""
+
+    id: int
+    namespace: bytes
+
+
+class Status(Frame, tag="status"):
+    """Asks for the /status document. Reply: StatusIs."""
+
+    id: int
+
+
+Request = (
+    Hello | Attach | Lane | Offer | Watch | Register | Unregister | Lookup | Release | Store | Retrieve | Clear | Status
+)
+
+# ---------------------------------------------------------------- replies
+
+
+class Welcome(Frame, tag="welcome"):
+    id: int
+    session: bytes
+    """Secret that Attach and Lane present."""
+    server: str
+    incarnation: int
+    """Changes with every start of the brain; registrations and leases of an earlier one are gone."""
+    limits: Limits
+
+
+class Attached(Frame, tag="attached"):
+    id: int
+
+
+class LaneOpen(Frame, tag="lane-open"):
+    id: int
+
+
+class Offered(Frame, tag="offered"):
+    id: int
+    descriptor: int
+
+
+class Watched(Frame, tag="watched"):
+    id: int
+    mover: int
+
+
+class Registered(Frame, tag="registered"):
+    id: int
+    cache: int
+    mover: int
+
+
+class Unregistered(Frame, tag="unregistered"):
+    id: int
+
+
+class Found(Frame, tag="found"):
+    """`chunks` leading chunks are held for every group and shard."""
+
+    id: int
+    chunks: int
+    lease: int
+    """0 when no lease was granted."""
+    ttl_ms: int
+
+
+class Released(Frame, tag="released"):
+    id: int
+
+
+class Stored(Frame, tag="stored"):
+    """A store tells the truth: `chunks` counts leading chunks of the request whose shards of this rank are now held
+    (found there, or written by this job); less than asked when something could not go, and `why` says what."""
+
+    id: int
+    chunks: int
+    chunks_written: int
+    bytes: int
+    why: Literal["", "full", "parent-absent", "busy", "failed", "abandoned", "cleared"]
+
+
+class Retrieved(Frame, tag="retrieved"):
+    id: int
+    bytes: int
+
+
+class Cleared(Frame, tag="cleared"):
+    id: int
+    chunks: int
+
+
+class StatusIs(Frame, tag="status-is"):
+    id: int
+    document: bytes
+    """JSON."""
+
+
+class Error(Frame, tag="error"):
+    """The typed refusal of a request."""
+
+    id: int
+    """The request's, or 0 when none could be read."""
+    family: Literal["request", "resource", "device"]
+    code: str
+    message: str
+
+
+Reply = (
+    Welcome | Attached | LaneOpen | Offered | Watched | Registered | Unregistered | Found | Released | Stored
+    | Retrieved | Cleared | StatusIs | Error
+)  # fmt: skip

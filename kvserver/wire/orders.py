@@ -1,0 +1,173 @@
+"""What the brain, its movers and the supervisor say to each other, one SOCK_SEQPACKET message each.
+
+Orders go brain → mover, reports mover → brain; wishes go brain → supervisor, news supervisor → brain. All are local
+and of one release, so there is no version. Descriptors travel beside a message (SCM_RIGHTS), in the order named.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from kvserver.wire.messages import Buffer, Frame, GroupSpec, Mode
+
+ORDER_BYTES_MAX = 400_000
+"""An order fits one message in the default socket buffer of a non-root process (2 x wmem_max = 425,984)."""
+
+JobKind = Literal["store", "retrieve"]
+
+# ---------------------------------------------------------------- brain → mover
+
+
+class MapBoard(Frame, tag="map-board"):
+    """Descriptor: the session's board. Sent before the session's first cache."""
+
+    session: int
+
+
+class DropBoard(Frame, tag="drop-board"):
+    """The session is gone and all its caches are unmapped."""
+
+    session: int
+
+
+class MapCache(Frame, tag="map-cache"):
+    """Descriptors: one per buffer of a host cache. Report: Mapped or MapFailed."""
+
+    cache: int
+    session: int
+    chunk_tokens: int
+    buffers: list[Buffer]
+    groups: list[GroupSpec]
+
+
+class UnmapCache(Frame, tag="unmap-cache"):
+    """Waits for the cache's copies, then lets the memory go. Report: Unmapped."""
+
+    cache: int
+
+
+class CopyGroup(Frame):
+    """One group of a copy. Blocks are those of messages.GroupBlocks."""
+
+    group: int
+    first_block: int
+    block_ids: bytes
+    slots: bytes
+    """Little-endian int64, one per chunk that the blocks touch: the arena offset of this rank's shard, -1 = skip."""
+
+
+class Copy(Frame, tag="copy"):
+    """One job. The mover turns the state word live → submitted before the first byte, → done after the last."""
+
+    job: int
+    kind: JobKind
+    cache: int
+    word: int
+    generation: int
+    mode: Mode
+    groups: list[CopyGroup]
+
+
+class Cancel(Frame, tag="cancel"):
+    """Ends a job soon: what has not begun is not begun. Its Done still comes, once."""
+
+    job: int
+
+
+Order = MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel
+
+# ---------------------------------------------------------------- mover → brain
+
+
+class Ready(Frame, tag="ready"):
+    """First report of a mover: it has mapped the arena and its self-test passed."""
+
+    pid: int
+    backend: str
+    """What moves the bytes, for the log, /status and a metric."""
+
+
+class Mapped(Frame, tag="mapped"):
+    cache: int
+
+
+class MapFailed(Frame, tag="map-failed"):
+    cache: int
+    code: str
+    message: str
+
+
+class Unmapped(Frame, tag="unmapped"):
+    cache: int
+
+
+class Done(Frame, tag="done"):
+    """A job's end: no byte of it moves any more.
+
+    done: all bytes are in place and the word says so. abandoned: the client had given the job up. failed: the device
+    failed. invalid: the request was wrong (block id out of range or twice)."""
+
+    job: int
+    status: Literal["done", "abandoned", "failed", "invalid"]
+    bytes: int
+    copy_ns: int
+    """From the first byte to the last."""
+    code: str
+    message: str
+
+
+Report = Ready | Mapped | MapFailed | Unmapped | Done
+
+# ---------------------------------------------------------------- brain → supervisor
+
+
+class StartMover(Frame, tag="start-mover"):
+    """News: MoverStarted."""
+
+    mover: int
+    """Number that the brain chose; never used twice by one brain."""
+    device: str
+    device_index: int
+
+
+class KillMover(Frame, tag="kill-mover"):
+    """SIGKILL. News: MoverReaped."""
+
+    mover: int
+
+
+Wish = StartMover | KillMover
+
+# ---------------------------------------------------------------- supervisor → brain
+
+
+class MoverStarted(Frame, tag="mover-started"):
+    """Descriptors: the brain's end of the mover's socket, the mover's pidfd."""
+
+    mover: int
+    pid: int
+
+
+class MoverReaped(Frame, tag="mover-reaped"):
+    """The process is gone: no copy of it can still run."""
+
+    mover: int
+    how: str
+    """For the log: "exit 3", "signal 9"."""
+
+
+class Grown(Frame, tag="grown"):
+    """The first `slabs` slabs of the arena are touched and may be used."""
+
+    slabs: int
+    problem: str
+    """Why growth stopped early; empty while all is well."""
+
+
+News = MoverStarted | MoverReaped | Grown
+
+encode = msgspec.msgpack.Encoder().encode
+decode_order = msgspec.msgpack.Decoder(Order).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode
+decode_wish = msgspec.msgpack.Decoder(Wish).decode
+decode_news = msgspec.msgpack.Decoder(News).decode
