@@ -40,6 +40,7 @@ NAME_BYTES_MAX = 128
 Kind = Literal["full", "window", "state"]
 Mode = Literal["direct", "staged", "server-gather", "engine-driven"]
 DeviceKind = Literal["host"]
+Why = Literal["", "full", "parent-absent", "ranks-missing", "busy", "abandoned", "discarded"]
 
 
 class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
@@ -315,7 +316,10 @@ class Stored(Frame, tag="stored"):
     chunks: int
     chunks_written: int
     bytes: int
-    why: Literal["", "full", "parent-absent", "busy", "failed", "abandoned", "cleared"]
+    why: Why
+    """full: nothing more could be evicted. parent-absent: the chunk before the first is not held. ranks-missing: not
+    every shard of the namespace has been registered yet. busy: another job is writing some of it. abandoned: the
+    client gave the job up. discarded: cleared, or another rank failed to store its shard in time."""
 
 
 class Retrieved(Frame, tag="retrieved"):

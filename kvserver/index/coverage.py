@@ -1,0 +1,52 @@
+"""The longest boundary that every group can serve.
+
+A boundary after b chunks is servable when
+* every group of kind full is present in chunks 0 … b-1 (these are the ready nodes, space.py);
+* every window group is present in the chunks that hold the last window_tokens tokens before the boundary;
+* every state group is present in chunk b-1.
+
+Checked against a brute-force reading of these three lines in tests/unit/test_index.py.
+"""
+
+from kvserver.index.space import Node, Space
+from kvserver.wire.messages import KEY_BYTES
+
+
+def servable_chunks(space: Space, keys: bytes) -> int:
+    """The longest servable boundary of packed keys, in chunks."""
+    chunks = space.ready_chunks(keys)
+    groups = space.geometry.groups
+    if chunks == 0 or all(group.kind == "full" for group in groups):
+        return chunks
+    path = [space.nodes[keys[at : at + KEY_BYTES]] for at in range(0, chunks * KEY_BYTES, KEY_BYTES)]
+    while chunks:
+        lowered = chunks
+        for index, group in enumerate(groups):
+            if group.kind != "full":
+                first = first_needed(space, index, chunks)
+                lowered = min(lowered, _last_gap(path, index, first, chunks))
+        if lowered == chunks:
+            break
+        chunks = lowered
+    return chunks
+
+
+def first_needed(space: Space, group: int, chunks: int) -> int:
+    """The first chunk that a group needs for a boundary after `chunks` chunks."""
+    shape = space.geometry.groups[group]
+    match shape.kind:
+        case "full":
+            return 0
+        case "state":
+            return chunks - 1
+        case "window":
+            return max(0, (chunks * space.geometry.chunk_tokens - shape.window_tokens) // space.geometry.chunk_tokens)
+
+
+def _last_gap(path: list[Node], group: int, first: int, chunks: int) -> int:
+    """`chunks` when the group is present in all of path[first:chunks], else the last position where it is not."""
+    bit = 1 << group
+    for position in range(chunks - 1, first - 1, -1):
+        if not path[position].present & bit:
+            return position
+    return chunks

@@ -1,0 +1,180 @@
+"""The chunks of one namespace: a tree of nodes, one for each prefix, named by its key.
+
+A node is *ready* when every group that a prefix needs throughout (kind full) is present in it and its parent is ready.
+So the ready nodes are closed under prefixes, and three things follow:
+
+* the longest ready prefix of n keys is found by bisection, with log2(n) probes of one dict;
+* whoever pins a node keeps all its ancestors, because only leaves are ever evicted: a lease is one pin;
+* a chunk that was sealed before its parent simply waits until the parent is ready.
+
+Window and state groups may be absent from any node; see coverage.py.
+"""
+
+from collections.abc import Iterator
+
+from kvserver.transfer.layout import Geometry, PageShape
+from kvserver.wire.messages import KEY_BYTES
+
+ABSENT = -1
+"""In Node.slots: no slot."""
+
+WAITING, READY, GONE = range(3)
+
+
+class Node:
+    """One chunk position of one chain. Memory matters here: a million of these fit in 400 MB with all they hold."""
+
+    __slots__ = ("children", "depth", "key", "parent", "pins", "present", "queued", "slots", "state", "tenant", "used")
+
+    def __init__(self, key: bytes, parent: "Node | None", used: int, tenant: int) -> None:
+        self.key = key
+        self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        """Chunks of the prefix that ends here; 0 only for the root."""
+        self.children: Node | set[Node] | None = None
+        """None, the only child, or all of them."""
+        self.pins = 0
+        self.used = used
+        """When it, or anything below it that is gone now, was last asked for. Any monotonic unit."""
+        self.tenant = tenant
+        self.slots: tuple[int, ...] = ()
+        """Arena offset of each part (see Space.parts), or ABSENT. Empty: no part has a slot."""
+        self.present = 0
+        """Bit g: every shard of group g is sealed."""
+        self.state = WAITING
+        self.queued = False
+        """The eviction order has an entry for it."""
+
+    def child_nodes(self) -> "Iterator[Node]":
+        if isinstance(self.children, set):
+            yield from self.children
+        elif self.children is not None:
+            yield self.children
+
+
+class Part:
+    """One shard of one group: the unit that has a slot."""
+
+    __slots__ = ("group", "pages", "payload_bytes", "shard", "slot_bytes")
+
+    def __init__(self, group: int, shard: int) -> None:
+        self.group = group
+        self.shard = shard
+        self.pages: PageShape | None = None
+        """None until a rank has registered this shard."""
+        self.payload_bytes = 0
+        self.slot_bytes = 0
+
+
+class Space:
+    """One namespace."""
+
+    def __init__(self, digest: bytes, number: int, geometry: Geometry) -> None:
+        self.digest = digest
+        self.number = number
+        """Its place in the ledger's table."""
+        self.geometry = geometry
+        self.root = Node(b"", None, 0, 0)
+        self.root.state = READY
+        self.nodes: dict[bytes, Node] = {}
+        self.parts: list[Part] = []
+        self.part_of: list[int] = []
+        """Group -> its first part; part_of[g] + shard is the part."""
+        self.needed = 0
+        """Bits of the groups of kind full: a ready node has all of them."""
+        self.caches = 0
+        """Registered caches that use this namespace."""
+        for index, group in enumerate(geometry.groups):
+            self.part_of.append(len(self.parts))
+            self.parts.extend(Part(index, shard) for shard in range(group.shards))
+            if group.kind == "full":
+                self.needed |= 1 << index
+
+    @property
+    def complete(self) -> bool:
+        """Every shard's size is known, so whole chunks can be reserved."""
+        return all(part.pages is not None for part in self.parts)
+
+    def group_parts(self, group: int) -> range:
+        first = self.part_of[group]
+        return range(first, first + self.geometry.groups[group].shards)
+
+    def add(self, key: bytes, parent: Node, used: int, tenant: int) -> Node:
+        """A new node without any part, waiting."""
+        assert parent.state != GONE
+        assert key not in self.nodes
+        node = Node(key, parent, used, tenant)
+        self.nodes[key] = node
+        match parent.children:
+            case None:
+                parent.children = node
+            case set() as children:
+                children.add(node)
+            case only:
+                parent.children = {only, node}
+        return node
+
+    def remove(self, node: Node) -> Node:
+        """Takes a leaf out; returns its parent, which inherits its last use."""
+        assert node.children is None
+        assert node.state != GONE
+        parent = node.parent
+        assert parent is not None
+        del self.nodes[node.key]
+        if isinstance(parent.children, set):
+            parent.children.remove(node)
+            if len(parent.children) == 1:
+                parent.children = parent.children.pop()
+        else:
+            assert parent.children is node
+            parent.children = None
+        node.parent = None
+        node.state = GONE
+        parent.used = max(parent.used, node.used)
+        return parent
+
+    def make_ready(self, node: Node) -> list[Node]:
+        """Called when a node may have become ready; returns the nodes that did, parents first."""
+        ready: list[Node] = []
+        stack = [node]
+        while stack:
+            at = stack.pop()
+            if at.state != WAITING or at.present & self.needed != self.needed:
+                continue
+            assert at.parent is not None
+            if at.parent.state != READY:
+                continue
+            at.state = READY
+            ready.append(at)
+            stack.extend(at.child_nodes())
+        return ready
+
+    def subtree(self, node: Node) -> list[Node]:
+        """The node and all its descendants, parents before children."""
+        found = [node]
+        for at in found:
+            found.extend(at.child_nodes())
+        return found
+
+    def ready_chunks(self, keys: bytes) -> int:
+        """How many leading keys are ready nodes. `keys` is a whole number of packed keys that chain."""
+        nodes = self.nodes
+        low, high = 0, len(keys) // KEY_BYTES
+        while low < high:
+            middle = (low + high + 1) // 2
+            node = nodes.get(keys[(middle - 1) * KEY_BYTES : middle * KEY_BYTES])
+            if node is not None and node.state == READY and node.depth == middle:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def chain(self, tail: Node) -> list[Node]:
+        """The nodes of the prefix that ends in `tail`, head first."""
+        chain: list[Node] = []
+        node: Node | None = tail
+        while node is not None and node.depth:
+            chain.append(node)
+            node = node.parent
+        chain.reverse()
+        return chain

@@ -1,0 +1,1 @@
+"""What is decided: `Service.handle(event, now_ns) -> effects`. No socket, clock, thread, file or GPU in here."""

@@ -1,0 +1,196 @@
+"""Registered caches and the namespaces that they use.
+
+A namespace fixes a geometry and, shard by shard, the shapes of the pages; whoever registers later must agree. Nothing is
+mapped here: the device's mover does that, and the reply to Register waits for it.
+"""
+
+import zlib
+
+from kvserver.errors import RequestError, ResourceError
+from kvserver.index.space import Space
+from kvserver.service import movers
+from kvserver.service.effects import AnswerWithMover, PutNamespace
+from kvserver.service.leases import check_namespace
+from kvserver.service.leases import end as end_lease
+from kvserver.service.state import MILLISECOND_NS, Cache, Core, Session, check_name
+from kvserver.tiers.records import DOCUMENT_FORMAT, GroupDocument, NamespaceDocument, encode_document
+from kvserver.tiers.slots import slot_bytes_for
+from kvserver.transfer.layout import Layout
+from kvserver.wire.messages import Clear, Cleared, Register, Unregister, Watch, Watched
+from kvserver.wire.orders import MapBoard, MapCache, UnmapCache
+
+
+def register(core: Core, session: Session, peer: int, request: Register, now_ns: int) -> None:
+    """Checks a cache against its namespace and has the device's mover map it; the reply comes when that is done."""
+    if not session.attached_peer:
+        raise RequestError("not-attached", "attach first: without a held connection nobody would notice this worker's end")
+    check_name("name", request.name)
+    check_namespace(request.namespace)
+    if request.name in session.caches:
+        raise RequestError("registered-twice", f"this session has a cache named {request.name!r} already")
+    if len(core.caches) >= core.bounds.caches_max:
+        raise ResourceError("caches", f"{len(core.caches)} caches are registered, at most {core.bounds.caches_max} may be")
+    if request.mode != "direct":
+        raise RequestError("mode", f"mode {request.mode!r} is not one of device kind host; expected 'direct'")
+    layout = Layout.parse(request)
+    descriptors = _check_descriptors(session, request)
+    space = _space_for(core, request.namespace, layout)
+    _check_shards(core, space, layout)
+
+    mover = movers.ensure(core, request.device, request.device_index, now_ns)
+    cache = Cache(
+        number=core.number("cache"),
+        name=request.name,
+        session=session,
+        digest=space.digest,
+        layout=layout,
+        mover=mover,
+        mode=request.mode,
+        tenant=zlib.crc32(request.tenant.encode()),
+        parts=tuple(space.part_of[index] + group.shard for index, group in enumerate(layout.groups)),
+        waiting=(peer, request.id),
+    )
+    _adopt_shards(core, space, layout)
+    space.caches += 1
+    core.caches[cache.number] = mover.caches[cache.number] = session.caches[cache.name] = cache
+    session.offered.difference_update(descriptors)
+    if session.number not in mover.boards:
+        mover.boards.add(session.number)
+        core.instruct(mover, MapBoard(session.number), board=session.number)
+    order = MapCache(cache.number, session.number, request.chunk_tokens, request.buffers, request.groups)
+    core.instruct(mover, order, descriptors)
+
+
+def unregister(core: Core, session: Session, peer: int, request: Unregister, now_ns: int) -> None:
+    cache = core.own_cache(session, request.cache)
+    if cache.state == "unmapping":
+        raise RequestError("unregistered-twice", f"cache {request.cache} is being unregistered already")
+    if cache.waiting is not None:
+        raise RequestError("cache-not-mapped", f"cache {request.cache} is still being registered")
+    cache.waiting = (peer, request.id)
+    begin_unmap(core, cache, now_ns)
+
+
+def watch(core: Core, session: Session, peer: int, request: Watch) -> None:
+    if peer != session.attached_peer:
+        raise RequestError("watch", "a watch comes on the attached connection")
+    mover = core.own_cache(session, request.cache).mover
+    core.effects.append(AnswerWithMover(peer, Watched(request.id, mover.number), mover.number))
+
+
+def begin_unmap(core: Core, cache: Cache, now_ns: int) -> None:
+    """The mover lets the memory go after the cache's jobs; a mover that has not seen it yet never will."""
+    del cache.session.caches[cache.name]
+    cache.state = "unmapping"
+    if not movers.forget_queued(core, cache):
+        core.instruct(cache.mover, UnmapCache(cache.number))
+        core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "unmap", cache.number)
+
+
+def _check_descriptors(session: Session, request: Register) -> tuple[int, ...]:
+    numbers = tuple(buffer.descriptor for buffer in request.buffers)
+    for number in numbers:
+        if number not in session.offered:
+            raise RequestError("descriptor-unknown", f"descriptor {number} was not offered by this session, or is used up")
+    if len(set(numbers)) != len(numbers):
+        raise RequestError("descriptor-unknown", f"descriptors {list(numbers)} must differ from each other")
+    return numbers
+
+
+# ---------------------------------------------------------------- namespaces
+
+
+def clear(core: Core, peer: int, request: Clear) -> None:
+    """Forgets every chunk of a namespace; leases on it end, registrations stay."""
+    check_namespace(request.namespace)
+    space = core.chunks.spaces.get(request.namespace)
+    chunks = 0
+    if space is not None:
+        for lease in [lease for lease in core.leases.values() if lease.space is space]:
+            end_lease(core, lease)
+        chunks = core.chunks.clear(space, "cleared")
+        successor = Space(space.digest, space.number, space.geometry)
+        successor.parts, successor.caches = space.parts, space.caches
+        core.chunks.add_space(successor)
+        core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))
+    core.answer(peer, Cleared(request.id, chunks))
+
+
+def _space_for(core: Core, digest: bytes, layout: Layout) -> Space:
+    space = core.chunks.spaces.get(digest)
+    if space is not None:
+        if space.geometry != layout.geometry:
+            raise RequestError(
+                "geometry", f"namespace {digest[:6].hex()} has {space.geometry}, this registration says {layout.geometry}"
+            )
+        return space
+    if len(core.chunks.spaces) >= core.bounds.namespaces_max and not _forget_a_namespace(core):
+        raise ResourceError("namespaces", f"{len(core.chunks.spaces)} namespaces are in use, no more can be")
+    taken = {other.number for other in core.chunks.spaces.values()}
+    number = next(number for number in range(core.bounds.namespaces_max) if number not in taken)
+    space = Space(digest, number, layout.geometry)
+    core.chunks.add_space(space)
+    return space
+
+
+def _forget_a_namespace(core: Core) -> bool:
+    """Drops the coldest namespace that no cache uses and no lease or job holds."""
+    held = {lease.space for lease in core.leases.values()} | {job.space for job in core.jobs.values()}
+    idle = [space for space in core.chunks.spaces.values() if space.caches == 0 and space not in held]
+    if not idle:
+        return False
+    coldest = min(idle, key=lambda space: max((node.used for node in space.root.child_nodes()), default=0))
+    core.chunks.clear(coldest, "cleared")
+    return True
+
+
+def _check_shards(core: Core, space: Space, layout: Layout) -> None:
+    """What is registered for a shard must be what the namespace knows of it, and must fit the arena."""
+    for index, group in enumerate(layout.groups):
+        part = space.parts[space.part_of[index] + group.shard]
+        if part.pages is not None and part.pages != group.pages:
+            raise RequestError(
+                "geometry",
+                f"shard {group.shard} of group {index} has pages (regions, bytes) {part.pages} in this namespace, "
+                f"this registration says {group.pages}",
+            )
+        slot_bytes = slot_bytes_for(group.shard_bytes)
+        if slot_bytes > core.bounds.slab_bytes:
+            raise ResourceError(
+                "slot-size", f"a shard of {group.shard_bytes} bytes does not fit a slab of {core.bounds.slab_bytes} bytes"
+            )
+    chunk_bytes = sum(part.slot_bytes for part in space.parts)
+    if chunk_bytes > core.bounds.arena_bytes:
+        raise ResourceError(
+            "slot-size", f"a chunk of {chunk_bytes} bytes does not fit the arena of {core.bounds.arena_bytes} bytes"
+        )
+
+
+def _adopt_shards(core: Core, space: Space, layout: Layout) -> None:
+    news = False
+    for index, group in enumerate(layout.groups):
+        part = space.parts[space.part_of[index] + group.shard]
+        if part.pages is None:
+            part.pages = group.pages
+            part.payload_bytes = group.shard_bytes
+            part.slot_bytes = slot_bytes_for(group.shard_bytes)
+            news = True
+    if news:
+        core.effects.append(PutNamespace(space.number, encode_document(_document(space))))
+
+
+def _document(space: Space) -> NamespaceDocument:
+    groups = [
+        GroupDocument(
+            shape.block_tokens,
+            shape.kind,
+            shape.window_tokens,
+            shape.shards,
+            shape.writers,
+            [None if (pages := space.parts[part].pages) is None else list(pages) for part in space.group_parts(index)],
+        )
+        for index, shape in enumerate(space.geometry.groups)
+    ]
+    return NamespaceDocument(DOCUMENT_FORMAT, space.digest, space.geometry.chunk_tokens, groups)
+
+

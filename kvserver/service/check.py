@@ -1,0 +1,122 @@
+"""The invariants of the whole service. The simulator calls this after every event."""
+
+from collections import Counter
+
+from kvserver.index.eviction import evictable
+from kvserver.index.space import ABSENT, GONE, READY, WAITING, Node, Space
+from kvserver.service.chunks import SEALED, UNASSIGNED, Orphan, Pending
+from kvserver.service.state import Core
+
+
+def check(core: Core) -> None:
+    """Raises AssertionError at the first thing that does not hold."""
+    _check_tree(core)
+    _check_slots(core)
+    _check_pins(core)
+    _check_tables(core)
+
+
+def _spaces(core: Core) -> list[Space]:
+    return [*core.chunks.spaces.values(), *core.chunks.retired]
+
+
+def _check_tree(core: Core) -> None:
+    """Parents and children agree; ready nodes are closed under prefixes and hold what a prefix needs."""
+    total = 0
+    for space in _spaces(core):
+        reached = space.subtree(space.root)[1:]
+        total += len(reached)
+        assert len(reached) == len(space.nodes), "every node hangs in the tree"
+        for node in reached:
+            assert space.nodes[node.key] is node
+            assert node.parent is not None
+            assert node.depth == node.parent.depth + 1
+            assert node.state in (WAITING, READY)
+            if node.state == READY:
+                assert node.parent.state == READY, "a chunk is never servable before its parent"
+                assert node.present & space.needed == space.needed, "a servable chunk has every group that it needs"
+            elif node.present & space.needed == space.needed:
+                assert node.parent.state == WAITING, "what is whole under a ready parent is ready"
+            for group in range(len(space.geometry.groups)):
+                present = bool(node.present >> group & 1)
+                slots = [node.slots[part] if node.slots else ABSENT for part in space.group_parts(group)]
+                assert all((slot != ABSENT) == present for slot in slots), "a group is present with all its shards"
+            assert node.queued or not evictable(node), "the eviction order knows all that may go"
+    assert total == core.chunks.chunks
+    assert core.chunks.chunks <= core.bounds.chunks_max
+
+
+def _check_slots(core: Core) -> None:
+    """Every slot that is taken belongs to exactly one chunk or job; a slot under a copy is never free."""
+    chunks = core.chunks
+    chunks.pool.check()
+    held: Counter[int] = Counter()
+    for space in _spaces(core):
+        for node in space.nodes.values():
+            held.update(slot for slot in node.slots if slot != ABSENT)
+    for pending in chunks.pendings.values():
+        assert pending.slots.keys() == pending.parts.keys()
+        held.update(pending.slots.values())
+    for slots in chunks.orphans.values():
+        held.update(slots)
+    taken = {offset: owner for offset, _, owner in chunks.pool.taken()}
+    assert held == Counter(dict.fromkeys(taken, 1)), "each taken slot is held once"
+    for offset, owner in taken.items():
+        match owner:
+            case Node():
+                assert owner.state != GONE
+                assert offset in owner.slots
+            case Pending():
+                assert chunks.pendings[owner.node] is owner
+                assert offset in owner.slots.values()
+            case Orphan():
+                assert offset in chunks.orphans[owner.job]
+    assert chunks.pool.bytes_used <= core.bounds.arena_bytes
+
+
+def _check_pins(core: Core) -> None:
+    """Pins are exactly those of leases, running retrieves and incomplete chunks."""
+    pins: Counter[Node] = Counter()
+    pins.update(lease.tail for lease in core.leases.values())
+    pins.update(job.tail for job in core.jobs.values() if job.tail is not None)
+    pins.update(core.chunks.pendings.keys())
+    counted = {node: node.pins for space in _spaces(core) for node in space.nodes.values() if node.pins}
+    assert counted == dict(pins), "pins = leases + retrieves + incomplete chunks"
+    for lease in core.leases.values():
+        assert lease.tail.state == READY
+        assert core.chunks.spaces.get(lease.space.digest) is lease.space, "no lease on a cleared namespace"
+        assert len(lease.ranks_used) < lease.engine.ranks
+
+
+def _check_tables(core: Core) -> None:
+    """Cross-references of sessions, caches, movers and jobs; whatever waits for a job has one."""
+    for node, pending in core.chunks.pendings.items():
+        assert pending.node is node
+        assert node.state != GONE
+        assert pending.parts
+        for state in pending.parts.values():
+            assert state in (UNASSIGNED, SEALED) or core.jobs[state].kind == "store"
+    assert all(job in core.jobs for job in core.chunks.orphans), "an orphan waits for a job that still runs"
+    for number, job in core.jobs.items():
+        assert job.number == number
+        assert core.movers[job.cache.mover.number] is job.cache.mover, "a job lives as long as its mover"
+        assert number in job.cache.mover.jobs
+        assert number in job.cache.jobs
+        assert core.caches[job.cache.number] is job.cache
+        assert job.session.ended or number in job.session.jobs
+    for mover in core.movers.values():
+        assert mover.jobs == {number for number, job in core.jobs.items() if job.cache.mover is mover}
+        assert all(core.caches[number] is cache for number, cache in mover.caches.items())
+    for number, cache in core.caches.items():
+        assert cache.mover.caches[number] is cache
+        assert cache.state == "unmapping" or cache.session.caches[cache.name] is cache
+    for peer, session in core.peers.items():
+        assert peer in session.peers
+        assert core.sessions[session.number] is session
+    assert len(core.tokens) == len(core.sessions)
+    assert sum(engine.sessions for engine in core.engines.values()) == len(core.sessions)
+    assert all(lease in core.leases for engine in core.engines.values() for lease in engine.leases)
+    if not core.sessions:
+        assert not core.leases, "no lease outlives its engine"
+    for space in core.chunks.spaces.values():
+        assert space.caches == sum(cache.digest == space.digest for cache in core.caches.values())

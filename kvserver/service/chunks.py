@@ -1,0 +1,441 @@
+"""The chunks we hold: index and slots brought together. Whatever changes which bytes are servable is in this file.
+
+Life of a chunk's part (one shard of one group):
+
+    reserve() ──> reserved ──assign()──> assigned to a job ──seal()──> sealed
+                     │                        │                          │ all shards of the group sealed:
+                     └───── discard() ────────┤                          └── present, owned by the node
+                                              └── the job keeps the slot as an orphan until its copy has ended
+
+A slot is freed only when nothing can write to it any more: never while a job's copy may run. Ledger entries are
+published after the bytes are final and withdrawn before the slot is used again; both are collected here in order and
+carried out by the shell before anything else that the same event decided (see effects.py).
+"""
+
+from collections.abc import Iterable
+
+from kvserver.index.coverage import servable_chunks
+from kvserver.index.eviction import EvictionPolicy, LeafLru, evictable
+from kvserver.index.space import ABSENT, GONE, READY, Node, Space
+from kvserver.service.counters import Counters
+from kvserver.tiers.records import NO_PARENT, Record, pack
+from kvserver.tiers.slots import SlotPool
+
+UNASSIGNED, SEALED = 0, -1
+"""In Pending.parts, beside the number of the job that writes the part."""
+
+TAKEOVER_SLABS = 8
+"""Slabs of another size that are looked at when one size takes a slab from another."""
+TAKEOVER_PAUSE = 256
+"""Evictions between two attempts that found nothing."""
+
+
+class Pending:
+    """A node with groups that are reserved and not complete. Pins its node while it exists."""
+
+    __slots__ = ("deadline_ns", "node", "parts", "slots", "space")
+
+    def __init__(self, space: Space, node: Node, deadline_ns: int) -> None:
+        self.space = space
+        self.node = node
+        self.deadline_ns = deadline_ns
+        self.parts: dict[int, int] = {}
+        """Part -> UNASSIGNED, SEALED or a job's number."""
+        self.slots: dict[int, int] = {}
+        """Part -> arena offset."""
+
+
+class Orphan:
+    """A slot whose chunk is gone while a job may still write to it."""
+
+    __slots__ = ("job",)
+
+    def __init__(self, job: int) -> None:
+        self.job = job
+
+
+SlotOwner = Node | Pending | Orphan
+
+
+class Chunks:
+    """All namespaces and the arena."""
+
+    def __init__(self, *, arena_bytes: int, slab_bytes: int, chunks_max: int, counters: Counters) -> None:
+        self.pool: SlotPool[SlotOwner] = SlotPool(arena_bytes, slab_bytes)
+        self.spaces: dict[bytes, Space] = {}
+        self.retired: list[Space] = []
+        """Cleared namespaces with chunks that a running job still reads."""
+        self.pendings: dict[Node, Pending] = {}
+        self.orphans: dict[int, list[int]] = {}
+        """Job -> slots that are freed when its copy has ended."""
+        self.chunks_max = chunks_max
+        self.chunks = 0
+        self.generation = 0
+        self.records: list[bytes] = []
+        """Ledger entries to publish."""
+        self.withdrawn: list[int] = []
+        """Slots whose ledger entries are to be withdrawn."""
+        self._orders: dict[Space, EvictionPolicy] = {}
+        self._counters = counters
+        self._takeover_pause = 0
+
+    # ---------------------------------------------------------------- namespaces
+
+    def add_space(self, space: Space) -> None:
+        assert space.digest not in self.spaces
+        self.spaces[space.digest] = space
+        self._orders[space] = LeafLru()
+
+    def clear(self, space: Space, reason: str) -> int:
+        """Forgets a namespace: nothing that it holds now is ever served again. Returns how many chunks went.
+
+        Running retrieves finish; their chunks stay in a retired space until then."""
+        assert self.spaces.get(space.digest) is space
+        chunks = len(space.nodes)
+        del self.spaces[space.digest]
+        self.retired.append(space)
+        for node in [pending.node for pending in self.pendings.values() if pending.space is space]:
+            if node.state != GONE:
+                self.discard(space, node, reason)
+        self._counters.discarded[reason] += len(space.nodes)
+        for node in sorted(space.nodes.values(), key=lambda node: -node.depth):
+            self._shrink_retired(space, node)
+        self._forget_if_empty(space)
+        return chunks
+
+    # ---------------------------------------------------------------- lookup and pins
+
+    def servable(self, space: Space, keys: bytes) -> int:
+        return servable_chunks(space, keys)
+
+    def pin(self, node: Node) -> None:
+        """Keeps a ready node and with it all its ancestors."""
+        node.pins += 1
+
+    def unpin(self, space: Space, node: Node) -> None:
+        assert node.pins > 0
+        node.pins -= 1
+        if node.state == GONE:
+            return
+        self._offer(space, node)
+        if self.spaces.get(space.digest) is not space:
+            self._shrink_retired(space, node)
+            self._forget_if_empty(space)
+
+    # ---------------------------------------------------------------- store
+
+    def node_for(self, space: Space, key: bytes, parent: Node, now_ns: int, tenant: int) -> Node | None:
+        """The node of `key` under `parent`, made when it is new. None when the index is full of what cannot go."""
+        node = space.nodes.get(key)
+        if node is not None:
+            return node if node.parent is parent else None
+        while self.chunks >= self.chunks_max:
+            if not self._evict_coldest(self._orders):
+                return None
+        node = space.add(key, parent, now_ns, tenant)
+        self.chunks += 1
+        for ready in space.make_ready(node):
+            self._offer(space, ready)
+        return node
+
+    def reserve(self, space: Space, node: Node, groups: Iterable[int], deadline_ns: int) -> bool:
+        """Takes slots for every shard of those groups that are neither present nor reserved; all of them or none."""
+        pending = self.pendings.get(node)
+        parts = [
+            part
+            for group in groups
+            if not node.present >> group & 1
+            for part in space.group_parts(group)
+            if pending is None or part not in pending.parts
+        ]
+        if not parts:
+            return True
+        started = pending is None
+        if pending is None:
+            pending = Pending(space, node, deadline_ns)
+        node.pins += 1
+        taken: dict[int, int] = {}
+        for part in parts:
+            offset = self._take(space.parts[part].slot_bytes, pending)
+            if offset is None:
+                break
+            taken[part] = offset
+        node.pins -= 1
+        if len(taken) < len(parts):
+            for offset in taken.values():
+                self.pool.free(offset)
+            return False
+        for part in parts:
+            pending.parts[part] = UNASSIGNED
+        pending.slots.update(taken)
+        if started:
+            self.pendings[node] = pending
+            node.pins += 1
+        return True
+
+    def assign(self, node: Node, part: int, job: int) -> int:
+        """The slot of a part that `job` is to write, or ABSENT when it is sealed or another job writes it."""
+        pending = self.pendings.get(node)
+        if pending is None or pending.parts.get(part) != UNASSIGNED:
+            return ABSENT
+        pending.parts[part] = job
+        return pending.slots[part]
+
+    def drop_if_bare(self, space: Space, node: Node) -> None:
+        """Takes back a new node for which nothing could be reserved."""
+        if node.state != GONE and node not in self.pendings and not node.slots and node.children is None:
+            if node.pins == 0:
+                self._remove(space, node)
+
+    def seal(self, node: Node, part: int, job: int) -> bool:
+        """The bytes of a part are final. False when its chunk is gone meanwhile (then the slot was an orphan)."""
+        pending = self.pendings.get(node)
+        if pending is None or pending.parts.get(part) != job:
+            return False
+        pending.parts[part] = SEALED
+        space = pending.space
+        self._record(space, node, part, pending.slots[part])
+        self._complete(pending, space.parts[part].group)
+        return True
+
+    def part_held(self, node: Node, part: int, group: int) -> bool:
+        """The part's bytes are final and its chunk is not gone."""
+        if node.state == GONE:
+            return False
+        if node.present >> group & 1:
+            return True
+        pending = self.pendings.get(node)
+        return pending is not None and pending.parts.get(part) == SEALED
+
+    def give_up(self, node: Node, part: int, job: int, reason: str) -> None:
+        """A job ended without sealing this part. Another may write it; when nobody else has begun the chunk it goes."""
+        pending = self.pendings.get(node)
+        if pending is None or pending.parts.get(part) != job:
+            return
+        pending.parts[part] = UNASSIGNED
+        if all(state == UNASSIGNED for state in pending.parts.values()):
+            self.discard(pending.space, node, reason)
+
+    def discard(self, space: Space, node: Node, reason: str) -> None:
+        """Gives up what is not complete in a node. A node that was not ready goes, and with it all below it."""
+        if node.state == READY:
+            self._drop_pending(node)
+            self._offer(space, node)
+            return
+        for at in reversed(space.subtree(node)):
+            assert at.state != READY
+            self._drop_pending(at)
+            self._counters.discarded[reason] += 1
+            self._remove(space, at)
+
+    def job_ended(self, job: int) -> None:
+        """No copy of this job can run any more: its orphaned slots are free."""
+        for offset in self.orphans.pop(job, ()):
+            self.pool.free(offset)
+
+    def adopt(
+        self, space: Space, parent: Node, key: bytes, slots: tuple[int, ...], present: int, *, used: int, tenant: int
+    ) -> Node | None:
+        """Restore: a chunk that was sealed before this brain began. None when its slots clash with others."""
+        node = space.add(key, parent, used, tenant)
+        taken: list[int] = []
+        for part, offset in zip(space.parts, slots, strict=True):
+            if offset == ABSENT:
+                continue
+            if not self.pool.restore(offset, part.slot_bytes, node):
+                for mine in taken:
+                    self.pool.free(mine)
+                space.remove(node)
+                return None
+            taken.append(offset)
+        self.chunks += 1
+        node.slots, node.present = slots, present
+        for ready in space.make_ready(node):
+            self._offer(space, ready)
+        return node
+
+    # ---------------------------------------------------------------- inside
+
+    def _complete(self, pending: Pending, group: int) -> None:
+        """Makes a group present when its last shard was sealed, and whatever becomes ready by it."""
+        space, node = pending.space, pending.node
+        parts = space.group_parts(group)
+        if any(pending.parts.get(part) != SEALED for part in parts):
+            return
+        slots = list(node.slots or (ABSENT,) * len(space.parts))
+        for part in parts:
+            slots[part] = pending.slots.pop(part)
+            del pending.parts[part]
+            self.pool.hand_over(slots[part], node)
+        node.slots = tuple(slots)
+        node.present |= 1 << group
+        self._counters.chunks_stored += 1
+        if not pending.parts:
+            del self.pendings[node]
+            node.pins -= 1
+        for ready in space.make_ready(node):
+            self._offer(space, ready)
+        self._offer(space, node)
+
+    def _drop_pending(self, node: Node) -> None:
+        pending = self.pendings.pop(node, None)
+        if pending is None:
+            return
+        node.pins -= 1
+        for part, state in pending.parts.items():
+            offset = pending.slots[part]
+            if state > 0:
+                self.pool.hand_over(offset, Orphan(state))
+                self.orphans.setdefault(state, []).append(offset)
+                continue
+            if state == SEALED:
+                self.withdrawn.append(offset)
+            self.pool.free(offset)
+
+    def _record(self, space: Space, node: Node, part: int, offset: int) -> None:
+        assert node.parent is not None
+        shape = space.parts[part]
+        self.records.append(
+            pack(
+                Record(
+                    offset=offset,
+                    namespace=space.digest,
+                    key=node.key,
+                    parent=node.parent.key or NO_PARENT,
+                    group=shape.group,
+                    shard=shape.shard,
+                    payload_bytes=shape.payload_bytes,
+                    tenant=node.tenant,
+                    slot_bytes=shape.slot_bytes,
+                    generation=self.generation,
+                )
+            )
+        )
+
+    def _offer(self, space: Space, node: Node) -> None:
+        if evictable(node) and space in self._orders:
+            self._orders[space].offer(node)
+
+    # ---------------------------------------------------------------- making room
+
+    def _take(self, slot_bytes: int, owner: SlotOwner) -> int | None:
+        while True:
+            offset = self.pool.allocate(slot_bytes, owner)
+            if offset is not None or not self._make_room(slot_bytes):
+                return offset
+
+    def _make_room(self, slot_bytes: int) -> bool:
+        """Frees something that may help to place a slot of this size; False when nothing can go.
+
+        The coldest leaf of a namespace with slots of this size goes, unless what another size holds is colder by a
+        whole slab (or this size has nothing to give): then that slab changes hands."""
+        same = {space: order for space, order in self._orders.items() if _uses(space, slot_bytes)}
+        other = {space: order for space, order in self._orders.items() if space not in same}
+        victim = _coldest(same)
+        stranger = _coldest(other)
+        if stranger is not None and (victim is None or stranger[1].used < victim[1].used):
+            if self._takeover_pause and victim is not None:
+                self._takeover_pause -= 1
+            elif self._take_over(slot_bytes, victim[1].used if victim else None):
+                return True
+            else:
+                self._takeover_pause = TAKEOVER_PAUSE
+        if victim is None:
+            return False
+        self._evict(*victim)
+        return True
+
+    def _take_over(self, slot_bytes: int, colder_than: int | None) -> bool:
+        """Empties a slab of another size if all that must go for it is evictable, and colder than the own coldest."""
+        best: list[tuple[Space, Node]] | None = None
+        best_used = 0
+        looked = 0
+        for slab in self.pool.slabs_of_other_sizes(slot_bytes):
+            doomed = self._slab_closure(slab, colder_than)
+            if doomed is None:
+                continue
+            newest = max(node.used for _, node in doomed)
+            if best is None or newest < best_used:
+                best, best_used = doomed, newest
+            looked += 1
+            if looked == TAKEOVER_SLABS:
+                break
+        if best is None:
+            return False
+        for space, node in sorted(best, key=lambda pair: -pair[1].depth):
+            self._evict(space, node)
+        return True
+
+    def _slab_closure(self, slab: int, colder_than: int | None) -> list[tuple[Space, Node]] | None:
+        """Every node that has to go so that a slab is empty, or None when one of them must stay."""
+        doomed: dict[Node, Space] = {}
+        for owner in self.pool.slab_owners(slab):
+            if not isinstance(owner, Node):
+                return None
+            if owner in doomed:
+                continue
+            space = next((space for space in self._orders if space.nodes.get(owner.key) is owner), None)
+            if space is None:
+                return None
+            for node in space.subtree(owner):
+                too_warm = colder_than is not None and node.used >= colder_than
+                if node.pins or node.state != READY or too_warm:
+                    return None
+                doomed[node] = space
+        return [(space, node) for node, space in doomed.items()]
+
+    def _evict_coldest(self, orders: dict[Space, EvictionPolicy]) -> bool:
+        victim = _coldest(orders)
+        if victim is None:
+            return False
+        self._evict(*victim)
+        return True
+
+    def _evict(self, space: Space, node: Node) -> None:
+        assert node.children is None
+        assert node.pins == 0
+        assert node.state == READY
+        self._counters.evictions += 1
+        self._counters.evicted_bytes += sum(
+            shape.slot_bytes for shape, offset in zip(space.parts, node.slots, strict=False) if offset != ABSENT
+        )
+        self._remove(space, node)
+
+    def _remove(self, space: Space, node: Node) -> None:
+        """Takes a node without pins or pending parts out of the index and frees its slots."""
+        assert node.pins == 0
+        assert node not in self.pendings
+        for offset in node.slots:
+            if offset != ABSENT:
+                self.withdrawn.append(offset)
+                self.pool.free(offset)
+        node.slots = ()
+        parent = space.remove(node)
+        self.chunks -= 1
+        self._offer(space, parent)
+
+    def _shrink_retired(self, space: Space, node: Node) -> None:
+        """In a cleared namespace whatever is not pinned goes, up to the first node that something still needs."""
+        at: Node | None = node
+        while at is not None and evictable(at):
+            parent = at.parent
+            self._remove(space, at)
+            at = parent
+
+    def _forget_if_empty(self, space: Space) -> None:
+        if not space.nodes and space in self.retired:
+            self.retired.remove(space)
+            del self._orders[space]
+
+
+def _uses(space: Space, slot_bytes: int) -> bool:
+    return any(part.slot_bytes == slot_bytes for part in space.parts)
+
+
+def _coldest(orders: dict[Space, EvictionPolicy]) -> tuple[Space, Node] | None:
+    best: tuple[Space, Node] | None = None
+    for space, order in orders.items():
+        node = order.coldest()
+        if node is not None and (best is None or node.used < best[1].used):
+            best = (space, node)
+    return best

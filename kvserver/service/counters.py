@@ -1,0 +1,153 @@
+"""What the brain counts. Plain numbers, written by the one thread that decides and copied for everyone else.
+
+Counters only grow while a brain lives; a new brain starts at zero. What can be counted in tables (chunks held,
+sessions, jobs in flight) is no counter but a gauge, see wire/status.py. Names and formulas for Prometheus: metrics.py.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import pairwise
+
+DISCARD_REASONS = ("died", "failed", "abandoned", "deadline", "cleared")
+ERROR_FAMILIES = ("request", "resource", "device")
+JOB_ENDS = ("done", "abandoned", "failed", "invalid")
+JOB_KINDS = ("store", "retrieve")
+
+LOOKUP_SECONDS = (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5.12e-3, 20e-3, 100e-3)
+JOB_SECONDS = (0.5e-3, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3, 256e-3, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
+
+
+class Histogram:
+    """Counts of values by bucket: counts[i] those in (bounds[i-1], bounds[i]], the last one everything above."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        assert all(low < high for low, high in pairwise(bounds))
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def copy(self) -> "Histogram":
+        twin = Histogram(self.bounds)
+        twin.counts = self.counts.copy()
+        twin.sum = self.sum
+        return twin
+
+
+class Counters:
+    """Everything that is counted. Whoever reads on another thread reads a copy()."""
+
+    __slots__ = (
+        "bytes_retrieved",
+        "bytes_stored",
+        "chunks_asked",
+        "chunks_hit",
+        "chunks_stored",
+        "discarded",
+        "errors",
+        "evicted_bytes",
+        "evictions",
+        "job_seconds",
+        "jobs",
+        "leases_expired",
+        "leases_granted",
+        "leases_released",
+        "lookup_handle_seconds",
+        "lookups",
+        "lookups_hit",
+        "mover_restarts",
+        "replies_dropped",
+        "retrieves",
+        "sessions_closed",
+        "sessions_opened",
+        "stores",
+        "stores_short",
+        "tokens_hit",
+    )
+
+    def __init__(self) -> None:
+        self.lookups = 0
+        """Lookups that were accepted."""
+        self.lookups_hit = 0
+        """Of those, with a lease."""
+        self.chunks_asked = 0
+        """Keys in lookups."""
+        self.chunks_hit = 0
+        """Chunks under the leases that were granted."""
+        self.tokens_hit = 0
+        """Tokens of chunks_hit."""
+        self.leases_granted = 0
+        self.leases_released = 0
+        """Given back by the client."""
+        self.leases_expired = 0
+        """Ran out before every rank had used them. granted = released + expired + used up + still out."""
+        self.stores = 0
+        """Stores that were accepted; each is answered."""
+        self.stores_short = 0
+        """Of those, answered with fewer chunks than asked."""
+        self.chunks_stored = 0
+        """Groups of chunks that became complete (all shards sealed). A chunk of a hybrid model has several groups."""
+        self.bytes_stored = 0
+        """Bytes that movers copied into the arena and that were sealed."""
+        self.retrieves = 0
+        """Retrieves that were accepted; each is answered."""
+        self.bytes_retrieved = 0
+        """Bytes that movers copied out of the arena."""
+        self.evictions = 0
+        """Chunks that went to make room."""
+        self.evicted_bytes = 0
+        """Slot bytes that those chunks held."""
+        self.discarded = dict.fromkeys(DISCARD_REASONS, 0)
+        """Chunks that were given up, by reason. died: a worker or mover is gone. failed: the copy failed. abandoned:
+        the client gave the job up. deadline: shards were missing at the deadline. cleared: Clear forgot them."""
+        self.errors = dict.fromkeys(ERROR_FAMILIES, 0)
+        """Requests that were answered with Error, by family."""
+        self.replies_dropped = 0
+        """Replies that could not be sent: the peer was gone or did not read."""
+        self.mover_restarts = 0
+        """Movers that were reaped; the next registration starts another."""
+        self.sessions_opened = 0
+        self.sessions_closed = 0
+        self.jobs = dict.fromkeys(JOB_ENDS, 0)
+        """Jobs by how they ended (orders.Done.status); failed if their mover was lost."""
+        self.lookup_handle_seconds = Histogram(LOOKUP_SECONDS)
+        """Time that Service.handle took for one lookup, measured by the shell."""
+        self.job_seconds = {kind: Histogram(JOB_SECONDS) for kind in JOB_KINDS}
+        """From the request's arrival to its job's end, by kind."""
+
+    def copy(self) -> "Counters":
+        """A snapshot that nobody writes to."""
+        twin = Counters.__new__(Counters)
+        for name in Counters.__slots__:
+            setattr(twin, name, _copy(getattr(self, name)))
+        return twin
+
+    def totals(self) -> dict[str, int | dict[str, int]]:
+        """All plain counts by name, for the status document. Histograms are left to /metrics."""
+        found: dict[str, int | dict[str, int]] = {}
+        for name in Counters.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, int):
+                found[name] = value
+            elif name != "job_seconds" and isinstance(value, dict):
+                found[name] = dict(value)
+        return found
+
+
+def _copy(value: object) -> object:
+    match value:
+        case Histogram():
+            return value.copy()
+        case Mapping():
+            return {key: _copy(inner) for key, inner in value.items()}
+        case _:
+            return value

@@ -1,0 +1,55 @@
+"""What happens to the service. The shell makes these from sockets, clocks and processes; the simulator from a seed."""
+
+from typing import NamedTuple
+
+from kvserver.wire.messages import Request
+from kvserver.wire.orders import Report
+
+
+class Arrived(NamedTuple):
+    """A request came in from a peer: a ZeroMQ identity or a local connection, numbered by the shell."""
+
+    peer: int
+    request: Request
+    descriptor: int
+    """Number that the shell gave to the descriptor that came with an Offer; -1 otherwise."""
+
+
+class PeerGone(NamedTuple):
+    """A local connection was closed."""
+
+    peer: int
+
+
+class WorkerGone(NamedTuple):
+    """The process of a session has ended (its pidfd says so)."""
+
+    session: int
+
+
+class Reported(NamedTuple):
+    """A mover said something."""
+
+    mover: int
+    report: Report
+
+
+class MoverGone(NamedTuple):
+    """A mover process has been reaped: no copy of it can still run."""
+
+    mover: int
+    how: str
+
+
+class ArenaGrew(NamedTuple):
+    """The first `slabs` slabs of the arena may be used."""
+
+    slabs: int
+    problem: str
+
+
+class Tick(NamedTuple):
+    """Time has passed."""
+
+
+Event = Arrived | PeerGone | WorkerGone | Reported | MoverGone | ArenaGrew | Tick

@@ -1,0 +1,117 @@
+"""Lookups and the leases that they grant.
+
+A lease belongs to an engine, not to a connection: each of its ranks may use it for one retrieve. The first retrieve
+extends it for the other ranks; it ends when all ranks have used it, when it is released, or when its time is over. Pins
+move to the job at submit, so the end of a lease never frees a slot under a copy.
+"""
+
+from kvserver.errors import RequestError, ResourceError
+from kvserver.service.state import MILLISECOND_NS, Core, Lease, Session
+from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES, Found, Lookup, Release, Released
+
+
+def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int) -> None:
+    """The longest servable prefix, and a lease on it."""
+    asked = check_keys(request.keys)
+    check_namespace(request.namespace)
+    counters = core.counters
+    counters.lookups += 1
+    counters.chunks_asked += asked
+    space = core.chunks.spaces.get(request.namespace)
+    chunks = core.chunks.servable(space, request.keys) if space is not None else 0
+    if space is None or chunks < max(1, request.chunks_wanted_min):
+        core.answer(peer, Found(request.id, chunks, 0, 0))
+        return
+    if len(core.leases) >= core.bounds.leases_max:
+        raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
+    counters.lookups_hit += 1
+    counters.chunks_hit += chunks
+    counters.tokens_hit += chunks * space.geometry.chunk_tokens
+    tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
+    tail.used = now_ns
+    lease = Lease(
+        number=core.number("lease"),
+        engine=session.engine,
+        space=space,
+        tail=tail,
+        keys=request.keys[: chunks * KEY_BYTES],
+        expires_ns=now_ns + core.bounds.lease_ttl_ms * MILLISECOND_NS,
+    )
+    core.chunks.pin(tail)
+    core.leases[lease.number] = lease
+    session.engine.leases.add(lease.number)
+    core.timers.set(lease.expires_ns, "lease", lease.number)
+    counters.leases_granted += 1
+    core.answer(peer, Found(request.id, chunks, lease.number, core.bounds.lease_ttl_ms))
+
+
+def release(core: Core, session: Session, peer: int, request: Release) -> None:
+    """Idempotent, but only for one's own leases."""
+    lease = core.leases.get(request.lease)
+    if lease is not None:
+        if lease.engine is not session.engine:
+            raise _foreign(lease, session)
+        core.counters.leases_released += 1
+        end(core, lease)
+    core.answer(peer, Released(request.id))
+
+
+def usable(core: Core, session: Session, number: int, now_ns: int) -> Lease:
+    """The lease, if this rank may retrieve under it now. Raises RequestError otherwise."""
+    lease = core.leases.get(number)
+    if lease is None or lease.expires_ns <= now_ns:
+        raise RequestError("lease-unknown", f"lease {number} is not held: never granted, expired, used up or released")
+    if lease.engine is not session.engine:
+        raise _foreign(lease, session)
+    if not 0 <= session.rank < session.engine.ranks:
+        raise RequestError("lease-rank", f"rank {session.rank} cannot retrieve; ranks are 0 to {session.engine.ranks - 1}")
+    if session.rank in lease.ranks_used:
+        raise RequestError("lease-used", f"rank {session.rank} has used lease {number} before; each rank may once")
+    return lease
+
+
+def use(core: Core, session: Session, lease: Lease, now_ns: int) -> None:
+    """Marks the lease as used by this rank, after its pins were taken over by the job."""
+    if not lease.ranks_used:
+        extended_ns = now_ns + core.bounds.lease_extended_ms * MILLISECOND_NS
+        if extended_ns > lease.expires_ns:
+            lease.expires_ns = extended_ns
+            core.timers.set(extended_ns, "lease", lease.number)
+    lease.ranks_used.add(session.rank)
+    if len(lease.ranks_used) == lease.engine.ranks:
+        end(core, lease)
+
+
+def expire(core: Core, number: int, now_ns: int) -> None:
+    """A lease timer fired."""
+    lease = core.leases.get(number)
+    if lease is not None and lease.expires_ns <= now_ns:
+        core.counters.leases_expired += 1
+        end(core, lease)
+
+
+def end(core: Core, lease: Lease) -> None:
+    del core.leases[lease.number]
+    lease.engine.leases.discard(lease.number)
+    core.chunks.unpin(lease.space, lease.tail)
+
+
+def check_keys(keys: bytes) -> int:
+    """How many keys; raises RequestError when it is not a sensible whole number of them."""
+    count, rest = divmod(len(keys), KEY_BYTES)
+    if rest or not 1 <= count <= CHUNKS_MAX:
+        raise RequestError("keys", f"{len(keys)} bytes of keys; expected 1 to {CHUNKS_MAX} keys of {KEY_BYTES} bytes")
+    return count
+
+
+def check_namespace(namespace: bytes) -> None:
+    if len(namespace) != NAMESPACE_BYTES:
+        raise RequestError("namespace", f"{len(namespace)} bytes; a namespace is a digest of {NAMESPACE_BYTES} bytes")
+
+
+def _foreign(lease: Lease, session: Session) -> RequestError:
+    return RequestError(
+        "lease-foreign",
+        f"lease {lease.number} belongs to engine {lease.engine.name!r} epoch {lease.engine.epoch}, "
+        f"not to {session.engine.name!r} epoch {session.engine.epoch}",
+    )

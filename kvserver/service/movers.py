@@ -1,0 +1,161 @@
+"""Mover processes: started when a cache needs one, killed when they do not answer, forgotten when they are reaped.
+
+Rule 1: while a mover's process may exist, everything that its jobs hold stays held. Only MoverGone ends them all.
+Rule 2: a mover that does not end a cancelled job or let a cache go within mover_grace_ms is killed, never waited for.
+"""
+
+import logging
+
+from kvserver.errors import DeviceError, RequestError
+from kvserver.service import transfers
+from kvserver.service.effects import Ask, CloseDescriptors
+from kvserver.service.state import MILLISECOND_NS, Cache, Core, Mover
+from kvserver.wire.messages import Registered, Unregistered
+from kvserver.wire.orders import DropBoard, KillMover, MapCache, MapFailed, Mapped, Ready, StartMover, Unmapped
+
+
+def ensure(core: Core, device: str, device_index: int, now_ns: int) -> Mover:
+    """The mover of a device, starting one when there is none."""
+    for mover in core.movers.values():
+        if mover.state != "killed" and (mover.device, mover.device_index) == (device, device_index):
+            return mover
+    mover = Mover(core.number("mover"), device, device_index)
+    core.movers[mover.number] = mover
+    core.effects.append(Ask(StartMover(mover.number, device, device_index)))
+    core.timers.set(now_ns + core.bounds.mover_start_ms * MILLISECOND_NS, "mover-start", mover.number)
+    return mover
+
+
+def ready(core: Core, mover: Mover, report: Ready) -> None:
+    if mover.state != "starting":
+        return
+    mover.state, mover.pid, mover.backend = "ready", report.pid, report.backend
+    core.effects.extend(mover.queue)
+    mover.queue.clear()
+    core.log("mover ready", *_name(mover), ("pid", mover.pid), ("backend", mover.backend))
+
+
+def start_overdue(core: Core, number: int) -> None:
+    mover = core.movers.get(number)
+    if mover is not None and mover.state == "starting":
+        kill(core, mover, "did not become ready")
+
+
+def kill(core: Core, mover: Mover, why: str) -> None:
+    """SIGKILL; its jobs end when it has been reaped."""
+    if mover.state == "killed":
+        return
+    _drop_queue(core, mover)
+    mover.state = "killed"
+    core.effects.append(Ask(KillMover(mover.number)))
+    core.log("mover killed", *_name(mover), ("why", why), level=logging.ERROR)
+
+
+def gone(core: Core, mover: Mover, how: str, now_ns: int) -> None:
+    """The process has been reaped: its mappings are gone and none of its copies can still run."""
+    _drop_queue(core, mover)
+    del core.movers[mover.number]
+    core.counters.mover_restarts += 1
+    core.log("mover gone", *_name(mover), ("how", how), ("jobs", len(mover.jobs)), level=logging.WARNING)
+    for number in sorted(mover.jobs):
+        transfers.lost(core, core.jobs[number], f"mover {mover.number} is gone: {how}", now_ns)
+    for cache in list(mover.caches.values()):
+        if cache.state == "mapping" and cache.waiting is not None:
+            core.refuse(*cache.waiting, DeviceError("mover-lost", f"mover {mover.number} is gone: {how}"))
+        elif cache.waiting is not None:
+            core.answer(cache.waiting[0], Unregistered(cache.waiting[1]))
+        forget_cache(core, cache)
+
+
+def mapped(core: Core, mover: Mover, report: Mapped) -> None:
+    cache = mover.caches.get(report.cache)
+    if cache is None or cache.state != "mapping":
+        return
+    cache.state = "mapped"
+    if cache.waiting is not None:
+        core.answer(cache.waiting[0], Registered(cache.waiting[1], cache.number, mover.number))
+        cache.waiting = None
+    core.log(
+        "cache registered",
+        ("cache", cache.number),
+        ("session", cache.session.number),
+        ("namespace", cache.digest[:6].hex()),
+        ("blocks", cache.layout.groups[0].blocks),
+        ("shard_bytes", sum(group.shard_bytes for group in cache.layout.groups)),
+        ("mover", mover.number),
+    )
+
+
+def map_failed(core: Core, mover: Mover, report: MapFailed) -> None:
+    cache = mover.caches.get(report.cache)
+    if cache is None:
+        return
+    if cache.waiting is not None:
+        core.refuse(*cache.waiting, RequestError(report.code, report.message))
+    forget_cache(core, cache)
+
+
+def unmapped(core: Core, mover: Mover, report: Unmapped) -> None:
+    cache = mover.caches.get(report.cache)
+    if cache is None or cache.state != "unmapping":
+        return
+    assert not cache.jobs
+    if cache.waiting is not None:
+        core.answer(cache.waiting[0], Unregistered(cache.waiting[1]))
+    core.log("cache unregistered", ("cache", cache.number), ("session", cache.session.number))
+    forget_cache(core, cache)
+
+
+def unmap_overdue(core: Core, number: int) -> None:
+    cache = core.caches.get(number)
+    if cache is not None and cache.state == "unmapping":
+        kill(core, cache.mover, f"did not let cache {number} go")
+
+
+def forget_cache(core: Core, cache: Cache) -> None:
+    """The mover has no mapping of this cache any more."""
+    del core.caches[cache.number]
+    del cache.mover.caches[cache.number]
+    if cache.session.caches.get(cache.name) is cache:
+        del cache.session.caches[cache.name]
+    space = core.chunks.spaces.get(cache.digest)
+    if space is not None:
+        space.caches -= 1
+    drop_board(core, cache.mover, cache)
+
+
+def forget_queued(core: Core, cache: Cache) -> bool:
+    """True when the mover has not been told of the cache yet: then its orders are taken back and it is forgotten."""
+    mover = cache.mover
+    mine = [item for item in mover.queue if isinstance(item.order, MapCache) and item.order.cache == cache.number]
+    if not mine:
+        return False
+    for item in mine:
+        mover.queue.remove(item)
+        core.effects.append(CloseDescriptors(item.descriptors))
+    forget_cache(core, cache)
+    return True
+
+
+def drop_board(core: Core, mover: Mover, cache: Cache) -> None:
+    """An ended session's board goes with its last cache."""
+    session = cache.session
+    if session.ended and session.number in mover.boards:
+        if not any(other.session is session for other in mover.caches.values()):
+            mover.boards.discard(session.number)
+            queued = [item for item in mover.queue if item.board == session.number]
+            for item in queued:
+                mover.queue.remove(item)
+            if not queued:
+                core.instruct(mover, DropBoard(session.number))
+
+
+def _drop_queue(core: Core, mover: Mover) -> None:
+    descriptors = tuple(number for instruct in mover.queue for number in instruct.descriptors)
+    if descriptors:
+        core.effects.append(CloseDescriptors(descriptors))
+    mover.queue.clear()
+
+
+def _name(mover: Mover) -> tuple[tuple[str, object], tuple[str, object]]:
+    return ("mover", mover.number), ("device", f"{mover.device}:{mover.device_index}")

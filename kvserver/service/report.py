@@ -1,0 +1,106 @@
+"""The status document of the brain, from its tables (wire/status.py says what each field means)."""
+
+from itertools import islice
+
+from kvserver.service.state import Core
+from kvserver.wire.status import (
+    SHOWN_MAX,
+    ArenaStatus,
+    CacheStatus,
+    MoverStatus,
+    SessionStatus,
+    SlotSize,
+    Status,
+)
+
+
+def status(core: Core, now_ns: int) -> Status:
+    running = [job.kind for job in core.jobs.values()]
+    return Status(
+        server=core.server,
+        incarnation=core.incarnation,
+        uptime_s=(now_ns - core.started_ns) / 1e9,
+        arena=_arena(core),
+        slot_sizes=_slot_sizes(core),
+        namespaces=len(core.chunks.spaces),
+        chunks=core.chunks.chunks,
+        chunks_max=core.bounds.chunks_max,
+        sessions=len(core.sessions),
+        caches=len(core.caches),
+        leases=len(core.leases),
+        pins=len(core.leases) + running.count("retrieve"),
+        stores=running.count("store"),
+        retrieves=running.count("retrieve"),
+        movers=_movers(core),
+        shown_sessions=_sessions(core),
+        shown_caches=_caches(core),
+        counters=core.counters.totals(),
+    )
+
+
+def _arena(core: Core) -> ArenaStatus:
+    pool = core.chunks.pool
+    return ArenaStatus(
+        total_bytes=core.bounds.arena_bytes,
+        ready_bytes=pool.slabs_ready * pool.slab_bytes,
+        used_bytes=pool.bytes_used,
+        slab_bytes=pool.slab_bytes,
+        slabs_total=pool.slabs_total,
+        slabs_ready=pool.slabs_ready,
+        problem=core.arena_problem,
+    )
+
+
+def _slot_sizes(core: Core) -> list[SlotSize]:
+    pool = core.chunks.pool
+    return [
+        SlotSize(slot_bytes=size, slabs=slabs, slots=slabs * (pool.slab_bytes // size), slots_used=used)
+        for size, (used, slabs) in islice(sorted(pool.usage().items()), SHOWN_MAX)
+    ]
+
+
+def _movers(core: Core) -> list[MoverStatus]:
+    return [
+        MoverStatus(
+            mover=mover.number,
+            device=f"{mover.device}:{mover.device_index}",
+            state=mover.state,
+            pid=mover.pid,
+            backend=mover.backend,
+            caches=len(mover.caches),
+            jobs=len(mover.jobs),
+        )
+        for mover in islice(core.movers.values(), SHOWN_MAX)
+    ]
+
+
+def _sessions(core: Core) -> list[SessionStatus]:
+    return [
+        SessionStatus(
+            session=session.number,
+            engine=session.engine.name,
+            epoch=session.engine.epoch,
+            rank=session.rank,
+            software=session.software,
+            attached=session.attached_peer != 0,
+            caches=len(session.caches),
+            jobs=len(session.jobs),
+        )
+        for session in islice(core.sessions.values(), SHOWN_MAX)
+    ]
+
+
+def _caches(core: Core) -> list[CacheStatus]:
+    return [
+        CacheStatus(
+            cache=cache.number,
+            name=cache.name,
+            session=cache.session.number,
+            namespace=cache.digest.hex(),
+            mover=cache.mover.number,
+            mode=cache.mode,
+            state=cache.state,
+            jobs=len(cache.jobs),
+        )
+        for cache in islice(core.caches.values(), SHOWN_MAX)
+    ]

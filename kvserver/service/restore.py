@@ -1,0 +1,108 @@
+"""The index, rebuilt from what the ledger holds after a brain died.
+
+Trusted is only what is whole: a namespace with a readable document, a group with all its shards, a chunk whose parent is
+there. Everything else is withdrawn. Two entries for one shard cannot both be true; the later generation wins.
+"""
+
+from collections import defaultdict
+
+from kvserver.index.space import ABSENT, Node, Space
+from kvserver.service.effects import DropNamespace
+from kvserver.service.state import Core
+from kvserver.tiers.records import NO_PARENT, NamespaceDocument, Record, decode_document, unpack_all
+from kvserver.tiers.slots import slot_bytes_for
+from kvserver.transfer.layout import Geometry, GroupGeometry
+from kvserver.wire.messages import Kind
+
+KINDS: dict[str, Kind] = {"full": "full", "window": "window", "state": "state"}
+
+
+def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> None:
+    """Fills the empty tables of `core`; what is dropped is withdrawn from the ledger by the next effects."""
+    for number, raw in documents:
+        document = decode_document(raw)
+        if document is None or document.digest in core.chunks.spaces or number >= core.bounds.namespaces_max:
+            core.effects.append(DropNamespace(number))
+        else:
+            core.chunks.add_space(_space(number, document))
+    if not records:
+        return
+    chunks: dict[tuple[bytes, bytes], dict[tuple[int, int], Record]] = defaultdict(dict)
+    for record in unpack_all(records):
+        core.chunks.generation = max(core.chunks.generation, record.generation)
+        shards = chunks[(record.namespace, record.key)]
+        rival = shards.get((record.group, record.shard))
+        if rival is not None:
+            older = min(rival, record, key=lambda one: one.generation)
+            core.chunks.withdrawn.append(older.offset)
+            if older is record:
+                continue
+        shards[(record.group, record.shard)] = record
+    _grow_trees(core, chunks)
+    core.log("index restored", ("chunks", core.chunks.chunks), ("withdrawn", len(core.chunks.withdrawn)))
+
+
+def _space(number: int, document: NamespaceDocument) -> Space:
+    groups = tuple(
+        GroupGeometry(group.block_tokens, KINDS[group.kind], group.window_tokens, group.shards, group.writers)
+        for group in document.groups
+    )
+    space = Space(document.digest, number, Geometry(document.chunk_tokens, groups))
+    for index, group in enumerate(document.groups):
+        for shard, pages in enumerate(group.pages):
+            if pages is not None:
+                part = space.parts[space.part_of[index] + shard]
+                blocks_per_chunk = document.chunk_tokens // group.block_tokens
+                part.pages = tuple(pages)
+                part.payload_bytes = blocks_per_chunk * sum(regions * page_bytes for regions, page_bytes in pages)
+                part.slot_bytes = slot_bytes_for(part.payload_bytes)
+    return space
+
+
+Chunks = dict[tuple[bytes, bytes], dict[tuple[int, int], Record]]
+
+
+def _grow_trees(core: Core, chunks: Chunks) -> None:
+    """Adds chunks parents first; a chunk whose parent never comes is withdrawn."""
+    by_parent: dict[tuple[bytes, bytes], list[bytes]] = defaultdict(list)
+    for (namespace, key), shards in chunks.items():
+        parent = next(iter(shards.values())).parent
+        by_parent[(namespace, b"" if parent == NO_PARENT else parent)].append(key)
+    for digest, space in core.chunks.spaces.items():
+        frontier = [space.root]
+        for parent in frontier:
+            for key in by_parent.get((digest, parent.key), ()):
+                node = _adopt(core, space, parent, key, chunks[(digest, key)])
+                if node is not None:
+                    del chunks[(digest, key)]
+                    frontier.append(node)
+    for shards in chunks.values():
+        core.chunks.withdrawn.extend(record.offset for record in shards.values())
+
+
+def _adopt(core: Core, space: Space, parent: Node, key: bytes, shards: dict[tuple[int, int], Record]) -> Node | None:
+    """One chunk as a ready node, or None when what a prefix needs of it is not whole."""
+    if key in space.nodes or core.chunks.chunks >= core.bounds.chunks_max:
+        return None
+    slots = [ABSENT] * len(space.parts)
+    present = 0
+    for group in range(len(space.geometry.groups)):
+        wanted = [shards.get((group, shard)) for shard in range(space.geometry.groups[group].shards)]
+        records = [record for record in wanted if record is not None and _fits(space, record)]
+        if len(records) == len(wanted):
+            for record in records:
+                slots[space.part_of[group] + record.shard] = record.offset
+            present |= 1 << group
+    if present & space.needed != space.needed or not present:
+        return None
+    first = next(iter(shards.values()))
+    node = core.chunks.adopt(space, parent, key, tuple(slots), present, used=first.generation, tenant=first.tenant)
+    if node is None:
+        return None
+    core.chunks.withdrawn.extend(record.offset for record in shards.values() if record.offset not in slots)
+    return node
+
+
+def _fits(space: Space, record: Record) -> bool:
+    part = space.parts[space.part_of[record.group] + record.shard]
+    return part.slot_bytes == record.slot_bytes and part.payload_bytes == record.payload_bytes

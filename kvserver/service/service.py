@@ -1,0 +1,205 @@
+"""The brain: `Service.handle(event, now_ns) -> effects`.
+
+Pure: no socket, clock, thread, file, process or GPU. Time and randomness are arguments, what happens comes in as an event,
+what shall be done goes out as effects. The shell (server.py) and the simulator (tests/sim) drive the same object.
+"""
+
+from array import array
+from collections.abc import Callable
+
+from kvserver.errors import KvError, RequestError
+from kvserver.service import caches, leases, movers, restore, sessions, transfers
+from kvserver.service.check import check
+from kvserver.service.counters import Counters
+from kvserver.service.effects import CloseDescriptors, Effect, Publish, Withdraw
+from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
+from kvserver.service.report import status
+from kvserver.service.state import Bounds, Core, Session
+from kvserver.wire.messages import (
+    Attach,
+    Clear,
+    Hello,
+    Lane,
+    Lookup,
+    Offer,
+    Register,
+    Release,
+    Retrieve,
+    Status,
+    StatusIs,
+    Store,
+    Unregister,
+    Watch,
+)
+from kvserver.wire.orders import Done, MapFailed, Mapped, Ready, Unmapped
+from kvserver.wire.status import Status as StatusDocument
+from kvserver.wire.status import encode_status
+
+TIMERS_PER_TICK_MAX = 1000
+"""The rest fires at the next tick; no tick is long."""
+
+
+class Service:
+    """Decides. One thread; every call runs to its end."""
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        random_bytes: Callable[[int], bytes],
+        *,
+        server: str = "kvserver",
+        incarnation: int = 1,
+        started_ns: int = 0,
+        documents: list[tuple[int, bytes]] | None = None,
+        records: bytes = b"",
+    ) -> None:
+        """documents and records: what the ledger holds from an earlier brain; effects() then withdraws what is dropped."""
+        self._core = Core(bounds, random_bytes, server, incarnation, started_ns)
+        restore.restore(self._core, documents or [], records)
+
+    @property
+    def counters(self) -> Counters:
+        return self._core.counters
+
+    def handle(self, event: Event, now_ns: int) -> list[Effect]:
+        """Decides what one event means. The effects are to be carried out in order."""
+        core = self._core
+        match event:
+            case Arrived():
+                self._arrived(event, now_ns)
+            case Reported():
+                self._reported(event, now_ns)
+            case Tick():
+                self._tick(now_ns)
+            case PeerGone(peer):
+                sessions.peer_gone(core, peer, now_ns)
+            case WorkerGone(number):
+                if number in core.sessions:
+                    sessions.end(core, core.sessions[number], "process ended", now_ns)
+            case MoverGone(number, how):
+                if number in core.movers:
+                    movers.gone(core, core.movers[number], how, now_ns)
+            case ArenaGrew(slabs, problem):
+                core.chunks.pool.grow(slabs)
+                core.arena_problem = problem
+        return self.effects()
+
+    def effects(self) -> list[Effect]:
+        """What is to be done now, ledger first (see effects.py)."""
+        core, chunks = self._core, self._core.chunks
+        effects = core.effects
+        if chunks.withdrawn:
+            effects = [Withdraw(_pack(chunks.withdrawn)), *effects]
+            chunks.withdrawn = []
+        if chunks.records:
+            effects = [Publish(b"".join(chunks.records)), *effects]
+            chunks.records = []
+        core.effects = []
+        return effects
+
+    def status(self, now_ns: int) -> StatusDocument:
+        """What the server is doing now."""
+        return status(self._core, now_ns)
+
+    def check(self) -> None:
+        """Asserts every invariant; for tests, the simulator and `kvserver serve --check`."""
+        check(self._core)
+
+    # ---------------------------------------------------------------- requests
+
+    def _arrived(self, event: Arrived, now_ns: int) -> None:
+        core = self._core
+        peer, request, descriptor = event
+        try:
+            match request:
+                case Hello():
+                    sessions.hello(core, peer, request, now_ns)
+                case Attach():
+                    sessions.attach(core, peer, request)
+                case Lane():
+                    sessions.lane(core, peer, request)
+                case _:
+                    session = core.peers.get(peer)
+                    if session is None:
+                        if descriptor >= 0:
+                            core.effects.append(CloseDescriptors((descriptor,)))
+                        raise sessions.session_unknown()
+                    self._from_session(session, event, now_ns)
+        except KvError as error:
+            core.refuse(peer, request.id, error)
+
+    def _from_session(self, session: Session, event: Arrived, now_ns: int) -> None:
+        core = self._core
+        peer, request, descriptor = event
+        match request:
+            case Lookup():
+                leases.lookup(core, session, peer, request, now_ns)
+            case Release():
+                leases.release(core, session, peer, request)
+            case Store():
+                transfers.store(core, session, peer, request, now_ns)
+            case Retrieve():
+                transfers.retrieve(core, session, peer, request, now_ns)
+            case Offer():
+                sessions.offer(core, session, peer, request, descriptor)
+            case Register():
+                caches.register(core, session, peer, request, now_ns)
+            case Unregister():
+                caches.unregister(core, session, peer, request, now_ns)
+            case Watch():
+                caches.watch(core, session, peer, request)
+            case Clear():
+                caches.clear(core, peer, request)
+            case Status():
+                core.answer(peer, StatusIs(request.id, encode_status(status(core, now_ns))))
+            case _:
+                raise RequestError("order", f"{type(request).__name__} cannot come here")
+
+    # ---------------------------------------------------------------- movers and time
+
+    def _reported(self, event: Reported, now_ns: int) -> None:
+        core = self._core
+        mover = core.movers.get(event.mover)
+        if mover is None:
+            return
+        match event.report:
+            case Done() as done:
+                job = core.jobs.get(done.job)
+                if job is not None and job.cache.mover is mover:
+                    transfers.ended(core, job, done, now_ns)
+            case Ready() as report:
+                movers.ready(core, mover, report)
+            case Mapped() as report:
+                movers.mapped(core, mover, report)
+            case MapFailed() as report:
+                movers.map_failed(core, mover, report)
+            case Unmapped() as report:
+                movers.unmapped(core, mover, report)
+
+    def _tick(self, now_ns: int) -> None:
+        core = self._core
+        for _ in range(TIMERS_PER_TICK_MAX):
+            due = core.timers.due(now_ns)
+            if due is None:
+                break
+            match due:
+                case ("lease", number):
+                    leases.expire(core, number, now_ns)
+                case ("reserve", _):
+                    transfers.discard_overdue(core, now_ns)
+                case ("job", number):
+                    job = transfers.overdue(core, number, now_ns)
+                    if job is not None:
+                        movers.kill(core, job.cache.mover, f"did not end job {number}")
+                case ("unmap", number):
+                    movers.unmap_overdue(core, number)
+                case ("attach", number):
+                    sessions.attach_overdue(core, number, now_ns)
+                case ("mover-start", number):
+                    movers.start_overdue(core, number)
+                case (kind, _):
+                    raise AssertionError(f"unknown timer {kind}")
+
+
+def _pack(offsets: list[int]) -> bytes:
+    return array("q", offsets).tobytes()

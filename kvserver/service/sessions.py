@@ -1,0 +1,158 @@
+"""Who is there: sessions, from Hello to their end.
+
+A session lives as long as its process and the connection that it attached; missed messages never end it.
+"""
+
+from kvserver.errors import RequestError, ResourceError
+from kvserver.service import caches
+from kvserver.service.effects import AnswerWithBoard, CloseDescriptors, CloseSession
+from kvserver.service.leases import end as end_lease
+from kvserver.service.state import MILLISECOND_NS, Core, Engine, Session, check_name
+from kvserver.wire.codec import protocol_mismatch
+from kvserver.wire.messages import (
+    BLOCKS_MAX,
+    CHUNKS_MAX,
+    PROTOCOL,
+    SESSION_BYTES,
+    SHARDS_MAX,
+    Attach,
+    Attached,
+    Hello,
+    Lane,
+    LaneOpen,
+    Limits,
+    Offer,
+    Offered,
+    Welcome,
+)
+from kvserver.wire.orders import Cancel
+
+
+def hello(core: Core, peer: int, request: Hello, now_ns: int) -> None:
+    """Opens a session."""
+    if request.protocol != PROTOCOL:
+        raise protocol_mismatch(request.protocol)
+    if peer in core.peers:
+        raise RequestError("hello-twice", "this connection has said hello before")
+    check_name("engine", request.engine)
+    check_name("software", request.software)
+    if not 1 <= request.ranks <= SHARDS_MAX or not -1 <= request.rank < request.ranks:
+        raise RequestError("rank", f"rank={request.rank} of ranks={request.ranks}; expected -1 <= rank < ranks <= {SHARDS_MAX}")
+    if len(core.sessions) >= core.bounds.sessions_max:
+        raise ResourceError("sessions", f"{len(core.sessions)} sessions are open, at most {core.bounds.sessions_max} may be")
+    name = (request.engine, request.epoch)
+    engine = core.engines.get(name)
+    if engine is None:
+        engine = core.engines[name] = Engine(request.engine, request.epoch, request.ranks)
+    if engine.ranks != request.ranks:
+        raise RequestError("ranks", f"engine {request.engine!r} has ranks={engine.ranks}, this process says {request.ranks}")
+    token = core.random_bytes(SESSION_BYTES)
+    session = Session(core.number("session"), token, engine, request.rank, request.software)
+    engine.sessions += 1
+    core.sessions[session.number] = session
+    core.tokens[token] = session
+    _join(core, session, peer)
+    core.timers.set(now_ns + core.bounds.attach_ttl_ms * MILLISECOND_NS, "attach", session.number)
+    core.counters.sessions_opened += 1
+    limits = Limits(CHUNKS_MAX, BLOCKS_MAX, core.bounds.jobs_max, core.bounds.lease_ttl_ms)
+    core.answer(peer, Welcome(request.id, token, core.server, core.incarnation, limits))
+
+
+def attach(core: Core, peer: int, request: Attach) -> None:
+    session = _by_token(core, peer, request.session)
+    if session.attached_peer:
+        raise RequestError("attached-twice", f"session {session.number} is attached already")
+    session.attached_peer = peer
+    _join(core, session, peer)
+    core.effects.append(AnswerWithBoard(peer, Attached(request.id), session.number))
+    core.log(
+        "session opened",
+        ("session", session.number),
+        ("engine", session.engine.name),
+        ("rank", session.rank),
+        ("software", session.software),
+    )
+
+
+def lane(core: Core, peer: int, request: Lane) -> None:
+    _join(core, _by_token(core, peer, request.session), peer)
+    core.answer(peer, LaneOpen(request.id))
+
+
+def offer(core: Core, session: Session, peer: int, request: Offer, descriptor: int) -> None:
+    """Keeps a descriptor until Register names it."""
+    if descriptor < 0 or peer != session.attached_peer:
+        if descriptor >= 0:
+            core.effects.append(CloseDescriptors((descriptor,)))
+        raise RequestError("offer", "an offer comes on the attached connection with exactly one descriptor")
+    if len(session.offered) >= core.bounds.descriptors_max:
+        core.effects.append(CloseDescriptors((descriptor,)))
+        raise ResourceError("descriptors", f"at most {core.bounds.descriptors_max} descriptors may wait for a register")
+    session.offered.add(descriptor)
+    core.answer(peer, Offered(request.id, descriptor))
+
+
+def peer_gone(core: Core, peer: int, now_ns: int) -> None:
+    """A local connection was closed; the attached one takes its session with it."""
+    session = core.peers.pop(peer, None)
+    if session is None:
+        return
+    session.peers.discard(peer)
+    if peer == session.attached_peer:
+        end(core, session, "connection closed", now_ns)
+
+
+def attach_overdue(core: Core, number: int, now_ns: int) -> None:
+    session = core.sessions.get(number)
+    if session is not None and not session.attached_peer:
+        end(core, session, "never attached", now_ns)
+
+
+def end(core: Core, session: Session, why: str, now_ns: int) -> None:
+    """Frees all that a session holds; what a mover still maps goes when the mover says so, or is killed."""
+    session.ended = True
+    del core.sessions[session.number]
+    del core.tokens[session.token]
+    for peer in session.peers:
+        core.peers.pop(peer, None)
+    session.peers.clear()
+    if session.offered:
+        core.effects.append(CloseDescriptors(tuple(sorted(session.offered))))
+        session.offered.clear()
+    core.effects.append(CloseSession(session.number))
+    core.counters.sessions_closed += 1
+    core.log("session closed", ("session", session.number), ("engine", session.engine.name), ("why", why))
+    _leave_engine(core, session.engine)
+    for number in sorted(session.jobs):
+        job = core.jobs[number]
+        job.cancelled = True
+        core.instruct(job.cache.mover, Cancel(number))
+    for cache in list(session.caches.values()):
+        cache.waiting = None
+        caches.begin_unmap(core, cache, now_ns)
+
+
+def _leave_engine(core: Core, engine: Engine) -> None:
+    engine.sessions -= 1
+    if engine.sessions == 0:
+        del core.engines[(engine.name, engine.epoch)]
+        for number in sorted(engine.leases):
+            end_lease(core, core.leases[number])
+
+
+def _join(core: Core, session: Session, peer: int) -> None:
+    core.peers[peer] = session
+    session.peers.add(peer)
+
+
+def _by_token(core: Core, peer: int, token: bytes) -> Session:
+    if peer in core.peers:
+        raise RequestError("hello-twice", "this connection belongs to a session already")
+    session = core.tokens.get(token)
+    if session is None:
+        raise session_unknown()
+    return session
+
+
+def session_unknown() -> RequestError:
+    return RequestError("session-unknown", "no such session here: say hello first (the server may have restarted)")

@@ -1,0 +1,350 @@
+"""Stores and retrieves: from the request to the job, and from the job's end to the reply.
+
+The brain forwards packed block ids and never looks into them; what it adds is the slot of each chunk. A store walks its
+keys once, and keeps hold of the last node with a pin, so that making room for the next chunk cannot evict the one before.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvserver.errors import DeviceError, RequestError, ResourceError
+from kvserver.index.space import ABSENT, GONE, READY, Node, Space
+from kvserver.service import leases
+from kvserver.service.state import MILLISECOND_NS, Cache, Core, GroupRun, Job, Lease, Session
+from kvserver.wire.messages import (
+    BLOCKS_MAX,
+    BOARD_WORDS,
+    KEY_BYTES,
+    GroupBlocks,
+    Retrieve,
+    Retrieved,
+    Store,
+    Stored,
+)
+from kvserver.wire.orders import Cancel, Copy, CopyGroup, Done
+
+BLOCK_ID_BYTES = 4
+
+
+class Span(NamedTuple):
+    """The blocks of one group in a request: [first_block, last_block), which touch chunks [first, last)."""
+
+    group: int
+    blocks_per_chunk: int
+    first_block: int
+    last_block: int
+    first: int
+    last: int
+    block_ids: bytes
+
+
+# ---------------------------------------------------------------- store
+
+
+def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) -> None:
+    """Reserves what is not held and has the mover copy it; replies at once when there is nothing to copy."""
+    cache = _usable_cache(core, session, request)
+    count = leases.check_keys(request.keys)
+    if request.first_chunk < 0 or len(request.parent) != (KEY_BYTES if request.first_chunk else 0):
+        raise RequestError(
+            "parent", f"first_chunk={request.first_chunk} with a parent of {len(request.parent)} bytes; expected "
+            f"{KEY_BYTES} bytes, or none for chunk 0"
+        )  # fmt: skip
+    spans = _store_spans(cache, request, count)
+    core.counters.stores += 1
+    space = core.chunks.spaces[cache.digest]
+    job = Job(core.number("job"), "store", session, cache, space, peer, request.id, now_ns)
+    parent = space.nodes.get(request.parent) if request.first_chunk else space.root
+    if not space.complete:
+        job.why = "ranks-missing"
+    elif parent is None or parent.depth != request.first_chunk:
+        job.why = "parent-absent"
+    else:
+        _walk(core, job, parent, request, spans, count, now_ns)
+    if any(slot != ABSENT for run in job.runs for slot in run.slots):
+        copies = [_copy_group(run, span) for run, span in zip(job.runs, spans, strict=True) if run.slots]
+        _submit(core, job, request, copies, now_ns)
+    else:
+        _answer_store(core, job, bytes_written=0, chunks_written=0, asked=count)
+
+
+def _store_spans(cache: Cache, request: Store, count: int) -> list[Span]:
+    """Whole chunks inside the keys' range; all of it for full groups."""
+    spans = _spans(cache, request.groups)
+    end = request.first_chunk + count
+    for span in spans:
+        aligned = span.first_block % span.blocks_per_chunk == 0 and span.last_block % span.blocks_per_chunk == 0
+        if not aligned or span.first < request.first_chunk or span.last > end:
+            raise RequestError(
+                "block-range",
+                f"group {span.group}: blocks [{span.first_block}, {span.last_block}) must be whole chunks of "
+                f"{span.blocks_per_chunk} blocks inside chunks [{request.first_chunk}, {end})",
+            )
+    covered = {span.group: (span.first, span.last) for span in spans}
+    for index, shape in enumerate(cache.layout.geometry.groups):
+        if shape.kind == "full" and covered.get(index) != (request.first_chunk, end):
+            raise RequestError(
+                "block-range", f"full group {index} must bring the blocks of all chunks [{request.first_chunk}, {end})"
+            )
+    return spans
+
+
+def _walk(core: Core, job: Job, parent: Node, request: Store, spans: list[Span], count: int, now_ns: int) -> None:
+    """Finds or makes the node of each key, reserves its groups and takes this rank's parts for the job."""
+    chunks, space, cache = core.chunks, job.space, job.cache
+    chunks.generation += 1
+    deadline_ns = now_ns + core.bounds.reserve_ttl_ms * MILLISECOND_NS
+    job.runs = [GroupRun(span.group, max(0, span.first - request.first_chunk), []) for span in spans]
+    writes = [_writes(cache, span.group) for span in spans]
+    anchor = parent
+    chunks.pin(anchor)
+    for position in range(count):
+        chunk = request.first_chunk + position
+        key = request.keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]
+        here = [index for index, span in enumerate(spans) if span.first <= chunk < span.last]
+        node = chunks.node_for(space, key, anchor, now_ns, cache.tenant)
+        if node is None:
+            job.why = "full" if key not in space.nodes else "parent-absent"
+            break
+        if not chunks.reserve(space, node, [spans[index].group for index in here], deadline_ns):
+            chunks.drop_if_bare(space, node)
+            job.why = "full"
+            break
+        chunks.pin(node)
+        chunks.unpin(space, anchor)
+        anchor = node
+        job.walk.append(node)
+        for index in here:
+            writers, writer, part = writes[index]
+            mine = chunk % writers == writer
+            job.runs[index].slots.append(chunks.assign(node, part, job.number) if mine else ABSENT)
+    anchor.used = now_ns
+    chunks.unpin(space, anchor)
+    if job.walk:
+        core.timers.set(deadline_ns, "reserve", job.number)
+
+
+def _writes(cache: Cache, group: int) -> tuple[int, int, int]:
+    """(writers, writer, part) of a group in this cache: it writes chunk i when i % writers == writer."""
+    return cache.layout.geometry.groups[group].writers, cache.layout.groups[group].writer, cache.parts[group]
+
+
+def _copy_group(run: GroupRun, span: Span) -> CopyGroup:
+    blocks = len(run.slots) * span.blocks_per_chunk
+    return CopyGroup(span.group, span.first_block, span.block_ids[: blocks * BLOCK_ID_BYTES], array("q", run.slots).tobytes())
+
+
+def _store_ended(core: Core, job: Job, done: Done) -> None:
+    """Seals, or gives back, every part that the job was to write."""
+    kept = done.status == "done" and not job.session.ended
+    reason = "died" if job.session.ended else "abandoned" if done.status == "abandoned" else "failed"
+    written = 0
+    for position, parts in _parts_written(job):
+        if kept:
+            written += any([core.chunks.seal(job.walk[position], part, job.number) for part in parts])
+    if not kept:
+        for position, parts in reversed(list(_parts_written(job))):
+            for part in parts:
+                core.chunks.give_up(job.walk[position], part, job.number, reason)
+    core.chunks.job_ended(job.number)
+    if done.status == "failed":
+        core.refuse(job.peer, job.request_id, DeviceError(done.code, done.message))
+    elif done.status == "invalid":
+        core.refuse(job.peer, job.request_id, RequestError(done.code, done.message))
+    else:
+        if done.status == "abandoned":
+            job.why = "abandoned"
+        core.counters.bytes_stored += done.bytes if kept else 0
+        _answer_store(core, job, bytes_written=done.bytes if kept else 0, chunks_written=written, asked=len(job.walk))
+
+
+def _parts_written(job: Job) -> list[tuple[int, list[int]]]:
+    """(position in the walk, parts) of what the job has slots for, head of the chain first."""
+    parts: dict[int, list[int]] = {}
+    for run in job.runs:
+        for index, slot in enumerate(run.slots):
+            if slot != ABSENT:
+                parts.setdefault(run.first + index, []).append(job.cache.parts[run.group])
+    return sorted(parts.items())
+
+
+def _answer_store(core: Core, job: Job, *, bytes_written: int, chunks_written: int, asked: int) -> None:
+    """Counts the leading chunks whose shards of this rank are held now."""
+    held = _chunks_held(core, job)
+    why = job.why
+    if held < len(job.walk) and not why:
+        why = "discarded" if job.walk[held].state == GONE else "busy"
+    if held < asked or why:
+        core.counters.stores_short += 1
+    core.answer(job.peer, Stored(job.request_id, held, chunks_written, bytes_written, why))
+
+
+def _chunks_held(core: Core, job: Job) -> int:
+    writes = [(run, *_writes(job.cache, run.group)) for run in job.runs]
+    for position, node in enumerate(job.walk):
+        for run, writers, writer, part in writes:
+            inside = run.first <= position < run.first + len(run.slots)
+            mine = (node.depth - 1) % writers == writer
+            if inside and mine and not core.chunks.part_held(node, part, run.group):
+                return position
+    return len(job.walk)
+
+
+def discard_overdue(core: Core, now_ns: int) -> None:
+    """Chunks that are not complete by the deadline of their reservation are discarded."""
+    for pending in [pending for pending in core.chunks.pendings.values() if pending.deadline_ns <= now_ns]:
+        if pending.node.state != GONE:
+            core.chunks.discard(pending.space, pending.node, "deadline")
+
+
+# ---------------------------------------------------------------- retrieve
+
+
+def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns: int) -> None:
+    """Has the mover copy leased blocks into the cache. The lease is used up for this rank only if all is well."""
+    cache = _usable_cache(core, session, request)
+    lease = leases.usable(core, session, request.lease, now_ns)
+    if lease.space.digest != cache.digest:
+        raise RequestError(
+            "lease-namespace",
+            f"lease {lease.number} is on namespace {lease.space.digest[:6].hex()}, the cache on {cache.digest[:6].hex()}",
+        )
+    spans = _spans(cache, request.groups)
+    for span in spans:
+        if span.last > lease.chunks:
+            raise RequestError(
+                "beyond-lease",
+                f"group {span.group}: blocks up to {span.last_block} reach chunk {span.last - 1}; "
+                f"the lease is on {lease.chunks} chunks",
+            )
+    chain = _leased_chain(lease)
+    copies = [CopyGroup(s.group, s.first_block, s.block_ids, _slots(lease.space, cache, chain, s)) for s in spans]
+    job = Job(core.number("job"), "retrieve", session, cache, lease.space, peer, request.id, now_ns, tail=lease.tail)
+    core.counters.retrieves += 1
+    core.chunks.pin(lease.tail)
+    leases.use(core, session, lease, now_ns)
+    _submit(core, job, request, copies, now_ns)
+
+
+def _leased_chain(lease: Lease) -> list[Node]:
+    """The leased nodes, head first; refuses keys that never were a chain (bisection probed only some of them)."""
+    chain = lease.space.chain(lease.tail)
+    if b"".join([node.key for node in chain]) != lease.keys:
+        raise RequestError("keys-chain", f"the keys of lease {lease.number} are not one chain: their parents differ")
+    return chain
+
+
+def _slots(space: Space, cache: Cache, chain: Sequence[Node], span: Span) -> bytes:
+    part = cache.parts[span.group]
+    bit = 1 << span.group
+    slots = array("q")
+    for node in chain[span.first : span.last]:
+        if not node.present & bit:
+            raise RequestError(
+                "not-held", f"group {span.group} holds nothing of chunk {node.depth - 1}: outside of what the lookup needed"
+            )
+        assert node.state == READY
+        slots.append(node.slots[part])
+    return slots.tobytes()
+
+
+def _retrieve_ended(core: Core, job: Job, done: Done) -> None:
+    assert job.tail is not None
+    core.chunks.unpin(job.space, job.tail)
+    match done.status:
+        case "done":
+            core.counters.bytes_retrieved += done.bytes
+            core.answer(job.peer, Retrieved(job.request_id, done.bytes))
+        case "invalid":
+            core.refuse(job.peer, job.request_id, RequestError(done.code, done.message))
+        case "failed" | "abandoned":
+            code = done.code or "abandoned"
+            core.refuse(job.peer, job.request_id, DeviceError(code, done.message or "the client gave the job up"))
+
+
+# ---------------------------------------------------------------- jobs
+
+
+def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
+    """No copy of the job can run any more."""
+    del core.jobs[job.number]
+    job.session.jobs.discard(job.number)
+    job.cache.jobs.discard(job.number)
+    job.cache.mover.jobs.discard(job.number)
+    core.counters.jobs[done.status] += 1
+    core.counters.job_seconds[job.kind].observe((now_ns - job.began_ns) / 1e9)
+    if job.kind == "store":
+        _store_ended(core, job, done)
+    else:
+        _retrieve_ended(core, job, done)
+
+
+def lost(core: Core, job: Job, why: str, now_ns: int) -> None:
+    """The job's mover has been reaped."""
+    ended(core, job, Done(job.number, "failed", 0, 0, "mover-lost", why), now_ns)
+
+
+def overdue(core: Core, number: int, now_ns: int) -> Job | None:
+    """A job's time is over: it is cancelled first. Returns it when it was cancelled before and still has not ended."""
+    job = core.jobs.get(number)
+    if job is None:
+        return None
+    if job.cancelled:
+        return job
+    job.cancelled = True
+    core.instruct(job.cache.mover, Cancel(number))
+    core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "job", number)
+    return None
+
+
+def _submit(core: Core, job: Job, request: Store | Retrieve, copies: list[CopyGroup], now_ns: int) -> None:
+    cache = job.cache
+    core.jobs[job.number] = job
+    job.session.jobs.add(job.number)
+    cache.jobs.add(job.number)
+    cache.mover.jobs.add(job.number)
+    patience_ms = min(max(request.deadline_ms, 1), core.bounds.job_ttl_ms)
+    core.timers.set(now_ns + patience_ms * MILLISECOND_NS, "job", job.number)
+    order = Copy(job.number, job.kind, cache.number, request.word, request.generation, cache.mode, copies)
+    core.instruct(cache.mover, order)
+
+
+def _usable_cache(core: Core, session: Session, request: Store | Retrieve) -> Cache:
+    """The cache of a transfer, and the checks that stores and retrieves share."""
+    cache = core.own_cache(session, request.cache)
+    if cache.state != "mapped" or cache.mover.state != "ready":
+        raise RequestError("cache-not-mapped", f"cache {request.cache} is {cache.state} on a mover that is {cache.mover.state}")
+    if not 0 <= request.word < BOARD_WORDS or not 0 <= request.generation < 1 << 55:
+        raise RequestError("word", f"word={request.word} must be in [0, {BOARD_WORDS}), generation in [0, 2^55)")
+    if len(session.jobs) >= core.bounds.jobs_max:
+        raise ResourceError("jobs", f"{len(session.jobs)} jobs are in flight, at most {core.bounds.jobs_max} may be")
+    return cache
+
+
+def _spans(cache: Cache, groups: list[GroupBlocks]) -> list[Span]:
+    """Checks the shape of a request's blocks; the ids themselves are checked by the mover, before any byte moves."""
+    spans: list[Span] = []
+    seen: set[int] = set()
+    total = 0
+    for item in groups:
+        if not 0 <= item.group < len(cache.layout.groups) or item.group in seen:
+            raise RequestError("group", f"group {item.group} must be in [0, {len(cache.layout.groups)}) and stand once")
+        seen.add(item.group)
+        blocks, rest = divmod(len(item.block_ids), BLOCK_ID_BYTES)
+        total += blocks
+        if rest or blocks == 0 or total > BLOCKS_MAX:
+            raise RequestError(
+                "block-ids", f"group {item.group}: {len(item.block_ids)} bytes of block ids; expected 1 to {BLOCKS_MAX} "
+                f"ids of {BLOCK_ID_BYTES} bytes in all groups together"
+            )  # fmt: skip
+        if not 0 <= item.first_block < 1 << 40:
+            raise RequestError("block-range", f"group {item.group}: first_block={item.first_block} must not be negative")
+        per_chunk = cache.layout.groups[item.group].blocks_per_chunk
+        last = item.first_block + blocks
+        spans.append(
+            Span(item.group, per_chunk, item.first_block, last, item.first_block // per_chunk, -(-last // per_chunk), item.block_ids)
+        )  # fmt: skip
+    if not spans:
+        raise RequestError("block-ids", "no group brings any blocks")
+    return spans

@@ -1,0 +1,76 @@
+"""Ledger records: what is written beside the arena about each sealed slot, and the document of each namespace.
+
+The layout of a record is that of `kvserver._native.Ledger` (128 bytes, little-endian); the native side adds state and
+checksum. Pure packing: who writes, and when, is decided in service.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from kvserver.tiers.slots import SLOT_ALIGN
+
+RECORD = struct.Struct("<q32s32s32sHHIIIQ")
+NO_PARENT = bytes(32)
+
+
+class Record(NamedTuple):
+    """One sealed slot."""
+
+    offset: int
+    namespace: bytes
+    key: bytes
+    parent: bytes
+    """Key of the chunk before; NO_PARENT for the first of a chain."""
+    group: int
+    shard: int
+    payload_bytes: int
+    tenant: int
+    slot_bytes: int
+    generation: int
+    """Counts stores; a later one is larger."""
+
+
+def pack(record: Record) -> bytes:
+    *head, slot_bytes, generation = record
+    return RECORD.pack(*head, slot_bytes // SLOT_ALIGN, generation)
+
+
+def unpack_all(records: bytes) -> Iterator[Record]:
+    for *head, slot_units, generation in RECORD.iter_unpack(records):
+        yield Record(*head, slot_units * SLOT_ALIGN, generation)
+
+
+class GroupDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    block_tokens: int
+    kind: str
+    window_tokens: int
+    shards: int
+    writers: int
+    pages: list[list[tuple[int, int]] | None]
+    """(regions, page_bytes) of each run of each shard; None where that shard was never registered."""
+
+
+class NamespaceDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a namespace fixed, kept so that a restarted brain can tell complete chunks from others."""
+
+    format: int
+    digest: bytes
+    chunk_tokens: int
+    groups: list[GroupDocument]
+
+
+DOCUMENT_FORMAT = 1
+encode_document = msgspec.msgpack.Encoder().encode
+_document_decoder = msgspec.msgpack.Decoder(NamespaceDocument)
+
+
+def decode_document(document: bytes) -> NamespaceDocument | None:
+    """None for what is not a document of this format: its chunks are dropped, never guessed at."""
+    try:
+        decoded = _document_decoder.decode(document)
+    except msgspec.MsgspecError:
+        return None
+    return decoded if decoded.format == DOCUMENT_FORMAT else None

@@ -1,0 +1,194 @@
+"""Which bytes of the arena are taken, and by whom.
+
+The arena is a row of equal slabs. A slab serves slots of one size, so a slot never crosses a slab and there is no
+fragmentation inside it; a slab that empties may serve another size next. A slot is named by its arena offset. Every
+slot that is taken has an owner: the chunk that holds it, or the job that still moves bytes in it.
+
+Pure bookkeeping: nothing here touches the arena or decides what to evict.
+"""
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+SLOT_ALIGN = 4096
+"""Slots start and end on it: O_DIRECT wants it, and the ledger has one entry for each place where a slot can start."""
+
+Owner = TypeVar("Owner")
+
+
+def slot_bytes_for(shard_bytes: int) -> int:
+    """The slot that holds a shard: rounded up to SLOT_ALIGN."""
+    return -(-shard_bytes // SLOT_ALIGN) * SLOT_ALIGN
+
+
+class _Slab(Generic[Owner]):
+    __slots__ = ("fresh", "free", "index", "owners", "slot_bytes", "used")
+
+    def __init__(self, index: int, slot_bytes: int, slab_bytes: int) -> None:
+        self.index = index
+        self.slot_bytes = slot_bytes
+        self.used = 0
+        self.fresh = 0
+        """Positions from here on were never taken."""
+        self.free: list[int] = []
+        """Positions below `fresh` that were given back."""
+        self.owners: list[Owner | None] = [None] * (slab_bytes // slot_bytes)
+
+    @property
+    def full(self) -> bool:
+        return self.used == len(self.owners)
+
+
+class SlotPool(Generic[Owner]):
+    """Slots of several sizes in one arena. Not full means that allocate() succeeds at once."""
+
+    def __init__(self, arena_bytes: int, slab_bytes: int) -> None:
+        assert slab_bytes % SLOT_ALIGN == 0
+        assert arena_bytes % slab_bytes == 0
+        self.slab_bytes = slab_bytes
+        self.slabs_total = arena_bytes // slab_bytes
+        self.slabs_ready = 0
+        self.bytes_used = 0
+        self._slabs: list[_Slab[Owner] | None] = [None] * self.slabs_total
+        self._empty: list[int] = []
+        """Ready slabs that serve no size."""
+        self._open: dict[int, dict[int, _Slab[Owner]]] = {}
+        """slot_bytes -> slabs with a free slot, by index."""
+
+    def grow(self, slabs_ready: int) -> None:
+        """The first `slabs_ready` slabs may be used from now on."""
+        assert self.slabs_ready <= slabs_ready <= self.slabs_total
+        fresh = [index for index in range(self.slabs_ready, slabs_ready) if self._slabs[index] is None]
+        self._empty.extend(reversed(fresh))
+        self.slabs_ready = slabs_ready
+
+    def allocate(self, slot_bytes: int, owner: Owner) -> int | None:
+        """The offset of a slot that now belongs to `owner`, or None when nothing of that size is free."""
+        slabs = self._open.get(slot_bytes)
+        if slabs:
+            slab = next(iter(slabs.values()))
+        elif self._empty:
+            slab = self._start(self._empty.pop(), slot_bytes)
+        else:
+            return None
+        if slab.free:
+            position = slab.free.pop()
+        else:
+            position = slab.fresh
+            slab.fresh += 1
+        assert slab.owners[position] is None
+        slab.owners[position] = owner
+        slab.used += 1
+        self.bytes_used += slot_bytes
+        if slab.full:
+            del self._open[slot_bytes][slab.index]
+        return slab.index * self.slab_bytes + position * slot_bytes
+
+    def free(self, offset: int) -> None:
+        """Gives a slot back. An emptied slab may serve another size."""
+        slab, position = self._find(offset)
+        assert slab.owners[position] is not None
+        slab.owners[position] = None
+        slab.free.append(position)
+        if slab.full:
+            self._open.setdefault(slab.slot_bytes, {})[slab.index] = slab
+        slab.used -= 1
+        self.bytes_used -= slab.slot_bytes
+        if slab.used == 0:
+            self._slabs[slab.index] = None
+            del self._open[slab.slot_bytes][slab.index]
+            if slab.index < self.slabs_ready:
+                self._empty.append(slab.index)
+
+    def hand_over(self, offset: int, owner: Owner) -> None:
+        """The slot belongs to another owner from now on."""
+        slab, position = self._find(offset)
+        assert slab.owners[position] is not None
+        slab.owners[position] = owner
+
+    def owner(self, offset: int) -> Owner:
+        slab, position = self._find(offset)
+        owner = slab.owners[position]
+        assert owner is not None
+        return owner
+
+    def restore(self, offset: int, slot_bytes: int, owner: Owner) -> bool:
+        """Takes exactly this slot, while the pool is rebuilt. False when it does not fit what was restored before."""
+        index = offset // self.slab_bytes
+        position, rest = divmod(offset % self.slab_bytes, slot_bytes)
+        if rest or index >= self.slabs_total or position >= self.slab_bytes // slot_bytes:
+            return False
+        slab = self._slabs[index]
+        if slab is None:
+            if index < self.slabs_ready:
+                self._empty.remove(index)
+            slab = self._start(index, slot_bytes)
+        if slab.slot_bytes != slot_bytes or slab.owners[position] is not None:
+            return False
+        if position >= slab.fresh:
+            slab.free.extend(range(slab.fresh, position))
+            slab.fresh = position + 1
+        else:
+            slab.free.remove(position)
+        slab.owners[position] = owner
+        slab.used += 1
+        self.bytes_used += slot_bytes
+        if slab.full:
+            del self._open[slot_bytes][index]
+        return True
+
+    def has_room(self, slot_bytes: int) -> bool:
+        return bool(self._empty) or bool(self._open.get(slot_bytes))
+
+    def slabs_of_other_sizes(self, slot_bytes: int) -> Iterator[int]:
+        """Slabs that serve another size, for taking one over."""
+        return (slab.index for slab in self._slabs if slab is not None and slab.slot_bytes != slot_bytes)
+
+    def slab_owners(self, slab_index: int) -> list[Owner]:
+        slab = self._slabs[slab_index]
+        return [] if slab is None else [owner for owner in slab.owners if owner is not None]
+
+    def taken(self) -> Iterator[tuple[int, int, Owner]]:
+        """(offset, slot_bytes, owner) of every slot that is taken."""
+        for slab in self._slabs:
+            if slab is None:
+                continue
+            for position, owner in enumerate(slab.owners):
+                if owner is not None:
+                    yield slab.index * self.slab_bytes + position * slab.slot_bytes, slab.slot_bytes, owner
+
+    def usage(self) -> dict[int, tuple[int, int]]:
+        """slot_bytes -> (slots taken, slabs)."""
+        usage: dict[int, tuple[int, int]] = {}
+        for slab in self._slabs:
+            if slab is not None:
+                slots, slabs = usage.get(slab.slot_bytes, (0, 0))
+                usage[slab.slot_bytes] = (slots + slab.used, slabs + 1)
+        return usage
+
+    def check(self) -> None:
+        """Asserts that the counts and the lists of free places agree with the owners."""
+        for index, slab in enumerate(self._slabs):
+            if slab is None:
+                continue
+            assert slab.index == index
+            assert slab.used == sum(owner is not None for owner in slab.owners) > 0
+            assert slab.used + len(slab.free) == slab.fresh
+            assert len(set(slab.free)) == len(slab.free)
+            assert all(slab.owners[position] is None for position in slab.free)
+            assert slab.full != (index in self._open.get(slab.slot_bytes, {}))
+        assert sorted(self._empty) == [i for i in range(self.slabs_ready) if self._slabs[i] is None]
+        assert self.bytes_used == sum(slot_bytes for _, slot_bytes, _ in self.taken())
+
+    def _start(self, index: int, slot_bytes: int) -> _Slab[Owner]:
+        slab: _Slab[Owner] = _Slab(index, slot_bytes, self.slab_bytes)
+        self._slabs[index] = slab
+        self._open.setdefault(slot_bytes, {})[index] = slab
+        return slab
+
+    def _find(self, offset: int) -> tuple[_Slab[Owner], int]:
+        slab = self._slabs[offset // self.slab_bytes]
+        assert slab is not None
+        position, rest = divmod(offset % self.slab_bytes, slab.slot_bytes)
+        assert rest == 0
+        return slab, position

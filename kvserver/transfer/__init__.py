@@ -1,0 +1,1 @@
+"""How bytes move: layouts (pure) and the engines that copy (native)."""

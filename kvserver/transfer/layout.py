@@ -1,0 +1,191 @@
+"""Where the pages of a registered cache lie, and what geometry a namespace fixes.
+
+Parse, don't validate: `Layout.parse` checks a Register once; afterwards every page of every block id in range lies
+inside its buffer and no two pages of a group share a byte. The address of page (region r, block b) of a run is
+
+    offset + r * region_stride + b * block_stride
+
+which covers K/V-first, block-first, MLA and cross-layer tensors alike. A shard's bytes in its slot are
+[run][region][block of the chunk][page_bytes], so equal chunks are equal bytes whatever the engine's strides are.
+"""
+
+from dataclasses import dataclass
+
+from kvserver.errors import RequestError
+from kvserver.wire.messages import (
+    BUFFERS_MAX,
+    GROUPS_MAX,
+    REGION_RUNS_MAX,
+    SHARDS_MAX,
+    Buffer,
+    GroupSpec,
+    Kind,
+    RegionRun,
+    Register,
+)
+
+BYTES_MAX = 1 << 50
+"""No offset, stride or size is larger; keeps every product far inside int64."""
+
+REGIONS_MAX = 1 << 16
+"""Regions of one group."""
+
+PageShape = tuple[tuple[int, int], ...]
+"""(regions, page_bytes) of each run, in order: what must be equal for two ranks' shards to be interchangeable."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGeometry:
+    """What every cache of a namespace agrees on for one group."""
+
+    block_tokens: int
+    kind: Kind
+    window_tokens: int
+    shards: int
+    writers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What every cache of a namespace agrees on."""
+
+    chunk_tokens: int
+    groups: tuple[GroupGeometry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """One group of one rank's cache."""
+
+    blocks_per_chunk: int
+    blocks: int
+    shard: int
+    writer: int
+    pages: PageShape
+    shard_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A checked Register."""
+
+    geometry: Geometry
+    groups: tuple[GroupLayout, ...]
+
+    @staticmethod
+    def parse(register: Register) -> "Layout":
+        """Raises RequestError("layout" | "geometry"), naming what was expected and what came."""
+        _require("geometry", "chunk_tokens", register.chunk_tokens, 1, 1 << 20)
+        _require("geometry", "groups", len(register.groups), 1, GROUPS_MAX)
+        _require("layout", "buffers", len(register.buffers), 1, BUFFERS_MAX)
+        for index, buffer in enumerate(register.buffers):
+            _require("layout", f"buffers[{index}].bytes", buffer.bytes, 1, BYTES_MAX)
+        _require("layout", "region runs", sum(len(group.regions) for group in register.groups), 1, REGION_RUNS_MAX)
+        shapes = [_group_geometry(index, group, register.chunk_tokens) for index, group in enumerate(register.groups)]
+        groups = [
+            _group_layout(index, group, register.chunk_tokens, register.buffers)
+            for index, group in enumerate(register.groups)
+        ]
+        return Layout(Geometry(register.chunk_tokens, tuple(shapes)), tuple(groups))
+
+
+def _require(code: str, what: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise RequestError(code, f"{what}={value} must be in [{least}, {most}]")
+
+
+def _group_geometry(index: int, group: GroupSpec, chunk_tokens: int) -> GroupGeometry:
+    where = f"groups[{index}]"
+    _require("geometry", f"{where}.block_tokens", group.block_tokens, 1, chunk_tokens)
+    if chunk_tokens % group.block_tokens:
+        raise RequestError(
+            "geometry", f"{where}.block_tokens={group.block_tokens} must divide chunk_tokens={chunk_tokens}"
+        )
+    if group.kind == "state" and group.block_tokens != chunk_tokens:
+        raise RequestError(
+            "geometry",
+            f"{where}.block_tokens={group.block_tokens} of a state group must equal chunk_tokens={chunk_tokens}",
+        )
+    if group.kind == "window":
+        _require("geometry", f"{where}.window_tokens", group.window_tokens, 1, 1 << 30)
+    else:
+        _require("geometry", f"{where}.window_tokens", group.window_tokens, 0, 0)
+    _require("geometry", f"{where}.shards", group.shards, 1, SHARDS_MAX)
+    _require("geometry", f"{where}.shard", group.shard, 0, group.shards - 1)
+    _require("geometry", f"{where}.writers", group.writers, 1, SHARDS_MAX)
+    _require("geometry", f"{where}.writer", group.writer, 0, group.writers - 1)
+    return GroupGeometry(group.block_tokens, group.kind, group.window_tokens, group.shards, group.writers)
+
+
+def _group_layout(index: int, group: GroupSpec, chunk_tokens: int, buffers: list[Buffer]) -> GroupLayout:
+    where = f"groups[{index}]"
+    _require("layout", f"{where}.blocks", group.blocks, 1, 1 << 30)
+    if not group.regions:
+        raise RequestError("layout", f"{where}.regions is empty, expected at least one run")
+    for number, run in enumerate(group.regions):
+        _check_run(f"{where}.regions[{number}]", run, group.blocks, buffers)
+    _check_overlap(where, group.regions, group.blocks)
+    pages = tuple((run.regions, run.page_bytes) for run in group.regions)
+    blocks_per_chunk = chunk_tokens // group.block_tokens
+    shard_bytes = blocks_per_chunk * sum(regions * page_bytes for regions, page_bytes in pages)
+    return GroupLayout(blocks_per_chunk, group.blocks, group.shard, group.writer, pages, shard_bytes)
+
+
+def _check_run(where: str, run: RegionRun, blocks: int, buffers: list[Buffer]) -> None:
+    _require("layout", f"{where}.buffer", run.buffer, 0, len(buffers) - 1)
+    _require("layout", f"{where}.regions", run.regions, 1, 1 << 20)
+    _require("layout", f"{where}.page_bytes", run.page_bytes, 1, BYTES_MAX)
+    for name in ("offset", "region_stride", "block_stride"):
+        _require("layout", f"{where}.{name}", getattr(run, name), 0, BYTES_MAX)
+    end = _end(run, blocks)
+    if end > buffers[run.buffer].bytes:
+        raise RequestError("layout", f"{where} ends at {end}, beyond its buffer of {buffers[run.buffer].bytes} bytes")
+
+
+def _end(run: RegionRun, blocks: int) -> int:
+    return run.offset + (run.regions - 1) * run.region_stride + (blocks - 1) * run.block_stride + run.page_bytes
+
+
+def _check_overlap(where: str, runs: list[RegionRun], blocks: int) -> None:
+    """No two pages of a group share a byte (groups may alias each other: one block id belongs to one group at a time).
+
+    Every region is an arithmetic progression of pages. Progressions whose extents are apart cannot meet; those whose
+    extents touch must share one stride and keep to disjoint parts of it."""
+    _require("layout", f"{where} regions", sum(run.regions for run in runs), 1, REGIONS_MAX)
+    regions = sorted(
+        (run.buffer, run.offset + region * run.region_stride, number)
+        for number, run in enumerate(runs)
+        for region in range(run.regions)
+    )
+    cluster: list[tuple[int, int, int]] = []
+    reach = -1
+    for entry in regions:
+        buffer, start, number = entry
+        if cluster and (buffer != cluster[0][0] or start >= reach):
+            _check_cluster(where, cluster, runs, blocks)
+            cluster, reach = [], -1
+        cluster.append(entry)
+        reach = max(reach, start + (blocks - 1) * runs[number].block_stride + runs[number].page_bytes)
+    _check_cluster(where, cluster, runs, blocks)
+
+
+def _check_cluster(where: str, cluster: list[tuple[int, int, int]], runs: list[RegionRun], blocks: int) -> None:
+    first = cluster[0][2]
+    stride = runs[first].block_stride
+    parts = []
+    for _, start, number in cluster:
+        run = runs[number]
+        if run.block_stride != stride or (blocks > 1 and run.page_bytes > stride):
+            raise RequestError(
+                "layout",
+                f"{where}.regions[{first}] (block_stride={stride}) and [{number}] (block_stride={run.block_stride}, "
+                f"page_bytes={run.page_bytes}) overlap or interleave unevenly",
+            )
+        begin = start % stride if blocks > 1 else start
+        parts.append((begin, begin + run.page_bytes, number))
+    parts.sort()
+    for (_, end, one), (begin, _, other) in zip(parts, parts[1:], strict=False):
+        if begin < end:
+            raise RequestError("layout", f"{where}.regions[{one}] and [{other}] overlap")
+    if blocks > 1 and parts[-1][1] > parts[0][0] + stride:
+        raise RequestError("layout", f"{where}.regions[{parts[-1][2]}] and [{parts[0][2]}] overlap")

@@ -1,0 +1,60 @@
+"""Frames to messages and back, with the refusals that a client can cause."""
+
+import msgspec
+
+from kvserver.errors import RequestError
+from kvserver.wire.messages import FRAME_BYTES_MAX, PROTOCOL, Error, Reply, Request
+
+_decoder = msgspec.msgpack.Decoder(Request)
+_reply_decoder = msgspec.msgpack.Decoder(Reply)
+encode = msgspec.msgpack.Encoder().encode
+
+ID_MAX = (1 << 63) - 1
+
+
+class Malformed(Exception):
+    """A frame that is not a request; carries the Error frame that answers it."""
+
+    def __init__(self, reply: Error) -> None:
+        super().__init__(reply.message)
+        self.reply = reply
+
+
+def decode_request(frame: bytes | memoryview) -> Request:
+    """Raises Malformed for anything that is not exactly a request of this protocol version."""
+    if len(frame) > FRAME_BYTES_MAX:
+        raise Malformed(Error(0, "request", "frame-size", f"{len(frame)} bytes, at most {FRAME_BYTES_MAX} are read"))
+    try:
+        return _decoder.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
+        raise Malformed(_explain(frame, problem)) from problem
+
+
+def decode_reply(frame: bytes | memoryview) -> Reply:
+    """Raises RequestError("frame") when the server speaks something else."""
+    try:
+        return _reply_decoder.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
+        raise RequestError("frame", f"not a reply of protocol {PROTOCOL}: {problem}") from problem
+
+
+def error_reply(request_id: int, error: RequestError) -> Error:
+    return Error(request_id, "request", error.code, error.message)
+
+
+def protocol_mismatch(got: object) -> RequestError:
+    return RequestError("protocol", f"this server speaks protocol {PROTOCOL}, the client said {got!r}")
+
+
+def _explain(frame: bytes | memoryview, problem: Exception) -> Error:
+    """Finds the request's id where there is one, and names a Hello of another protocol as what it is."""
+    try:
+        raw = msgspec.msgpack.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raw = None
+    if not isinstance(raw, list) or not raw:
+        return Error(0, "request", "frame", f"not a msgpack array [tag, id, ...]: {problem}")
+    request_id = raw[1] if len(raw) > 1 and isinstance(raw[1], int) and 0 <= raw[1] <= ID_MAX else 0
+    if raw[0] == "hello" and len(raw) > 2 and raw[2] != PROTOCOL:
+        return error_reply(request_id, protocol_mismatch(raw[2]))
+    return Error(request_id, "request", "frame", str(problem))

@@ -1,0 +1,105 @@
+"""The status document: what the server is doing now. One shape for messages.StatusIs, /status and `kvserver status`.
+
+JSON objects with the names below; numbers are counts unless the name has a unit. It is meant for people and dashboards,
+so fields may be added; readers ignore what they do not know. Lists are cut at SHOWN_MAX entries: whatever builds a
+document must take microseconds, since it does so on the brain's thread.
+"""
+
+from typing import Literal
+
+import msgspec
+
+SHOWN_MAX = 64
+
+
+class ArenaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The DRAM tier. used <= ready <= total: an arena is answered for from the first second and grows."""
+
+    total_bytes: int
+    ready_bytes: int
+    """Touched, and usable."""
+    used_bytes: int
+    """In slots that are taken."""
+    slab_bytes: int
+    slabs_total: int
+    slabs_ready: int
+    problem: str = ""
+    """Why the arena stopped growing; empty while all is well."""
+
+
+class SlotSize(msgspec.Struct, frozen=True, kw_only=True):
+    """The slabs that serve slots of one size now."""
+
+    slot_bytes: int
+    slabs: int
+    slots: int
+    slots_used: int
+
+
+class MoverStatus(msgspec.Struct, frozen=True, kw_only=True):
+    mover: int
+    device: str
+    """Kind and index, for example "host:0"."""
+    state: Literal["starting", "ready", "killed"]
+    pid: int
+    backend: str
+    """What moves the bytes, as the mover reported it; empty until it is ready."""
+    caches: int
+    jobs: int
+
+
+class CacheStatus(msgspec.Struct, frozen=True, kw_only=True):
+    cache: int
+    name: str
+    session: int
+    namespace: str
+    """Hexadecimal."""
+    mover: int
+    mode: str
+    state: Literal["mapping", "mapped", "unmapping"]
+    jobs: int
+
+
+class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    session: int
+    engine: str
+    epoch: int
+    rank: int
+    software: str
+    attached: bool
+    caches: int
+    jobs: int
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    server: str
+    """Name and version."""
+    incarnation: int
+    uptime_s: float
+    """Of the brain."""
+    arena: ArenaStatus
+    slot_sizes: list[SlotSize]
+    namespaces: int
+    chunks: int
+    """Chunks that the index holds, sealed or being stored."""
+    chunks_max: int
+    sessions: int
+    caches: int
+    leases: int
+    pins: int
+    """Pinned prefixes: one for each lease and each retrieve that runs."""
+    stores: int
+    """In flight."""
+    retrieves: int
+    """In flight."""
+    movers: list[MoverStatus]
+    shown_sessions: list[SessionStatus]
+    """The first SHOWN_MAX of them."""
+    shown_caches: list[CacheStatus]
+    """The first SHOWN_MAX of them."""
+    counters: dict[str, int | dict[str, int]]
+    """service/counters.py says what each means."""
+
+
+encode_status = msgspec.json.Encoder().encode
+decode_status = msgspec.json.Decoder(Status).decode
