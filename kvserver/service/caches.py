@@ -1,7 +1,7 @@
 """Registered caches and the namespaces that they use.
 
-A namespace fixes a geometry and, shard by shard, the shapes of the pages; whoever registers later must agree. Nothing is
-mapped here: the device's mover does that, and the reply to Register waits for it.
+A namespace fixes a geometry and, shard by shard, the shapes of the pages; whoever registers later must agree. Nothing
+is mapped here: the device's mover does that, and the reply to Register waits for it.
 """
 
 import zlib
@@ -23,13 +23,17 @@ from kvserver.wire.orders import MapBoard, MapCache, UnmapCache
 def register(core: Core, session: Session, peer: int, request: Register, now_ns: int) -> None:
     """Checks a cache against its namespace and has the device's mover map it; the reply comes when that is done."""
     if not session.attached_peer:
-        raise RequestError("not-attached", "attach first: without a held connection nobody would notice this worker's end")
+        raise RequestError(
+            "not-attached", "attach first: without a held connection nobody would notice this worker's end"
+        )
     check_name("name", request.name)
     check_namespace(request.namespace)
     if request.name in session.caches:
         raise RequestError("registered-twice", f"this session has a cache named {request.name!r} already")
     if len(core.caches) >= core.bounds.caches_max:
-        raise ResourceError("caches", f"{len(core.caches)} caches are registered, at most {core.bounds.caches_max} may be")
+        raise ResourceError(
+            "caches", f"{len(core.caches)} caches are registered, at most {core.bounds.caches_max} may be"
+        )
     if request.mode != "direct":
         raise RequestError("mode", f"mode {request.mode!r} is not one of device kind host; expected 'direct'")
     layout = Layout.parse(request)
@@ -91,7 +95,9 @@ def _check_descriptors(session: Session, request: Register) -> tuple[int, ...]:
     numbers = tuple(buffer.descriptor for buffer in request.buffers)
     for number in numbers:
         if number not in session.offered:
-            raise RequestError("descriptor-unknown", f"descriptor {number} was not offered by this session, or is used up")
+            raise RequestError(
+                "descriptor-unknown", f"descriptor {number} was not offered by this session, or is used up"
+            )
     if len(set(numbers)) != len(numbers):
         raise RequestError("descriptor-unknown", f"descriptors {list(numbers)} must differ from each other")
     return numbers
@@ -121,7 +127,8 @@ def _space_for(core: Core, digest: bytes, layout: Layout) -> Space:
     if space is not None:
         if space.geometry != layout.geometry:
             raise RequestError(
-                "geometry", f"namespace {digest[:6].hex()} has {space.geometry}, this registration says {layout.geometry}"
+                "geometry",
+                f"namespace {digest[:6].hex()} has {space.geometry}, this registration says {layout.geometry}",
             )
         return space
     if len(core.chunks.spaces) >= core.bounds.namespaces_max and not _forget_a_namespace(core):
@@ -157,7 +164,8 @@ def _check_shards(core: Core, space: Space, layout: Layout) -> None:
         slot_bytes = slot_bytes_for(group.shard_bytes)
         if slot_bytes > core.bounds.slab_bytes:
             raise ResourceError(
-                "slot-size", f"a shard of {group.shard_bytes} bytes does not fit a slab of {core.bounds.slab_bytes} bytes"
+                "slot-size",
+                f"a shard of {group.shard_bytes} bytes does not fit a slab of {core.bounds.slab_bytes} bytes",
             )
     chunk_bytes = sum(part.slot_bytes for part in space.parts)
     if chunk_bytes > core.bounds.arena_bytes:
@@ -192,5 +200,3 @@ def _document(space: Space) -> NamespaceDocument:
         for index, shape in enumerate(space.geometry.groups)
     ]
     return NamespaceDocument(DOCUMENT_FORMAT, space.digest, space.geometry.chunk_tokens, groups)
-
-

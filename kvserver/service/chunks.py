@@ -183,9 +183,9 @@ class Chunks:
 
     def drop_if_bare(self, space: Space, node: Node) -> None:
         """Takes back a new node for which nothing could be reserved."""
-        if node.state != GONE and node not in self.pendings and not node.slots and node.children is None:
-            if node.pins == 0:
-                self._remove(space, node)
+        bare = node not in self.pendings and not node.slots and node.children is None
+        if bare and node.state != GONE and node.pins == 0:
+            self._remove(space, node)
 
     def seal(self, node: Node, part: int, job: int) -> bool:
         """The bytes of a part are final. False when its chunk is gone meanwhile (then the slot was an orphan)."""

@@ -1,7 +1,8 @@
 """What the service wants done. The shell carries effects out in the order in which they stand.
 
-Order matters in one place, and `Service.handle` guarantees it: ledger entries are published (they precede the reply that
-promises them), then withdrawn (that precedes the order that lets a mover write into the slot again), then the rest.
+Order matters in one place, and `Service.handle` guarantees it: ledger entries are published (that precedes the reply
+that promises them), then withdrawn (that precedes the order that lets a mover write into the slot again), then the
+rest.
 """
 
 from typing import NamedTuple
@@ -80,12 +81,7 @@ class CloseSession(NamedTuple):
     """Ends a session's connections, and drops its board and pidfd."""
 
     session: int
-
-
-class ClosePeer(NamedTuple):
-    """Ends one connection."""
-
-    peer: int
+    peers: tuple[int, ...]
 
 
 class Log(NamedTuple):
@@ -108,6 +104,5 @@ Effect = (
     | Ask
     | CloseDescriptors
     | CloseSession
-    | ClosePeer
     | Log
 )

@@ -64,7 +64,9 @@ def usable(core: Core, session: Session, number: int, now_ns: int) -> Lease:
     if lease.engine is not session.engine:
         raise _foreign(lease, session)
     if not 0 <= session.rank < session.engine.ranks:
-        raise RequestError("lease-rank", f"rank {session.rank} cannot retrieve; ranks are 0 to {session.engine.ranks - 1}")
+        raise RequestError(
+            "lease-rank", f"rank {session.rank} cannot retrieve; ranks are 0 to {session.engine.ranks - 1}"
+        )
     if session.rank in lease.ranks_used:
         raise RequestError("lease-used", f"rank {session.rank} has used lease {number} before; each rank may once")
     return lease

@@ -140,14 +140,16 @@ def forget_queued(core: Core, cache: Cache) -> bool:
 def drop_board(core: Core, mover: Mover, cache: Cache) -> None:
     """An ended session's board goes with its last cache."""
     session = cache.session
-    if session.ended and session.number in mover.boards:
-        if not any(other.session is session for other in mover.caches.values()):
-            mover.boards.discard(session.number)
-            queued = [item for item in mover.queue if item.board == session.number]
-            for item in queued:
-                mover.queue.remove(item)
-            if not queued:
-                core.instruct(mover, DropBoard(session.number))
+    if not session.ended or session.number not in mover.boards:
+        return
+    if any(other.session is session for other in mover.caches.values()):
+        return
+    mover.boards.discard(session.number)
+    queued = [item for item in mover.queue if item.board == session.number]
+    for item in queued:
+        mover.queue.remove(item)
+    if not queued:
+        core.instruct(mover, DropBoard(session.number))
 
 
 def _drop_queue(core: Core, mover: Mover) -> None:

@@ -1,7 +1,7 @@
 """The index, rebuilt from what the ledger holds after a brain died.
 
-Trusted is only what is whole: a namespace with a readable document, a group with all its shards, a chunk whose parent is
-there. Everything else is withdrawn. Two entries for one shard cannot both be true; the later generation wins.
+Trusted is only what is whole: a namespace with a readable document, a group with all its shards, a chunk whose parent
+is there. Everything else is withdrawn. Two entries for one shard cannot both be true; the later generation wins.
 """
 
 from collections import defaultdict
@@ -12,9 +12,6 @@ from kvserver.service.state import Core
 from kvserver.tiers.records import NO_PARENT, NamespaceDocument, Record, decode_document, unpack_all
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Geometry, GroupGeometry
-from kvserver.wire.messages import Kind
-
-KINDS: dict[str, Kind] = {"full": "full", "window": "window", "state": "state"}
 
 
 def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> None:
@@ -44,7 +41,7 @@ def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> N
 
 def _space(number: int, document: NamespaceDocument) -> Space:
     groups = tuple(
-        GroupGeometry(group.block_tokens, KINDS[group.kind], group.window_tokens, group.shards, group.writers)
+        GroupGeometry(group.block_tokens, group.kind, group.window_tokens, group.shards, group.writers)
         for group in document.groups
     )
     space = Space(document.digest, number, Geometry(document.chunk_tokens, groups))
@@ -66,15 +63,15 @@ def _grow_trees(core: Core, chunks: Chunks) -> None:
     """Adds chunks parents first; a chunk whose parent never comes is withdrawn."""
     by_parent: dict[tuple[bytes, bytes], list[bytes]] = defaultdict(list)
     for (namespace, key), shards in chunks.items():
-        parent = next(iter(shards.values())).parent
-        by_parent[(namespace, b"" if parent == NO_PARENT else parent)].append(key)
+        above = next(iter(shards.values())).parent
+        by_parent[(namespace, b"" if above == NO_PARENT else above)].append(key)
     for digest, space in core.chunks.spaces.items():
-        frontier = [space.root]
+        frontier: list[Node] = [space.root]
         for parent in frontier:
-            for key in by_parent.get((digest, parent.key), ()):
-                node = _adopt(core, space, parent, key, chunks[(digest, key)])
+            for child in by_parent.get((digest, parent.key), ()):
+                node = _adopt(core, space, parent, child, chunks[(digest, child)])
                 if node is not None:
-                    del chunks[(digest, key)]
+                    del chunks[(digest, child)]
                     frontier.append(node)
     for shards in chunks.values():
         core.chunks.withdrawn.extend(record.offset for record in shards.values())

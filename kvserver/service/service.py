@@ -1,7 +1,8 @@
 """The brain: `Service.handle(event, now_ns) -> effects`.
 
-Pure: no socket, clock, thread, file, process or GPU. Time and randomness are arguments, what happens comes in as an event,
-what shall be done goes out as effects. The shell (server.py) and the simulator (tests/sim) drive the same object.
+Pure: no socket, clock, thread, file, process or GPU. Time and randomness are arguments, what happens comes in as an
+event, what shall be done goes out as effects. The shell (server.py) and the simulator (tests/sim) drive the same
+object.
 """
 
 from array import array
@@ -53,7 +54,7 @@ class Service:
         documents: list[tuple[int, bytes]] | None = None,
         records: bytes = b"",
     ) -> None:
-        """documents and records: what the ledger holds from an earlier brain; effects() then withdraws what is dropped."""
+        """documents, records: what the ledger holds from an earlier brain. effects() then withdraws what is dropped."""
         self._core = Core(bounds, random_bytes, server, incarnation, started_ns)
         restore.restore(self._core, documents or [], records)
 

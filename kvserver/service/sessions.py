@@ -37,15 +37,21 @@ def hello(core: Core, peer: int, request: Hello, now_ns: int) -> None:
     check_name("engine", request.engine)
     check_name("software", request.software)
     if not 1 <= request.ranks <= SHARDS_MAX or not -1 <= request.rank < request.ranks:
-        raise RequestError("rank", f"rank={request.rank} of ranks={request.ranks}; expected -1 <= rank < ranks <= {SHARDS_MAX}")
+        raise RequestError(
+            "rank", f"rank={request.rank} of ranks={request.ranks}; expected -1 <= rank < ranks <= {SHARDS_MAX}"
+        )
     if len(core.sessions) >= core.bounds.sessions_max:
-        raise ResourceError("sessions", f"{len(core.sessions)} sessions are open, at most {core.bounds.sessions_max} may be")
+        raise ResourceError(
+            "sessions", f"{len(core.sessions)} sessions are open, at most {core.bounds.sessions_max} may be"
+        )
     name = (request.engine, request.epoch)
     engine = core.engines.get(name)
     if engine is None:
         engine = core.engines[name] = Engine(request.engine, request.epoch, request.ranks)
     if engine.ranks != request.ranks:
-        raise RequestError("ranks", f"engine {request.engine!r} has ranks={engine.ranks}, this process says {request.ranks}")
+        raise RequestError(
+            "ranks", f"engine {request.engine!r} has ranks={engine.ranks}, this process says {request.ranks}"
+        )
     token = core.random_bytes(SESSION_BYTES)
     session = Session(core.number("session"), token, engine, request.rank, request.software)
     engine.sessions += 1
@@ -113,13 +119,14 @@ def end(core: Core, session: Session, why: str, now_ns: int) -> None:
     session.ended = True
     del core.sessions[session.number]
     del core.tokens[session.token]
-    for peer in session.peers:
-        core.peers.pop(peer, None)
+    peers = tuple(sorted(session.peers))
+    for peer in peers:
+        del core.peers[peer]
     session.peers.clear()
     if session.offered:
         core.effects.append(CloseDescriptors(tuple(sorted(session.offered))))
         session.offered.clear()
-    core.effects.append(CloseSession(session.number))
+    core.effects.append(CloseSession(session.number, peers))
     core.counters.sessions_closed += 1
     core.log("session closed", ("session", session.number), ("engine", session.engine.name), ("why", why))
     _leave_engine(core, session.engine)

@@ -219,7 +219,9 @@ class Core:
     def own_cache(self, session: Session, number: int) -> Cache:
         cache = self.caches.get(number)
         if cache is None or cache.session is not session:
-            raise RequestError("cache-unknown", f"this session has no cache {number}: never registered, or its mover died")
+            raise RequestError(
+                "cache-unknown", f"this session has no cache {number}: never registered, or its mover died"
+            )
         return cache
 
     # ---------------------------------------------------------------- outbox

@@ -1,7 +1,8 @@
 """Stores and retrieves: from the request to the job, and from the job's end to the reply.
 
-The brain forwards packed block ids and never looks into them; what it adds is the slot of each chunk. A store walks its
-keys once, and keeps hold of the last node with a pin, so that making room for the next chunk cannot evict the one before.
+The brain forwards packed block ids and never looks into them; what it adds is the slot of each chunk. A store walks
+its keys once, and pins the last node that it came by, so that making room for the next chunk cannot evict the one
+before.
 """
 
 from array import array
@@ -61,7 +62,7 @@ def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) 
     elif parent is None or parent.depth != request.first_chunk:
         job.why = "parent-absent"
     else:
-        _walk(core, job, parent, request, spans, count, now_ns)
+        _walk(core, job, parent, request, spans=spans, now_ns=now_ns)
     if any(slot != ABSENT for run in job.runs for slot in run.slots):
         copies = [_copy_group(run, span) for run, span in zip(job.runs, spans, strict=True) if run.slots]
         _submit(core, job, request, copies, now_ns)
@@ -90,7 +91,7 @@ def _store_spans(cache: Cache, request: Store, count: int) -> list[Span]:
     return spans
 
 
-def _walk(core: Core, job: Job, parent: Node, request: Store, spans: list[Span], count: int, now_ns: int) -> None:
+def _walk(core: Core, job: Job, parent: Node, request: Store, *, spans: list[Span], now_ns: int) -> None:
     """Finds or makes the node of each key, reserves its groups and takes this rank's parts for the job."""
     chunks, space, cache = core.chunks, job.space, job.cache
     chunks.generation += 1
@@ -99,7 +100,7 @@ def _walk(core: Core, job: Job, parent: Node, request: Store, spans: list[Span],
     writes = [_writes(cache, span.group) for span in spans]
     anchor = parent
     chunks.pin(anchor)
-    for position in range(count):
+    for position in range(len(request.keys) // KEY_BYTES):
         chunk = request.first_chunk + position
         key = request.keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]
         here = [index for index, span in enumerate(spans) if span.first <= chunk < span.last]
@@ -132,7 +133,9 @@ def _writes(cache: Cache, group: int) -> tuple[int, int, int]:
 
 def _copy_group(run: GroupRun, span: Span) -> CopyGroup:
     blocks = len(run.slots) * span.blocks_per_chunk
-    return CopyGroup(span.group, span.first_block, span.block_ids[: blocks * BLOCK_ID_BYTES], array("q", run.slots).tobytes())
+    return CopyGroup(
+        span.group, span.first_block, span.block_ids[: blocks * BLOCK_ID_BYTES], array("q", run.slots).tobytes()
+    )
 
 
 def _store_ended(core: Core, job: Job, done: Done) -> None:
@@ -142,7 +145,7 @@ def _store_ended(core: Core, job: Job, done: Done) -> None:
     written = 0
     for position, parts in _parts_written(job):
         if kept:
-            written += any([core.chunks.seal(job.walk[position], part, job.number) for part in parts])
+            written += sum(core.chunks.seal(job.walk[position], part, job.number) for part in parts) > 0
     if not kept:
         for position, parts in reversed(list(_parts_written(job))):
             for part in parts:
@@ -208,7 +211,7 @@ def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns:
     if lease.space.digest != cache.digest:
         raise RequestError(
             "lease-namespace",
-            f"lease {lease.number} is on namespace {lease.space.digest[:6].hex()}, the cache on {cache.digest[:6].hex()}",
+            f"lease {lease.number} is on {lease.space.digest[:6].hex()}, the cache on {cache.digest[:6].hex()}",
         )
     spans = _spans(cache, request.groups)
     for span in spans:
@@ -242,7 +245,8 @@ def _slots(space: Space, cache: Cache, chain: Sequence[Node], span: Span) -> byt
     for node in chain[span.first : span.last]:
         if not node.present & bit:
             raise RequestError(
-                "not-held", f"group {span.group} holds nothing of chunk {node.depth - 1}: outside of what the lookup needed"
+                "not-held",
+                f"group {span.group} holds nothing of chunk {node.depth - 1}: outside of what the lookup needed",
             )
         assert node.state == READY
         slots.append(node.slots[part])
@@ -314,7 +318,9 @@ def _usable_cache(core: Core, session: Session, request: Store | Retrieve) -> Ca
     """The cache of a transfer, and the checks that stores and retrieves share."""
     cache = core.own_cache(session, request.cache)
     if cache.state != "mapped" or cache.mover.state != "ready":
-        raise RequestError("cache-not-mapped", f"cache {request.cache} is {cache.state} on a mover that is {cache.mover.state}")
+        raise RequestError(
+            "cache-not-mapped", f"cache {request.cache} is {cache.state} on a mover that is {cache.mover.state}"
+        )
     if not 0 <= request.word < BOARD_WORDS or not 0 <= request.generation < 1 << 55:
         raise RequestError("word", f"word={request.word} must be in [0, {BOARD_WORDS}), generation in [0, 2^55)")
     if len(session.jobs) >= core.bounds.jobs_max:
@@ -335,16 +341,18 @@ def _spans(cache: Cache, groups: list[GroupBlocks]) -> list[Span]:
         total += blocks
         if rest or blocks == 0 or total > BLOCKS_MAX:
             raise RequestError(
-                "block-ids", f"group {item.group}: {len(item.block_ids)} bytes of block ids; expected 1 to {BLOCKS_MAX} "
-                f"ids of {BLOCK_ID_BYTES} bytes in all groups together"
-            )  # fmt: skip
+                "block-ids",
+                f"group {item.group}: {len(item.block_ids)} bytes of block ids; expected 1 to {BLOCKS_MAX} ids of "
+                f"{BLOCK_ID_BYTES} bytes in all groups together",
+            )
         if not 0 <= item.first_block < 1 << 40:
-            raise RequestError("block-range", f"group {item.group}: first_block={item.first_block} must not be negative")
+            raise RequestError(
+                "block-range", f"group {item.group}: first_block={item.first_block} must not be negative"
+            )
         per_chunk = cache.layout.groups[item.group].blocks_per_chunk
-        last = item.first_block + blocks
-        spans.append(
-            Span(item.group, per_chunk, item.first_block, last, item.first_block // per_chunk, -(-last // per_chunk), item.block_ids)
-        )  # fmt: skip
+        last_block = item.first_block + blocks
+        first, last = item.first_block // per_chunk, -(-last_block // per_chunk)
+        spans.append(Span(item.group, per_chunk, item.first_block, last_block, first, last, item.block_ids))
     if not spans:
         raise RequestError("block-ids", "no group brings any blocks")
     return spans

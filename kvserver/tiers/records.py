@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvserver.tiers.slots import SLOT_ALIGN
+from kvserver.wire.messages import Kind
 
 RECORD = struct.Struct("<q32s32s32sHHIIIQ")
 NO_PARENT = bytes(32)
@@ -39,13 +40,14 @@ def pack(record: Record) -> bytes:
 
 
 def unpack_all(records: bytes) -> Iterator[Record]:
-    for *head, slot_units, generation in RECORD.iter_unpack(records):
-        yield Record(*head, slot_units * SLOT_ALIGN, generation)
+    for fields in RECORD.iter_unpack(records):
+        record = Record._make(fields)
+        yield record._replace(slot_bytes=record.slot_bytes * SLOT_ALIGN)
 
 
 class GroupDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_tokens: int
-    kind: str
+    kind: Kind
     window_tokens: int
     shards: int
     writers: int

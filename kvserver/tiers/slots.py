@@ -22,7 +22,7 @@ def slot_bytes_for(shard_bytes: int) -> int:
 
 
 class _Slab(Generic[Owner]):
-    __slots__ = ("fresh", "free", "index", "owners", "slot_bytes", "used")
+    __slots__ = ("free", "fresh", "index", "owners", "slot_bytes", "used")
 
     def __init__(self, index: int, slot_bytes: int, slab_bytes: int) -> None:
         self.index = index

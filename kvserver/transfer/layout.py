@@ -10,6 +10,7 @@ which covers K/V-first, block-first, MLA and cross-layer tensors alike. A shard'
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kvserver.errors import RequestError
 from kvserver.wire.messages import (
@@ -184,7 +185,7 @@ def _check_cluster(where: str, cluster: list[tuple[int, int, int]], runs: list[R
         begin = start % stride if blocks > 1 else start
         parts.append((begin, begin + run.page_bytes, number))
     parts.sort()
-    for (_, end, one), (begin, _, other) in zip(parts, parts[1:], strict=False):
+    for (_, end, one), (begin, _, other) in pairwise(parts):
         if begin < end:
             raise RequestError("layout", f"{where}.regions[{one}] and [{other}] overlap")
     if blocks > 1 and parts[-1][1] > parts[0][0] + stride:

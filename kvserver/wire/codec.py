@@ -5,8 +5,8 @@ import msgspec
 from kvserver.errors import RequestError
 from kvserver.wire.messages import FRAME_BYTES_MAX, PROTOCOL, Error, Reply, Request
 
-_decoder = msgspec.msgpack.Decoder(Request)
-_reply_decoder = msgspec.msgpack.Decoder(Reply)
+_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 encode = msgspec.msgpack.Encoder().encode
 
 ID_MAX = (1 << 63) - 1
@@ -25,7 +25,8 @@ def decode_request(frame: bytes | memoryview) -> Request:
     if len(frame) > FRAME_BYTES_MAX:
         raise Malformed(Error(0, "request", "frame-size", f"{len(frame)} bytes, at most {FRAME_BYTES_MAX} are read"))
     try:
-        return _decoder.decode(frame)
+        request: Request = _decoder.decode(frame)
+        return request
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
         raise Malformed(_explain(frame, problem)) from problem
 
@@ -33,7 +34,8 @@ def decode_request(frame: bytes | memoryview) -> Request:
 def decode_reply(frame: bytes | memoryview) -> Reply:
     """Raises RequestError("frame") when the server speaks something else."""
     try:
-        return _reply_decoder.decode(frame)
+        reply: Reply = _reply_decoder.decode(frame)
+        return reply
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
         raise RequestError("frame", f"not a reply of protocol {PROTOCOL}: {problem}") from problem
 

@@ -50,7 +50,7 @@ class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
 # ---------------------------------------------------------------- pieces
 
 
-class GroupSpec(Frame):
+class GroupSpec(Frame, frozen=True):
     """One group of a cache: layers that share block ids."""
 
     block_tokens: int
@@ -73,7 +73,7 @@ class GroupSpec(Frame):
     regions: list["RegionRun"]
 
 
-class RegionRun(Frame):
+class RegionRun(Frame, frozen=True):
     """`regions` equally spaced regions: page (r, b) lies at offset + r*region_stride + b*block_stride of the buffer."""
 
     buffer: int
@@ -86,7 +86,7 @@ class RegionRun(Frame):
     """Bytes of one block in one region."""
 
 
-class Buffer(Frame):
+class Buffer(Frame, frozen=True):
     """One exported allocation of the engine."""
 
     descriptor: int
@@ -97,7 +97,7 @@ class Buffer(Frame):
     """Size of the allocation; every page of every region lies inside."""
 
 
-class GroupBlocks(Frame):
+class GroupBlocks(Frame, frozen=True):
     """The blocks of one group in a store or retrieve: block_ids[i] holds block `first_block + i` of the prefix."""
 
     group: int
@@ -105,7 +105,7 @@ class GroupBlocks(Frame):
     block_ids: bytes
 
 
-class Limits(Frame):
+class Limits(Frame, frozen=True):
     """What the server accepts; the client splits larger requests by itself."""
 
     chunks_max: int
@@ -118,7 +118,7 @@ class Limits(Frame):
 # ---------------------------------------------------------------- requests
 
 
-class Hello(Frame, tag="hello"):
+class Hello(Frame, tag="hello", frozen=True):
     """First message of a ZeroMQ connection."""
 
     id: int
@@ -135,27 +135,27 @@ class Hello(Frame, tag="hello"):
     """Name and version of the client, for the log."""
 
 
-class Attach(Frame, tag="attach"):
-    """First message of the local connection that keeps the session alive. Reply: Attached and the board's descriptor."""
+class Attach(Frame, tag="attach", frozen=True):
+    """First message of the local connection that keeps the session alive. Reply: Attached, with the board."""
 
     id: int
     session: bytes
 
 
-class Lane(Frame, tag="lane"):
+class Lane(Frame, tag="lane", frozen=True):
     """First message of a local connection for requests. Reply: LaneOpen."""
 
     id: int
     session: bytes
 
 
-class Offer(Frame, tag="offer"):
+class Offer(Frame, tag="offer", frozen=True):
     """On the attached connection, with exactly one descriptor: memory that Register will name. Reply: Offered."""
 
     id: int
 
 
-class Watch(Frame, tag="watch"):
+class Watch(Frame, tag="watch", frozen=True):
     """On the attached connection: asks for the pidfd of the mover that serves a cache. Reply: Watched and the pidfd.
 
     Readable means that the mover is gone and none of its copies can still run."""
@@ -164,7 +164,7 @@ class Watch(Frame, tag="watch"):
     cache: int
 
 
-class Register(Frame, tag="register"):
+class Register(Frame, tag="register", frozen=True):
     """Registers one rank's KV cache. Needs an attached session. Reply: Registered."""
 
     id: int
@@ -181,14 +181,14 @@ class Register(Frame, tag="register"):
     groups: list[GroupSpec]
 
 
-class Unregister(Frame, tag="unregister"):
+class Unregister(Frame, tag="unregister", frozen=True):
     """Ends a registration after its jobs. Reply: Unregistered, when the mover has let the memory go."""
 
     id: int
     cache: int
 
 
-class Lookup(Frame, tag="lookup"):
+class Lookup(Frame, tag="lookup", frozen=True):
     """Asks for the longest prefix that every group and shard can serve. Reply: Found. Moves no bytes."""
 
     id: int
@@ -198,14 +198,14 @@ class Lookup(Frame, tag="lookup"):
     """A lease is granted only for at least this many chunks (at least 1)."""
 
 
-class Release(Frame, tag="release"):
+class Release(Frame, tag="release", frozen=True):
     """Gives a lease back. Reply: Released. Releasing an unknown or expired lease is not an error."""
 
     id: int
     lease: int
 
 
-class Store(Frame, tag="store"):
+class Store(Frame, tag="store", frozen=True):
     """Stores the shards of one rank for a run of chunks. Reply: Stored, after the bytes are sealed."""
 
     id: int
@@ -224,7 +224,7 @@ class Store(Frame, tag="store"):
     """Whole chunks. Full groups cover all keys; window and state groups may cover a part, or be absent."""
 
 
-class Retrieve(Frame, tag="retrieve"):
+class Retrieve(Frame, tag="retrieve", frozen=True):
     """Brings leased blocks into the cache; a block range may start and end inside a chunk. Reply: Retrieved."""
 
     id: int
@@ -236,14 +236,14 @@ class Retrieve(Frame, tag="retrieve"):
     groups: list[GroupBlocks]
 
 
-class Clear(Frame, tag="clear"):
+class Clear(Frame, tag="clear", frozen=True):
     """Forgets every chunk of a namespace. Reply: Cleared. Afterwards nothing that was stored before is served."""
 
     id: int
     namespace: bytes
 
 
-class Status(Frame, tag="status"):
+class Status(Frame, tag="status", frozen=True):
     """Asks for the /status document. Reply: StatusIs."""
 
     id: int
@@ -256,7 +256,7 @@ Request = (
 # ---------------------------------------------------------------- replies
 
 
-class Welcome(Frame, tag="welcome"):
+class Welcome(Frame, tag="welcome", frozen=True):
     id: int
     session: bytes
     """Secret that Attach and Lane present."""
@@ -266,35 +266,35 @@ class Welcome(Frame, tag="welcome"):
     limits: Limits
 
 
-class Attached(Frame, tag="attached"):
+class Attached(Frame, tag="attached", frozen=True):
     id: int
 
 
-class LaneOpen(Frame, tag="lane-open"):
+class LaneOpen(Frame, tag="lane-open", frozen=True):
     id: int
 
 
-class Offered(Frame, tag="offered"):
+class Offered(Frame, tag="offered", frozen=True):
     id: int
     descriptor: int
 
 
-class Watched(Frame, tag="watched"):
+class Watched(Frame, tag="watched", frozen=True):
     id: int
     mover: int
 
 
-class Registered(Frame, tag="registered"):
+class Registered(Frame, tag="registered", frozen=True):
     id: int
     cache: int
     mover: int
 
 
-class Unregistered(Frame, tag="unregistered"):
+class Unregistered(Frame, tag="unregistered", frozen=True):
     id: int
 
 
-class Found(Frame, tag="found"):
+class Found(Frame, tag="found", frozen=True):
     """`chunks` leading chunks are held for every group and shard."""
 
     id: int
@@ -304,11 +304,11 @@ class Found(Frame, tag="found"):
     ttl_ms: int
 
 
-class Released(Frame, tag="released"):
+class Released(Frame, tag="released", frozen=True):
     id: int
 
 
-class Stored(Frame, tag="stored"):
+class Stored(Frame, tag="stored", frozen=True):
     """A store tells the truth: `chunks` counts leading chunks of the request whose shards of this rank are now held
     (found there, or written by this job); less than asked when something could not go, and `why` says what."""
 
@@ -322,23 +322,23 @@ class Stored(Frame, tag="stored"):
     client gave the job up. discarded: cleared, or another rank failed to store its shard in time."""
 
 
-class Retrieved(Frame, tag="retrieved"):
+class Retrieved(Frame, tag="retrieved", frozen=True):
     id: int
     bytes: int
 
 
-class Cleared(Frame, tag="cleared"):
+class Cleared(Frame, tag="cleared", frozen=True):
     id: int
     chunks: int
 
 
-class StatusIs(Frame, tag="status-is"):
+class StatusIs(Frame, tag="status-is", frozen=True):
     id: int
     document: bytes
     """JSON."""
 
 
-class Error(Frame, tag="error"):
+class Error(Frame, tag="error", frozen=True):
     """The typed refusal of a request."""
 
     id: int

@@ -18,19 +18,19 @@ JobKind = Literal["store", "retrieve"]
 # ---------------------------------------------------------------- brain → mover
 
 
-class MapBoard(Frame, tag="map-board"):
+class MapBoard(Frame, tag="map-board", frozen=True):
     """Descriptor: the session's board. Sent before the session's first cache."""
 
     session: int
 
 
-class DropBoard(Frame, tag="drop-board"):
+class DropBoard(Frame, tag="drop-board", frozen=True):
     """The session is gone and all its caches are unmapped."""
 
     session: int
 
 
-class MapCache(Frame, tag="map-cache"):
+class MapCache(Frame, tag="map-cache", frozen=True):
     """Descriptors: one per buffer of a host cache. Report: Mapped or MapFailed."""
 
     cache: int
@@ -40,13 +40,13 @@ class MapCache(Frame, tag="map-cache"):
     groups: list[GroupSpec]
 
 
-class UnmapCache(Frame, tag="unmap-cache"):
+class UnmapCache(Frame, tag="unmap-cache", frozen=True):
     """Waits for the cache's copies, then lets the memory go. Report: Unmapped."""
 
     cache: int
 
 
-class CopyGroup(Frame):
+class CopyGroup(Frame, frozen=True):
     """One group of a copy. Blocks are those of messages.GroupBlocks."""
 
     group: int
@@ -56,7 +56,7 @@ class CopyGroup(Frame):
     """Little-endian int64, one per chunk that the blocks touch: the arena offset of this rank's shard, -1 = skip."""
 
 
-class Copy(Frame, tag="copy"):
+class Copy(Frame, tag="copy", frozen=True):
     """One job. The mover turns the state word live → submitted before the first byte, → done after the last."""
 
     job: int
@@ -68,7 +68,7 @@ class Copy(Frame, tag="copy"):
     groups: list[CopyGroup]
 
 
-class Cancel(Frame, tag="cancel"):
+class Cancel(Frame, tag="cancel", frozen=True):
     """Ends a job soon: what has not begun is not begun. Its Done still comes, once."""
 
     job: int
@@ -79,7 +79,7 @@ Order = MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel
 # ---------------------------------------------------------------- mover → brain
 
 
-class Ready(Frame, tag="ready"):
+class Ready(Frame, tag="ready", frozen=True):
     """First report of a mover: it has mapped the arena and its self-test passed."""
 
     pid: int
@@ -87,21 +87,21 @@ class Ready(Frame, tag="ready"):
     """What moves the bytes, for the log, /status and a metric."""
 
 
-class Mapped(Frame, tag="mapped"):
+class Mapped(Frame, tag="mapped", frozen=True):
     cache: int
 
 
-class MapFailed(Frame, tag="map-failed"):
+class MapFailed(Frame, tag="map-failed", frozen=True):
     cache: int
     code: str
     message: str
 
 
-class Unmapped(Frame, tag="unmapped"):
+class Unmapped(Frame, tag="unmapped", frozen=True):
     cache: int
 
 
-class Done(Frame, tag="done"):
+class Done(Frame, tag="done", frozen=True):
     """A job's end: no byte of it moves any more.
 
     done: all bytes are in place and the word says so. abandoned: the client had given the job up. failed: the device
@@ -121,7 +121,7 @@ Report = Ready | Mapped | MapFailed | Unmapped | Done
 # ---------------------------------------------------------------- brain → supervisor
 
 
-class StartMover(Frame, tag="start-mover"):
+class StartMover(Frame, tag="start-mover", frozen=True):
     """News: MoverStarted."""
 
     mover: int
@@ -130,7 +130,7 @@ class StartMover(Frame, tag="start-mover"):
     device_index: int
 
 
-class KillMover(Frame, tag="kill-mover"):
+class KillMover(Frame, tag="kill-mover", frozen=True):
     """SIGKILL. News: MoverReaped."""
 
     mover: int
@@ -141,14 +141,14 @@ Wish = StartMover | KillMover
 # ---------------------------------------------------------------- supervisor → brain
 
 
-class MoverStarted(Frame, tag="mover-started"):
+class MoverStarted(Frame, tag="mover-started", frozen=True):
     """Descriptors: the brain's end of the mover's socket, the mover's pidfd."""
 
     mover: int
     pid: int
 
 
-class MoverReaped(Frame, tag="mover-reaped"):
+class MoverReaped(Frame, tag="mover-reaped", frozen=True):
     """The process is gone: no copy of it can still run."""
 
     mover: int
@@ -156,7 +156,7 @@ class MoverReaped(Frame, tag="mover-reaped"):
     """For the log: "exit 3", "signal 9"."""
 
 
-class Grown(Frame, tag="grown"):
+class Grown(Frame, tag="grown", frozen=True):
     """The first `slabs` slabs of the arena are touched and may be used."""
 
     slabs: int

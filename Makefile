@@ -1,0 +1,73 @@
+# Everything a checkout is used for. `make help` explains. Needs python3 (3.11 or newer), make, a C++20 compiler, PyPI.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+SEEDS ?= 1000
+SEED0 ?= 1
+SMOKE_SEEDS ?= 100
+
+RUN := $(VENV)/bin
+STAMP := $(VENV)/installed
+BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+
+.PHONY: help install demo test sim drill test-asan bench lint format clean
+
+help:
+	@echo 'make demo        replay recorded traffic against a server, compare every byte (under two minutes)'
+	@echo 'make test        unit and process tests, then $(SMOKE_SEEDS) seeds of the simulator (no GPU)'
+	@echo 'make sim         the simulator: SEEDS=$(SEEDS) seeds from SEED0=$(SEED0); a failing seed is printed'
+	@echo 'make drill       deliberate bugs, one by one: which of them does the simulator catch?'
+	@echo 'make test-asan   the native tests under address and undefined-behaviour sanitizers'
+	@echo 'make bench       all benchmarks, one JSON object a row'
+	@echo 'make lint        ruff, mypy --strict, clang-format; changes nothing'
+	@echo 'make format      writes what lint asks of the format'
+	@echo 'make install     only the virtual environment, which all of these make when it is missing or old'
+	@echo 'make clean       removes the virtual environment and everything that was built'
+	@echo
+	@echo 'PYTHON=python3.12 chooses the interpreter, VENV=DIR where the environment is made (.venv)'
+
+install: $(STAMP)
+
+# Python files need no new installation: the checkout itself is what is installed.
+$(STAMP): $(BUILT_FROM)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvserver needs Python 3.11 or newer: make PYTHON=...")'
+	@test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(RUN)/kvserver replay --name demo
+
+test: $(STAMP)
+	$(RUN)/python -m pytest tests/unit tests/process
+	$(RUN)/python -m tests.sim --seeds $(SMOKE_SEEDS) --seed0 $(SEED0)
+
+sim: $(STAMP)
+	$(RUN)/python -m tests.sim --seeds $(SEEDS) --seed0 $(SEED0)
+
+drill: $(STAMP)
+	$(RUN)/python -m tests.sim.drill
+
+test-asan: $(STAMP)
+	PYTHON=$(RUN)/python tests/asan.sh
+
+bench: $(STAMP)
+	@for which in service host start; do $(RUN)/kvserver bench $$which -- --json; done
+
+lint: $(STAMP)
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+	$(RUN)/clang-format --dry-run -Werror csrc/*.cpp csrc/*.h
+
+format: $(STAMP)
+	$(RUN)/ruff check --fix .
+	$(RUN)/ruff format .
+	$(RUN)/clang-format -i csrc/*.cpp csrc/*.h
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache

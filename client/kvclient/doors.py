@@ -1,0 +1,215 @@
+"""The two doors of the server as the background thread uses them: requests out, replies in, in any order.
+
+A Door belongs to the loop's thread. It matches replies to requests by id, drops replies that nobody waits for any more,
+and ends every wait when the connection is lost.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+import zmq
+
+from kvclient.counters import Counters
+from kvclient.loop import Loop, Lost, Source, Trouble, Waiter
+from kvserver.errors import RequestError
+from kvserver.wire.codec import decode_reply, encode
+from kvserver.wire.messages import FRAME_BYTES_MAX, Error, Frame, Reply, Request
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Frame)
+
+FRAMES_PER_TURN = 64
+DESCRIPTORS_MAX = 4
+ZMQ_RECONNECT_MS = 20
+ZMQ_RECONNECT_MS_MAX = 500
+
+RACES = frozenset({"cache-unknown", "cache-not-mapped", "lease-unknown", "not-attached"})
+"""Refusals that a correct caller meets when the server or a mover died, or a lease ran out, a moment ago."""
+
+
+class Answer(NamedTuple):
+    reply: Reply
+    descriptors: tuple[int, ...]
+    """Now the receiver's to close."""
+
+
+class Transport(Protocol):
+    """Moves frames without blocking; OSError when it cannot any more."""
+
+    @property
+    def source(self) -> Source: ...
+    def send(self, frame: bytes, descriptor: int) -> None: ...
+    def receive(self) -> tuple[bytes, tuple[int, ...]] | None:
+        """The next frame, or None when none has come. ConnectionError at the end of the stream."""
+
+    def close(self) -> None: ...
+
+
+class ZmqTransport:
+    """A DEALER of its own for each session: nothing of an earlier session can arrive on it."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", path: str) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, ZMQ_RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, ZMQ_RECONNECT_MS_MAX)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        self._socket.connect(f"ipc://{path}")
+
+    @property
+    def source(self) -> Source:
+        return self._socket
+
+    def send(self, frame: bytes, descriptor: int) -> None:
+        assert descriptor < 0
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            raise BlockingIOError("the ZeroMQ queue is full") from None
+
+    def receive(self) -> tuple[bytes, tuple[int, ...]] | None:
+        try:
+            return self._socket.recv(zmq.NOBLOCK), ()
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class LocalTransport:
+    """A SOCK_SEQPACKET connection, which carries descriptors."""
+
+    def __init__(self, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            self.socket.connect(path)
+        except OSError:
+            self.socket.close()
+            raise
+
+    @property
+    def source(self) -> Source:
+        return self.socket.fileno()
+
+    def send(self, frame: bytes, descriptor: int) -> None:
+        socket.send_fds(self.socket, [frame], [descriptor] if descriptor >= 0 else [])
+
+    def receive(self) -> tuple[bytes, tuple[int, ...]] | None:
+        try:
+            frame, descriptors, flags, _ = socket.recv_fds(
+                self.socket, FRAME_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return None
+        if not frame or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            close_all(descriptors)
+            raise ConnectionError("cut off" if frame else "closed by the server")
+        return frame, tuple(descriptors)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Door:
+    """One connection to the server. `on_lost` is called once, when it cannot be used any more."""
+
+    def __init__(self, loop: Loop, counters: Counters, transport: Transport, on_lost: Callable[[Lost], None]) -> None:
+        self._loop = loop
+        self._counters = counters
+        self._transport = transport
+        self._on_lost = on_lost
+        self._asks: dict[int, Waiter] = {}
+        self._lost: Lost | None = None
+        loop.watch(transport.source, self._readable)
+
+    async def ask(self, request: Request, expects: type[R], due_s: float, *, descriptor: int = -1) -> R:
+        """The typed reply to a request. RequestError when the caller is wrong, Trouble for everything else."""
+        reply, descriptors = await self.ask_for_descriptor(request, expects, due_s, descriptor=descriptor)
+        close_all(descriptors)
+        return reply
+
+    async def ask_for_descriptor(
+        self, request: Request, expects: type[R], due_s: float, *, descriptor: int = -1
+    ) -> tuple[R, tuple[int, ...]]:
+        if self._lost is not None:
+            raise self._lost
+        waiter = self._asks[request.id] = Waiter(due_s)
+        try:
+            self._send(encode(request), descriptor)
+            answer: Answer = await waiter
+        finally:
+            del self._asks[request.id]
+        if isinstance(answer.reply, expects):
+            return answer.reply, answer.descriptors
+        close_all(answer.descriptors)
+        if isinstance(answer.reply, Error):
+            raise self._refusal(answer.reply)
+        raise self.lose(Lost("frame", f"expected {expects.__name__}, the server said {type(answer.reply).__name__}"))
+
+    def lose(self, lost: Lost) -> Lost:
+        """Ends the connection and every wait on it; returns the first loss, for raising."""
+        if self._lost is None:
+            self._lost = lost
+            self._loop.unwatch(self._transport.source)
+            self._transport.close()
+            for waiter in self._asks.values():
+                self._loop.fail(waiter, lost)
+            self._on_lost(lost)
+        return self._lost
+
+    def detach(self) -> None:
+        """The connection lives on in other hands: it is no longer watched here."""
+        assert not self._asks
+        self._loop.unwatch(self._transport.source)
+        self._lost = Lost("detached")
+
+    def _send(self, frame: bytes, descriptor: int) -> None:
+        try:
+            self._transport.send(frame, descriptor)
+        except BlockingIOError:
+            raise Trouble("busy", "the server does not read") from None
+        except OSError as problem:
+            raise self.lose(Lost("connection-lost", str(problem))) from problem
+
+    def _readable(self) -> None:
+        try:
+            for _ in range(FRAMES_PER_TURN):
+                received = self._transport.receive()
+                if received is None or self._lost is not None:
+                    return
+                self._take(*received)
+        except OSError as problem:
+            self.lose(Lost("connection-lost", str(problem)))
+
+    def _take(self, frame: bytes, descriptors: tuple[int, ...]) -> None:
+        try:
+            reply = decode_reply(frame)
+        except RequestError as error:
+            close_all(descriptors)
+            self.lose(Lost("frame", error.message))
+            return
+        waiter = self._asks.get(reply.id)
+        if waiter is None or waiter.settled:
+            close_all(descriptors)
+            self._counters.add("replies_late")
+            if reply.id == 0 and isinstance(reply, Error):
+                log.warning("the server could not read a request code=%s message=%s", reply.code, reply.message)
+            return
+        self._loop.settle(waiter, Answer(reply, descriptors))
+
+    def _refusal(self, error: Error) -> Exception:
+        if error.code == "session-unknown":
+            return self.lose(Lost("session-unknown", error.message))
+        if error.family == "request" and error.code not in RACES:
+            return RequestError(error.code, error.message)
+        return Trouble(error.code, error.message)
+
+
+def close_all(descriptors: tuple[int, ...] | list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,218 @@
+"""Names of chunks and namespaces: what must be equal for bytes to be interchangeable, as 32-byte digests.
+
+Everything here is a function of its arguments alone: Python's hash() and PYTHONHASHSEED never matter, and two processes
+on two machines agree. Keys are packed back to back in prefix order, as the protocol wants them. Token ids never travel.
+"""
+
+import hashlib
+import math
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from blake3 import blake3
+
+from kvserver.errors import RequestError
+from kvserver.wire.messages import KEY_BYTES
+
+Algorithm = Literal["sha256", "blake3"]
+
+TokenIds = Sequence[int] | memoryview
+"""A list, an array, or anything with a buffer of integers, such as an int32 or int64 tensor of a framework."""
+
+_SEED_TEXT = b"kvserver.chain.1\0"
+_BLOCK_HASH_TEXT = b"kvserver.block-hash.1\0"
+_NAMESPACE_TEXT = b"kvserver.namespace.1\0"
+_TOKEN_BYTES = 4
+_NESTING_MAX = 32
+_UNSIGNED_FORMATS = ("I", "L")
+
+_DIGESTS: dict[str, Callable[[bytes], bytes]] = {
+    "sha256": lambda preimage: hashlib.sha256(preimage).digest(),
+    "blake3": lambda preimage: blake3(preimage).digest(),
+}
+
+
+# ---------------------------------------------------------------- chunks
+
+
+def chunk_keys(
+    token_ids: TokenIds,
+    chunk_tokens: int,
+    *,
+    algorithm: Algorithm = "sha256",
+    extra: bytes = b"",
+    parent: bytes = b"",
+) -> bytes:
+    """The packed keys of all whole chunks of a prompt; tokens of a last, partial chunk are not named.
+
+    With H the algorithm, u32 and u64 little-endian, and t the token ids:
+
+        key[-1] = parent, or without one  H("kvserver.chain.1" 0x00 || u64(chunk_tokens) || extra)
+        key[i]  = H(key[i-1] || u32(t[i*chunk_tokens]) || ... || u32(t[(i+1)*chunk_tokens - 1]))
+
+    extra: everything of the request that changes the bytes without being a token (cache salt, LoRA adapter,
+    multimodal hashes), encoded by the caller; namespace_digest() of a mapping is a good encoding.
+    parent: the key before token_ids[0], to go on with a chain; its chain holds the extra already.
+    """
+    digest = _digest(algorithm)
+    if chunk_tokens < 1:
+        raise RequestError("chunk-tokens", f"chunk_tokens={chunk_tokens} must be at least 1")
+    if parent and len(parent) != KEY_BYTES:
+        raise RequestError("parent", f"{len(parent)} bytes of parent; expected {KEY_BYTES}, or none at the start of a chain")
+    if parent and extra:
+        raise RequestError("extra", "extra goes into the start of a chain; this one has a parent, which holds it already")
+    tokens = _packed_tokens(token_ids)
+    key = parent or digest(_SEED_TEXT + struct.pack("<Q", chunk_tokens) + extra)
+    chunk_bytes = chunk_tokens * _TOKEN_BYTES
+    keys = []
+    for start in range(0, len(tokens) - chunk_bytes + 1, chunk_bytes):
+        key = digest(b"".join((key, tokens[start : start + chunk_bytes])))
+        keys.append(key)
+    return b"".join(keys)
+
+
+def keys_from_block_hashes(
+    block_hashes: Sequence[bytes],
+    blocks_per_chunk: int,
+    *,
+    algorithm: Algorithm = "sha256",
+    extra: bytes = b"",
+) -> bytes:
+    """The packed keys of all whole chunks of a prompt whose blocks the engine has hashed itself.
+
+    The engine's hashes must be chained over the whole prefix, deterministic and 32 bytes long; then the last hash of a
+    chunk names all tokens up to its end:
+
+        key[i] = H("kvserver.block-hash.1" 0x00 || u64(blocks_per_chunk) || u64(len(extra)) || extra
+                   || block_hashes[(i+1)*blocks_per_chunk - 1])
+    """
+    digest = _digest(algorithm)
+    if blocks_per_chunk < 1:
+        raise RequestError("blocks-per-chunk", f"blocks_per_chunk={blocks_per_chunk} must be at least 1")
+    wrong = sorted(set(map(len, block_hashes)) - {KEY_BYTES})
+    if wrong:
+        raise RequestError(
+            "block-hash", f"block hashes of {wrong} bytes; only {KEY_BYTES} bytes are enough to name content by"
+        )
+    head = _BLOCK_HASH_TEXT + struct.pack("<QQ", blocks_per_chunk, len(extra)) + extra
+    return b"".join([digest(head + last) for last in block_hashes[blocks_per_chunk - 1 :: blocks_per_chunk]])
+
+
+def key_to_text(key: bytes) -> str:
+    """A key or namespace as 64 lower-case hexadecimal digits, for logs and command lines."""
+    if len(key) != KEY_BYTES:
+        raise RequestError("key", f"{len(key)} bytes; a key has {KEY_BYTES}")
+    return key.hex()
+
+
+def key_from_text(text: str) -> bytes:
+    """The inverse of key_to_text; refuses every other spelling, so that one key has one text."""
+    if len(text) != 2 * KEY_BYTES or not set(text) <= set("0123456789abcdef"):
+        raise RequestError("key-text", f"{text[:80]!r} is not {2 * KEY_BYTES} lower-case hexadecimal digits")
+    return bytes.fromhex(text)
+
+
+# ---------------------------------------------------------------- namespaces
+
+
+def namespace_digest(facts: Mapping[str, object]) -> bytes:
+    """SHA-256 over everything that must be equal for bytes to be interchangeable.
+
+    That is: identity of model and weights (by content, not by path), every dtype, layer shapes, block and chunk size,
+    the grid of ranks, quantisation, the engine's layout version, the weight epoch. Values may be None, bool, int,
+    float, str, bytes, and lists, tuples and mappings of these; anything else is refused, because its text could differ
+    between processes. With N a little-endian u64 count of bytes or items:
+
+        None -> "n"   True -> "t"   False -> "f"   int -> "i" N decimal   float -> "d" f64
+        str -> "s" N utf-8   bytes -> "b" N raw   list, tuple -> "l" N items
+        mapping -> "m" N (key value)..., ordered by the keys' utf-8
+    """
+    if not facts:
+        raise RequestError("namespace", "an empty namespace would make all bytes interchangeable; say what must be equal")
+    parts = [_NAMESPACE_TEXT]
+    _encode(facts, parts, "namespace", 0)
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def _encode(value: object, parts: list[bytes], where: str, depth: int) -> None:
+    if depth > _NESTING_MAX:
+        raise RequestError("namespace", f"{where} is nested deeper than {_NESTING_MAX}")
+    match value:
+        case None:
+            parts.append(b"n")
+        case bool():
+            parts.append(b"t" if value else b"f")
+        case int():
+            _append(parts, b"i", str(int(value)).encode())
+        case float():
+            if math.isnan(value):
+                raise RequestError("namespace", f"{where} is not a number, and that equals nothing")
+            parts.append(b"d" + struct.pack("<d", value))
+        case str():
+            _append(parts, b"s", value.encode())
+        case bytes():
+            _append(parts, b"b", value)
+        case list() | tuple():
+            parts.append(b"l" + struct.pack("<Q", len(value)))
+            for index, item in enumerate(value):
+                _encode(item, parts, f"{where}[{index}]", depth + 1)
+        case Mapping():
+            _encode_mapping(value, parts, where, depth)
+        case _:
+            raise RequestError(
+                "namespace", f"{where} is a {type(value).__name__}; expected None, bool, int, float, str, bytes, list, mapping"
+            )
+
+
+def _encode_mapping(value: Mapping[object, object], parts: list[bytes], where: str, depth: int) -> None:
+    items = []
+    for name, item in value.items():
+        if not isinstance(name, str):
+            raise RequestError("namespace", f"{where} has the key {name!r}; keys must be str")
+        items.append((name.encode(), name, item))
+    parts.append(b"m" + struct.pack("<Q", len(items)))
+    for encoded, name, item in sorted(items, key=lambda entry: entry[0]):
+        _append(parts, b"s", encoded)
+        _encode(item, parts, f"{where}.{name}", depth + 1)
+
+
+def _append(parts: list[bytes], tag: bytes, content: bytes) -> None:
+    parts.append(tag + struct.pack("<Q", len(content)))
+    parts.append(content)
+
+
+# ---------------------------------------------------------------- tokens
+
+
+def _digest(algorithm: str) -> Callable[[bytes], bytes]:
+    if algorithm not in _DIGESTS:
+        raise RequestError("algorithm", f"algorithm={algorithm!r} must be one of {sorted(_DIGESTS)}")
+    return _DIGESTS[algorithm]
+
+
+def _packed_tokens(token_ids: TokenIds) -> memoryview:
+    """The ids as little-endian u32, without a Python loop over them; refuses ids that do not fit."""
+    if isinstance(token_ids, bytes | bytearray | str):
+        raise RequestError("tokens", f"{type(token_ids).__name__} given; expected token ids, not their bytes or text")
+    try:
+        ids: TokenIds = memoryview(token_ids)  # type: ignore[arg-type]
+    except TypeError:
+        ids = token_ids
+    if isinstance(ids, memoryview) and _is_packed(ids):
+        return ids.cast("B")
+    try:
+        packed = array("I", ids)
+    except (OverflowError, TypeError, NotImplementedError) as problem:
+        raise RequestError("tokens", f"token ids must be integers in [0, 2^32): {problem}") from problem
+    assert packed.itemsize == _TOKEN_BYTES
+    if sys.byteorder != "little":
+        packed.byteswap()
+    return memoryview(packed).cast("B")
+
+
+def _is_packed(ids: memoryview) -> bool:
+    plain = ids.ndim == 1 and ids.c_contiguous and ids.itemsize == _TOKEN_BYTES
+    return plain and ids.format in _UNSIGNED_FORMATS and sys.byteorder == "little"

@@ -1,0 +1,145 @@
+"""What callers hand to the client and what they get back. Plain values; nothing here touches a socket."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvserver.errors import RequestError
+from kvserver.wire.messages import GroupSpec, Mode, RegionRun
+
+BlockIds = bytes | bytearray | memoryview | Sequence[int]
+"""Packed little-endian int32, anything with a buffer of C ints (array("i"), an int32 tensor), or a sequence of ints."""
+
+
+class Blocks(NamedTuple):
+    """Blocks of one group: block_ids[i] holds block `first_block + i` of the prefix."""
+
+    group: int
+    first_block: int
+    block_ids: BlockIds
+
+
+class HostBuffer(NamedTuple):
+    """Ordinary memory that the engine keeps its KV in: a memfd, or another shared memory file."""
+
+    descriptor: int
+    """The client duplicates it; the caller may close it after register_cache()."""
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSpec:
+    """One rank's KV cache as the server is to know it. Kept, and registered again after every reconnect."""
+
+    name: str
+    """Names the cache within the client."""
+    namespace: bytes
+    """keys.namespace_digest() of everything that must be equal for bytes to be interchangeable."""
+    chunk_tokens: int
+    buffers: Sequence[HostBuffer]
+    groups: Sequence[GroupSpec]
+    device: str = "host"
+    device_index: int = 0
+    tenant: str = ""
+    mode: Mode = "direct"
+
+
+def full_group(
+    *,
+    block_tokens: int,
+    blocks: int,
+    regions: Sequence[RegionRun],
+    shards: int = 1,
+    shard: int = 0,
+    writers: int = 1,
+    writer: int = 0,
+) -> GroupSpec:
+    """The common group: full attention, every chunk of a prefix is needed."""
+    return GroupSpec(
+        block_tokens=block_tokens,
+        blocks=blocks,
+        kind="full",
+        window_tokens=0,
+        shards=shards,
+        shard=shard,
+        writers=writers,
+        writer=writer,
+        regions=list(regions),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """How long each call may take, in seconds. Afterwards it ends as a miss, or with what `why` says."""
+
+    lookup_s: float = 0.1
+    """Lookup and release: on the engine's hot path."""
+    request_s: float = 5.0
+    """Status and clear."""
+    store_s: float = 30.0
+    retrieve_s: float = 10.0
+    """When to give up. The future of a retrieve may complete later, when its blocks are quiet."""
+    register_s: float = 60.0
+    """Register and unregister; the first of a device starts a process."""
+    connect_s: float = 5.0
+    """From a connection that was accepted to the end of the handshake."""
+    probe_s: float = 1.0
+    """After a timeout: how long the background probe waits for a sign of life before it tries again."""
+    backoff_first_s: float = 0.02
+    backoff_max_s: float = 1.0
+    """Between attempts to connect, probe or register; doubles from first to max, with jitter."""
+    close_s: float = 5.0
+    """How long close() waits for retrieves whose blocks are still being written."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 < value <= 86_400:
+                raise RequestError("timeouts", f"{name}={value} must be in (0, 86400] seconds")
+        if self.backoff_first_s > self.backoff_max_s:
+            raise RequestError(
+                "timeouts", f"backoff_first_s={self.backoff_first_s} must not exceed backoff_max_s={self.backoff_max_s}"
+            )
+
+
+class Lease(NamedTuple):
+    """The server's promise to keep a prefix. Belongs to the engine (name and epoch): any of its processes may use it,
+    each rank for one retrieve."""
+
+    number: int
+    chunks: int
+    incarnation: int
+    """Of the server that granted it; another one does not know it."""
+    expires_monotonic_s: float
+    """On CLOCK_MONOTONIC of this machine; never later than the server's own idea."""
+
+
+class Found(NamedTuple):
+    """A lookup's outcome: `chunks` leading chunks can be served, with a lease when there were enough of them."""
+
+    chunks: int
+    lease: Lease | None
+    why: str = ""
+    """Empty when the server answered. Otherwise why it could not be asked, as in StoreResult."""
+
+
+class StoreResult(NamedTuple):
+    """`chunks` leading chunks of the request are held now; the blocks are the caller's again in every case."""
+
+    chunks: int
+    chunks_written: int
+    """How many of them this store brought; the rest was held already."""
+    bytes: int
+    why: str
+    """Empty when all were stored. The server's reasons are messages.Stored.why and its error codes; the client adds
+    busy (too many jobs in flight), timeout, not-connected, connection-lost, not-registered, closed, client-bug, and
+    late: all bytes were taken in time, but the count of chunks never came, so none is claimed here."""
+
+
+class RetrieveResult(NamedTuple):
+    """ok: every block holds its bytes. Otherwise nobody writes the blocks any more and their content is undefined."""
+
+    ok: bool
+    bytes: int
+    why: str
+    """Empty when ok. The client adds lease-lost (granted by an earlier life of the server) and doubt (the server said
+    done, the job's word did not) to the reasons named in StoreResult."""

@@ -1,0 +1,38 @@
+// The ways in which the data plane says no.
+//
+// KV_ASSERT: we wrote a bug; the process ends with a line that names it. Stays on in release builds.
+// bad_argument: the caller passed something wrong; Python sees ValueError.
+// Refusal: what a client asked for is wrong; a short word for programs in front. Python sees ValueError("code: ...").
+// throw_errno: the system refused; Python sees OSError with that errno.
+
+#pragma once
+
+#include <cstdarg>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+namespace kv {
+
+[[noreturn]] void assertion_failed(const char* expression, const char* file, int line);
+
+#define KV_ASSERT(expression) \
+    (static_cast<bool>(expression) ? void(0) : ::kv::assertion_failed(#expression, __FILE__, __LINE__))
+
+// printf-style, because C++20's std::format is missing from compilers that we support (GCC before 13).
+std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
+
+class Refusal : public std::invalid_argument {
+  public:
+    Refusal(const std::string& code, const std::string& message)
+        : std::invalid_argument(code + ": " + message), code(code), message(message) {}
+    std::string code;
+    std::string message;
+};
+
+[[noreturn]] inline void bad_argument(const std::string& message) { throw std::invalid_argument(message); }
+
+// Throws std::system_error for the current errno. `what` names the call and what it was for.
+[[noreturn]] void throw_errno(const std::string& what);
+
+}  // namespace kv

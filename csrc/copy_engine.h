@@ -1,0 +1,104 @@
+// Host copies between registered KV pools and the arena, by worker threads.
+//
+// Threads: one thread calls the methods (the mover's loop); `threads` workers copy; one housekeeper fills page tables
+// and unmaps. Nothing a caller does waits for a copy, except close().
+//
+// Order: retrieves before stores, each kind first come first served. All workers share the job in front; what a
+// retrieve waits for is at most the piece that a worker is copying when it arrives.
+//
+// Ends: every submitted job gives exactly one completion, every unmap_cache exactly one, after the cache's last job.
+// The word of a job reaches DONE only after all of its bytes are in place, FAILED only when none moves any more.
+
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "board.h"
+#include "completion_queue.h"
+#include "copy_job.h"
+#include "layout.h"
+#include "prefault.h"
+#include "shared_memory.h"
+
+namespace kv {
+
+class CopyEngine {
+  public:
+    // Maps the arena; the descriptor stays the caller's, here and below.
+    CopyEngine(int arena_fd, uint64_t arena_bytes, int threads);
+    // Cancels what has not begun, finishes what has, joins, unmaps. Call close() first to see the last completions.
+    ~CopyEngine();
+
+    std::string backend() const;
+    int eventfd() const { return completions_.eventfd(); }
+
+    // The board must be sealed against shrinking: words are changed outside of the guard against SIGBUS.
+    void map_board(uint64_t session, int fd, uint32_t words);
+    // bad_argument while a cache of the session is mapped.
+    void drop_board(uint64_t session);
+
+    // Refusal("layout" | "descriptor-size" | "descriptor-seal") leaves nothing mapped.
+    void map_cache(uint64_t cache, uint64_t session, const std::vector<int>& fds,
+                   const std::vector<uint64_t>& buffer_bytes, std::vector<Group> groups);
+    void unmap_cache(uint64_t cache);
+
+    // bad_argument (and no completion) for an unknown or leaving cache, an unmapped word, or a job number in use.
+    void submit(JobOrder order);
+    // A job that has ended, or was never submitted, is not an error: its completion may be under way.
+    void cancel(uint64_t job);
+
+    std::vector<Completion> completions(size_t most) { return completions_.take(most); }
+
+    // Cancels what has not begun, finishes what has, joins, unmaps. completions() may still be called.
+    void close();
+
+  private:
+    using JobPointer = std::shared_ptr<CopyJob>;
+    using Lock = std::unique_lock<std::mutex>;
+    struct Chore {
+        uint64_t cache;
+        std::shared_ptr<MappedCache> unmap;  // or
+        std::vector<Prefault> prefault;
+    };
+
+    void work();
+    JobPointer next_job();
+    void begin(const JobPointer& job, Lock& lock);
+    void copy_piece(const JobPointer& job, Lock& lock);
+    void end(const JobPointer& job, Completion completion);
+    void unmap_when_idle(uint64_t cache, Lock& lock);
+    void keep_house();
+    std::list<JobPointer>& queue_of(JobKind kind) { return kind == JobKind::RETRIEVE ? retrieves_ : stores_; }
+    std::shared_ptr<MappedCache> find_cache(uint64_t cache) const;
+
+    const int threads_;
+    Mapping arena_;
+    CompletionQueue completions_;
+
+    std::mutex mutex_;  // guards everything below
+    std::condition_variable work_ready_;
+    std::condition_variable chore_ready_;
+    bool closing_ = false;
+    std::unordered_map<uint64_t, std::shared_ptr<Board>> boards_;
+    std::unordered_map<uint64_t, std::shared_ptr<MappedCache>> caches_;
+    std::unordered_map<uint64_t, JobPointer> jobs_;  // submitted and not ended
+    std::list<JobPointer> retrieves_;                // with something left to begin or to hand out
+    std::list<JobPointer> stores_;
+    std::map<uint64_t, std::vector<Prefault>> prefaults_;  // by cache; ARENA for the arena's
+    std::deque<uint64_t> unmaps_;                           // idle caches that leave
+
+    std::vector<std::thread> workers_;
+    std::thread housekeeper_;
+};
+
+}  // namespace kv

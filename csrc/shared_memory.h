@@ -1,0 +1,70 @@
+// Shared memory: memfds, their seals, and mappings that unmap themselves.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace kv {
+
+// Slots start and end on this, in arena and ledger alike: the smallest page, and O_DIRECT's alignment.
+constexpr uint64_t SLOT_ALIGN = 4096;
+
+// Owns a file descriptor.
+class Descriptor {
+  public:
+    Descriptor() = default;
+    explicit Descriptor(int fd) : fd_(fd) {}
+    Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    Descriptor& operator=(Descriptor&& other) noexcept;
+    ~Descriptor();
+    int get() const { return fd_; }
+    int release() { return std::exchange(fd_, -1); }
+
+  private:
+    int fd_ = -1;
+};
+
+// Owns a shared, writable mapping of the first `bytes` of a file. Does not keep the descriptor.
+class Mapping {
+  public:
+    Mapping() = default;
+    // `what` names the mapping in errors. Touches nothing: pages appear when they are used or populated.
+    Mapping(int fd, uint64_t bytes, const std::string& what);
+    Mapping(Mapping&& other) noexcept;
+    Mapping& operator=(Mapping&& other) noexcept;
+    ~Mapping();
+
+    std::byte* data() const { return data_; }
+    uint64_t bytes() const { return bytes_; }
+    bool contains(const void* address) const;
+    void unmap();
+
+  private:
+    std::byte* data_ = nullptr;
+    uint64_t bytes_ = 0;
+};
+
+// A memfd of that size. huge_page_bytes 0 = normal pages. sealed = can neither shrink, grow, nor be sealed further.
+Descriptor create_memfd(const std::string& name, uint64_t bytes, uint64_t huge_page_bytes, bool sealed);
+
+// Huge pages of that size that are reserved and free.
+uint64_t free_huge_pages(uint64_t huge_page_bytes);
+
+uint64_t file_bytes(int fd);
+
+// The file's seals (F_SEAL_*), or -1 when it is not a shared-memory file.
+int file_seals(int fd);
+
+// Whether the file lives on hugetlbfs, which knows no SEEK_HOLE and populates whole huge pages.
+bool on_huge_pages(int fd);
+
+// An eventfd, non-blocking and close-on-exec.
+Descriptor create_eventfd();
+
+// Makes an eventfd readable.
+void signal_eventfd(int fd);
+
+}  // namespace kv

@@ -1,0 +1,366 @@
+"""What the operator decides: one frozen struct, from defaults, then a TOML file, then flags, and nothing else.
+
+Each key is declared once, with its type, default, bounds and description; --help, `kvserver config` and
+deploy/kvserver.toml are made from that. A key exists only if the server cannot know its value by itself. Whoever has a
+Config has a good one: bounds and relations are checked at construction, and 0 or "" that stands for "choose for me" has
+been replaced by what was chosen.
+"""
+
+import os
+import re
+import textwrap
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from kvserver.errors import ConfigError
+from kvserver.wire.messages import BOARD_WORDS
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+PAGE_BYTES = 4096
+DAY_MS = 86_400_000
+
+SLAB_BYTES_AUTO_MAX = 256 * MIB
+SLABS_AUTO_MIN = 16
+"""The slab that is chosen when none is given: small enough that 16 of them fit, so that several shard sizes can share
+the arena, and large enough that a big arena has few of them."""
+THREADS_AUTO_MAX = 4
+"""One socket's memory is saturated by about this many copying threads."""
+
+SOCKET_SUFFIXES = (".local", ".lock")
+"""Files beside the socket: the local door, and the lock that says that a server lives."""
+SUN_PATH_BYTES_MAX = 107
+"""sun_path of a Unix socket has 108 bytes, one of them for the final zero."""
+FILE_BYTES_MAX = MIB
+
+
+class About(NamedTuple):
+    """What a key means, and its smallest and largest value."""
+
+    text: str
+    least: int = 0
+    most: int = 0
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that a server was told. Raises ConfigError where a value or a relation between two is impossible."""
+
+    socket: Annotated[
+        str,
+        About(
+            "Path of the ZeroMQ socket; the local door is made beside it as SOCKET.local. Empty: "
+            "/run/kvserver/kvserver.sock for root, else kvserver/kvserver.sock in $XDG_RUNTIME_DIR."
+        ),
+    ] = ""
+    socket_group: Annotated[
+        str, About("Group whose members may connect as well (sockets get mode 0660). Empty: only this user (0600).")
+    ] = ""
+    arena_bytes: Annotated[
+        int,
+        About(
+            "DRAM for cached chunks. It is taken in the background, slab by slab, after the server has begun to "
+            "answer. Rounded down to whole slabs when the server chooses slab_bytes.",
+            least=MIB,
+            most=64 * TIB,
+        ),
+    ] = 4 * GIB
+    slab_bytes: Annotated[
+        int,
+        About(
+            "The arena is cut into slabs; a slab serves shards of one size at a time, and no shard can be larger than "
+            "a slab. 0: a power of two, a sixteenth of the arena at most and 256MiB at most.",
+            most=GIB,
+        ),
+    ] = 0
+    huge_page_bytes: Annotated[
+        int,
+        About(
+            "Back the arena by reserved huge pages of this size, 2MiB or 1GiB. 0: ordinary pages.",
+            most=GIB,
+        ),
+    ] = 0
+    numa_node: Annotated[int, About("NUMA node of the arena. -1: wherever the kernel puts it.", -1, 1023)] = -1
+    touch_threads: Annotated[
+        int, About("Threads that touch new memory of the arena. 0: one a core, 4 at most.", most=256)
+    ] = 0
+    copy_threads: Annotated[
+        int, About("Threads that copy in a mover of the host device. 0: one a core, 4 at most.", most=256)
+    ] = 0
+    chunks_max: Annotated[
+        int, About("Chunks in the index, all namespaces together; bounds the brain's memory.", 1, 100_000_000)
+    ] = 4_000_000
+    namespaces_max: Annotated[int, About("Namespaces that are held at the same time.", 1, 256)] = 256
+    sessions_max: Annotated[int, About("Client processes at the same time.", 1, 65_536)] = 1024
+    caches_max: Annotated[int, About("Registered caches, all sessions together.", 1, 65_536)] = 1024
+    leases_max: Annotated[int, About("Leases at the same time, all engines together.", 1, 1_000_000)] = 4096
+    jobs_max: Annotated[int, About("Stores and retrieves in flight for one session.", 1, BOARD_WORDS)] = 64
+    lease_ttl_ms: Annotated[
+        int, About("How long a lease lives unused: the longest wait between a lookup and its retrieve.", 1, DAY_MS)
+    ] = 30_000
+    lease_extended_ms: Annotated[
+        int, About("How long a lease lives after its first retrieve, for the other ranks to begin theirs.", 1, DAY_MS)
+    ] = 10_000
+    reserve_ttl_ms: Annotated[
+        int, About("A chunk of which some rank has not stored its shard by then is discarded.", 1, DAY_MS)
+    ] = 10_000
+    job_ttl_ms: Annotated[int, About("No store or retrieve runs longer, whatever its client says.", 1, DAY_MS)] = 60_000
+    attach_ttl_ms: Annotated[int, About("A session that has not attached by then is closed.", 1, DAY_MS)] = 10_000
+    mover_grace_ms: Annotated[
+        int, About("A mover that has not ended a cancelled job, or let a cache go, by then is killed.", 1, 60_000)
+    ] = 2_000
+    http_host: Annotated[str, About("Address for /healthz, /readyz, /metrics and /status.")] = "127.0.0.1"
+    http_port: Annotated[int, About("Port for them. 0: none.", most=65_535)] = 9710
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], About("Least level that is logged.")] = "info"
+    log_format: Annotated[Literal["text", "json"], About("Form of a log line on standard error.")] = "text"
+
+    def __post_init__(self) -> None:
+        for key in KEYS:
+            key.check(getattr(self, key.name))
+        self._choose()
+        _check_arena(self)
+        _check_socket(self.socket)
+        if not self.http_host:
+            raise ConfigError("config-http", 'http_host="" must be an address; http_port=0 turns HTTP off')
+
+    def _choose(self) -> None:
+        """Puts a value where the operator left the choice to us. The only writes to a Config, before anyone has it."""
+        choose = msgspec.structs.force_setattr
+        cores = len(os.sched_getaffinity(0))
+        if not self.socket:
+            choose(self, "socket", default_socket())
+        if not self.touch_threads:
+            choose(self, "touch_threads", min(cores, THREADS_AUTO_MAX))
+        if not self.copy_threads:
+            choose(self, "copy_threads", min(cores, THREADS_AUTO_MAX))
+        if not self.slab_bytes:
+            slab_bytes = min(SLAB_BYTES_AUTO_MAX, max(MIB, _power_of_two_below(self.arena_bytes // SLABS_AUTO_MIN)))
+            slab_bytes = max(slab_bytes, self.huge_page_bytes)
+            choose(self, "slab_bytes", slab_bytes)
+            choose(self, "arena_bytes", self.arena_bytes // slab_bytes * slab_bytes)
+
+
+class Key(NamedTuple):
+    """One key of Config, as declared there."""
+
+    name: str
+    kind: type[int] | type[str]
+    default: int | str
+    about: About
+    choices: tuple[str, ...]
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def in_bytes(self) -> bool:
+        return self.name.endswith("_bytes")
+
+    @property
+    def expected(self) -> str:
+        """What to write, in a few words."""
+        if self.choices:
+            return " | ".join(self.choices)
+        if self.kind is str:
+            return "text"
+        return "bytes such as 4096 or 16GiB" if self.in_bytes else "a whole number"
+
+    def check(self, value: object) -> None:
+        """Raises ConfigError unless the value has the key's type and is within its bounds."""
+        if type(value) is not self.kind:
+            raise ConfigError("config-type", f"{self.name}={value!r} must be {self.expected}")
+        if isinstance(value, int):
+            least, most = self.about.least, self.about.most
+            if not least <= value <= most:
+                limits = f"[{self.show(least)}, {self.show(most)}]"
+                raise ConfigError("config-range", f"{self.name}={self.show(value)} must be in {limits}")
+        elif self.choices and value not in self.choices:
+            raise ConfigError("config-choice", f"{self.name}={value!r} must be {self.expected}")
+
+    def parse(self, text: str) -> object:
+        """The value that a flag's text stands for, checked."""
+        value: object = text
+        if self.kind is int:
+            whole = _parse_bytes(text) if self.in_bytes else _parse_whole(text)
+            value = text if whole is None else whole
+        self.check(value)
+        return value
+
+    def read(self, value: object) -> object:
+        """The value that stands in a TOML file, checked; sizes may be text there."""
+        if self.in_bytes and isinstance(value, str):
+            return self.parse(value)
+        self.check(value)
+        return value
+
+    def show(self, value: int | str) -> str:
+        """The value as people write it: 16GiB rather than 17179869184."""
+        return show_bytes(value) if self.in_bytes and isinstance(value, int) else str(value)
+
+    def toml(self, value: int | str) -> str:
+        """The value as it stands in a TOML file."""
+        shown = self.show(value)
+        return shown if self.kind is int and not shown.endswith("iB") else msgspec.json.encode(shown).decode()
+
+
+def _declared() -> tuple[Key, ...]:
+    keys = []
+    hints = get_type_hints(Config, include_extras=True)
+    for field in msgspec.structs.fields(Config):
+        kind, about = get_args(hints[field.name])
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        keys.append(Key(field.name, str if choices else kind, field.default, about, choices))
+    return tuple(keys)
+
+
+KEYS = _declared()
+_BY_NAME = {key.name: key for key in KEYS}
+
+
+def load(path: Path | None, flags: Mapping[str, str]) -> tuple[Config, dict[str, str]]:
+    """The configuration in force, and for each key where its value comes from.
+
+    flags: texts by key name. Origins: "default", "FILE:LINE" or "--flag", with a note when the server had a say."""
+    values: dict[str, object] = {}
+    origins = {key.name: "default" for key in KEYS}
+    try:
+        for name, (value, line) in (_read(path) if path is not None else {}).items():
+            origins[name] = f"{path}:{line}"
+            values[name] = _BY_NAME[name].read(value)
+        for name, text in flags.items():
+            key = _known(name, "flags")
+            origins[name] = key.flag
+            values[name] = key.parse(text)
+        config = msgspec.convert(values, Config)
+    except ConfigError as error:
+        raise ConfigError(error.code, error.message + _whence(error.message, origins)) from None
+    for key in KEYS:
+        given, taken = values.get(key.name, key.default), getattr(config, key.name)
+        if not given and taken:
+            origins[key.name] += ", chosen by the server"
+        elif given != taken:
+            origins[key.name] += f", rounded down from {values.get(key.name)} bytes to whole slabs"
+    return config, origins
+
+
+def default_socket() -> str:
+    """Where a server of this user listens when nobody says otherwise."""
+    if os.geteuid() == 0:
+        return "/run/kvserver/kvserver.sock"
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    directory = f"{runtime}/kvserver" if runtime.startswith("/") else f"/tmp/kvserver-{os.geteuid()}"
+    return f"{directory}/kvserver.sock"
+
+
+def show_bytes(count: int) -> str:
+    """Exact, in the largest unit that leaves a whole number."""
+    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count and count % unit == 0:
+            return f"{count // unit}{name}"
+    return str(count)
+
+
+def example() -> str:
+    """A configuration file that changes nothing: every key with its meaning and its default, commented out."""
+    lines = ["# For kvserver serve --config FILE: every key with its default. Flags of the same names win.", ""]
+    for key in KEYS:
+        lines += textwrap.wrap(key.about.text, 100, initial_indent="# ", subsequent_indent="# ")
+        lines += [f"# ({key.expected})", f"#{key.name} = {key.toml(key.default)}", ""]
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- relations
+
+
+def _check_arena(config: Config) -> None:
+    arena, slab, huge = config.arena_bytes, config.slab_bytes, config.huge_page_bytes
+    if huge not in (0, 2 * MIB, GIB):
+        raise ConfigError("config-huge-page", f"huge_page_bytes={show_bytes(huge)} must be 0, 2MiB or 1GiB")
+    unit = huge or PAGE_BYTES
+    if slab % unit:
+        raise ConfigError(
+            "config-slab", f"slab_bytes={show_bytes(slab)} must be a multiple of {show_bytes(unit)} "
+            f"(huge_page_bytes={show_bytes(huge)})"
+        )  # fmt: skip
+    if arena < slab:
+        raise ConfigError(
+            "config-arena",
+            f"arena_bytes={show_bytes(arena)} must hold a slab of slab_bytes={show_bytes(slab)} at least",
+        )
+    if arena % slab:
+        below = arena // slab * slab
+        raise ConfigError(
+            "config-arena",
+            f"arena_bytes={show_bytes(arena)} must be a multiple of slab_bytes={show_bytes(slab)}, "
+            f"for example {show_bytes(below)} or {show_bytes(below + slab)}",
+        )
+
+
+def _check_socket(socket: str) -> None:
+    if not socket.startswith("/") or "\0" in socket or socket.endswith("/"):
+        raise ConfigError("config-socket", f"socket={socket!r} must be the absolute path of a file")
+    most = SUN_PATH_BYTES_MAX - max(len(suffix) for suffix in SOCKET_SUFFIXES)
+    came = len(os.fsencode(socket))
+    if came > most:
+        raise ConfigError("config-socket", f"socket={socket!r} has {came} bytes; as a socket's path it may have {most}")
+
+
+def _power_of_two_below(count: int) -> int:
+    return 1 << (count.bit_length() - 1) if count else 0
+
+
+# ---------------------------------------------------------------- text
+
+
+def _read(path: Path) -> dict[str, tuple[object, int]]:
+    """The values of a TOML file with their lines; every key is known."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+        text = content.decode()
+        table = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError("config-file", f"{path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError("config-file", f"{path}: not a TOML file: {error}") from None
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError("config-file", f"{path}: larger than {show_bytes(FILE_BYTES_MAX)}")
+    lines = {name: _line_of(text, name) for name in table}
+    return {_known(name, f"{path}:{lines[name]}").name: (value, lines[name]) for name, value in table.items()}
+
+
+def _line_of(text: str, name: str) -> int:
+    """The line on which a key or table of that name stands; 1 if it is written in a way that we do not look for."""
+    pattern = re.compile(rf"""^\s*\[*\s*["']?{re.escape(name)}["']?\s*[=.\]]""")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 1)
+
+
+def _known(name: str, where: str) -> Key:
+    key = _BY_NAME.get(name)
+    if key is None:
+        import difflib  # noqa: PLC0415 - costs a third of this module's import, and only a mistake needs it
+
+        near = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"keys are {', '.join(_BY_NAME)}"
+        raise ConfigError("config-key", f"{where}: unknown key {name!r}; {hint}")
+    return key
+
+
+def _whence(message: str, origins: Mapping[str, str]) -> str:
+    """Where the values that a message names come from, as far as somebody wrote them."""
+    named = [key.name for key in KEYS if f"{key.name}=" in message and origins[key.name] != "default"]
+    return f" ({', '.join(f'{name} from {origins[name]}' for name in named)})" if named else ""
+
+
+def _parse_whole(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
+
+
+def _parse_bytes(text: str) -> int | None:
+    match = re.fullmatch(r"([0-9]{1,15}) ?(KiB|MiB|GiB|TiB)?", text)
+    if match is None:
+        return None
+    return int(match[1]) * {None: 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}[match[2]]

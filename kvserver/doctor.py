@@ -1,0 +1,289 @@
+"""`kvserver doctor`: what a server needs from this machine, looked at one by one. Changes nothing.
+
+A check answers with a verdict: ok; warn, it would start but something is worse than it could be; fail, it would not
+start or not serve. Each is a function of the configuration; a refusal of the system is its answer, never a traceback.
+"""
+
+import ast
+import fcntl
+import grp
+import importlib
+import mmap
+import os
+import platform
+import resource
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from kvserver.config import Config, show_bytes
+
+ZEROMQ_MS = 2000
+MADV_POPULATE_WRITE = 23
+SO_PEERPIDFD = 77
+DESCRIPTORS_PER_SESSION = 4
+"""The attached connection, a lane, the board, a pidfd."""
+
+
+Verdict = Literal["ok", "warn", "fail"]
+Answer = tuple[Verdict, str]
+Check = Callable[[Config], Answer]
+
+
+class Finding(NamedTuple):
+    verdict: Verdict
+    check: str
+    text: str
+
+
+def examine(config: Config) -> list[Finding]:
+    """All checks in order; a check that the system refuses has failed."""
+    findings = []
+    for name, check in CHECKS:
+        try:
+            verdict, text = check(config)
+        except (OSError, ValueError) as error:
+            verdict, text = "fail", f"{type(error).__name__}: {error}"
+        findings.append(Finding(verdict, name, text))
+    return findings
+
+
+def interpreter(_: Config) -> Answer:
+    said = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
+    if not __debug__:
+        return "fail", f"{said} runs with -O, which removes the assertions that the server relies on"
+    return "ok", said
+
+
+def native_module(_: Config) -> Answer:
+    """The data plane loads, and has every name that _native.pyi declares: an older build would lack some."""
+    try:
+        native = importlib.import_module("kvserver._native")
+    except ImportError as error:
+        return "fail", f"kvserver._native cannot be loaded: {error}; install kvserver again on this machine"
+    where = getattr(native, "__file__", None) or "?"
+    declared = ast.parse(Path(__file__).with_name("_native.pyi").read_text()).body
+    names = {node.name for node in declared if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    missing = sorted(name for name in {*names, "BUILD"} if not hasattr(native, name))
+    if missing:
+        return "fail", f"{where} is of another release: it lacks {', '.join(missing)}; install kvserver again"
+    return "ok", f"{native.BUILD}, {where}"
+
+
+def zeromq(_: Config) -> Answer:
+    """A message crosses an ipc:// socket and comes back."""
+    try:
+        zmq = importlib.import_module("zmq")
+    except ImportError as error:
+        return "fail", f"pyzmq cannot be loaded: {error}"
+    if not zmq.has("ipc"):
+        return "fail", f"libzmq {zmq.zmq_version()} was built without ipc://"
+    with (
+        tempfile.TemporaryDirectory(prefix="kvserver-doctor-") as directory,
+        zmq.Context() as context,
+        context.socket(zmq.ROUTER) as server,
+        context.socket(zmq.DEALER) as client,
+    ):
+        for end in (server, client):
+            end.setsockopt(zmq.LINGER, 0)
+            end.setsockopt(zmq.RCVTIMEO, ZEROMQ_MS)
+        server.bind(f"ipc://{directory}/s")
+        client.connect(f"ipc://{directory}/s")
+        client.send(b"to and")
+        try:
+            server.send_multipart([*server.recv_multipart(), b"fro"])
+            back = client.recv_multipart()
+        except zmq.Again:
+            return "fail", f"no message crossed an ipc:// socket within {ZEROMQ_MS} ms"
+    if back != [b"to and", b"fro"]:
+        return "fail", f"an ipc:// socket returned {back!r}"
+    return "ok", f"libzmq {zmq.zmq_version()}, pyzmq {zmq.__version__}"
+
+
+def socket_directory(config: Config) -> Answer:
+    """The socket can be made there, by us, where others cannot put another in its place."""
+    directory = Path(config.socket).parent
+    if not directory.exists():
+        above = next(parent for parent in directory.parents if parent.exists())
+        if not os.access(above, os.W_OK | os.X_OK):
+            return "fail", f"{directory} does not exist and cannot be made in {above}"
+        return "ok", f"{directory} will be made"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return "fail", f"{directory} cannot be written to by this user"
+    found = directory.stat()
+    said = f"{directory} mode {found.st_mode & 0o7777:04o}, owner {found.st_uid}"
+    if found.st_mode & 0o022:
+        return "warn", f"{said}: others can replace the socket; expected 0700, or 0750 with socket_group"
+    return "ok", said
+
+
+def socket_owner(config: Config) -> Answer:
+    """Nobody serves at this socket yet."""
+    lock = f"{config.socket}.lock"
+    if not os.path.exists(lock):
+        return "ok", f"{config.socket} is free"
+    descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        return "warn", f"a server lives at {config.socket} (process {pid})"
+    finally:
+        os.close(descriptor)
+    return "ok", f"{config.socket} is free (left by a server that is gone)"
+
+
+def socket_group(config: Config) -> Answer:
+    if not config.socket_group:
+        return "ok", "none: only this user may connect"
+    try:
+        group = grp.getgrnam(config.socket_group)
+    except KeyError:
+        return "fail", f"there is no group named {config.socket_group!r}"
+    if os.geteuid() != 0 and group.gr_gid not in (os.getegid(), *os.getgroups()):
+        return "fail", f"this user is not in {config.socket_group!r} and cannot give the socket to it"
+    return "ok", f"{config.socket_group} ({group.gr_gid})"
+
+
+def http_port(config: Config) -> Answer:
+    if not config.http_port:
+        return "ok", "off"
+    with socket.socket() if ":" not in config.http_host else socket.socket(socket.AF_INET6) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.http_host, config.http_port))
+        except OSError as error:
+            return "warn", f"{config.http_host}:{config.http_port}: {error.strerror}"
+    return "ok", f"{config.http_host}:{config.http_port} is free"
+
+
+def memory(config: Config) -> Answer:
+    """The arena fits in what is free. Huge pages are counted by their own check."""
+    if config.huge_page_bytes:
+        return "ok", "the arena is backed by huge pages"
+    total, available = _meminfo("MemTotal"), _meminfo("MemAvailable")
+    limit = _cgroup_limit_bytes()
+    said = f"arena {show_bytes(config.arena_bytes)}, {_rounded(available)} available of {_rounded(total)}"
+    if limit is not None:
+        said += f", control group limit {_rounded(limit)}"
+    if config.arena_bytes > min(total, limit or total):
+        return "fail", f"{said}: it can never fit"
+    if config.arena_bytes > available:
+        return "warn", f"{said}: it does not fit now"
+    return "ok", said
+
+
+def huge_pages(config: Config) -> Answer:
+    page_bytes = config.huge_page_bytes
+    if not page_bytes:
+        return "ok", "not asked for"
+    directory = Path(f"/sys/kernel/mm/hugepages/hugepages-{page_bytes // 1024}kB")
+    if not directory.exists():
+        return "fail", f"this machine has no huge pages of {show_bytes(page_bytes)}"
+    free, needed = int((directory / "free_hugepages").read_text()), config.arena_bytes // page_bytes
+    said = f"{free} of {show_bytes(page_bytes)} free, {needed} needed"
+    return ("ok" if free >= needed else "fail"), said
+
+
+def numa(config: Config) -> Answer:
+    if config.numa_node < 0:
+        return "ok", "any node"
+    if not Path(f"/sys/devices/system/node/node{config.numa_node}").exists():
+        return "fail", f"this machine has no NUMA node {config.numa_node}"
+    return "ok", f"node {config.numa_node}"
+
+
+def locked_memory(config: Config) -> Answer:
+    """The host device locks nothing; device drivers that register the arena do."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    limit = "unlimited" if soft == resource.RLIM_INFINITY else show_bytes(soft)
+    return "ok", f"memlock limit {limit}; the host device needs none"
+
+
+def open_files(config: Config) -> Answer:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = config.sessions_max * DESCRIPTORS_PER_SESSION
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        return "warn", f"at most {hard} descriptors; sessions_max={config.sessions_max} may need {needed}"
+    return "ok", f"at most {'any number of' if hard == resource.RLIM_INFINITY else hard} descriptors"
+
+
+def memfd_seals(_: Config) -> Answer:
+    """Shared memory can be sealed against shrinking, so that no client can take it away under a copy."""
+    descriptor = os.memfd_create("kvserver-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        try:
+            os.ftruncate(descriptor, 0)
+        except PermissionError:
+            return "ok", "memfd_create and seals work"
+        return "fail", "a sealed memfd could be shrunk"
+    finally:
+        os.close(descriptor)
+
+
+def populate(_: Config) -> Answer:
+    """Memory can be taken with an error instead of a SIGBUS when there is none."""
+    with mmap.mmap(-1, 4 * mmap.PAGESIZE) as memory_map:
+        try:
+            memory_map.madvise(MADV_POPULATE_WRITE)
+        except OSError as error:
+            return "fail", f"MADV_POPULATE_WRITE: {error.strerror}; needs Linux 5.14, this is {platform.release()}"
+    return "ok", f"MADV_POPULATE_WRITE works, Linux {platform.release()}"
+
+
+def pidfds(_: Config) -> Answer:
+    """The end of a process can be waited for, and a connection names its process."""
+    os.close(os.pidfd_open(os.getpid()))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        try:
+            peer = ours.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+        except OSError:
+            return "warn", "pidfd_open works; no SO_PEERPIDFD before Linux 6.5, clients are found by process number"
+        os.close(peer)
+    return "ok", "pidfd_open and SO_PEERPIDFD work"
+
+
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("python", interpreter),
+    ("native module", native_module),
+    ("zeromq", zeromq),
+    ("socket directory", socket_directory),
+    ("socket", socket_owner),
+    ("socket group", socket_group),
+    ("http port", http_port),
+    ("memory", memory),
+    ("huge pages", huge_pages),
+    ("numa", numa),
+    ("locked memory", locked_memory),
+    ("open files", open_files),
+    ("memfd", memfd_seals),
+    ("populate", populate),
+    ("pidfd", pidfds),
+)
+
+
+def _meminfo(name: str) -> int:
+    """Bytes, from /proc/meminfo."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"/proc/meminfo has no {name}")
+
+
+def _cgroup_limit_bytes() -> int | None:
+    """The memory limit of our control group; None when there is none."""
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        if os.path.exists(path):
+            text = Path(path).read_text().strip()
+            return int(text) if text.isdecimal() and int(text) < 1 << 60 else None
+    return None
+
+
+def _rounded(count: int) -> str:
+    return f"{count / (1 << 30):.1f}GiB"

@@ -1,0 +1,190 @@
+"""Every metric that /metrics shows, made from one snapshot of the brain's status and counters.
+
+Names end in their unit, help texts state the formula. Labels have few values: movers by device and state, slots by
+size, never sessions, caches or namespaces. Counters start at zero with every brain; `kvserver_incarnation` tells when.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvserver.service.counters import Counters, Histogram
+from kvserver.wire.status import Status
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+MOVER_STATES = ("starting", "ready", "killed")
+
+
+def render(status: Status, counters: Counters, age_s: float) -> bytes:
+    """The text that a scrape gets."""
+    return generate_latest(SnapshotCollector(status, counters, age_s))
+
+
+class SnapshotCollector(Collector):
+    """The metrics of one snapshot; `age_s` is how old it is now."""
+
+    def __init__(self, status: Status, counters: Counters, age_s: float) -> None:
+        self._status = status
+        self._counters = counters
+        self._age_s = age_s
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._server()
+        yield from self._held()
+        yield from self._movers()
+        yield from self._lookups()
+        yield from self._transfers()
+        yield from self._losses()
+
+    def _server(self) -> Iterator[Metric]:
+        status = self._status
+        yield _gauge("server_info", "Always 1; the label names the server's version.", "server", {status.server: 1})
+        yield _gauge("incarnation", "Which start of the brain this is.", value=status.incarnation)
+        yield _gauge("uptime_seconds", "Seconds since the brain started.", value=status.uptime_s)
+        yield _gauge("snapshot_age_seconds", "Age of these figures; the brain is stuck if it grows.", value=self._age_s)
+
+    def _held(self) -> Iterator[Metric]:
+        status, arena = self._status, self._status.arena
+        yield _gauge(
+            "arena_bytes",
+            "DRAM tier by state: used (in taken slots) <= ready (touched) <= total (configured).",
+            "state",
+            {"used": arena.used_bytes, "ready": arena.ready_bytes, "total": arena.total_bytes},
+        )
+        yield _gauge(
+            "arena_slabs",
+            "Slabs of the arena: ready <= total.",
+            "state",
+            {"ready": arena.slabs_ready, "total": arena.slabs_total},
+        )
+        yield _gauge(
+            "arena_problem",
+            "1 when the arena stopped growing early, see /status; else 0.",
+            value=int(arena.problem != ""),
+        )
+        sizes = status.slot_sizes
+        yield _gauge(
+            "slots",
+            "Slots in the slabs that serve a slot size now.",
+            "slot_bytes",
+            {str(size.slot_bytes): size.slots for size in sizes},
+        )
+        yield _gauge(
+            "slots_used",
+            "Of those, taken by a chunk or by a running job.",
+            "slot_bytes",
+            {str(size.slot_bytes): size.slots_used for size in sizes},
+        )
+        yield _gauge("chunks", "Chunks in the index, sealed or being stored.", value=status.chunks)
+        yield _gauge("chunks_max", "Most chunks that the index takes (chunks_max).", value=status.chunks_max)
+        yield _gauge("namespaces", "Namespaces that hold something.", value=status.namespaces)
+        yield _gauge("sessions", "Client processes that are connected.", value=status.sessions)
+        yield _gauge("caches", "Registered caches.", value=status.caches)
+        yield _gauge("leases", "Leases that are out.", value=status.leases)
+        yield _gauge("pins", "Pinned prefixes: leases + running retrieves.", value=status.pins)
+        yield _gauge("jobs_running", "Jobs in flight.", "kind", {"store": status.stores, "retrieve": status.retrieves})
+
+    def _movers(self) -> Iterator[Metric]:
+        movers = self._status.movers
+        states: Mapping[str, int] = Tally(mover.state for mover in movers)
+        yield _gauge("movers", "Movers by state.", "state", {state: states.get(state, 0) for state in MOVER_STATES})
+        backends = GaugeMetricFamily(
+            "kvserver_mover_backend_info",
+            "Always 1; the labels name what moves a device's bytes.",
+            labels=("device", "backend"),
+        )
+        for device, backend in sorted({(mover.device, mover.backend) for mover in movers if mover.backend}):
+            backends.add_metric((device, backend), 1)
+        yield backends
+
+    def _lookups(self) -> Iterator[Metric]:
+        seen = self._counters
+        yield _counter(
+            "lookups",
+            "Lookups by result: hit = a lease was granted.",
+            "result",
+            {"hit": seen.lookups_hit, "miss": seen.lookups - seen.lookups_hit},
+        )
+        yield _counter(
+            "lookup_chunks",
+            "Chunks asked for in lookups: hit = under a granted lease. Hit rate = hit / (hit + miss).",
+            "result",
+            {"hit": seen.chunks_hit, "miss": seen.chunks_asked - seen.chunks_hit},
+        )
+        yield _counter("lookup_hit_tokens", "Tokens of the chunks that were hit.", value=seen.tokens_hit)
+        yield _counter(
+            "lease_events",
+            "Leases by event. granted = released + expired + used by every rank + out now.",
+            "event",
+            {"granted": seen.leases_granted, "released": seen.leases_released, "expired": seen.leases_expired},
+        )
+        yield _histogram(
+            "lookup_handle_seconds", "Time inside the brain for one lookup.", "", {"": seen.lookup_handle_seconds}
+        )
+
+    def _transfers(self) -> Iterator[Metric]:
+        seen = self._counters
+        yield _counter(
+            "stores",
+            "Stores by result: short = fewer chunks were kept than asked.",
+            "result",
+            {"whole": seen.stores - seen.stores_short, "short": seen.stores_short},
+        )
+        yield _counter("retrieves", "Retrieves that were accepted.", value=seen.retrieves)
+        yield _counter(
+            "copy_bytes",
+            "Bytes that movers copied: store = into the arena and sealed, retrieve = out of it.",
+            "direction",
+            {"store": seen.bytes_stored, "retrieve": seen.bytes_retrieved},
+        )
+        yield _counter("stored_chunks", "Groups of chunks that became complete.", value=seen.chunks_stored)
+        yield _counter("jobs", "Jobs by how they ended.", "end", seen.jobs)
+        yield _histogram("job_seconds", "From a request's arrival to the end of its job.", "kind", seen.job_seconds)
+
+    def _losses(self) -> Iterator[Metric]:
+        seen = self._counters
+        yield _counter("evicted_chunks", "Chunks that went to make room.", value=seen.evictions)
+        yield _counter("evicted_bytes", "Slot bytes of the chunks that went to make room.", value=seen.evicted_bytes)
+        yield _counter("discarded_chunks", "Chunks that were given up, by reason.", "reason", seen.discarded)
+        yield _counter("errors", "Requests answered with an error, by family.", "family", seen.errors)
+        yield _counter("replies_dropped", "Replies whose peer was gone or did not read.", value=seen.replies_dropped)
+        yield _counter("mover_restarts", "Movers that were reaped.", value=seen.mover_restarts)
+        yield _counter(
+            "session_events", "Sessions by event.", "event", {"opened": seen.sessions_opened, "closed": seen.sessions_closed}
+        )
+
+
+def _gauge(
+    name: str, text: str, label: str = "", values: Mapping[str, float] | None = None, *, value: float = 0
+) -> Metric:
+    if values is None:
+        return GaugeMetricFamily(f"kvserver_{name}", text, value=value)
+    family = GaugeMetricFamily(f"kvserver_{name}", text, labels=(label,))
+    for which, count in values.items():
+        family.add_metric((which,), count)
+    return family
+
+
+def _counter(
+    name: str, text: str, label: str = "", values: Mapping[str, int] | None = None, *, value: int = 0
+) -> Metric:
+    if values is None:
+        return CounterMetricFamily(f"kvserver_{name}", text, value=value)
+    family = CounterMetricFamily(f"kvserver_{name}", text, labels=(label,))
+    for which, count in values.items():
+        family.add_metric((which,), count)
+    return family
+
+
+def _histogram(name: str, text: str, label: str, histograms: Mapping[str, Histogram]) -> Metric:
+    """label "" for a histogram without labels, whose only key is "" as well."""
+    family = HistogramMetricFamily(f"kvserver_{name}", text, labels=(label,) if label else ())
+    for which, histogram in histograms.items():
+        edges = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
+        buckets = list(zip(edges, accumulate(histogram.counts), strict=True))
+        family.add_metric((which,) if label else (), buckets, histogram.sum)
+    return family

@@ -1,0 +1,106 @@
+"""Messages with descriptors over SOCK_SEQPACKET sockets, and what a child process of the supervisor is told.
+
+One message is one frame; descriptors travel beside it (SCM_RIGHTS) and arrive close-on-exec, owned by the receiver.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import struct
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from kvserver.config import Config
+from kvserver.wire.messages import BUFFERS_MAX
+
+SEND_BUFFER_BYTES = 4 << 20
+"""Asked for; the kernel grants 2 x wmem_max without privilege, which orders.ORDER_BYTES_MAX fits."""
+CANNOT_START = 2
+"""Exit status of a brain that the configuration or the machine does not let start; trying again would not help."""
+SO_SNDBUFFORCE = 32
+SO_PEERPIDFD = 77
+PR_SET_PDEATHSIG = 1
+
+
+class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child gets on its command line: numbers of inherited descriptors, and the configuration."""
+
+    parent: int
+    control: int
+    """Brain: the socket to the supervisor. Mover: the socket to the brain."""
+    arena: int = -1
+    ledger: int = -1
+    mover: int = 0
+    incarnation: int = 0
+    config: Config
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected SEQPACKET sockets with room for whole orders."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        widen(end)
+    return ends
+
+
+def widen(end: socket.socket) -> None:
+    try:
+        end.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, SEND_BUFFER_BYTES)
+    except PermissionError:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+
+def send(end: socket.socket, frame: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Sends one frame; raises BlockingIOError on a full non-blocking socket. The sender keeps its descriptors."""
+    if descriptors:
+        end.sendmsg([frame], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))])
+    else:
+        end.send(frame)
+
+
+class Receiver:
+    """Receives frames into one buffer. A frame is only valid until the next call."""
+
+    def __init__(self, frame_bytes_max: int, descriptors_max: int = BUFFERS_MAX) -> None:
+        self._buffer = bytearray(frame_bytes_max)
+        self._view = memoryview(self._buffer)
+        self._room = socket.CMSG_SPACE(descriptors_max * 4)
+
+    def receive(self, end: socket.socket) -> tuple[memoryview, list[int], bool]:
+        """(frame, descriptors, cut). An empty frame is the end of the connection; cut: the message was longer."""
+        count, ancillary, flags, _ = end.recvmsg_into([self._buffer], self._room, socket.MSG_CMSG_CLOEXEC)
+        descriptors: list[int] = []
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.extend(array("i", content[: len(content) // 4 * 4]))
+        return self._view[:count], descriptors, bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def peer_pidfd(end: socket.socket) -> int | None:
+    """A pidfd of the process at the other end; None when it lives in a process namespace that we cannot see.
+
+    Raises ProcessLookupError when it is gone already."""
+    try:
+        return int(struct.unpack("i", end.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4))[0])
+    except ProcessLookupError:
+        raise
+    except OSError:  # before Linux 6.5: by number, which cannot be another process yet while the connection is new
+        pid, _, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return os.pidfd_open(pid) if pid else None
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL for this process when `parent` ends; at once if that has happened already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(1)

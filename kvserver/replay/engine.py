@@ -1,0 +1,236 @@
+"""One engine worker's logic: what an inference engine with paged KV and a prefix cache does with a request.
+
+    match HBM → allocate → look up → retrieve what the pool lost → compute the rest → store new chunks → end
+
+Single-threaded: every method and every callback runs on the worker's one thread. Bytes are moved by the server only;
+the engine fills pages instead of running a model, and compares every byte that comes back.
+
+Blocks stay pinned while anything may touch them: a request's until it has computed, a store's until it has ended. A
+pin always covers the whole prefix (pool.py says why).
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import Protocol
+
+from kvserver.replay.outcome import Outcome
+from kvserver.replay.pages import Pages
+from kvserver.replay.pool import PrefixPool
+from kvserver.replay.prefixes import Prefixes
+
+
+@dataclass(frozen=True)
+class Hit:
+    """What a lookup found. `lease` is the link's own; None = none was granted."""
+
+    chunks: int
+    lease: object | None
+    problem: str = ""
+    """Why the server could not be asked; empty when it answered."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a retrieve or store ended. problem is empty when all of it was done."""
+
+    problem: str
+    at_ns: int
+    chunks_held: int = 0
+    bytes: int = 0
+
+
+class Link(Protocol):
+    """The server as the engine sees it. Failures are misses: nothing here raises for them. `done` is called once, on
+    the worker's thread, after the call has returned."""
+
+    def lookup(self, keys: Sequence[bytes], chunks_wanted_min: int) -> Hit: ...
+    def release(self, lease: object) -> None: ...
+    def retrieve(
+        self, lease: object, first_block: int, blocks: Sequence[int], done: Callable[[Ended], None]
+    ) -> None: ...
+    def store(
+        self,
+        first_chunk: int,
+        parent: bytes,
+        keys: Sequence[bytes],
+        blocks: Sequence[int],
+        done: Callable[[Ended], None],
+    ) -> None: ...
+
+
+@dataclass(eq=False)
+class _Request:
+    outcome: Outcome
+    digests: list[bytes]
+    """Of its full blocks."""
+    keys: list[bytes]
+    """Of its whole chunks."""
+    blocks: list[int]
+    """Block table: the full blocks, then the one that the rest of the prompt fills in part."""
+    held: int
+    """Leading blocks that were in HBM."""
+    found_chunks: int = 0
+    usable: int = 0
+    """Leading blocks that may be served instead of computed."""
+    started_ns: int = 0
+    stored: list[int] = field(default_factory=list)
+    """The prefix that the store pins."""
+
+
+class Engine:
+    """begin() a request, and hear of its end by `ended`."""
+
+    def __init__(
+        self,
+        *,
+        worker: int,
+        block_tokens: int,
+        blocks_per_chunk: int,
+        prefixes: Prefixes,
+        pool: PrefixPool,
+        pages: Pages,
+        link: Link,
+        ended: Callable[[Outcome], None],
+    ) -> None:
+        self.active = 0
+        """Requests begun and not ended."""
+        self._worker = worker
+        self._block_tokens = block_tokens
+        self._blocks_per_chunk = blocks_per_chunk
+        self._prefixes = prefixes
+        self._pool = pool
+        self._pages = pages
+        self._link = link
+        self._ended = ended
+        self._storing: set[bytes] = set()
+        """Keys of stores in flight: neither found by a lookup yet nor to be stored again."""
+        self._sent: set[bytes] = set()
+        """Keys that this worker has ever sent in a store."""
+
+    def begin(self, index: int, tokens: int, trace_blocks: Sequence[int]) -> bool:
+        """Starts a request; False, and nothing changed, when the pool has too few unpinned blocks for it now."""
+        digests = self._prefixes.digests(trace_blocks)
+        # The last token is always computed: an engine needs its logits.
+        usable = (tokens - 1) // self._block_tokens
+        held = self._pool.match(digests[:usable])
+        fresh = self._pool.allocate(-(-tokens // self._block_tokens) - len(held))
+        if fresh is None:
+            self._pool.release(held)
+            return False
+        request = _Request(
+            Outcome(index=index, worker=self._worker, prompt_tokens=tokens),
+            digests,
+            self._prefixes.keys(trace_blocks),
+            held + fresh,
+            held=len(held),
+            usable=min(usable, len(digests)),
+        )
+        self.active += 1
+        self._spot_check(request)
+        self._look_up(request)
+        return True
+
+    def _spot_check(self, request: _Request) -> None:
+        if request.held:
+            block = random.Random(request.outcome.index).randrange(request.held)
+            one, digest = request.blocks[block : block + 1], request.digests[block : block + 1]
+            request.outcome.spot_bytes = self._block_bytes
+            request.outcome.spot_wrong_bytes = self._pages.wrong(one, digest)
+
+    def _look_up(self, request: _Request) -> None:
+        """Asks even when HBM holds everything: the answer says where storing has to begin."""
+        if not request.keys:
+            self._compute(request, request.held)
+            return
+        started_ns = monotonic_ns()
+        hit = self._link.lookup(request.keys, request.held // self._blocks_per_chunk + 1)
+        request.outcome.lookup_ns = monotonic_ns() - started_ns
+        request.outcome.lookup_problem = hit.problem
+        request.found_chunks = hit.chunks
+        served = min(hit.chunks * self._blocks_per_chunk, request.usable)
+        if served > request.held and hit.lease is not None:
+            self._retrieve(request, hit.lease, served)
+            return
+        if hit.lease is not None:
+            self._link.release(hit.lease)
+        self._compute(request, request.held)
+
+    def _retrieve(self, request: _Request, lease: object, served: int) -> None:
+        """Brings blocks [held, served): both ends may lie inside a chunk."""
+        blocks = request.blocks[request.held : served]
+        self._pages.spoil(blocks, request.digests[request.held : served])
+        request.outcome.retrieve_asked_bytes = len(blocks) * self._block_bytes
+        request.started_ns = monotonic_ns()
+        self._link.retrieve(lease, request.held, blocks, lambda end: self._retrieved(request, served, end))
+
+    def _retrieved(self, request: _Request, served: int, end: Ended) -> None:
+        outcome = request.outcome
+        outcome.retrieve_ns = end.at_ns - request.started_ns
+        outcome.retrieve_problem = end.problem
+        if end.problem:
+            self._compute(request, request.held)
+            return
+        outcome.compared_bytes = outcome.retrieve_asked_bytes
+        outcome.wrong_bytes = self._pages.wrong(
+            request.blocks[request.held : served], request.digests[request.held : served]
+        )
+        outcome.foreign_tokens = self._block_tokens * sum(
+            request.keys[block // self._blocks_per_chunk] not in self._sent for block in range(request.held, served)
+        )
+        self._compute(request, served)
+
+    def _compute(self, request: _Request, done: int) -> None:
+        """Everything behind the first `done` blocks; then the request's blocks are cached and new chunks stored."""
+        full = len(request.digests)
+        self._pages.compute(request.blocks[done:full], request.digests[done:])
+        for i in range(request.held, full):
+            request.blocks[i] = self._pool.adopt(request.blocks[i], request.digests[i])
+        outcome = request.outcome
+        outcome.hbm_tokens = request.held * self._block_tokens
+        outcome.retrieved_tokens = (done - request.held) * self._block_tokens
+        outcome.computed_tokens = outcome.prompt_tokens - done * self._block_tokens
+        self._store(request)
+        self._pool.release(request.blocks)
+
+    def _store(self, request: _Request) -> None:
+        """Stores the whole chunks behind what the server holds or is being sent."""
+        first = request.found_chunks
+        while first < len(request.keys) and request.keys[first] in self._storing:
+            first += 1
+        keys = request.keys[first:]
+        if not keys:
+            self._end(request)
+            return
+        request.stored = request.blocks[: len(request.keys) * self._blocks_per_chunk]
+        self._pool.pin(request.stored)
+        self._storing.update(keys)
+        self._sent.update(keys)
+        request.outcome.store_chunks_asked = len(keys)
+        request.started_ns = monotonic_ns()
+        self._link.store(
+            first,
+            request.keys[first - 1] if first else b"",
+            keys,
+            request.stored[first * self._blocks_per_chunk :],
+            lambda end: self._stored(request, keys, end),
+        )
+
+    def _stored(self, request: _Request, keys: Sequence[bytes], end: Ended) -> None:
+        self._storing.difference_update(keys)
+        self._pool.release(request.stored)
+        outcome = request.outcome
+        outcome.store_ns = end.at_ns - request.started_ns
+        outcome.store_chunks_held = end.chunks_held
+        outcome.store_bytes = end.bytes
+        outcome.store_why = end.problem
+        self._end(request)
+
+    def _end(self, request: _Request) -> None:
+        self.active -= 1
+        self._ended(request.outcome)
+
+    @property
+    def _block_bytes(self) -> int:
+        return self._pages.block_bytes

@@ -1,0 +1,130 @@
+"""What a replay is asked to do. Checked once, here; everything behind it trusts the numbers."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvserver.errors import ConfigError
+from kvserver.replay.trace import ARRIVAL_BLOCK_TOKENS, SESSION_BLOCK_TOKENS
+
+MIB = 1 << 20
+
+
+_POSITIVE = (
+    "users",
+    "context_tokens_max",
+    "workers",
+    "in_flight",
+    "block_tokens",
+    "blocks_per_chunk",
+    "regions",
+    "model_token_bytes",
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One configuration of the server that the same workload runs against."""
+
+    name: str
+    serve_flags: tuple[str, ...] = ()
+    """Added to `kvserver serve`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """The defaults are those of `make demo`: 2 cores, less than two minutes, less than 4 GiB."""
+
+    # -- who asks what, when
+    trace: str = "claude-code"
+    """A sample's name (claude-code, mooncake) or a file."""
+    requests: int = 600
+    """How many to send; 0 = all of the trace once."""
+    users: int = 12
+    """Sessions at any time. Not used by traces in arrival order."""
+    context_tokens_max: int = 100_000
+    """A session ends at its first longer request, as the trace's own tester does."""
+    think_s_max: float = 600.0
+    """Longer pauses are cut to this. All pauses pass on a simulated clock."""
+    warm_prefix_ratio: float = 0.5
+    """Share of the longest tool-and-system prompt that all sessions have in common."""
+    migrate_ratio: float = 0.2
+    """Chance that a conversation's next request goes to another worker."""
+    seed: int = 42
+
+    # -- the engine workers
+    workers: int = 2
+    in_flight: int = 3
+    """Requests that a worker has begun and not ended."""
+    block_tokens: int = 64
+    blocks_per_chunk: int = 4
+    regions: int = 8
+    """Layer x K/V."""
+    page_bytes: int = 8192
+    """Bytes of one block in one region. With the other defaults a token is 1 KiB."""
+    pool_tokens: int = 384 * 1024
+    """Paged KV of each worker ("HBM")."""
+
+    # -- the server
+    socket: Path | None = None
+    """Use the server at this socket instead of starting one; then there can be only one arm."""
+    arena_bytes: int = 1280 * MIB
+    arms: tuple[Arm, ...] = field(default=(Arm("HBM + DRAM"),))
+    start_s_max: float = 30.0
+    stall_s_max: float = 60.0
+    """A replay in which nothing ends for so long is given up."""
+
+    # -- what the cost model scales to (cost.py)
+    model_token_bytes: int = 128 * 1024
+    """KV bytes of one token of the modelled model: Llama-3.1-8B in bf16."""
+    link_bytes_per_s: float = 55e9
+    """Rate at which the modelled engine gets its bytes back: PCIe gen5 x16 as measured."""
+
+    name: str = "replay"
+    """First word of the verdict line."""
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self.block_tokens * self.blocks_per_chunk
+
+    @property
+    def block_bytes(self) -> int:
+        return self.regions * self.page_bytes
+
+    @property
+    def pool_blocks(self) -> int:
+        return self.pool_tokens // self.block_tokens
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.pool_blocks * self.block_bytes
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        _require(self.requests >= 0, f"requests={self.requests} must not be negative")
+        _require(self.think_s_max >= 0, f"think_s_max={self.think_s_max} must not be negative")
+        for name in ("warm_prefix_ratio", "migrate_ratio"):
+            _require(0.0 <= getattr(self, name) <= 1.0, f"{name}={getattr(self, name)} must be in [0, 1]")
+        for tokens in (SESSION_BLOCK_TOKENS, ARRIVAL_BLOCK_TOKENS):
+            _require(
+                tokens % self.block_tokens == 0,
+                f"block_tokens={self.block_tokens} must divide {tokens}, the tokens of a trace block",
+            )
+        _require(
+            self.page_bytes >= 8 and self.page_bytes % 8 == 0,
+            f"page_bytes={self.page_bytes} must be a positive multiple of 8",
+        )
+        least = self.in_flight * (self.context_tokens_max + self.block_tokens)
+        _require(
+            self.pool_tokens >= least,
+            f"pool_tokens={self.pool_tokens} must be at least {least}: in_flight={self.in_flight} requests of "
+            f"context_tokens_max={self.context_tokens_max} have to fit",
+        )
+        _require(len(self.arms) >= 1, "arms must name at least one server configuration")
+        _require(self.socket is None or len(self.arms) == 1, "a server that is used cannot be started in several arms")
+        _require(self.link_bytes_per_s > 0, f"link_bytes_per_s={self.link_bytes_per_s} must be positive")
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ConfigError("replay-options", message)

@@ -1,0 +1,65 @@
+"""What the replay and its worker processes say to each other, one message of a pipe each."""
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from kvserver.replay.outcome import Outcome
+
+BLOCK_ID = "Q"
+"""array type code of Begin.blocks."""
+
+
+class Begin(msgspec.Struct, array_like=True, tag="begin"):
+    """Replay → worker: one prompt."""
+
+    index: int
+    tokens: int
+    blocks: bytes
+
+
+class Stop(msgspec.Struct, array_like=True, tag="stop"):
+    """Replay → worker: all prompts have ended. Reply: Left."""
+
+
+class Here(msgspec.Struct, array_like=True, tag="here"):
+    """Worker → replay: registered; send prompts."""
+
+    worker: int
+
+
+class Over(msgspec.Struct, array_like=True, tag="over"):
+    """Worker → replay: one prompt has ended."""
+
+    outcome: Outcome
+
+
+class Left(msgspec.Struct, array_like=True, tag="left"):
+    """Worker → replay: last message of a worker that was told to stop."""
+
+    worker: int
+    hbm_evictions: int
+
+
+class Broken(msgspec.Struct, array_like=True, tag="broken"):
+    """Worker → replay: last message of a worker that cannot go on."""
+
+    worker: int
+    message: str
+
+
+ToWorker = Begin | Stop
+FromWorker = Here | Over | Left | Broken
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
+
+
+def pack_blocks(blocks: Sequence[int]) -> bytes:
+    return array(BLOCK_ID, blocks).tobytes()
+
+
+def unpack_blocks(packed: bytes) -> list[int]:
+    return array(BLOCK_ID, packed).tolist()

@@ -1,0 +1,143 @@
+"""The result as text for people, and as JSON for programs."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from kvserver.replay.progress import Progress
+from kvserver.replay.result import ArmResult, Quantiles, ReplayResult, Traffic
+
+Cell = Callable[[ArmResult], str]
+
+
+def render(result: ReplayResult) -> str:
+    """A table with a column without the server and one per arm, what its numbers mean, and the verdict line."""
+    head = (
+        f"trace {result.trace}, seed {result.seed}, {result.users} users, {result.workers} workers, "
+        f"{result.token_bytes} bytes a token"
+    )
+    notes = [
+        "HBM only: the same requests against the same HBM contents, with everything else computed.",
+        f"TTFT is estimated, not measured: {result.cost_model}.",
+        "GB/s: bytes over the time from submit to reply, summed over jobs, with the other jobs running beside them.",
+    ]
+    problems = [f"problem: {problem}" for problem in result.problems]
+    return "\n".join([head, "", *_table(result), "", *notes, *problems, verdict(result)])
+
+
+def render_json(result: ReplayResult) -> str:
+    document = {"ok": result.ok, **msgspec.to_builtins(result)}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def verdict(result: ReplayResult) -> str:
+    arm = result.arms[-1] if result.arms else None
+    if arm is None:
+        return f"{result.name}: FAILED, nothing ran"
+    word = "ok" if result.ok else "FAILED"
+    hits = _percent(arm.hbm_tokens + arm.retrieved_tokens, arm.prompt_tokens)
+    hbm, server = _percent(arm.hbm_tokens, arm.prompt_tokens), _percent(arm.retrieved_tokens, arm.prompt_tokens)
+    return (
+        f"{result.name}: {word}, wrong bytes {arm.wrong_bytes}, {arm.requests} requests, "
+        f"token hit rate {hits} (HBM {hbm} + server {server}), "
+        f"{arm.compared_bytes / 1e9:.2f} GB retrieved and compared, "
+        f"estimated TTFT p95 {arm.ttft_hbm_only_s.p95:.3f} s -> {arm.ttft_s.p95:.3f} s, {arm.wall_s:.0f} s"
+    )
+
+
+def progress_line(progress: Progress) -> str:
+    """One line for where a run is."""
+    if progress.phase == "starting":
+        return f"{progress.arm}: starting"
+    tokens = progress.hbm_tokens + progress.retrieved_tokens + progress.computed_tokens
+    return (
+        f"{progress.arm}: {progress.requests_ended}/{progress.requests} requests, "
+        f"HBM {_percent(progress.hbm_tokens, tokens)}, server {_percent(progress.retrieved_tokens, tokens)}, "
+        f"computed {_percent(progress.computed_tokens, tokens)}, retrieved {progress.retrieved_bytes / 1e9:.2f} GB, "
+        f"stored {progress.stored_bytes / 1e9:.2f} GB, wrong bytes {progress.wrong_bytes}, {progress.elapsed_s:.0f} s"
+    )
+
+
+# ---------------------------------------------------------------- table
+
+
+def _table(result: ReplayResult) -> list[str]:
+    if not result.arms:
+        return []
+    first = result.arms[0]
+    rows = [["", "HBM only", *(arm.name for arm in result.arms)]]
+    rows += [[label, hbm_only(first), *(value(arm) for arm in result.arms)] for label, hbm_only, value in _ROWS]
+    names = sorted({name for arm in result.arms for name in arm.server})
+    rows += [[f"server {name}", "", *(str(arm.server.get(name, "")) for arm in result.arms)] for name in names]
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    lines.insert(1, "-" * max(len(line) for line in lines))
+    return lines
+
+
+def _nothing(_: ArmResult) -> str:
+    return ""
+
+
+def _tokens(tokens: int, of: int) -> str:
+    return f"{tokens:,} ({_percent(tokens, of)})"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
+
+
+def _traffic(traffic: Traffic) -> str:
+    return f"{traffic.bytes / 1e9:.2f} GB, {traffic.gb_per_s:.2f} GB/s"
+
+
+def _ttft(quantiles: Quantiles) -> str:
+    return f"{quantiles.mean:.3f} / {quantiles.p50:.3f} / {quantiles.p95:.3f}"
+
+
+def _reasons(counts: dict[str, int]) -> str:
+    total = sum(counts.values())
+    if not total:
+        return "0"
+    return f"{total} (" + ", ".join(f"{count} {reason or 'unsaid'}" for reason, count in sorted(counts.items())) + ")"
+
+
+# Label, cell of the column without a server, cell of an arm.
+_ROWS: list[tuple[str, Cell, Cell]] = [
+    ("requests", lambda a: f"{a.requests:,}", lambda a: f"{a.requests:,}"),
+    ("input tokens", lambda a: f"{a.prompt_tokens:,}", lambda a: f"{a.prompt_tokens:,}"),
+    (
+        "  from HBM",
+        lambda a: _tokens(a.hbm_tokens, a.prompt_tokens),
+        lambda a: _tokens(a.hbm_tokens, a.prompt_tokens),
+    ),
+    ("  from the server", lambda _: "0", lambda a: _tokens(a.retrieved_tokens, a.prompt_tokens)),
+    (
+        "  computed",
+        lambda a: _tokens(a.prompt_tokens - a.hbm_tokens, a.prompt_tokens),
+        lambda a: _tokens(a.computed_tokens, a.prompt_tokens),
+    ),
+    (
+        "stored by another worker",
+        _nothing,
+        lambda a: f"{_percent(a.foreign_tokens, a.retrieved_tokens)} of the server's",
+    ),
+    ("TTFT mean / p50 / p95, s", lambda a: _ttft(a.ttft_hbm_only_s), lambda a: _ttft(a.ttft_s)),
+    ("retrieve", _nothing, lambda a: _traffic(a.retrieve)),
+    ("store", _nothing, lambda a: _traffic(a.store)),
+    ("lookup p50 / p99, us", _nothing, lambda a: f"{a.lookup_us.p50:.0f} / {a.lookup_us.p99:.0f}"),
+    ("lookups unserved", _nothing, lambda a: _reasons(a.lookups_unserved)),
+    ("retrieves failed", _nothing, lambda a: _reasons(a.retrieves_failed)),
+    ("stores cut short", _nothing, lambda a: _reasons(a.stores_cut_short)),
+    ("HBM blocks evicted", lambda a: f"{a.hbm_evictions:,}", lambda a: f"{a.hbm_evictions:,}"),
+    ("bytes compared", _nothing, lambda a: f"{a.compared_bytes + a.spot_bytes:,}"),
+    ("wrong bytes", _nothing, lambda a: f"{a.wrong_bytes:,}"),
+    ("wall time, s", _nothing, lambda a: f"{a.wall_s:.1f}"),
+]

@@ -1,0 +1,181 @@
+"""The replay itself: one server, some engine workers, all prompts in order, and what came of it.
+
+Nothing here can hang: a worker that dies closes its pipe, a server that dies turns into misses at the client's
+deadlines, and a run in which nothing ends for stall_s_max is given up. Whatever was started is stopped.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from time import monotonic
+
+from kvserver.errors import ResourceError
+from kvserver.replay import pipe
+from kvserver.replay.cost import CostModel
+from kvserver.replay.crew import Crew
+from kvserver.replay.link import Control
+from kvserver.replay.options import Arm, ReplayOptions
+from kvserver.replay.outcome import Outcome
+from kvserver.replay.progress import Progress
+from kvserver.replay.result import ArmResult, ReplayResult, byte_problems, sum_up
+from kvserver.replay.schedule import Schedule
+from kvserver.replay.served import Served
+from kvserver.replay.trace import load
+from kvserver.replay.workload import Prompt, make_workload
+
+TURN_S = 0.5
+"""Longest wait before the server, the stall clock and the progress are looked at again."""
+
+
+def run(options: ReplayOptions, progress: Callable[[Progress], None]) -> ReplayResult:
+    """Replays the trace against every arm. Raises KvError when it cannot start; what goes wrong later is in
+    ReplayResult.problems."""
+    workload = make_workload(load(options.trace), options)
+    arms: list[ArmResult] = []
+    problems: list[str] = []
+    for arm in options.arms:
+        arm_run = _ArmRun(arm, options, workload, progress)
+        arms.append(arm_run.run())
+        problems += arm_run.problems + byte_problems(arms[-1])
+    return ReplayResult(
+        name=options.name,
+        trace=options.trace,
+        seed=options.seed,
+        workers=options.workers,
+        users=options.users,
+        token_bytes=options.block_bytes // options.block_tokens,
+        cost_model=CostModel(options.model_token_bytes, options.link_bytes_per_s).formula(),
+        arms=arms,
+        problems=problems,
+    )
+
+
+class _ArmRun:
+    """One pass of the workload against one server."""
+
+    def __init__(
+        self, arm: Arm, options: ReplayOptions, workload: list[Prompt], progress: Callable[[Progress], None]
+    ) -> None:
+        self.problems: list[str] = []
+        self._arm = arm
+        self._options = options
+        self._workload = workload
+        self._progress = progress
+        self._schedule = Schedule(workload, workers=options.workers, in_flight=options.in_flight)
+        self._outcomes: list[Outcome] = []
+        self._here = 0
+        self._left = 0
+        self._hbm_evictions = 0
+        self._server: Served | None = None
+        self._server_ended = False
+        self._phase = "starting"
+        self._started_s = self._moved_s = self._shown_s = monotonic()
+
+    def run(self) -> ArmResult:
+        with ExitStack() as stack:
+            self._show()
+            socket = self._options.socket
+            if socket is None:
+                self._server = stack.enter_context(Served(self._arm.serve_flags, self._options.arena_bytes))
+                socket = self._server.socket
+            control = stack.enter_context(Control(socket))
+            self._await_server(control)
+            crew = stack.enter_context(Crew(self._options, socket))
+            self._until(crew, lambda: self._here == self._options.workers)
+            wall_s, counters = self._play(crew, control)
+        return sum_up(
+            self._arm.name,
+            self._outcomes,
+            self._options,
+            hbm_evictions=self._hbm_evictions,
+            server=counters,
+            wall_s=wall_s,
+        )
+
+    def _await_server(self, control: Control) -> None:
+        give_up_s = monotonic() + self._options.start_s_max
+        while not control.connected(TURN_S):
+            self._show()
+            ended = self._server.problem() if self._server else ""
+            if ended or monotonic() > give_up_s:
+                words = self._server.last_words() if self._server else f"{self._options.socket} does not answer"
+                raise ResourceError(
+                    "server-start", ended or f"not ready after {self._options.start_s_max:g} s: {words}"
+                )
+
+    def _play(self, crew: Crew, control: Control) -> tuple[float, dict[str, int | float | str]]:
+        """Sends everything and ends the workers in good order, which checks their pools. A worker that dies or a stall
+        ends the run where it is. Returns the seconds and what the server counted."""
+        self._phase, self._started_s = "running", monotonic()
+        counters: dict[str, int | float | str] = {}
+        wall_s = 0.0
+        try:
+            self._until(crew, lambda: self._schedule.finished)
+            wall_s = monotonic() - self._started_s
+            self._phase = "stopping"
+            counters = control.counters()
+            for worker in range(self._options.workers):
+                crew.send(worker, pipe.Stop())
+            self._until(crew, lambda: self._left == self._options.workers)
+        except ResourceError as error:
+            self.problems.append(f"{self._arm.name}: {error}")
+        return wall_s or monotonic() - self._started_s, counters
+
+    def _until(self, crew: Crew, reached: Callable[[], bool]) -> None:
+        self._moved_s = monotonic()
+        while not reached():
+            self._send_what_may_go(crew)
+            for message in crew.receive(TURN_S):
+                self._moved_s = monotonic()
+                self._hear(message)
+            self._show()
+            self._look_after_server()
+            if monotonic() - self._moved_s > self._options.stall_s_max:
+                raise ResourceError("stalled", f"nothing ended for {self._options.stall_s_max:g} s")
+
+    def _send_what_may_go(self, crew: Crew) -> None:
+        if self._phase != "running":
+            return
+        for worker in range(self._options.workers):
+            while (prompt := self._schedule.take(worker)) is not None:
+                crew.send(worker, pipe.Begin(prompt.index, prompt.tokens, pipe.pack_blocks(prompt.blocks)))
+
+    def _hear(self, message: pipe.FromWorker) -> None:
+        match message:
+            case pipe.Here():
+                self._here += 1
+            case pipe.Over(outcome=outcome):
+                self._schedule.ended(outcome.worker, outcome.index)
+                self._outcomes.append(outcome)
+            case pipe.Left():
+                self._left += 1
+                self._hbm_evictions += message.hbm_evictions
+            case pipe.Broken():
+                raise AssertionError("the crew turns it into an error")
+
+    def _look_after_server(self) -> None:
+        """A server that ended is a problem, but not the end: the rest of the run shows that engines go on."""
+        ended = self._server.problem() if self._server and not self._server_ended else ""
+        if ended:
+            self._server_ended = True
+            self.problems.append(f"{self._arm.name}: after {len(self._outcomes)} requests {ended}")
+
+    def _show(self) -> None:
+        now_s = monotonic()
+        if now_s - self._shown_s < TURN_S and self._outcomes and not self._schedule.finished:
+            return
+        self._shown_s = now_s
+        self._progress(
+            Progress(
+                arm=self._arm.name,
+                phase=self._phase,
+                requests=len(self._workload),
+                requests_ended=len(self._outcomes),
+                hbm_tokens=sum(o.hbm_tokens for o in self._outcomes),
+                retrieved_tokens=sum(o.retrieved_tokens for o in self._outcomes),
+                computed_tokens=sum(o.computed_tokens for o in self._outcomes),
+                retrieved_bytes=sum(o.compared_bytes for o in self._outcomes),
+                stored_bytes=sum(o.store_bytes for o in self._outcomes),
+                wrong_bytes=sum(o.wrong_bytes + o.spot_wrong_bytes for o in self._outcomes),
+                elapsed_s=now_s - self._started_s,
+            )
+        )

@@ -1,0 +1,204 @@
+"""Recorded traffic as it stands in a file: what a request shares with which earlier one, and nothing about bytes.
+
+Two formats, described in data/README.md, told apart by their first line: sessions (one JSON object per line) and
+requests in arrival order (one JSON array per line). A prompt is a list of block ids; ids are chained over the prefix,
+so equal ids mean equal whole prefixes. A file that does not hold together is refused here, with its line; everything
+behind this file trusts what it gets.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import zstandard
+
+from kvserver.errors import ConfigError
+
+SESSION_BLOCK_TOKENS = 64
+ARRIVAL_BLOCK_TOKENS = 512
+DATA = Path(__file__).parent / "data"
+SAMPLES = {
+    "claude-code": DATA / "claude_code_sample.jsonl.zst",
+    "mooncake": DATA / "mooncake_conversation_sample.jsonl.zst",
+}
+TEXT_BYTES_MAX = 1 << 30
+"""A longer trace is refused: it would not fit in memory once parsed."""
+PACKED_READ_BYTES = 1 << 20
+
+
+class Turn(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One request of a session. Times are seconds, -1 where nothing was recorded."""
+
+    agent: int
+    start_s: float
+    think_s: float
+    service_s: float
+    input_tokens: int
+    output_tokens: int
+    back: int
+    shared_blocks: int
+    stop: int
+
+
+class Session(msgspec.Struct, frozen=True, rename={"tool_tokens": "tool", "system_tokens": "sys", "turns": "req"}):
+    """One recorded conversation with its sub-agents."""
+
+    id: str
+    tool_tokens: int
+    system_tokens: int
+    seq: list[int]
+    """The parent's order: v >= 0 sends turn v, v < 0 starts sub-agent -v."""
+    turns: list[Turn]
+
+
+class Arrival(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One request of a trace in arrival order."""
+
+    gap_ms: int
+    input_tokens: int
+    output_tokens: int
+    back: int
+    shared_blocks: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Exactly one of the two lists is filled."""
+
+    name: str
+    sessions: list[Session]
+    arrivals: list[Arrival]
+
+
+def load(source: str) -> Trace:
+    """Reads a trace: the name of a sample or the path of a .jsonl or .jsonl.zst file."""
+    path = SAMPLES.get(source, Path(source))
+    lines = _lines(path)
+    if not lines:
+        raise ConfigError("trace-empty", f"{path} holds no line")
+    if lines[0].lstrip().startswith(b"{"):
+        return Trace(source, sessions=_parse_sessions(path, lines), arrivals=[])
+    return Trace(source, sessions=[], arrivals=_parse_arrivals(path, lines))
+
+
+def session_prompts(session: Session) -> list[list[int]]:
+    """The block ids of each turn, numbered from 0 within the session."""
+    prompts: list[list[int]] = []
+    unused = 0
+    for turn in session.turns:
+        blocks = turn.input_tokens // SESSION_BLOCK_TOKENS
+        shared = prompts[-turn.back][: turn.shared_blocks] if turn.back else []
+        fresh = blocks - len(shared)
+        prompts.append(shared + list(range(unused, unused + fresh)))
+        unused += fresh
+    return prompts
+
+
+def arrival_prompts(arrivals: list[Arrival]) -> list[list[int]]:
+    """The block ids of each arrival, numbered from 0 within the trace; the last block may be partial."""
+    prompts: list[list[int]] = []
+    unused = 0
+    for arrival in arrivals:
+        blocks = -(-arrival.input_tokens // ARRIVAL_BLOCK_TOKENS)
+        shared = prompts[-arrival.back][: arrival.shared_blocks] if arrival.back else []
+        fresh = blocks - len(shared)
+        prompts.append(shared + list(range(unused, unused + fresh)))
+        unused += fresh
+    return prompts
+
+
+# ---------------------------------------------------------------- files and checks
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        with path.open("rb") as file:
+            text = _text(file, path)
+    except OSError as error:
+        raise ConfigError("trace-unreadable", f"{path}: {error.strerror}") from error
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _text(file: BinaryIO, path: Path) -> bytes:
+    if path.suffix != ".zst":
+        return _bounded(file.read(TEXT_BYTES_MAX + 1), path)
+    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    text = b""
+    try:
+        while packed := file.read(PACKED_READ_BYTES):
+            text = _bounded(text + unpacker.decompress(packed), path)
+    except zstandard.ZstdError as error:
+        raise ConfigError("trace-damaged", f"{path}: {error}") from error
+    if not unpacker.eof:
+        raise ConfigError("trace-damaged", f"{path} ends in the middle of its compressed data")
+    return text
+
+
+def _bounded(text: bytes, path: Path) -> bytes:
+    if len(text) > TEXT_BYTES_MAX:
+        raise ConfigError("trace-too-long", f"{path} holds more than {TEXT_BYTES_MAX} bytes of text")
+    return text
+
+
+def _parse_sessions(path: Path, lines: list[bytes]) -> list[Session]:
+    decode = msgspec.json.Decoder(Session).decode
+    sessions = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            session = decode(line)
+        except msgspec.DecodeError as error:
+            raise ConfigError("trace-line", f"{path}, line {number}: {error}") from error
+        if problem := _session_problem(session):
+            raise ConfigError("trace-line", f"{path}, line {number}: {problem}")
+        sessions.append(session)
+    return sessions
+
+
+def _parse_arrivals(path: Path, lines: list[bytes]) -> list[Arrival]:
+    decode = msgspec.json.Decoder(Arrival).decode
+    arrivals: list[Arrival] = []
+    blocks: list[int] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            arrival = decode(line)
+        except msgspec.DecodeError as error:
+            raise ConfigError("trace-line", f"{path}, line {number}: {error}") from error
+        own = -(-arrival.input_tokens // ARRIVAL_BLOCK_TOKENS)
+        if problem := _sharing_problem(arrival.back, arrival.shared_blocks, own, blocks):
+            raise ConfigError("trace-line", f"{path}, line {number}: {problem}")
+        arrivals.append(arrival)
+        blocks.append(own)
+    return arrivals
+
+
+def _session_problem(session: Session) -> str:
+    if not session.turns:
+        return "a session without requests"
+    if session.tool_tokens < 0 or session.system_tokens < 0:
+        return f"tool={session.tool_tokens} and sys={session.system_tokens} must not be negative"
+    blocks: list[int] = []
+    for index, turn in enumerate(session.turns):
+        own = turn.input_tokens // SESSION_BLOCK_TOKENS
+        if problem := _sharing_problem(turn.back, turn.shared_blocks, own, blocks):
+            return f"req[{index}]: {problem}"
+        blocks.append(own)
+    agents = {turn.agent for turn in session.turns}
+    for step in session.seq:
+        if step >= len(session.turns):
+            return f"seq names request {step} of {len(session.turns)}"
+        if step < 0 and -step not in agents:
+            return f"seq starts sub-agent {-step}, which has no requests"
+    return ""
+
+
+def _sharing_problem(back: int, shared_blocks: int, own_blocks: int, earlier_blocks: list[int]) -> str:
+    """What is wrong with one request's claim about an earlier one; empty when it holds."""
+    if own_blocks < 0:
+        return "in must not be negative"
+    if not 0 <= back <= len(earlier_blocks):
+        return f"back={back} must be in [0, {len(earlier_blocks)}]"
+    shareable = min(own_blocks, earlier_blocks[-back]) if back else 0
+    if not 0 <= shared_blocks <= shareable:
+        return f"shared={shared_blocks} must be in [0, {shareable}]"
+    return ""

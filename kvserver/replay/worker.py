@@ -1,0 +1,110 @@
+"""The engine worker process: one engine with its paged KV, its connection to the server, and the pipe to the replay.
+
+One thread decides (engine.py); the pipe's reader and the client's callbacks only put calls on its queue. The process
+ends when the pipe closes, so it never outlives the replay.
+"""
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+
+from kvserver.errors import KvError
+from kvserver.replay import pipe
+from kvserver.replay.engine import Engine
+from kvserver.replay.link import ServerLink
+from kvserver.replay.options import ReplayOptions
+from kvserver.replay.pages import Pages
+from kvserver.replay.pool import PrefixPool
+from kvserver.replay.prefixes import Prefixes, replay_namespace
+
+Call = Callable[[], None]
+
+
+def worker_main(worker: int, options: ReplayOptions, socket: Path, connection: Connection) -> None:
+    """Entry point of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the replay ends its workers
+    calls: SimpleQueue[Call] = SimpleQueue()
+    pages = Pages(blocks=options.pool_blocks, regions=options.regions, page_bytes=options.page_bytes)
+    pool = PrefixPool(options.pool_blocks)
+    namespace = replay_namespace(
+        block_tokens=options.block_tokens,
+        blocks_per_chunk=options.blocks_per_chunk,
+        regions=options.regions,
+        page_bytes=options.page_bytes,
+    )
+    try:
+        link = ServerLink(worker, options, socket, namespace, pages, calls.put)
+    except (KvError, OSError, TimeoutError) as error:
+        connection.send_bytes(pipe.encode(pipe.Broken(worker, str(error))))
+        return
+    engine = Engine(
+        worker=worker,
+        block_tokens=options.block_tokens,
+        blocks_per_chunk=options.blocks_per_chunk,
+        prefixes=Prefixes(namespace, block_tokens=options.block_tokens, blocks_per_chunk=options.blocks_per_chunk),
+        pool=pool,
+        pages=pages,
+        link=link,
+        ended=lambda outcome: connection.send_bytes(pipe.encode(pipe.Over(outcome))),
+    )
+    loop = WorkerLoop(engine, connection, calls)
+    connection.send_bytes(pipe.encode(pipe.Here(worker)))
+    loop.run()
+    link.close()
+    pages.close()
+    pool.check()
+    assert pool.pinned == 0
+    connection.send_bytes(pipe.encode(pipe.Left(worker, pool.evictions)))
+
+
+class WorkerLoop:
+    """Runs calls one after the other until Stop has come and every prompt has ended, or the pipe is closed."""
+
+    def __init__(self, engine: Engine, connection: Connection, calls: "SimpleQueue[Call]") -> None:
+        self._engine = engine
+        self._connection = connection
+        self._calls = calls
+        self._waiting: deque[pipe.Begin] = deque()
+        """Prompts for which the pool had no room yet; the first one is tried again after every call."""
+        self._stopping = False
+
+    def run(self) -> None:
+        threading.Thread(target=self._read_pipe, name="replay-pipe", daemon=True).start()
+        while not (self._stopping and not self._waiting and self._engine.active == 0):
+            self._calls.get()()
+            self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        while self._waiting:
+            prompt = self._waiting[0]
+            if not self._engine.begin(prompt.index, prompt.tokens, pipe.unpack_blocks(prompt.blocks)):
+                assert self._engine.active > 0  # an empty pool holds any prompt: ReplayOptions made sure
+                return
+            self._waiting.popleft()
+
+    def _read_pipe(self) -> None:
+        while True:
+            try:
+                message = pipe.decode_to_worker(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                self._calls.put(_leave)
+                return
+            self._calls.put(partial(self._accept, message))
+            if isinstance(message, pipe.Stop):
+                return
+
+    def _accept(self, message: pipe.ToWorker) -> None:
+        match message:
+            case pipe.Begin():
+                self._waiting.append(message)
+            case pipe.Stop():
+                self._stopping = True
+
+
+def _leave() -> None:
+    raise SystemExit("the replay is gone")

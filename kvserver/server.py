@@ -1,0 +1,490 @@
+"""The brain's process: the only file with sockets, clock and loop around the pure Service.
+
+Each callback drains a bounded number of messages, hands each to the service and carries its effects out in order, so
+that no peer can keep the brain to itself. Two doors bring requests: ZeroMQ and the local socket (wire/messages.py).
+"""
+
+import asyncio
+import dataclasses
+import gc
+import grp
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Never
+
+import msgspec
+import uvloop
+import zmq
+
+from kvserver import __version__, logs
+from kvserver.config import Config
+from kvserver.errors import ConfigError
+from kvserver.http import HttpServer, Snapshot, SnapshotBoard
+from kvserver.passing import CANNOT_START, Inheritance, Receiver, close_all, die_with_parent, peer_pidfd, send, widen
+from kvserver.service.effects import (
+    Answer,
+    AnswerWithBoard,
+    AnswerWithMover,
+    Ask,
+    CloseDescriptors,
+    CloseSession,
+    DropNamespace,
+    Effect,
+    Instruct,
+    Log,
+    Publish,
+    PutNamespace,
+    Withdraw,
+)
+from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
+from kvserver.service.service import Service
+from kvserver.service.state import Bounds
+from kvserver.transfer.engines import Ledger, create_memfd
+from kvserver.wire.codec import Malformed, decode_request, encode
+from kvserver.wire.messages import BOARD_WORDS, FRAME_BYTES_MAX, Error, Lookup, Offer, Reply, Welcome
+from kvserver.wire.orders import (
+    ORDER_BYTES_MAX,
+    Grown,
+    MoverReaped,
+    MoverStarted,
+    decode_news,
+    decode_report,
+)
+
+MESSAGES_PER_TURN = 32
+"""From one door, before others have their turn."""
+TICK_S = 0.05
+SNAPSHOT_TICKS = 5
+COLLECT_TICKS = 20
+LOCAL_CONNECTIONS_PER_SESSION = 4
+ZMQ_HIGH_WATER = 1000
+ORDERS_WAITING_MAX = 100_000
+"""Orders that a stopped mover has not read; the jobs behind them are bounded per session."""
+
+
+class Board:
+    """A session's job state words."""
+
+    __slots__ = ("descriptor", "pidfd")
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.pidfd = -1
+
+
+class MoverDoor:
+    """The brain's end of a mover's socket."""
+
+    __slots__ = ("pidfd", "socket", "waiting")
+
+    def __init__(self, end: socket.socket, pidfd: int) -> None:
+        self.socket = end
+        self.pidfd = pidfd
+        self.waiting: deque[tuple[bytes, list[int]]] = deque()
+
+
+class Shell:
+    """Sockets, processes and time for one Service."""
+
+    def __init__(self, config: Config, control: socket.socket, ledger: Ledger, incarnation: int) -> None:
+        self._config = config
+        self._control = control
+        self._ledger = ledger
+        self._loop = asyncio.get_running_loop()
+        self._service = Service(
+            _bounds(config),
+            os.urandom,
+            server=f"kvserver {__version__}",
+            incarnation=incarnation,
+            started_ns=time.monotonic_ns(),
+            documents=ledger.namespaces(),
+            records=ledger.scan(),
+        )
+        self._snapshots = SnapshotBoard()
+        self._receiver = Receiver(FRAME_BYTES_MAX + 1, 4)
+        self._report_receiver = Receiver(ORDER_BYTES_MAX, 4)
+        self._last_peer = 0
+        self._last_descriptor = 0
+        self._ticks = 0
+        self._identities: dict[bytes, int] = {}
+        self._zmq_peers: dict[int, bytes] = {}
+        self._welcome: set[int] = set()
+        """ZeroMQ peers that have a session; others are forgotten after each answer."""
+        self._locals: dict[int, socket.socket] = {}
+        self._descriptors: dict[int, int] = {}
+        self._boards: dict[int, Board] = {}
+        self._movers: dict[int, MoverDoor] = {}
+        self._stopping = asyncio.Event()
+        self._router = _open_router(config)
+        self._listener = _open_local(config)
+        self._effects: dict[type, Callable[..., None]] = {
+            Publish: lambda effect: self._ledger.seal(effect.records),
+            Withdraw: lambda effect: self._ledger.clear(effect.offsets),
+            PutNamespace: lambda effect: self._ledger.put_namespace(effect.number, effect.document),
+            DropNamespace: lambda effect: self._ledger.drop_namespace(effect.number),
+            Answer: lambda effect: self._answer(effect.peer, effect.reply),
+            AnswerWithBoard: self._answer_with_board,
+            AnswerWithMover: self._answer_with_mover,
+            Instruct: self._instruct,
+            Ask: lambda effect: send(self._control, encode(effect.wish)),
+            CloseDescriptors: lambda effect: close_all([self._descriptors.pop(number) for number in effect.numbers]),
+            CloseSession: self._close_session,
+            Log: lambda effect: logs.event(effect.level, effect.event, *effect.fields),
+        }
+
+    async def run(self) -> None:
+        """Until SIGTERM, or until the supervisor is gone."""
+        self._carry_out(self._service.effects())
+        http = self._start_http()
+        loop = self._loop
+        loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
+        loop.add_reader(self._router.FD, self._drain_router)
+        loop.add_reader(self._listener, self._accept)
+        loop.add_reader(self._control, self._take_news)
+        self._tick()
+        self._drain_router()
+        logs.event(logging.INFO, "server ready", ("socket", self._config.socket), ("http_port", self._config.http_port))
+        await self._stopping.wait()
+        if http is not None:
+            http.close()
+        self._router.close(linger=0)
+        logs.event(logging.INFO, "brain stops")
+
+    def _start_http(self) -> HttpServer | None:
+        if not self._config.http_port:
+            return None
+        http = HttpServer(self._snapshots, host=self._config.http_host, port=self._config.http_port)
+        http.start()
+        return http
+
+    # ---------------------------------------------------------------- events
+
+    def _handle(self, event: Event) -> None:
+        self._carry_out(self._service.handle(event, time.monotonic_ns()))
+
+    def _arrived(self, peer: int, frame: memoryview | bytes, descriptors: list[int]) -> None:
+        """One request, or the refusal of what is none. Takes the descriptors."""
+        try:
+            request = decode_request(frame)
+        except Malformed as malformed:
+            close_all(descriptors)
+            self._service.counters.errors["request"] += 1
+            self._answer(peer, malformed.reply)
+            return
+        number = -1
+        if isinstance(request, Offer) and len(descriptors) == 1:
+            self._last_descriptor = number = self._last_descriptor + 1
+            self._descriptors[number] = descriptors[0]
+        else:
+            close_all(descriptors)
+        if isinstance(request, Lookup):
+            began_ns = time.monotonic_ns()
+            effects = self._service.handle(Arrived(peer, request, number), began_ns)
+            self._service.counters.lookup_handle_seconds.observe((time.monotonic_ns() - began_ns) / 1e9)
+            self._carry_out(effects)
+        else:
+            self._handle(Arrived(peer, request, number))
+
+    def _drain_router(self) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            try:
+                identity, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=True)
+            except zmq.Again:
+                return
+            peer = self._identities.get(identity)
+            stranger = peer is None
+            if peer is None:
+                self._last_peer = peer = self._last_peer + 1
+                self._identities[identity] = peer
+                self._zmq_peers[peer] = identity
+            if len(frames) == 1:
+                self._arrived(peer, frames[0], [])
+            else:
+                self._answer(peer, Error(0, "request", "frame", f"{len(frames)} parts; a message is one part"))
+            if stranger and peer not in self._welcome:
+                self._forget_zmq(peer)
+        self._loop.call_soon(self._drain_router)
+
+    def _accept(self) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            if len(self._locals) >= self._config.sessions_max * LOCAL_CONNECTIONS_PER_SESSION:
+                connection.close()
+                continue
+            connection.setblocking(False)
+            widen(connection)
+            self._last_peer = peer = self._last_peer + 1
+            self._locals[peer] = connection
+            self._loop.add_reader(connection, self._drain_local, peer, connection)
+
+    def _drain_local(self, peer: int, connection: socket.socket) -> None:
+        """One message: a lane has one request in flight, and the loop asks again for whoever has more."""
+        try:
+            frame, descriptors, cut = self._receiver.receive(connection)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close_local(peer)
+            return
+        if not frame:
+            close_all(descriptors)
+            self._close_local(peer)
+        elif cut:
+            close_all(descriptors)
+            self._answer(peer, Error(0, "request", "frame-size", f"at most {FRAME_BYTES_MAX} bytes are read"))
+        else:
+            self._arrived(peer, frame, descriptors)
+
+    def _drain_reports(self, number: int, door: MoverDoor) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            if self._movers.get(number) is not door:
+                return
+            try:
+                frame, descriptors, _ = self._report_receiver.receive(door.socket)
+            except (BlockingIOError, ConnectionResetError):
+                return
+            close_all(descriptors)
+            if not frame:
+                self._loop.remove_reader(door.socket)
+                return  # the mover is ending; the supervisor tells when it is reaped
+            self._handle(Reported(number, decode_report(frame)))
+
+    def _take_news(self) -> None:
+        frame, descriptors, _ = self._receiver.receive(self._control)
+        if not frame:
+            self._stopping.set()
+            return
+        match decode_news(frame):
+            case MoverStarted(mover):
+                end = socket.socket(fileno=descriptors[0])
+                end.setblocking(False)
+                door = self._movers[mover] = MoverDoor(end, descriptors[1])
+                self._loop.add_reader(end, self._drain_reports, mover, door)
+            case MoverReaped(mover, how):
+                self._close_mover(mover)
+                self._handle(MoverGone(mover, how))
+            case Grown(slabs, problem):
+                self._handle(ArenaGrew(slabs, problem))
+
+    def _tick(self) -> None:
+        self._loop.call_later(TICK_S, self._tick)
+        self._handle(Tick())
+        self._ticks += 1
+        if self._ticks % SNAPSHOT_TICKS == 0:
+            now_ns = time.monotonic_ns()
+            status, counters = self._service.status(now_ns), self._service.counters.copy()
+            self._snapshots.publish(Snapshot(time.monotonic(), status, counters))
+        if self._ticks % COLLECT_TICKS == 0:
+            gc.collect(1)
+            gc.freeze()  # what lived through it is index; a full collection over it would stop the brain for a second
+
+    # ---------------------------------------------------------------- effects
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._effects[type(effect)](effect)
+
+    def _answer(self, peer: int, reply: Reply, descriptor: int = -1) -> None:
+        """A peer that is gone or does not read loses its replies, and its connection; nobody waits for it."""
+        frame = encode(reply)
+        connection = self._locals.get(peer)
+        if connection is not None:
+            try:
+                send(connection, frame, () if descriptor < 0 else (descriptor,))
+            except OSError:
+                self._service.counters.replies_dropped += 1
+                self._loop.call_soon(self._close_local, peer)
+            return
+        identity = self._zmq_peers.get(peer)
+        if identity is None:
+            self._service.counters.replies_dropped += 1
+            return
+        if isinstance(reply, Welcome):
+            self._welcome.add(peer)
+        try:
+            self._router.send_multipart((identity, frame), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self._service.counters.replies_dropped += 1
+        if int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._loop.call_soon(self._drain_router)  # its descriptor is edge-triggered: nobody else would tell us
+
+    def _answer_with_board(self, effect: AnswerWithBoard) -> None:
+        connection = self._locals.get(effect.peer)
+        if connection is None:
+            return
+        board = self._boards[effect.session] = Board(create_memfd("kvserver-board", BOARD_WORDS * 8))
+        try:
+            pidfd = peer_pidfd(connection)
+        except ProcessLookupError:
+            self._loop.call_soon(self._handle, WorkerGone(effect.session))
+            return
+        if pidfd is None:
+            logs.event(logging.WARNING, "worker in another process namespace", ("session", effect.session))
+        else:
+            board.pidfd = pidfd
+            self._loop.add_reader(pidfd, self._worker_gone, effect.session, pidfd)
+        self._answer(effect.peer, effect.reply, board.descriptor)
+
+    def _worker_gone(self, session: int, pidfd: int) -> None:
+        self._loop.remove_reader(pidfd)
+        self._handle(WorkerGone(session))
+
+    def _answer_with_mover(self, effect: AnswerWithMover) -> None:
+        door = self._movers.get(effect.mover)
+        if door is None:
+            self._answer(effect.peer, Error(effect.reply.id, "device", "mover-lost", f"mover {effect.mover} is gone"))
+        else:
+            self._answer(effect.peer, effect.reply, door.pidfd)
+
+    def _instruct(self, effect: Instruct) -> None:
+        """Sends an order; the descriptors that go with it are closed here afterwards."""
+        descriptors = [self._descriptors.pop(number) for number in effect.descriptors]
+        door = self._movers.get(effect.mover)
+        if effect.board and effect.board in self._boards:
+            descriptors.append(os.dup(self._boards[effect.board].descriptor))
+        if door is None:
+            close_all(descriptors)
+            return
+        door.waiting.append((encode(effect.order), descriptors))
+        assert len(door.waiting) < ORDERS_WAITING_MAX
+        if len(door.waiting) == 1:
+            self._flush_orders(door)
+
+    def _flush_orders(self, door: MoverDoor) -> None:
+        while door.waiting:
+            frame, descriptors = door.waiting[0]
+            try:
+                with suppress(
+                    BrokenPipeError, ConnectionResetError
+                ):  # it is ending; the supervisor tells when it is reaped
+                    send(door.socket, frame, descriptors)
+            except BlockingIOError:
+                self._loop.add_writer(door.socket, self._flush_orders, door)
+                return
+            close_all(descriptors)
+            door.waiting.popleft()
+        self._loop.remove_writer(door.socket)
+
+    # ---------------------------------------------------------------- ends
+
+    def _close_session(self, effect: CloseSession) -> None:
+        board = self._boards.pop(effect.session, None)
+        if board is not None:
+            os.close(board.descriptor)
+            if board.pidfd >= 0:
+                self._loop.remove_reader(board.pidfd)
+                os.close(board.pidfd)
+        for peer in effect.peers:
+            if peer in self._locals:
+                self._drop_local(peer)
+            else:
+                self._forget_zmq(peer)
+
+    def _close_local(self, peer: int) -> None:
+        if peer in self._locals:
+            self._drop_local(peer)
+            self._handle(PeerGone(peer))
+
+    def _drop_local(self, peer: int) -> None:
+        connection = self._locals.pop(peer)
+        self._loop.remove_reader(connection)
+        connection.close()
+
+    def _close_mover(self, number: int) -> None:
+        door = self._movers.pop(number, None)
+        if door is None:
+            return
+        self._loop.remove_reader(door.socket)
+        self._loop.remove_writer(door.socket)
+        for _, descriptors in door.waiting:
+            close_all(descriptors)
+        door.socket.close()
+        os.close(door.pidfd)
+
+    def _forget_zmq(self, peer: int) -> None:
+        identity = self._zmq_peers.pop(peer, None)
+        if identity is not None:
+            del self._identities[identity]
+        self._welcome.discard(peer)
+
+
+def _bounds(config: Config) -> Bounds:
+    shared = {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(Bounds) if hasattr(config, field.name)
+    }
+    return Bounds(**shared)
+
+
+def _open_router(config: Config) -> zmq.Socket[bytes]:
+    """The ZeroMQ door. What an earlier server left at its path is replaced; the supervisor holds the lock."""
+    Path(config.socket).unlink(missing_ok=True)
+    router = zmq.Context(1).socket(zmq.ROUTER)
+    router.setsockopt(zmq.LINGER, 0)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.SNDHWM, ZMQ_HIGH_WATER)
+    router.setsockopt(zmq.RCVHWM, ZMQ_HIGH_WATER)
+    router.setsockopt(zmq.MAXMSGSIZE, 4 * FRAME_BYTES_MAX)
+    try:
+        router.bind(f"ipc://{config.socket}")
+    except zmq.ZMQError as problem:
+        raise ConfigError("socket", f"ipc://{config.socket}: {problem}") from problem
+    _admit(config, config.socket)
+    return router
+
+
+def _open_local(config: Config) -> socket.socket:
+    path = f"{config.socket}.local"
+    Path(path).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    try:
+        listener.bind(path)
+    except OSError as problem:
+        raise ConfigError("socket", f"{path}: {problem.strerror}") from problem
+    _admit(config, path)
+    listener.listen(128)
+    return listener
+
+
+def _admit(config: Config, path: str) -> None:
+    """Only this user, or the configured group."""
+    if config.socket_group:
+        os.chown(path, -1, grp.getgrnam(config.socket_group).gr_gid)
+    os.chmod(path, 0o660 if config.socket_group else 0o600)
+
+
+def main() -> Never:
+    """`python -m kvserver.server INHERITANCE`: started by the supervisor."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    inherited = msgspec.json.decode(sys.argv[1], type=Inheritance)
+    die_with_parent(inherited.parent)
+    config = inherited.config
+    logs.start(level=config.log_level, form=config.log_format, process="brain")
+    gc.disable()  # by hand, in _tick
+    gc.freeze()
+    control = socket.socket(fileno=inherited.control)
+    ledger = Ledger(inherited.ledger, config.arena_bytes)
+
+    async def serve() -> None:
+        await Shell(config, control, ledger, inherited.incarnation).run()
+
+    try:
+        uvloop.run(serve())
+    except ConfigError as error:
+        logs.event(logging.ERROR, "brain cannot start", ("why", str(error)))
+        os._exit(CANNOT_START)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,329 @@
+"""`kvserver serve`: holds the arena's and the ledger's descriptors, and starts and restarts brain and movers.
+
+It decides nothing about the cache and never looks at its bytes, so that it has no reason to crash; whatever crashes
+below it loses no sealed chunk. Two rules:
+
+Rule 1: a new brain starts only when every mover of the old one has been reaped. No slot is used again before that.
+Rule 2: no child outlives it (PDEATHSIG), and none is waited for without a bound.
+"""
+
+import fcntl
+import grp
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from kvserver import logs
+from kvserver.config import Config
+from kvserver.errors import ConfigError
+from kvserver.passing import CANNOT_START, Inheritance, Receiver, pair, send
+from kvserver.transfer.engines import ArenaGrower, Ledger, create_memfd, free_huge_pages
+from kvserver.wire.orders import (
+    ORDER_BYTES_MAX,
+    Grown,
+    KillMover,
+    MoverReaped,
+    MoverStarted,
+    StartMover,
+    decode_wish,
+    encode,
+)
+
+STOP_S = 5.0
+"""How long the brain may take to end after SIGTERM."""
+BACKOFF_S = (0.0, 0.1, 0.3, 1.0, 3.0)
+"""Waits before a crashed brain starts again; the last one is repeated."""
+STEADY_S = 30.0
+"""A brain that lived this long starts again without a wait."""
+MEMORY_RESERVE_BYTES = 256 << 20
+"""What must stay free beside the arena for the processes themselves."""
+
+
+def run(config: Config) -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit status. Raises ConfigError when it cannot start."""
+    logs.start(level=config.log_level, form=config.log_format, process="supervisor")
+    lock = _claim_socket(config)
+    _check_memory(config)
+    arena = _create(config, "kvserver-arena", config.arena_bytes, config.huge_page_bytes)
+    ledger = _create(config, "kvserver-ledger", Ledger.file_bytes(config.arena_bytes), 0)
+    grower = ArenaGrower(arena, config.arena_bytes, config.slab_bytes, config.touch_threads, config.numa_node)
+    logs.event(logging.INFO, "arena begun", ("bytes", config.arena_bytes), ("slab_bytes", config.slab_bytes))
+    supervisor = Supervisor(config, arena, ledger, grower)
+    try:
+        supervisor.run()
+    finally:
+        grower.close()
+        for descriptor in (arena, ledger, lock):
+            os.close(descriptor)
+    return supervisor.status
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    """A brain or a mover."""
+
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    name: str
+    mover: int = 0
+    """0 for the brain."""
+
+    def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+
+    def reap(self) -> str:
+        """Waits for an ended or killed process; says how it ended."""
+        status = self.process.wait()
+        os.close(self.pidfd)
+        return f"signal {-status}" if status < 0 else f"exit {status}"
+
+
+class Supervisor:
+    """One loop over the brain's socket, the children's pidfds, the arena's growth and signals."""
+
+    def __init__(self, config: Config, arena: int, ledger: int, grower: ArenaGrower) -> None:
+        self._config = config
+        self._arena = arena
+        self._ledger = ledger
+        self._grower = grower
+        self._selector = selectors.DefaultSelector()
+        self._receiver = Receiver(ORDER_BYTES_MAX)
+        self._movers: dict[int, _Child] = {}
+        self._brain: _Child | None = None
+        self._control: socket.socket | None = None
+        self._incarnation = time.time_ns()
+        self._crashes = 0
+        self._started = 0.0
+        self._start_at: float | None = 0.0
+        self._stop_at: float | None = None
+        self.status = 0
+        """What the process exits with."""
+        self._signals, self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def run(self) -> None:
+        """Until a stop was asked for and every child has been reaped."""
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _ignore)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
+        self._selector.register(self._grower.eventfd, selectors.EVENT_READ, self._on_grown)
+        while self._stop_at is None or self._brain is not None:
+            self._start_brain_when_due()
+            for key, _ in self._selector.select(self._patience()):
+                key.data()
+            if self._stop_at is not None and time.monotonic() >= self._stop_at and self._brain is not None:
+                self._brain.kill()
+        self._end_movers()
+        logs.event(logging.INFO, "server stopped")
+
+    def _patience(self) -> float | None:
+        waits = [at - time.monotonic() for at in (self._start_at, self._stop_at) if at is not None]
+        return max(0.0, min(waits)) if waits else None
+
+    # ---------------------------------------------------------------- brain
+
+    def _start_brain_when_due(self) -> None:
+        if self._start_at is None or time.monotonic() < self._start_at or self._stop_at is not None:
+            return
+        assert not self._movers, "a new brain starts only when all movers of the old one have been reaped"
+        self._start_at = None
+        self._started = time.monotonic()
+        self._incarnation += 1
+        ours, theirs = pair()
+        inheritance = Inheritance(
+            parent=os.getpid(),
+            control=theirs.fileno(),
+            ledger=self._ledger,
+            incarnation=self._incarnation,
+            config=self._config,
+        )
+        self._brain = self._spawn("kvserver.server", inheritance, theirs, (self._ledger,), "brain")
+        self._control = ours
+        self._selector.register(ours, selectors.EVENT_READ, self._on_wish)
+        self._selector.register(self._brain.pidfd, selectors.EVENT_READ, self._on_brain_end)
+        self._on_grown()
+
+    def _on_brain_end(self) -> None:
+        assert self._brain is not None
+        assert self._control is not None
+        self._selector.unregister(self._brain.pidfd)
+        self._selector.unregister(self._control)
+        self._control.close()
+        how = self._brain.reap()
+        refused = self._brain.process.returncode == CANNOT_START
+        self._brain, self._control = None, None
+        self._end_movers()
+        if refused:
+            self._stop_at, self.status = time.monotonic(), CANNOT_START
+        if self._stop_at is not None:
+            return
+        lived = time.monotonic() - self._started
+        self._crashes = 0 if lived >= STEADY_S else self._crashes + 1
+        wait = BACKOFF_S[min(max(self._crashes - 1, 0), len(BACKOFF_S) - 1)]
+        self._start_at = time.monotonic() + wait
+        logs.event(logging.ERROR, "brain ended", ("how", how), ("lived_s", f"{lived:.1f}"), ("restart_in_s", wait))
+
+    def _end_movers(self) -> None:
+        for child in self._movers.values():
+            child.kill()
+        for child in self._movers.values():
+            self._selector.unregister(child.pidfd)
+            logs.event(logging.INFO, "mover reaped", ("mover", child.mover), ("how", child.reap()))
+        self._movers.clear()
+
+    # ---------------------------------------------------------------- movers
+
+    def _on_wish(self) -> None:
+        if self._control is None:
+            return  # the brain ended in the same turn
+        frame, _, _ = self._receiver.receive(self._control)
+        if not frame:
+            return  # the brain is ending; its pidfd tells the rest
+        match decode_wish(frame):
+            case StartMover() as wish:
+                self._start_mover(wish)
+            case KillMover(mover):
+                if mover in self._movers:
+                    self._movers[mover].kill()
+
+    def _start_mover(self, wish: StartMover) -> None:
+        brains, movers = pair()
+        inheritance = Inheritance(
+            parent=os.getpid(), control=movers.fileno(), arena=self._arena, mover=wish.mover, config=self._config
+        )
+        child = self._spawn("kvserver.mover", inheritance, movers, (self._arena,), f"mover {wish.mover}")
+        child.mover = wish.mover
+        self._movers[wish.mover] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_mover_end(child))
+        self._tell(MoverStarted(wish.mover, child.process.pid), brains.fileno(), child.pidfd)
+        brains.close()
+
+    def _on_mover_end(self, child: _Child) -> None:
+        if self._movers.pop(child.mover, None) is None:
+            return
+        self._selector.unregister(child.pidfd)
+        how = child.reap()
+        logs.event(logging.INFO, "mover reaped", ("mover", child.mover), ("how", how))
+        self._tell(MoverReaped(child.mover, how))
+
+    def _spawn(
+        self, module: str, inheritance: Inheritance, end: socket.socket, others: tuple[int, ...], name: str
+    ) -> _Child:
+        command = [sys.executable, "-m", module, msgspec.json.encode(inheritance).decode()]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(end.fileno(), *others))
+        end.close()
+        logs.event(logging.INFO, "process started", ("name", name), ("pid", process.pid))
+        return _Child(process, os.pidfd_open(process.pid), name)
+
+    # ---------------------------------------------------------------- news and signals
+
+    def _tell(self, news: MoverStarted | MoverReaped | Grown, *descriptors: int) -> None:
+        if self._control is None:
+            return
+        with suppress(BrokenPipeError, ConnectionResetError):  # the brain is ending; its pidfd tells the rest
+            send(self._control, encode(news), descriptors)
+
+    def _on_grown(self) -> None:
+        with suppress(BlockingIOError):  # nothing to read when called for a new brain, not for a change
+            os.eventfd_read(self._grower.eventfd)
+        self._tell(Grown(self._grower.slabs_ready, self._grower.problem))
+
+    def _on_signal(self) -> None:
+        os.read(self._signals, 64)
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + STOP_S
+            self._start_at = None
+            if self._brain is not None:
+                self._brain.process.terminate()
+        elif self._brain is not None:
+            self._brain.kill()
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """The wake-up descriptor has told the loop."""
+
+
+# ---------------------------------------------------------------- before the start
+
+
+def _claim_socket(config: Config) -> int:
+    """Makes the socket's directory and locks the socket against other servers. Returns the lock's descriptor."""
+    path = Path(config.socket)
+    shared = bool(config.socket_group)
+    try:
+        path.parent.mkdir(mode=0o750 if shared else 0o700, parents=True, exist_ok=True)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if shared:
+            os.chown(path.parent, -1, grp.getgrnam(config.socket_group).gr_gid)
+    except KeyError:
+        raise ConfigError("socket-group", f"there is no group named {config.socket_group!r}") from None
+    except OSError as problem:
+        raise ConfigError("socket", f"{path}: {problem.strerror}") from problem
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        os.close(lock)
+        raise ConfigError("socket-in-use", f"{path} belongs to a server that lives (process {owner})") from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _create(config: Config, name: str, size: int, huge_page_bytes: int) -> int:
+    try:
+        return int(create_memfd(name, size, huge_page_bytes))
+    except OSError as problem:
+        raise ConfigError("arena-memory", f"{name} of {size} bytes cannot be made: {problem.strerror}") from problem
+
+
+def _check_memory(config: Config) -> None:
+    """Refuses an arena that the machine cannot hold, before anything is touched."""
+    if config.huge_page_bytes:
+        free = free_huge_pages(config.huge_page_bytes) * config.huge_page_bytes
+        if free < config.arena_bytes:
+            raise ConfigError(
+                "arena-memory",
+                f"arena_bytes={config.arena_bytes} needs as much in free huge pages of {config.huge_page_bytes} bytes, "
+                f"there are {free}",
+            )
+        return
+    available = min(_available_bytes(), _cgroup_bytes())
+    if config.arena_bytes + MEMORY_RESERVE_BYTES > available:
+        raise ConfigError(
+            "arena-memory",
+            f"arena_bytes={config.arena_bytes} and {MEMORY_RESERVE_BYTES} beside it exceed the {available} bytes of memory "
+            "that are free",
+        )
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62
+
+
+def _cgroup_bytes() -> int:
+    """What the process's own control group still allows; a large number where there is no limit."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    group = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    base = Path("/sys/fs/cgroup") / group
+    try:
+        limit = (base / "memory.max").read_text().strip()
+        used = int((base / "memory.current").read_text())
+    except OSError:
+        return 1 << 62
+    return 1 << 62 if limit == "max" else max(0, int(limit) - used)

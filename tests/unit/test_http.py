@@ -1,0 +1,285 @@
+"""HTTP: what each page says, and that no client can keep another from its answer."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kvserver import http as http_pages
+from kvserver.errors import ConfigError
+from kvserver.http import CONNECTIONS_MAX, FRESH_S, HEAD_BYTES_MAX, HttpServer, Snapshot, SnapshotBoard
+from kvserver.service.counters import Counters
+from kvserver.wire.status import ArenaStatus, MoverStatus, SlotSize, Status, decode_status
+
+WAIT_S = 20.0
+
+
+def a_status(*, slabs_ready: int = 3, problem: str = "") -> Status:
+    return Status(
+        server="kvserver 7.5.3",
+        incarnation=11,
+        uptime_s=1.5,
+        arena=ArenaStatus(
+            total_bytes=5 * 8192,
+            ready_bytes=slabs_ready * 8192,
+            used_bytes=4096,
+            slab_bytes=8192,
+            slabs_total=5,
+            slabs_ready=slabs_ready,
+            problem=problem,
+        ),
+        slot_sizes=[SlotSize(slot_bytes=4096, slabs=1, slots=2, slots_used=1)],
+        namespaces=1,
+        chunks=13,
+        chunks_max=17,
+        sessions=2,
+        caches=3,
+        leases=4,
+        pins=6,
+        stores=1,
+        retrieves=2,
+        movers=[
+            MoverStatus(mover=1, device="host:0", state="ready", pid=99, backend="host, 2 threads", caches=3, jobs=3)
+        ],
+        shown_sessions=[],
+        shown_caches=[],
+        counters=Counters().totals(),
+    )
+
+
+class Clock:
+    """Time that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Site:
+    """A running server with its board and clock."""
+
+    def __init__(self) -> None:
+        self.board = SnapshotBoard()
+        self.clock = Clock()
+        self.server = HttpServer(self.board, host="127.0.0.1", port=0, clock_s=self.clock)
+        self.server.start()
+
+    def publish(self, status: Status | None = None, counters: Counters | None = None) -> None:
+        self.board.publish(Snapshot(self.clock.now_s, status or a_status(), counters or Counters()))
+
+    def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=WAIT_S)
+        try:
+            connection.request(method, path)
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+        finally:
+            connection.close()
+
+    def json(self, path: str) -> tuple[int, dict[str, object]]:
+        status, body = self.get(path)
+        return status, json.loads(body)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=WAIT_S)
+
+    def say(self, request: bytes) -> bytes:
+        """Everything that the server answers to raw bytes, up to its end of the connection."""
+        with self.connect() as client:
+            client.sendall(request)
+            answer = b""
+            while piece := client.recv(65_536):
+                answer += piece
+            return answer
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    running = Site()
+    yield running
+    running.server.close()
+
+
+def test_health_follows_the_age_of_the_last_snapshot(site: Site) -> None:
+    status, said = site.json("/healthz")
+    assert (status, said["status"]) == (503, "stuck")
+    site.publish()
+    assert site.json("/healthz") == (200, {"status": "ok", "problems": []})
+    site.clock.now_s += FRESH_S - 0.01
+    assert site.json("/healthz")[0] == 200
+    site.clock.now_s += 0.01
+    status, said = site.json("/healthz")
+    assert status == 503
+    assert said["problems"] == ["the brain's last sign of life is 2.0 s old, at most 2.0"]
+    site.publish()
+    assert site.json("/healthz")[0] == 200
+
+
+def test_ready_needs_a_slab_and_says_what_is_missing(site: Site) -> None:
+    site.publish(a_status(slabs_ready=0))
+    status, said = site.json("/readyz")
+    assert status == 503
+    assert said["problems"] == ["no slab of the arena is ready: it is still being touched"]
+    site.publish(a_status(slabs_ready=0, problem="out of memory"))
+    assert site.json("/readyz")[1]["problems"] == ["no slab of the arena is ready: out of memory"]
+    assert site.json("/healthz")[0] == 200
+    site.publish(a_status(slabs_ready=1))
+    assert site.json("/readyz") == (200, {"status": "ready", "problems": []})
+    site.clock.now_s += FRESH_S
+    assert site.json("/readyz")[0] == 503
+
+
+def test_status_is_the_document_even_when_the_brain_is_stuck(site: Site) -> None:
+    assert site.json("/status")[0] == 503
+    site.publish(a_status())
+    site.clock.now_s += 100
+    status, body = site.get("/status")
+    assert status == 200
+    assert decode_status(body) == a_status()
+
+
+def test_metrics_show_counters_gauges_and_a_growing_age(site: Site) -> None:
+    counters = Counters()
+    counters.lookups, counters.lookups_hit, counters.chunks_asked, counters.chunks_hit = 7, 5, 70, 44
+    site.publish(a_status(), counters)
+    lines = site.get("/metrics")[1].decode().splitlines()
+    assert 'kvserver_lookups_total{result="miss"} 2.0' in lines
+    assert 'kvserver_lookup_chunks_total{result="hit"} 44.0' in lines
+    assert "kvserver_chunks 13.0" in lines
+    assert 'kvserver_slots_used{slot_bytes="4096"} 1.0' in lines
+    assert 'kvserver_mover_backend_info{backend="host, 2 threads",device="host:0"} 1.0' in lines
+    assert "kvserver_snapshot_age_seconds 0.0" in lines
+    site.clock.now_s += 3
+    assert "kvserver_snapshot_age_seconds 3.0" in site.get("/metrics")[1].decode().splitlines()
+
+
+def test_metrics_are_rendered_once_however_many_ask(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[float] = []
+    monkeypatch.setattr(http_pages.metrics, "render", lambda status, counters, age_s: rendered.append(age_s) or b"x 1\n")
+    site.publish()
+    assert [site.get("/metrics")[1] for _ in range(5)] == [b"x 1\n"] * 5
+    assert len(rendered) == 1
+
+
+def test_head_has_the_length_of_the_body_and_no_body(site: Site) -> None:
+    site.publish()
+    length = len(site.get("/status")[1])
+    answer = site.say(b"HEAD /status HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert f"Content-Length: {length}\r\n".encode() in answer
+    assert answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
+        (b"GET / HTTP/1.0\r\n\r\n", 404),
+        (b"POST /status HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 405),
+        (b"GET /status HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 413),
+        (b"GET /status HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", 413),
+        (b"GET /status\r\n\r\n", 400),
+        (b"\x00\xff\r\n\r\n", 400),
+        (b"GET /status HTTP/1.1\r\nX: " + b"a" * (2 * HEAD_BYTES_MAX) + b"\r\n\r\n", 431),
+    ],
+)
+def test_bad_requests_are_refused_in_json(site: Site, request_bytes: bytes, status: int) -> None:
+    site.publish()
+    answer = site.say(request_bytes)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.split()[1] == str(status).encode()
+    assert json.loads(body)["error"]
+    assert site.get("/healthz")[0] == 200
+
+
+def test_a_query_does_not_change_the_page(site: Site) -> None:
+    site.publish()
+    assert site.get("/healthz?verbose=1")[0] == 200
+
+
+def test_silent_clients_do_not_delay_others_and_the_oldest_makes_room(site: Site) -> None:
+    site.publish()
+    with_nothing_to_say = [site.connect() for _ in range(3 * CONNECTIONS_MAX)]
+    try:
+        assert site.get("/healthz")[0] == 200
+        assert with_nothing_to_say[0].recv(1) == b"", "the oldest silent client should have been turned away"
+    finally:
+        for client in with_nothing_to_say:
+            client.close()
+
+
+def test_a_silent_client_is_closed_in_bounded_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_pages, "CONNECTION_S", 0.05)
+    with site.connect() as half_said, site.connect() as silent:
+        half_said.sendall(b"GET /healthz HT")
+        assert silent.recv(1) == b""
+        assert _ends(half_said)
+
+
+def test_a_client_that_never_reads_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_pages, "CONNECTION_S", 0.2)
+    monkeypatch.setattr(http_pages.metrics, "render", lambda status, counters, age_s: b"x" * (64 << 20))
+    site.publish()
+    with site.connect() as deaf:
+        deaf.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert site.get("/healthz")[0] == 200
+        _wait_until(lambda: not site.server._connections)
+        assert _ends(deaf)
+
+
+def test_endless_input_is_cut_off(site: Site) -> None:
+    site.publish()
+    with site.connect() as flood:
+        try:
+            while True:
+                flood.sendall(b"\r\n\r\n" + b"a" * 65_536)
+        except OSError:
+            cut_off = True
+    assert cut_off
+    assert site.get("/healthz")[0] == 200
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"http_port={port}: Address already in use"):
+            HttpServer(SnapshotBoard(), host="127.0.0.1", port=port)
+
+
+def test_an_address_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(ConfigError, match="http_host=no-such-host.invalid"):
+        HttpServer(SnapshotBoard(), host="no-such-host.invalid", port=0)
+
+
+def test_close_gives_the_port_back() -> None:
+    first = Site()
+    port = first.server.port
+    waiting = first.connect()
+    first.server.close()
+    assert _ends(waiting)
+    waiting.close()
+    assert threading.active_count() == 1 or all(thread.name != "http" for thread in threading.enumerate())
+    HttpServer(SnapshotBoard(), host="127.0.0.1", port=port).close()
+
+
+def _ends(client: socket.socket) -> bool:
+    """Reads to the end of the connection, however it came about."""
+    try:
+        while client.recv(1 << 20):
+            continue
+    except ConnectionResetError:
+        return True
+    return True
+
+
+def _wait_until(true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline_s, "did not come true"
+        time.sleep(0.005)
