@@ -34,7 +34,7 @@ install: $(STAMP)
 
 # Python files need no new installation: the checkout itself is what is installed.
 $(STAMP): $(BUILT_FROM)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvserver needs Python 3.11 or newer: make PYTHON=...")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	@test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@

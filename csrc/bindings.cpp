@@ -1,6 +1,7 @@
 // kvserver._native: converts and releases the GIL; no logic. What Python may rely on is in kvserver/_native.pyi.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -11,7 +12,12 @@
 
 #include "board.h"
 #include "check.h"
+#include "copy_engine.h"
+#include "copy_kernels.h"
+#include "grower.h"
+#include "ledger.h"
 #include "pattern.h"
+#include "plan.h"
 #include "shared_memory.h"
 
 namespace nb = nanobind;
@@ -138,24 +144,207 @@ void bind_pattern(nb::module_& module) {
         .def("close", &Pattern::close);
 }
 
+void bind_grower(nb::module_& module) {
+    using Grower = Closable<kv::ArenaGrower>;
+    nb::class_<Grower>(module, "ArenaGrower")
+        .def(
+            "__init__",
+            [](Grower* self, int fd, uint64_t arena_bytes, uint64_t slab_bytes, int threads, int numa_node) {
+                ReleaseGil released;
+                new (self) Grower(fd, kv::GrowerOptions{arena_bytes, slab_bytes, threads, numa_node});
+            },
+            "fd"_a, "arena_bytes"_a, "slab_bytes"_a, "threads"_a, "numa_node"_a = -1)
+        .def_prop_ro("eventfd", [](Grower& grower) { return grower.get().eventfd(); })
+        .def_prop_ro("slabs_ready", [](Grower& grower) { return grower.get().slabs_ready(); })
+        .def_prop_ro("problem", [](Grower& grower) { return grower.get().problem(); })
+        .def("close", &Grower::close);
+}
+
+nb::bytes pack(const std::vector<kv::LedgerRecord>& records) {
+    return nb::bytes(records.data(), records.size() * sizeof(kv::LedgerRecord));
+}
+
+void bind_ledger(nb::module_& module) {
+    using Ledger = Closable<kv::Ledger>;
+    nb::class_<Ledger> ledger(module, "Ledger");
+    ledger.attr("RECORD_BYTES") = sizeof(kv::LedgerRecord);
+    ledger.attr("NAMESPACES_MAX") = kv::Ledger::NAMESPACES_MAX;
+    ledger.attr("DOCUMENT_BYTES_MAX") = kv::Ledger::DOCUMENT_BYTES_MAX;
+    ledger.def_static("file_bytes", &kv::Ledger::file_bytes, "arena_bytes"_a)
+        .def(nb::init<int, uint64_t>(), "fd"_a, "arena_bytes"_a)
+        .def(
+            "seal",
+            [](Ledger& self, nb::bytes packed) {
+                const auto records = unpack<kv::LedgerRecord>(packed, "records");
+                ReleaseGil released;
+                self.get().seal(records);
+            },
+            "records"_a)
+        .def(
+            "clear",
+            [](Ledger& self, nb::bytes packed) {
+                const auto arena_offsets = unpack<int64_t>(packed, "arena_offsets");
+                ReleaseGil released;
+                self.get().clear(arena_offsets);
+            },
+            "arena_offsets"_a)
+        .def("scan",
+             [](Ledger& self) {
+                 std::vector<kv::LedgerRecord> records;
+                 {
+                     ReleaseGil released;
+                     records = self.get().scan();
+                 }
+                 return pack(records);
+             })
+        .def_prop_ro("damaged", [](Ledger& self) { return self.get().damaged(); })
+        .def(
+            "put_namespace",
+            [](Ledger& self, uint64_t index, nb::bytes document) {
+                self.get().put_namespace(index, {reinterpret_cast<const std::byte*>(document.c_str()), document.size()});
+            },
+            "index"_a, "document"_a)
+        .def("drop_namespace", [](Ledger& self, uint64_t index) { self.get().drop_namespace(index); }, "index"_a)
+        .def("namespaces",
+             [](Ledger& self) {
+                 std::vector<std::pair<uint64_t, nb::bytes>> documents;
+                 for (const auto& [index, document] : self.get().namespaces()) {
+                     documents.emplace_back(index, nb::bytes(document.data(), document.size()));
+                 }
+                 return documents;
+             })
+        .def("close", &Ledger::close);
+}
+
+using RunTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+using GroupTuples = std::vector<std::tuple<int64_t, int64_t, std::vector<RunTuple>>>;
+using CopyGroupTuples = std::vector<std::tuple<int64_t, int64_t, nb::bytes, nb::bytes>>;
+
+// Negative numbers become too large ones, which the layout and the plan refuse.
+constexpr uint64_t unsign(int64_t number) { return static_cast<uint64_t>(number); }
+
+std::vector<kv::Group> groups_from(const GroupTuples& tuples) {
+    std::vector<kv::Group> groups;
+    for (const auto& [blocks_per_chunk, blocks, runs] : tuples) {
+        kv::Group& group = groups.emplace_back(kv::Group{unsign(blocks_per_chunk), unsign(blocks), {}});
+        for (const auto& [buffer, offset, regions, region_stride, block_stride, page_bytes] : runs) {
+            group.runs.push_back({unsign(buffer), unsign(offset), unsign(regions), unsign(region_stride),
+                                  unsign(block_stride), unsign(page_bytes)});
+        }
+    }
+    return groups;
+}
+
+std::vector<kv::CopyGroup> copy_groups_from(const CopyGroupTuples& tuples) {
+    std::vector<kv::CopyGroup> copy_groups;
+    for (const auto& [group, first_block, block_ids, slots] : tuples) {
+        copy_groups.push_back({unsign(group), unsign(first_block), unpack<int32_t>(block_ids, "block_ids"),
+                               unpack<int64_t>(slots, "slots")});
+    }
+    return copy_groups;
+}
+
+kv::JobKind kind_from(const std::string& kind) {
+    if (kind == "store") return kv::JobKind::STORE;
+    if (kind == "retrieve") return kv::JobKind::RETRIEVE;
+    kv::bad_argument("kind=" + kind + " must be store or retrieve");
+}
+
+std::vector<std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>> plan_copies(const GroupTuples& groups,
+                                                                            const CopyGroupTuples& copy_groups,
+                                                                            uint64_t arena_bytes,
+                                                                            const std::string& kind) {
+    const std::vector<uint64_t> unbounded(4096, 4 * kv::LAYOUT_BYTES_MAX);
+    const kv::Layout layout(groups_from(groups), unbounded);
+    const kv::Plan plan(layout, copy_groups_from(copy_groups), arena_bytes, kind_from(kind));
+    std::vector<kv::PageCopy> copies;
+    plan.expand(0, plan.bytes(), copies);
+    std::vector<std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>> tuples;
+    for (const kv::PageCopy& copy : copies) {
+        tuples.emplace_back(copy.buffer, copy.buffer_offset, copy.arena_offset, copy.bytes);
+    }
+    return tuples;
+}
+
+void bind_copies(nb::module_& module) {
+    module.def("plan_copies", &plan_copies, "groups"_a, "copy_groups"_a, "arena_bytes"_a, "kind"_a);
+    module.def(
+        "copy_seconds",
+        [](int source_fd, int target_fd, uint64_t bytes, int threads, bool non_temporal) {
+            ReleaseGil released;
+            return kv::copy_seconds(source_fd, target_fd, bytes, threads,
+                                    non_temporal ? kv::Through::MEMORY : kv::Through::CACHE);
+        },
+        "source_fd"_a, "target_fd"_a, "bytes"_a, "threads"_a, "non_temporal"_a);
+
+    using kv::CopyEngine;
+    nb::class_<CopyEngine>(module, "CopyEngine")
+        .def(nb::init<int, uint64_t, int>(), "arena_fd"_a, "arena_bytes"_a, "threads"_a, nb::call_guard<ReleaseGil>())
+        .def_prop_ro("backend", &CopyEngine::backend)
+        .def_prop_ro("eventfd", &CopyEngine::eventfd)
+        .def("map_board", &CopyEngine::map_board, "session"_a, "fd"_a, "words"_a, nb::call_guard<ReleaseGil>())
+        .def("drop_board", &CopyEngine::drop_board, "session"_a, nb::call_guard<ReleaseGil>())
+        .def(
+            "map_cache",
+            [](CopyEngine& engine, uint64_t cache, uint64_t session, const std::vector<int>& fds,
+               const std::vector<uint64_t>& buffer_bytes, const GroupTuples& groups) {
+                ReleaseGil released;
+                engine.map_cache(cache, session, fds, buffer_bytes, groups_from(groups));
+            },
+            "cache"_a, "session"_a, "fds"_a, "buffer_bytes"_a, "groups"_a)
+        .def("unmap_cache", &CopyEngine::unmap_cache, "cache"_a, nb::call_guard<ReleaseGil>())
+        .def(
+            "submit",
+            [](CopyEngine& engine, uint64_t job, const std::string& kind, uint64_t cache, uint32_t word,
+               uint64_t generation, const CopyGroupTuples& groups) {
+                kv::JobOrder order{job, kind_from(kind), cache, word, generation, copy_groups_from(groups)};
+                ReleaseGil released;
+                engine.submit(std::move(order));
+            },
+            "job"_a, "kind"_a, "cache"_a, "word"_a, "generation"_a, "groups"_a)
+        .def("cancel", &CopyEngine::cancel, "job"_a, nb::call_guard<ReleaseGil>())
+        .def(
+            "completions",
+            [](CopyEngine& engine, size_t most) {
+                std::vector<kv::Completion> taken;
+                {
+                    ReleaseGil released;
+                    taken = engine.completions(most);
+                }
+                nb::list list;
+                for (const kv::Completion& end : taken) {
+                    list.append(nb::make_tuple(end.subject, kv::name_of(end.status), end.bytes, end.copy_ns, end.code,
+                                               end.message));
+                }
+                return list;
+            },
+            "most"_a)
+        .def("close", &CopyEngine::close, nb::call_guard<ReleaseGil>());
+}
+
 std::string build_description() {
-    return kv::format("%s %s", __VERSION__,
+    return kv::format("%s %s, %s", __VERSION__,
 #if defined(__x86_64__)
-                      "x86-64"
+                      "x86-64",
 #elif defined(__aarch64__)
-                      "aarch64"
+                      "aarch64",
 #else
-                      "other"
+                      "other processor",
 #endif
-    );
+                      kv::copy_variant().c_str());
 }
 
 }  // namespace
 
 NB_MODULE(_native, module) {
+    // Objects that live until the interpreter ends are freed with the process; a list of them helps no user.
+    nb::set_leak_warnings(false);
     nb::register_exception_translator(translate_system_error);
     module.attr("BUILD") = build_description();
     bind_shared_memory(module);
+    bind_grower(module);
+    bind_ledger(module);
     bind_board(module);
+    bind_copies(module);
     bind_pattern(module);
 }

@@ -24,10 +24,10 @@ std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
 
 class Refusal : public std::invalid_argument {
   public:
-    Refusal(const std::string& code, const std::string& message)
-        : std::invalid_argument(code + ": " + message), code(code), message(message) {}
-    std::string code;
-    std::string message;
+    Refusal(const std::string& code_, const std::string& message_)
+        : std::invalid_argument(code_ + ": " + message_), code(code_), message(message_) {}
+    const std::string code;
+    const std::string message;
 };
 
 [[noreturn]] inline void bad_argument(const std::string& message) { throw std::invalid_argument(message); }

@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <deque>
 #include <list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -65,21 +64,23 @@ class CopyEngine {
   private:
     using JobPointer = std::shared_ptr<CopyJob>;
     using Lock = std::unique_lock<std::mutex>;
-    struct Chore {
-        uint64_t cache;
-        std::shared_ptr<MappedCache> unmap;  // or
-        std::vector<Prefault> prefault;
+    struct PrefaultOf {
+        std::shared_ptr<MappedCache> cache;  // null for the arena's
+        Prefault prefault;
     };
 
     void work();
     JobPointer next_job();
     void begin(const JobPointer& job, Lock& lock);
     void copy_piece(const JobPointer& job, Lock& lock);
+    void leave_queue(const JobPointer& job);
     void end(const JobPointer& job, Completion completion);
-    void unmap_when_idle(uint64_t cache, Lock& lock);
+
     void keep_house();
-    std::list<JobPointer>& queue_of(JobKind kind) { return kind == JobKind::RETRIEVE ? retrieves_ : stores_; }
-    std::shared_ptr<MappedCache> find_cache(uint64_t cache) const;
+    void unmap(uint64_t cache, Lock& lock);
+    bool prefault_something(Lock& lock);
+
+    std::list<JobPointer>& queue_of(const CopyJob& job) { return job.kind() == JobKind::RETRIEVE ? retrieves_ : stores_; }
 
     const int threads_;
     Mapping arena_;
@@ -94,8 +95,8 @@ class CopyEngine {
     std::unordered_map<uint64_t, JobPointer> jobs_;  // submitted and not ended
     std::list<JobPointer> retrieves_;                // with something left to begin or to hand out
     std::list<JobPointer> stores_;
-    std::map<uint64_t, std::vector<Prefault>> prefaults_;  // by cache; ARENA for the arena's
-    std::deque<uint64_t> unmaps_;                           // idle caches that leave
+    std::list<PrefaultOf> prefaults_;
+    std::deque<uint64_t> idle_leavers_;  // caches to unmap now
 
     std::vector<std::thread> workers_;
     std::thread housekeeper_;

@@ -9,6 +9,9 @@
 namespace kv {
 namespace {
 
+// No prefix is longer.
+constexpr uint64_t FIRST_BLOCK_MAX = uint64_t{1} << 48;
+
 // Finds ids that are out of range, or that occur twice among all copy groups of one group: two workers would write
 // the same page.
 class BlockCheck {
@@ -34,8 +37,15 @@ class BlockCheck {
 void check_blocks(const Layout& layout, const std::vector<CopyGroup>& copy_groups) {
     const size_t groups = layout.groups().size();
     for (const CopyGroup& copy : copy_groups) {
-        if (copy.group < groups) continue;
-        throw Refusal("block-range", format("group=%" PRIu64 " must be in [0, %zu)", copy.group, groups));
+        if (copy.group >= groups) {
+            const auto group = static_cast<int64_t>(copy.group);
+            throw Refusal("block-range", format("group=%" PRId64 " must be in [0, %zu)", group, groups));
+        }
+        if (copy.first_block >= FIRST_BLOCK_MAX) {
+            const auto first_block = static_cast<int64_t>(copy.first_block);
+            throw Refusal("block-range",
+                          format("first_block=%" PRId64 " must be in [0, %" PRIu64 ")", first_block, FIRST_BLOCK_MAX));
+        }
     }
     for (uint64_t index = 0; index < groups; ++index) {
         const auto of_group = [&](const CopyGroup& copy) { return copy.group == index && !copy.block_ids.empty(); };

@@ -7,18 +7,20 @@ imported when it runs, so that --help and a start never wait for what they do no
 
 import functools
 import inspect
+import os
+import shlex
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
 import kvserver
-from kvserver.config import KEYS, Config, Key, default_socket, example, load
-from kvserver.errors import ConfigError, KvError
+from kvserver.config import KEYS, Config, Key, default_socket, example, load, parse_bytes
+from kvserver.errors import ConfigError, KvError, ResourceError
 
 STATUS_S = 5.0
 CHECKOUT = Path(kvserver.__file__).resolve().parent.parent
@@ -52,48 +54,75 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-# ---------------------------------------------------------------- configuration as flags
+# ---------------------------------------------------------------- flags from tables
 
 
-class Settings(NamedTuple):
-    """What a command line said about the configuration."""
+class Flag(NamedTuple):
+    """One option whose text is parsed behind the command line, by those who know what it means."""
 
-    path: Path | None
-    flags: dict[str, str]
+    name: str
+    metavar: str
+    default: str
+    text: str
 
-    def load(self) -> tuple[Config, dict[str, str]]:
-        return load(self.path, self.flags)
-
-
-def configured(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command --config and a flag for each key of Config; it receives them as Settings, its first argument.
-
-    typer makes options from a signature, so the wrapper has one that is made from KEYS: no key is written twice."""
-    own = list(inspect.signature(command).parameters.values())[1:]
-    file = Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="TOML file; flags win over it.", show_default=False)
-    ]
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        flags = {key.name: given[key.name] for key in KEYS if given[key.name] is not None}
-        command(Settings(given["config_file"], flags), **{option.name: given[option.name] for option in own})
-
-    parameters = [_parameter("config_file", file), *(_parameter(key.name, _option(key)) for key in KEYS), *own]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+    @property
+    def parameter(self) -> inspect.Parameter:
+        flag = "--" + self.name.replace("_", "-")
+        option = typer.Option(flag, metavar=self.metavar, help=self.text, show_default=self.default or '""')
+        annotation = Annotated[str | None, option]
+        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _parameter(name: str, annotation: object) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def flagged(flags: Sequence[Flag]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command these flags; it receives the texts that were given, by name, as its first argument.
+
+    typer makes options from a signature, so the wrapper has one that is made from the table: nothing is written twice."""
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command).parameters.values())[1:]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            given = {flag.name: values[flag.name] for flag in flags if values[flag.name] is not None}
+            command(given, **{option.name: values[option.name] for option in own})
+
+        parameters = [*(flag.parameter for flag in flags), *own]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return wrap
 
 
-def _option(key: Key) -> object:
-    """A flag takes its text as it is; config.py parses it, so a flag and a file are refused in the same words."""
+def _config_flag(key: Key) -> Flag:
     metavar = "|".join(key.choices) or ("TEXT" if key.kind is str else "BYTES" if key.in_bytes else "N")
-    shown = key.show(key.default) or '""'
-    return Annotated[str | None, typer.Option(key.flag, metavar=metavar, help=key.about.text, show_default=shown)]
+    return Flag(key.name, metavar, key.show(key.default), key.about.text)
+
+
+CONFIG_FLAGS = (
+    Flag("config", "FILE", "none", "TOML file with the keys below, - written as _; flags win over it."),
+    *map(_config_flag, KEYS),
+)
+
+REPLAY_FLAGS = (
+    Flag("trace", "NAME|FILE", "claude-code", "Recorded traffic: claude-code, mooncake, or a file."),
+    Flag("requests", "N", "600", "Requests to send. 0: all of the trace once."),
+    Flag("users", "N", "12", "Sessions at any time."),
+    Flag("workers", "N", "2", "Engine-like processes."),
+    Flag("in_flight", "N", "3", "Requests that a worker has begun and not ended."),
+    Flag("context_tokens_max", "N", "100000", "A session ends at its first longer request."),
+    Flag("think_s_max", "SECONDS", "600.0", "Longer pauses are cut to this; all pass on a simulated clock."),
+    Flag("pool_tokens", "N", "393216", "Paged KV of each worker."),
+    Flag("block_tokens", "N", "64", "Tokens of a block."),
+    Flag("blocks_per_chunk", "N", "4", "Blocks of a chunk."),
+    Flag("regions", "N", "8", "Layers x K/V."),
+    Flag("page_bytes", "BYTES", "8KiB", "Bytes of one block in one region."),
+    Flag("arena_bytes", "BYTES", "1280MiB", "Arena of the server that is started."),
+    Flag("socket", "PATH", "start one", "Use the server at this socket."),
+    Flag("seed", "N", "42", "Of everything that is drawn."),
+    Flag("name", "WORD", "replay", "First word of the last line."),
+)
+"""Named as in replay/options.py, whose defaults are repeated here because importing it costs as much as a start."""
 
 
 # ---------------------------------------------------------------- commands
@@ -115,14 +144,14 @@ def _kvserver(
 
 
 @app.command()
-@configured
-def serve(settings: Settings) -> None:
+@flagged(CONFIG_FLAGS)
+def serve(given: dict[str, str]) -> None:
     """Run the server until SIGTERM or SIGINT."""
     if not __debug__:
         raise ConfigError(
             "python-optimized", "python -O removes assertions that keep wrong bytes out; start without it"
         )
-    config, origins = settings.load()
+    config, origins = _load(given)
     from kvserver import supervisor
 
     for name, origin in origins.items():
@@ -132,9 +161,9 @@ def serve(settings: Settings) -> None:
 
 
 @app.command("config")
-@configured
+@flagged(CONFIG_FLAGS)
 def config_(
-    settings: Settings,
+    given: dict[str, str],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Values and origins as one JSON object.")] = False,
     as_example: Annotated[bool, typer.Option("--example", help="A commented file with every key's default.")] = False,
@@ -143,7 +172,7 @@ def config_(
     if as_example:
         typer.echo(example(), nl=False)
         return
-    config, origins = settings.load()
+    config, origins = _load(given)
     if as_json:
         _print_json({key.name: {"value": getattr(config, key.name), "origin": origins[key.name]} for key in KEYS})
         return
@@ -154,14 +183,14 @@ def config_(
 
 
 @app.command()
-@configured
+@flagged(CONFIG_FLAGS)
 def doctor(
-    settings: Settings,
+    given: dict[str, str],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="The findings as a JSON list.")] = False,
 ) -> None:
     """Check that this machine can run a server with these flags; exits with 1 if something is missing."""
-    config, _ = settings.load()
+    config, _ = _load(given)
     from kvserver.doctor import examine
 
     findings = examine(config)
@@ -195,6 +224,39 @@ def status(
 
 
 @app.command()
+@flagged(REPLAY_FLAGS)
+def replay(
+    given: dict[str, str],
+    *,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'NAME: FLAGS'", help="A server to compare, with its own serve flags; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+) -> None:
+    """Replay recorded traffic with engine-like workers and compare every byte; exits with 1 if one is wrong."""
+    from kvserver.replay.options import Arm, ReplayOptions
+    from kvserver.replay.progress import Progress
+    from kvserver.replay.report import progress_line, render, render_json
+    from kvserver.replay.run import run
+    from kvserver.showing import shown
+
+    values = {name: _replay_value(ReplayOptions, name, text) for name, text in given.items()}
+    if arm:
+        pairs = [text.partition(":") for text in arm]
+        values["arms"] = tuple(Arm(name.strip(), tuple(shlex.split(flags))) for name, _, flags in pairs)
+    options = ReplayOptions(**values)
+    with shown() as show:
+
+        def tell(progress: Progress) -> None:
+            show(progress.requests_ended, progress.requests, progress_line(progress))
+
+        result = run(options, tell)
+    typer.echo(render_json(result) if as_json else render(result))
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
 def bench(
     which: Annotated[str, typer.Argument(metavar=f"[{'|'.join(BENCHES)}]")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]")] = None,
@@ -209,8 +271,35 @@ def bench(
     raise typer.Exit(subprocess.run(command, cwd=CHECKOUT, check=False).returncode)
 
 
+def _load(given: Mapping[str, str]) -> tuple[Config, dict[str, str]]:
+    flags = dict(given)
+    path = flags.pop("config", None)
+    return load(Path(path) if path is not None else None, flags)
+
+
+def _replay_value(options: type, name: str, text: str) -> Any:
+    """The text as what the field of that name holds."""
+    if name == "socket":
+        return Path(text)
+    try:
+        if name.endswith("_bytes"):
+            value = parse_bytes(text)
+            if value is None:
+                raise ValueError
+            return value
+        return type(getattr(options, name))(text)
+    except ValueError:
+        raise ConfigError("replay-options", f"{name}={text!r} must be a number") from None
+
+
 def _ask_status(socket: str) -> bytes:
-    raise NotImplementedError(socket)
+    """The document of the server at that socket. Raises ResourceError when none answers in STATUS_S."""
+    from kvclient.client import Client
+
+    with Client(socket, engine="kvserver-status", epoch=os.getpid(), rank=-1) as client:
+        if not client.wait_connected(STATUS_S):
+            raise ResourceError("server-absent", f"no server answers at {socket} within {STATUS_S:g} s")
+        return client.status()
 
 
 def _print_json(value: object) -> None:

@@ -184,7 +184,7 @@ class Key(NamedTuple):
         """The value that a flag's text stands for, checked."""
         value: object = text
         if self.kind is int:
-            whole = _parse_bytes(text) if self.in_bytes else _parse_whole(text)
+            whole = parse_bytes(text) if self.in_bytes else _parse_whole(text)
             value = text if whole is None else whole
         self.check(value)
         return value
@@ -263,12 +263,21 @@ def show_bytes(count: int) -> str:
     return str(count)
 
 
+def parse_bytes(text: str) -> int | None:
+    """Bytes from text such as 4096 or 16GiB; None when it is neither."""
+    match = re.fullmatch(r"([0-9]{1,15}) ?(KiB|MiB|GiB|TiB)?", text)
+    if match is None:
+        return None
+    return int(match[1]) * {None: 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}[match[2]]
+
+
 def example() -> str:
     """A configuration file that changes nothing: every key with its meaning and its default, commented out."""
     lines = ["# For kvserver serve --config FILE: every key with its default. Flags of the same names win.", ""]
     for key in KEYS:
         lines += textwrap.wrap(key.about.text, 100, initial_indent="# ", subsequent_indent="# ")
-        lines += [f"# ({key.expected})", f"#{key.name} = {key.toml(key.default)}", ""]
+        lines += [f"# {key.expected}"] if key.choices else []
+        lines += [f"#{key.name} = {key.toml(key.default)}", ""]
     return "\n".join(lines)
 
 
@@ -357,10 +366,3 @@ def _whence(message: str, origins: Mapping[str, str]) -> str:
 
 def _parse_whole(text: str) -> int | None:
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
-
-
-def _parse_bytes(text: str) -> int | None:
-    match = re.fullmatch(r"([0-9]{1,15}) ?(KiB|MiB|GiB|TiB)?", text)
-    if match is None:
-        return None
-    return int(match[1]) * {None: 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}[match[2]]

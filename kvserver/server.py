@@ -420,10 +420,9 @@ class Shell:
 
 
 def _bounds(config: Config) -> Bounds:
-    shared = {
-        field.name: getattr(config, field.name) for field in dataclasses.fields(Bounds) if hasattr(config, field.name)
-    }
-    return Bounds(**shared)
+    names = (field.name for field in dataclasses.fields(Bounds))
+    shared = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    return Bounds(**shared, log_requests=config.log_level == "debug")
 
 
 def _open_router(config: Config) -> zmq.Socket[bytes]:

@@ -203,7 +203,12 @@ class Supervisor:
         inheritance = Inheritance(
             parent=os.getpid(), control=movers.fileno(), arena=self._arena, mover=wish.mover, config=self._config
         )
-        child = self._spawn("kvserver.mover", inheritance, movers, (self._arena,), f"mover {wish.mover}")
+        try:
+            child = self._spawn("kvserver.mover", inheritance, movers, (self._arena,), f"mover {wish.mover}")
+        except OSError as problem:  # no process or memory to be had now: the brain hears it as a mover that ended
+            brains.close()
+            self._tell(MoverReaped(wish.mover, f"cannot be started: {problem.strerror}"))
+            return
         child.mover = wish.mover
         self._movers[wish.mover] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_mover_end(child))
@@ -222,8 +227,8 @@ class Supervisor:
         self, module: str, inheritance: Inheritance, end: socket.socket, others: tuple[int, ...], name: str
     ) -> _Child:
         command = [sys.executable, "-m", module, msgspec.json.encode(inheritance).decode()]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(end.fileno(), *others))
-        end.close()
+        with end:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(end.fileno(), *others))
         logs.event(logging.INFO, "process started", ("name", name), ("pid", process.pid))
         return _Child(process, os.pidfd_open(process.pid), name)
 

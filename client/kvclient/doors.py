@@ -27,7 +27,7 @@ DESCRIPTORS_MAX = 4
 ZMQ_RECONNECT_MS = 20
 ZMQ_RECONNECT_MS_MAX = 500
 
-RACES = frozenset({"cache-unknown", "cache-not-mapped", "lease-unknown", "not-attached"})
+RACES = frozenset({"cache-unknown", "cache-not-mapped", "lease-unknown"})
 """Refusals that a correct caller meets when the server or a mover died, or a lease ran out, a moment ago."""
 
 
@@ -148,7 +148,8 @@ class Door:
             return answer.reply, answer.descriptors
         close_all(answer.descriptors)
         if isinstance(answer.reply, Error):
-            raise self._refusal(answer.reply)
+            problem = refusal(answer.reply)
+            raise self.lose(problem) if isinstance(problem, Lost) else problem
         raise self.lose(Lost("frame", f"expected {expects.__name__}, the server said {type(answer.reply).__name__}"))
 
     def lose(self, lost: Lost) -> Lost:
@@ -168,6 +169,10 @@ class Door:
         self._loop.unwatch(self._transport.source)
         self._lost = Lost("detached")
 
+    def forsake_after_fork(self) -> None:
+        """In a forked child: closes its copy of the descriptor and nothing else; the connection stays the parent's."""
+        self._transport.close()
+
     def _send(self, frame: bytes, descriptor: int) -> None:
         try:
             self._transport.send(frame, descriptor)
@@ -179,8 +184,8 @@ class Door:
     def _readable(self) -> None:
         try:
             for _ in range(FRAMES_PER_TURN):
-                received = self._transport.receive()
-                if received is None or self._lost is not None:
+                received = None if self._lost else self._transport.receive()
+                if received is None:
                     return
                 self._take(*received)
         except OSError as problem:
@@ -202,12 +207,14 @@ class Door:
             return
         self._loop.settle(waiter, Answer(reply, descriptors))
 
-    def _refusal(self, error: Error) -> Exception:
-        if error.code == "session-unknown":
-            return self.lose(Lost("session-unknown", error.message))
-        if error.family == "request" and error.code not in RACES:
-            return RequestError(error.code, error.message)
-        return Trouble(error.code, error.message)
+
+def refusal(error: Error) -> RequestError | Trouble:
+    """What an Error frame means: the caller's mistake, the end of the session, or something that passes."""
+    if error.code == "session-unknown":
+        return Lost(error.code, error.message)
+    if error.family == "request" and error.code not in RACES:
+        return RequestError(error.code, error.message)
+    return Trouble(error.code, error.message, unchanged=error.family == "resource")
 
 
 def close_all(descriptors: tuple[int, ...] | list[int]) -> None:

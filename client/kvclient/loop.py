@@ -37,10 +37,12 @@ Source = int | zmq.Socket[bytes]
 class Trouble(Exception):
     """A conversation did not get what it asked for, and the caller is not to blame. `why` is what results carry."""
 
-    def __init__(self, why: str, message: str = "") -> None:
+    def __init__(self, why: str, message: str = "", *, unchanged: bool = False) -> None:
         super().__init__(f"{why}: {message}" if message else why)
         self.why = why
         self.message = message
+        self.unchanged = unchanged
+        """The server says that the request changed nothing."""
 
 
 class Overdue(Trouble):

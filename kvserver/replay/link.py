@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from types import TracebackType
-from typing import Any
 
 from kvclient.client import Client
-from kvclient.values import Blocks, CacheSpec, Found, HostBuffer, Lease, RetrieveResult, StoreResult, Timeouts, full_group
+from kvclient.values import Blocks, CacheSpec, HostBuffer, Lease, RetrieveResult, StoreResult, Timeouts, full_group
 from kvserver.errors import ResourceError
 from kvserver.replay.engine import Ended, Hit
 from kvserver.replay.options import ReplayOptions
@@ -28,6 +27,7 @@ class ServerLink:
 
     def __init__(
         self,
+        *,
         worker: int,
         options: ReplayOptions,
         socket: Path,
@@ -37,6 +37,7 @@ class ServerLink:
     ) -> None:
         self._namespace = namespace
         self._post = post
+        self._blocks_per_chunk = options.blocks_per_chunk
         self._client = Client(socket, engine=f"replay-{os.getppid()}-{worker}", epoch=os.getpid(), timeouts=TIMEOUTS)
         if not self._client.wait_connected(options.start_s_max):
             raise ResourceError("worker-connect", f"{socket} did not answer for {options.start_s_max:g} s")
@@ -57,3 +58,71 @@ class ServerLink:
                 groups=[full_group(block_tokens=options.block_tokens, blocks=options.pool_blocks, regions=[run])],
             )
         )
+
+    def lookup(self, keys: Sequence[bytes], chunks_wanted_min: int) -> Hit:
+        found = self._client.lookup(self._namespace, b"".join(keys), chunks_wanted_min=chunks_wanted_min)
+        return Hit(found.chunks, found.lease, found.why)
+
+    def release(self, lease: object) -> None:
+        assert isinstance(lease, Lease)
+        self._client.release(lease)
+
+    def retrieve(self, lease: object, first_block: int, blocks: Sequence[int], done: Callable[[Ended], None]) -> None:
+        assert isinstance(lease, Lease)
+        future = self._client.retrieve(self._cache, lease, [_full(first_block, blocks)])
+        future.add_done_callback(lambda ended: self._post_end(done, _retrieve_end(ended)))
+
+    def store(
+        self,
+        first_chunk: int,
+        parent: bytes,
+        keys: Sequence[bytes],
+        blocks: Sequence[int],
+        done: Callable[[Ended], None],
+    ) -> None:
+        first_block = first_chunk * self._blocks_per_chunk
+        future = self._client.store(self._cache, first_chunk, parent, b"".join(keys), [_full(first_block, blocks)])
+        future.add_done_callback(lambda ended: self._post_end(done, _store_end(ended)))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _post_end(self, done: Callable[[Ended], None], end: Ended) -> None:
+        self._post(partial(done, end))
+
+
+class Control:
+    """The replay's own connection: sees when the server is ready, and asks what it counted."""
+
+    def __init__(self, socket: Path) -> None:
+        self._client = Client(socket, engine=f"replay-{os.getpid()}-control", epoch=os.getpid(), rank=-1)
+
+    def __enter__(self) -> "Control":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def connected(self, wait_s: float) -> bool:
+        return self._client.wait_connected(wait_s)
+
+    def counters(self) -> dict[str, int | float | str]:
+        """The server's own counters; empty when it does not answer."""
+        return {}
+
+
+def _full(first_block: int, blocks: Sequence[int]) -> Blocks:
+    return Blocks(group=0, first_block=first_block, block_ids=array("i", blocks))
+
+
+def _retrieve_end(ended: "Future[RetrieveResult]") -> Ended:
+    """Runs where the future completes, so that the time is the reply's."""
+    result = ended.result()
+    return Ended("" if result.ok else result.why or "failed", monotonic_ns(), bytes=result.bytes)
+
+
+def _store_end(ended: "Future[StoreResult]") -> Ended:
+    result = ended.result()
+    return Ended(result.why, monotonic_ns(), chunks_held=result.chunks, bytes=result.bytes)

@@ -38,7 +38,9 @@ def worker_main(worker: int, options: ReplayOptions, socket: Path, connection: C
         page_bytes=options.page_bytes,
     )
     try:
-        link = ServerLink(worker, options, socket, namespace, pages, calls.put)
+        link = ServerLink(
+            worker=worker, options=options, socket=socket, namespace=namespace, pages=pages, post=calls.put
+        )
     except (KvError, OSError, TimeoutError) as error:
         connection.send_bytes(pipe.encode(pipe.Broken(worker, str(error))))
         return

@@ -19,6 +19,10 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     counters.chunks_asked += asked
     space = core.chunks.spaces.get(request.namespace)
     chunks = core.chunks.servable(space, request.keys) if space is not None else 0
+    if core.bounds.log_requests:
+        tokens = space.geometry.chunk_tokens if space is not None else 0
+        who = ("engine", session.engine.name), ("request", request.id)
+        core.log_request(now_ns, "lookup", *who, ("tokens", asked * tokens), ("hit_tokens", chunks * tokens))
     if space is None or chunks < max(1, request.chunks_wanted_min):
         core.answer(peer, Found(request.id, chunks, 0, 0))
         return

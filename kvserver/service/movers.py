@@ -82,8 +82,16 @@ def mapped(core: Core, mover: Mover, report: Mapped) -> None:
         ("namespace", cache.digest[:6].hex()),
         ("blocks", cache.layout.groups[0].blocks),
         ("shard_bytes", sum(group.shard_bytes for group in cache.layout.groups)),
+        ("arena_tokens", _capacity_tokens(core, cache)),
         ("mover", mover.number),
     )
+
+
+def _capacity_tokens(core: Core, cache: Cache) -> int:
+    """Tokens that the arena could hold if this namespace had it alone; what one long prompt needs must be less."""
+    space = core.chunks.spaces[cache.digest]
+    chunk_bytes = sum(part.slot_bytes for part in space.parts)
+    return core.bounds.arena_bytes // max(1, chunk_bytes) * space.geometry.chunk_tokens
 
 
 def map_failed(core: Core, mover: Mover, report: MapFailed) -> None:

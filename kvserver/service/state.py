@@ -16,6 +16,8 @@ from kvserver.wire.messages import NAME_BYTES_MAX, Error, Mode, Reply, Why
 from kvserver.wire.orders import Order
 
 MILLISECOND_NS = 1_000_000
+SECOND_NS = 1_000_000_000
+REQUEST_LINES_PER_S = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ class Bounds:
     mover_grace_ms: int = 2_000
     """A mover that does not end a cancelled job, or let a cache go, within this is killed."""
     mover_start_ms: int = 30_000
+    log_requests: bool = False
+    """A debug line for each lookup, store and retrieve, at most REQUEST_LINES_PER_S of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -209,6 +213,8 @@ class Core:
         self.jobs: dict[int, Job] = {}
         self.effects: list[Effect] = []
         self.arena_problem = ""
+        self._lines_until_ns = 0
+        self._lines_left = 0
         self._last = {"session": 0, "cache": 0, "mover": 0, "lease": 0, "job": 0}
 
     def number(self, kind: Literal["session", "cache", "mover", "lease", "job"]) -> int:
@@ -245,6 +251,14 @@ class Core:
             self.effects.append(instruct)
         elif mover.state == "starting":
             mover.queue.append(instruct)
+
+    def log_request(self, now_ns: int, event: str, *fields: tuple[str, object]) -> None:
+        """One line about one request, rate limited. Ask `bounds.log_requests` before building the fields."""
+        if now_ns >= self._lines_until_ns:
+            self._lines_until_ns, self._lines_left = now_ns + SECOND_NS, REQUEST_LINES_PER_S
+        if self._lines_left:
+            self._lines_left -= 1
+            self.log(event, *fields, level=logging.DEBUG)
 
     def log(self, event: str, *fields: tuple[str, object], level: int = logging.INFO) -> None:
         self.effects.append(Log(level, event, fields))

@@ -278,6 +278,10 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     job.cache.mover.jobs.discard(job.number)
     core.counters.jobs[done.status] += 1
     core.counters.job_seconds[job.kind].observe((now_ns - job.began_ns) / 1e9)
+    if core.bounds.log_requests:
+        who = ("engine", job.session.engine.name), ("request", job.request_id)
+        took = ("ms", (now_ns - job.began_ns) / 1e6)
+        core.log_request(now_ns, job.kind, *who, ("status", done.status), ("bytes", done.bytes), took)
     if job.kind == "store":
         _store_ended(core, job, done)
     else:

@@ -1,0 +1,69 @@
+"""What every benchmark prints: the machine and the commit first, then one row a case, as text or as JSON lines.
+
+A row is {bench, case, value, unit, ceiling, ratio}; value is the median of `runs`, spread its smallest and largest. A
+ceiling is what the same machine does without us, measured in the same run, in the same unit.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvserver import __version__
+
+
+class Rows:
+    """Prints rows as they come."""
+
+    def __init__(self, bench: str, *, as_json: bool, config: str) -> None:
+        self._bench = bench
+        self._as_json = as_json
+        facts = {"machine": _machine(), "version": __version__, "commit": _commit(), "config": config}
+        if as_json:
+            print(json.dumps({"bench": bench, **facts}), flush=True)
+        else:
+            for name, fact in facts.items():
+                print(f"# {name}: {fact}")
+            print(
+                f"{'case':<34} {'median':>10} {'unit':<8} {'min':>10} {'max':>10} {'ceiling':>9} {'ratio':>6}",
+                flush=True,
+            )
+
+    def add(self, case: str, runs: Sequence[float], unit: str, *, ceiling: float | None = None) -> float:
+        """One row; returns the median."""
+        value = statistics.median(runs)
+        ratio = value / ceiling if ceiling else None
+        if self._as_json:
+            row = {"bench": self._bench, "case": case, "value": value, "unit": unit, "ceiling": ceiling, "ratio": ratio}
+            print(json.dumps({**row, "runs": len(runs), "min": min(runs), "max": max(runs)}), flush=True)
+        else:
+            limit = f"{ceiling:9.2f} {ratio:6.1%}" if ceiling and ratio else ""
+            print(f"{case:<34} {value:10.2f} {unit:<8} {min(runs):10.2f} {max(runs):10.2f} {limit}", flush=True)
+        return value
+
+
+def say(text: str) -> None:
+    """Progress, beside the rows."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _machine() -> str:
+    models = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return f"{len(os.sched_getaffinity(0))} x {models[0] if models else platform.machine()}, Linux {platform.release()}"
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"

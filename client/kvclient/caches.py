@@ -1,0 +1,140 @@
+"""A cache that the engine has registered, and its life on one mover after the other."""
+
+import os
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from kvclient.loop import Loop, Waiter
+from kvclient.session import Session
+from kvclient.values import CacheSpec
+from kvserver.errors import RequestError
+
+
+@dataclass(eq=False)
+class Registration:
+    """A cache as one mover serves it. Belongs to the loop's thread.
+
+    `gone` is set when the mover's pidfd says that no copy of it can run any more; jobs hold on to their registration
+    until they have ended, whatever became of the session meanwhile.
+    """
+
+    loop: Loop
+    session: Session
+    number: int
+    pidfd: int
+    gone: bool = False
+    users: int = 0
+    """Jobs that rely on the pidfd."""
+    over: Waiter = field(default_factory=Waiter)
+    """Settled when the mover is gone or the cache is unregistered; fails when the session is lost."""
+    _retired: bool = False
+
+    def __post_init__(self) -> None:
+        self.session.tie(self.over)
+        self.loop.watch(self.pidfd, self._mover_ended)
+
+    def retire(self) -> None:
+        """No new job will use it."""
+        self._retired = True
+        self._close_if_idle()
+
+    def leave(self) -> None:
+        """A job has ended."""
+        self.users -= 1
+        self._close_if_idle()
+
+    def _mover_ended(self) -> None:
+        self.gone = True
+        self._close()
+        self.loop.settle(self.over)
+
+    def _close_if_idle(self) -> None:
+        if self._retired and self.users == 0:
+            self._close()
+
+    def _close(self) -> None:
+        if self.pidfd >= 0:
+            self.loop.unwatch(self.pidfd)
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class Cache:
+    """The handle that register_cache() returns; like a future of the registration, which may be lost and renewed."""
+
+    def __init__(self, spec: CacheSpec, descriptors: list[int]) -> None:
+        self.spec = spec
+        self.descriptors = descriptors
+        """Duplicates, ours to close; offered to every server that we meet."""
+        self.wanted = True
+        """Until unregister() or close()."""
+        self.kept = False
+        """A conversation of the connection takes care of it."""
+        self.farewells: list[Future[bool]] = []
+        self._registration: Registration | None = None
+        self._problem: RequestError | None = None
+        self._changed = threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"Cache({self.spec.name!r}, registered={self.registered})"
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def registered(self) -> bool:
+        """Whether stores and retrieves can work now."""
+        return self._registration is not None
+
+    @property
+    def problem(self) -> RequestError | None:
+        """The server's refusal of this cache. It is tried again only with another server."""
+        return self._problem
+
+    def wait_registered(self, timeout_s: float) -> bool:
+        """False when it took too long. Raises the server's RequestError when it refused the cache."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._registration is not None or self._problem is not None, timeout_s)
+            if self._problem is not None:
+                raise self._problem
+            return self._registration is not None
+
+    # ---------------------------------------------------------------- from the loop's thread
+
+    @property
+    def registration(self) -> Registration | None:
+        return self._registration
+
+    def settle(self, registration: Registration | None, problem: RequestError | None = None) -> None:
+        with self._changed:
+            self._registration, self._problem = registration, problem
+            self._changed.notify_all()
+
+    def forsake_after_fork(self) -> None:
+        """In a forked child: closes its copies of the descriptors."""
+        registration, self._registration = self._registration, None
+        if registration is not None and registration.pidfd >= 0:
+            os.close(registration.pidfd)
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Gives the duplicates back and answers those who wait for that."""
+        self.settle(None)
+        descriptors, self.descriptors = self.descriptors, []
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def duplicate(spec: CacheSpec) -> list[int]:
+    """Descriptors of our own for the buffers. RequestError when one is not open."""
+    descriptors: list[int] = []
+    try:
+        descriptors.extend(os.dup(buffer.descriptor) for buffer in spec.buffers)
+    except OSError as problem:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise RequestError("descriptor", f"buffers of cache {spec.name!r}: {problem}") from problem
+    return descriptors

@@ -1,0 +1,327 @@
+"""Keeps a client connected and its caches registered, for as long as it lives.
+
+Three kinds of conversations, each a loop that reads as what it keeps true: one opens session after session; one per
+session keeps the lane and the gate open, and probes after a trip; one per session and cache keeps that cache
+registered, also when its mover dies.
+"""
+
+import itertools
+import logging
+import time
+from concurrent.futures import Future
+
+from kvclient.caches import Cache, Registration
+from kvclient.counters import Counters
+from kvclient.doors import Door, LocalTransport, close_all
+from kvclient.gate import Backoff, Gate, Link
+from kvclient.lane import Lane
+from kvclient.loop import Conversation, Loop, Lost, Overdue, Trouble, Waiter
+from kvclient.session import Identity, Session, local_path
+from kvclient.values import Timeouts
+from kvserver.errors import RequestError
+from kvserver.wire import messages as wire
+
+log = logging.getLogger(__name__)
+
+TWICE = "registered-twice"
+
+
+class Connection:
+    """Belongs to the loop's thread; other threads post its methods."""
+
+    def __init__(
+        self, loop: Loop, gate: Gate, counters: Counters, path: str, identity: Identity, timeouts: Timeouts
+    ) -> None:
+        self.ids = itertools.count(1)
+        self.loop = loop
+        self.timeouts = timeouts
+        self.counters = counters
+        self._gate = gate
+        self._path = path
+        self._identity = identity
+        self._caches: list[Cache] = []
+        self._session: Session | None = None
+        self._closing = False
+        self._nap = Waiter()
+        self._tripped = Waiter()
+        self._main: Conversation = self._stay_connected()
+        loop.recover = self._recover
+
+    @property
+    def session(self) -> Session | None:
+        """The open session, None while there is none."""
+        return self._session if self._session is not None and self._session.ready else None
+
+    # ---------------------------------------------------------------- what the client posts
+
+    def start(self) -> None:
+        self.loop.start(self._main)
+
+    def close(self) -> None:
+        """Ends the session; jobs end as lost, and the loop when their blocks are quiet."""
+        self._closing = True
+        self._lose(Lost("closed"))
+        self.loop.settle(self._nap)
+        for cache in list(self._caches):
+            self._forget(cache)
+        self.loop.stop()
+
+    def add_cache(self, cache: Cache) -> None:
+        self._caches.append(cache)
+        if self.session is not None:
+            self._start_keeping(self.session, cache)
+
+    def remove_cache(self, cache: Cache, answer: "Future[bool]") -> None:
+        """Unregisters; the answer is True when the server has let the cache's memory go, or never had it."""
+        cache.wanted = False
+        cache.farewells.append(answer)
+        if not cache.kept:
+            self._forget(cache)
+            _answer(cache, let_go=self.session is not None)
+        elif cache.registration is not None:
+            self.loop.settle(cache.registration.over)
+
+    def trip(self, why: str) -> None:
+        """Something timed out: nobody asks any more until a probe is answered."""
+        self.counters.add("timeouts")
+        self._gate.shut(why)
+        self.probe()
+
+    def probe(self) -> None:
+        self.loop.settle(self._tripped)
+
+    # ---------------------------------------------------------------- sessions
+
+    async def _stay_connected(self) -> None:
+        backoff = Backoff(self.timeouts.backoff_first_s, self.timeouts.backoff_max_s)
+        while not self._closing:
+            try:
+                await self._live_through_a_session(backoff)
+            except RequestError as error:
+                self._fail_to_connect(Lost("refused", str(error)), error)
+            except Trouble as trouble:
+                refusal = RequestError("frame", trouble.message) if trouble.why == "frame" else None
+                self._fail_to_connect(trouble, refusal)
+            if not self._closing:
+                self._nap = Waiter(time.monotonic() + backoff.next_s(), is_pause=True)
+                await self._nap
+
+    async def _live_through_a_session(self, backoff: Backoff) -> None:
+        """Opens a session and waits until it is lost. Raises when it could not be opened."""
+        session = self._session = Session(self.loop, self.counters, self._path, self.ids)
+        try:
+            await session.open(self._identity, time.monotonic() + self.timeouts.connect_s)
+            opened_s = time.monotonic()
+            self.counters.add("connects")
+            log.info("connected server=%s incarnation=%d", session.welcome.server, session.welcome.incarnation)
+            self.loop.start(self._keep_gate_open(session))
+            for cache in self._caches:
+                self._start_keeping(session, cache)
+            try:
+                await session.wait(Waiter())
+            except Lost as lost:
+                log.info("disconnected why=%s", lost)
+            if time.monotonic() - opened_s > self.timeouts.backoff_max_s:
+                backoff.reset()  # not for a server that takes us in and throws us out again
+        finally:
+            session.lose(Lost("connection-lost"))
+            self._session = None
+            self._gate.shut("closed" if self._closing else "connection-lost")
+
+    def _fail_to_connect(self, trouble: Trouble, refusal: RequestError | None) -> None:
+        self.counters.add("connects_failed")
+        if refusal is None:
+            log.debug("cannot connect: %s", trouble)
+        elif self._gate.problem is None or self._gate.problem.message != refusal.message:
+            log.error("the server refuses this client: %s", refusal)
+        if refusal is not None:
+            self._gate.refuse(refusal)
+
+    def _lose(self, lost: Lost) -> None:
+        self._gate.shut(lost.why)
+        if self._session is not None:
+            self._session.lose(lost)
+
+    def _recover(self) -> None:
+        """After an unexpected exception in any conversation: a new session, and a new main conversation if that was
+        the one that died."""
+        self._lose(Lost("client-bug"))
+        if self._main.cr_frame is None and not self._closing:  # type: ignore[attr-defined]
+            self._main = self._stay_connected()
+            self.loop.start(self._main)
+
+    # ---------------------------------------------------------------- the gate and its lane
+
+    async def _keep_gate_open(self, session: Session) -> None:
+        """Until the session is lost."""
+        backoff = Backoff(self.timeouts.backoff_first_s, self.timeouts.backoff_max_s)
+        probing = False  # the handshake was a probe
+        try:
+            while True:
+                try:
+                    lane = await self._probe(session) if probing else await self._open_lane(session)
+                except (Trouble, RequestError) as problem:
+                    log.debug("probe failed: %s", problem)
+                    await self._pause(session, backoff.next_s())
+                else:
+                    backoff.reset()
+                    self._tripped = Waiter()
+                    self._gate.open(Link(lane, session.welcome.limits, session.welcome.incarnation))
+                    await session.wait(self._tripped)
+                probing = True
+        except Lost:
+            return
+
+    async def _probe(self, session: Session) -> Lane:
+        """A new lane, once the server has shown that it answers at both doors."""
+        due_s = time.monotonic() + self.timeouts.probe_s
+        await session.zmq.ask(wire.Status(next(self.ids)), wire.StatusIs, due_s)
+        return await self._open_lane(session)
+
+    async def _open_lane(self, session: Session) -> Lane:
+        due_s = time.monotonic() + self.timeouts.probe_s
+        try:
+            transport = LocalTransport(local_path(self._path))
+        except OSError as problem:
+            raise Trouble("connection-lost", str(problem)) from problem
+        door = Door(self.loop, self.counters, transport, lambda lost: None)
+        try:
+            await door.ask(wire.Lane(next(self.ids), session.welcome.session), wire.LaneOpen, due_s)
+        except (Trouble, RequestError) as problem:
+            door.lose(Lost("connection-lost"))
+            if isinstance(problem, Lost) and problem.why == "session-unknown":
+                session.lose(problem)
+            raise
+        door.detach()
+        return Lane(transport.socket)
+
+    async def _pause(self, session: Session, seconds: float) -> None:
+        """Lost when the session is lost meanwhile."""
+        await session.wait(Waiter(time.monotonic() + seconds, is_pause=True))
+
+    # ---------------------------------------------------------------- caches
+
+    def _start_keeping(self, session: Session, cache: Cache) -> None:
+        cache.kept = True
+        self.loop.start(self._keep_registered(session, cache))
+
+    async def _keep_registered(self, session: Session, cache: Cache) -> None:
+        """Until the cache is unwanted, refused, or the session is lost."""
+        let_go = True
+        registration = None
+        cache.settle(None)
+        try:
+            while cache.wanted:
+                registration = await self._registered(session, cache)
+                if registration is None:
+                    break
+                if cache.wanted:
+                    cache.settle(registration)
+                    await registration.over
+                    cache.settle(None)
+                let_go = registration.gone or await self._unregister(session, registration)
+                registration.retire()
+        except RequestError as error:
+            log.error("cache refused name=%s %s", cache.name, error)
+            cache.settle(None, error)
+        except Lost:
+            let_go = False
+            cache.settle(None)
+        finally:
+            cache.kept = False
+            if registration is not None:
+                registration.retire()
+            if not cache.wanted:
+                self._forget(cache)
+                _answer(cache, let_go)
+
+    async def _registered(self, session: Session, cache: Cache) -> Registration | None:
+        """Tries until the server takes the cache, or it is unwanted. RequestError when the server never will."""
+        backoff = Backoff(self.timeouts.backoff_first_s, self.timeouts.backoff_max_s)
+        offered: list[int] = []
+        twice_until_s = time.monotonic() + self.timeouts.register_s
+        while cache.wanted:
+            now_s = time.monotonic()
+            try:
+                return await self._register(session, cache, offered, now_s + self.timeouts.register_s)
+            except Lost:
+                raise
+            except Trouble as trouble:
+                log.warning("cannot register name=%s %s", cache.name, trouble)
+                if isinstance(trouble, Overdue) or (trouble.why == TWICE and now_s > twice_until_s):
+                    # What the server made of it is unknown; only a new session settles that.
+                    session.lose(Lost("timeout"))
+                if not trouble.unchanged:
+                    offered.clear()
+            await self._pause(session, backoff.next_s())
+        return None
+
+    async def _register(self, session: Session, cache: Cache, offered: list[int], due_s: float) -> Registration:
+        """Offer, Register, Watch. `offered` keeps descriptors that a refusal has not used up."""
+        for descriptor in cache.descriptors[len(offered) :]:
+            reply = await session.local.ask(wire.Offer(next(self.ids)), wire.Offered, due_s, descriptor=descriptor)
+            offered.append(reply.descriptor)
+        request = _register_request(next(self.ids), cache, offered)
+        try:
+            registered = await session.zmq.ask(request, wire.Registered, due_s)
+        except RequestError as error:
+            if error.code == TWICE and cache.name in session.names:
+                # We know that its mover is gone; the server will know in a moment.
+                raise Trouble(error.code, error.message, unchanged=True) from None
+            raise
+        session.names.add(cache.name)
+        watch = wire.Watch(next(self.ids), registered.cache)
+        _, descriptors = await session.local.ask_for_descriptor(watch, wire.Watched, due_s)
+        if len(descriptors) != 1:
+            close_all(descriptors)
+            raise session.local.lose(Lost("frame", f"Watched came with {len(descriptors)} descriptors, expected a pidfd"))
+        self.counters.add("registrations")
+        log.info("cache registered name=%s cache=%d mover=%d", cache.name, registered.cache, registered.mover)
+        return Registration(self.loop, session, registered.cache, descriptors[0])
+
+    async def _unregister(self, session: Session, registration: Registration) -> bool:
+        due_s = time.monotonic() + self.timeouts.register_s
+        try:
+            await session.zmq.ask(wire.Unregister(next(self.ids), registration.number), wire.Unregistered, due_s)
+        except Lost:
+            raise
+        except Trouble as trouble:
+            log.warning("cannot unregister cache=%d %s", registration.number, trouble)
+            return registration.gone
+        return True
+
+    def _forget(self, cache: Cache) -> None:
+        if cache in self._caches:
+            self._caches.remove(cache)
+            cache.close()
+
+    def forsake_after_fork(self) -> None:
+        """In a forked child: closes its copies of the descriptors."""
+        if self._session is not None:
+            self._session.forsake_after_fork()
+        for cache in self._caches:
+            cache.forsake_after_fork()
+
+
+def _register_request(request_id: int, cache: Cache, offered: list[int]) -> wire.Register:
+    spec = cache.spec
+    return wire.Register(
+        id=request_id,
+        name=spec.name,
+        namespace=spec.namespace,
+        chunk_tokens=spec.chunk_tokens,
+        device=spec.device,  # type: ignore[arg-type]  # the server names the kinds that it knows
+        device_index=spec.device_index,
+        mode=spec.mode,
+        tenant=spec.tenant,
+        buffers=[
+            wire.Buffer(number, b"", buffer.bytes) for number, buffer in zip(offered, spec.buffers, strict=True)
+        ],
+        groups=list(spec.groups),
+    )
+
+
+def _answer(cache: Cache, let_go: bool) -> None:
+    farewells, cache.farewells = cache.farewells, []
+    for answer in farewells:
+        answer.set_result(let_go)

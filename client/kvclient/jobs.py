@@ -1,0 +1,209 @@
+"""Stores and retrieves, from the request to the moment when their blocks are the caller's again.
+
+A deadline never hands blocks back by itself; the job's word does. A store may be abandoned at any time: its bytes are
+then never sealed, and reading blocks that changed hurts nobody. A retrieve that a mover has begun (SUBMITTED) ends only
+when its word says so or the mover's pidfd says that the mover is gone; until then its future stays open, whatever
+became of the deadline, the session or the server.
+"""
+
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from typing import TypeVar
+
+from kvclient.blocks import StorePart
+from kvclient.caches import Cache, Registration
+from kvclient.connection import Connection
+from kvclient.counters import Counters
+from kvclient.loop import Overdue, Trouble
+from kvclient.session import Session
+from kvclient.values import Lease, RetrieveResult, StoreResult
+from kvserver._native import DONE, SUBMITTED
+from kvserver.errors import RequestError
+from kvserver.wire.messages import GroupBlocks, Retrieve, Retrieved, Store, Stored
+
+log = logging.getLogger(__name__)
+
+QUIET_POLL_S = 0.001
+QUIET_POLL_S_MAX = 0.02
+"""A word says nothing when it changes; it is polled while a retrieve is overdue, more slowly the longer it lasts."""
+
+T = TypeVar("T")
+
+
+class Slots:
+    """Bounds the jobs in flight. Taken by callers' threads, given back by the loop's."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._lock = threading.Lock()
+
+    def take(self, most: int) -> bool:
+        with self._lock:
+            if self._taken >= most:
+                return False
+            self._taken += 1
+            return True
+
+    def give(self) -> None:
+        with self._lock:
+            assert self._taken > 0
+            self._taken -= 1
+
+
+class Jobs:
+    """The conversations. Each takes over a slot and completes its future in every case."""
+
+    def __init__(self, connection: Connection, counters: Counters, slots: Slots) -> None:
+        self._connection = connection
+        self._counters = counters
+        self._slots = slots
+
+    # ---------------------------------------------------------------- store
+
+    async def store(self, cache: Cache, parts: list[StorePart], due_s: float, answer: "Future[StoreResult]") -> None:
+        """The parts one after the other, up to the first that is stored short."""
+        total = StoreResult(0, 0, 0, "client-bug")
+        problem: RequestError | None = None
+        try:
+            total = StoreResult(0, 0, 0, "")
+            for part in parts:
+                result = await self._store_part(cache, part, due_s)
+                total = StoreResult(
+                    total.chunks + result.chunks,
+                    total.chunks_written + result.chunks_written,
+                    total.bytes + result.bytes,
+                    result.why,
+                )
+                if result.chunks < part.chunks:
+                    break
+        except RequestError as error:
+            problem = error
+        finally:
+            self._counters.add("chunks_stored", total.chunks_written)
+            self._counters.add("bytes_stored", total.bytes)
+            if problem is not None or total.why:
+                self._counters.add("stores_short")
+            self._complete(answer, total, problem)
+
+    async def _store_part(self, cache: Cache, part: StorePart, due_s: float) -> StoreResult:
+        registration = cache.registration
+        if registration is None:
+            return StoreResult(0, 0, 0, "not-registered")
+        session = registration.session
+        if not session.words:
+            return StoreResult(0, 0, 0, "busy")
+        word = session.words.popleft()
+        generation = session.board.begin(word)
+        request = Store(
+            next(session.ids),
+            registration.number,
+            word,
+            generation,
+            _patience_ms(due_s),
+            part.first_chunk,
+            part.parent,
+            part.keys,
+            part.groups,
+        )
+        try:
+            reply = await session.zmq.ask(request, Stored, due_s)
+        except Trouble as trouble:
+            self._note(session, "store", trouble)
+            late = session.board.abandon_store(word, generation) == DONE
+            return StoreResult(0, 0, 0, "late" if late else trouble.why)
+        finally:
+            # Also after a reply: the server answers without touching the word when there is nothing to copy.
+            session.board.abandon_store(word, generation)
+            session.words.append(word)
+        return StoreResult(reply.chunks, reply.chunks_written, reply.bytes, reply.why)
+
+    # ---------------------------------------------------------------- retrieve
+
+    async def retrieve(
+        self, cache: Cache, lease: Lease, groups: list[GroupBlocks], due_s: float, answer: "Future[RetrieveResult]"
+    ) -> None:
+        result = RetrieveResult(False, 0, "client-bug")
+        problem: RequestError | None = None
+        try:
+            result = await self._retrieve(cache, lease, groups, due_s)
+        except RequestError as error:
+            problem = error
+        finally:
+            self._counters.add("bytes_retrieved", result.bytes)
+            if not result.ok:
+                self._counters.add("retrieves_failed")
+            self._complete(answer, result, problem)
+
+    async def _retrieve(self, cache: Cache, lease: Lease, groups: list[GroupBlocks], due_s: float) -> RetrieveResult:
+        registration = cache.registration
+        if registration is None:
+            return RetrieveResult(False, 0, "not-registered")
+        session = registration.session
+        if not session.words:
+            return RetrieveResult(False, 0, "busy")
+        word = session.words.popleft()
+        generation = session.board.begin(word)
+        registration.users += 1
+        request = Retrieve(
+            next(session.ids), registration.number, lease.number, word, generation, _patience_ms(due_s), groups
+        )
+        try:
+            await session.zmq.ask(request, Retrieved, due_s)
+            why = "doubt"
+        except Trouble as trouble:
+            self._note(session, "retrieve", trouble)
+            why = trouble.why
+        finally:
+            state = await self._quiet(registration, word, generation)
+            session.words.append(word)
+            registration.leave()
+        if state == DONE:
+            return RetrieveResult(True, _bytes_of(cache, groups), "")
+        return RetrieveResult(False, 0, why)
+
+    async def _quiet(self, registration: Registration, word: int, generation: int) -> int:
+        """The word's state once nobody can write the blocks any more."""
+        board = registration.session.board
+        state = board.abandon_retrieve(word, generation)
+        if state == SUBMITTED:
+            self._counters.add("retrieves_overdue")
+        began_s = time.monotonic()
+        while state == SUBMITTED and not registration.gone:
+            await self._connection.loop.pause(
+                min(QUIET_POLL_S_MAX, QUIET_POLL_S + (time.monotonic() - began_s) / 100)
+            )
+            _, state = board.state(word)
+        if state == SUBMITTED:
+            # The mover is gone, so nobody else will ever end this word. DONE, if that was its last act, stays DONE.
+            state = board.abandon_store(word, generation)
+        return state
+
+    # ---------------------------------------------------------------- both
+
+    def _note(self, session: Session, kind: str, trouble: Trouble) -> None:
+        if isinstance(trouble, Overdue) and session.lost is None:
+            self._connection.trip(trouble.why)
+        log.info("%s failed why=%s", kind, trouble)
+
+    def _complete(self, answer: "Future[T]", result: T, problem: RequestError | None) -> None:
+        """The slot first: who waits for the future may start the next job at once."""
+        self._slots.give()
+        if problem is not None:
+            answer.set_exception(problem)
+        else:
+            answer.set_result(result)
+
+
+def _patience_ms(due_s: float) -> int:
+    return max(1, int((due_s - time.monotonic()) * 1000))
+
+
+def _bytes_of(cache: Cache, groups: list[GroupBlocks]) -> int:
+    """Bytes of the blocks, from the layout: a retrieve that ended while the server was silent has no other count."""
+    total = 0
+    for item in groups:
+        block_bytes = sum(run.regions * run.page_bytes for run in cache.spec.groups[item.group].regions)
+        total += len(item.block_ids) // 4 * block_bytes
+    return total

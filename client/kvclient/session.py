@@ -1,0 +1,104 @@
+"""One session: from Hello to the loss of either of its two connections. A new one is opened after every loss.
+
+The attached connection is the worker's liveness and the first to be opened: while nobody listens, connecting to it
+fails at once, and the end of the server is its end of file.
+"""
+
+import itertools
+import os
+from collections import deque
+from typing import NamedTuple
+
+from kvclient.counters import Counters
+from kvclient.doors import Door, LocalTransport, ZmqTransport
+from kvclient.loop import Loop, Lost, Waiter
+from kvserver._native import Board
+from kvserver.wire.messages import BOARD_WORDS, PROTOCOL, Attach, Attached, Hello, Welcome
+
+
+class Identity(NamedTuple):
+    """Who the client says it is."""
+
+    engine: str
+    epoch: int
+    ranks: int
+    rank: int
+    software: str
+
+
+class Session:
+    """`welcome`, `board` and `words` are set once open() has returned. Belongs to the loop's thread."""
+
+    welcome: Welcome
+    board: Board
+    """Stays mapped while a job refers to it, also after the loss."""
+    words: deque[int]
+    """Free job words, longest unused first. A word comes back when its job has ended, never before."""
+
+    def __init__(self, loop: Loop, counters: Counters, path: str, ids: "itertools.count[int]") -> None:
+        """Lost when nobody listens."""
+        self.lost: Lost | None = None
+        self.ready = False
+        """open() has returned, and nothing is lost yet."""
+        self.names: set[str] = set()
+        """Caches that this session has registered at some time."""
+        self.ids = ids
+        self._loop = loop
+        self._tied: set[Waiter] = set()
+        try:
+            local = LocalTransport(local_path(path))
+        except OSError as problem:
+            raise Lost("not-connected", str(problem)) from problem
+        self.local = Door(loop, counters, local, self.lose)
+        self.zmq = Door(loop, counters, ZmqTransport(loop.context, path), self.lose)
+
+    async def open(self, identity: Identity, due_s: float) -> None:
+        """Hello, then Attach. RequestError when the server refuses us, Trouble when it is not there."""
+        hello = Hello(next(self.ids), PROTOCOL, *identity)
+        self.welcome = await self.zmq.ask(hello, Welcome, due_s)
+        attach = Attach(next(self.ids), self.welcome.session)
+        _, descriptors = await self.local.ask_for_descriptor(attach, Attached, due_s)
+        try:
+            if len(descriptors) != 1:
+                raise Lost("frame", f"Attached came with {len(descriptors)} descriptors, expected the job board's")
+            self.board = Board(descriptors[0], BOARD_WORDS)
+        except (ValueError, OSError) as problem:
+            raise Lost("frame", f"the job board cannot be mapped: {problem}") from problem
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self.words = deque(range(BOARD_WORDS))
+        self.ready = True
+
+    def lose(self, lost: Lost) -> None:
+        """Ends both connections and everything that waits on the session."""
+        if self.lost is not None:
+            return
+        self.lost, self.ready = lost, False
+        for door in (self.local, self.zmq):
+            door.lose(lost)
+        for waiter in self._tied:
+            self._loop.fail(waiter, lost)
+        self._tied.clear()
+
+    def tie(self, waiter: Waiter) -> None:
+        """The waiter fails when the session is lost."""
+        if self.lost is not None:
+            self._loop.fail(waiter, self.lost)
+        else:
+            self._tied = {other for other in self._tied if not other.settled}
+            self._tied.add(waiter)
+
+    def forsake_after_fork(self) -> None:
+        """In a forked child: closes its copy of the attached connection. The DEALER's cannot be reached and keeps
+        nothing alive: the server goes by the attached connection and the process itself."""
+        self.local.forsake_after_fork()
+
+    async def wait(self, waiter: Waiter) -> None:
+        """Until the waiter is settled; Lost when the session is lost before."""
+        self.tie(waiter)
+        await waiter
+
+
+def local_path(path: str) -> str:
+    return f"{path}.local"

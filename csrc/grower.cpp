@@ -1,0 +1,145 @@
+#include "grower.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstring>
+#include <utility>
+
+#include "available_memory.h"
+#include "check.h"
+#include "prefault.h"
+
+namespace kv {
+namespace {
+
+constexpr int THREADS_MAX = 64;
+constexpr uint64_t STEP_BYTES = 16 << 20;
+
+// Left for everybody else on the machine. Beyond it the kernel would not refuse memory but kill a process.
+constexpr uint64_t RESERVE_BYTES = 256 << 20;
+
+// Of a thread, against serving threads of the ordinary 0.
+constexpr int NICENESS = 10;
+
+// From linux/mempolicy.h: libnuma is not needed for one call.
+constexpr int POLICY_PREFERRED = 1;
+constexpr int NODES_MAX = 1024;
+
+void prefer_node(const Mapping& arena, int node) {
+    if (node >= NODES_MAX) bad_argument(format("numa_node=%d must be below %d", node, NODES_MAX));
+    unsigned long mask[NODES_MAX / (8 * sizeof(unsigned long))] = {};
+    constexpr int bits = 8 * sizeof(unsigned long);
+    mask[node / bits] = 1ul << (node % bits);
+    // The policy belongs to the shared memory, not to this mapping: it holds for whoever touches a page.
+    if (::syscall(SYS_mbind, arena.data(), arena.bytes(), POLICY_PREFERRED, mask, NODES_MAX + 1, 0) != 0) {
+        throw_errno(format("placing the arena on NUMA node %d (-1 lets the kernel choose)", node));
+    }
+}
+
+// Bytes of a step that no page backs yet. (SEEK_HOLE would walk to the next hole, however far away that is.)
+uint64_t missing_bytes(std::byte* address, uint64_t bytes) {
+    unsigned char resident[STEP_BYTES / SLOT_ALIGN];
+    const auto page_bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+    if (::mincore(address, bytes, resident) != 0) return bytes;
+    const uint64_t pages = (bytes + page_bytes - 1) / page_bytes;
+    return page_bytes * static_cast<uint64_t>(std::count_if(resident, resident + pages, [](unsigned char page) {
+        return (page & 1) == 0;
+    }));
+}
+
+}  // namespace
+
+ArenaGrower::ArenaGrower(int fd, const GrowerOptions& options) : options_(options), event_(create_eventfd()) {
+    const auto [arena_bytes, slab_bytes, threads, numa_node] = options;
+    if (slab_bytes == 0 || slab_bytes % SLOT_ALIGN != 0 || arena_bytes == 0 || arena_bytes % slab_bytes != 0) {
+        bad_argument(format("arena_bytes=%" PRIu64 " must be a multiple of slab_bytes=%" PRIu64 ", that of %" PRIu64,
+                            arena_bytes, slab_bytes, SLOT_ALIGN));
+    }
+    if (threads < 1 || threads > THREADS_MAX) bad_argument(format("threads=%d must be in [1, %d]", threads, THREADS_MAX));
+    if (numa_node < -1) bad_argument(format("numa_node=%d must be at least -1", numa_node));
+    const uint64_t present = file_bytes(fd);
+    if (present < arena_bytes) {
+        bad_argument(format("arena_bytes=%" PRIu64 " must be in (0, file=%" PRIu64 "]", arena_bytes, present));
+    }
+    arena_ = Mapping(fd, arena_bytes, "the arena");
+    if (numa_node >= 0) prefer_node(arena_, numa_node);
+    on_huge_pages_ = on_huge_pages(fd);
+    slab_missing_.assign(arena_bytes / slab_bytes, slab_bytes);
+    for (int i = 0; i < threads; ++i) threads_.emplace_back(&ArenaGrower::grow, this);
+}
+
+ArenaGrower::~ArenaGrower() {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    for (std::thread& thread : threads_) thread.join();
+}
+
+uint64_t ArenaGrower::slabs_ready() const {
+    const std::lock_guard lock(mutex_);
+    return slabs_ready_;
+}
+
+std::string ArenaGrower::problem() const {
+    const std::lock_guard lock(mutex_);
+    return problem_;
+}
+
+void ArenaGrower::grow() {
+    // Niceness is a thread's own on Linux; a refusal to lower it changes nothing but the pace.
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), NICENESS);
+    for (Step step; take_step(step);) end_step(step, populate(arena_.data() + step.offset, step.bytes));
+}
+
+bool ArenaGrower::take_step(Step& step) {
+    const std::lock_guard lock(mutex_);
+    if (stopping_ || next_ == arena_.bytes()) return false;
+    step.slab = next_ / options_.slab_bytes;
+    step.offset = next_;
+    step.bytes = std::min(STEP_BYTES, (step.slab + 1) * options_.slab_bytes - next_);
+    // Reserved huge pages are ours already; other pages are asked for only while there are enough.
+    const uint64_t missing = on_huge_pages_ ? 0 : missing_bytes(arena_.data() + step.offset, step.bytes);
+    const uint64_t kept_free = RESERVE_BYTES + static_cast<uint64_t>(options_.threads) * STEP_BYTES;
+    if (missing > 0) {
+        const uint64_t available = available_memory_bytes();
+        if (available < missing + kept_free) {
+            stop(format("%" PRIu64 " MiB of memory are available, and %" PRIu64 " MiB of them stay free",
+                        available >> 20, kept_free >> 20));
+            return false;
+        }
+    }
+    next_ += step.bytes;
+    return true;
+}
+
+void ArenaGrower::end_step(const Step& step, int error) {
+    const std::lock_guard lock(mutex_);
+    if (error != 0) {
+        stop(std::strerror(error));
+        return;
+    }
+    uint64_t& missing = slab_missing_[step.slab];
+    KV_ASSERT(missing >= step.bytes);
+    missing -= step.bytes;
+    const uint64_t before = slabs_ready_;
+    while (slabs_ready_ < slab_missing_.size() && slab_missing_[slabs_ready_] == 0) ++slabs_ready_;
+    if (slabs_ready_ != before) signal_eventfd(event_.get());
+}
+
+// Keeps the first problem; what other threads have under way still counts.
+void ArenaGrower::stop(std::string problem) {
+    stopping_ = true;
+    if (!problem_.empty()) return;
+    problem_ = format("the arena stopped growing at %" PRIu64 " of %" PRIu64 " MiB: %s", next_ >> 20,
+                      arena_.bytes() >> 20, problem.c_str());
+    signal_eventfd(event_.get());
+}
+
+}  // namespace kv

@@ -1,0 +1,1 @@
+"""A seeded simulator of everything around the service: clients, movers, supervisor, ledger, time. See README.md."""

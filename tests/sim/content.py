@@ -1,0 +1,48 @@
+"""What bytes must be: the content of a block is a function of namespace, key, group, shard and place in the chunk.
+
+Nothing is copied for real: one Python value stands for the bytes of one block of one shard. Garbage is a value that
+equals no other. Keys name paths in a small tree of prefixes that all namespaces share, so equal keys are everywhere.
+"""
+
+import hashlib
+from itertools import count
+
+Path = tuple[int, ...]
+Block = tuple[object, ...]
+
+_keys: dict[Path, bytes] = {(): b""}
+_paths: dict[bytes, Path] = {b"": ()}
+
+
+def key_of(path: Path) -> bytes:
+    """The key of the chunk that ends this prefix; empty for the empty prefix."""
+    key = _keys.get(path)
+    if key is None:
+        key = _keys[path] = hashlib.sha256(repr(path).encode()).digest()
+        _paths[key] = path
+    return key
+
+
+def path_of(key: bytes) -> Path:
+    """The prefix that a key names; only for keys that key_of() has made."""
+    return _paths[key]
+
+
+def keys_of(path: Path, first: int = 0) -> list[bytes]:
+    """The keys of chunks first … len(path) - 1 of a prefix."""
+    return [key_of(path[: depth + 1]) for depth in range(first, len(path))]
+
+
+def block_of(digest: bytes, key: bytes, group: int, shard: int, place: int) -> Block:
+    """The right content of the block at `place` in its chunk."""
+    return (digest, key, group, shard, place)
+
+
+class Garbage:
+    """Makes contents that equal nothing else."""
+
+    def __init__(self) -> None:
+        self._serial = count(1)
+
+    def __call__(self) -> Block:
+        return ("garbage", next(self._serial))

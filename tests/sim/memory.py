@@ -1,0 +1,70 @@
+"""The two memories that movers copy between: KV pools and the arena, a value for each block."""
+
+from kvserver.tiers.slots import SLOT_ALIGN
+
+from .content import Block, Garbage
+from .shapes import Shape
+
+
+class Wrong(AssertionError):
+    """A promise was broken."""
+
+
+class Pool:
+    """One rank's paged KV. Outlives its process for as long as a mover has it mapped."""
+
+    def __init__(self, shape: Shape, rank: int, blocks: int, garbage: Garbage) -> None:
+        self.shape = shape
+        self.rank = rank
+        self.blocks = [[garbage() for _ in range(blocks)] for _ in shape.groups]
+        """Group -> block id -> content."""
+        self.free = [list(range(blocks)) for _ in shape.groups]
+        self.targets: dict[tuple[int, int], object] = {}
+        """(group, block) -> the retrieve that may write there now."""
+        self._garbage = garbage
+
+    def take(self, group: int, count: int) -> list[int]:
+        free = self.free[group]
+        taken, free[:] = free[:count], free[count:]
+        return taken
+
+    def give_back(self, group: int, blocks: list[int]) -> None:
+        """The engine reuses these blocks at once."""
+        for block in blocks:
+            self.blocks[group][block] = self._garbage()
+            self.targets.pop((group, block), None)
+        self.free[group].extend(blocks)
+
+    def write(self, group: int, block: int, content: Block, job: object) -> None:
+        """A mover's write; only into blocks that a retrieve waits for."""
+        if self.targets.get((group, block)) != job:
+            raise Wrong(f"job {job} wrote into block {block} of group {group}, which it must not touch (any more)")
+        self.blocks[group][block] = content
+
+
+class Arena:
+    """Slots by offset. Writing a slot destroys whatever overlaps it."""
+
+    def __init__(self, slab_bytes: int, slabs: int) -> None:
+        self._slab_bytes = slab_bytes
+        self._slabs: list[dict[int, tuple[int, list[Block | None]]]] = [{} for _ in range(slabs)]
+
+    def write(self, offset: int, slot_bytes: int, blocks: int, place: int, content: Block) -> None:
+        slots = self._slabs[offset // self._slab_bytes]
+        slot = slots.get(offset)
+        if slot is None or slot[0] != slot_bytes or len(slot[1]) != blocks:
+            end = offset + slot_bytes
+            if offset % SLOT_ALIGN or end > (offset // self._slab_bytes + 1) * self._slab_bytes:
+                raise Wrong(f"slot {offset}+{slot_bytes} is not aligned or crosses a slab")
+            for other in [at for at, (size, _) in slots.items() if at < end and offset < at + size]:
+                del slots[other]
+            slot = slots[offset] = (slot_bytes, [None] * blocks)
+        slot[1][place] = content
+
+    def read(self, offset: int, place: int) -> Block | None:
+        slot = self._slabs[offset // self._slab_bytes].get(offset)
+        return slot[1][place] if slot is not None and place < len(slot[1]) else None
+
+    def slot(self, offset: int) -> list[Block | None]:
+        slot = self._slabs[offset // self._slab_bytes].get(offset)
+        return slot[1] if slot is not None else []

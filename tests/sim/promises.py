@@ -1,0 +1,359 @@
+"""What is held against every event and effect, kept by the simulator itself and not read out of the service."""
+
+from array import array
+from dataclasses import dataclass, field
+
+from kvserver.service.effects import Effect, Instruct
+from kvserver.tiers.slots import SLOT_ALIGN
+from kvserver.wire.messages import (
+    Attach,
+    Attached,
+    Clear,
+    Cleared,
+    Error,
+    Found,
+    Hello,
+    Lane,
+    LaneOpen,
+    Lookup,
+    Offer,
+    Offered,
+    Register,
+    Registered,
+    Release,
+    Released,
+    Reply,
+    Request,
+    Retrieve,
+    Retrieved,
+    Status,
+    StatusIs,
+    Store,
+    Stored,
+    Unregister,
+    Unregistered,
+    Watch,
+    Watched,
+    Welcome,
+)
+from kvserver.wire.orders import Copy
+
+from .content import keys_of, path_of
+from .ledger import Ledger, needed, servable
+from .memory import Wrong
+from .shapes import Shape
+
+ANSWERS: dict[type, type] = {
+    Hello: Welcome,
+    Attach: Attached,
+    Lane: LaneOpen,
+    Offer: Offered,
+    Watch: Watched,
+    Register: Registered,
+    Unregister: Unregistered,
+    Lookup: Found,
+    Release: Released,
+    Store: Stored,
+    Retrieve: Retrieved,
+    Clear: Cleared,
+    Status: StatusIs,
+}
+KEY = 32
+MS = 1_000_000
+
+
+@dataclass(eq=False)
+class EngineFacts:
+    """One (engine, epoch) while it has sessions."""
+
+    ranks: int
+    sessions: int = 0
+
+
+@dataclass(eq=False)
+class SessionFacts:
+    number: int
+    name: tuple[str, int]
+    engine: EngineFacts
+    rank: int
+    peers: list[int] = field(default_factory=list)
+    attached: bool = False
+    closed: bool = False
+
+
+@dataclass(eq=False)
+class LeaseFacts:
+    engine: EngineFacts
+    digest: bytes
+    keys: list[bytes]
+    expires_ns: int
+    ranks_used: list[int] = field(default_factory=list)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.keys == keys_of(path_of(self.keys[-1]))
+
+
+@dataclass(eq=False)
+class CacheFacts:
+    session: SessionFacts
+    digest: bytes
+    shape: Shape
+    rank: int
+
+
+@dataclass(eq=False)
+class CopyFacts:
+    """A job whose copy may still run."""
+
+    kind: str
+    session: SessionFacts
+    units: list[int]
+
+
+@dataclass(eq=False)
+class Asked:
+    request: Request
+    must_fail: bool
+    excused: bool = False
+    """Whoever asked is gone; an answer may still come."""
+
+
+class Promises:
+    """One brain's life; begins anew with each brain. Raises Wrong."""
+
+    def __init__(self, ledger: Ledger, *, lease_ttl_ms: int, lease_extended_ms: int) -> None:
+        self._ledger = ledger
+        self._lease_ttl_ms = lease_ttl_ms
+        self._lease_extended_ms = lease_extended_ms
+        self.asked: dict[tuple[int, int], list[Asked]] = {}
+        self.engines: dict[tuple[str, int], EngineFacts] = {}
+        self.sessions: dict[int, SessionFacts] = {}
+        self.by_peer: dict[int, SessionFacts] = {}
+        self.leases: dict[int, LeaseFacts] = {}
+        self.caches: dict[int, CacheFacts] = {}
+        self.copies: dict[int, CopyFacts] = {}
+        self.writing: dict[int, int] = {}
+        """Arena unit -> the job that may write there."""
+        self.reading: dict[int, list[int]] = {}
+        self.jobs_ever: dict[int, SessionFacts] = {}
+        self.slot_job: dict[int, int] = {}
+        """Arena offset -> the last job that was to write there."""
+
+    # ---------------------------------------------------------------- requests and replies
+
+    def arrived(self, peer: int, request: Request, must_fail: bool) -> None:
+        self.asked.setdefault((peer, request.id), []).append(Asked(request, must_fail))
+
+    def answered(self, peer: int, reply: Reply, now_ns: int) -> Request:
+        """Exactly one answer of the right type to each request; returns the request."""
+        waiting = self.asked.get((peer, reply.id))
+        if not waiting:
+            raise Wrong(f"peer {peer} got {reply} without having asked, or twice")
+        fit = [asked for asked in waiting if isinstance(reply, Error | ANSWERS[type(asked.request)])]
+        if not fit:
+            raise Wrong(f"peer {peer} got {reply} to {waiting[0].request}")
+        asked = fit[0]
+        if asked.must_fail and not isinstance(reply, Error):
+            raise Wrong(f"peer {peer} got {reply} to {asked.request}, which had to be refused")
+        waiting.remove(asked)
+        if not waiting:
+            del self.asked[peer, reply.id]
+        self._check_answer(peer, asked.request, reply, now_ns)
+        return asked.request
+
+    def unanswered(self) -> list[Request]:
+        return [asked.request for waiting in self.asked.values() for asked in waiting if not asked.excused]
+
+    def excuse(self, peer: int) -> None:
+        for (asker, _), waiting in self.asked.items():
+            if asker == peer:
+                for asked in waiting:
+                    asked.excused = True
+
+    def _check_answer(self, peer: int, request: Request, reply: Reply, now_ns: int) -> None:
+        match request, reply:
+            case Lookup(), Found():
+                self._check_found(self.by_peer[peer], request, reply, now_ns)
+            case Store(), Stored():
+                self._check_stored(request, reply)
+            case Release(), Released():
+                self.leases.pop(request.lease, None)
+            case Clear(), Cleared():
+                if any(digest == request.namespace for digest, *_ in self._ledger.held):
+                    raise Wrong("a namespace was cleared, and the ledger still holds some of it")
+                self._end_leases(lambda lease: lease.digest == request.namespace)
+
+    def _check_found(self, session: SessionFacts, request: Lookup, found: Found, now_ns: int) -> None:
+        keys = [request.keys[at : at + KEY] for at in range(0, len(request.keys), KEY)]
+        held = [cache.shape for cache in self.caches.values() if cache.digest == request.namespace]
+        shape = held[0] if held else self._ledger.shapes.get(request.namespace)
+        wanted = servable(self._ledger, shape, request.namespace, keys) if shape else 0
+        if is_chain(keys) and found.chunks != wanted:
+            raise Wrong(f"a lookup of {len(keys)} keys found {found.chunks} chunks; {wanted} are held")
+        if not 0 <= found.chunks <= len(keys):
+            raise Wrong(f"a lookup of {len(keys)} keys found {found.chunks}")
+        if (found.lease != 0) != (found.chunks >= max(1, request.chunks_wanted_min)):
+            raise Wrong(f"{found} with chunks_wanted_min={request.chunks_wanted_min}")
+        if found.lease:
+            if found.lease in self.leases:
+                raise Wrong(f"lease {found.lease} was granted twice")
+            expires_ns = now_ns + self._lease_ttl_ms * MS
+            self.leases[found.lease] = LeaseFacts(session.engine, request.namespace, keys[: found.chunks], expires_ns)
+
+    def _check_stored(self, request: Store, stored: Stored) -> None:
+        """What a store says is held is sealed in the ledger."""
+        count = len(request.keys) // KEY
+        if not 0 <= stored.chunks <= count or (stored.chunks < count) != (stored.why != "" and stored.chunks < count):
+            raise Wrong(f"{stored} to a store of {count} chunks")
+        cache = self.caches[request.cache]
+        for position in range(stored.chunks):
+            chunk, key = request.first_chunk + position, request.keys[position * KEY : (position + 1) * KEY]
+            for blocks in request.groups:
+                group, per_chunk = cache.shape.groups[blocks.group], cache.shape.blocks_per_chunk(blocks.group)
+                inside = blocks.first_block <= chunk * per_chunk < blocks.first_block + len(blocks.block_ids) // 4
+                mine = chunk % group.writers == cache.shape.writer_of(blocks.group, cache.rank)
+                shard = cache.shape.shard_of(blocks.group, cache.rank)
+                if inside and mine and (cache.digest, key, blocks.group, shard) not in self._ledger.held:
+                    raise Wrong(f"a store says that chunk {chunk} is held, but group {blocks.group} of it is not sealed")
+
+    # ---------------------------------------------------------------- sessions and leases
+
+    def welcomed(self, peer: int, number: int, hello: Hello) -> None:
+        name = (hello.engine, hello.epoch)
+        engine = self.engines.setdefault(name, EngineFacts(hello.ranks))
+        engine.sessions += 1
+        self.sessions[number] = SessionFacts(number, name, engine, hello.rank)
+        self.joined(peer, number)
+
+    def joined(self, peer: int, number: int) -> None:
+        self.sessions[number].peers.append(peer)
+        self.by_peer[peer] = self.sessions[number]
+
+    def peer_gone(self, peer: int) -> None:
+        self.excuse(peer)
+        self.by_peer.pop(peer, None)
+
+    def closed(self, number: int) -> None:
+        session = self.sessions[number]
+        if session.closed:
+            raise Wrong(f"session {number} was closed twice")
+        session.closed = True
+        for peer in session.peers:
+            self.peer_gone(peer)
+        session.engine.sessions -= 1
+        if session.engine.sessions == 0:
+            del self.engines[session.name]
+            self._end_leases(lambda lease: lease.engine is session.engine)
+
+    def _end_leases(self, of: "LeaseTest") -> None:
+        for number in [number for number, lease in self.leases.items() if of(lease)]:
+            del self.leases[number]
+
+    # ---------------------------------------------------------------- retrieves
+
+    def before_retrieve(self, peer: int, request: Retrieve, now_ns: int) -> str:
+        """Why this retrieve must be refused; empty when its lease is good for it."""
+        session, lease, cache = self.by_peer.get(peer), self.leases.get(request.lease), self.caches.get(request.cache)
+        if session is None or cache is None or cache.session is not session:
+            return "not its cache"
+        if lease is None or lease.expires_ns <= now_ns:
+            return "no such lease, or expired"
+        if lease.engine is not session.engine:
+            return "another engine's lease"
+        if session.rank < 0 or session.rank in lease.ranks_used:
+            return "used by this rank before"
+        if lease.digest != cache.digest:
+            return "another namespace"
+        if not lease.is_chain:
+            return "keys that are not one chain"
+        for blocks in request.groups:
+            last = blocks.first_block + len(blocks.block_ids) // 4
+            if last > len(lease.keys) * cache.shape.blocks_per_chunk(blocks.group):
+                return "beyond the lease"
+        return ""
+
+    def after_retrieve(self, peer: int, request: Retrieve, refusal: str, sound: bool, effects: list[Effect], now_ns: int) -> None:
+        """sound: apart from the lease there is nothing to refuse, and every block is one that the lookup needed."""
+        begun = any(isinstance(effect, Instruct) and isinstance(effect.order, Copy) for effect in effects)
+        if begun and refusal:
+            raise Wrong(f"a retrieve was begun in spite of its lease: {refusal}")
+        if not begun and not refusal and sound:
+            raise Wrong(f"a retrieve under a good lease was refused: {effects}")
+        if begun:
+            session, lease = self.by_peer[peer], self.leases[request.lease]
+            if not lease.ranks_used:
+                lease.expires_ns = max(lease.expires_ns, now_ns + self._lease_extended_ms * MS)
+            lease.ranks_used.append(session.rank)
+            if len(lease.ranks_used) == lease.engine.ranks:
+                del self.leases[request.lease]
+
+    def needed_by_lookup(self, lease: LeaseFacts, shape: Shape, group: int) -> list[int]:
+        return needed(shape, group, len(lease.keys))
+
+    # ---------------------------------------------------------------- copies
+
+    def copy_sent(self, order: Copy) -> None:
+        """No slot is written while anything else may write or read it, or while the ledger says that it is sealed."""
+        cache = self.caches[order.cache]
+        units: list[int] = []
+        for group in order.groups:
+            shard = cache.shape.shard_of(group.group, cache.rank)
+            slot_units = cache.shape.slot_bytes(group.group, shard) // SLOT_ALIGN
+            first = group.first_block // cache.shape.blocks_per_chunk(group.group)
+            for index, offset in enumerate(array("q", group.slots)):
+                if offset < 0:
+                    continue
+                units.extend(range(offset // SLOT_ALIGN, offset // SLOT_ALIGN + slot_units))
+                if order.kind == "store":
+                    self.slot_job[offset] = order.job
+                    self._check_writer(cache, group.group, first + index)
+        for unit in units:
+            if unit in self.writing:
+                raise Wrong(f"job {order.job} ({order.kind}) uses a slot that job {self.writing[unit]} may still write")
+            if order.kind == "store" and unit in self.reading:
+                raise Wrong(f"job {order.job} may write a slot that jobs {self.reading[unit]} may still read")
+            if order.kind == "store" and unit in self._ledger.units:
+                raise Wrong(f"job {order.job} may write a slot that the ledger says is sealed")
+        for unit in units:
+            if order.kind == "store":
+                self.writing[unit] = order.job
+            else:
+                self.reading.setdefault(unit, []).append(order.job)
+        self.copies[order.job] = CopyFacts(order.kind, cache.session, units)
+        self.jobs_ever[order.job] = cache.session
+
+    def copy_over(self, job: int) -> None:
+        """The mover will not touch a byte of it again."""
+        copy = self.copies.pop(job, None)
+        if copy is None:
+            return
+        for unit in copy.units:
+            if copy.kind == "store":
+                del self.writing[unit]
+            else:
+                self.reading[unit].remove(job)
+                if not self.reading[unit]:
+                    del self.reading[unit]
+
+    def sealed(self, offset: int) -> None:
+        """A slot is published: the copy that filled it is over, and its session lives."""
+        job = self.slot_job[offset]
+        if job in self.copies:
+            raise Wrong(f"slot {offset} was published while job {job} may still write it")
+        if self.jobs_ever[job].closed:
+            raise Wrong(f"slot {offset} was published although the session of job {job} had ended")
+
+    @staticmethod
+    def _check_writer(cache: CacheFacts, group: int, chunk: int) -> None:
+        writers = cache.shape.groups[group].writers
+        if chunk % writers != cache.shape.writer_of(group, cache.rank):
+            raise Wrong(f"rank {cache.rank} was to write chunk {chunk} of group {group}, which is another writer's")
+
+
+def is_chain(keys: list[bytes]) -> bool:
+    """True for keys of the tree of prefixes, each the child of the one before, from the root on."""
+    known = [path for path in map(_path_or_none, keys) if path is not None]
+    return len(known) == len(keys) and all(
+        len(path) == depth + 1 and path[:depth] == known[-1][:depth] for depth, path in enumerate(known)
+    )

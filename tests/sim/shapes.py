@@ -1,0 +1,100 @@
+"""Geometries of the simulated engines: tiny, odd, pairwise different, chunk != block, with slots of several sizes."""
+
+from dataclasses import dataclass
+
+from kvserver.tiers.slots import SLOT_ALIGN
+from kvserver.wire.messages import Buffer, GroupSpec, Kind, RegionRun, Register
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """One group; shards * writers ranks hold it."""
+
+    block_tokens: int
+    kind: Kind
+    window_tokens: int
+    shards: int
+    writers: int
+    regions: int
+    page_bytes: tuple[int, ...]
+    """Of each shard; pipeline stages hold different numbers of bytes."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    chunk_tokens: int
+    ranks: int
+    groups: tuple[GroupShape, ...]
+
+    def blocks_per_chunk(self, group: int) -> int:
+        return self.chunk_tokens // self.groups[group].block_tokens
+
+    def shard_of(self, group: int, rank: int) -> int:
+        return max(rank, 0) // self.groups[group].writers
+
+    def writer_of(self, group: int, rank: int) -> int:
+        return max(rank, 0) % self.groups[group].writers
+
+    def slot_bytes(self, group: int, shard: int) -> int:
+        shape = self.groups[group]
+        payload = self.blocks_per_chunk(group) * shape.regions * shape.page_bytes[shard]
+        return -(-payload // SLOT_ALIGN) * SLOT_ALIGN
+
+    def chunk_units(self) -> int:
+        """Slot units of one chunk with all its groups and shards."""
+        parts = ((group, shard) for group, shape in enumerate(self.groups) for shard in range(shape.shards))
+        return sum(self.slot_bytes(group, shard) for group, shard in parts) // SLOT_ALIGN
+
+    def slot_units_max(self) -> int:
+        parts = ((group, shard) for group, shape in enumerate(self.groups) for shard in range(shape.shards))
+        return max(self.slot_bytes(group, shard) for group, shard in parts) // SLOT_ALIGN
+
+
+def _group(block_tokens: int, kind: Kind, shards: int, regions: int, *page_bytes: int, window: int = 0, writers: int = 1) -> GroupShape:
+    pages = page_bytes if len(page_bytes) == shards else page_bytes * shards
+    assert len(pages) == shards
+    return GroupShape(block_tokens, kind, window, shards, writers, regions, pages)
+
+
+SHAPES = (
+    Shape("full", 6, 2, (_group(3, "full", 2, 2, 700),)),
+    Shape("full-window", 15, 2, (_group(3, "full", 2, 2, 800), _group(5, "window", 2, 1, 1300, window=16))),
+    Shape(
+        "full-window-state",
+        6,
+        1,
+        (_group(2, "full", 1, 3, 300), _group(3, "window", 1, 1, 1900, window=12), _group(6, "state", 1, 1, 9001)),
+    ),
+    Shape("window-state", 10, 2, (_group(5, "window", 1, 2, 511, window=11, writers=2), _group(10, "state", 2, 1, 6007))),
+    Shape("replicated", 6, 3, (_group(2, "full", 1, 5, 401, writers=3),)),
+    Shape("grid", 9, 4, (_group(3, "full", 4, 3, 301, 302, 605, 607), _group(9, "full", 2, 1, 1009, writers=2))),
+    Shape("window", 6, 1, (_group(2, "window", 1, 1, 211, window=13),)),
+)
+
+
+def register_frame(
+    shape: Shape, rank: int, *, request_id: int, name: str, digest: bytes, blocks: int, descriptors: list[int]
+) -> Register:
+    """One buffer a group, one run of regions a buffer."""
+    buffers, groups = [], []
+    for index, group in enumerate(shape.groups):
+        shard = shape.shard_of(index, rank)
+        page = group.page_bytes[shard]
+        region_stride = blocks * page + 7
+        run = RegionRun(index, 5, group.regions, region_stride, page, page)
+        buffers.append(Buffer(descriptors[index], b"", 5 + group.regions * region_stride))
+        groups.append(
+            GroupSpec(
+                group.block_tokens,
+                blocks,
+                group.kind,
+                group.window_tokens,
+                group.shards,
+                shard,
+                group.writers,
+                shape.writer_of(index, rank),
+                [run],
+            )
+        )
+    return Register(request_id, name, digest, shape.chunk_tokens, "host", 0, "direct", "", buffers, groups)

@@ -1,0 +1,213 @@
+"""Configuration: defaults, then a file, then flags; and each impossible one is refused in words."""
+
+import ast
+import dataclasses
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvserver import config as config_file
+from kvserver.config import GIB, KEYS, MIB, Config, default_socket, example, load, show_bytes
+from kvserver.errors import ConfigError
+from kvserver.service.state import Bounds
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def refusal(path: Path | None = None, **flags: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, flags)
+    return str(caught.value)
+
+
+def toml(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "kv.toml"
+    path.write_text(text)
+    return path
+
+
+# ---------------------------------------------------------------- where values come from
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    path = toml(tmp_path, '# a comment\n\nlease_ttl_ms = 77\narena_bytes = "3MiB"\n  jobs_max=5\nslab_bytes = 1048576\n')
+    config, origins = load(path, {"arena_bytes": "7MiB"})
+    assert (config.lease_ttl_ms, config.arena_bytes, config.jobs_max, config.slab_bytes) == (77, 7 * MIB, 5, MIB)
+    assert config.leases_max == 4096
+    assert origins["lease_ttl_ms"] == f"{path}:3"
+    assert origins["jobs_max"] == f"{path}:5"
+    assert origins["arena_bytes"] == "--arena-bytes"
+    assert origins["leases_max"] == "default"
+    assert list(origins) == [key.name for key in KEYS]
+
+
+def test_what_the_server_chose_is_said() -> None:
+    config, origins = load(None, {"arena_bytes": "1001MiB"})
+    assert config.slab_bytes == 32 * MIB
+    assert config.arena_bytes == 31 * 32 * MIB
+    assert origins["slab_bytes"] == "default, chosen by the server"
+    assert origins["arena_bytes"] == f"--arena-bytes, rounded down from {1001 * MIB} bytes to whole slabs"
+
+
+@pytest.mark.parametrize(
+    ("arena", "huge", "slab"),
+    [(4 * GIB, 0, 256 * MIB), (100 * GIB, 0, 256 * MIB), (5 * MIB, 0, MIB), (48 * MIB, 0, 2 * MIB)]
+    + [(3 * GIB, GIB, GIB), (6 * MIB, 2 * MIB, 2 * MIB)],
+)
+def test_a_slab_is_chosen_that_fits_arena_and_pages(arena: int, huge: int, slab: int) -> None:
+    config = Config(arena_bytes=arena, huge_page_bytes=huge)
+    assert config.slab_bytes == slab
+    assert config.arena_bytes == arena
+
+
+def test_a_chosen_configuration_survives_being_passed_to_a_child() -> None:
+    config, _ = load(None, {"arena_bytes": "1001MiB", "copy_threads": "3"})
+    assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
+    assert config.copy_threads == 3
+    assert 1 <= config.touch_threads <= 4
+
+
+def test_the_default_socket_is_in_a_directory_of_this_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert default_socket() == "/run/kvserver/kvserver.sock"
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1234")
+    assert default_socket() == "/run/user/1234/kvserver/kvserver.sock"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "relative")
+    assert default_socket() == "/tmp/kvserver-1234/kvserver.sock"
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    path = toml(tmp_path, "jobs_max = 3\nlease_ttl = 5\n")
+    assert refusal(path) == f"config-key: {path}:2: unknown key 'lease_ttl'; did you mean lease_ttl_ms?"
+    assert "keys are socket, " in refusal(zzzzzzzzzzzz="1")
+    assert f"{path}:1: unknown key 'server'" in refusal(toml(tmp_path, "[server]\njobs_max = 3\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("jobs_max = true", "jobs_max=True must be a whole number"),
+        ("jobs_max = 1.5", "jobs_max=1.5 must be a whole number"),
+        ('jobs_max = "5"', "jobs_max='5' must be a whole number"),
+        ('arena_bytes = "16GB"', "arena_bytes='16GB' must be bytes such as 4096 or 16GiB"),
+        ('arena_bytes = "1.5GiB"', "arena_bytes='1.5GiB' must be bytes"),
+        ("socket = 7", "socket=7 must be text"),
+        ('log_level = "loud"', "log_level='loud' must be debug | info | warning | error"),
+        ("lease_ttl_ms = 0", "lease_ttl_ms=0 must be in [1, 86400000]"),
+        ("namespaces_max = 257", "namespaces_max=257 must be in [1, 256]"),
+        ("http_port = 65536", "http_port=65536 must be in [0, 65535]"),
+        ("arena_bytes = 4096", "arena_bytes=4KiB must be in [1MiB, 64TiB]"),
+        ("numa_node = -2", "numa_node=-2 must be in [-1, 1023]"),
+    ],
+)
+def test_a_bad_value_is_refused_with_what_was_expected_and_where_it_stands(tmp_path: Path, text: str, said: str) -> None:
+    path = toml(tmp_path, "\n" + text + "\n")
+    message = refusal(path)
+    assert said in message
+    assert f"from {path}:2)" in message
+
+
+def test_a_bad_flag_is_named() -> None:
+    assert refusal(jobs_max="x") == "config-type: jobs_max='x' must be a whole number (jobs_max from --jobs-max)"
+    assert "lease_ttl_ms=-1 must be in" in refusal(lease_ttl_ms="-1")
+    assert "jobs_max='١' must be" in refusal(jobs_max="١")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"slab_bytes": "3MiB", "arena_bytes": "10MiB"}, "for example 9MiB or 12MiB"),
+        ({"slab_bytes": "5000", "arena_bytes": "5MiB"}, "slab_bytes=5000 must be a multiple of 4KiB"),
+        ({"slab_bytes": "3MiB", "huge_page_bytes": "2MiB", "arena_bytes": "9MiB"}, "must be a multiple of 2MiB"),
+        ({"slab_bytes": "64MiB", "arena_bytes": "32MiB"}, "arena_bytes=32MiB must hold a slab of slab_bytes=64MiB"),
+        ({"arena_bytes": "512MiB", "huge_page_bytes": "1GiB"}, "must hold a slab of slab_bytes=1GiB"),
+        ({"huge_page_bytes": "4MiB"}, "huge_page_bytes=4MiB must be 0, 2MiB or 1GiB"),
+        ({"http_host": ""}, "http_port=0 turns HTTP off"),
+    ],
+)
+def test_relations_between_keys_are_checked(flags: dict[str, str], said: str) -> None:
+    assert said in refusal(None, **flags)
+
+
+def test_relations_name_the_place_of_both_values(tmp_path: Path) -> None:
+    path = toml(tmp_path, 'slab_bytes = "3MiB"\n')
+    assert f"(arena_bytes from --arena-bytes, slab_bytes from {path}:1)" in refusal(path, arena_bytes="10MiB")
+
+
+@pytest.mark.parametrize("socket", ["relative/kv.sock", "/run/kv/", "/run/\0kv", "@abstract"])
+def test_a_socket_is_an_absolute_path_of_a_file(socket: str) -> None:
+    assert "must be the absolute path of a file" in refusal(socket=socket)
+
+
+def test_a_socket_path_must_fit_with_its_suffixes() -> None:
+    longest = "/tmp/" + "é" * 48
+    assert load(None, {"socket": longest})[0].socket == longest
+    assert "has 102 bytes; as a socket's path it may have 101" in refusal(socket=longest + "x")
+
+
+def test_a_bad_file_is_refused(tmp_path: Path) -> None:
+    assert "No such file" in refusal(tmp_path / "absent.toml")
+    assert "Is a directory" in refusal(tmp_path)
+    assert "not a TOML file" in refusal(toml(tmp_path, "jobs_max = \n"))
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    assert "not a TOML file" in refusal(binary)
+    assert "larger than 1MiB" in refusal(toml(tmp_path, "#" * (MIB + 1)))
+
+
+def test_construction_checks_as_well() -> None:
+    with pytest.raises(ConfigError, match="jobs_max=True"):
+        Config(jobs_max=True)
+    with pytest.raises(AttributeError):
+        Config().jobs_max = 3  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- the list of keys itself
+
+
+def test_the_example_file_is_the_declared_keys_and_changes_nothing(tmp_path: Path) -> None:
+    assert (ROOT / "deploy" / "kvserver.toml").read_text() == example(), "kvserver config --example > deploy/kvserver.toml"
+    uncommented = "\n".join(
+        line[1:] if line.startswith("#") and not line.startswith("# ") else line for line in example().splitlines()
+    )
+    from_file, origins = load(toml(tmp_path, uncommented), {})
+    assert from_file == Config()
+    assert all(origin != "default" for origin in origins.values())
+
+
+def test_every_key_is_described_and_bounded() -> None:
+    for key in KEYS:
+        assert key.about.text.endswith("."), key.name
+        if key.kind is int:
+            assert key.about.least < key.about.most, key.name
+        key.check(key.default)
+
+
+def test_every_key_is_read_by_the_server() -> None:
+    """A key that nobody reads is a promise that nobody keeps."""
+    read = {field.name for field in dataclasses.fields(Bounds)}
+    for name in ("supervisor", "server", "mover"):
+        tree = ast.parse((ROOT / "kvserver" / f"{name}.py").read_text())
+        read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert {key.name for key in KEYS} - read == set()
+
+
+def test_every_bound_of_the_service_agrees_with_its_key() -> None:
+    """The service's own defaults are those of the configuration, so that the simulator tests what is shipped."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Bounds)}
+    for key in KEYS:
+        if isinstance(defaults.get(key.name), int):
+            assert key.default == defaults[key.name], key.name
+
+
+def test_sizes_are_shown_exactly() -> None:
+    for count in (0, 1, 1023, 1024, 3 * MIB, 3 * MIB + 1, 5 * GIB, 64 << 40):
+        shown = show_bytes(count)
+        assert config_file.parse_bytes(shown) == count
+    assert show_bytes(1536 * MIB) == "1536MiB"
