@@ -42,6 +42,7 @@ std::vector<Record> unpack(nb::bytes packed, const char* what) {
 template <typename T>
 struct Closable {
     template <typename... Arguments>
+        requires std::is_constructible_v<T, Arguments...>
     explicit Closable(Arguments&&... arguments) : object(std::in_place, std::forward<Arguments>(arguments)...) {}
 
     T& get() {

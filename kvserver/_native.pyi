@@ -33,7 +33,8 @@ class ArenaGrower:
     @property
     def problem(self) -> str: ...
     def close(self) -> None:
-        """Stops and joins the threads, unmaps."""
+        """Stops and joins the threads, unmaps. Every class here: closing twice is allowed, use afterwards raises
+        ValueError."""
 
 # ---------------------------------------------------------------- ledger
 
@@ -93,7 +94,8 @@ class Board:
     def state(self, word: int) -> tuple[int, int]:
         """(generation, state)."""
     def abandon_store(self, word: int, generation: int) -> int:
-        """LIVE or SUBMITTED → ABANDONED; returns the state afterwards. ABANDONED, FAILED or DONE all mean that the
+        """LIVE or SUBMITTED → ABANDONED; returns the state afterwards (ValueError if the word has another generation).
+        ABANDONED, FAILED or DONE all mean that the
         source blocks may be reused; only DONE means stored."""
     def abandon_retrieve(self, word: int, generation: int) -> int:
         """LIVE → ABANDONED; returns the state afterwards. SUBMITTED means that the blocks are still being written
@@ -111,12 +113,16 @@ CopyGroups = list[tuple[int, int, bytes, bytes]]
 Completion = tuple[int, Literal["done", "abandoned", "failed", "invalid", "unmapped"], int, int, str, str]
 """(job or cache, status, bytes, copy_ns, code, message)."""
 
-def plan_copies(groups: Groups, copy_groups: CopyGroups, arena_bytes: int) -> list[tuple[int, int, int, int]]:
+def plan_copies(
+    groups: Groups, copy_groups: CopyGroups, arena_bytes: int, kind: Literal["store", "retrieve"]
+) -> list[tuple[int, int, int, int]]:
     """The merged copies of one job as (buffer, buffer_offset, arena_offset, bytes), in the order of execution.
 
-    A shard's bytes in its slot are [run][region][block of the chunk][page_bytes]. Adjacent pages that are adjacent on
-    both sides are one copy. ValueError("block-range: ...") or ("block-duplicate: ...") for ids out of range,
-    negative, or twice; ValueError("slots: ...") when the slots do not fit the blocks or the arena."""
+    A shard's bytes in its slot are [run][region][block of the chunk][page_bytes]. Order: copy groups, their runs, then
+    regions and blocks, the one with the larger stride outside; blocks of a store by id, of a retrieve in prefix order.
+    Neighbours that are adjacent on both sides are one copy. ValueError("block-range: ...") or
+    ("block-duplicate: ...") for ids out of range, negative, or twice; ("slots: ...") when the slots do not fit the
+    blocks or the arena."""
 
 class CopyEngine:
     """Host copies between registered KV pools and the arena by worker threads. Retrieves run before stores.
@@ -124,7 +130,8 @@ class CopyEngine:
     A job: the word goes live → submitted (else: completion "abandoned"), the plan is made and checked (else word
     FAILED, completion "invalid", no byte moved), the bytes move, and the word goes submitted → done. A store whose
     word is ABANDONED by then completes as "abandoned". A pool that was truncated under a copy (SIGBUS) ends the job as
-    "failed" with code "pool-shrunk"; the process lives on. Each submitted job completes exactly once."""
+    "failed" with code "pool-shrunk"; the process lives on. Each submitted job completes exactly once; `bytes` of its
+    completion counts what was moved, whatever became of the job."""
 
     def __init__(self, arena_fd: int, arena_bytes: int, threads: int) -> None: ...
     @property
@@ -133,8 +140,10 @@ class CopyEngine:
     @property
     def eventfd(self) -> int:
         """Readable while completions wait; read it to reset, then drain completions()."""
-    def map_board(self, session: int, fd: int, words: int) -> None: ...
-    def drop_board(self, session: int) -> None: ...
+    def map_board(self, session: int, fd: int, words: int) -> None:
+        """ValueError("descriptor-seal: ...") when the board is not sealed against shrinking."""
+    def drop_board(self, session: int) -> None:
+        """ValueError while a cache of the session is mapped."""
     def map_cache(self, cache: int, session: int, fds: list[int], buffer_bytes: list[int], groups: Groups) -> None:
         """Maps one pool per descriptor (the descriptors stay the caller's). ValueError("descriptor-size: ...") when a
         file is smaller than buffer_bytes, ("descriptor-seal: ...") when it is sealed against writing or not a shared
@@ -143,14 +152,17 @@ class CopyEngine:
         """After the cache's last job: unmaps and completes with status "unmapped"."""
     def submit(
         self, job: int, kind: Literal["store", "retrieve"], cache: int, word: int, generation: int, groups: CopyGroups
-    ) -> None: ...
+    ) -> None:
+        """ValueError, and no completion: an unknown or leaving cache, a word that is not on the session's board, a job
+        number in use, ids or slots that are not whole numbers. Everything else that is wrong completes as "invalid"."""
     def cancel(self, job: int) -> None:
         """A job that has not begun completes as "abandoned" (its live word becomes FAILED); a running one finishes."""
     def completions(self, most: int) -> list[Completion]: ...
     def close(self) -> None:
-        """Finishes running jobs, joins the threads, unmaps everything."""
+        """Cancels jobs that have not begun, finishes running ones, joins the threads, unmaps everything. completions()
+        and eventfd may still be used."""
 
-# ---------------------------------------------------------------- bytes that are a function of a seed (tests, replay, benches)
+# ---------------------------------------------------------------- bytes that are a function of a seed
 
 def fill_pattern(fd: int, offset: int, bytes: int, seed: int) -> None:
     """Writes the byte stream of `seed` (64-bit) into a file that is mapped for the call."""
@@ -165,4 +177,4 @@ class Pattern:
     def close(self) -> None: ...
 
 def copy_seconds(source_fd: int, target_fd: int, bytes: int, threads: int, non_temporal: bool) -> float:
-    """Seconds for one contiguous copy between two files that are mapped and touched before the clock starts (ceiling)."""
+    """Seconds for one contiguous copy (the ceiling) between files that are mapped and touched before the clock starts."""

@@ -42,12 +42,10 @@ def main() -> NoReturn:
     except KvError as error:
         _complain(str(error))
         sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except ImportError as error:
-        if error.name != "kvserver._native":
-            raise
-        _complain(f"native-module: {error}; `kvserver doctor` says more")
-        sys.exit(2)
-    except Exception:  # one of two places: a person is waiting and must be told whose fault it is
+    except Exception as error:  # one of two places: a person is waiting and must be told whose fault it is
+        if isinstance(error, ImportError) and error.name == "kvserver._native":
+            _complain(f"native-module: {error}; `kvserver doctor` says more")
+            sys.exit(2)
         traceback.print_exc()
         _complain("this is a bug in kvserver; the lines above belong in its report")
         sys.exit(1)
@@ -76,7 +74,7 @@ class Flag(NamedTuple):
 def flagged(flags: Sequence[Flag]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command these flags; it receives the texts that were given, by name, as its first argument.
 
-    typer makes options from a signature, so the wrapper has one that is made from the table: nothing is written twice."""
+    typer makes options from a signature, so the wrapper has one that is made from the table: one list, no copies."""
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())[1:]
@@ -214,13 +212,13 @@ def status(
     import msgspec
 
     from kvserver.overview import overview
-    from kvserver.wire.status import decode_status
+    from kvserver.wire.status import Status
 
     document = _ask_status(socket or default_socket())
     if as_json:
-        typer.echo(msgspec.json.format(document, indent=2).decode())
+        _print_json(document)
     else:
-        typer.echo("\n".join(overview(decode_status(document))))
+        typer.echo("\n".join(overview(msgspec.convert(document, Status))))
 
 
 @app.command()
@@ -292,7 +290,7 @@ def _replay_value(options: type, name: str, text: str) -> Any:
         raise ConfigError("replay-options", f"{name}={text!r} must be a number") from None
 
 
-def _ask_status(socket: str) -> bytes:
+def _ask_status(socket: str) -> dict[str, Any]:
     """The document of the server at that socket. Raises ResourceError when none answers in STATUS_S."""
     from kvclient.client import Client
 

@@ -73,7 +73,8 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         said = " ".join(f"{name}={_text(value)}" for name, value in _fields(self, record))
-        head = f"{_time(record)} {record.levelname} {self._process} {record.getMessage()}"
+        name = record.getMessage()
+        head = f"{_time(record)} {record.levelname} {self._process} {name if name.isprintable() else _text(name)}"
         return f"{head} {said}" if said else head
 
 
@@ -93,7 +94,7 @@ class JsonLines(logging.Formatter):
         }
         for name, value in _fields(self, record):
             line.setdefault(name, value if isinstance(value, int | float | str) else str(value))
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)
 
 
 def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> list[tuple[str, object]]:
@@ -108,7 +109,9 @@ def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> list[tup
 def _text(value: object) -> str:
     """The value bare where that is unambiguous, else quoted with escapes, so that a line stays a line."""
     text = str(value)
-    return text if _PLAIN.fullmatch(text) and text.isprintable() else json.dumps(text, ensure_ascii=False)
+    if _PLAIN.fullmatch(text) and text.isprintable():
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -154,7 +154,10 @@ class SnapshotCollector(Collector):
         yield _counter("replies_dropped", "Replies whose peer was gone or did not read.", value=seen.replies_dropped)
         yield _counter("mover_restarts", "Movers that were reaped.", value=seen.mover_restarts)
         yield _counter(
-            "session_events", "Sessions by event.", "event", {"opened": seen.sessions_opened, "closed": seen.sessions_closed}
+            "session_events",
+            "Sessions by event.",
+            "event",
+            {"opened": seen.sessions_opened, "closed": seen.sessions_closed},
         )
 
 

@@ -17,7 +17,7 @@ BLOCK_ID_BYTES = 4
 
 
 class StorePart(NamedTuple):
-    """One Store request of a store."""
+    """A store, or the part of it that travels in one request."""
 
     first_chunk: int
     parent: bytes
@@ -53,7 +53,9 @@ def pack_ids(ids: BlockIds) -> bytes:
     view = _buffer(ids)
     if view is not None and view.itemsize == 1:
         if view.nbytes % BLOCK_ID_BYTES:
-            raise RequestError("block-ids", f"{view.nbytes} bytes of block ids; expected a multiple of {BLOCK_ID_BYTES}")
+            raise RequestError(
+                "block-ids", f"{view.nbytes} bytes of block ids; expected a multiple of {BLOCK_ID_BYTES}"
+            )
         return view.tobytes()
     if view is not None and view.format == "i" and sys.byteorder == "little":
         return view.tobytes()
@@ -85,22 +87,19 @@ def check_retrieve(groups: list[GroupBlocks], limits: Limits) -> None:
         )
 
 
-def cut_store(
-    spec: CacheSpec, first_chunk: int, parent: bytes, keys: bytes, groups: list[GroupBlocks], limits: Limits
-) -> list[StorePart]:
-    """The requests of a store, in chain order; one when it fits."""
-    _check_chain(first_chunk, parent, keys)
-    whole = StorePart(first_chunk, parent, keys, groups)
-    per_chunk = [spec.chunk_tokens // spec.groups[item.group].block_tokens for item in groups]
-    _check_whole_chunks(whole, per_chunk)
-    if whole.chunks <= limits.chunks_max and _count(groups) <= limits.blocks_max:
-        return [whole]
+def cut_store(spec: CacheSpec, store: StorePart, limits: Limits) -> list[StorePart]:
+    """The requests of a store whose groups are packed, in chain order; one when it fits."""
+    _check_chain(store)
+    per_chunk = [spec.chunk_tokens // spec.groups[item.group].block_tokens for item in store.groups]
+    _check_whole_chunks(store, per_chunk)
+    if store.chunks <= limits.chunks_max and _count(store.groups) <= limits.blocks_max:
+        return [store]
     step = min(limits.chunks_max, limits.blocks_max // sum(per_chunk))
     if step == 0:
         raise RequestError(
             "too-large", f"one chunk has {sum(per_chunk)} blocks, the server accepts {limits.blocks_max} in a request"
         )
-    return [_part(whole, per_chunk, start, min(start + step, whole.chunks)) for start in range(0, whole.chunks, step)]
+    return [_part(store, per_chunk, start, min(start + step, store.chunks)) for start in range(0, store.chunks, step)]
 
 
 def check_keys(keys: bytes) -> int:
@@ -111,13 +110,13 @@ def check_keys(keys: bytes) -> int:
     return count
 
 
-def _check_chain(first_chunk: int, parent: bytes, keys: bytes) -> None:
-    check_keys(keys)
-    if first_chunk < 0 or len(parent) != (KEY_BYTES if first_chunk else 0):
+def _check_chain(store: StorePart) -> None:
+    check_keys(store.keys)
+    if store.first_chunk < 0 or len(store.parent) != (KEY_BYTES if store.first_chunk else 0):
         raise RequestError(
             "parent",
-            f"first_chunk={first_chunk} with a parent of {len(parent)} bytes; expected {KEY_BYTES} bytes, or none for "
-            "chunk 0",
+            f"first_chunk={store.first_chunk} with a parent of {len(store.parent)} bytes; expected {KEY_BYTES} bytes, "
+            "or none for chunk 0",
         )
 
 

@@ -30,7 +30,7 @@ class Connection:
     """Belongs to the loop's thread; other threads post its methods."""
 
     def __init__(
-        self, loop: Loop, gate: Gate, counters: Counters, path: str, identity: Identity, timeouts: Timeouts
+        self, path: str, identity: Identity, *, loop: Loop, gate: Gate, counters: Counters, timeouts: Timeouts
     ) -> None:
         self.ids = itertools.count(1)
         self.loop = loop
@@ -274,7 +274,9 @@ class Connection:
         _, descriptors = await session.local.ask_for_descriptor(watch, wire.Watched, due_s)
         if len(descriptors) != 1:
             close_all(descriptors)
-            raise session.local.lose(Lost("frame", f"Watched came with {len(descriptors)} descriptors, expected a pidfd"))
+            raise session.local.lose(
+                Lost("frame", f"Watched came with {len(descriptors)} descriptors, expected a pidfd")
+            )
         self.counters.add("registrations")
         log.info("cache registered name=%s cache=%d mover=%d", cache.name, registered.cache, registered.mover)
         return Registration(self.loop, session, registered.cache, descriptors[0])
@@ -314,9 +316,7 @@ def _register_request(request_id: int, cache: Cache, offered: list[int]) -> wire
         device_index=spec.device_index,
         mode=spec.mode,
         tenant=spec.tenant,
-        buffers=[
-            wire.Buffer(number, b"", buffer.bytes) for number, buffer in zip(offered, spec.buffers, strict=True)
-        ],
+        buffers=[wire.Buffer(number, b"", buffer.bytes) for number, buffer in zip(offered, spec.buffers, strict=True)],
         groups=list(spec.groups),
     )
 

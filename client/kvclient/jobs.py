@@ -67,17 +67,7 @@ class Jobs:
         total = StoreResult(0, 0, 0, "client-bug")
         problem: RequestError | None = None
         try:
-            total = StoreResult(0, 0, 0, "")
-            for part in parts:
-                result = await self._store_part(cache, part, due_s)
-                total = StoreResult(
-                    total.chunks + result.chunks,
-                    total.chunks_written + result.chunks_written,
-                    total.bytes + result.bytes,
-                    result.why,
-                )
-                if result.chunks < part.chunks:
-                    break
+            total = await self._store_parts(cache, parts, due_s)
         except RequestError as error:
             problem = error
         finally:
@@ -86,6 +76,20 @@ class Jobs:
             if problem is not None or total.why:
                 self._counters.add("stores_short")
             self._complete(answer, total, problem)
+
+    async def _store_parts(self, cache: Cache, parts: list[StorePart], due_s: float) -> StoreResult:
+        total = StoreResult(0, 0, 0, "")
+        for part in parts:
+            result = await self._store_part(cache, part, due_s)
+            total = StoreResult(
+                total.chunks + result.chunks,
+                total.chunks_written + result.chunks_written,
+                total.bytes + result.bytes,
+                result.why,
+            )
+            if result.chunks < part.chunks:
+                break
+        return total
 
     async def _store_part(self, cache: Cache, part: StorePart, due_s: float) -> StoreResult:
         registration = cache.registration
@@ -171,9 +175,7 @@ class Jobs:
             self._counters.add("retrieves_overdue")
         began_s = time.monotonic()
         while state == SUBMITTED and not registration.gone:
-            await self._connection.loop.pause(
-                min(QUIET_POLL_S_MAX, QUIET_POLL_S + (time.monotonic() - began_s) / 100)
-            )
+            await self._connection.loop.pause(min(QUIET_POLL_S_MAX, QUIET_POLL_S + (time.monotonic() - began_s) / 100))
             _, state = board.state(word)
         if state == SUBMITTED:
             # The mover is gone, so nobody else will ever end this word. DONE, if that was its last act, stays DONE.
@@ -185,7 +187,7 @@ class Jobs:
     def _note(self, session: Session, kind: str, trouble: Trouble) -> None:
         if isinstance(trouble, Overdue) and session.lost is None:
             self._connection.trip(trouble.why)
-        log.info("%s failed why=%s", kind, trouble)
+        log.debug("%s failed why=%s", kind, trouble)
 
     def _complete(self, answer: "Future[T]", result: T, problem: RequestError | None) -> None:
         """The slot first: who waits for the future may start the next job at once."""

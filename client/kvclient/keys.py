@@ -61,9 +61,13 @@ def chunk_keys(
     if chunk_tokens < 1:
         raise RequestError("chunk-tokens", f"chunk_tokens={chunk_tokens} must be at least 1")
     if parent and len(parent) != KEY_BYTES:
-        raise RequestError("parent", f"{len(parent)} bytes of parent; expected {KEY_BYTES}, or none at the start of a chain")
+        raise RequestError(
+            "parent", f"{len(parent)} bytes of parent; expected {KEY_BYTES}, or none at the start of a chain"
+        )
     if parent and extra:
-        raise RequestError("extra", "extra goes into the start of a chain; this one has a parent, which holds it already")
+        raise RequestError(
+            "extra", "extra goes into the start of a chain; this one has a parent, which holds it already"
+        )
     tokens = _packed_tokens(token_ids)
     key = parent or digest(_SEED_TEXT + struct.pack("<Q", chunk_tokens) + extra)
     chunk_bytes = chunk_tokens * _TOKEN_BYTES
@@ -131,7 +135,9 @@ def namespace_digest(facts: Mapping[str, object]) -> bytes:
         mapping -> "m" N (key value)..., ordered by the keys' utf-8
     """
     if not facts:
-        raise RequestError("namespace", "an empty namespace would make all bytes interchangeable; say what must be equal")
+        raise RequestError(
+            "namespace", "an empty namespace would make all bytes interchangeable; say what must be equal"
+        )
     parts = [_NAMESPACE_TEXT]
     _encode(facts, parts, "namespace", 0)
     return hashlib.sha256(b"".join(parts)).digest()
@@ -163,7 +169,8 @@ def _encode(value: object, parts: list[bytes], where: str, depth: int) -> None:
             _encode_mapping(value, parts, where, depth)
         case _:
             raise RequestError(
-                "namespace", f"{where} is a {type(value).__name__}; expected None, bool, int, float, str, bytes, list, mapping"
+                "namespace",
+                f"{where} is a {type(value).__name__}; expected None, bool, int, float, str, bytes, list, mapping",
             )
 
 

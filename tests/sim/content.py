@@ -28,6 +28,12 @@ def path_of(key: bytes) -> Path:
     return _paths[key]
 
 
+def is_chain(keys: list[bytes]) -> bool:
+    """True for known keys that are one prefix from its first chunk on."""
+    path = _paths.get(keys[-1])
+    return path is not None and keys_of(path) == keys
+
+
 def keys_of(path: Path, first: int = 0) -> list[bytes]:
     """The keys of chunks first … len(path) - 1 of a prefix."""
     return [key_of(path[: depth + 1]) for depth in range(first, len(path))]

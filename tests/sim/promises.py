@@ -38,7 +38,7 @@ from kvserver.wire.messages import (
 )
 from kvserver.wire.orders import Copy
 
-from .content import keys_of, path_of
+from .content import is_chain
 from .ledger import Ledger, needed, servable
 from .memory import Wrong
 from .shapes import Shape
@@ -91,7 +91,7 @@ class LeaseFacts:
 
     @property
     def is_chain(self) -> bool:
-        return self.keys == keys_of(path_of(self.keys[-1]))
+        return is_chain(self.keys)
 
 
 @dataclass(eq=False)
@@ -107,7 +107,7 @@ class CopyFacts:
     """A job whose copy may still run."""
 
     kind: str
-    session: SessionFacts
+    digest: bytes
     units: list[int]
 
 
@@ -122,8 +122,11 @@ class Asked:
 class Promises:
     """One brain's life; begins anew with each brain. Raises Wrong."""
 
-    def __init__(self, ledger: Ledger, *, lease_ttl_ms: int, lease_extended_ms: int) -> None:
+    def __init__(
+        self, ledger: Ledger, shapes: dict[bytes, Shape], *, lease_ttl_ms: int, lease_extended_ms: int
+    ) -> None:
         self._ledger = ledger
+        self._shapes = shapes
         self._lease_ttl_ms = lease_ttl_ms
         self._lease_extended_ms = lease_extended_ms
         self.asked: dict[tuple[int, int], list[Asked]] = {}
@@ -136,6 +139,8 @@ class Promises:
         self.writing: dict[int, int] = {}
         """Arena unit -> the job that may write there."""
         self.reading: dict[int, list[int]] = {}
+        self.cleared_jobs: set[int] = set()
+        """Jobs that were in flight when their namespace was cleared."""
         self.jobs_ever: dict[int, SessionFacts] = {}
         self.slot_job: dict[int, int] = {}
         """Arena offset -> the last job that was to write there."""
@@ -178,16 +183,18 @@ class Promises:
             case Store(), Stored():
                 self._check_stored(request, reply)
             case Release(), Released():
-                self.leases.pop(request.lease, None)
+                lease = self.leases.pop(request.lease, None)
+                if lease is not None and lease.engine is not self.by_peer[peer].engine:
+                    raise Wrong(f"lease {request.lease} was released by another engine")
             case Clear(), Cleared():
                 if any(digest == request.namespace for digest, *_ in self._ledger.held):
                     raise Wrong("a namespace was cleared, and the ledger still holds some of it")
-                self._end_leases(lambda lease: lease.digest == request.namespace)
+                self._end_leases([n for n, lease in self.leases.items() if lease.digest == request.namespace])
+                self.cleared_jobs.update(job for job, copy in self.copies.items() if copy.digest == request.namespace)
 
     def _check_found(self, session: SessionFacts, request: Lookup, found: Found, now_ns: int) -> None:
         keys = [request.keys[at : at + KEY] for at in range(0, len(request.keys), KEY)]
-        held = [cache.shape for cache in self.caches.values() if cache.digest == request.namespace]
-        shape = held[0] if held else self._ledger.shapes.get(request.namespace)
+        shape = self._shapes.get(request.namespace)
         wanted = servable(self._ledger, shape, request.namespace, keys) if shape else 0
         if is_chain(keys) and found.chunks != wanted:
             raise Wrong(f"a lookup of {len(keys)} keys found {found.chunks} chunks; {wanted} are held")
@@ -244,10 +251,10 @@ class Promises:
         session.engine.sessions -= 1
         if session.engine.sessions == 0:
             del self.engines[session.name]
-            self._end_leases(lambda lease: lease.engine is session.engine)
+            self._end_leases([n for n, lease in self.leases.items() if lease.engine is session.engine])
 
-    def _end_leases(self, of: "LeaseTest") -> None:
-        for number in [number for number, lease in self.leases.items() if of(lease)]:
+    def _end_leases(self, numbers: list[int]) -> None:
+        for number in numbers:
             del self.leases[number]
 
     # ---------------------------------------------------------------- retrieves
@@ -320,7 +327,7 @@ class Promises:
                 self.writing[unit] = order.job
             else:
                 self.reading.setdefault(unit, []).append(order.job)
-        self.copies[order.job] = CopyFacts(order.kind, cache.session, units)
+        self.copies[order.job] = CopyFacts(order.kind, cache.digest, units)
         self.jobs_ever[order.job] = cache.session
 
     def copy_over(self, job: int) -> None:
@@ -341,6 +348,8 @@ class Promises:
         job = self.slot_job[offset]
         if job in self.copies:
             raise Wrong(f"slot {offset} was published while job {job} may still write it")
+        if job in self.cleared_jobs:
+            raise Wrong(f"slot {offset} was published although its namespace was cleared after job {job} had begun")
         if self.jobs_ever[job].closed:
             raise Wrong(f"slot {offset} was published although the session of job {job} had ended")
 
@@ -350,10 +359,3 @@ class Promises:
         if chunk % writers != cache.shape.writer_of(group, cache.rank):
             raise Wrong(f"rank {cache.rank} was to write chunk {chunk} of group {group}, which is another writer's")
 
-
-def is_chain(keys: list[bytes]) -> bool:
-    """True for keys of the tree of prefixes, each the child of the one before, from the root on."""
-    known = [path for path in map(_path_or_none, keys) if path is not None]
-    return len(known) == len(keys) and all(
-        len(path) == depth + 1 and path[:depth] == known[-1][:depth] for depth, path in enumerate(known)
-    )

@@ -32,7 +32,9 @@ def toml(tmp_path: Path, text: str) -> Path:
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
-    path = toml(tmp_path, '# a comment\n\nlease_ttl_ms = 77\narena_bytes = "3MiB"\n  jobs_max=5\nslab_bytes = 1048576\n')
+    path = toml(
+        tmp_path, '# a comment\n\nlease_ttl_ms = 77\narena_bytes = "3MiB"\n  jobs_max=5\nslab_bytes = 1048576\n'
+    )
     config, origins = load(path, {"arena_bytes": "7MiB"})
     assert (config.lease_ttl_ms, config.arena_bytes, config.jobs_max, config.slab_bytes) == (77, 7 * MIB, 5, MIB)
     assert config.leases_max == 4096
@@ -53,8 +55,14 @@ def test_what_the_server_chose_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("arena", "huge", "slab"),
-    [(4 * GIB, 0, 256 * MIB), (100 * GIB, 0, 256 * MIB), (5 * MIB, 0, MIB), (48 * MIB, 0, 2 * MIB)]
-    + [(3 * GIB, GIB, GIB), (6 * MIB, 2 * MIB, 2 * MIB)],
+    [
+        (4 * GIB, 0, 256 * MIB),
+        (100 * GIB, 0, 256 * MIB),
+        (5 * MIB, 0, MIB),
+        (48 * MIB, 0, 2 * MIB),
+        (3 * GIB, GIB, GIB),
+        (6 * MIB, 2 * MIB, 2 * MIB),
+    ],
 )
 def test_a_slab_is_chosen_that_fits_arena_and_pages(arena: int, huge: int, slab: int) -> None:
     config = Config(arena_bytes=arena, huge_page_bytes=huge)
@@ -106,7 +114,9 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
         ("numa_node = -2", "numa_node=-2 must be in [-1, 1023]"),
     ],
 )
-def test_a_bad_value_is_refused_with_what_was_expected_and_where_it_stands(tmp_path: Path, text: str, said: str) -> None:
+def test_a_bad_value_is_refused_with_what_was_expected_and_where_it_stands(
+    tmp_path: Path, text: str, said: str
+) -> None:
     path = toml(tmp_path, "\n" + text + "\n")
     message = refusal(path)
     assert said in message
@@ -172,7 +182,9 @@ def test_construction_checks_as_well() -> None:
 
 
 def test_the_example_file_is_the_declared_keys_and_changes_nothing(tmp_path: Path) -> None:
-    assert (ROOT / "deploy" / "kvserver.toml").read_text() == example(), "kvserver config --example > deploy/kvserver.toml"
+    assert (ROOT / "deploy" / "kvserver.toml").read_text() == example(), (
+        "kvserver config --example > deploy/kvserver.toml"
+    )
     uncommented = "\n".join(
         line[1:] if line.startswith("#") and not line.startswith("# ") else line for line in example().splitlines()
     )

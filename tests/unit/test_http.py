@@ -161,7 +161,9 @@ def test_metrics_show_counters_gauges_and_a_growing_age(site: Site) -> None:
 
 def test_metrics_are_rendered_once_however_many_ask(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     rendered: list[float] = []
-    monkeypatch.setattr(http_pages.metrics, "render", lambda status, counters, age_s: rendered.append(age_s) or b"x 1\n")
+    monkeypatch.setattr(
+        http_pages.metrics, "render", lambda status, counters, age_s: rendered.append(age_s) or b"x 1\n"
+    )
     site.publish()
     assert [site.get("/metrics")[1] for _ in range(5)] == [b"x 1\n"] * 5
     assert len(rendered) == 1
@@ -253,7 +255,7 @@ def test_a_port_in_use_is_named() -> None:
 
 
 def test_an_address_that_is_not_ours_is_refused() -> None:
-    with pytest.raises(ConfigError, match="http_host=no-such-host.invalid"):
+    with pytest.raises(ConfigError, match=r"http_host=no-such-host\.invalid"):
         HttpServer(SnapshotBoard(), host="no-such-host.invalid", port=0)
 
 

@@ -1,5 +1,7 @@
 """What the replay's engine does with a request, over a server in a dict that moves real bytes."""
 
+import os
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +66,14 @@ def test_retrieve_ends_inside_a_chunk_because_the_last_token_is_computed() -> No
     rig.pool.check()
 
 
+def test_lease_that_is_of_no_use_is_released() -> None:
+    rig = Rig(Standin())
+    rig.ask(PROMPT[:6])
+    rig.ask(PROMPT[:6], more_tokens=0)  # the server has 2 chunks, HBM the 5 blocks that may be served
+    assert rig.server.retrieves == []
+    assert len(rig.server.released) == 1
+
+
 def test_longer_prompt_stores_only_its_new_chunks() -> None:
     rig = Rig(Standin())
     rig.ask(PROMPT)
@@ -97,6 +107,7 @@ def test_blocks_of_a_store_stay_pinned_until_it_has_ended() -> None:
     assert rig.engine.begin(0, 33, PROMPT)
     assert rig.pool.pinned == 6
     assert not rig.engine.begin(1, 13, [50, 51, 52])  # 4 blocks, 3 are unpinned
+    assert not rig.engine.begin(1, 25, [10, 50, 51, 52, 53, 54])  # and block 10 must not stay pinned by the attempt
     rig.server.run_calls()
     assert rig.pool.pinned == 0
     assert rig.engine.begin(1, 13, [50, 51, 52])
@@ -145,6 +156,27 @@ def test_server_that_returns_other_bytes_is_detected(fault: str) -> None:
     rig.forget()
     setattr(rig.server, fault, True)
     assert rig.ask(PROMPT).wrong_bytes > 0
+
+
+def test_right_bytes_left_over_from_a_blocks_last_use_do_not_pass_for_retrieved() -> None:
+    rig = Rig(Standin(), blocks=9)
+    rig.ask(PROMPT)
+    taken = rig.pool.allocate(9)
+    assert taken is not None
+    rig.pool.release(taken[::-1])  # the same blocks will hold the same part of the prompt again
+    rig.server.move_nothing = True
+    outcome = rig.ask(PROMPT)
+    assert outcome.wrong_bytes > outcome.compared_bytes * 0.9
+
+
+def test_bytes_of_the_wrong_region_are_detected() -> None:
+    rig = Rig(Standin(), blocks=5)
+    digests = [b"x" * 32]
+    rig.pages.compute([3], digests)
+    assert rig.pages.wrong([3], digests) == 0
+    first = os.pread(rig.pages.fd, PAGE_BYTES, 3 * PAGE_BYTES)
+    os.pwrite(rig.pages.fd, first, rig.pages.region_stride + 3 * PAGE_BYTES)
+    assert rig.pages.wrong([3], digests) > 0
 
 
 def test_server_that_mixes_up_chunks_is_detected() -> None:

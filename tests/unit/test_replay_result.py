@@ -5,10 +5,11 @@ import json
 import msgspec
 import pytest
 
-from kvserver.replay import ReplayOptions, ReplayResult, render, render_json
 from kvserver.replay.cost import CostModel, prefill_s
+from kvserver.replay.options import ReplayOptions
 from kvserver.replay.outcome import Outcome
-from kvserver.replay.result import byte_problems, quantiles, sum_up
+from kvserver.replay.report import render, render_json
+from kvserver.replay.result import ReplayResult, byte_problems, quantiles, sum_up
 
 OPTIONS = ReplayOptions()
 HIT = Outcome(

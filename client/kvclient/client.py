@@ -1,0 +1,404 @@
+"""The client: what an engine process calls. Verbs here, conversations in jobs.py, calls.py and connection.py.
+
+Rule 1: no verb raises for the server's sake, or waits for it longer than its deadline; a server that is away costs one
+attribute read (gate.py). RequestError means that the caller is wrong.
+Rule 2: a future of a job completes when its blocks are the caller's again, and not before (jobs.py).
+Rule 3: after fork() the child can do nothing with an inherited client; it makes its own.
+"""
+
+import json
+import os
+import socket as sockets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from types import TracebackType
+from typing import Any, TypeVar
+
+from kvclient import calls
+from kvclient.blocks import StorePart, check_keys, check_retrieve, cut_store, pack_groups
+from kvclient.caches import Cache, duplicate
+from kvclient.connection import Connection
+from kvclient.counters import Counters
+from kvclient.doors import R
+from kvclient.gate import Gate, Link
+from kvclient.jobs import Jobs, Slots
+from kvclient.loop import Conversation, Loop, Lost, Overdue, Trouble
+from kvclient.session import Identity, local_path
+from kvclient.values import Blocks, CacheSpec, Found, Lease, RetrieveResult, StoreResult, Timeouts
+from kvserver import __version__
+from kvserver.errors import KvError, RequestError, ResourceError
+from kvserver.wire import messages as wire
+
+UNIX_PATH_BYTES_MAX = 107
+ASSUMED_LIMITS = wire.Limits(wire.CHUNKS_MAX, wire.BLOCKS_MAX, jobs_max=0, lease_ttl_ms=0)
+"""What requests are checked against while no server has said its own limits; no job is begun then."""
+
+T = TypeVar("T")
+
+
+class Client:
+    """One process's connection to the server on this machine. Thread-safe; owns one background thread.
+
+    engine, epoch: name the engine and its life; all its processes must say the same, so an engine of several ranks has
+    to give both. rank: -1 for a process that only looks up.
+    The constructor neither waits for the server nor minds its absence; the client connects when there is one.
+    """
+
+    def __init__(
+        self,
+        socket: str | os.PathLike[str],
+        *,
+        engine: str | None = None,
+        epoch: int | None = None,
+        ranks: int = 1,
+        rank: int = 0,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        path = _checked_path(socket)
+        if ranks > 1 and (engine is None or epoch is None):
+            raise RequestError("engine", f"an engine of ranks={ranks} must name itself: give engine and epoch")
+        if ranks < 1 or not -1 <= rank < ranks:
+            raise RequestError("rank", f"rank={rank} of ranks={ranks}; expected -1 <= rank < ranks")
+        identity = Identity(
+            engine=engine if engine is not None else f"{sockets.gethostname()}-{os.getpid()}",
+            epoch=epoch if epoch is not None else time.time_ns(),
+            ranks=ranks,
+            rank=rank,
+            software=f"kvclient {__version__}",
+        )
+        self.timeouts = timeouts if timeouts is not None else Timeouts()
+        self.counters = Counters()
+        self._gate = Gate(self.counters)
+        self._loop = Loop(self.counters)
+        self._connection = Connection(
+            path, identity, loop=self._loop, gate=self._gate, counters=self.counters, timeouts=self.timeouts
+        )
+        self._slots = Slots()
+        self._jobs = Jobs(self._connection, self.counters, self._slots)
+        self._caches: dict[str, Cache] = {}
+        self._caches_lock = threading.Lock()
+        self._closed = False
+        self._forked = False
+        self._loop.start_thread()
+        self._loop.post(self._connection.start)
+        _clients.add(self)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------- the connection
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server answers, as far as is known."""
+        return self._gate.link is not None
+
+    @property
+    def problem(self) -> KvError | None:
+        """The server's refusal of this client (another protocol, for example); None while there is none."""
+        return self._gate.problem
+
+    def wait_connected(self, timeout_s: float) -> bool:
+        """True when connected. Raises the server's refusal, which waiting does not cure."""
+        self._check_alive()
+        self._refuse_in_callback("wait_connected")
+        return self._gate.wait(timeout_s)
+
+    def close(self) -> None:
+        """Ends every call. Waits at most timeouts.close_s for retrieves whose blocks are still being written: their
+        futures complete when the blocks are quiet, in the background if it takes longer."""
+        if self._forked or self._closed:
+            return
+        self._refuse_in_callback("close")
+        self._closed = True
+        self._loop.post(self._connection.close)
+        self._loop.join(self.timeouts.close_s)
+
+    # ---------------------------------------------------------------- caches
+
+    def register_cache(self, spec: CacheSpec) -> Cache:
+        """Registers now or as soon as there is a server, and again after every reconnect. Returns at once."""
+        self._check_alive()
+        if self._closed:
+            raise RequestError("closed", f"cache {spec.name!r}: this client is closed")
+        if len(spec.namespace) != wire.NAMESPACE_BYTES:
+            raise _wrong_namespace(spec.namespace)
+        with self._caches_lock:
+            if spec.name in self._caches:
+                raise RequestError("registered-twice", f"this client has a cache named {spec.name!r} already")
+            cache = Cache(spec, duplicate(spec))
+            self._caches[spec.name] = cache
+        if not self._loop.post(lambda: self._connection.add_cache(cache)):
+            cache.close()
+            raise ResourceError("busy", "the client's thread does not keep up")
+        return cache
+
+    def unregister(self, cache: Cache) -> "Future[bool]":
+        """Ends a registration after its jobs. True: the server has let the memory go. False: it did not say so; then
+        the end of this process, or of the server, settles it."""
+        self._check_alive()
+        with self._caches_lock:
+            self._check_own(cache)
+            del self._caches[cache.name]
+        answer: Future[bool] = _future()
+        if not self._loop.post(lambda: self._connection.remove_cache(cache, answer)):
+            answer.set_result(False)
+        return answer
+
+    # ---------------------------------------------------------------- lookup
+
+    def lookup(
+        self, namespace: bytes, keys: bytes, *, chunks_wanted_min: int = 1, timeout_s: float | None = None
+    ) -> Found:
+        """The longest prefix that every group and shard can serve, with a lease when it has at least
+        chunks_wanted_min chunks. In the caller's thread; a miss with `why` when the server cannot be asked.
+
+        keys: packed, in prefix order; more than the server takes in one request are left out at the end."""
+        self._check_alive()
+        link = self._gate.link
+        request = self._lookup_request(link, namespace, keys, chunks_wanted_min)
+        if link is None:
+            found = Found(0, None, self._why_shut())
+        else:
+            found = self._ask_lane(link, request, self.timeouts.lookup_s if timeout_s is None else timeout_s)
+        calls.count_lookup(self.counters, found)
+        return found
+
+    def lookup_async(
+        self, namespace: bytes, keys: bytes, *, chunks_wanted_min: int = 1, timeout_s: float | None = None
+    ) -> "Future[Found]":
+        """lookup() that returns at once; slower by the way through the background thread."""
+        self._check_alive()
+        link = self._gate.link
+        request = self._lookup_request(link, namespace, keys, chunks_wanted_min)
+        patience_s = self.timeouts.lookup_s if timeout_s is None else timeout_s
+        answer: Future[Found] = _future()
+        if link is None or not self._start(
+            lambda: calls.lookup(self._connection, self.counters, request, patience_s, answer)
+        ):
+            found = Found(0, None, self._why_shut() if link is None else "busy")
+            calls.count_lookup(self.counters, found)
+            answer.set_result(found)
+        return answer
+
+    def release(self, lease: Lease) -> None:
+        """Gives a lease back early. A lease that cannot be given back expires by itself."""
+        self._check_alive()
+        link = self._gate.link
+        if link is None or lease.incarnation != link.incarnation:
+            return
+        request = wire.Release(next(self._connection.ids), lease.number)
+        try:
+            link.lane.ask(request, wire.Released, time.monotonic() + self.timeouts.lookup_s)
+        except Trouble as trouble:
+            self._shut_gate(link, trouble)
+
+    # ---------------------------------------------------------------- jobs
+
+    def store(
+        self,
+        cache: Cache,
+        first_chunk: int,
+        parent: bytes,
+        keys: bytes,
+        groups: Sequence[Blocks | wire.GroupBlocks],
+        *,
+        timeout_s: float | None = None,
+    ) -> "Future[StoreResult]":
+        """Stores whole chunks [first_chunk, first_chunk + keys) of a prefix; `parent` is the key before them.
+
+        Their blocks must not change before the future completes. Requests larger than the server's limits are cut in
+        chain order and end at the first that is stored short."""
+        self._check_alive()
+        self._check_own(cache)
+        link = self._gate.link
+        limits = link.limits if link is not None else ASSUMED_LIMITS
+        whole = StorePart(first_chunk, parent, keys, pack_groups(cache.spec, groups))
+        parts = cut_store(cache.spec, whole, limits)
+        due_s = time.monotonic() + (self.timeouts.store_s if timeout_s is None else timeout_s)
+        answer: Future[StoreResult] = _future()
+        self.counters.add("stores")
+        why = self._begin_job(cache, link) or self._start_job(lambda: self._jobs.store(cache, parts, due_s, answer))
+        if why:
+            self.counters.add("stores_short")
+            answer.set_result(StoreResult(0, 0, 0, why))
+        return answer
+
+    def retrieve(
+        self,
+        cache: Cache,
+        lease: Lease,
+        groups: Sequence[Blocks | wire.GroupBlocks],
+        *,
+        timeout_s: float | None = None,
+    ) -> "Future[RetrieveResult]":
+        """Fills blocks with leased bytes; a range may start and end inside a chunk. Nothing else may touch the blocks
+        before the future completes, and nobody writes them afterwards, whatever the result is.
+
+        A retrieve cannot be cut, since each rank may use a lease once: more blocks than the server takes in one
+        request are refused with RequestError("too-large")."""
+        self._check_alive()
+        self._check_own(cache)
+        link = self._gate.link
+        packed = pack_groups(cache.spec, groups)
+        check_retrieve(packed, link.limits if link is not None else ASSUMED_LIMITS)
+        due_s = time.monotonic() + (self.timeouts.retrieve_s if timeout_s is None else timeout_s)
+        answer: Future[RetrieveResult] = _future()
+        self.counters.add("retrieves")
+        if link is not None and lease.incarnation != link.incarnation:
+            why = "lease-lost"
+        else:
+            why = self._begin_job(cache, link) or self._start_job(
+                lambda: self._jobs.retrieve(cache, lease, packed, due_s, answer)
+            )
+        if why:
+            self.counters.add("retrieves_failed")
+            answer.set_result(RetrieveResult(False, 0, why))
+        return answer
+
+    # ---------------------------------------------------------------- for operators
+
+    def clear(self, namespace: bytes) -> int:
+        """Forgets every chunk of a namespace; returns how many. ResourceError when the server does not confirm it:
+        then old bytes may still be served."""
+        if len(namespace) != wire.NAMESPACE_BYTES:
+            raise _wrong_namespace(namespace)
+        return self._call(wire.Clear(next(self._connection.ids), namespace), wire.Cleared).chunks
+
+    def status(self) -> dict[str, Any]:
+        """The server's /status document. ResourceError when it does not answer."""
+        document: dict[str, Any] = json.loads(
+            self._call(wire.Status(next(self._connection.ids)), wire.StatusIs).document
+        )
+        return document
+
+    # ---------------------------------------------------------------- helpers
+
+    def _lookup_request(self, link: Link | None, namespace: bytes, keys: bytes, chunks_wanted_min: int) -> wire.Lookup:
+        if len(namespace) != wire.NAMESPACE_BYTES:
+            raise _wrong_namespace(namespace)
+        check_keys(keys)
+        limits = link.limits if link is not None else ASSUMED_LIMITS
+        return wire.Lookup(
+            next(self._connection.ids), namespace, keys[: limits.chunks_max * wire.KEY_BYTES], chunks_wanted_min
+        )
+
+    def _ask_lane(self, link: Link, request: wire.Lookup, timeout_s: float) -> Found:
+        asked_s = time.monotonic()
+        try:
+            reply = link.lane.ask(request, wire.Found, asked_s + timeout_s)
+        except Trouble as trouble:
+            self._shut_gate(link, trouble)
+            return Found(0, None, trouble.why)
+        return calls.found_from(reply, link.incarnation, asked_s)
+
+    def _shut_gate(self, link: Link, trouble: Trouble) -> None:
+        """After a sign that the server does not answer; the background thread opens the gate again."""
+        if isinstance(trouble, Overdue):
+            self.counters.add("timeouts")
+        if isinstance(trouble, Overdue | Lost) and self._gate.shut(trouble.why, link):
+            self._loop.post(self._connection.probe)
+
+    def _begin_job(self, cache: Cache, link: Link | None) -> str:
+        """Takes a slot for a job, or says why there can be none now."""
+        if link is None:
+            return self._why_shut()
+        if not cache.registered:
+            return "not-registered"
+        return "" if self._slots.take(link.limits.jobs_max) else "busy"
+
+    def _start_job(self, conversation: Callable[[], Conversation]) -> str:
+        if self._start(conversation):
+            return ""
+        self._slots.give()
+        return "busy"
+
+    def _start(self, conversation: Callable[[], Conversation]) -> bool:
+        return self._loop.post(lambda: self._loop.start(conversation()))
+
+    def _call(self, request: wire.Status | wire.Clear, expects: type[R]) -> R:
+        self._check_alive()
+        self._refuse_in_callback("status and clear")
+        timeout_s = self.timeouts.request_s
+        answer: Future[R] = _future()
+        if self._gate.link is None:
+            raise _unreachable(self._why_shut())
+        if not self._start(lambda: calls.call(self._connection, request, expects, timeout_s, answer)):
+            raise _unreachable("busy")
+        try:
+            return answer.result(timeout_s + 1)
+        except FutureTimeoutError:
+            raise _unreachable("timeout") from None
+        except Trouble as trouble:
+            raise _unreachable(trouble.why) from trouble
+
+    def _why_shut(self) -> str:
+        return "closed" if self._closed else self._gate.why or "connection-lost"
+
+    def _check_own(self, cache: Cache) -> None:
+        if self._caches.get(cache.name) is not cache:
+            raise RequestError("cache", f"{cache!r} is not registered with this client, or not any more")
+
+    def _check_alive(self) -> None:
+        if self._forked:
+            raise RequestError("forked", "this client belongs to the parent process: make another one after fork()")
+
+    def _refuse_in_callback(self, verb: str) -> None:
+        if self._loop.is_current:
+            raise RequestError("callback", f"{verb} waits for the thread that calls this callback; call it elsewhere")
+
+    def _forsake_after_fork(self) -> None:
+        """In a forked child, which has only this thread: its copies of the descriptors must not keep anything open."""
+        self._forked = True
+        link, self._gate.link = self._gate.link, None
+        if link is not None:
+            link.lane.forsake_after_fork()
+        self._connection.forsake_after_fork()
+        self._loop.forsake_after_fork()
+
+
+_clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+def _forsake_all_after_fork() -> None:
+    for client in list(_clients):
+        client._forsake_after_fork()
+
+
+os.register_at_fork(after_in_child=_forsake_all_after_fork)
+
+
+def _future() -> "Future[T]":
+    """A future that cannot be cancelled: the blocks of a job are busy until it ends."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _checked_path(socket: str | os.PathLike[str]) -> str:
+    path = os.fspath(socket)
+    encoded = os.fsencode(local_path(path))
+    if len(encoded) > UNIX_PATH_BYTES_MAX or b"\0" in encoded:
+        raise RequestError(
+            "socket", f"{local_path(path)!r} has {len(encoded)} bytes; a Unix socket has at most {UNIX_PATH_BYTES_MAX}"
+        )
+    return path
+
+
+def _wrong_namespace(namespace: bytes) -> RequestError:
+    return RequestError(
+        "namespace", f"{len(namespace)} bytes of namespace; expected a digest of {wire.NAMESPACE_BYTES} bytes"
+    )
+
+
+def _unreachable(why: str) -> ResourceError:
+    return ResourceError("unreachable", f"the server does not answer: {why}")

@@ -1,0 +1,63 @@
+"""The only door to the native data plane for the server: arena, ledger, copies. kvserver/_native.pyi is the manual."""
+
+from array import array
+from collections.abc import Iterable
+from typing import Literal
+
+from kvserver._native import (
+    ABANDONED,
+    BUILD,
+    DONE,
+    FAILED,
+    FREE,
+    LIVE,
+    SLOT_ALIGN,
+    SUBMITTED,
+    ArenaGrower,
+    Board,
+    CopyEngine,
+    Ledger,
+    Pattern,
+    copy_seconds,
+    create_memfd,
+    fill_pattern,
+    free_huge_pages,
+    plan_copies,
+)
+
+__all__ = [
+    "ABANDONED",
+    "BUILD",
+    "DONE",
+    "FAILED",
+    "FREE",
+    "LIVE",
+    "SLOT_ALIGN",
+    "SUBMITTED",
+    "ArenaGrower",
+    "Board",
+    "Completion",
+    "CopyEngine",
+    "Ledger",
+    "Pattern",
+    "copy_seconds",
+    "create_memfd",
+    "fill_pattern",
+    "free_huge_pages",
+    "pack_block_ids",
+    "pack_slots",
+    "plan_copies",
+]
+
+Completion = tuple[int, Literal["done", "abandoned", "failed", "invalid", "unmapped"], int, int, str, str]
+"""(job or cache, status, bytes, copy_ns, code, message), as CopyEngine.completions returns them."""
+
+
+def pack_block_ids(block_ids: Iterable[int]) -> bytes:
+    """Block ids as the data plane takes them: int32, little-endian like every machine that we run on."""
+    return array("i", block_ids).tobytes()
+
+
+def pack_slots(arena_offsets: Iterable[int]) -> bytes:
+    """Arena offsets as the data plane takes them: int64; -1 = skip this chunk."""
+    return array("q", arena_offsets).tobytes()

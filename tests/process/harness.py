@@ -1,0 +1,389 @@
+"""Real servers for tests: started, seen from outside, and gone at the end whatever happens.
+
+    with Server(arena_bytes=64 << 20) as server:      # or the fixture `server` of conftest.py
+        server.status()                               # the status document, asked over the wire
+        server.mover_pid()                            # processes are found by looking, not by asking
+        peer = RawPeer(server.path)                   # speaks frames without kvclient, also wrong ones
+        until("the session to end", lambda: server.status().sessions == 1)
+
+Rules: every wait is bounded and says what it waited for; nothing sleeps for a fixed time; a Server that was used in a
+`with` leaves no process behind, and fails the test when one of its processes logged a traceback.
+"""
+
+import mmap
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import zmq
+
+from kvserver._native import SUBMITTED
+from kvserver.wire import messages as wire
+from kvserver.wire.codec import decode_reply, encode
+from kvserver.wire.status import Status, decode_status
+
+WAIT_S = 20.0
+"""No wait of a test is longer, unless it says so."""
+POLL_S = 0.002
+OBSERVER_SESSIONS = 1
+"""Sessions that status() itself holds open."""
+
+T = TypeVar("T")
+
+
+def until(what: str, probe: Callable[[], T], within_s: float = WAIT_S) -> T:
+    """The first true value of `probe`; TimeoutError naming `what` when there is none in time."""
+    due_s = time.monotonic() + within_s
+    while not (value := probe()):
+        if time.monotonic() > due_s:
+            raise TimeoutError(f"waited {within_s:g} s for {what}; last seen: {value!r}")
+        time.sleep(POLL_S)
+    return value
+
+
+# ---------------------------------------------------------------- processes
+
+
+def pids_below(pid: int) -> list[int]:
+    """Children of a process."""
+    try:
+        return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def state_of(pid: int) -> str:
+    """"S", "T", "Z", … when all its threads are in that state, else "mixed"; "" when there is no such process."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        states = {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return states.pop() if len(states) == 1 else "mixed"
+
+
+def is_gone(pid: int) -> bool:
+    """No thread of it runs any more: reaped, or a zombie."""
+    return state_of(pid) in ("", "Z", "X")
+
+
+def descriptors_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def maps(pid: int, name: str) -> bool:
+    """Whether a process maps a memfd of that name, or holds its descriptor."""
+    held = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            held.append(os.readlink(link))
+    return f"memfd:{name}" in Path(f"/proc/{pid}/maps").read_text() or any(f"memfd:{name}" in at for at in held)
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP, and back when no thread of it runs."""
+    os.kill(pid, signal.SIGSTOP)
+    until(f"process {pid} to stop", lambda: state_of(pid) == "T")
+
+
+def resume(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process is stopped inside of the block, and runs (if it lives) afterwards."""
+    stop(pid)
+    try:
+        yield
+    finally:
+        resume(pid)
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, and back when nothing of it runs any more."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    until(f"process {pid} to end", lambda: is_gone(pid))
+
+
+# ---------------------------------------------------------------- the server
+
+
+class Server:
+    """`kvserver serve` in a folder of its own. Settings are configuration keys, as keyword arguments."""
+
+    def __init__(self, **settings: object) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="kv-"))
+        self.path = self.folder / "s" / "kv.sock"
+        self.settings: dict[str, object] = {
+            "arena_bytes": 64 << 20,
+            "http_port": 0,
+            "copy_threads": 2,
+            "touch_threads": 1,
+            **settings,
+        }
+        self.log_path = self.folder / "log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._observer: RawSession | None = None
+
+    def __enter__(self) -> "Server":
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        text = self.log()
+        self.close()
+        if kind is not None:
+            print(f"---- log of the server ----\n{text[-8000:]}", file=sys.stderr)
+        else:
+            assert "Traceback" not in text, text
+
+    def start(self) -> None:
+        """Starts it (again), and comes back when it answers."""
+        self.spawn()
+        self.status()
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        """Starts it without waiting."""
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
+        command = [sys.executable, "-m", "kvserver", "serve", f"--socket={self.path}", *flags]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return self.process
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        assert self.process is not None
+        self._forget_observer()
+        self.process.terminate()
+        return self.process.wait(WAIT_S)
+
+    def kill(self) -> None:
+        """SIGKILL for the supervisor; comes back when its children are gone as well."""
+        assert self.process is not None
+        below = pids_below(self.process.pid)
+        self._forget_observer()
+        self.process.kill()
+        self.process.wait(WAIT_S)
+        until("the server's children to end", lambda: all(is_gone(pid) for pid in below))
+
+    def close(self) -> None:
+        """Ends all processes and removes the folder."""
+        self._forget_observer()
+        if self.process is not None and self.process.poll() is None:
+            below = pids_below(self.process.pid)
+            self.process.kill()
+            self.process.wait(WAIT_S)
+            for pid in below:  # they die with it; this is for the day on which they do not
+                if "kvserver" in command_of(pid):
+                    kill(pid)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    # ---------------------------------------------------------------- seen from outside
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def brain_pid(self) -> int:
+        return until("a brain", lambda: self._child("kvserver.server"))
+
+    def mover_pid(self) -> int:
+        return until("a mover", lambda: self._child("kvserver.mover"))
+
+    def mover_pid_now(self) -> int:
+        """0 when there is none."""
+        return self._child("kvserver.mover")
+
+    def status(self, within_s: float = WAIT_S) -> Status:
+        """Asked over a session that is opened anew whenever it was lost."""
+        due_s = time.monotonic() + within_s
+        while True:
+            assert self.process is None or self.process.poll() is None, f"the server has ended:\n{self.log()}"
+            if self._observer is None:
+                self._observer = _try_session(self.path)
+            document = self._observer.status() if self._observer is not None else None
+            if document is not None:
+                return document
+            self._forget_observer()
+            if time.monotonic() > due_s:
+                raise TimeoutError(f"the server did not answer for {within_s:g} s:\n{self.log()}")
+            time.sleep(POLL_S)
+
+    def boards(self) -> "Boards":
+        return Boards(self.brain_pid())
+
+    def _child(self, module: str) -> int:
+        found = [pid for pid in pids_below(self.pid) if f"-m {module} " in command_of(pid) and not is_gone(pid)]
+        return found[0] if found else 0
+
+    def _forget_observer(self) -> None:
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None
+
+
+class Boards:
+    """The job state words of all sessions, read through the brain's descriptors."""
+
+    def __init__(self, brain_pid: int) -> None:
+        self._maps: list[mmap.mmap] = []
+        for link in Path(f"/proc/{brain_pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                if "memfd:kvserver-board" in os.readlink(link):
+                    with link.open("rb") as file:
+                        self._maps.append(mmap.mmap(file.fileno(), wire.BOARD_WORDS * 8, prot=mmap.PROT_READ))
+
+    def any_submitted(self) -> bool:
+        """Some mover works on some job now."""
+        return any(bytes([SUBMITTED]) in board[::8] for board in self._maps)
+
+    def close(self) -> None:
+        for board in self._maps:
+            board.close()
+
+
+# ---------------------------------------------------------------- raw frames
+
+
+class RawPeer:
+    """The ZeroMQ door without kvclient. Sends anything, and reads what comes back."""
+
+    def __init__(self, path: Path) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(f"ipc://{path}")
+        self._last_id = 0
+
+    def next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def send(self, *parts: bytes) -> None:
+        self.socket.send_multipart(parts)
+
+    def receive(self, within_s: float = WAIT_S) -> Any:
+        """The next reply, decoded; TimeoutError when none comes."""
+        if not self.socket.poll(within_s * 1000):
+            raise TimeoutError(f"no reply for {within_s:g} s")
+        return decode_reply(self.socket.recv())
+
+    def ask(self, request: wire.Frame, within_s: float = WAIT_S) -> Any:
+        """The reply to a request; replies to earlier ones are dropped."""
+        self.send(encode(request))
+        due_s = time.monotonic() + within_s
+        while True:
+            reply = self.receive(max(0.0, due_s - time.monotonic()))
+            if reply.id == request.id:  # type: ignore[attr-defined]
+                return reply
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class RawLocal:
+    """One connection to the local door."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(WAIT_S)
+        self.socket.connect(f"{path}.local")
+
+    def send(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+        self.socket.sendmsg([frame], rights)
+
+    def receive(self, within_s: float = WAIT_S) -> tuple[Any, list[int]]:
+        """(reply, descriptors that are now the caller's). ConnectionError at the end, TimeoutError in between."""
+        self.socket.settimeout(within_s)
+        frame, descriptors, _, _ = socket.recv_fds(self.socket, wire.FRAME_BYTES_MAX, 8)
+        if not frame:
+            raise ConnectionError("closed by the server")
+        return decode_reply(frame), list(descriptors)
+
+    def ask(self, request: wire.Frame, descriptors: Sequence[int] = (), within_s: float = WAIT_S) -> Any:
+        """The reply; descriptors that come with it are closed."""
+        self.send(encode(request), descriptors)
+        reply, received = self.receive(within_s)
+        for descriptor in received:
+            os.close(descriptor)
+        return reply
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class RawSession:
+    """Hello and Attach by hand: `zmq` for requests, `local` for descriptors and liveness, `board` a descriptor."""
+
+    def __init__(
+        self, path: Path, *, engine: str = "raw", epoch: int = 1, ranks: int = 1, rank: int = 0, within_s: float = WAIT_S
+    ) -> None:
+        self.zmq = RawPeer(path)
+        self.board = -1
+        self.local: RawLocal | None = None
+        try:
+            hello = wire.Hello(self.zmq.next_id(), wire.PROTOCOL, engine, epoch, ranks, rank, "tests")
+            self.welcome: wire.Welcome = self.zmq.ask(hello, within_s)
+            self.local = RawLocal(path)
+            self.local.send(encode(wire.Attach(1, self.welcome.session)))
+            reply, descriptors = self.local.receive(within_s)
+            assert isinstance(reply, wire.Attached), reply
+            (self.board,) = descriptors
+        except BaseException:
+            self.close()
+            raise
+
+    def status(self) -> Status | None:
+        """None when the session is lost or the server does not answer."""
+        try:
+            reply = self.zmq.ask(wire.Status(self.zmq.next_id()), within_s=1.0)
+        except TimeoutError:
+            return None
+        return decode_status(reply.document) if isinstance(reply, wire.StatusIs) else None
+
+    def close(self) -> None:
+        self.zmq.close()
+        if self.local is not None:
+            self.local.close()
+        if self.board >= 0:
+            os.close(self.board)
+            self.board = -1
+
+
+def _try_session(path: Path) -> RawSession | None:
+    try:
+        return RawSession(path, engine="observer", rank=-1, within_s=1.0)
+    except (OSError, TimeoutError):
+        return None

@@ -1,0 +1,449 @@
+"""One simulated client process: its session, its pool and its transfers.
+
+A process keeps the rules that kvclient keeps. Blocks of a store may be reused once the word is done, abandoned or failed;
+blocks of a retrieve only when the word says so, or the mover is reaped. Reused blocks are overwritten at once.
+"""
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvserver.wire.messages import (
+    PROTOCOL,
+    Attach,
+    Attached,
+    Clear,
+    Error,
+    Found,
+    GroupBlocks,
+    Hello,
+    Lane,
+    LaneOpen,
+    Lookup,
+    Offer,
+    Offered,
+    Registered,
+    Reply,
+    Request,
+    Retrieve,
+    Retrieved,
+    Status,
+    Store,
+    Stored,
+    Unregister,
+    Unregistered,
+    Watch,
+    Welcome,
+)
+
+from .board import ABANDONED, DONE, LIVE, SUBMITTED, Board
+from .content import Block, Path, block_of, key_of, keys_of
+from .ledger import needed
+from .memory import Pool, Wrong
+from .movers import SimMover
+from .shapes import register_frame
+
+if TYPE_CHECKING:
+    from .engines import Granted, SimEngine
+    from .world import World
+
+MS = 1_000_000
+
+
+class StoreTask(NamedTuple):
+    path: Path
+    first: int
+    ranges: dict[int, tuple[int, int]]
+
+
+class RetrieveTask(NamedTuple):
+    granted: "Granted"
+
+
+@dataclass(eq=False)
+class Transfer:
+    """A store or retrieve that this process has begun and not settled."""
+
+    request: Store | Retrieve
+    board: Board
+    mover: SimMover
+    deadline_ns: int
+    blocks: dict[int, list[int]]
+    expected: dict[tuple[int, int], Block] = field(default_factory=dict)
+    """Retrieve: what must lie in which (group, block) afterwards."""
+    answered: bool = False
+
+
+class Process:
+    """rank -1 is a scheduler."""
+
+    def __init__(self, world: "World", engine: "SimEngine", rank: int) -> None:
+        self.engine = engine
+        self.rank = rank
+        self.alive = True
+        self.stalled = False
+        self.registers = rank >= 0 or world.chance("scheduler-registers")
+        self.pool = Pool(engine.shape, rank, world.swarm.pool_blocks, world.garbage)
+        self.transfers: list[Transfer] = []
+        self.todo: deque[StoreTask | RetrieveTask] = deque()
+        self._world = world
+        self._last_id = 0
+        self._caches_named = 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Without any session."""
+        self.peer = self._world.new_peer(self)
+        self.local_peer = 0
+        self.lane_peer = 0
+        self.lane_open = False
+        self.token = b""
+        self.session = 0
+        self.board: Board | None = None
+        self.descriptors: list[int] = []
+        self.cache = 0
+        self.mover: SimMover | None = None
+        self.asked: dict[int, Request] = {}
+        self.inbox: deque[Reply] = deque()
+        self.todo.clear()
+
+    def next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    @property
+    def ready(self) -> bool:
+        return self.alive and not self.stalled and self.session != 0
+
+    def quick_peer(self) -> int:
+        """The lane where there is one."""
+        return self.lane_peer if self.lane_open and self._world.rng.random() < 0.6 else self.peer
+
+    def send(
+        self, request: Request, peer: int, *, descriptor: int = -1, must_fail: bool = False, sound: bool = False
+    ) -> None:
+        self.asked[request.id] = request
+        self._world.post(peer, request, descriptor=descriptor, must_fail=must_fail, sound=sound)
+
+    def asks(self, *kinds: type) -> bool:
+        return any(isinstance(request, kinds) for request in self.asked.values())
+
+    # ---------------------------------------------------------------- what it does by itself
+
+    def act(self) -> None:
+        """One thing: settle what is over, become registered, or begin a transfer."""
+        if not self.alive or self.stalled:
+            return
+        while self.inbox:
+            self._take(self.inbox.popleft())
+        self.settle()
+        if not self._world.calm:
+            if not self.session or (self.registers and not self.cache):
+                self._advance()
+            elif self.todo:
+                self._begin_task(self.todo.popleft())
+
+    def _advance(self) -> None:
+        """The next step towards a registered cache."""
+        engine = self.engine
+        if not self.session:
+            if not self.asks(Hello):
+                software = "simulated 1"
+                ranks = engine.shape.ranks
+                self.send(
+                    Hello(self.next_id(), PROTOCOL, engine.name, engine.epoch, ranks, self.rank, software), self.peer
+                )
+        elif self.board is None:
+            if not self.local_peer:
+                self.local_peer = self._world.new_peer(self)
+            if not self.asks(Attach):
+                self.send(Attach(self.next_id(), self.token), self.local_peer)
+        elif self.asks(Offer, Unregister):
+            pass
+        elif len(self.descriptors) < len(engine.shape.groups):
+            self.send(Offer(self.next_id()), self.local_peer, descriptor=self._world.new_descriptor())
+        elif not self.asks(Register):
+            self._caches_named += self._world.rng.random() < 0.5
+            descriptors = self.descriptors[: len(engine.shape.groups)]
+            frame = register_frame(
+                engine.shape,
+                self.rank,
+                request_id=self.next_id(),
+                name=f"kv{self._caches_named}",
+                digest=engine.digest,
+                blocks=self._world.swarm.pool_blocks,
+                descriptors=descriptors,
+            )
+            self.send(frame, self._world.rng.choice((self.peer, self.local_peer)))
+
+    def open_lane(self) -> None:
+        if self.session and not self.lane_peer:
+            self.lane_peer = self._world.new_peer(self)
+            self.send(Lane(self.next_id(), self.token), self.lane_peer)
+
+    def unregister(self) -> None:
+        if self.cache and not self.asks(Unregister):
+            self.send(Unregister(self.next_id(), self.cache), self.quick_peer())
+
+    def clear(self, digest: bytes) -> None:
+        self.send(Clear(self.next_id(), digest), self.quick_peer())
+
+    def ask_status(self) -> None:
+        self.send(Status(self.next_id()), self.quick_peer())
+
+    def die(self) -> None:
+        """The process ends. Its pool lives on while a mover has it mapped, and nobody writes to it any more."""
+        self.alive = False
+        self._world.process_died(self)
+
+    def disconnect(self) -> None:
+        """The brain is gone, or knows nothing of this session. Transfers are given up as far as that is possible."""
+        self._begin_anew()
+        for transfer in self.transfers:
+            transfer.answered = True
+        self.settle()
+
+    # ---------------------------------------------------------------- transfers
+
+    def _begin_task(self, task: StoreTask | RetrieveTask) -> None:
+        assert self.board is not None
+        words = self.board.free_words()
+        if not words:
+            return
+        word = self._world.rng.choice(words)
+        if isinstance(task, StoreTask):
+            self._store(task, word)
+        else:
+            self._retrieve(task, word)
+
+    def _store(self, task: StoreTask, word: int) -> None:
+        world, shape, pool = self._world, self.engine.shape, self.pool
+        blocks: dict[int, list[int]] = {}
+        groups: list[GroupBlocks] = []
+        for group, (first, end) in task.ranges.items():
+            per_chunk = shape.blocks_per_chunk(group)
+            ids = pool.take(group, (end - first) * per_chunk)
+            blocks[group] = ids
+            if len(ids) < (end - first) * per_chunk:
+                self._give_back(blocks)
+                return
+            for index, block in enumerate(ids):
+                chunk, place = divmod(index, per_chunk)
+                key = key_of(task.path[: first + chunk + 1])
+                shard = shape.shard_of(group, self.rank)
+                pool.blocks[group][block] = block_of(self.engine.digest, key, group, shard, place)
+            groups.append(GroupBlocks(group, first * per_chunk, self._packed(ids)))
+        keys = keys_of(task.path, task.first)
+        parent = key_of(task.path[: task.first])
+        if world.chance("wrong-parent"):
+            if task.first:
+                parent = key_of(task.path[:-1]) if len(task.path) > task.first + 1 else bytes(range(32))
+            else:
+                keys = [keys[0]] * len(keys)
+        board, deadline_ms = self._live_board(), self._deadline_ms()
+        request = Store(
+            self.next_id(), self.cache, word, board.begin(word), deadline_ms, task.first, parent, b"".join(keys), groups
+        )
+        self._begin(Transfer(request, board, self._live_mover(), self._until(deadline_ms), blocks), sound=False)
+
+    def _retrieve(self, task: RetrieveTask, word: int) -> None:
+        """Any blocks that the lookup needed, from anywhere inside a chunk to anywhere inside another."""
+        world, shape, pool, granted = self._world, self.engine.shape, self.pool, task.granted
+        rng, boundary = world.rng, len(granted.keys)
+        blocks: dict[int, list[int]] = {}
+        groups: list[GroupBlocks] = []
+        expected: dict[tuple[int, int], Block] = {}
+        sound = True
+        for group in range(len(shape.groups)):
+            if rng.random() < 0.15 and (groups or group + 1 < len(shape.groups)):
+                continue
+            per_chunk = shape.blocks_per_chunk(group)
+            first, end = needed(shape, group, boundary)[0] * per_chunk, boundary * per_chunk
+            if rng.random() < 0.5:
+                first += int(rng.random() * (end - first))
+                end -= int(rng.random() * (end - first))
+            if rng.random() < 0.03:
+                first, sound = max(0, first - 1), False
+            if rng.random() < 0.03:
+                end, sound = end + 1, False
+            ids = blocks[group] = pool.take(group, end - first)
+            if len(ids) < end - first:
+                self._give_back(blocks)
+                return
+            groups.append(GroupBlocks(group, first, self._packed(ids)))
+            shard = shape.shard_of(group, self.rank)
+            for index, block in enumerate(ids):
+                chunk, place = divmod(first + index, per_chunk)
+                if chunk < boundary:
+                    right = block_of(self.engine.digest, granted.keys[chunk], group, shard, place)
+                    expected[group, block] = right
+        if not groups:
+            return
+        board, deadline_ms = self._live_board(), self._deadline_ms()
+        generation = board.begin(word)
+        for group, block in expected:
+            pool.targets[group, block] = (word, generation)
+        request = Retrieve(self.next_id(), self.cache, granted.number, word, generation, deadline_ms, groups)
+        transfer = Transfer(request, board, self._live_mover(), self._until(deadline_ms), blocks, expected)
+        self._begin(transfer, sound=sound)
+
+    def _begin(self, transfer: Transfer, *, sound: bool) -> None:
+        self.transfers.append(transfer)
+        self.send(transfer.request, self.quick_peer(), sound=sound)
+
+    def repeat(self) -> None:
+        """Sends a transfer once more, under another id, as a confused client might."""
+        if self.transfers and self.session and self.cache:
+            request = self._world.rng.choice(self.transfers).request
+            twin_id = self.next_id()
+            if isinstance(request, Store):
+                twin: Request = Store(twin_id, *_fields(request))
+            else:
+                twin = Retrieve(twin_id, *_fields(request))
+            self._world.post(self.quick_peer(), twin)
+
+    def abandon(self) -> None:
+        """Gives up a transfer before its deadline."""
+        if self.transfers:
+            self._world.rng.choice(self.transfers).deadline_ns = 0
+            self.settle()
+
+    def settle(self) -> None:
+        """Takes back the blocks of all transfers that are over."""
+        for transfer in list(self.transfers):
+            if transfer.answered or transfer.deadline_ns <= self._world.now_ns:
+                self._give_up(transfer)
+            if self._is_over(transfer):
+                self._settle(transfer)
+
+    @staticmethod
+    def _give_up(transfer: Transfer) -> None:
+        word, generation = transfer.request.word, transfer.request.generation
+        if isinstance(transfer.request, Store):
+            transfer.board.abandon_store(word, generation)
+        else:
+            transfer.board.abandon_retrieve(word, generation)
+
+    @staticmethod
+    def _is_over(transfer: Transfer) -> bool:
+        state = transfer.board.state(transfer.request.word, transfer.request.generation)
+        return state not in (LIVE, SUBMITTED) or transfer.mover.state == "reaped"
+
+    def _settle(self, transfer: Transfer) -> None:
+        word, generation = transfer.request.word, transfer.request.generation
+        state = transfer.board.state(word, generation)
+        if isinstance(transfer.request, Retrieve):
+            if state == DONE:
+                self._compare(transfer)
+        elif state == ABANDONED:
+            self._world.counts["store abandoned by client"] += 1
+        transfer.board.abandon_store(word, generation)  # the mover is reaped: the word may be used again
+        self._give_back(transfer.blocks)
+        self.transfers.remove(transfer)
+
+    def _compare(self, transfer: Transfer) -> None:
+        for (group, block), right in transfer.expected.items():
+            got = self.pool.blocks[group][block]
+            if got != right:
+                raise Wrong(f"{self.engine.name} rank {self.rank} retrieved {got} into block {block}, not {right}")
+        self._world.counts["blocks compared"] += len(transfer.expected)
+
+    def _give_back(self, blocks: dict[int, list[int]]) -> None:
+        for group, ids in blocks.items():
+            self.pool.give_back(group, ids)
+
+    def _packed(self, ids: list[int]) -> bytes:
+        if self._world.chance("bad-ids"):
+            ids = list(ids)
+            ids[-1] = self._world.rng.choice((-1, self._world.swarm.pool_blocks, ids[0]))
+        return array("i", ids).tobytes()
+
+    def _deadline_ms(self) -> int:
+        return self._world.rng.choice((1, 5)) if self._world.chance("hasty-client") else self._world.rng.choice((30, 300))
+
+    def _until(self, deadline_ms: int) -> int:
+        return self._world.now_ns + deadline_ms * MS
+
+    def _live_board(self) -> Board:
+        assert self.board is not None
+        return self.board
+
+    def _live_mover(self) -> SimMover:
+        assert self.mover is not None
+        return self.mover
+
+    # ---------------------------------------------------------------- replies
+
+    def receive(self, reply: Reply) -> None:
+        self.inbox.append(reply)
+        if not self.stalled:
+            while self.inbox:
+                self._take(self.inbox.popleft())
+
+    def _take(self, reply: Reply) -> None:
+        request = self.asked.pop(reply.id, None)
+        match reply:
+            case Error():
+                self._refused(request, reply)
+            case Welcome():
+                self.token, self.session = reply.session, self._world.session_number(reply.session)
+            case Attached():
+                self.board = self._world.boards[self.session]
+            case LaneOpen():
+                self.lane_open = True
+            case Offered():
+                self.descriptors.append(reply.descriptor)
+            case Registered():
+                self.cache, self.mover = reply.cache, self._world.supervisor.movers.get(reply.mover)
+                del self.descriptors[: len(self.engine.shape.groups)]
+                if self.mover is None:
+                    self.cache = 0
+                else:
+                    self.send(Watch(self.next_id(), self.cache), self.local_peer)
+            case Unregistered() if isinstance(request, Unregister) and request.cache == self.cache:
+                self.cache = 0
+            case Found() if isinstance(request, Lookup):
+                self._world.counts["chunks found"] += reply.chunks
+                if reply.lease:
+                    keys = [request.keys[at : at + 32] for at in range(0, reply.chunks * 32, 32)]
+                    self.engine.granted(request.namespace, keys, reply.lease)
+            case Stored() | Retrieved():
+                self._answered(reply.id)
+            case _:
+                pass
+
+    def _answered(self, request_id: int) -> None:
+        for transfer in self.transfers:
+            if transfer.request.id == request_id:
+                transfer.answered = True
+        self.settle()
+
+    def _refused(self, request: Request | None, error: Error) -> None:
+        match request:
+            case Store() | Retrieve():
+                self._answered(request.id)
+                if error.code in ("cache-unknown", "cache-not-mapped") and request.cache == self.cache:
+                    self.cache = 0
+            case None:
+                pass
+            case _ if isinstance(request, Register) and error.code in ("mover-lost", "descriptor-size"):
+                self.descriptors.clear()
+            case _ if isinstance(request, Register) and error.code == "descriptor-unknown":
+                self.descriptors.clear()
+            case Unregister() if request.cache == self.cache:
+                self.cache = 0
+            case _:
+                pass
+        if error.code == "session-unknown":
+            self.disconnect()
+
+
+def Register -> type:
+    from kvserver.wire.messages import Register
+
+    return Register
+
+
+def _fields(request: Store | Retrieve) -> list[object]:
+    return [getattr(request, name) for name in request.__struct_fields__[1:]]

@@ -1,0 +1,142 @@
+"""Counters and the metrics made from them."""
+
+import re
+import time
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from test_http import a_status
+
+from kvserver import metrics
+from kvserver.service.counters import Counters, Histogram
+
+
+def a_count() -> Counters:
+    """Every plain counter with a value of its own."""
+    counters = Counters()
+    for number, name in enumerate(Counters.__slots__, 3):
+        value = getattr(counters, name)
+        if isinstance(value, int):
+            setattr(counters, name, number)
+        elif isinstance(value, dict) and name != "job_seconds":
+            value.update({key: 1000 * number + place for place, key in enumerate(value)})
+    counters.lookups, counters.lookups_hit = 900, 300
+    counters.chunks_asked, counters.chunks_hit = 7000, 5000
+    counters.stores, counters.stores_short = 70, 13
+    return counters
+
+
+def samples(counters: Counters) -> dict[str, float]:
+    """What Prometheus would read, by name and labels."""
+    text = metrics.render(a_status(), counters, 0.25).decode()
+    return {
+        sample.name + "".join(f"[{value}]" for value in sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_every_counter_reaches_a_metric() -> None:
+    """Each is changed alone; some sample has to change with it."""
+    before = samples(a_count())
+    for name in Counters.__slots__:
+        counters = a_count()
+        value = getattr(counters, name)
+        if isinstance(value, int):
+            setattr(counters, name, value + 1)
+            assert samples(counters) != before, name
+        for key in value if isinstance(value, dict) else ():
+            counters = a_count()
+            held = getattr(counters, name)
+            if isinstance(held[key], Histogram):
+                held[key].observe(0.1)
+            else:
+                held[key] += 1
+            assert samples(counters) != before, (name, key)
+
+
+def test_results_are_told_apart() -> None:
+    seen = samples(a_count())
+    assert seen["kvserver_lookups_total[hit]"] == 300
+    assert seen["kvserver_lookups_total[miss]"] == 600
+    assert seen["kvserver_lookup_chunks_total[miss]"] == 2000
+    assert seen["kvserver_stores_total[short]"] == 13
+    assert seen["kvserver_stores_total[whole]"] == 57
+    assert seen["kvserver_arena_bytes[used]"] == 4096
+    assert seen["kvserver_arena_bytes[total]"] == 5 * 8192
+    assert seen["kvserver_movers[ready]"] == 1
+    assert seen["kvserver_movers[killed]"] == 0
+    assert seen["kvserver_jobs_running[retrieve]"] == 2
+
+
+def test_names_end_in_their_unit_and_help_is_a_sentence() -> None:
+    text = metrics.render(a_status(), a_count(), 0.25).decode()
+    helps = dict(re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE))
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    assert len(helps) > 30
+    assert helps.keys() == kinds.keys()
+    for name, said in helps.items():
+        assert said.endswith("."), name
+        assert name.endswith("_total") == (kinds[name] == "counter"), name
+        assert kinds[name] != "histogram" or name.endswith("_seconds"), name
+    assert not {name for name in helps if name + "_total" in helps}, "a gauge and a counter of one name confuse"
+
+
+def test_a_histogram_counts_each_value_in_the_bucket_that_ends_at_or_above_it() -> None:
+    histogram = Histogram((1.0, 2.5, 7.0))
+    for value in (0.5, 1.0, 1.1, 2.5, 7.0, 7.1, 100.0):
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 1, 2]
+    assert histogram.count == 7
+    assert histogram.sum == pytest.approx(119.2)
+
+
+def test_buckets_are_cumulative_and_end_in_the_count() -> None:
+    counters = Counters()
+    for value in (0.6e-3, 0.7e-3, 3.0, 3.0, 1000.0):
+        counters.job_seconds["store"].observe(value)
+    counters.lookup_handle_seconds.observe(30e-6)
+    seen = samples(counters)
+    assert seen["kvserver_job_seconds_bucket[store][0.0005]"] == 0
+    assert seen["kvserver_job_seconds_bucket[store][0.001]"] == 2
+    assert seen["kvserver_job_seconds_bucket[store][5]"] == 4
+    assert seen["kvserver_job_seconds_bucket[store][+Inf]"] == 5
+    assert seen["kvserver_job_seconds_count[store]"] == 5
+    assert seen["kvserver_job_seconds_sum[store]"] == pytest.approx(1006.0013)
+    assert seen["kvserver_job_seconds_count[retrieve]"] == 0
+    assert seen["kvserver_lookup_handle_seconds_bucket[4e-05]"] == 1
+    assert seen["kvserver_lookup_handle_seconds_bucket[2e-05]"] == 0
+
+
+def test_a_copy_does_not_change_any_more() -> None:
+    counters = a_count()
+    twin = counters.copy()
+    before = samples(twin)
+    counters.lookups += 1
+    counters.errors["request"] += 1
+    counters.job_seconds["store"].observe(1.0)
+    counters.lookup_handle_seconds.observe(1.0)
+    assert samples(twin) == before
+    assert samples(counters) != before
+
+
+def test_an_unknown_reason_is_a_bug() -> None:
+    with pytest.raises(KeyError):
+        Counters().discarded["bored"] += 1
+
+
+def test_totals_are_all_plain_counts() -> None:
+    totals = a_count().totals()
+    assert totals["lookups"] == 900
+    assert set(totals) == set(Counters.__slots__) - {"job_seconds", "lookup_handle_seconds"}
+
+
+def test_rendering_is_short_enough_for_the_brain_to_wait() -> None:
+    """It holds the GIL. A bound far above what it takes (about 1 ms), to notice when it becomes a different thing."""
+    counters, status = a_count(), a_status()
+    best_s = float("inf")
+    for _ in range(20):
+        began_s = time.thread_time()
+        metrics.render(status, counters, 0.1)
+        best_s = min(best_s, time.thread_time() - began_s)
+    assert best_s < 0.02
