@@ -94,6 +94,7 @@ def storer(socket: str, number: int, ready: Event, stop: Event) -> None:
 
 def handle_us(before: tuple[float, float]) -> tuple[float, tuple[float, float]]:
     """Mean microseconds inside Service.handle since `before`, and the totals now."""
+    time.sleep(0.6)  # the brain publishes its counters every 250 ms
     with urllib.request.urlopen(f"http://127.0.0.1:{HTTP_PORT}/metrics", timeout=5) as page:
         lines = page.read().decode().splitlines()
     total = {

@@ -16,11 +16,8 @@ constexpr uint64_t PIECE_BYTES_MIN = 256 << 10;
 // Pieces of a worker, so that all end at about the same time.
 constexpr uint64_t PIECES_PER_WORKER = 4;
 
-Through through_for(uint64_t bytes) {
-    // A smaller job's bytes can stay in the cache for whoever reads them next.
-    static const uint64_t limit = std::max<uint64_t>(last_level_cache_bytes() / 8, PIECE_BYTES_MAX);
-    return bytes < limit ? Through::CACHE : Through::MEMORY;
-}
+// A smaller job's bytes may stay in the cache for whoever reads them next; a larger one would only sweep it out.
+constexpr uint64_t PAST_CACHE_BYTES_MIN = 4 << 20;
 
 struct GuardedCopies {
     std::span<const Copy> copies;
@@ -55,7 +52,7 @@ bool CopyJob::begin(int workers) {
     }
     const uint64_t even = plan_->bytes() / (static_cast<uint64_t>(workers) * PIECES_PER_WORKER);
     piece_bytes_ = std::clamp((even + SLOT_ALIGN - 1) / SLOT_ALIGN * SLOT_ALIGN, PIECE_BYTES_MIN, PIECE_BYTES_MAX);
-    through_ = through_for(plan_->bytes());
+    through_ = plan_->bytes() < PAST_CACHE_BYTES_MIN ? Through::CACHE : Through::MEMORY;
     begun_ = std::chrono::steady_clock::now();
     return true;
 }

@@ -26,9 +26,6 @@ void run_copies(std::span<const Copy> copies, Through through);
 // For example "avx2 non-temporal", or "memcpy" where nothing wider is known.
 std::string copy_variant();
 
-// Bytes of the last-level cache, 0 if unknown.
-size_t last_level_cache_bytes();
-
 // Seconds for one contiguous copy by `threads` threads between two files that are mapped and touched beforehand: the
 // ceiling of every other copy.
 double copy_seconds(int source_fd, int target_fd, size_t bytes, int threads, Through through);

@@ -31,11 +31,9 @@ void touch_each_page(std::byte* address, uint64_t bytes) {
     }
 }
 
-}  // namespace
-
-int populate(std::byte* address, uint64_t bytes) {
+int advise(std::byte* address, uint64_t bytes, int advice) {
     for (;;) {
-        if (::madvise(address, bytes, MADV_POPULATE_WRITE) == 0) return 0;
+        if (::madvise(address, bytes, advice) == 0) return 0;
         if (errno == EINVAL) {
             touch_each_page(address, bytes);
             return 0;
@@ -44,11 +42,15 @@ int populate(std::byte* address, uint64_t bytes) {
     }
 }
 
-void touch(std::byte* address, uint64_t bytes) {
-    const int error = populate(address, bytes);
+}  // namespace
+
+int populate(std::byte* address, uint64_t bytes) { return advise(address, bytes, MADV_POPULATE_WRITE); }
+
+void fault_in(std::byte* address, uint64_t bytes) {
+    const int error = advise(address, bytes, MADV_POPULATE_READ);
     if (error == 0) return;
     errno = error;
-    throw_errno(format("touching %" PRIu64 " bytes", bytes));
+    throw_errno(format("faulting in %" PRIu64 " bytes", bytes));
 }
 
 Prefault::Prefault(int fd, std::byte* data, uint64_t bytes, bool follow)

@@ -177,4 +177,4 @@ class Pattern:
     def close(self) -> None: ...
 
 def copy_seconds(source_fd: int, target_fd: int, bytes: int, threads: int, non_temporal: bool) -> float:
-    """Seconds for one contiguous copy (the ceiling) between files that are mapped and touched before the clock starts."""
+    """Seconds for one contiguous copy between files that are mapped and touched beforehand: the ceiling."""

@@ -84,7 +84,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 0
     numa_node: Annotated[int, About("NUMA node of the arena. -1: wherever the kernel puts it.", -1, 1023)] = -1
     touch_threads: Annotated[
-        int, About("Threads that touch new memory of the arena. 0: one a core, 4 at most.", most=256)
+        int, About("Threads that touch new memory of the arena. 0: half the cores, 4 at most.", most=256)
     ] = 0
     copy_threads: Annotated[
         int, About("Threads that copy in a mover of the host device. 0: one a core, 4 at most.", most=256)
@@ -132,7 +132,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if not self.socket:
             choose(self, "socket", default_socket())
         if not self.touch_threads:
-            choose(self, "touch_threads", min(cores, THREADS_AUTO_MAX))
+            choose(self, "touch_threads", max(1, min(cores // 2, THREADS_AUTO_MAX)))  # the start needs the others
         if not self.copy_threads:
             choose(self, "copy_threads", min(cores, THREADS_AUTO_MAX))
         if not self.slab_bytes:

@@ -48,6 +48,7 @@ class Mover:
         self._brain = brain
         self._engine = engine
         self._receiver = Receiver(ORDER_BYTES_MAX)
+        self._mapped: set[int] = set()
 
     def run(self) -> None:
         """Until the brain's end of the socket closes."""
@@ -87,7 +88,7 @@ class Mover:
             case MapCache():
                 self._map_cache(order, descriptors)
             case UnmapCache(cache):
-                self._engine.unmap_cache(cache)
+                self._unmap_cache(cache)
 
     def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
         sizes = [buffer.bytes for buffer in order.buffers]
@@ -100,7 +101,14 @@ class Mover:
         except OSError as problem:
             self._report(MapFailed(order.cache, "descriptor", f"cannot be mapped: {problem}"))
         else:
+            self._mapped.add(order.cache)
             self._report(Mapped(order.cache))
+
+    def _unmap_cache(self, cache: int) -> None:
+        """Of a cache that was refused the brain may not have heard yet when its client died."""
+        if cache in self._mapped:
+            self._mapped.remove(cache)
+            self._engine.unmap_cache(cache)
 
     def _complete(self) -> None:
         os.eventfd_read(self._engine.eventfd)

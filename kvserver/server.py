@@ -7,7 +7,7 @@ that no peer can keep the brain to itself. Two doors bring requests: ZeroMQ and 
 import asyncio
 import dataclasses
 import gc
-import grp
+import itertools
 import logging
 import os
 import signal
@@ -17,8 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Never
+from typing import Any, Never
 
 import msgspec
 import uvloop
@@ -26,6 +25,7 @@ import zmq
 
 from kvserver import __version__, logs
 from kvserver.config import Config
+from kvserver.doors import open_local, open_router, read_request
 from kvserver.errors import ConfigError
 from kvserver.http import HttpServer, Snapshot, SnapshotBoard
 from kvserver.passing import CANNOT_START, Inheritance, Receiver, close_all, die_with_parent, peer_pidfd, send, widen
@@ -48,8 +48,18 @@ from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGo
 from kvserver.service.service import Service
 from kvserver.service.state import Bounds
 from kvserver.transfer.engines import Ledger, create_memfd
-from kvserver.wire.codec import Malformed, decode_request, encode
-from kvserver.wire.messages import BOARD_WORDS, FRAME_BYTES_MAX, Error, Lookup, Offer, Reply, Welcome
+from kvserver.wire.codec import Malformed, encode
+from kvserver.wire.messages import (
+    BOARD_WORDS,
+    FRAME_BYTES_MAX,
+    Attached,
+    Error,
+    LaneOpen,
+    Lookup,
+    Offer,
+    Reply,
+    Welcome,
+)
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
     Grown,
@@ -65,7 +75,10 @@ TICK_S = 0.05
 SNAPSHOT_TICKS = 5
 COLLECT_TICKS = 20
 LOCAL_CONNECTIONS_PER_SESSION = 4
-ZMQ_HIGH_WATER = 1000
+DESCRIPTORS_MAX = 4
+"""Read with one message; a request has one at most."""
+ACCEPT_AGAIN_S = 1.0
+"""After the process ran out of descriptors."""
 ORDERS_WAITING_MAX = 100_000
 """Orders that a stopped mover has not read; the jobs behind them are bounded per session."""
 
@@ -109,7 +122,7 @@ class Shell:
             records=ledger.scan(),
         )
         self._snapshots = SnapshotBoard()
-        self._receiver = Receiver(FRAME_BYTES_MAX + 1, 4)
+        self._receiver = Receiver(FRAME_BYTES_MAX + 1, DESCRIPTORS_MAX)
         self._report_receiver = Receiver(ORDER_BYTES_MAX, 4)
         self._last_peer = 0
         self._last_descriptor = 0
@@ -119,12 +132,14 @@ class Shell:
         self._welcome: set[int] = set()
         """ZeroMQ peers that have a session; others are forgotten after each answer."""
         self._locals: dict[int, socket.socket] = {}
+        self._strangers: dict[int, float] = {}
+        """Local connections without a session, longest first, and when they came (s)."""
         self._descriptors: dict[int, int] = {}
         self._boards: dict[int, Board] = {}
         self._movers: dict[int, MoverDoor] = {}
         self._stopping = asyncio.Event()
-        self._router = _open_router(config)
-        self._listener = _open_local(config)
+        self._router = open_router(config)
+        self._listener = open_local(config)
         self._effects: dict[type, Callable[..., None]] = {
             Publish: lambda effect: self._ledger.seal(effect.records),
             Withdraw: lambda effect: self._ledger.clear(effect.offsets),
@@ -145,6 +160,7 @@ class Shell:
         self._carry_out(self._service.effects())
         http = self._start_http()
         loop = self._loop
+        loop.set_exception_handler(_die)
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
         loop.add_reader(self._router.FD, self._drain_router)
         loop.add_reader(self._listener, self._accept)
@@ -155,7 +171,6 @@ class Shell:
         await self._stopping.wait()
         if http is not None:
             http.close()
-        self._router.close(linger=0)
         logs.event(logging.INFO, "brain stops")
 
     def _start_http(self) -> HttpServer | None:
@@ -173,7 +188,7 @@ class Shell:
     def _arrived(self, peer: int, frame: memoryview | bytes, descriptors: list[int]) -> None:
         """One request, or the refusal of what is none. Takes the descriptors."""
         try:
-            request = decode_request(frame)
+            request = read_request(frame, local=peer in self._locals)
         except Malformed as malformed:
             close_all(descriptors)
             self._service.counters.errors["request"] += 1
@@ -208,7 +223,7 @@ class Shell:
             if len(frames) == 1:
                 self._arrived(peer, frames[0], [])
             else:
-                self._answer(peer, Error(0, "request", "frame", f"{len(frames)} parts; a message is one part"))
+                self._refuse_frame(peer, "frame", f"{len(frames)} parts; a message is one part")
             if stranger and peer not in self._welcome:
                 self._forget_zmq(peer)
         self._loop.call_soon(self._drain_router)
@@ -219,13 +234,22 @@ class Shell:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
                 return
+            except OSError as problem:  # out of descriptors, for now
+                logs.event(logging.WARNING, "local connection not accepted", ("why", problem.strerror))
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(ACCEPT_AGAIN_S, self._loop.add_reader, self._listener, self._accept)
+                return
             if len(self._locals) >= self._config.sessions_max * LOCAL_CONNECTIONS_PER_SESSION:
-                connection.close()
+                with connection, suppress(OSError):
+                    connection.send(
+                        encode(Error(0, "resource", "connections", f"{len(self._locals)} are open, no more can be"))
+                    )
                 continue
             connection.setblocking(False)
             widen(connection)
             self._last_peer = peer = self._last_peer + 1
             self._locals[peer] = connection
+            self._strangers[peer] = time.monotonic()
             self._loop.add_reader(connection, self._drain_local, peer, connection)
 
     def _drain_local(self, peer: int, connection: socket.socket) -> None:
@@ -242,7 +266,8 @@ class Shell:
             self._close_local(peer)
         elif cut:
             close_all(descriptors)
-            self._answer(peer, Error(0, "request", "frame-size", f"at most {FRAME_BYTES_MAX} bytes are read"))
+            most = f"{FRAME_BYTES_MAX} bytes and {DESCRIPTORS_MAX} descriptors"
+            self._refuse_frame(peer, "frame-size", f"longer than a message may be: at most {most} are read")
         else:
             self._arrived(peer, frame, descriptors)
 
@@ -280,6 +305,7 @@ class Shell:
     def _tick(self) -> None:
         self._loop.call_later(TICK_S, self._tick)
         self._handle(Tick())
+        self._show_strangers_out()
         self._ticks += 1
         if self._ticks % SNAPSHOT_TICKS == 0:
             now_ns = time.monotonic_ns()
@@ -289,7 +315,17 @@ class Shell:
             gc.collect(1)
             gc.freeze()  # what lived through it is index; a full collection over it would stop the brain for a second
 
+    def _show_strangers_out(self) -> None:
+        """Connections are bounded, so whoever has no session after a while makes room for others."""
+        since = time.monotonic() - self._config.attach_ttl_ms / 1000
+        for peer in [peer for peer, came in itertools.takewhile(lambda item: item[1] < since, self._strangers.items())]:
+            self._close_local(peer)
+
     # ---------------------------------------------------------------- effects
+
+    def _refuse_frame(self, peer: int, code: str, message: str) -> None:
+        self._service.counters.errors["request"] += 1
+        self._answer(peer, Error(0, "request", code, message))
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -300,6 +336,8 @@ class Shell:
         frame = encode(reply)
         connection = self._locals.get(peer)
         if connection is not None:
+            if isinstance(reply, Attached | LaneOpen):
+                del self._strangers[peer]
             try:
                 send(connection, frame, () if descriptor < 0 else (descriptor,))
             except OSError:
@@ -398,6 +436,7 @@ class Shell:
 
     def _drop_local(self, peer: int) -> None:
         connection = self._locals.pop(peer)
+        self._strangers.pop(peer, None)
         self._loop.remove_reader(connection)
         connection.close()
 
@@ -425,41 +464,12 @@ def _bounds(config: Config) -> Bounds:
     return Bounds(**shared, log_requests=config.log_level == "debug")
 
 
-def _open_router(config: Config) -> zmq.Socket[bytes]:
-    """The ZeroMQ door. What an earlier server left at its path is replaced; the supervisor holds the lock."""
-    Path(config.socket).unlink(missing_ok=True)
-    router = zmq.Context(1).socket(zmq.ROUTER)
-    router.setsockopt(zmq.LINGER, 0)
-    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    router.setsockopt(zmq.SNDHWM, ZMQ_HIGH_WATER)
-    router.setsockopt(zmq.RCVHWM, ZMQ_HIGH_WATER)
-    router.setsockopt(zmq.MAXMSGSIZE, 4 * FRAME_BYTES_MAX)
-    try:
-        router.bind(f"ipc://{config.socket}")
-    except zmq.ZMQError as problem:
-        raise ConfigError("socket", f"ipc://{config.socket}: {problem}") from problem
-    _admit(config, config.socket)
-    return router
-
-
-def _open_local(config: Config) -> socket.socket:
-    path = f"{config.socket}.local"
-    Path(path).unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-    try:
-        listener.bind(path)
-    except OSError as problem:
-        raise ConfigError("socket", f"{path}: {problem.strerror}") from problem
-    _admit(config, path)
-    listener.listen(128)
-    return listener
-
-
-def _admit(config: Config, path: str) -> None:
-    """Only this user, or the configured group."""
-    if config.socket_group:
-        os.chown(path, -1, grp.getgrnam(config.socket_group).gr_gid)
-    os.chmod(path, 0o660 if config.socket_group else 0o600)
+def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A bug, since whatever may go wrong is handled where it does: tables may be half changed, so nothing more is
+    decided over them. The supervisor starts another brain over what was sealed."""
+    problem = context.get("exception")
+    logging.getLogger("kvserver").critical("brain dies of a bug: %s", context["message"], exc_info=problem)
+    os._exit(1)
 
 
 def main() -> Never:

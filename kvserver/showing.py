@@ -49,17 +49,18 @@ class Live:
 
 
 class Plain:
-    """The first line, the last one, and one every PLAIN_S between them."""
+    """The first line, the last one, and one every PLAIN_S between them; none of them twice in a row."""
 
     def __init__(self, write: Callable[[str], object], clock_s: Callable[[], float] = time.monotonic) -> None:
         self._write = write
         self._clock_s = clock_s
         self._written_s = float("-inf")
         self._held = ""
+        self._last = ""
 
     def __call__(self, done: int, total: int, line: str) -> None:
-        self._held = line
-        if self._clock_s() - self._written_s >= PLAIN_S:
+        self._held = line if line != self._last else ""
+        if self._held and self._clock_s() - self._written_s >= PLAIN_S:
             self._flush()
 
     def __enter__(self) -> "Plain":
@@ -74,4 +75,4 @@ class Plain:
     def _flush(self) -> None:
         self._write(self._held)
         self._written_s = self._clock_s()
-        self._held = ""
+        self._last, self._held = self._held, ""

@@ -11,6 +11,7 @@ import fcntl
 import grp
 import logging
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -55,6 +56,7 @@ def run(config: Config) -> int:
     logs.start(level=config.log_level, form=config.log_format, process="supervisor")
     lock = _claim_socket(config)
     _check_memory(config)
+    _allow_descriptors()
     arena = _create(config, "kvserver-arena", config.arena_bytes, config.huge_page_bytes)
     ledger = _create(config, "kvserver-ledger", Ledger.file_bytes(config.arena_bytes), 0)
     grower = ArenaGrower(arena, config.arena_bytes, config.slab_bytes, config.touch_threads, config.numa_node)
@@ -285,6 +287,12 @@ def _claim_socket(config: Config) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
+
+
+def _allow_descriptors() -> None:
+    """As many as the machine allows; the usual soft limit is less than sessions_max needs. Children inherit it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _create(config: Config, name: str, size: int, huge_page_bytes: int) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvclient.values import BlockIds, Blocks, CacheSpec
 from kvserver.errors import RequestError
-from kvserver.wire.messages import KEY_BYTES, GroupBlocks, Limits
+from kvserver.wire.messages import KEY_BYTES, PLACES_MAX, GroupBlocks, Limits
 
 BLOCK_ID_BYTES = 4
 
@@ -92,9 +92,11 @@ def cut_store(spec: CacheSpec, store: StorePart, limits: Limits) -> list[StorePa
     _check_chain(store)
     per_chunk = [spec.chunk_tokens // spec.groups[item.group].block_tokens for item in store.groups]
     _check_whole_chunks(store, per_chunk)
-    if store.chunks <= limits.chunks_max and _count(store.groups) <= limits.blocks_max:
+    places = sum(per_chunk) + 2 * len(per_chunk)
+    blocks = _count(store.groups)
+    if store.chunks <= limits.chunks_max and blocks <= limits.blocks_max and store.chunks * places <= PLACES_MAX:
         return [store]
-    step = min(limits.chunks_max, limits.blocks_max // sum(per_chunk))
+    step = min(limits.chunks_max, limits.blocks_max // sum(per_chunk), PLACES_MAX // places)
     if step == 0:
         raise RequestError(
             "too-large", f"one chunk has {sum(per_chunk)} blocks, the server accepts {limits.blocks_max} in a request"

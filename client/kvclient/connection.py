@@ -63,6 +63,7 @@ class Connection:
         self._lose(Lost("closed"))
         self.loop.settle(self._nap)
         for cache in list(self._caches):
+            cache.wanted = False
             self._forget(cache)
         self.loop.stop()
 
@@ -239,6 +240,7 @@ class Connection:
         """Tries until the server takes the cache, or it is unwanted. RequestError when the server never will."""
         backoff = Backoff(self.timeouts.backoff_first_s, self.timeouts.backoff_max_s)
         offered: list[int] = []
+        why = ""
         twice_until_s = time.monotonic() + self.timeouts.register_s
         while cache.wanted:
             now_s = time.monotonic()
@@ -247,7 +249,9 @@ class Connection:
             except Lost:
                 raise
             except Trouble as trouble:
-                log.warning("cannot register name=%s %s", cache.name, trouble)
+                if trouble.why != why:
+                    why = trouble.why
+                    log.warning("cannot register yet name=%s %s", cache.name, trouble)
                 if isinstance(trouble, Overdue) or (trouble.why == TWICE and now_s > twice_until_s):
                     # What the server made of it is unknown; only a new session settles that.
                     session.lose(Lost("timeout"))

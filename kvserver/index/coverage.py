@@ -8,17 +8,23 @@ A boundary after b chunks is servable when
 Checked against a brute-force reading of these three lines in tests/unit/test_index.py.
 """
 
+from kvserver.errors import RequestError
 from kvserver.index.space import Node, Space
 from kvserver.wire.messages import KEY_BYTES
 
 
 def servable_chunks(space: Space, keys: bytes) -> int:
-    """The longest servable boundary of packed keys, in chunks."""
+    """The longest servable boundary of packed keys, in chunks.
+
+    Raises RequestError("keys-chain") where it has to look at every key and they are not one chain; among full groups
+    alone bisection probes some of them, and the first retrieve holds the rest against the chain."""
     chunks = space.ready_chunks(keys)
     groups = space.geometry.groups
     if chunks == 0 or all(group.kind == "full" for group in groups):
         return chunks
-    path = [space.nodes[keys[at : at + KEY_BYTES]] for at in range(0, chunks * KEY_BYTES, KEY_BYTES)]
+    path = space.chain(space.nodes[keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]])
+    if b"".join([node.key for node in path]) != keys[: chunks * KEY_BYTES]:
+        raise RequestError("keys-chain", f"the first {chunks} keys are not one chain: their parents differ")
     while chunks:
         lowered = chunks
         for index, group in enumerate(groups):

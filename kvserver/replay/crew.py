@@ -12,7 +12,7 @@ from kvserver.replay import pipe
 from kvserver.replay.options import ReplayOptions
 from kvserver.replay.worker import worker_main
 
-JOIN_S_MAX = 10.0
+JOIN_S_MAX = 5.0
 
 
 @dataclass(eq=False)

@@ -74,7 +74,6 @@ class _Request:
     found_chunks: int = 0
     usable: int = 0
     """Leading blocks that may be served instead of computed."""
-    started_ns: int = 0
     stored: list[int] = field(default_factory=list)
     """The prefix that the store pins."""
 
@@ -162,12 +161,12 @@ class Engine:
         blocks = request.blocks[request.held : served]
         self._pages.spoil(blocks, request.digests[request.held : served])
         request.outcome.retrieve_asked_bytes = len(blocks) * self._block_bytes
-        request.started_ns = monotonic_ns()
+        request.outcome.retrieve_began_ns = monotonic_ns()
         self._link.retrieve(lease, request.held, blocks, lambda end: self._retrieved(request, served, end))
 
     def _retrieved(self, request: _Request, served: int, end: Ended) -> None:
         outcome = request.outcome
-        outcome.retrieve_ns = end.at_ns - request.started_ns
+        outcome.retrieve_ended_ns = end.at_ns
         outcome.retrieve_problem = end.problem
         if end.problem:
             self._compute(request, request.held)
@@ -208,7 +207,7 @@ class Engine:
         self._storing.update(keys)
         self._sent.update(keys)
         request.outcome.store_chunks_asked = len(keys)
-        request.started_ns = monotonic_ns()
+        request.outcome.store_began_ns = monotonic_ns()
         self._link.store(
             first,
             request.keys[first - 1] if first else b"",
@@ -221,7 +220,7 @@ class Engine:
         self._storing.difference_update(keys)
         self._pool.release(request.stored)
         outcome = request.outcome
-        outcome.store_ns = end.at_ns - request.started_ns
+        outcome.store_ended_ns = end.at_ns
         outcome.store_chunks_held = end.chunks_held
         outcome.store_bytes = end.bytes
         outcome.store_why = end.problem

@@ -9,6 +9,8 @@ from pathlib import Path
 from time import monotonic_ns
 from types import TracebackType
 
+import msgspec
+
 from kvclient.client import Client
 from kvclient.values import Blocks, CacheSpec, HostBuffer, Lease, RetrieveResult, StoreResult, Timeouts, full_group
 from kvserver.errors import ResourceError
@@ -16,9 +18,12 @@ from kvserver.replay.engine import Ended, Hit
 from kvserver.replay.options import ReplayOptions
 from kvserver.replay.pages import Pages
 from kvserver.wire.messages import RegionRun
+from kvserver.wire.status import Status
 
-TIMEOUTS = Timeouts(lookup_s=2.0)
+TIMEOUTS = Timeouts(lookup_s=2.0, store_s=10.0, retrieve_s=10.0)
 """A replay shares its cores with the server that it measures: a slow lookup is to be seen, not to become a miss."""
+COUNTERS = ("evictions", "evicted_bytes", "chunks_stored", "stores_short", "leases_expired", "mover_restarts")
+"""Of the server's status document, those that a replay shows."""
 Call = Callable[[], None]
 
 
@@ -58,6 +63,8 @@ class ServerLink:
                 groups=[full_group(block_tokens=options.block_tokens, blocks=options.pool_blocks, regions=[run])],
             )
         )
+        if not self._cache.wait_registered(options.start_s_max):
+            raise ResourceError("worker-register", f"the pool was not registered within {options.start_s_max:g} s")
 
     def lookup(self, keys: Sequence[bytes], chunks_wanted_min: int) -> Hit:
         found = self._client.lookup(self._namespace, b"".join(keys), chunks_wanted_min=chunks_wanted_min)
@@ -109,8 +116,21 @@ class Control:
         return self._client.wait_connected(wait_s)
 
     def counters(self) -> dict[str, int | float | str]:
-        """The server's own counters; empty when it does not answer."""
-        return {}
+        """What the server says that it holds and counted; empty when it does not answer."""
+        try:
+            status = msgspec.convert(self._client.status(), Status)
+        except ResourceError:
+            return {}
+        shown: dict[str, int | float | str] = {
+            "chunks held": status.chunks,
+            "arena used bytes": status.arena.used_bytes,
+            "arena bytes": status.arena.total_bytes,
+        }
+        for name in COUNTERS:
+            count = status.counters[name]
+            assert isinstance(count, int)
+            shown[name.replace("_", " ")] = count
+        return shown
 
 
 def _full(first_block: int, blocks: Sequence[int]) -> Blocks:

@@ -37,9 +37,9 @@ class ReplayOptions:
     # -- who asks what, when
     trace: str = "claude-code"
     """A sample's name (claude-code, mooncake) or a file."""
-    requests: int = 600
+    requests: int = 1500
     """How many to send; 0 = all of the trace once."""
-    users: int = 12
+    users: int = 16
     """Sessions at any time. Not used by traces in arrival order."""
     context_tokens_max: int = 100_000
     """A session ends at its first longer request, as the trace's own tester does."""
@@ -61,13 +61,13 @@ class ReplayOptions:
     """Layer x K/V."""
     page_bytes: int = 8192
     """Bytes of one block in one region. With the other defaults a token is 1 KiB."""
-    pool_tokens: int = 384 * 1024
+    pool_tokens: int = 256 * 1024
     """Paged KV of each worker ("HBM")."""
 
     # -- the server
     socket: Path | None = None
     """Use the server at this socket instead of starting one; then there can be only one arm."""
-    arena_bytes: int = 1280 * MIB
+    arena_bytes: int = 2048 * MIB
     arms: tuple[Arm, ...] = field(default=(Arm("HBM + DRAM"),))
     start_s_max: float = 30.0
     stall_s_max: float = 60.0
@@ -114,11 +114,11 @@ class ReplayOptions:
             self.page_bytes >= 8 and self.page_bytes % 8 == 0,
             f"page_bytes={self.page_bytes} must be a positive multiple of 8",
         )
-        least = self.in_flight * (self.context_tokens_max + self.block_tokens)
+        least = self.context_tokens_max + self.block_tokens
         _require(
             self.pool_tokens >= least,
-            f"pool_tokens={self.pool_tokens} must be at least {least}: in_flight={self.in_flight} requests of "
-            f"context_tokens_max={self.context_tokens_max} have to fit",
+            f"pool_tokens={self.pool_tokens} must be at least {least}: one request of "
+            f"context_tokens_max={self.context_tokens_max} has to fit",
         )
         _require(len(self.arms) >= 1, "arms must name at least one server configuration")
         _require(self.socket is None or len(self.arms) == 1, "a server that is used cannot be started in several arms")

@@ -20,7 +20,9 @@ class Outcome(msgspec.Struct, array_like=True, kw_only=True):
     """Why the server could not be asked; that is a miss."""
     retrieve_asked_bytes: int = 0
     """0 when there was nothing to retrieve."""
-    retrieve_ns: int = 0
+    retrieve_began_ns: int = 0
+    retrieve_ended_ns: int = 0
+    """From the call to its reply, on the clock that all processes of a machine share."""
     retrieve_problem: str = ""
     """Why what the lookup promised had to be computed after all; empty when it came."""
     compared_bytes: int = 0
@@ -32,6 +34,7 @@ class Outcome(msgspec.Struct, array_like=True, kw_only=True):
     store_chunks_asked: int = 0
     store_chunks_held: int = 0
     store_bytes: int = 0
-    store_ns: int = 0
+    store_began_ns: int = 0
+    store_ended_ns: int = 0
     store_why: str = ""
     """Why store_chunks_held is less than asked."""

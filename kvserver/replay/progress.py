@@ -2,20 +2,32 @@
 
 from dataclasses import dataclass
 
+from kvserver.replay.outcome import Outcome
 
-@dataclass(frozen=True)
+
+@dataclass
 class Progress:
-    """How far an arm is; handed to the callback about twice a second."""
+    """How far an arm is; handed to the callback whenever something has happened, and at least every half second."""
 
     arm: str
-    phase: str
-    """starting, running or stopping."""
     requests: int
-    requests_ended: int
-    hbm_tokens: int
-    retrieved_tokens: int
-    computed_tokens: int
-    retrieved_bytes: int
-    stored_bytes: int
-    wrong_bytes: int
-    elapsed_s: float
+    phase: str = "starting"
+    """starting, running or stopping."""
+    requests_ended: int = 0
+    hbm_tokens: int = 0
+    retrieved_tokens: int = 0
+    computed_tokens: int = 0
+    retrieved_bytes: int = 0
+    stored_bytes: int = 0
+    wrong_bytes: int = 0
+    elapsed_s: float = 0.0
+    """Since the first prompt was sent; while starting, since the beginning."""
+
+    def count(self, outcome: Outcome) -> None:
+        self.requests_ended += 1
+        self.hbm_tokens += outcome.hbm_tokens
+        self.retrieved_tokens += outcome.retrieved_tokens
+        self.computed_tokens += outcome.computed_tokens
+        self.retrieved_bytes += outcome.compared_bytes
+        self.stored_bytes += outcome.store_bytes
+        self.wrong_bytes += outcome.wrong_bytes + outcome.spot_wrong_bytes

@@ -19,7 +19,8 @@ def render(result: ReplayResult) -> str:
     notes = [
         "HBM only: the same requests against the same HBM contents, with everything else computed.",
         f"TTFT is estimated, not measured: {result.cost_model}.",
-        "GB/s: bytes over the time from submit to reply, summed over jobs, with the other jobs running beside them.",
+        "GB/s: bytes over the time in which at least one such job was under way, call to reply.",
+        "Workers and server share this machine's cores, which shows in every time that is measured.",
     ]
     problems = [f"problem: {problem}" for problem in result.problems]
     return "\n".join([head, "", *_table(result), "", *notes, *problems, verdict(result)])
@@ -95,7 +96,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _traffic(traffic: Traffic) -> str:
-    return f"{traffic.bytes / 1e9:.2f} GB, {traffic.gb_per_s:.2f} GB/s"
+    return f"{traffic.jobs:,} jobs, {traffic.bytes / 1e9:.2f} GB, {traffic.gb_per_s:.2f} GB/s"
 
 
 def _ttft(quantiles: Quantiles) -> str:
@@ -131,7 +132,9 @@ _ROWS: list[tuple[str, Cell, Cell]] = [
     ),
     ("TTFT mean / p50 / p95, s", lambda a: _ttft(a.ttft_hbm_only_s), lambda a: _ttft(a.ttft_s)),
     ("retrieve", _nothing, lambda a: _traffic(a.retrieve)),
+    ("retrieve p50 / p95, ms", _nothing, lambda a: f"{a.retrieve.ms.p50:.1f} / {a.retrieve.ms.p95:.1f}"),
     ("store", _nothing, lambda a: _traffic(a.store)),
+    ("store p50 / p95, ms", _nothing, lambda a: f"{a.store.ms.p50:.1f} / {a.store.ms.p95:.1f}"),
     ("lookup p50 / p99, us", _nothing, lambda a: f"{a.lookup_us.p50:.0f} / {a.lookup_us.p99:.0f}"),
     ("lookups unserved", _nothing, lambda a: _reasons(a.lookups_unserved)),
     ("retrieves failed", _nothing, lambda a: _reasons(a.retrieves_failed)),

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,12 +18,21 @@ class Quantiles(msgspec.Struct, frozen=True):
     p99: float
 
 
+class Job(NamedTuple):
+    began_ns: int
+    ended_ns: int
+    bytes: int
+
+
 class Traffic(msgspec.Struct, frozen=True):
-    """Jobs of one kind. gb_per_s = bytes over the summed time of the jobs, submit to reply, while others run."""
+    """Jobs of one kind that moved bytes, from the call to its reply."""
 
     jobs: int
     bytes: int
     gb_per_s: float
+    """Bytes over the time in which at least one of them, of any worker, was under way."""
+    ms: "Quantiles"
+    """How long one takes."""
 
 
 class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +110,8 @@ def sum_up(
         retrieved_tokens=sum(o.retrieved_tokens for o in outcomes),
         computed_tokens=sum(o.computed_tokens for o in outcomes),
         foreign_tokens=sum(o.foreign_tokens for o in outcomes),
-        retrieve=_traffic([(o.retrieve_asked_bytes, o.retrieve_ns) for o in retrieves]),
-        store=_traffic([(o.store_bytes, o.store_ns) for o in stores if o.store_bytes]),
+        retrieve=_traffic([Job(o.retrieve_began_ns, o.retrieve_ended_ns, o.retrieve_asked_bytes) for o in retrieves]),
+        store=_traffic([Job(o.store_began_ns, o.store_ended_ns, o.store_bytes) for o in stores if o.store_bytes]),
         lookup_us=quantiles([o.lookup_ns / 1e3 for o in outcomes if o.lookup_ns]),
         ttft_s=quantiles(
             [
@@ -153,6 +163,21 @@ def quantiles(values: Sequence[float]) -> Quantiles:
     return Quantiles(sum(ranked) / len(ranked), p50, p95, p99)
 
 
-def _traffic(jobs: Sequence[tuple[int, int]]) -> Traffic:
-    moved_bytes, busy_ns = sum(job[0] for job in jobs), sum(job[1] for job in jobs)
-    return Traffic(len(jobs), moved_bytes, moved_bytes / busy_ns if busy_ns else 0.0)
+def _traffic(jobs: Sequence[Job]) -> Traffic:
+    moved_bytes = sum(job.bytes for job in jobs)
+    busy_ns = _covered_ns(jobs)
+    return Traffic(
+        jobs=len(jobs),
+        bytes=moved_bytes,
+        gb_per_s=moved_bytes / busy_ns if busy_ns else 0.0,  # bytes per nanosecond are GB per second
+        ms=quantiles([(job.ended_ns - job.began_ns) / 1e6 for job in jobs]),
+    )
+
+
+def _covered_ns(jobs: Sequence[Job]) -> int:
+    """The length of the union of the jobs' times."""
+    covered = until = 0
+    for job in sorted(jobs):
+        covered += max(0, job.ended_ns - max(until, job.began_ns))
+        until = max(until, job.ended_ns)
+    return covered

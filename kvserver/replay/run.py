@@ -58,7 +58,6 @@ class _ArmRun:
         self.problems: list[str] = []
         self._arm = arm
         self._options = options
-        self._workload = workload
         self._progress = progress
         self._schedule = Schedule(workload, workers=options.workers, in_flight=options.in_flight)
         self._outcomes: list[Outcome] = []
@@ -67,8 +66,8 @@ class _ArmRun:
         self._hbm_evictions = 0
         self._server: Served | None = None
         self._server_ended = False
-        self._phase = "starting"
-        self._started_s = self._moved_s = self._shown_s = monotonic()
+        self._so_far = Progress(arm.name, len(workload))
+        self._started_s = self._moved_s = monotonic()
 
     def run(self) -> ArmResult:
         with ExitStack() as stack:
@@ -105,13 +104,13 @@ class _ArmRun:
     def _play(self, crew: Crew, control: Control) -> tuple[float, dict[str, int | float | str]]:
         """Sends everything and ends the workers in good order, which checks their pools. A worker that dies or a stall
         ends the run where it is. Returns the seconds and what the server counted."""
-        self._phase, self._started_s = "running", monotonic()
+        self._so_far.phase, self._started_s = "running", monotonic()
         counters: dict[str, int | float | str] = {}
         wall_s = 0.0
         try:
             self._until(crew, lambda: self._schedule.finished)
             wall_s = monotonic() - self._started_s
-            self._phase = "stopping"
+            self._so_far.phase = "stopping"
             counters = control.counters()
             for worker in range(self._options.workers):
                 crew.send(worker, pipe.Stop())
@@ -133,7 +132,7 @@ class _ArmRun:
                 raise ResourceError("stalled", f"nothing ended for {self._options.stall_s_max:g} s")
 
     def _send_what_may_go(self, crew: Crew) -> None:
-        if self._phase != "running":
+        if self._so_far.phase != "running":
             return
         for worker in range(self._options.workers):
             while (prompt := self._schedule.take(worker)) is not None:
@@ -146,6 +145,7 @@ class _ArmRun:
             case pipe.Over(outcome=outcome):
                 self._schedule.ended(outcome.worker, outcome.index)
                 self._outcomes.append(outcome)
+                self._so_far.count(outcome)
             case pipe.Left():
                 self._left += 1
                 self._hbm_evictions += message.hbm_evictions
@@ -160,22 +160,5 @@ class _ArmRun:
             self.problems.append(f"{self._arm.name}: after {len(self._outcomes)} requests {ended}")
 
     def _show(self) -> None:
-        now_s = monotonic()
-        if now_s - self._shown_s < TURN_S and self._outcomes and not self._schedule.finished:
-            return
-        self._shown_s = now_s
-        self._progress(
-            Progress(
-                arm=self._arm.name,
-                phase=self._phase,
-                requests=len(self._workload),
-                requests_ended=len(self._outcomes),
-                hbm_tokens=sum(o.hbm_tokens for o in self._outcomes),
-                retrieved_tokens=sum(o.retrieved_tokens for o in self._outcomes),
-                computed_tokens=sum(o.computed_tokens for o in self._outcomes),
-                retrieved_bytes=sum(o.compared_bytes for o in self._outcomes),
-                stored_bytes=sum(o.store_bytes for o in self._outcomes),
-                wrong_bytes=sum(o.wrong_bytes + o.spot_wrong_bytes for o in self._outcomes),
-                elapsed_s=now_s - self._started_s,
-            )
-        )
+        self._so_far.elapsed_s = monotonic() - self._started_s
+        self._progress(self._so_far)

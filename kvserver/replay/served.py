@@ -8,8 +8,16 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+PR_SET_PDEATHSIG = 1
 STOP_S_MAX = 10.0
 LOG_TAIL_BYTES = 2000
+
+
+TETHER = (
+    f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGTERM:d}, 0, 0, 0); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""Run before the server in its process: a replay that is killed must not leave an arena behind."""
 
 
 class Served:
@@ -19,8 +27,8 @@ class Served:
         self._directory = Path(tempfile.mkdtemp(prefix="kvserver-replay-"))
         self.socket = self._directory / "kv.sock"
         self._log = self._directory / "log"
-        command = [sys.executable, "-m", "kvserver", "serve", "--socket", str(self.socket)]
-        command += ["--arena-bytes", str(arena_bytes), *flags]
+        command = [sys.executable, "-c", TETHER, sys.executable, "-m", "kvserver", "serve"]
+        command += ["--socket", str(self.socket), "--arena-bytes", str(arena_bytes), "--http-port", "0", *flags]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 

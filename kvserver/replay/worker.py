@@ -109,4 +109,4 @@ class WorkerLoop:
 
 
 def _leave() -> None:
-    raise SystemExit("the replay is gone")
+    raise SystemExit(1)  # the replay is gone

@@ -9,11 +9,17 @@ import zlib
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Space
 from kvserver.service import movers
-from kvserver.service.effects import AnswerWithMover, PutNamespace
+from kvserver.service.effects import AnswerWithMover, DropNamespace, PutNamespace
 from kvserver.service.leases import check_namespace
 from kvserver.service.leases import end as end_lease
 from kvserver.service.state import MILLISECOND_NS, Cache, Core, Session, check_name
-from kvserver.tiers.records import DOCUMENT_FORMAT, GroupDocument, NamespaceDocument, encode_document
+from kvserver.tiers.records import (
+    DOCUMENT_BYTES_MAX,
+    DOCUMENT_FORMAT,
+    GroupDocument,
+    NamespaceDocument,
+    encode_document,
+)
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Layout
 from kvserver.wire.messages import Clear, Cleared, Register, Unregister, Watch, Watched
@@ -22,24 +28,11 @@ from kvserver.wire.orders import MapBoard, MapCache, UnmapCache
 
 def register(core: Core, session: Session, peer: int, request: Register, now_ns: int) -> None:
     """Checks a cache against its namespace and has the device's mover map it; the reply comes when that is done."""
-    if not session.attached_peer:
-        raise RequestError(
-            "not-attached", "attach first: without a held connection nobody would notice this worker's end"
-        )
-    check_name("name", request.name)
-    check_namespace(request.namespace)
-    if request.name in session.caches:
-        raise RequestError("registered-twice", f"this session has a cache named {request.name!r} already")
-    if len(core.caches) >= core.bounds.caches_max:
-        raise ResourceError(
-            "caches", f"{len(core.caches)} caches are registered, at most {core.bounds.caches_max} may be"
-        )
-    if request.mode != "direct":
-        raise RequestError("mode", f"mode {request.mode!r} is not one of device kind host; expected 'direct'")
+    _check_request(core, session, request)
     layout = Layout.parse(request)
     descriptors = _check_descriptors(session, request)
+    _check_fit(core, request.namespace, layout)
     space = _space_for(core, request.namespace, layout)
-    _check_shards(core, space, layout)
 
     mover = movers.ensure(core, request.device, request.device_index, now_ns)
     cache = Cache(
@@ -63,6 +56,8 @@ def register(core: Core, session: Session, peer: int, request: Register, now_ns:
         core.instruct(mover, MapBoard(session.number), board=session.number)
     order = MapCache(cache.number, session.number, request.chunk_tokens, request.buffers, request.groups)
     core.instruct(mover, order, descriptors)
+    patience_ms = core.bounds.mover_start_ms + core.bounds.mover_grace_ms
+    core.timers.set(now_ns + patience_ms * MILLISECOND_NS, "map", cache.number)
 
 
 def unregister(core: Core, session: Session, peer: int, request: Unregister, now_ns: int) -> None:
@@ -89,6 +84,30 @@ def begin_unmap(core: Core, cache: Cache, now_ns: int) -> None:
     if not movers.forget_queued(core, cache):
         core.instruct(cache.mover, UnmapCache(cache.number))
         core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "unmap", cache.number)
+
+
+def _check_request(core: Core, session: Session, request: Register) -> None:
+    """What a registration must be whatever its layout."""
+    if not session.attached_peer:
+        raise RequestError(
+            "not-attached", "attach first: without a held connection nobody would notice this worker's end"
+        )
+    check_name("name", request.name)
+    if request.tenant:
+        check_name("tenant", request.tenant)
+    check_namespace(request.namespace)
+    if request.name in session.caches:
+        raise RequestError("registered-twice", f"this session has a cache named {request.name!r} already")
+    if len(core.caches) >= core.bounds.caches_max:
+        raise ResourceError(
+            "caches", f"{len(core.caches)} caches are registered, at most {core.bounds.caches_max} may be"
+        )
+    if request.mode != "direct":
+        raise RequestError("mode", f"mode {request.mode!r} is not one of device kind host; expected 'direct'")
+    if request.device_index:
+        raise RequestError("device", f"device_index={request.device_index}; device kind host has one device, 0")
+    if any(buffer.handle for buffer in request.buffers):
+        raise RequestError("handle", "a buffer came with an IPC handle; on device kind host handles are empty")
 
 
 def _check_descriptors(session: Session, request: Register) -> tuple[int, ...]:
@@ -123,13 +142,9 @@ def clear(core: Core, peer: int, request: Clear) -> None:
 
 
 def _space_for(core: Core, digest: bytes, layout: Layout) -> Space:
+    """The namespace that the layout was checked against, or a new one."""
     space = core.chunks.spaces.get(digest)
     if space is not None:
-        if space.geometry != layout.geometry:
-            raise RequestError(
-                "geometry",
-                f"namespace {digest[:6].hex()} has {space.geometry}, this registration says {layout.geometry}",
-            )
         return space
     if len(core.chunks.spaces) >= core.bounds.namespaces_max and not _forget_a_namespace(core):
         raise ResourceError("namespaces", f"{len(core.chunks.spaces)} namespaces are in use, no more can be")
@@ -148,33 +163,49 @@ def _forget_a_namespace(core: Core) -> bool:
         return False
     coldest = min(idle, key=lambda space: max((node.used for node in space.root.child_nodes()), default=0))
     core.chunks.clear(coldest, "cleared")
+    core.effects.append(DropNamespace(coldest.number))
     return True
 
 
-def _check_shards(core: Core, space: Space, layout: Layout) -> None:
-    """What is registered for a shard must be what the namespace knows of it, and must fit the arena."""
+def _check_fit(core: Core, digest: bytes, layout: Layout) -> None:
+    """Holds a layout against what the namespace has and what can be kept. Nothing has been changed when it refuses."""
+    space = core.chunks.spaces.get(digest) or Space(digest, 0, layout.geometry)
+    if space.geometry != layout.geometry:
+        raise RequestError(
+            "geometry", f"namespace {digest[:6].hex()} has {space.geometry}, this registration says {layout.geometry}"
+        )
+    slot_bytes = [part.slot_bytes for part in space.parts]
     for index, group in enumerate(layout.groups):
-        part = space.parts[space.part_of[index] + group.shard]
-        if part.pages is not None and part.pages != group.pages:
+        part = space.part_of[index] + group.shard
+        pages = space.parts[part].pages
+        if pages is not None and pages != group.pages:
             raise RequestError(
                 "geometry",
-                f"shard {group.shard} of group {index} has pages (regions, bytes) {part.pages} in this namespace, "
+                f"shard {group.shard} of group {index} has pages (regions, bytes) {pages} in this namespace, "
                 f"this registration says {group.pages}",
             )
-        slot_bytes = slot_bytes_for(group.shard_bytes)
-        if slot_bytes > core.bounds.slab_bytes:
+        slot_bytes[part] = slot_bytes_for(group.shard_bytes)
+        if slot_bytes[part] > core.bounds.slab_bytes:
             raise ResourceError(
                 "slot-size",
                 f"a shard of {group.shard_bytes} bytes does not fit a slab of {core.bounds.slab_bytes} bytes",
             )
-    chunk_bytes = sum(part.slot_bytes for part in space.parts)
-    if chunk_bytes > core.bounds.arena_bytes:
+    if sum(slot_bytes) > core.bounds.arena_bytes:
         raise ResourceError(
-            "slot-size", f"a chunk of {chunk_bytes} bytes does not fit the arena of {core.bounds.arena_bytes} bytes"
+            "slot-size",
+            f"a chunk of {sum(slot_bytes)} bytes does not fit the arena of {core.bounds.arena_bytes} bytes",
+        )
+    document_bytes = len(encode_document(_document(space, layout)))
+    if document_bytes > DOCUMENT_BYTES_MAX:
+        raise ResourceError(
+            "namespace-size",
+            f"the shapes of all shards take {document_bytes} bytes, at most {DOCUMENT_BYTES_MAX} can be kept; "
+            "describe equally spaced regions by one run",
         )
 
 
 def _adopt_shards(core: Core, space: Space, layout: Layout) -> None:
+    document = encode_document(_document(space, layout))
     news = False
     for index, group in enumerate(layout.groups):
         part = space.parts[space.part_of[index] + group.shard]
@@ -184,10 +215,14 @@ def _adopt_shards(core: Core, space: Space, layout: Layout) -> None:
             part.slot_bytes = slot_bytes_for(group.shard_bytes)
             news = True
     if news:
-        core.effects.append(PutNamespace(space.number, encode_document(_document(space))))
+        core.effects.append(PutNamespace(space.number, document))
 
 
-def _document(space: Space) -> NamespaceDocument:
+def _document(space: Space, layout: Layout) -> NamespaceDocument:
+    """What the namespace fixes, once the layout's shards belong to it."""
+    pages = [part.pages for part in space.parts]
+    for index, group in enumerate(layout.groups):
+        pages[space.part_of[index] + group.shard] = group.pages
     groups = [
         GroupDocument(
             shape.block_tokens,
@@ -195,7 +230,7 @@ def _document(space: Space) -> NamespaceDocument:
             shape.window_tokens,
             shape.shards,
             shape.writers,
-            [None if (pages := space.parts[part].pages) is None else list(pages) for part in space.group_parts(index)],
+            [None if (shard := pages[part]) is None else list(shard) for part in space.group_parts(index)],
         )
         for index, shape in enumerate(space.geometry.groups)
     ]

@@ -100,6 +100,8 @@ class Chunks:
         self._counters.discarded[reason] += len(space.nodes)
         for node in sorted(space.nodes.values(), key=lambda node: -node.depth):
             self._shrink_retired(space, node)
+        for node in space.nodes.values():  # what a retrieve still reads must not come back with the next brain
+            self.withdrawn.extend(offset for offset in node.slots if offset != ABSENT)
         self._forget_if_empty(space)
         return chunks
 
@@ -153,14 +155,14 @@ class Chunks:
         started = pending is None
         if pending is None:
             pending = Pending(space, node, deadline_ns)
-        node.pins += 1
+        self.pin(node)
         taken: dict[int, int] = {}
         for part in parts:
             offset = self._take(space.parts[part].slot_bytes, pending)
             if offset is None:
                 break
             taken[part] = offset
-        node.pins -= 1
+        self.unpin(space, node)
         if len(taken) < len(parts):
             for offset in taken.values():
                 self.pool.free(offset)

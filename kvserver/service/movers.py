@@ -8,8 +8,8 @@ import logging
 
 from kvserver.errors import DeviceError, RequestError
 from kvserver.service import transfers
-from kvserver.service.effects import Ask, CloseDescriptors
-from kvserver.service.state import MILLISECOND_NS, Cache, Core, Mover
+from kvserver.service.effects import Ask, CloseDescriptors, DropNamespace
+from kvserver.service.state import MILLISECOND_NS, Cache, Core, Mover, Session
 from kvserver.wire.messages import Registered, Unregistered
 from kvserver.wire.orders import DropBoard, KillMover, MapCache, MapFailed, Mapped, Ready, StartMover, Unmapped
 
@@ -54,6 +54,7 @@ def kill(core: Core, mover: Mover, why: str) -> None:
 def gone(core: Core, mover: Mover, how: str, now_ns: int) -> None:
     """The process has been reaped: its mappings are gone and none of its copies can still run."""
     _drop_queue(core, mover)
+    mover.state = "killed"
     del core.movers[mover.number]
     core.counters.mover_restarts += 1
     core.log("mover gone", *_name(mover), ("how", how), ("jobs", len(mover.jobs)), level=logging.WARNING)
@@ -114,9 +115,21 @@ def unmapped(core: Core, mover: Mover, report: Unmapped) -> None:
     forget_cache(core, cache)
 
 
-def unmap_overdue(core: Core, number: int) -> None:
+def map_overdue(core: Core, number: int) -> None:
+    """The mover had the time to start and to map; whoever registers is told when it has been reaped."""
     cache = core.caches.get(number)
-    if cache is not None and cache.state == "unmapping":
+    if cache is not None and cache.state == "mapping":
+        kill(core, cache.mover, f"did not map cache {number}")
+
+
+def unmap_overdue(core: Core, number: int, now_ns: int) -> None:
+    """A live client that unregisters lets its jobs end by their own deadlines; a dead one's have been cancelled."""
+    cache = core.caches.get(number)
+    if cache is None or cache.state != "unmapping":
+        return
+    if cache.jobs and not cache.session.ended:
+        core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "unmap", number)
+    else:
         kill(core, cache.mover, f"did not let cache {number} go")
 
 
@@ -129,7 +142,10 @@ def forget_cache(core: Core, cache: Cache) -> None:
     space = core.chunks.spaces.get(cache.digest)
     if space is not None:
         space.caches -= 1
-    drop_board(core, cache.mover, cache)
+        if not space.caches and not space.nodes:  # a shape that nothing was stored in binds nobody
+            core.chunks.clear(space, "cleared")
+            core.effects.append(DropNamespace(space.number))
+    drop_board(core, cache.mover, cache.session)
 
 
 def forget_queued(core: Core, cache: Cache) -> bool:
@@ -145,9 +161,8 @@ def forget_queued(core: Core, cache: Cache) -> bool:
     return True
 
 
-def drop_board(core: Core, mover: Mover, cache: Cache) -> None:
+def drop_board(core: Core, mover: Mover, session: Session) -> None:
     """An ended session's board goes with its last cache."""
-    session = cache.session
     if not session.ended or session.number not in mover.boards:
         return
     if any(other.session is session for other in mover.caches.values()):

@@ -192,8 +192,10 @@ class Service:
                     job = transfers.overdue(core, number, now_ns)
                     if job is not None:
                         movers.kill(core, job.cache.mover, f"did not end job {number}")
+                case ("map", number):
+                    movers.map_overdue(core, number)
                 case ("unmap", number):
-                    movers.unmap_overdue(core, number)
+                    movers.unmap_overdue(core, number, now_ns)
                 case ("attach", number):
                     sessions.attach_overdue(core, number, now_ns)
                 case ("mover-start", number):

@@ -4,7 +4,7 @@ A session lives as long as its process and the connection that it attached; miss
 """
 
 from kvserver.errors import RequestError, ResourceError
-from kvserver.service import caches
+from kvserver.service import caches, movers
 from kvserver.service.effects import AnswerWithBoard, CloseDescriptors, CloseSession
 from kvserver.service.leases import end as end_lease
 from kvserver.service.state import MILLISECOND_NS, Core, Engine, Session, check_name
@@ -137,6 +137,8 @@ def end(core: Core, session: Session, why: str, now_ns: int) -> None:
     for cache in list(session.caches.values()):
         cache.waiting = None
         caches.begin_unmap(core, cache, now_ns)
+    for mover in core.movers.values():
+        movers.drop_board(core, mover, session)
 
 
 def _leave_engine(core: Core, engine: Engine) -> None:

@@ -12,7 +12,8 @@ from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
 from kvserver.service.effects import Answer, Effect, Instruct, Log
 from kvserver.transfer.layout import Layout
-from kvserver.wire.messages import NAME_BYTES_MAX, Error, Mode, Reply, Why
+from kvserver.wire.codec import error_reply
+from kvserver.wire.messages import NAME_BYTES_MAX, Mode, Reply, Why
 from kvserver.wire.orders import Order
 
 MILLISECOND_NS = 1_000_000
@@ -240,7 +241,7 @@ class Core:
         self.counters.errors[error.family] += 1
         match error:
             case RequestError() | ResourceError() | DeviceError():
-                self.answer(peer, Error(request_id, error.family, error.code, error.message))
+                self.answer(peer, error_reply(request_id, error))
             case _:
                 raise error
 

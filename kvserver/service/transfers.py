@@ -17,6 +17,7 @@ from kvserver.wire.messages import (
     BLOCKS_MAX,
     BOARD_WORDS,
     KEY_BYTES,
+    PLACES_MAX,
     GroupBlocks,
     Retrieve,
     Retrieved,
@@ -336,7 +337,7 @@ def _spans(cache: Cache, groups: list[GroupBlocks]) -> list[Span]:
     """Checks the shape of a request's blocks; the ids themselves are checked by the mover, before any byte moves."""
     spans: list[Span] = []
     seen: set[int] = set()
-    total = 0
+    total = places = 0
     for item in groups:
         if not 0 <= item.group < len(cache.layout.groups) or item.group in seen:
             raise RequestError("group", f"group {item.group} must be in [0, {len(cache.layout.groups)}) and stand once")
@@ -356,7 +357,13 @@ def _spans(cache: Cache, groups: list[GroupBlocks]) -> list[Span]:
         per_chunk = cache.layout.groups[item.group].blocks_per_chunk
         last_block = item.first_block + blocks
         first, last = item.first_block // per_chunk, -(-last_block // per_chunk)
+        places += blocks + 2 * (last - first)
         spans.append(Span(item.group, per_chunk, item.first_block, last_block, first, last, item.block_ids))
     if not spans:
         raise RequestError("block-ids", "no group brings any blocks")
+    if places > PLACES_MAX:
+        raise RequestError(
+            "too-large",
+            f"{total} block ids and twice the {(places - total) // 2} chunks that they touch exceed {PLACES_MAX}",
+        )
     return spans

@@ -65,6 +65,8 @@ class NamespaceDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 DOCUMENT_FORMAT = 1
+DOCUMENT_BYTES_MAX = 65_536
+"""The ledger has room for no longer one (kvserver._native.Ledger)."""
 encode_document = msgspec.msgpack.Encoder().encode
 _document_decoder = msgspec.msgpack.Decoder(NamespaceDocument)
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from kvserver.errors import RequestError
+from kvserver.errors import DeviceError, RequestError, ResourceError
 from kvserver.wire.messages import FRAME_BYTES_MAX, PROTOCOL, Error, Reply, Request
 
 _decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -10,6 +10,8 @@ _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 encode = msgspec.msgpack.Encoder().encode
 
 ID_MAX = (1 << 63) - 1
+MESSAGE_CHARS_MAX = 500
+"""Of what came, a refusal quotes this much: its frame must fit wherever the reply travels."""
 
 
 class Malformed(Exception):
@@ -40,8 +42,8 @@ def decode_reply(frame: bytes | memoryview) -> Reply:
         raise RequestError("frame", f"not a reply of protocol {PROTOCOL}: {problem}") from problem
 
 
-def error_reply(request_id: int, error: RequestError) -> Error:
-    return Error(request_id, "request", error.code, error.message)
+def error_reply(request_id: int, error: RequestError | ResourceError | DeviceError) -> Error:
+    return Error(request_id, error.family, error.code, _clipped(error.message))
 
 
 def protocol_mismatch(got: object) -> RequestError:
@@ -55,8 +57,14 @@ def _explain(frame: bytes | memoryview, problem: Exception) -> Error:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raw = None
     if not isinstance(raw, list) or not raw:
-        return Error(0, "request", "frame", f"not a msgpack array [tag, id, ...]: {problem}")
-    request_id = raw[1] if len(raw) > 1 and isinstance(raw[1], int) and 0 <= raw[1] <= ID_MAX else 0
+        return Error(0, "request", "frame", _clipped(f"not a msgpack array [tag, id, ...]: {problem}"))
+    request_id = raw[1] if len(raw) > 1 and type(raw[1]) is int and 0 <= raw[1] <= ID_MAX else 0
     if raw[0] == "hello" and len(raw) > 2 and raw[2] != PROTOCOL:
         return error_reply(request_id, protocol_mismatch(raw[2]))
-    return Error(request_id, "request", "frame", str(problem))
+    return Error(request_id, "request", "frame", _clipped(str(problem)))
+
+
+def _clipped(message: str) -> str:
+    if len(message) <= MESSAGE_CHARS_MAX:
+        return message
+    return f"{message[:MESSAGE_CHARS_MAX]}… ({len(message)} characters)"

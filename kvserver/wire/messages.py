@@ -29,6 +29,9 @@ CHUNKS_MAX = 4096
 """Keys in one request."""
 BLOCKS_MAX = 65_536
 """Block ids in one request, all groups together."""
+PLACES_MAX = BLOCKS_MAX * 3 // 2
+"""Block ids, and twice the chunks that they touch, in one request, all groups together: so many fit one order to a
+mover. Only chunks of less than four blocks ever meet it."""
 GROUPS_MAX = 16
 REGION_RUNS_MAX = 4096
 BUFFERS_MAX = 64

@@ -34,6 +34,8 @@ class SimEngine:
         self.digest = digest
         self.shape = shape
         self.leases: list[Granted] = []
+        self._stored: list[Path] = []
+        """What was to be stored lately."""
         self._world = world
         self.scheduler = Process(world, self, -1)
         self.workers = [Process(world, self, rank) for rank in range(shape.ranks)]
@@ -64,8 +66,13 @@ class SimEngine:
     def plan_store(self) -> None:
         """Every rank is to store its shards of the same chunks; some forget it, some store other groups."""
         world, rng = self._world, self._world.rng
-        path = self._path()
-        first = 0 if rng.random() < 0.6 else int(rng.random() * len(path))
+        path, first = self._path(), 0
+        if self._stored and rng.random() < 0.5:  # another turn of a conversation
+            before = rng.choice(self._stored)
+            longer = (before + path)[: world.swarm.depth]
+            if len(longer) > len(before):
+                path, first = longer, rng.choice((0, len(before), len(before), int(rng.random() * len(longer))))
+        self._stored = [*self._stored[-3:], path]
         ranges = self._store_ranges(first, len(path))
         for worker in self.workers:
             if world.chance("rank-skips"):
@@ -78,7 +85,7 @@ class SimEngine:
     def plan_lookup(self) -> None:
         """One lookup for all ranks; chunks that nobody has stored stand behind it now and then."""
         rng = self._world.rng
-        keys = keys_of(self._path())
+        keys = keys_of(rng.choice(self._stored) if self._stored and rng.random() < 0.8 else self._path())
         if rng.random() < 0.1:
             keys += UNKNOWN_KEYS[: 1 + int(rng.random() * 5)]
         least = 0 if rng.random() < 0.7 else int(rng.random() * 4)

@@ -13,7 +13,8 @@ class Wrong(AssertionError):
 class Pool:
     """One rank's paged KV. Outlives its process for as long as a mover has it mapped."""
 
-    def __init__(self, shape: Shape, rank: int, blocks: int, garbage: Garbage) -> None:
+    def __init__(self, digest: bytes, shape: Shape, rank: int, blocks: int, garbage: Garbage) -> None:
+        self.digest = digest
         self.shape = shape
         self.rank = rank
         self.blocks = [[garbage() for _ in range(blocks)] for _ in shape.groups]

@@ -10,7 +10,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from kvserver.service.effects import Instruct
 from kvserver.wire.orders import (
     Cancel,
     Copy,
@@ -21,6 +20,7 @@ from kvserver.wire.orders import (
     MapCache,
     MapFailed,
     Mapped,
+    Order,
     Ready,
     Report,
     StartMover,
@@ -69,7 +69,7 @@ class SimMover:
         self.number = number
         self.state: Literal["starting", "running", "killed", "reaped"] = "starting"
         self.stopped = False
-        self.inbox: deque[tuple[Instruct, list[Pool]]] = deque()
+        self.inbox: deque[tuple[Order, Pool | None, Board | None]] = deque()
         self.reports: deque[Report] = deque()
         self.boards: dict[int, Board] = {}
         self.mappings: dict[int, Mapping] = {}
@@ -102,37 +102,39 @@ class SimMover:
         self.state = "reaped"
         for run in self.runs:
             self._world.promises.copy_over(run.order.job)
-        for instruct, _ in self.inbox:
-            if isinstance(instruct.order, Copy):
-                self._world.promises.copy_over(instruct.order.job)
+        for order, _, _ in self.inbox:
+            if isinstance(order, Copy):
+                self._world.promises.copy_over(order.job)
         self.runs.clear()
         self.inbox.clear()
 
     # ---------------------------------------------------------------- orders
 
-    def _take(self, instruct: Instruct, pools: list[Pool]) -> None:
-        match instruct.order:
+    def _take(self, order: Order, pool: Pool | None, board: Board | None) -> None:
+        match order:
             case MapBoard(session):
                 if session in self.boards:
                     raise Wrong(f"board of session {session} was sent to mover {self.number} twice")
-                self.boards[session] = self._world.boards_ever[session]
+                assert board is not None
+                self.boards[session] = board
             case DropBoard(session):
                 if any(mapping.session == session for mapping in self.mappings.values()):
                     raise Wrong(f"board of session {session} was dropped while a cache of it is mapped")
                 del self.boards[session]
-            case MapCache() as order:
+            case MapCache():
+                assert pool is not None
                 if order.session not in self.boards:
                     raise Wrong(f"cache {order.cache} was sent to mover {self.number} before its session's board")
                 if self._world.chance("map-fails"):
                     self.reports.append(MapFailed(order.cache, "descriptor-size", "simulated"))
                 else:
-                    self.mappings[order.cache] = Mapping(order.cache, order.session, pools[0])
+                    self.mappings[order.cache] = Mapping(order.cache, order.session, pool)
                     self.reports.append(Mapped(order.cache))
             case UnmapCache(cache):
                 if cache in self.mappings:  # else it could not be mapped, and the brain has been told
                     self.mappings[cache].unmapping = True
                     self._unmap_if_idle(self.mappings[cache])
-            case Copy() as order:
+            case Copy():
                 self._begin_copy(order)
             case Cancel(job):
                 for run in self.runs:
@@ -148,7 +150,7 @@ class SimMover:
         self.runs.append(Run(order, mapping, self.boards[mapping.session]))
 
     def _unmap_if_idle(self, mapping: Mapping) -> None:
-        if mapping.unmapping and not any(run.mapping is mapping for run in self.runs):
+        if self.state == "running" and mapping.unmapping and not any(run.mapping is mapping for run in self.runs):
             del self.mappings[mapping.number]
             self.reports.append(Unmapped(mapping.number))
 

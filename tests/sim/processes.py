@@ -23,6 +23,7 @@ from kvserver.wire.messages import (
     Lookup,
     Offer,
     Offered,
+    Register,
     Registered,
     Reply,
     Request,
@@ -61,6 +62,14 @@ class RetrieveTask(NamedTuple):
     granted: "Granted"
 
 
+class Received(NamedTuple):
+    """A reply, and what comes with it: the number behind a Welcome's secret, the board of an Attached."""
+
+    reply: Reply
+    session: int
+    board: Board | None
+
+
 @dataclass(eq=False)
 class Transfer:
     """A store or retrieve that this process has begun and not settled."""
@@ -84,16 +93,18 @@ class Process:
         self.alive = True
         self.stalled = False
         self.registers = rank >= 0 or world.chance("scheduler-registers")
-        self.pool = Pool(engine.shape, rank, world.swarm.pool_blocks, world.garbage)
+        self.pool = Pool(engine.digest, engine.shape, rank, world.swarm.pool_blocks, world.garbage)
         self.transfers: list[Transfer] = []
-        self.todo: deque[StoreTask | RetrieveTask] = deque()
+        self.todo: deque[StoreTask | RetrieveTask] = deque(maxlen=4)
         self._world = world
         self._last_id = 0
         self._caches_named = 0
+        self.cache_name = ""
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         """Without any session."""
+        self._brain = self._world.brain
         self.peer = self._world.new_peer(self)
         self.local_peer = 0
         self.lane_peer = 0
@@ -105,7 +116,7 @@ class Process:
         self.cache = 0
         self.mover: SimMover | None = None
         self.asked: dict[int, Request] = {}
-        self.inbox: deque[Reply] = deque()
+        self.inbox: deque[Received] = deque()
         self.todo.clear()
 
     def next_id(self) -> int:
@@ -135,14 +146,19 @@ class Process:
         """One thing: settle what is over, become registered, or begin a transfer."""
         if not self.alive or self.stalled:
             return
+        if self._brain != self._world.brain and self._world.rng.random() < 0.3:
+            self.disconnect()
         while self.inbox:
             self._take(self.inbox.popleft())
         self.settle()
         if not self._world.calm:
-            if not self.session or (self.registers and not self.cache):
-                self._advance()
-            elif self.todo:
-                self._begin_task(self.todo.popleft())
+            self._advance_or_begin()
+
+    def _advance_or_begin(self) -> None:
+        if self.board is None or (self.registers and not self.cache):
+            self._advance()
+        elif self.todo and self.cache:
+            self._begin_task(self.todo.popleft())
 
     def _advance(self) -> None:
         """The next step towards a registered cache."""
@@ -165,12 +181,13 @@ class Process:
             self.send(Offer(self.next_id()), self.local_peer, descriptor=self._world.new_descriptor())
         elif not self.asks(Register):
             self._caches_named += self._world.rng.random() < 0.5
+            self.cache_name = f"kv{self._caches_named}"
             descriptors = self.descriptors[: len(engine.shape.groups)]
             frame = register_frame(
                 engine.shape,
                 self.rank,
                 request_id=self.next_id(),
-                name=f"kv{self._caches_named}",
+                name=self.cache_name,
                 digest=engine.digest,
                 blocks=self._world.swarm.pool_blocks,
                 descriptors=descriptors,
@@ -183,8 +200,9 @@ class Process:
             self.send(Lane(self.next_id(), self.token), self.lane_peer)
 
     def unregister(self) -> None:
-        if self.cache and not self.asks(Unregister):
-            self.send(Unregister(self.next_id(), self.cache), self.quick_peer())
+        if self.cache:
+            for _ in range(1 + (self._world.rng.random() < 0.3)):
+                self.send(Unregister(self.next_id(), self.cache), self.peer)
 
     def clear(self, digest: bytes) -> None:
         self.send(Clear(self.next_id(), digest), self.quick_peer())
@@ -199,6 +217,8 @@ class Process:
 
     def disconnect(self) -> None:
         """The brain is gone, or knows nothing of this session. Transfers are given up as far as that is possible."""
+        if self._brain == self._world.brain:
+            self._world.disconnected(self)
         self._begin_anew()
         for transfer in self.transfers:
             transfer.answered = True
@@ -360,7 +380,8 @@ class Process:
         return array("i", ids).tobytes()
 
     def _deadline_ms(self) -> int:
-        return self._world.rng.choice((1, 5)) if self._world.chance("hasty-client") else self._world.rng.choice((30, 300))
+        steps = self._world.rng.choice((1, 5) if self._world.chance("hasty-client") else (100, 600))
+        return self._world.swarm.ms(steps)
 
     def _until(self, deadline_ms: int) -> int:
         return self._world.now_ns + deadline_ms * MS
@@ -375,21 +396,26 @@ class Process:
 
     # ---------------------------------------------------------------- replies
 
-    def receive(self, reply: Reply) -> None:
-        self.inbox.append(reply)
+    def receive(self, peer: int, received: Received) -> None:
+        if peer not in (self.peer, self.local_peer, self.lane_peer):
+            return  # a connection that it has given up
+        self.inbox.append(received)
         if not self.stalled:
             while self.inbox:
                 self._take(self.inbox.popleft())
+            if not self._world.calm and self._world.rng.random() < 0.8:
+                self._advance_or_begin()
 
-    def _take(self, reply: Reply) -> None:
+    def _take(self, received: Received) -> None:
+        reply = received.reply
         request = self.asked.pop(reply.id, None)
         match reply:
             case Error():
                 self._refused(request, reply)
             case Welcome():
-                self.token, self.session = reply.session, self._world.session_number(reply.session)
+                self.token, self.session, self._brain = reply.session, received.session, self._world.brain
             case Attached():
-                self.board = self._world.boards[self.session]
+                self.board = received.board
             case LaneOpen():
                 self.lane_open = True
             case Offered():
@@ -437,12 +463,6 @@ class Process:
                 pass
         if error.code == "session-unknown":
             self.disconnect()
-
-
-def Register -> type:
-    from kvserver.wire.messages import Register
-
-    return Register
 
 
 def _fields(request: Store | Retrieve) -> list[object]:

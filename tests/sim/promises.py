@@ -184,7 +184,7 @@ class Promises:
                 self._check_stored(request, reply)
             case Release(), Released():
                 lease = self.leases.pop(request.lease, None)
-                if lease is not None and lease.engine is not self.by_peer[peer].engine:
+                if lease is not None and lease.expires_ns > now_ns and lease.engine is not self.by_peer[peer].engine:
                     raise Wrong(f"lease {request.lease} was released by another engine")
             case Clear(), Cleared():
                 if any(digest == request.namespace for digest, *_ in self._ledger.held):
@@ -211,7 +211,7 @@ class Promises:
     def _check_stored(self, request: Store, stored: Stored) -> None:
         """What a store says is held is sealed in the ledger."""
         count = len(request.keys) // KEY
-        if not 0 <= stored.chunks <= count or (stored.chunks < count) != (stored.why != "" and stored.chunks < count):
+        if not 0 <= stored.chunks <= count or (stored.chunks < count and not stored.why):
             raise Wrong(f"{stored} to a store of {count} chunks")
         cache = self.caches[request.cache]
         for position in range(stored.chunks):
@@ -342,6 +342,10 @@ class Promises:
                 self.reading[unit].remove(job)
                 if not self.reading[unit]:
                     del self.reading[unit]
+
+    def may_seal(self, job: int) -> bool:
+        session = self.jobs_ever.get(job)
+        return session is not None and not session.closed
 
     def sealed(self, offset: int) -> None:
         """A slot is published: the copy that filled it is over, and its session lives."""

@@ -13,29 +13,29 @@ from .shapes import SHAPES, Shape
 ACTS = {
     # what may happen at one step: how likely it is before the swarm
     "deliver": 30.0,
-    "mover": 34.0,
+    "mover": 40.0,
     "supervisor": 7.0,
-    "process": 34.0,
-    "tick": 5.0,
-    "plan-store": 9.0,
-    "plan-lookup": 9.0,
-    "plan-mixed-lookup": 1.0,
+    "process": 45.0,
+    "tick": 3.0,
+    "plan-store": 4.0,
+    "plan-lookup": 5.0,
+    "plan-mixed-lookup": 0.6,
     "jump": 0.5,
     "grow": 1.0,
-    "process-dies": 0.5,
-    "process-stalls": 0.5,
-    "mover-dies": 0.3,
-    "mover-stops": 0.5,
+    "process-dies": 0.12,
+    "process-stalls": 0.2,
+    "mover-dies": 0.15,
+    "mover-stops": 0.2,
     "resume": 3.0,
-    "brain-dies": 0.5,
-    "clear": 0.5,
+    "brain-dies": 0.06,
+    "clear": 0.15,
     "release": 1.0,
     "unregister": 0.6,
     "abandon": 1.0,
     "status": 0.3,
     "lane": 0.5,
     "repeat": 0.7,
-    "nonsense": 4.0,
+    "nonsense": 2.5,
 }
 ALWAYS = ("deliver", "mover", "supervisor", "process", "tick", "resume")
 
@@ -43,14 +43,14 @@ CHANCES = {
     # how likely each small thing is whenever it could happen, before the swarm
     "copy-fails": 0.03,
     "map-fails": 0.03,
-    "start-fails": 0.05,
+    "start-fails": 0.03,
     "bad-ids": 0.03,
     "rank-skips": 0.06,
     "rank-differs": 0.08,
     "wrong-parent": 0.03,
     "twin-word": 0.03,
     "foreign-lease": 0.04,
-    "same-epoch": 0.5,
+    "same-epoch": 0.8,
     "forged-rival": 0.3,
     "message-waits": 0.35,
     "hasty-client": 0.2,
@@ -68,17 +68,24 @@ class Swarm:
         }
         self.chances = {name: min(0.9, chance * _strength(rng)) for name, chance in CHANCES.items()}
         self.shapes = self._shapes(rng)
-        self.engines = rng.choice((1, 2, 2, 3))
+        self.engines = rng.choice((1, 1, 2, 2, 3))
         self.depth = rng.choice((2, 4, 6, 8))
         """Chunks of the longest prefix."""
         self.fanout = rng.choice((1, 2, 2, 3))
         """Branches at each chunk."""
         self.pool_blocks = rng.choice((17, 41, 83))
         self.words = rng.choice((2, 5, 11))
-        self.step_us = rng.choice((200, 1000, 5000))
-        """Mean time between two steps."""
+        self.step_ms = rng.choice((1, 3, 10))
+        """Mean time between two steps; all other times are so many steps."""
         self.bounds = self._bounds(rng)
-        self.slabs_at_start = rng.choice((0, 1, self.bounds.arena_bytes // self.bounds.slab_bytes))
+        self.slabs_at_start = rng.choice((0, 1, *[self.bounds.arena_bytes // self.bounds.slab_bytes] * 5))
+
+    @staticmethod
+    def _tight(rng: Random, narrow: tuple[int, ...], wide: int) -> int:
+        return rng.choice(narrow) if rng.random() < 0.1 else wide
+
+    def ms(self, steps: int) -> int:
+        return steps * self.step_ms
 
     @staticmethod
     def _shapes(rng: Random) -> list[Shape]:
@@ -88,26 +95,25 @@ class Swarm:
 
     def _bounds(self, rng: Random) -> Bounds:
         slab_units = max(rng.choice((3, 4, 5, 7)), *(shape.slot_units_max() for shape in self.shapes))
-        units = max(shape.chunk_units() for shape in self.shapes) * rng.choice((1, 2, 4, 9))
+        units = max(shape.chunk_units() for shape in self.shapes) * rng.choice((1, 3, 6, 9, 16))
         slabs = max(rng.choice((2, 3)), -(-units // slab_units))
-        tight = rng.random() < 0.3
         return Bounds(
             arena_bytes=slabs * slab_units * SLOT_ALIGN,
             slab_bytes=slab_units * SLOT_ALIGN,
-            sessions_max=rng.choice((9, 11)) if tight else 64,
-            caches_max=rng.choice((3, 5)) if tight else 64,
-            namespaces_max=rng.choice((1, 2, 5)),
-            chunks_max=rng.choice((3, 7, 1000)),
-            leases_max=rng.choice((1, 4)) if tight else 64,
-            jobs_max=rng.choice((1, 2)) if tight else 16,
+            sessions_max=self._tight(rng, (9, 11), 64),
+            caches_max=self._tight(rng, (3, 5), 64),
+            namespaces_max=self._tight(rng, (1, 2), 5),
+            chunks_max=rng.choice((3, 7, 11, 1000, 1000, 1000)),
+            leases_max=self._tight(rng, (1, 4), 64),
+            jobs_max=self._tight(rng, (1, 2), 16),
             descriptors_max=rng.choice((3, 7)),
-            lease_ttl_ms=rng.choice((20, 100, 700)),
-            lease_extended_ms=rng.choice((10, 150)),
-            reserve_ttl_ms=rng.choice((15, 100, 900)),
-            attach_ttl_ms=rng.choice((30, 200)),
-            job_ttl_ms=rng.choice((50, 400)),
-            mover_grace_ms=rng.choice((15, 60)),
-            mover_start_ms=rng.choice((40, 300)),
+            lease_ttl_ms=self.ms(rng.choice((40, 200, 900))),
+            lease_extended_ms=self.ms(rng.choice((10, 150))),
+            reserve_ttl_ms=self.ms(rng.choice((60, 300, 900))),
+            attach_ttl_ms=self.ms(rng.choice((100, 600))),
+            job_ttl_ms=self.ms(rng.choice((150, 1500))),
+            mover_grace_ms=self.ms(rng.choice((40, 300))),
+            mover_start_ms=self.ms(rng.choice((100, 600))),
         )
 
 

@@ -25,7 +25,8 @@ BELOW: dict[str, str] = {
     "kvserver.passing": "config errors wire",
     "kvserver.metrics": "service wire",
     "kvserver.http": "errors metrics service wire",
-    "kvserver.server": "config errors http logs passing service transfer wire",
+    "kvserver.doors": "config errors wire",
+    "kvserver.server": "config doors errors http logs passing service transfer wire",
     "kvserver.mover": "config errors logs passing transfer wire",
     "kvserver.supervisor": "config errors logs passing transfer wire",
     "kvserver.doctor": "config",
@@ -41,7 +42,7 @@ BELOW: dict[str, str] = {
 # Modules that are expensive, or tie us to something, and who alone may import them.
 DOORS: dict[str, str] = {
     "kvserver._native": "kvserver.transfer.engines kvserver.replay kvclient",
-    "zmq": "kvserver.server kvclient",
+    "zmq": "kvserver.server kvserver.doors kvclient",
     "uvloop": "kvserver.server",
     "asyncio": "kvserver.server kvserver.http",
     "typer": "kvserver.cli",

@@ -22,7 +22,8 @@ HIT = Outcome(
     computed_tokens=104,
     lookup_ns=70_000,
     retrieve_asked_bytes=5000,
-    retrieve_ns=2000,
+    retrieve_began_ns=100,
+    retrieve_ended_ns=2100,
     compared_bytes=5000,
     spot_bytes=64,
 )
@@ -33,12 +34,14 @@ MISS = Outcome(
     computed_tokens=300,
     lookup_ns=90_000,
     retrieve_asked_bytes=77,
-    retrieve_ns=1,
+    retrieve_began_ns=100,
+    retrieve_ended_ns=101,
     retrieve_problem="timeout",
     store_chunks_asked=3,
     store_chunks_held=1,
     store_bytes=900,
-    store_ns=300,
+    store_began_ns=50,
+    store_ended_ns=350,
     store_why="full",
 )
 
@@ -67,6 +70,14 @@ def test_sums_are_those_of_the_outcomes() -> None:
     assert arm.retrieves_failed == {"timeout": 1}
     assert arm.stores_cut_short == {"full": 1}
     assert arm.lookup_us.p50 == 70.0
+
+
+def test_gb_per_s_is_over_the_time_in_which_some_job_was_under_way() -> None:
+    times = [(100, 300), (200, 400), (250, 260), (900, 1000)]  # 400 ns in all
+    jobs = [msgspec.structs.replace(HIT, retrieve_began_ns=began, retrieve_ended_ns=ended) for began, ended in times]
+    (arm,) = _result(*jobs).arms
+    assert arm.retrieve.gb_per_s == 4 * 5000 / 400
+    assert arm.retrieve.ms.p99 == 0.0002
 
 
 def test_outcome_whose_tokens_do_not_sum_is_a_bug() -> None:

@@ -21,6 +21,7 @@ def test_a_line_is_not_written_twice_at_the_end() -> None:
     lines: list[str] = []
     with Plain(lines.append, lambda: 1.0) as show:
         show(3, 3, "done")
+        show(3, 3, "done")
     assert lines == ["done"]
 
 

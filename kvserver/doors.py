@@ -1,0 +1,90 @@
+"""The two sockets by which requests come in (wire/messages.py): how they are made, and what may be said at which.
+
+The supervisor holds the lock of the path, so a socket that lies there is one that an earlier server left.
+"""
+
+import grp
+import os
+import socket
+import stat
+
+import zmq
+
+from kvserver.config import Config
+from kvserver.errors import ConfigError
+from kvserver.wire.codec import Malformed, decode_request
+from kvserver.wire.messages import FRAME_BYTES_MAX, Attach, Error, Hello, Lane, Request
+
+SENT_MAX = 1000
+"""Replies that wait for a ZeroMQ peer that does not read; what comes after them is dropped."""
+RECEIVED_MAX = 64
+"""Requests of a ZeroMQ peer that wait for the brain; further ones stay with the peer. Bounds the memory that one peer
+can take, since each may have ZMQ_FRAME_BYTES_MAX."""
+ZMQ_FRAME_BYTES_MAX = 2 * FRAME_BYTES_MAX
+"""ZeroMQ closes the connection of whoever sends more; up to here the refusal is a reply."""
+LOCAL_BACKLOG = 128
+
+
+def open_router(config: Config) -> zmq.Socket[bytes]:
+    """The ZeroMQ door."""
+    _make_way(config.socket)
+    router = zmq.Context(1).socket(zmq.ROUTER)
+    router.setsockopt(zmq.LINGER, 0)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.SNDHWM, SENT_MAX)
+    router.setsockopt(zmq.RCVHWM, RECEIVED_MAX)
+    router.setsockopt(zmq.MAXMSGSIZE, ZMQ_FRAME_BYTES_MAX)
+    try:
+        router.bind(f"ipc://{config.socket}")
+    except zmq.ZMQError as problem:
+        raise ConfigError("socket", f"ipc://{config.socket}: {problem}") from problem
+    _admit(config, config.socket)
+    return router
+
+
+def open_local(config: Config) -> socket.socket:
+    """The local door, listening."""
+    path = f"{config.socket}.local"
+    _make_way(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    try:
+        listener.bind(path)
+    except OSError as problem:
+        raise ConfigError("socket", f"{path}: {problem.strerror}") from problem
+    _admit(config, path)
+    listener.listen(LOCAL_BACKLOG)
+    return listener
+
+
+def read_request(frame: bytes | memoryview, *, local: bool) -> Request:
+    """The request in a frame that came in by this door. Raises Malformed where there is none that may.
+
+    A session begins over ZeroMQ and is attached by a local connection, whose end tells of the worker's end."""
+    request = decode_request(frame)
+    if local and isinstance(request, Hello):
+        raise Malformed(Error(request.id, "request", "door", "hello comes over ZeroMQ, not on a local connection"))
+    if not local and isinstance(request, Attach | Lane):
+        name = type(request).__name__.lower()
+        raise Malformed(Error(request.id, "request", "door", f"{name} comes on a local connection, not over ZeroMQ"))
+    return request
+
+
+def _make_way(path: str) -> None:
+    """Removes a socket that an earlier server left. Whatever else has that name stays, and stops the start."""
+    try:
+        mode = os.lstat(path).st_mode
+        if stat.S_ISSOCK(mode):
+            os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as problem:
+        raise ConfigError("socket", f"{path}: {problem.strerror}") from problem
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError("socket", f"{path} exists and is no socket; remove it, or choose another path")
+
+
+def _admit(config: Config, path: str) -> None:
+    """Only this user, or the configured group."""
+    if config.socket_group:
+        os.chown(path, -1, grp.getgrnam(config.socket_group).gr_gid)
+    os.chmod(path, 0o660 if config.socket_group else 0o600)

@@ -1,0 +1,158 @@
+"""Scenarios in which the brain or a mover is stopped with SIGSTOP while jobs are given up, their blocks are used for
+something else, and the process goes on. Afterwards every byte of pool and cache is compared (Scene.end()).
+
+Each takes a Scene and the number of the round.
+"""
+
+import time
+from concurrent.futures import Future
+
+from tests.process.engine import Prompt
+from tests.process.harness import is_gone, resume, stopped, until
+from tests.process.scene import Flight, Scene
+
+GIVE_UP_S = 0.12
+"""Deadline of the jobs that are meant to be given up."""
+UNANSWERED_S = 0.5
+"""Deadline of the jobs that are done in time while the brain cannot say so."""
+LOOKUP_S = 0.1
+LATE_S = 1.0
+"""Beyond its deadline, for a machine that is busy with other things."""
+
+
+def lookups_miss(scene: Scene, round_: int) -> None:
+    """A lookup of a stopped brain is a miss within its deadline, the next one at once; a stopped mover hurts none."""
+    survivor, story = scene.survivor, scene.stored[0]
+    with stopped(scene.server.mover_pid()):
+        found = survivor.lookup(story)
+        assert found.chunks == story.chunks, "a lookup needs no mover"
+        assert found.lease is not None
+        survivor.client.release(found.lease)
+    with stopped(scene.server.brain_pid()):
+        began_s = time.monotonic()
+        found = survivor.client.lookup(survivor.namespace, story.keys, timeout_s=LOOKUP_S)
+        assert (found.chunks, found.lease, found.why) == (0, None, "timeout")
+        assert time.monotonic() - began_s < LOOKUP_S + LATE_S
+        trips = survivor.client.counters.trips
+        for _ in range(1000):
+            assert survivor.client.lookup(survivor.namespace, story.keys).why
+        assert survivor.client.counters.trips == trips, "a server that is known to hang is not asked"
+    scene.recover()
+    assert survivor.retrieve(story) == story.chunks
+
+
+def brain_and_store(scene: Scene, round_: int) -> None:
+    """The request is unread when it is given up; or (every other round) all is copied and only the reply is missing."""
+    brain_pid = scene.server.brain_pid()
+    if round_ % 2:
+        mover_pid, flight = scene.hold(lambda: scene.begin_store(UNANSWERED_S), copying=True)
+        with stopped(brain_pid):
+            resume(mover_pid)
+            scene.seen[f"store {_give_up_store(scene, flight)}"] += 1
+    else:
+        with stopped(brain_pid):
+            flight = scene.begin_store(GIVE_UP_S)
+            assert _give_up_store(scene, flight) == "timeout"
+        scene.recover()
+        assert scene.survivor.lookup(flight.story).chunks == 0, "a store that was given up is not served"
+    scene.recover()
+    _retrieve_if_held(scene, flight)
+
+
+def brain_and_retrieve(scene: Scene, round_: int) -> None:
+    """The request is unread when it is given up; or (every other round) all is copied and only the reply is missing."""
+    story = _store(scene)
+    brain_pid = scene.server.brain_pid()
+    if round_ % 2:
+        mover_pid, flight = scene.hold(lambda: scene.begin_retrieve(story, UNANSWERED_S), copying=True)
+        with stopped(brain_pid):
+            resume(mover_pid)
+            _end_retrieve(scene, flight)
+    else:
+        found = scene.survivor.lookup(story)
+        assert found.lease is not None
+        where = scene.survivor.place(story)
+        with stopped(brain_pid):
+            future = scene.survivor.begin_retrieve(found.lease, where, GIVE_UP_S)
+            assert future.result(20).why == "timeout"
+            scene.survivor.pool.spoil(where)
+    scene.recover()
+    assert scene.survivor.pool.wrong() == 0
+    assert scene.survivor.retrieve(story) == story.chunks
+
+
+def mover_and_store(scene: Scene, round_: int) -> None:
+    """Given up unread, or in the middle of the copy; the blocks are reused at once, then the mover goes on."""
+    mover_pid, flight = scene.hold(lambda: scene.begin_store(GIVE_UP_S), copying=round_ % 2 == 0)
+    assert _give_up_store(scene, flight) == "timeout"
+    resume(mover_pid)
+    scene.recover()
+    assert scene.survivor.lookup(flight.story).chunks == 0, "a store that was given up is not served"
+
+
+def mover_and_retrieve(scene: Scene, round_: int) -> None:
+    """Given up unread it ends at once; in the middle of the copy only when the mover has gone on to its end."""
+    story = _store(scene)
+    survivor = scene.survivor
+    copying = round_ % 2 == 0
+    overdue = survivor.client.counters.retrieves_overdue
+    mover_pid, flight = scene.hold(lambda: scene.begin_retrieve(story, GIVE_UP_S), copying=copying)
+    if copying:
+        until("the retrieve to be overdue", lambda: survivor.client.counters.retrieves_overdue > overdue)
+        assert not flight.future.done(), "blocks that may still be written were handed back"
+        resume(mover_pid)
+        _end_retrieve(scene, flight)
+    else:
+        assert flight.future.result(20).why == "timeout"
+        survivor.pool.spoil(flight.where)
+        resume(mover_pid)
+    scene.recover()
+    assert survivor.retrieve(story) == story.chunks
+
+
+def mover_killed_by_the_brain(scene: Scene, round_: int) -> None:
+    """A mover that does not go on is killed; the future of its retrieve completes only when it is gone."""
+    story = _store(scene)
+    survivor = scene.survivor
+    before = survivor.client.counters.registrations
+    mover_pid, flight = scene.hold(lambda: scene.begin_retrieve(story, GIVE_UP_S), copying=True)
+    gone_at_the_end: Future[bool] = Future()
+    flight.future.add_done_callback(lambda _: gone_at_the_end.set_result(is_gone(mover_pid)))
+    assert gone_at_the_end.result(20), "the future completed while the mover could still write"
+    assert not flight.future.result(20).ok
+    survivor.pool.spoil(flight.where)
+    scene.recover()
+    assert survivor.client.counters.registrations > before
+    assert survivor.retrieve(story) == story.chunks
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _store(scene: Scene) -> Prompt:
+    story = scene.fresh_prompt()
+    assert scene.survivor.store(story).chunks == story.chunks
+    return story
+
+
+def _give_up_store(scene: Scene, flight: Flight) -> str:
+    """Waits until the client gives the store up; its blocks are something else at once."""
+    result = flight.future.result(20)
+    scene.survivor.pool.spoil(flight.where)
+    assert result.chunks == 0
+    return str(result.why)
+
+
+def _end_retrieve(scene: Scene, flight: Flight) -> None:
+    """Waits for the future; then the blocks are compared if it succeeded, and something else in any case."""
+    if flight.future.result(20).ok:
+        scene.survivor.pool.expect(flight.story, flight.where)
+        assert scene.survivor.pool.wrong() == 0
+        scene.seen["retrieved after all"] += 1
+    scene.survivor.pool.spoil(flight.where)
+
+
+def _retrieve_if_held(scene: Scene, flight: Flight) -> None:
+    chunks = scene.survivor.retrieve(flight.story)
+    assert chunks in (0, flight.story.chunks)
+    scene.seen["stored after all"] += chunks > 0

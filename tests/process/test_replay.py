@@ -1,0 +1,179 @@
+"""`kvserver replay` with a real server and real worker processes, small; and with processes that die under it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvserver.errors import ResourceError
+from kvserver.replay import crew
+from kvserver.replay.options import Arm, ReplayOptions
+from kvserver.replay.progress import Progress
+from kvserver.replay.result import ReplayResult
+from kvserver.replay.run import run
+from tests.process.harness import Server, command_of, is_gone, pids_below, resume, stop, until
+
+SMALL = ReplayOptions(
+    requests=150,
+    users=5,
+    context_tokens_max=60_000,
+    regions=2,
+    page_bytes=64,
+    pool_tokens=70_000,
+    arena_bytes=16 << 20,
+    stall_s_max=40.0,
+)
+
+
+def _quiet(_: Progress) -> None:
+    pass
+
+
+def _replay(options: ReplayOptions, when_ended: int, act: Callable[[], None]) -> ReplayResult:
+    """Runs, and acts once as soon as so many requests have ended."""
+    acted = False
+
+    def watch(progress: Progress) -> None:
+        nonlocal acted
+        if not acted and progress.requests_ended >= when_ended:
+            acted = True
+            act()
+
+    result = run(options, watch)
+    assert acted
+    return result
+
+
+def _below(parent: int, word: str) -> list[int]:
+    return [pid for pid in pids_below(parent) if word in command_of(pid)]
+
+
+def _children(word: str) -> list[int]:
+    return _below(os.getpid(), word)
+
+
+def _leaves_nothing() -> bool:
+    return not _children("kvserver") and not _children("spawn_main")
+
+
+def test_small_replay_moves_bytes_between_workers_and_all_are_right() -> None:
+    result = run(SMALL, _quiet)
+    (arm,) = result.arms
+    assert result.problems == []
+    assert arm.requests == 150
+    assert arm.hbm_tokens + arm.retrieved_tokens + arm.computed_tokens == arm.prompt_tokens
+    assert arm.compared_bytes == arm.retrieve.bytes > 1_000_000
+    assert 0 < arm.foreign_tokens < arm.retrieved_tokens
+    assert arm.ttft_s.mean < arm.ttft_hbm_only_s.mean
+    assert arm.server["evictions"] == 0
+    assert arm.server["chunks stored"] == arm.server["chunks held"]
+    assert _leaves_nothing()
+
+
+def test_one_worker_with_one_request_at_a_time_is_deterministic() -> None:
+    options = replace(SMALL, workers=1, in_flight=1, requests=60)
+    one, other = run(options, _quiet).arms[0], run(options, _quiet).arms[0]
+    for field in ("prompt_tokens", "hbm_tokens", "retrieved_tokens", "computed_tokens", "compared_bytes"):
+        assert getattr(one, field) == getattr(other, field)
+    assert one.store.bytes == other.store.bytes
+
+
+def test_tiny_arena_evicts_and_every_byte_is_right() -> None:
+    arms = (Arm("large"), Arm("small", ("--arena-bytes", str(1 << 20))))
+    result = run(replace(SMALL, arms=arms), _quiet)
+    large, small = result.arms
+    assert result.problems == []
+    assert small.server["evictions"] != 0
+    assert small.retrieved_tokens < large.retrieved_tokens
+    assert small.wrong_bytes == 0
+
+
+def test_arrival_trace_is_replayed() -> None:
+    result = run(replace(SMALL, trace="mooncake", requests=400), _quiet)
+    assert result.problems == []
+    assert result.arms[0].requests == 400
+
+
+def test_server_of_the_user_is_used_and_left_running(server: Server) -> None:
+    options = replace(SMALL, socket=server.path)
+    first = run(options, _quiet)
+    second = run(options, _quiet)
+    assert first.problems == second.problems == []
+    assert second.arms[0].retrieved_tokens > first.arms[0].retrieved_tokens  # what the first one stored is still there
+    until("the replay's sessions to end", lambda: server.status().sessions <= 1)
+
+
+def test_server_that_is_killed_is_a_problem_and_the_engines_go_on() -> None:
+    def kill_server() -> None:
+        (server,) = _children("kvserver serve")
+        os.kill(server, signal.SIGKILL)
+
+    result = _replay(SMALL, 20, kill_server)
+    assert result.exit_code == 1
+    assert "the server exited with -9" in result.problems[0]
+    assert result.arms[0].requests == 150
+    assert result.arms[0].wrong_bytes == 0
+    assert _leaves_nothing()
+
+
+def test_server_that_hangs_costs_misses_and_not_the_run(server: Server) -> None:
+    brain = server.brain_pid()
+    try:
+        result = _replay(replace(SMALL, socket=server.path), 20, lambda: stop(brain))
+    finally:
+        resume(brain)
+    (arm,) = result.arms
+    assert arm.requests == 150
+    assert arm.wrong_bytes == 0
+    assert arm.lookups_unserved
+
+
+def test_worker_that_is_killed_ends_the_replay_with_a_problem() -> None:
+    def kill_worker() -> None:
+        os.kill(_children("spawn_main")[0], signal.SIGKILL)
+
+    result = _replay(SMALL, 20, kill_worker)
+    assert result.exit_code == 1
+    assert "worker-died" in result.problems[0]
+    assert _leaves_nothing()
+
+
+def test_worker_that_hangs_ends_the_replay_with_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "JOIN_S_MAX", 0.5)
+    hanging: list[int] = []
+
+    def hang_worker() -> None:
+        hanging.append(_children("spawn_main")[0])
+        os.kill(hanging[0], signal.SIGSTOP)
+
+    result = _replay(replace(SMALL, stall_s_max=1.0), 20, hang_worker)
+    assert "stalled" in result.problems[0]
+    assert is_gone(hanging[0])
+    assert _leaves_nothing()
+
+
+def test_server_that_cannot_start_is_one_error_with_its_own_words() -> None:
+    with pytest.raises(ResourceError) as refusal:
+        run(replace(SMALL, arms=(Arm("broken", ("--no-such-flag",)),)), _quiet)
+    assert refusal.value.code == "server-start"
+    assert "no-such-flag" in refusal.value.message
+    assert _leaves_nothing()
+
+
+def test_replay_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvserver", "replay", "--requests", "0", "--arena-bytes", "16MiB"]
+    replay = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE)
+    try:
+        server = until("the server", lambda: _below(replay.pid, "kvserver serve"))
+        workers = until("both workers", lambda: (found := _below(replay.pid, "spawn_main"))[1:] and found)
+        movers = until("the server's processes", lambda: (found := pids_below(server[0]))[1:] and found)
+    finally:
+        replay.kill()
+        replay.communicate()
+    for pid in (*server, *workers, *movers):
+        until(f"process {pid} to end", lambda pid=pid: is_gone(pid))

@@ -1,0 +1,51 @@
+"""What must have happened at least once in a run of SEEDS_FOR_ALL seeds; otherwise the simulator checks too little."""
+
+SEEDS_FOR_ALL = 200
+
+_EVENTS = ("Arrived", "PeerGone", "WorkerGone", "Reported", "MoverGone", "ArenaGrew", "Tick")
+_REQUESTS = (
+    "Hello", "Attach", "Lane", "Offer", "Watch", "Register", "Unregister", "Lookup", "Release", "Store", "Retrieve",
+    "Clear", "Status",
+)  # fmt: skip
+_REPLIES = (
+    "Welcome", "Attached", "LaneOpen", "Offered", "Watched", "Registered", "Unregistered", "Found", "Released", "Stored",
+    "Retrieved", "Cleared", "StatusIs", "Error",
+)  # fmt: skip
+_EFFECTS = (
+    "Publish", "Withdraw", "PutNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct", "Ask",
+    "CloseDescriptors", "CloseSession", "Log",
+)  # fmt: skip
+_ORDERS = ("MapBoard", "DropBoard", "MapCache", "UnmapCache", "Copy", "Cancel")
+_REPORTS = ("Ready", "Mapped", "MapFailed", "Unmapped", "Done")
+_WISHES = ("StartMover", "KillMover")
+_WHYS = ("", "full", "parent-absent", "ranks-missing", "busy", "abandoned", "discarded")
+_ENDS = ("done", "abandoned", "failed", "invalid")
+_CODES = (
+    "attached-twice", "beyond-lease", "block-duplicate", "block-ids", "block-range", "cache-not-mapped",
+    "cache-unknown", "caches", "descriptor-size", "descriptor-unknown", "descriptors", "geometry", "group",
+    "hello-twice", "io", "jobs", "keys", "keys-chain", "layout", "lease-foreign", "lease-namespace", "lease-unknown",
+    "lease-used", "leases", "mode", "mover-lost", "name", "namespace", "namespaces", "not-attached", "not-held",
+    "offer", "parent", "protocol", "rank", "ranks", "registered-twice", "session-unknown", "sessions", "slot-size",
+    "unregistered-twice", "watch", "word",
+)  # fmt: skip
+
+EXPECTED = (
+    *(f"event {name}" for name in _EVENTS),
+    *(f"request {name}" for name in _REQUESTS),
+    *(f"reply {name}" for name in _REPLIES),
+    *(f"effect {name}" for name in _EFFECTS),
+    *(f"order {name}" for name in _ORDERS),
+    *(f"report {name}" for name in _REPORTS),
+    *(f"wish {name}" for name in _WISHES),
+    *(f"why {name}" for name in _WHYS),
+    *(f"done {kind} {end}" for kind in ("store", "retrieve") for end in _ENDS),
+    *(f"error {code}" for code in _CODES),
+    "blocks compared",
+    "brain died",
+    "brain died at start",
+    "chunks found",
+    "mover died",
+    "mover stopped",
+    "slots restored",
+    "store abandoned by client",
+)

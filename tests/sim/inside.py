@@ -1,0 +1,131 @@
+"""The one place of the simulator that looks into the service: to compare it with the ledger and to see that it is idle."""
+
+from random import Random
+
+from kvserver.index.space import ABSENT, READY
+from kvserver.service.chunks import SEALED
+from kvserver.service.service import Service
+from kvserver.service.state import Core
+from kvserver.tiers.slots import SLOT_ALIGN
+
+from .content import block_of
+from .ledger import Ledger
+from .memory import Arena, Wrong
+from .shapes import Shape
+
+
+def _core(service: Service) -> Core:
+    return service._core  # noqa: SLF001
+
+
+def session_number(service: Service, token: bytes) -> int:
+    return _core(service).tokens[token].number
+
+
+def knows_peer(service: Service, peer: int) -> bool:
+    return peer in _core(service).peers
+
+
+def namespaces(service: Service) -> list[bytes]:
+    return list(_core(service).chunks.spaces)
+
+
+def has_cache(service: Service, number: int, peer: int) -> bool:
+    """The session of that peer has that cache registered."""
+    core = _core(service)
+    cache = core.caches.get(number)
+    return cache is not None and cache.state == "mapped" and core.peers.get(peer) is cache.session
+
+
+def takes_jobs(service: Service, number: int) -> bool:
+    """Nothing about this cache or its session forbids another job."""
+    core = _core(service)
+    cache = core.caches.get(number)
+    return (
+        cache is not None
+        and cache.state == "mapped"
+        and cache.mover.state == "ready"
+        and len(cache.session.jobs) < core.bounds.jobs_max
+    )
+
+
+def slots_being_written(service: Service, job: int) -> list[int]:
+    """The slots that will be sealed if this job ends well now: those that nothing has taken from it."""
+    pendings = _core(service).chunks.pendings.values()
+    return [pending.slots[part] for pending in pendings for part, state in pending.parts.items() if state == job]
+
+
+def sealed_slots(service: Service) -> dict[int, tuple[bytes, bytes, int, int]]:
+    """Offset -> (namespace, key, group, shard) of every shard that the service holds as sealed."""
+    chunks = _core(service).chunks
+    sealed: dict[int, tuple[bytes, bytes, int, int]] = {}
+    for space in chunks.spaces.values():
+        for node in space.nodes.values():
+            for part, offset in zip(space.parts, node.slots, strict=False):
+                if offset != ABSENT:
+                    sealed[offset] = (space.digest, node.key, part.group, part.shard)
+    for node, pending in chunks.pendings.items():
+        for part, state in pending.parts.items():
+            if state == SEALED:
+                shape = pending.space.parts[part]
+                sealed[pending.slots[part]] = (pending.space.digest, node.key, shape.group, shape.shard)
+    return sealed
+
+
+def compare_with_ledger(service: Service, ledger: Ledger, rng: Random, arena: Arena, shapes: dict[bytes, Shape]) -> None:
+    """The ledger says exactly what the service believes, and a few sealed slots are read to see that both are right."""
+    sealed = sealed_slots(service)
+    if len(sealed) != len(ledger.records) or any(ledger.held.get(name) != offset for offset, name in sealed.items()):
+        raise Wrong(f"the service holds {sealed}, the ledger {ledger.held}")
+    if sealed:
+        for _ in range(3):
+            offset, (digest, key, group, shard) = rng.choice(list(sealed.items()))
+            places = range(shapes[digest].blocks_per_chunk(group))
+            if arena.slot(offset) != [block_of(digest, key, group, shard, place) for place in places]:
+                raise Wrong(f"slot {offset} of a sealed chunk holds {arena.slot(offset)}")
+
+
+def forge_rival(service: Service, ledger: Ledger) -> None:
+    """What a lost withdrawal would leave: an older entry for a shard that is held elsewhere by now."""
+    pool = _core(service).chunks.pool
+    for record in list(ledger.records.values()):
+        if record.generation:
+            offset = pool.allocate(record.slot_bytes, None)  # type: ignore[arg-type]
+            units = range(offset // SLOT_ALIGN, (offset + record.slot_bytes) // SLOT_ALIGN) if offset is not None else ()
+            if offset is not None and not any(unit in ledger.units for unit in units):
+                ledger.put(record._replace(offset=offset, generation=record.generation - 1))
+            return
+
+
+def leftovers(service: Service) -> str:
+    core = _core(service)
+    return (
+        f"sessions={len(core.sessions)} caches={len(core.caches)} jobs={len(core.jobs)} leases={len(core.leases)} "
+        f"engines={len(core.engines)} pendings={len(core.chunks.pendings)} orphans={len(core.chunks.orphans)} "
+        f"retired={len(core.chunks.retired)} peers={len(core.peers)} "
+        f"movers={[(m.number, m.state, len(m.caches), len(m.boards), len(m.queue)) for m in core.movers.values()]}"
+    )
+
+
+def is_idle(service: Service) -> bool:
+    core = _core(service)
+    tables = (core.sessions, core.caches, core.jobs, core.leases, core.engines, core.tokens)
+    return not any(tables) and not core.chunks.pendings and all(mover.state == "ready" for mover in core.movers.values())
+
+
+def check_idle(service: Service, ledger: Ledger) -> None:
+    core, chunks = _core(service), _core(service).chunks
+    if chunks.orphans or chunks.retired or core.peers or any(m.boards or m.caches or m.jobs or m.queue for m in core.movers.values()):
+        raise Wrong(f"all clients are gone, and something is left: {leftovers(service)}")
+    if any(node.pins for space in chunks.spaces.values() for node in space.nodes.values()):
+        raise Wrong("all clients are gone, and something is pinned")
+    if any(node.state != READY for space in chunks.spaces.values() for node in space.nodes.values()):
+        raise Wrong("all clients are gone, and a chunk still waits to become servable")
+    if {offset for offset, _, _ in chunks.pool.taken()} != set(ledger.records):
+        raise Wrong("all clients are gone, and a slot is taken that no sealed chunk holds")
+
+
+def check_empty(service: Service, ledger: Ledger) -> None:
+    chunks = _core(service).chunks
+    if chunks.pool.bytes_used or chunks.chunks or ledger.records:
+        raise Wrong(f"everything is cleared, and {chunks.chunks} chunks, {chunks.pool.bytes_used} bytes are left")

@@ -1,0 +1,87 @@
+"""A client with one registered cache at a fake server, and the odd sizes that the client's tests share."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fake_server import WAIT_S, FakeServer, until
+
+from kvclient import Blocks, Cache, CacheSpec, Client, HostBuffer, Lease, RegionRun, Timeouts, full_group
+from kvserver._native import create_memfd
+
+NAMESPACE = bytes(range(32))
+BLOCK_TOKENS = 4
+BLOCKS_PER_CHUNK = 3
+CHUNK_TOKENS = BLOCK_TOKENS * BLOCKS_PER_CHUNK
+BLOCKS = 31
+REGIONS = 2
+PAGE_BYTES = 24
+BLOCK_BYTES = REGIONS * PAGE_BYTES
+POOL_BYTES = BLOCKS * BLOCK_BYTES
+
+QUICK = {"backoff_first_s": 0.001, "backoff_max_s": 0.004, "lookup_s": WAIT_S}
+"""Short pauses between attempts, and no deadline that a slow machine could meet by accident."""
+
+
+def keys_of(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(32, "little") for number in numbers)
+
+
+def spec(descriptor: int, name: str = "kv") -> CacheSpec:
+    pages = RegionRun(0, 0, REGIONS, BLOCKS * PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)
+    return CacheSpec(
+        name=name,
+        namespace=NAMESPACE,
+        chunk_tokens=CHUNK_TOKENS,
+        buffers=[HostBuffer(descriptor, POOL_BYTES)],
+        groups=[full_group(block_tokens=BLOCK_TOKENS, blocks=BLOCKS, regions=[pages])],
+    )
+
+
+def chunks(first: int, count: int) -> list[Blocks]:
+    """The blocks of whole chunks of the one group."""
+    begin = first * BLOCKS_PER_CHUNK
+    return [Blocks(0, begin, list(range(count * BLOCKS_PER_CHUNK)))]
+
+
+@dataclass
+class Rig:
+    fake: FakeServer
+    client: Client
+    cache: Cache
+    pool: int
+
+    def restart(self) -> None:
+        """Another server, and back when the client has noticed, connected and registered."""
+        connects = self.client.counters.connects
+        self.fake.restart()
+        self.connected_again(connects + 1)
+
+    def connected_again(self, connects: int) -> None:
+        until(
+            f"connect {connects} and the registration",
+            lambda: self.client.counters.connects == connects and self.client.connected and self.cache.registered,
+        )
+
+    def lease(self, count: int = 2) -> Lease:
+        """Of keys 1 to count, which the server is made to hold."""
+        self.fake.stored.setdefault(NAMESPACE, set()).update(keys_of(n)[:32] for n in range(1, count + 1))
+        lease = self.client.lookup(NAMESPACE, keys_of(*range(1, count + 1))).lease
+        assert lease is not None
+        return lease
+
+
+@contextmanager
+def rig(tmp_path: Path, *, bugs: int = 0, **timeouts: float) -> Iterator[Rig]:
+    """bugs: how many unexpected exceptions the test provokes in the client's thread."""
+    pool = create_memfd("pool", POOL_BYTES)
+    with FakeServer(tmp_path / "s") as fake, Client(fake.path, timeouts=Timeouts(**{**QUICK, **timeouts})) as client:
+        cache = client.register_cache(spec(pool))
+        assert cache.wait_registered(WAIT_S)
+        assert client.wait_connected(WAIT_S)
+        yield Rig(fake, client, cache, pool)
+        fake.kill_mover()
+    os.close(pool)
+    assert client.counters.bugs == bugs

@@ -1,0 +1,96 @@
+"""What plan_copies must say, in the plainest words: page by page, nothing clever, then neighbours joined."""
+
+import struct
+from dataclasses import dataclass
+
+Copy = tuple[int, int, int, int]
+"""(buffer, buffer_offset, arena_offset, bytes)."""
+
+SKIP = -1
+
+
+@dataclass(frozen=True)
+class Run:
+    buffer: int
+    offset: int
+    regions: int
+    region_stride: int
+    block_stride: int
+    page_bytes: int
+
+    def packed(self) -> tuple[int, int, int, int, int, int]:
+        return (self.buffer, self.offset, self.regions, self.region_stride, self.block_stride, self.page_bytes)
+
+
+@dataclass(frozen=True)
+class Group:
+    blocks_per_chunk: int
+    blocks: int
+    runs: tuple[Run, ...]
+
+    def packed(self) -> tuple[int, int, list[tuple[int, int, int, int, int, int]]]:
+        return (self.blocks_per_chunk, self.blocks, [run.packed() for run in self.runs])
+
+    @property
+    def shard_bytes(self) -> int:
+        return self.blocks_per_chunk * sum(run.regions * run.page_bytes for run in self.runs)
+
+
+@dataclass(frozen=True)
+class CopyGroup:
+    group: int
+    first_block: int
+    block_ids: tuple[int, ...]
+    slots: tuple[int, ...]
+
+    def packed(self) -> tuple[int, int, bytes, bytes]:
+        ids = struct.pack(f"<{len(self.block_ids)}i", *self.block_ids)
+        return (self.group, self.first_block, ids, struct.pack(f"<{len(self.slots)}q", *self.slots))
+
+
+def chunks_touched(first_block: int, blocks: int, blocks_per_chunk: int) -> int:
+    return len({block // blocks_per_chunk for block in range(first_block, first_block + blocks)})
+
+
+def pages(groups: list[Group], copy: CopyGroup, kind: str) -> list[Copy]:
+    """Every page of one copy group, in the order of execution."""
+    group = groups[copy.group]
+    first_chunk = copy.first_block // group.blocks_per_chunk
+    places = []
+    for index, block_id in enumerate(copy.block_ids):
+        chunk, in_chunk = divmod(copy.first_block + index, group.blocks_per_chunk)
+        slot = copy.slots[chunk - first_chunk]
+        if slot != SKIP:
+            places.append((block_id, slot, in_chunk))
+    if kind == "store":
+        places.sort()
+    found = []
+    run_offset = 0
+    for run in group.runs:
+        region_bytes = group.blocks_per_chunk * run.page_bytes
+        steps = [(region, place) for region in range(run.regions) for place in places]
+        if run.region_stride < run.block_stride:
+            steps = [(region, place) for place in places for region in range(run.regions)]
+        for region, (block_id, slot, in_chunk) in steps:
+            source = run.offset + region * run.region_stride + block_id * run.block_stride
+            target = slot + run_offset + region * region_bytes + in_chunk * run.page_bytes
+            found.append((run.buffer, source, target, run.page_bytes))
+        run_offset += run.regions * region_bytes
+    return found
+
+
+def merged(copies: list[Copy]) -> list[Copy]:
+    """Neighbours that are adjacent on both sides joined."""
+    result: list[Copy] = []
+    for buffer, source, target, count in copies:
+        if result:
+            last_buffer, last_source, last_target, last_count = result[-1]
+            if (last_buffer, last_source + last_count, last_target + last_count) == (buffer, source, target):
+                result[-1] = (buffer, last_source, last_target, last_count + count)
+                continue
+        result.append((buffer, source, target, count))
+    return result
+
+
+def plan(groups: list[Group], copy_groups: list[CopyGroup], kind: str) -> list[Copy]:
+    return merged([page for copy in copy_groups for page in pages(groups, copy, kind)])

@@ -1,0 +1,110 @@
+"""Block ids in every shape that engines have them in, and stores cut into requests."""
+
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvclient import CacheSpec, GroupSpec, RequestError
+from kvclient.blocks import StorePart, cut_store, pack_ids
+from kvserver.wire.messages import GroupBlocks, Limits
+
+PACKED = b"\x05\0\0\0\x00\x01\0\0\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        PACKED,
+        bytearray(PACKED),
+        memoryview(PACKED),
+        array("i", [5, 256, -1]),
+        memoryview(array("i", [5, 256, -1])),
+        memoryview(array("i", [5, 77, 256, 77, -1, 77]))[::2],
+        array("q", [5, 256, -1]),
+        [5, 256, -1],
+        (5, 256, -1),
+        range(3),
+    ],
+    ids=lambda ids: type(ids).__name__,
+)
+def test_every_shape_packs_to_the_same_bytes(ids: Any) -> None:
+    assert pack_ids(ids) == (PACKED if not isinstance(ids, range) else b"\0\0\0\0\x01\0\0\0\x02\0\0\0")
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (PACKED[:-1], "11 bytes"),
+        ([2**31], "must be integers that fit int32"),
+        ([1.5], "must be integers that fit int32"),
+        (["7"], "must be integers that fit int32"),
+        (array("q", [2**31]), "must be integers that fit int32"),
+        (array("d", [1.0]), "must be integers that fit int32"),
+    ],
+)
+def test_ids_that_are_none_are_refused(ids: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        pack_ids(ids)
+
+
+@st.composite
+def stores(draw: st.DrawFn) -> tuple[CacheSpec, StorePart, Limits]:
+    """A full group, and perhaps one that covers only the end."""
+    per_chunk = draw(st.sampled_from([(3,), (3, 2), (2, 5), (1, 7)]))
+    chunk_tokens = 210
+    groups = [
+        GroupSpec(chunk_tokens // blocks, 1, "window" if index else "full", index, 1, 0, 1, 0, [])
+        for index, blocks in enumerate(per_chunk)
+    ]
+    spec = CacheSpec(name="kv", namespace=bytes(32), chunk_tokens=chunk_tokens, buffers=[], groups=groups)
+    first, count = draw(st.integers(0, 9)), draw(st.integers(1, 40))
+    packed = []
+    for index, blocks in enumerate(per_chunk):
+        skipped = draw(st.integers(0, count - 1)) if index else 0
+        begin = (first + skipped) * blocks
+        ids = array("i", range(1000 * index + begin, 1000 * index + (first + count) * blocks))
+        packed.append(GroupBlocks(index, begin, ids.tobytes()))
+    keys = b"".join(bytes([number]) * 32 for number in range(1, count + 1))
+    parent = b"p" * 32 if first else b""
+    limits = Limits(draw(st.integers(1, 50)), draw(st.integers(sum(per_chunk), 60)), 1, 1)
+    return spec, StorePart(first, parent, keys, packed), limits
+
+
+@given(stores())
+def test_parts_of_a_store_are_the_store(store: tuple[CacheSpec, StorePart, Limits]) -> None:
+    spec, whole, limits = store
+    parts = cut_store(spec, whole, limits)
+    assert b"".join(part.keys for part in parts) == whole.keys
+    expected_parent, expected_first = whole.parent, whole.first_chunk
+    for part in parts:
+        assert (part.first_chunk, part.parent) == (expected_first, expected_parent)
+        assert 1 <= part.chunks <= limits.chunks_max
+        assert sum(len(group.block_ids) for group in part.groups) // 4 <= limits.blocks_max
+        for group in part.groups:
+            blocks = 210 // spec.groups[group.group].block_tokens
+            end = group.first_block + len(group.block_ids) // 4
+            assert group.block_ids
+            assert part.first_chunk * blocks <= group.first_block < end <= (part.first_chunk + part.chunks) * blocks
+            # Ids say which block of which group they are, so a shifted cut is seen.
+            assert array("i", group.block_ids)[0] == 1000 * group.group + group.first_block
+        expected_first += part.chunks
+        expected_parent = part.keys[-32:]
+    for group in whole.groups:
+        pieces = [piece.block_ids for part in parts for piece in part.groups if piece.group == group.group]
+        assert b"".join(pieces) == group.block_ids
+
+
+def test_chunk_that_no_request_can_carry_is_refused() -> None:
+    spec = CacheSpec(
+        name="kv",
+        namespace=bytes(32),
+        chunk_tokens=12,
+        buffers=[],
+        groups=[GroupSpec(4, 1, "full", 0, 1, 0, 1, 0, [])],
+    )
+    store = StorePart(0, b"", bytes(32), [GroupBlocks(0, 0, bytes(12))])
+    with pytest.raises(RequestError, match="one chunk has 3 blocks, the server accepts 2 in a request"):
+        cut_store(spec, store, Limits(5, 2, 1, 1))

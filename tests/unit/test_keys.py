@@ -1,0 +1,251 @@
+"""Keys and namespaces: golden values, so that a change of any byte of the formulas is seen; equal in every process."""
+
+import hashlib
+import os
+import random
+import struct
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvclient import RequestError, chunk_keys, key_from_text, key_to_text, keys_from_block_hashes, namespace_digest
+
+TOKENS = [7, 0, 4_294_967_295, 151_643, 9, 11, 13, 2, 5]
+FACTS = {
+    "model": b"\x00\x01",
+    "dtype": "bfloat16",
+    "layers": 61,
+    "rope": 1e6,
+    "fp8": True,
+    "grid": {"tp": 8, "pp": 1, "dcp": None},
+    "shapes": [(8, 128), ()],
+    "wärme": -3,
+}
+
+
+def reference_keys(tokens: list[int], chunk_tokens: int, extra: bytes = b"") -> list[bytes]:
+    """The formula of the docstring, spelled out."""
+    key = hashlib.sha256(b"kvserver.chain.1\0" + struct.pack("<Q", chunk_tokens) + extra).digest()
+    keys = []
+    for start in range(0, len(tokens) // chunk_tokens * chunk_tokens, chunk_tokens):
+        key = hashlib.sha256(key + struct.pack(f"<{chunk_tokens}I", *tokens[start : start + chunk_tokens])).digest()
+        keys.append(key)
+    return keys
+
+
+# ---------------------------------------------------------------- chains
+
+
+def test_golden_keys() -> None:
+    assert chunk_keys(TOKENS, 4).hex() == (
+        "6a325643f457b428c5000f1201b93c97cb1d268e889b7053fa8f4e1e3f0393be"
+        "35cc06d1766bdefd8eb7c615bdd43f6a63ba0c750ec9dd74fbeae291a14e8033"
+    )
+    assert chunk_keys(TOKENS, 4, algorithm="blake3", extra=b"salt").hex() == (
+        "ba1747a337daa041ab881679d7b2db3e54c00db42069407978eba4ff43cb227f"
+        "8474c82195895cbed0f48da4f208c9d31cf40d6a51821cb9fe287c91490c6f97"
+    )
+    hashes = [bytes([number]) * 32 for number in range(7)]
+    assert keys_from_block_hashes(hashes, 3, extra=b"x").hex() == (
+        "eedf8fade58ad8f20802f5d497553d4a4d0330573cea6376a47076a16e209c1d"
+        "e0904e9733d8070356ad82be00b66239e828dd0162b7316213c580a28ab01220"
+    )
+    assert namespace_digest(FACTS).hex() == "0f884d6a91f7b72382ae8a707ece000b61a0e386e51921c383f2d0e498edd378"
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=50), st.integers(1, 9), st.binary(max_size=5))
+def test_keys_follow_the_formula(tokens: list[int], chunk_tokens: int, extra: bytes) -> None:
+    assert chunk_keys(tokens, chunk_tokens, extra=extra) == b"".join(reference_keys(tokens, chunk_tokens, extra))
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "blake3"])
+def test_chain_can_be_continued_from_its_last_key(algorithm: Any) -> None:
+    tokens = list(range(33))
+    whole = chunk_keys(tokens, 5, algorithm=algorithm, extra=b"lora")
+    head = chunk_keys(tokens[:10], 5, algorithm=algorithm, extra=b"lora")
+    assert head + chunk_keys(tokens[10:], 5, algorithm=algorithm, parent=head[-32:]) == whole
+
+
+def test_key_names_the_whole_prefix() -> None:
+    one, other = list(range(20)), list(range(20))
+    other[0] = 99
+    ours, theirs = chunk_keys(one, 4), chunk_keys(other, 4)
+    assert all(ours[at : at + 32] != theirs[at : at + 32] for at in range(0, len(ours), 32))
+
+
+def test_extra_and_chunk_size_change_every_key() -> None:
+    keys = {chunk_keys(TOKENS, 4), chunk_keys(TOKENS, 4, extra=b"a"), chunk_keys(TOKENS, 4, extra=b"b")}
+    assert len(keys) == 3
+    assert chunk_keys([1, 2, 3, 4], 2)[:32] != chunk_keys([1, 2, 3, 4], 4)[:32]
+
+
+def test_partial_chunk_has_no_key() -> None:
+    assert chunk_keys(TOKENS[:3], 4) == b""
+    assert chunk_keys([], 4) == b""
+    assert len(chunk_keys(TOKENS, 4)) == 2 * 32
+
+
+@pytest.mark.parametrize(
+    "kind", [tuple, lambda ids: array("I", ids), lambda ids: array("q", ids), lambda ids: array("L", ids)]
+)
+def test_every_kind_of_sequence_gives_the_same_keys(kind: Any) -> None:
+    assert chunk_keys(kind(TOKENS), 4) == chunk_keys(TOKENS, 4)
+    assert chunk_keys(memoryview(array("q", [n for token in TOKENS for n in (token, 1)]))[::2], 4) == chunk_keys(
+        TOKENS, 4
+    )
+    assert chunk_keys(memoryview(array("I", [n for token in TOKENS for n in (token, 1)]))[::2], 4) == chunk_keys(
+        TOKENS, 4
+    )
+
+
+def test_long_prompt_is_hashed_chunk_by_chunk() -> None:
+    tokens = random.Random(3).choices(range(2**17), k=131_077)
+    keys = chunk_keys(tokens, 256)
+    assert len(keys) == 512 * 32
+    assert keys == b"".join(reference_keys(tokens, 256))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (([1, 2], 0), {}, "chunk_tokens=0 must be at least 1"),
+        (([-1, 2], 2), {}, r"token ids must be integers in \[0, 2\^32\)"),
+        ((array("i", [-1, 2]), 2), {}, r"token ids must be integers in \[0, 2\^32\)"),
+        (([2**32], 1), {}, r"token ids must be integers in \[0, 2\^32\)"),
+        (([1.5], 1), {}, r"token ids must be integers in \[0, 2\^32\)"),
+        ((b"\1\2", 1), {}, "bytes given; expected token ids"),
+        (("12", 1), {}, "str given; expected token ids"),
+        (([1], 1), {"algorithm": "md5"}, r"algorithm='md5' must be one of \['blake3', 'sha256'\]"),
+        (([1], 1), {"parent": b"short"}, "5 bytes of parent; expected 32"),
+        (([1], 1), {"parent": bytes(32), "extra": b"x"}, "extra goes into the start of a chain"),
+    ],
+)
+def test_what_cannot_be_a_chain_is_refused(arguments: Any, options: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        chunk_keys(*arguments, **options)
+
+
+# ---------------------------------------------------------------- engine block hashes
+
+
+def test_block_hash_of_the_last_block_names_the_chunk() -> None:
+    hashes = [hashlib.sha256(bytes([number])).digest() for number in range(8)]
+    keys = keys_from_block_hashes(hashes, 3)
+    assert len(keys) == 2 * 32
+    head = b"kvserver.block-hash.1\0" + struct.pack("<QQ", 3, 0)
+    assert keys[:32] == hashlib.sha256(head + hashes[2]).digest()
+    assert keys[32:] == hashlib.sha256(head + hashes[5]).digest()
+    assert keys_from_block_hashes(hashes, 3, extra=b"x") != keys
+    assert keys_from_block_hashes(hashes[:2], 3) == b""
+
+
+@pytest.mark.parametrize("wrong", [8, 16, 31, 33])
+def test_block_hashes_of_other_lengths_are_refused(wrong: int) -> None:
+    with pytest.raises(RequestError, match=rf"block hashes of \[{wrong}\] bytes; only 32 bytes"):
+        keys_from_block_hashes([bytes(32), bytes(wrong), bytes(32)], 3)
+    with pytest.raises(RequestError, match="blocks_per_chunk=0"):
+        keys_from_block_hashes([bytes(32)], 0)
+
+
+# ---------------------------------------------------------------- namespaces
+
+
+def test_namespace_does_not_depend_on_order_or_on_list_or_tuple() -> None:
+    assert namespace_digest({"b": [1, 2], "a": 1}) == namespace_digest({"a": 1, "b": (1, 2)})
+
+
+def test_namespaces_that_look_alike_differ() -> None:
+    alike: list[dict[str, object]] = [
+        {"a": 1},
+        {"a": True},
+        {"a": "1"},
+        {"a": b"1"},
+        {"a": 1.0},
+        {"a": [1]},
+        {"a": {"1": 1}},
+        {"a": None},
+        {"a": "None"},
+        {"a": False},
+        {"a": 0},
+        {"a": ""},
+        {"a": b""},
+        {"a": []},
+        {"a": {}},
+        {"a": ["ab", "c"]},
+        {"a": ["a", "bc"]},
+        {"a": [["a"], "bc"]},
+        {"a": 1, "b": 2},
+        {"ab": 1},
+        {"a": -1},
+        {"a": 10**40},
+    ]
+    assert len({namespace_digest(facts) for facts in alike}) == len(alike)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({}, "an empty namespace"),
+        ({"dtype": float}, r"namespace\.dtype is a type; expected None, bool, int"),
+        ({"a": [1, {"b": {3}}]}, r"namespace\.a\[1\]\.b is a set"),
+        ({"a": {1: 2}}, r"namespace\.a has the key 1; keys must be str"),
+        ({"a": float("nan")}, r"namespace\.a is not a number"),
+    ],
+)
+def test_facts_without_one_spelling_are_refused(facts: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        namespace_digest(facts)
+
+
+def test_facts_without_an_end_are_refused() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    with pytest.raises(RequestError, match="nested deeper than 32"):
+        namespace_digest({"a": endless})
+
+
+# ---------------------------------------------------------------- text, processes
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_key_survives_the_way_to_text_and_back(key: bytes) -> None:
+    assert key_from_text(key_to_text(key)) == key
+
+
+@pytest.mark.parametrize("text", ["", "ab", "AB" * 32, " " + "ab" * 31 + "a", "ab" * 33, "gg" * 32, "ab" * 31 + "a\n"])
+def test_every_other_spelling_of_a_key_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="is not 64 lower-case hexadecimal digits"):
+        key_from_text(text)
+
+
+def test_key_of_another_length_has_no_text() -> None:
+    with pytest.raises(RequestError, match="31 bytes; a key has 32"):
+        key_to_text(bytes(31))
+
+
+def test_every_process_names_the_same_prompt_alike() -> None:
+    code = (
+        "import kvclient as k, test_keys as t; h = [bytes([n]) * 32 for n in range(7)];"
+        "print(k.chunk_keys(t.TOKENS, 4).hex(), k.chunk_keys(t.TOKENS, 4, algorithm='blake3').hex(),"
+        "k.keys_from_block_hashes(h, 3).hex(), k.namespace_digest(t.FACTS).hex(), hash('seed'))"
+    )
+    outputs = []
+    for seed in ("1", "2", "random"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parent,
+        )
+        outputs.append(done.stdout.split())
+    assert outputs[0][:4] == outputs[1][:4] == outputs[2][:4]
+    assert outputs[0][4] != outputs[1][4], "the seeds did make a difference to hash()"
+    assert outputs[0][0] == chunk_keys(TOKENS, 4).hex()

@@ -1,0 +1,437 @@
+"""Jobs from submission to their one completion: words, refusals, cancelling, unmapping, shrinking pools, leaks."""
+
+import contextlib
+import fcntl
+import gc
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from native_rig import SESSION, WORDS, Kind, Memory, Rig, rig
+from oracle_plan import CopyGroup, Group, Run
+
+from kvserver.transfer.engines import (
+    ABANDONED,
+    DONE,
+    FAILED,
+    LIVE,
+    SUBMITTED,
+    CopyEngine,
+    create_memfd,
+)
+
+CACHE = 3
+PAGE, BLOCKS, REGIONS, PER_CHUNK = 1000, 31, 3, 4
+GROUP = Group(PER_CHUNK, BLOCKS, (Run(0, 0, REGIONS, BLOCKS * PAGE, PAGE, PAGE),))
+POOL = REGIONS * BLOCKS * PAGE
+ARENA = 1 << 20
+
+BIG_PAGE = 2 << 20
+BIG = Group(1, 24, (Run(0, 0, 1, 0, BIG_PAGE, BIG_PAGE),))
+BIG_POOL = 24 * BIG_PAGE
+
+
+def some(*block_ids: int, slot: int = 0) -> list[CopyGroup]:
+    """A copy of up to one chunk."""
+    return [CopyGroup(0, 0, block_ids, (slot,))]
+
+
+def all_big() -> list[CopyGroup]:
+    return [CopyGroup(0, 0, tuple(range(24)), tuple(range(0, BIG_POOL, BIG_PAGE)))]
+
+
+@pytest.mark.parametrize("kind", ["store", "retrieve"])
+@pytest.mark.parametrize(
+    ("code", "copies"),
+    [
+        ("block-range", some(4, BLOCKS)),
+        ("block-range", some(-1)),
+        ("block-duplicate", some(4, 5, 4)),
+        ("slots", some(4, slot=ARENA)),
+        ("slots", [CopyGroup(0, 0, (4,), ())]),
+    ],
+)
+def test_a_wrong_job_fails_before_its_first_byte(kind: Kind, code: str, copies: list[CopyGroup]) -> None:
+    pool = Memory(POOL)
+    with rig(ARENA) as session:
+        session.map(CACHE, [GROUP], [pool])
+        session.arena.fill(1)
+        pool.fill(2)
+        before = session.arena.view[:], pool.view[:]
+        job, generation = session.submit(kind, CACHE, copies, word=9)
+        (completion,) = session.wait()
+        assert completion[:5] == (job, "invalid", 0, 0, code)
+        assert completion[5]
+        assert session.board.state(9) == (generation, FAILED)
+        assert (session.arena.view[:], pool.view[:]) == before
+    pool.close()
+
+
+def test_a_job_whose_word_was_abandoned_moves_nothing() -> None:
+    pool = Memory(POOL)
+    with rig(ARENA) as session:
+        session.map(CACHE, [GROUP], [pool])
+        pool.fill(2)
+        before = session.arena.view[:]
+        generation = session.board.begin(4)
+        assert session.board.abandon_retrieve(4, generation) == ABANDONED
+        session.engine.submit(7, "store", CACHE, 4, generation, [copy.packed() for copy in some(1, 2)])
+        assert session.wait()[0][:3] == (7, "abandoned", 0)
+        assert session.board.state(4) == (generation, ABANDONED)
+        assert session.arena.view[:] == before
+    pool.close()
+
+
+def test_a_job_of_an_earlier_generation_moves_nothing() -> None:
+    pool = Memory(POOL)
+    with rig(ARENA) as session:
+        session.map(CACHE, [GROUP], [pool])
+        pool.fill(2)
+        before = session.arena.view[:]
+        old = session.board.begin(4)
+        session.board.abandon_store(4, old)
+        new = session.board.begin(4)
+        session.engine.submit(7, "store", CACHE, 4, old, [copy.packed() for copy in some(1, 2)])
+        assert session.wait()[0][1] == "abandoned"
+        assert session.board.state(4) == (new, LIVE)
+        assert session.arena.view[:] == before
+    pool.close()
+
+
+def test_words_of_done_jobs_say_so_before_the_completion_is_seen() -> None:
+    pool = Memory(POOL)
+    with rig(ARENA) as session:
+        session.map(CACHE, [GROUP], [pool])
+        for word in (0, WORDS - 1):
+            _, generation = session.submit("store", CACHE, some(1, 2), word=word)
+            assert session.wait()[0][1] == "done"
+            assert session.board.state(word) == (generation, DONE)
+    pool.close()
+
+
+def test_a_store_that_is_abandoned_under_way_never_says_done() -> None:
+    """Abandoned as soon as it is submitted: the copy may or may not have ended, and word and completion agree."""
+    pool = Memory(BIG_POOL)
+    seen: set[int] = set()
+    with rig(BIG_POOL, 1) as session:
+        session.map(CACHE, [BIG], [pool])
+        while ABANDONED not in seen:
+            job, generation = session.submit("store", CACHE, all_big())
+            while session.board.state(0) == (generation, LIVE):
+                pass
+            state = session.board.abandon_store(0, generation)
+            (completion,) = session.wait()
+            assert completion[0] == job
+            assert (state, completion[1]) in {(ABANDONED, "abandoned"), (DONE, "done")}
+            assert session.board.state(0) == (generation, state)
+            seen.add(state)
+    pool.close()
+
+
+def test_a_running_retrieve_cannot_be_abandoned() -> None:
+    pool = Memory(BIG_POOL)
+    seen: set[int] = set()
+    with rig(BIG_POOL, 1) as session:
+        session.map(CACHE, [BIG], [pool])
+        while SUBMITTED not in seen:
+            _, generation = session.submit("retrieve", CACHE, all_big())
+            while session.board.state(0) == (generation, LIVE):
+                pass
+            seen.add(session.board.abandon_retrieve(0, generation))
+            assert session.wait()[0][1] == "done"
+            assert session.board.state(0) == (generation, DONE)
+    assert seen <= {SUBMITTED, DONE}
+    pool.close()
+
+
+def busy_then_queued(session: Rig, queued: list[Kind]) -> tuple[int, list[int]]:
+    """A large store that occupies the only worker, and jobs that wait behind it; all on words of their own."""
+    first, generation = session.submit("store", CACHE, all_big(), word=0)
+    while session.board.state(0) == (generation, LIVE):
+        pass
+    others = [
+        session.submit(kind, CACHE, [CopyGroup(0, 0, (index,), (index * BIG_PAGE,))], word=1 + index)[0]
+        for index, kind in enumerate(queued)
+    ]
+    return first, others
+
+
+def test_retrieves_overtake_stores() -> None:
+    pool = Memory(BIG_POOL)
+    overtaken = (2, 0, 1)  # even the store that had begun
+    orders: set[tuple[int, ...]] = set()
+    with rig(BIG_POOL, 1) as session:
+        session.map(CACHE, [BIG], [pool])
+        while overtaken not in orders:
+            first, (store, retrieve) = busy_then_queued(session, ["store", "retrieve"])
+            orders.add(tuple([first, store, retrieve].index(end[0]) for end in session.wait(3)))
+    assert orders <= {overtaken, (0, 2, 1), (0, 1, 2)}  # the others: the store had ended before
+    pool.close()
+
+
+def test_cancel_ends_what_has_not_begun_and_nothing_else() -> None:
+    pool = Memory(BIG_POOL)
+    cancelled = 0
+    with rig(BIG_POOL, 1) as session:
+        session.map(CACHE, [BIG], [pool])
+        while not cancelled:
+            first, (waiting,) = busy_then_queued(session, ["store"])
+            generation, _ = session.board.state(1)
+            session.engine.cancel(waiting)
+            session.engine.cancel(first)
+            session.engine.cancel(987654)
+            ends = {end[0]: end for end in session.wait(2)}
+            assert ends[first][1] == "done"
+            if ends[waiting][1] == "abandoned":
+                cancelled += 1
+                assert ends[waiting][2] == 0
+                assert session.board.state(1) == (generation, FAILED)
+            else:  # it had begun already
+                assert session.board.state(1) == (generation, DONE)
+    pool.close()
+
+
+def test_close_ends_every_job_once() -> None:
+    pool = Memory(BIG_POOL)
+    with rig(BIG_POOL, 1) as session:
+        session.map(CACHE, [BIG], [pool])
+        first, others = busy_then_queued(session, ["store", "retrieve", "store"])
+        session.engine.unmap_cache(CACHE)
+        session.engine.close()
+        ends = {(end[0], end[1] == "unmapped"): end[1] for end in session.wait(5)}
+        assert ends[first, False] == "done"
+        assert {ends[job, False] for job in others} <= {"done", "abandoned"}
+        assert ends[CACHE, True] == "unmapped"
+        for word in range(4):
+            assert session.board.state(word)[1] in {DONE, FAILED}
+        with pytest.raises(ValueError, match="closed"):
+            session.submit("store", CACHE, all_big(), word=9)
+        session.engine.close()
+    pool.close()
+
+
+def test_unmapping_waits_for_the_jobs_of_its_cache_and_only_for_those() -> None:
+    pool, other = Memory(BIG_POOL), Memory(POOL)
+    with rig(BIG_POOL, 1) as session:
+        session.map(CACHE, [BIG], [pool])
+        session.map(CACHE + 1, [GROUP], [other])
+        pool.fill(9)
+        first, others = busy_then_queued(session, ["store", "store"])
+        session.engine.unmap_cache(CACHE + 1)
+        session.engine.unmap_cache(CACHE)
+        with pytest.raises(ValueError, match="not mapped"):
+            session.submit("store", CACHE, all_big(), word=20)
+        with pytest.raises(ValueError, match="not mapped"):
+            session.engine.unmap_cache(CACHE)
+        with pytest.raises(ValueError, match="still has mapped caches"):
+            session.engine.drop_board(SESSION)
+        ends = [(end[0], end[1]) for end in session.wait(5)]
+        assert ends[-1] == (CACHE, "unmapped")
+        assert set(ends) == {
+            (first, "done"),
+            *((job, "done") for job in others),
+            (CACHE, "unmapped"),
+            (CACHE + 1, "unmapped"),
+        }
+        assert session.arena.view[BIG_PAGE:] == pool.view[BIG_PAGE:]
+        session.engine.drop_board(SESSION)
+    for memory in (pool, other):
+        memory.close()
+
+
+@pytest.mark.parametrize("kind", ["store", "retrieve"])
+def test_a_pool_that_was_truncated_fails_the_job_and_nothing_else(kind: Kind) -> None:
+    pool, other = Memory(BIG_POOL), Memory(POOL)
+    with rig(BIG_POOL, 2) as session:
+        session.map(CACHE, [BIG], [pool])
+        session.map(CACHE + 1, [GROUP], [other])
+        os.ftruncate(pool.fd, 5 * BIG_PAGE)
+        job, generation = session.submit(kind, CACHE, all_big(), word=2)
+        (end,) = session.wait()
+        assert (end[0], end[1], end[4]) == (job, "failed", "pool-shrunk")
+        assert "buffer 0" in end[5]
+        assert session.board.state(2) == (generation, FAILED)
+        assert session.run(kind, CACHE, [CopyGroup(0, 0, (0, 4), (0, BIG_PAGE))])[1] == "done"
+        assert session.run(kind, CACHE + 1, some(1, 2))[1] == "done"
+        session.engine.unmap_cache(CACHE)
+        assert session.wait()[0][:2] == (CACHE, "unmapped")
+    other.close()
+    os.close(pool.fd)
+
+
+def test_a_pool_that_shrinks_under_running_copies_never_kills_the_process() -> None:
+    rng = random.Random(5)
+    statuses: set[str] = set()
+    for _ in range(6):
+        pool = Memory(BIG_POOL)
+        pool.view.close()
+        with rig(BIG_POOL, 2) as session:
+            session.map(CACHE, [BIG], [pool])
+            session.submit("store", CACHE, all_big(), word=0)
+            session.submit("retrieve", CACHE, all_big(), word=1)
+            os.ftruncate(pool.fd, rng.randrange(BIG_POOL))
+            statuses |= {end[1] for end in session.wait(2)}
+        os.close(pool.fd)
+    assert statuses <= {"done", "failed"}
+    assert "failed" in statuses
+
+
+def test_a_bus_error_outside_of_copies_still_ends_the_process() -> None:
+    code = """
+import mmap, os
+from kvserver.transfer.engines import CopyEngine, create_memfd
+engine = CopyEngine(create_memfd("arena", 4096), 4096, 1)
+lost = os.memfd_create("lost")
+os.ftruncate(lost, 8192)
+view = mmap.mmap(lost, 8192)
+os.ftruncate(lost, 0)
+print("before", flush=True)
+view[5000]
+print("after", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (-7, "before\n")
+
+
+def test_many_small_jobs_complete_exactly_once() -> None:
+    pool = Memory(POOL)
+    rng = random.Random(1)
+    with rig(ARENA, 3) as session:
+        session.map(CACHE, [GROUP], [pool])
+        pool.fill(4)
+        open_words: dict[int, int] = {}
+        ends: list[int] = []
+        submitted = 0
+        while len(ends) < 2000:
+            free = [word for word in range(WORDS) if word not in open_words.values()]
+            while free and submitted < 2000:
+                word = free.pop()
+                kind: Kind = rng.choice(("store", "retrieve"))
+                job, _ = session.submit(kind, CACHE, some(*rng.sample(range(BLOCKS), 3), slot=word * 20480), word=word)
+                open_words[job] = word
+                submitted += 1
+            (end,) = session.wait()
+            assert end[1] == "done"
+            del open_words[end[0]]
+            ends.append(end[0])
+        assert sorted(ends) == list(range(1, 2001))
+        assert session.engine.completions(10) == []
+    pool.close()
+
+
+def test_completions_left_behind_make_the_eventfd_readable_again() -> None:
+    pool = Memory(POOL)
+    with rig(ARENA, 1) as session:
+        session.map(CACHE, [GROUP], [pool])
+        jobs = {session.submit("store", CACHE, some(word), word=word)[0] for word in range(7)}
+        assert {end[0] for end in session.wait(7)} == jobs  # wait() takes 3 at a time
+    pool.close()
+
+
+def test_numbers_that_nobody_knows_are_refused_without_a_completion() -> None:
+    pool = Memory(POOL)
+    with rig(ARENA) as session:
+        session.map(CACHE, [GROUP], [pool])
+        with pytest.raises(ValueError, match="cache 99 is not mapped"):
+            session.submit("store", 99, some(1), word=1)
+        with pytest.raises(ValueError, match=f"word={WORDS}"):
+            session.engine.submit(50, "store", CACHE, WORDS, 1, [])
+        with pytest.raises(ValueError, match="kind=move"):
+            session.engine.submit(50, "move", CACHE, 1, 1, [])  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="block_ids: 5 bytes"):
+            session.engine.submit(50, "store", CACHE, 1, 1, [(0, 0, bytes(5), b"")])
+        with pytest.raises(ValueError, match="cache 3 is mapped already"):
+            session.map(CACHE, [GROUP], [pool])
+        with pytest.raises(ValueError, match="session 5 has a board already"):
+            session.engine.map_board(SESSION, session.board_memory.fd, WORDS)
+        with pytest.raises(ValueError, match="session 6 has no board"):
+            session.engine.map_cache(4, 6, [pool.fd], [POOL], [GROUP.packed()])
+        with pytest.raises(ValueError, match="session 6 has no board"):
+            session.engine.drop_board(6)
+        assert session.engine.completions(10) == []
+        assert session.run("store", CACHE, some(1))[1] == "done"
+    pool.close()
+
+
+def test_descriptors_that_could_hurt_are_refused() -> None:
+    pool = Memory(POOL)
+    with rig(ARENA) as session:
+
+        def refused(fd: int, size: int, code: str) -> None:
+            with pytest.raises(ValueError, match=f"^{code}: "):
+                session.engine.map_cache(CACHE, SESSION, [fd], [size], [GROUP.packed()])
+
+        refused(pool.fd, POOL + 1, "descriptor-size")
+        refused(pool.fd, POOL - 1, "layout")
+        read_end, write_end = os.pipe()
+        refused(read_end, POOL, "descriptor-seal")
+        with open(__file__, "rb") as plain:
+            refused(plain.fileno(), POOL, "descriptor-seal")
+        read_only = os.open(f"/proc/self/fd/{pool.fd}", os.O_RDONLY)
+        refused(read_only, POOL, "descriptor-seal")
+        sealed = create_memfd("sealed", POOL, sealed=False)
+        fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        refused(sealed, POOL, "descriptor-seal")
+        with pytest.raises(ValueError, match="^layout: 2 descriptors"):
+            session.engine.map_cache(CACHE, SESSION, [pool.fd, pool.fd], [POOL], [GROUP.packed()])
+        with pytest.raises(ValueError, match="^descriptor-seal: "):
+            session.engine.map_board(9, pool.fd, 4)
+        with pytest.raises(ValueError, match="needs 304 bytes"):
+            session.engine.map_board(9, session.board_memory.fd, WORDS + 1)
+        for fd in (read_end, write_end, read_only, sealed):
+            os.close(fd)
+    pool.close()
+
+
+@pytest.mark.parametrize("threads", [0, -1, 257])
+def test_thread_counts_are_bounded(threads: int) -> None:
+    fd = create_memfd("arena", 4096)
+    with pytest.raises(ValueError, match=f"threads={threads}"):
+        CopyEngine(fd, 4096, threads)
+    with pytest.raises(ValueError, match="arena_bytes=8192"):
+        CopyEngine(fd, 8192, 1)
+    os.close(fd)
+
+
+def mappings_of(name: str) -> int:
+    return sum(name in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_nothing_stays_open_or_mapped() -> None:
+    def once() -> None:
+        pool = Memory(POOL)
+        with rig(ARENA, 3) as session:
+            session.map(CACHE, [GROUP], [pool])
+            with contextlib.suppress(ValueError):
+                session.engine.map_cache(CACHE + 1, SESSION, [pool.fd, pool.fd], [POOL, POOL + 1], [GROUP.packed()])
+            session.submit("store", CACHE, some(1, 2))
+            session.engine.unmap_cache(CACHE)
+            session.wait(2)
+            assert mappings_of("memfd:test") == 3 + 3  # ours, the engine's arena and board, and Board's
+        pool.close()
+
+    gc.collect()
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    tasks = len(os.listdir("/proc/self/task"))
+    for _ in range(5):
+        once()
+    gc.collect()
+    assert mappings_of("memfd:test") == 0
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert (threading.active_count(), len(os.listdir("/proc/self/task"))) == (threads, tasks)
+
+
+def test_untouched_pool_pages_stay_untouched() -> None:
+    pool = Memory(64 << 20)
+    pool.view[5000] = 1
+    with rig(ARENA) as session:
+        session.map(CACHE, [GROUP], [pool])
+        assert session.run("store", CACHE, some(0, 1))[1] == "done"
+        session.engine.unmap_cache(CACHE)
+        session.wait()
+    assert os.fstat(pool.fd).st_blocks * 512 <= 1 << 20
+    pool.close()

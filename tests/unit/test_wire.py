@@ -1,0 +1,353 @@
+"""What goes over the wire: the bytes of every frame, and what is answered to bytes that are no frame."""
+
+import random
+from typing import get_args
+
+import msgspec
+import pytest
+
+from kvserver.errors import RequestError
+from kvserver.wire import orders
+from kvserver.wire.codec import MESSAGE_CHARS_MAX, Malformed, decode_reply, decode_request, encode
+from kvserver.wire.messages import (
+    BUFFERS_MAX,
+    FRAME_BYTES_MAX,
+    GROUPS_MAX,
+    PLACES_MAX,
+    REGION_RUNS_MAX,
+    Attach,
+    Attached,
+    Buffer,
+    Clear,
+    Cleared,
+    Error,
+    Found,
+    Frame,
+    GroupBlocks,
+    GroupSpec,
+    Hello,
+    Lane,
+    LaneOpen,
+    Limits,
+    Lookup,
+    Offer,
+    Offered,
+    RegionRun,
+    Register,
+    Registered,
+    Release,
+    Released,
+    Reply,
+    Request,
+    Retrieve,
+    Retrieved,
+    Status,
+    StatusIs,
+    Store,
+    Stored,
+    Unregister,
+    Unregistered,
+    Watch,
+    Watched,
+    Welcome,
+)
+from tests.unit.bad_frames import BadFrames
+
+DIGEST, KEY, PARENT = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
+GROUP = GroupSpec(2, 11, "window", 7, 3, 1, 5, 4, [RegionRun(0, 13, 2, 2496, 130, 129)])
+STATE = GroupSpec(6, 3, "state", 0, 1, 0, 1, 0, [RegionRun(0, 1, 1, 0, 255, 254)])
+
+# fmt: off
+GOLDEN: list[tuple[Frame, str]] = [
+    (
+        Hello(1, 1, "engine", 77, 3, -1, "kvclient 0.1"),
+        "98a568656c6c6f0101a6656e67696e654d03ffac6b76636c69656e7420302e31",
+    ),
+    (
+        Attach(2, b"0123456789abcdef"),
+        "93a661747461636802c41030313233343536373839616263646566",
+    ),
+    (
+        Lane(3, b"0123456789abcdef"),
+        "93a46c616e6503c41030313233343536373839616263646566",
+    ),
+    (
+        Offer(4),
+        "92a56f6666657204",
+    ),
+    (
+        Watch(5, 300),
+        "93a5776174636805cd012c",
+    ),
+    (
+        Register(6, "kv", DIGEST, 6, "host", 0, "direct", "gold", [Buffer(9, b"", 5005)], [GROUP, STATE]),
+        "9ba8726567697374657206a26b76c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b"
+        "1c1d1e1f06a4686f737400a6646972656374a4676f6c64919309c400cd138d9299020ba677696e646f770703"
+        "0105049196000d02cd09c0cc82cc81990603a573746174650001000100919600010100ccffccfe",
+    ),
+    (
+        Unregister(7, 300),
+        "93aa756e726567697374657207cd012c",
+    ),
+    (
+        Lookup(8, DIGEST, KEY, 2),
+        "95a66c6f6f6b757008c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fc4"
+        "20202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f02",
+    ),
+    (
+        Release(9, 70_000),
+        "93a772656c6561736509ce00011170",
+    ),
+    (
+        Store(10, 300, 4095, 1 << 54, 30_000, 1, PARENT, KEY, [GroupBlocks(0, 2, b"\1\0\0\0\xff\xff\xff\xff")]),
+        "9aa573746f72650acd012ccd0fffcf0040000000000000cd753001c420404142434445464748494a4b4c4d4e"
+        "4f505152535455565758595a5b5c5d5e5fc420202122232425262728292a2b2c2d2e2f303132333435363738"
+        "393a3b3c3d3e3f91930002c40801000000ffffffff",
+    ),
+    (
+        Retrieve(11, 300, 70_000, 0, 1, 9, [GroupBlocks(1, 0, b"\7\0\0\0")]),
+        "98a872657472696576650bcd012cce0001117000010991930100c40407000000",
+    ),
+    (
+        Clear(12, DIGEST),
+        "93a5636c6561720cc420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f",
+    ),
+    (
+        Status((1 << 63) - 1),
+        "92a6737461747573cf7fffffffffffffff",
+    ),
+    (
+        Welcome(1, b"0123456789abcdef", "kvserver 0.1", 1 << 60, Limits(4096, 65_536, 64, 30_000)),
+        "96a777656c636f6d6501c41030313233343536373839616263646566ac6b7673657276657220302e31cf1000"
+        "00000000000094cd1000ce0001000040cd7530",
+    ),
+    (
+        Attached(2),
+        "92a8617474616368656402",
+    ),
+    (
+        LaneOpen(3),
+        "92a96c616e652d6f70656e03",
+    ),
+    (
+        Offered(4, 9),
+        "93a76f6666657265640409",
+    ),
+    (
+        Watched(5, 2),
+        "93a7776174636865640502",
+    ),
+    (
+        Registered(6, 300, 2),
+        "94aa7265676973746572656406cd012c02",
+    ),
+    (
+        Unregistered(7),
+        "92ac756e7265676973746572656407",
+    ),
+    (
+        Found(8, 2, 70_000, 30_000),
+        "95a5666f756e640802ce00011170cd7530",
+    ),
+    (
+        Released(9),
+        "92a872656c656173656409",
+    ),
+    (
+        Stored(10, 3, 2, 4242, "full"),
+        "96a673746f7265640a0302cd1092a466756c6c",
+    ),
+    (
+        Retrieved(11, 4242),
+        "93a97265747269657665640bcd1092",
+    ),
+    (
+        Cleared(12, 5),
+        "93a7636c65617265640c05",
+    ),
+    (
+        StatusIs(13, b"{}"),
+        "93a97374617475732d69730dc4027b7d",
+    ),
+    (
+        Error(0, "resource", "jobs", "64 jobs are in flight, at most 64 may be"),
+        "95a56572726f7200a87265736f75726365a46a6f6273d9283634206a6f62732061726520696e20666c696768"
+        "742c206174206d6f7374203634206d6179206265",
+    ),
+]
+# fmt: on
+
+REQUESTS = [(frame, bytes.fromhex(golden)) for frame, golden in GOLDEN if isinstance(frame, Request)]
+REPLIES = [(frame, bytes.fromhex(golden)) for frame, golden in GOLDEN if isinstance(frame, Reply)]
+
+
+def refusal(frame: bytes) -> Error:
+    with pytest.raises(Malformed) as caught:
+        decode_request(frame)
+    return caught.value.reply
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def test_every_frame_has_golden_bytes() -> None:
+    kinds = [type(frame) for frame, _ in GOLDEN]
+    assert sorted(kind.__name__ for kind in kinds) == sorted(
+        kind.__name__ for kind in (*get_args(Request), *get_args(Reply))
+    )
+
+
+@pytest.mark.parametrize(("frame", "golden"), GOLDEN, ids=[type(frame).__name__ for frame, _ in GOLDEN])
+def test_the_bytes_of_a_frame_never_change_unnoticed(frame: Frame, golden: str) -> None:
+    assert encode(frame).hex() == golden
+
+
+@pytest.mark.parametrize(("frame", "golden"), REQUESTS, ids=[type(frame).__name__ for frame, _ in REQUESTS])
+def test_a_request_comes_back_from_its_bytes(frame: Request, golden: bytes) -> None:
+    assert decode_request(golden) == frame
+    assert decode_request(memoryview(golden)) == frame
+
+
+@pytest.mark.parametrize(("frame", "golden"), REPLIES, ids=[type(frame).__name__ for frame, _ in REPLIES])
+def test_a_reply_comes_back_from_its_bytes(frame: Reply, golden: bytes) -> None:
+    assert decode_reply(golden) == frame
+
+
+def test_requests_and_replies_have_different_tags() -> None:
+    tags = [kind.__struct_config__.tag for kind in (*get_args(Request), *get_args(Reply))]
+    assert len(set(tags)) == len(tags)
+    for _, golden in REPLIES:
+        assert refusal(golden).code == "frame"
+    for _, golden in REQUESTS:
+        with pytest.raises(RequestError, match="not a reply of protocol 1"):
+            decode_reply(golden)
+
+
+HUGE = (1 << 62) + 1
+
+
+def test_the_longest_orders_fit_one_message() -> None:
+    """Longer ones would end the mover, and the caches of everybody else with it."""
+    run = RegionRun(HUGE, HUGE, HUGE, HUGE, HUGE, HUGE)
+    group = GroupSpec(HUGE, HUGE, "window", HUGE, HUGE, HUGE, HUGE, HUGE, [run] * (REGION_RUNS_MAX // GROUPS_MAX))
+    mapping = orders.MapCache(HUGE, HUGE, HUGE, [Buffer(HUGE, b"", HUGE)] * BUFFERS_MAX, [group] * GROUPS_MAX)
+    assert len(orders.encode(mapping)) <= orders.ORDER_BYTES_MAX
+    chunks = PLACES_MAX // 3 // GROUPS_MAX
+    copied = orders.CopyGroup(HUGE, HUGE, bytes(4 * chunks), bytes(8 * chunks))
+    copy = orders.Copy(HUGE, "retrieve", HUGE, HUGE, HUGE, "server-gather", [copied] * GROUPS_MAX)
+    assert 390_000 < len(orders.encode(copy)) <= orders.ORDER_BYTES_MAX
+
+
+# ---------------------------------------------------------------- what is no request
+
+
+@pytest.mark.parametrize(("frame", "golden"), REQUESTS, ids=[type(frame).__name__ for frame, _ in REQUESTS])
+def test_a_request_that_was_cut_anywhere_is_refused(frame: Request, golden: bytes) -> None:
+    for end in range(len(golden)):
+        reply = refusal(golden[:end])
+        assert (reply.family, reply.code) == ("request", "frame")
+
+
+@pytest.mark.parametrize(("frame", "golden"), REQUESTS, ids=[type(frame).__name__ for frame, _ in REQUESTS])
+def test_what_follows_a_request_is_refused(frame: Request, golden: bytes) -> None:
+    assert "trailing characters" in refusal(golden + b"\0").message
+    fields = msgspec.msgpack.decode(golden)
+    reply = refusal(encode([*fields, None]))
+    assert (reply.id, reply.code) == (frame.id, "frame")
+    assert f"at most length {len(fields) - 1}, got {len(fields)}" in reply.message
+
+
+@pytest.mark.parametrize(("frame", "golden"), REQUESTS, ids=[type(frame).__name__ for frame, _ in REQUESTS])
+def test_a_field_of_another_type_is_named(frame: Request, golden: bytes) -> None:
+    fields = msgspec.msgpack.decode(golden)
+    for position, right in enumerate(fields):
+        for wrong in (None, True, 1.5, {"a": 1}, "word" if isinstance(right, int | bytes) else 7):
+            reply = refusal(encode([*fields[:position], wrong, *fields[position + 1 :]]))
+            is_protocol = fields[0] == "hello" and position == 2 and wrong is not True
+            assert (reply.family, reply.code) == ("request", "protocol" if is_protocol else "frame")
+            assert reply.id == (0 if position == 1 else frame.id)
+            assert is_protocol or f"$[{position}]" in reply.message
+
+
+def test_another_protocol_is_refused_naming_both_versions() -> None:
+    for hello in (
+        ["hello", 7, 2, "engine", 1, 1, 0],
+        ["hello", 7, 2, {"a": "shape"}, "that nobody knows yet"],
+        ["hello", 7, "2.1"],
+    ):
+        reply = refusal(encode(hello))
+        assert (reply.id, reply.family, reply.code) == (7, "request", "protocol")
+        assert reply.message == f"this server speaks protocol 1, the client said {hello[2]!r}"
+
+
+def test_an_unknown_tag_is_named() -> None:
+    reply = refusal(encode(["prefetch", 5, b"x"]))
+    assert (reply.id, reply.code) == (5, "frame")
+    assert "'prefetch'" in reply.message
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [b"", b"\xc1", b"\xc0", b"\x90", b"\x80", b"\x93", b"\xff" * 9, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"],
+)
+def test_what_is_no_array_is_refused_without_an_id(frame: bytes) -> None:
+    reply = refusal(frame)
+    assert (reply.id, reply.code) == (0, "frame")
+
+
+@pytest.mark.parametrize("nesting", [b"\x91", b"\x81", b"\x81\x01", b"\x92\xa5hello\x91"])
+def test_deep_nesting_is_refused(nesting: bytes) -> None:
+    assert refusal(nesting * (FRAME_BYTES_MAX // len(nesting))).code == "frame"
+
+
+def test_a_frame_that_is_too_long_is_refused_unread() -> None:
+    longest = encode(Attach(1, bytes(FRAME_BYTES_MAX - 16)))
+    padded = encode(Attach(1, bytes(2 * FRAME_BYTES_MAX - 16 - len(longest))))
+    assert len(padded) == FRAME_BYTES_MAX
+    assert decode_request(padded).id == 1
+    reply = refusal(padded + b"\0")
+    assert reply == Error(
+        0, "request", "frame-size", f"{FRAME_BYTES_MAX + 1} bytes, at most {FRAME_BYTES_MAX} are read"
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["x" * 500_000, 1],
+        ["hello", 1, "y" * 500_000],
+        ["hello", 1, list(range(100_000))],
+        ["register", 1, "n", b"", 1, "z" * 500_000, 0, "direct", "", [], []],
+    ],
+)
+def test_a_refusal_quotes_only_the_beginning_of_what_came(fields: list[object]) -> None:
+    reply = refusal(encode(fields))
+    assert reply.id == 1
+    assert len(reply.message) <= MESSAGE_CHARS_MAX + 30
+    assert "characters)" in reply.message
+
+
+def test_numbers_that_are_too_large_or_negative_are_no_ids() -> None:
+    assert refusal(encode(["status", 1 << 63, 1])).id == 0
+    assert refusal(encode(["status", -1, 1])).id == 0
+    assert decode_request(encode(["status", (1 << 64) - 1])) == Status((1 << 64) - 1)
+    assert decode_reply(encode(Error((1 << 64) - 1, "request", "frame", ""))).id == (1 << 64) - 1
+
+
+def test_random_frames_are_requests_or_malformed_and_never_another_error() -> None:
+    """`pytest -k random_frames` prints the seed when it fails; BadFrames(seed) gives the same frames again."""
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    requests, refusals = [], []
+    for frame in BadFrames(seed, [golden for _, golden in REQUESTS]).take(10_000):
+        try:
+            requests.append(decode_request(frame))
+        except Malformed as problem:
+            refusals.append(problem.reply)
+    assert len(requests) > 100, "mutations that leave a request belong to the test"
+    assert len(refusals) > 5000
+    for request in requests:
+        assert decode_request(encode(request)) == request
+    for reply in refusals:
+        assert decode_reply(encode(reply)) == reply
+        assert len(reply.message) < 2 * MESSAGE_CHARS_MAX
