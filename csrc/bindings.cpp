@@ -156,8 +156,16 @@ void bind_grower(nb::module_& module) {
             },
             "fd"_a, "arena_bytes"_a, "slab_bytes"_a, "threads"_a, "numa_node"_a = -1)
         .def_prop_ro("eventfd", [](Grower& grower) { return grower.get().eventfd(); })
-        .def_prop_ro("slabs_ready", [](Grower& grower) { return grower.get().slabs_ready(); })
-        .def_prop_ro("problem", [](Grower& grower) { return grower.get().problem(); })
+        .def_prop_ro("slabs_ready",
+                     [](Grower& grower) {
+                         ReleaseGil released;
+                         return grower.get().slabs_ready();
+                     })
+        .def_prop_ro("problem",
+                     [](Grower& grower) {
+                         ReleaseGil released;
+                         return grower.get().problem();
+                     })
         .def("close", &Grower::close);
 }
 

@@ -42,15 +42,19 @@ void prefer_node(const Mapping& arena, int node) {
     }
 }
 
-// Bytes of a step that no page backs yet. (SEEK_HOLE would walk to the next hole, however far away that is.)
+// Bytes that no page backs yet. (SEEK_HOLE would walk to the next hole, however far away that is.)
 uint64_t missing_bytes(std::byte* address, uint64_t bytes) {
-    unsigned char resident[STEP_BYTES / SLOT_ALIGN];
     const auto page_bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-    if (::mincore(address, bytes, resident) != 0) return bytes;
-    const uint64_t pages = (bytes + page_bytes - 1) / page_bytes;
-    return page_bytes * static_cast<uint64_t>(std::count_if(resident, resident + pages, [](unsigned char page) {
-        return (page & 1) == 0;
-    }));
+    unsigned char resident[STEP_BYTES / SLOT_ALIGN];
+    uint64_t missing = 0;
+    for (uint64_t at = 0; at < bytes; at += STEP_BYTES) {
+        const uint64_t here = std::min(STEP_BYTES, bytes - at);
+        if (::mincore(address + at, here, resident) != 0) return bytes;  // unknown: as if all were
+        const uint64_t pages = (here + page_bytes - 1) / page_bytes;
+        const auto absent = [](unsigned char page) { return (page & 1) == 0; };
+        missing += page_bytes * static_cast<uint64_t>(std::count_if(resident, resident + pages, absent));
+    }
+    return missing;
 }
 
 }  // namespace
@@ -104,19 +108,25 @@ bool ArenaGrower::take_step(Step& step) {
     step.slab = next_ / options_.slab_bytes;
     step.offset = next_;
     step.bytes = std::min(STEP_BYTES, (step.slab + 1) * options_.slab_bytes - next_);
-    // Reserved huge pages are ours already; other pages are asked for only while there are enough.
-    const uint64_t missing = on_huge_pages_ ? 0 : missing_bytes(arena_.data() + step.offset, step.bytes);
-    const uint64_t kept_free = RESERVE_BYTES + static_cast<uint64_t>(options_.threads) * STEP_BYTES;
-    if (missing > 0) {
-        const uint64_t available = available_memory_bytes();
-        if (available < missing + kept_free) {
-            stop(format("%" PRIu64 " MiB of memory are available, and %" PRIu64 " MiB of them stay free",
-                        available >> 20, kept_free >> 20));
-            return false;
-        }
-    }
+    // A slab that cannot be completed is not begun; and others may take memory while it is touched.
+    const bool first = next_ % options_.slab_bytes == 0;
+    if (!enough_memory(next_, first ? options_.slab_bytes : step.bytes)) return false;
     next_ += step.bytes;
     return true;
+}
+
+// Whether what is missing of that stretch may be taken; stops growth if not. Reserved huge pages are ours already.
+bool ArenaGrower::enough_memory(uint64_t offset, uint64_t bytes) {
+    if (on_huge_pages_) return true;
+    const uint64_t missing = missing_bytes(arena_.data() + offset, bytes);
+    if (missing == 0) return true;
+    const uint64_t available = available_memory_bytes();
+    const uint64_t kept_free = RESERVE_BYTES + static_cast<uint64_t>(options_.threads) * STEP_BYTES;
+    if (available >= kept_free && available - kept_free >= missing) return true;
+    stop(format("%" PRIu64 " MiB more are needed, %" PRIu64 " MiB of memory are available, and %" PRIu64
+                " MiB of them stay free",
+                missing >> 20, available >> 20, kept_free >> 20));
+    return false;
 }
 
 void ArenaGrower::end_step(const Step& step, int error) {

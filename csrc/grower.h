@@ -48,6 +48,7 @@ class ArenaGrower {
 
     void grow();
     bool take_step(Step& step);
+    bool enough_memory(uint64_t offset, uint64_t bytes);
     void end_step(const Step& step, int error);
     void stop(std::string problem);
 

@@ -152,6 +152,7 @@ class Supervisor:
             config=self._config,
         )
         self._brain = self._spawn("kvserver.server", inheritance, theirs, (self._ledger,), "brain")
+        ours.setblocking(False)
         self._control = ours
         self._selector.register(ours, selectors.EVENT_READ, self._on_wish)
         self._selector.register(self._brain.pidfd, selectors.EVENT_READ, self._on_brain_end)
@@ -190,7 +191,10 @@ class Supervisor:
     def _on_wish(self) -> None:
         if self._control is None:
             return  # the brain ended in the same turn
-        frame, _, _ = self._receiver.receive(self._control)
+        try:
+            frame, _, _ = self._receiver.receive(self._control)
+        except ConnectionResetError:  # it died with news unread
+            return
         if not frame:
             return  # the brain is ending; its pidfd tells the rest
         match decode_wish(frame):
@@ -237,10 +241,15 @@ class Supervisor:
     # ---------------------------------------------------------------- news and signals
 
     def _tell(self, news: MoverStarted | MoverReaped | Grown, *descriptors: int) -> None:
-        if self._control is None:
+        if self._control is None or self._brain is None:
             return
-        with suppress(BrokenPipeError, ConnectionResetError):  # the brain is ending; its pidfd tells the rest
+        try:
             send(self._control, encode(news), descriptors)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the brain is ending; its pidfd tells the rest
+        except BlockingIOError:  # thousands of news unread: it will never be right again, and nobody waits for it here
+            logs.event(logging.ERROR, "brain killed", ("why", "it does not read its news"))
+            self._brain.kill()
 
     def _on_grown(self) -> None:
         with suppress(BlockingIOError):  # nothing to read when called for a new brain, not for a change

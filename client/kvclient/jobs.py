@@ -100,18 +100,9 @@ class Jobs:
             return StoreResult(0, 0, 0, "busy")
         word = session.words.popleft()
         generation = session.board.begin(word)
-        request = Store(
-            next(session.ids),
-            registration.number,
-            word,
-            generation,
-            _patience_ms(due_s),
-            part.first_chunk,
-            part.parent,
-            part.keys,
-            part.groups,
-        )
         try:
+            head = next(session.ids), registration.number, word, generation, _patience_ms(due_s)
+            request = Store(*head, part.first_chunk, part.parent, part.keys, part.groups)
             reply = await session.zmq.ask(request, Stored, due_s)
         except Trouble as trouble:
             self._note(session, "store", trouble)
@@ -150,10 +141,9 @@ class Jobs:
         word = session.words.popleft()
         generation = session.board.begin(word)
         registration.users += 1
-        request = Retrieve(
-            next(session.ids), registration.number, lease.number, word, generation, _patience_ms(due_s), groups
-        )
         try:
+            head = next(session.ids), registration.number, lease.number, word, generation, _patience_ms(due_s)
+            request = Retrieve(*head, groups)
             await session.zmq.ask(request, Retrieved, due_s)
             why = "doubt"
         except Trouble as trouble:

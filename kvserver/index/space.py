@@ -31,8 +31,8 @@ class Node:
         self.parent = parent
         self.depth: int = 0 if parent is None else parent.depth + 1
         """Chunks of the prefix that ends here; 0 only for the root."""
-        self.children: Node | set[Node] | None = None
-        """None, the only child, or all of them."""
+        self.children: Node | dict[Node, None] | None = None
+        """None, the only child, or all of them (a dict, because a set of nodes has another order in every process)."""
         self.pins = 0
         self.used = used
         """When it, or anything below it that is gone now, was last asked for. Any monotonic unit."""
@@ -46,7 +46,7 @@ class Node:
         """The eviction order has an entry for it."""
 
     def child_nodes(self) -> "Iterator[Node]":
-        if isinstance(self.children, set):
+        if isinstance(self.children, dict):
             yield from self.children
         elif self.children is not None:
             yield self.children
@@ -108,10 +108,10 @@ class Space:
         match parent.children:
             case None:
                 parent.children = node
-            case set() as children:
-                children.add(node)
+            case dict() as children:
+                children[node] = None
             case only:
-                parent.children = {only, node}
+                parent.children = {only: None, node: None}
         return node
 
     def remove(self, node: Node) -> Node:
@@ -121,10 +121,10 @@ class Space:
         parent = node.parent
         assert parent is not None
         del self.nodes[node.key]
-        if isinstance(parent.children, set):
-            parent.children.remove(node)
+        if isinstance(parent.children, dict):
+            del parent.children[node]
             if len(parent.children) == 1:
-                parent.children = parent.children.pop()
+                (parent.children,) = parent.children
         else:
             assert parent.children is node
             parent.children = None

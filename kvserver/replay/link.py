@@ -115,11 +115,17 @@ class Control:
     def connected(self, wait_s: float) -> bool:
         return self._client.wait_connected(wait_s)
 
+    def grown(self) -> bool:
+        """Whether the arena is as large as it will be."""
+        status = self._status()
+        return status is not None and (
+            status.arena.slabs_ready == status.arena.slabs_total or status.arena.problem != ""
+        )
+
     def counters(self) -> dict[str, int | float | str]:
         """What the server says that it holds and counted; empty when it does not answer."""
-        try:
-            status = msgspec.convert(self._client.status(), Status)
-        except ResourceError:
+        status = self._status()
+        if status is None:
             return {}
         shown: dict[str, int | float | str] = {
             "chunks held": status.chunks,
@@ -131,6 +137,12 @@ class Control:
             assert isinstance(count, int)
             shown[name.replace("_", " ")] = count
         return shown
+
+    def _status(self) -> Status | None:
+        try:
+            return msgspec.convert(self._client.status(), Status)
+        except ResourceError:
+            return None
 
 
 def _full(first_block: int, blocks: Sequence[int]) -> Blocks:

@@ -6,7 +6,7 @@ deadlines, and a run in which nothing ends for stall_s_max is given up. Whatever
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from time import monotonic
+from time import monotonic, sleep
 
 from kvserver.errors import ResourceError
 from kvserver.replay import pipe
@@ -24,6 +24,8 @@ from kvserver.replay.workload import Prompt, make_workload
 
 TURN_S = 0.5
 """Longest wait before the server, the stall clock and the progress are looked at again."""
+
+GROWTH_POLL_S = 0.1
 
 
 def run(options: ReplayOptions, progress: Callable[[Progress], None]) -> ReplayResult:
@@ -100,6 +102,10 @@ class _ArmRun:
                 raise ResourceError(
                     "server-start", ended or f"not ready after {self._options.start_s_max:g} s: {words}"
                 )
+        # Our own server is given its whole arena first: a run should not depend on how fast memory is touched.
+        while self._server and not control.grown() and monotonic() < give_up_s:
+            self._show()
+            sleep(GROWTH_POLL_S)
 
     def _play(self, crew: Crew, control: Control) -> tuple[float, dict[str, int | float | str]]:
         """Sends everything and ends the workers in good order, which checks their pools. A worker that dies or a stall

@@ -4,6 +4,7 @@ One thread decides (engine.py); the pipe's reader and the client's callbacks onl
 ends when the pipe closes, so it never outlives the replay.
 """
 
+import os
 import signal
 import threading
 from collections import deque
@@ -28,7 +29,7 @@ Call = Callable[[], None]
 def worker_main(worker: int, options: ReplayOptions, socket: Path, connection: Connection) -> None:
     """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the replay ends its workers
-    calls: SimpleQueue[Call] = SimpleQueue()
+    loop = WorkerLoop(connection)
     pages = Pages(blocks=options.pool_blocks, regions=options.regions, page_bytes=options.page_bytes)
     pool = PrefixPool(options.pool_blocks)
     namespace = replay_namespace(
@@ -39,9 +40,9 @@ def worker_main(worker: int, options: ReplayOptions, socket: Path, connection: C
     )
     try:
         link = ServerLink(
-            worker=worker, options=options, socket=socket, namespace=namespace, pages=pages, post=calls.put
+            worker=worker, options=options, socket=socket, namespace=namespace, pages=pages, post=loop.post
         )
-    except (KvError, OSError, TimeoutError) as error:
+    except KvError as error:
         connection.send_bytes(pipe.encode(pipe.Broken(worker, str(error))))
         return
     engine = Engine(
@@ -54,9 +55,8 @@ def worker_main(worker: int, options: ReplayOptions, socket: Path, connection: C
         link=link,
         ended=lambda outcome: connection.send_bytes(pipe.encode(pipe.Over(outcome))),
     )
-    loop = WorkerLoop(engine, connection, calls)
     connection.send_bytes(pipe.encode(pipe.Here(worker)))
-    loop.run()
+    loop.run(engine)
     link.close()
     pages.close()
     pool.check()
@@ -65,27 +65,31 @@ def worker_main(worker: int, options: ReplayOptions, socket: Path, connection: C
 
 
 class WorkerLoop:
-    """Runs calls one after the other until Stop has come and every prompt has ended, or the pipe is closed."""
+    """Runs calls one after the other until Stop has come and every prompt has ended."""
 
-    def __init__(self, engine: Engine, connection: Connection, calls: "SimpleQueue[Call]") -> None:
-        self._engine = engine
+    def __init__(self, connection: Connection) -> None:
+        """Reads the pipe from now on."""
         self._connection = connection
-        self._calls = calls
+        self._calls: SimpleQueue[Call] = SimpleQueue()
         self._waiting: deque[pipe.Begin] = deque()
         """Prompts for which the pool had no room yet; the first one is tried again after every call."""
         self._stopping = False
-
-    def run(self) -> None:
         threading.Thread(target=self._read_pipe, name="replay-pipe", daemon=True).start()
-        while not (self._stopping and not self._waiting and self._engine.active == 0):
-            self._calls.get()()
-            self._begin_waiting()
 
-    def _begin_waiting(self) -> None:
+    def post(self, call: Call) -> None:
+        """From any thread."""
+        self._calls.put(call)
+
+    def run(self, engine: Engine) -> None:
+        while not (self._stopping and not self._waiting and engine.active == 0):
+            self._calls.get()()
+            self._begin_waiting(engine)
+
+    def _begin_waiting(self, engine: Engine) -> None:
         while self._waiting:
             prompt = self._waiting[0]
-            if not self._engine.begin(prompt.index, prompt.tokens, pipe.unpack_blocks(prompt.blocks)):
-                assert self._engine.active > 0  # an empty pool holds any prompt: ReplayOptions made sure
+            if not engine.begin(prompt.index, prompt.tokens, pipe.unpack_blocks(prompt.blocks)):
+                assert engine.active > 0  # an empty pool holds any prompt: ReplayOptions made sure
                 return
             self._waiting.popleft()
 
@@ -94,9 +98,8 @@ class WorkerLoop:
             try:
                 message = pipe.decode_to_worker(self._connection.recv_bytes())
             except (EOFError, OSError):
-                self._calls.put(_leave)
-                return
-            self._calls.put(partial(self._accept, message))
+                os._exit(1)  # the replay is gone, and with it all that the other threads may be waiting for
+            self.post(partial(self._accept, message))
             if isinstance(message, pipe.Stop):
                 return
 
@@ -106,7 +109,3 @@ class WorkerLoop:
                 self._waiting.append(message)
             case pipe.Stop():
                 self._stopping = True
-
-
-def _leave() -> None:
-    raise SystemExit(1)  # the replay is gone

@@ -216,7 +216,8 @@ class Core:
         self.arena_problem = ""
         self._lines_until_ns = 0
         self._lines_left = 0
-        self._last = {"session": 0, "cache": 0, "mover": 0, "lease": 0, "job": 0}
+        first_lease = int.from_bytes(random_bytes(6), "big") << 8  # no lease of an earlier brain names one of ours
+        self._last = {"session": 0, "cache": 0, "mover": 0, "lease": first_lease, "job": 0}
 
     def number(self, kind: Literal["session", "cache", "mover", "lease", "job"]) -> int:
         """A number that this brain never gives twice; never 0."""

@@ -142,7 +142,8 @@ def _copy_group(run: GroupRun, span: Span) -> CopyGroup:
 def _store_ended(core: Core, job: Job, done: Done) -> None:
     """Seals, or gives back, every part that the job was to write."""
     kept = done.status == "done" and not job.session.ended
-    reason = "died" if job.session.ended else "abandoned" if done.status == "abandoned" else "failed"
+    died = job.session.ended or done.code == "mover-lost"
+    reason = "died" if died else "abandoned" if done.status == "abandoned" else "failed"
     written = 0
     for position, parts in _parts_written(job):
         if kept:
@@ -265,7 +266,8 @@ def _retrieve_ended(core: Core, job: Job, done: Done) -> None:
             core.refuse(job.peer, job.request_id, RequestError(done.code, done.message))
         case "failed" | "abandoned":
             code = done.code or "abandoned"
-            core.refuse(job.peer, job.request_id, DeviceError(code, done.message or "the client gave the job up"))
+            why = "its time was over" if job.cancelled else "the client gave the job up"
+            core.refuse(job.peer, job.request_id, DeviceError(code, done.message or why))
 
 
 # ---------------------------------------------------------------- jobs

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from kvclient import Blocks
 from tests.process.engine import SMALL, Engine, Prompt, prompt
 from tests.process.harness import kill, pids_below, resume, stop, until
 from tests.process.scene import FLIGHT_CHUNKS, FREED_S, Flight, Scene, assert_no_process
@@ -114,7 +115,7 @@ def brain_while_storing(scene: Scene, round_: int) -> None:
         flying = {}
         for number in range(4):
             story = prompt(2000 + number, 3)
-            where = small.place(story)
+            where = [Blocks(0, 0, list(range(9 * number, 9 * number + 9)))]  # no block in two jobs at once
             small.pool.compute(story, where)
             flying[story] = small.begin_store(story, where)
         _kill_brain(scene)

@@ -37,7 +37,7 @@ SCENARIOS = {
     "brain-while-storing": Scenario(deaths.brain_while_storing, SHORT, 1),
     "server": Scenario(deaths.server, SHORT, 1),
     "mover-killed-by-the-brain": Scenario(stops.mover_killed_by_the_brain, SHORT, 1),
-    "stop-lookups": Scenario(stops.lookups_miss, LONG, 1),
+    "stop-lookups": Scenario(stops.lookups_miss, LONG | {"lease_ttl_ms": 1500}, 1),
     "stop-brain-store": Scenario(stops.brain_and_store, LONG, 4),
     "stop-brain-retrieve": Scenario(stops.brain_and_retrieve, LONG, 4),
     "stop-mover-store": Scenario(stops.mover_and_store, LONG, 4),

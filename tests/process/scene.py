@@ -79,7 +79,7 @@ class Scene:
             with self.engine("visitor") as visitor:  # what the first of its kind makes for good is no leak
                 visitor.ready().retrieve(self.stored[0])
             self.wait_quiet()
-            self._quiet = self.descriptors()
+            self._quiet = self._steady_descriptors()
 
     def end(self) -> None:
         status = self.recover()
@@ -128,6 +128,18 @@ class Scene:
     def descriptors(self) -> dict[str, int]:
         pids = {"supervisor": self.server.pid, "brain": self.server.brain_pid(), "mover": self.server.mover_pid()}
         return {name: descriptors_of(pid) for name, pid in pids.items()}
+
+    def _steady_descriptors(self) -> dict[str, int]:
+        """Processes open files for a moment now and then; what stays the same for ten questions counts."""
+        readings = [self.descriptors()]
+
+        def steady() -> bool:
+            self.server.status()
+            readings.append(self.descriptors())
+            return len(readings) > 10 and all(one == readings[-1] for one in readings[-10:])
+
+        until("the number of descriptors to settle", steady)
+        return readings[-1]
 
     def _wait_no_descriptor_leaked(self) -> None:
         until(

@@ -57,9 +57,10 @@ class SimEngine:
             if other.alive:
                 other.die()
         self.epoch += 1
-        self.leases.clear()
         self.scheduler = Process(self._world, self, -1)
         self.workers = [Process(self._world, self, rank) for rank in range(self.shape.ranks)]
+        for lease in self.leases:  # of an engine of the same name that is no more, perhaps not quite yet
+            self._world.rng.choice(self.workers).late.append(RetrieveTask(lease))
 
     # ---------------------------------------------------------------- plans
 

@@ -142,7 +142,6 @@ def _bad_register(world: "World", process: "Process") -> None:
         {"groups": [_with(group, block_tokens=frame.chunk_tokens - 1 or 7), *frame.groups[1:]]},
         {"groups": [_with(group, shard=group.shards), *frame.groups[1:]]},
         {"groups": [_with(group, blocks=0), *frame.groups[1:]]},
-        {"groups": [_with(group, writers=group.writers + 1), *frame.groups[1:]]},
         {"groups": [_with(group, regions=[]), *frame.groups[1:]]},
         {"groups": [_with(group, regions=[_with(run, offset=buffer.bytes)]), *frame.groups[1:]]},
         {"groups": [_with(group, regions=[_with(run, buffer=64)]), *frame.groups[1:]]},

@@ -96,6 +96,8 @@ class Process:
         self.pool = Pool(engine.digest, engine.shape, rank, world.swarm.pool_blocks, world.garbage)
         self.transfers: list[Transfer] = []
         self.todo: deque[StoreTask | RetrieveTask] = deque(maxlen=4)
+        self.late: list[RetrieveTask] = []
+        """What it will try once it is registered."""
         self._world = world
         self._last_id = 0
         self._caches_named = 0
@@ -427,6 +429,8 @@ class Process:
                     self.cache = 0
                 else:
                     self.send(Watch(self.next_id(), self.cache), self.local_peer)
+                    self.todo.extend(self.late)
+                    self.late.clear()
             case Unregistered() if isinstance(request, Unregister) and request.cache == self.cache:
                 self.cache = 0
             case Found() if isinstance(request, Lookup):

@@ -106,8 +106,8 @@ def test_restarted_server_gets_the_caches_again_with_their_memory(tmp_path: Path
         other = at.client.register_cache(spec(at.pool, "other"))
         assert other.wait_registered(WAIT_S)
         lease = at.lease()
-        at.fake.restart()
-        until("the caches", lambda: at.client.connected and at.cache.registered and other.registered)
+        at.restart()
+        until("the other cache", lambda: other.registered)
         again = [at.fake.wait_for(wire.Register, number) for number in (3, 4)]
         assert {request.name for request in again} == {"kv", "other"}
         memory = at.fake.descriptors[again[0].buffers[0].descriptor]
@@ -132,7 +132,7 @@ def test_session_that_the_server_forgot_is_opened_again(tmp_path: Path, door: st
             assert at.client.lookup(NAMESPACE, keys_of(1)) == (0, None, "session-unknown")
         at.fake.wait_for(wire.Register, 2)
         at.fake.refuse.clear()
-        until("the next session", lambda: at.client.connected and at.cache.registered)
+        at.connected_again(2)
         assert at.client.store(at.cache, 0, b"", keys_of(1), chunks(0, 1)).result(WAIT_S).chunks == 1
 
 
@@ -297,7 +297,7 @@ def test_close_gives_every_descriptor_back_and_ends_every_call(tmp_path: Path) -
         assert cache.wait_registered(WAIT_S)
         assert client.wait_connected(WAIT_S)
         fake.restart()
-        until("the next session", lambda: client.connected and cache.registered)
+        until("the next session", lambda: client.counters.connects == 2 and client.connected and cache.registered)
         fake.hold.add(wire.Store)
         running = client.store(cache, 0, b"", keys_of(1), chunks(0, 1))
         fake.wait_for(wire.Store)

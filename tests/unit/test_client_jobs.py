@@ -345,7 +345,8 @@ def test_word_of_a_retrieve_whose_mover_died_can_be_used_again(tmp_path: Path, m
         future, _ = overdue_retrieve(at)
         at.fake.kill_mover()
         assert not future.result(WAIT_S).ok
-        until("the registration", lambda: at.client.connected and at.cache.registered)
+        until("the registration", lambda: at.client.counters.registrations == 2 and at.cache.registered)
+        assert at.client.wait_connected(WAIT_S)
         assert start_store(at).result(WAIT_S).chunks == 2
         assert at.fake.wait_for(wire.Store).generation == 2
 
@@ -405,8 +406,8 @@ def test_unexpected_error_in_the_clients_thread_is_a_miss_and_a_new_session(
             assert start_store(at).result(WAIT_S) == StoreResult(0, 0, 0, "client-bug")
             at.fake.wait_for(wire.Hello, 2)
             assert at.cache.wait_registered(WAIT_S)
-            until("the next session", lambda: at.client.connected and at.cache.registered)
+            at.connected_again(2)
             assert start_retrieve(at).result(WAIT_S) == RetrieveResult(False, 0, "client-bug")
         at.fake.wait_for(wire.Hello, 3)
-        until("the session after that", lambda: at.client.connected and at.cache.registered)
+        at.connected_again(3)
         assert start_store(at).result(WAIT_S).chunks == 2

@@ -188,7 +188,7 @@ def test_head_has_the_length_of_the_body_and_no_body(site: Site) -> None:
         (b"GET /status HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", 413),
         (b"GET /status\r\n\r\n", 400),
         (b"\x00\xff\r\n\r\n", 400),
-        (b"GET /status HTTP/1.1\r\nX: " + b"a" * (2 * HEAD_BYTES_MAX) + b"\r\n\r\n", 431),
+        (b"GET /status HTTP/1.1\r\nX: " + b"a" * (6 * HEAD_BYTES_MAX) + b"\r\n\r\n", 431),
     ],
 )
 def test_bad_requests_are_refused_in_json(site: Site, request_bytes: bytes, status: int) -> None:
@@ -205,7 +205,10 @@ def test_a_query_does_not_change_the_page(site: Site) -> None:
     assert site.get("/healthz?verbose=1")[0] == 200
 
 
-def test_silent_clients_do_not_delay_others_and_the_oldest_makes_room(site: Site) -> None:
+def test_silent_clients_do_not_delay_others_and_the_oldest_makes_room(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_pages, "CONNECTION_S", 10 * WAIT_S)
     site.publish()
     with_nothing_to_say = [site.connect() for _ in range(3 * CONNECTIONS_MAX)]
     try:
@@ -233,6 +236,18 @@ def test_a_client_that_never_reads_is_closed(site: Site, monkeypatch: pytest.Mon
         assert site.get("/healthz")[0] == 200
         _wait_until(lambda: not site.server._connections)
         assert _ends(deaf)
+
+
+def test_a_client_that_has_said_all_gets_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_pages.metrics, "render", lambda status, counters, age_s: b"x" * (16 << 20))
+    site.publish()
+    with site.connect() as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        client.shutdown(socket.SHUT_WR)
+        answer = b""
+        while piece := client.recv(1 << 20):
+            answer += piece
+    assert len(answer.partition(b"\r\n\r\n")[2]) == 16 << 20
 
 
 def test_endless_input_is_cut_off(site: Site) -> None:

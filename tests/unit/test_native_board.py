@@ -1,9 +1,12 @@
 """Job words: every transition, and races between processes that end in exactly one winner."""
 
+from __future__ import annotations
+
 import multiprocessing
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.sharedctypes import Synchronized
 
 import pytest
 
@@ -14,7 +17,7 @@ ENDS = (FREE, DONE, ABANDONED, FAILED)
 
 
 @pytest.fixture
-def fd():
+def fd() -> Iterator[int]:
     made = create_memfd("board", WORDS * 8)
     yield made
     os.close(made)
@@ -102,7 +105,7 @@ def test_a_closed_board_says_so(fd: int) -> None:
 RACES = 3000
 
 
-def race_to_abandon(fd: int, meeting: object, won: object) -> None:
+def race_to_abandon(fd: int, won: Synchronized[int]) -> None:
     """Abandons word 1 of every generation; counts how often it was the one that did."""
     board = Board(fd, WORDS)
     count = 0
@@ -111,15 +114,15 @@ def race_to_abandon(fd: int, meeting: object, won: object) -> None:
             pass
         count += board.abandon_store(1, generation) == ABANDONED
         board.abandon_store(0, generation)
-    won.value = count  # type: ignore[attr-defined]
+    won.value = count
 
 
 def test_two_processes_racing_for_a_word_agree_on_who_won(fd: int) -> None:
-    """The other process abandons a word while this one begins it anew as soon as it has ended: neither ever sees a
-    generation skipped or an end undone."""
+    """Both abandon each generation of word 1, one as a store, one as a retrieve; word 0 keeps them in step. Both see it
+    abandoned, and no generation is skipped or comes back."""
     context = multiprocessing.get_context("fork")
     won = context.Value("q", -1)
-    other = context.Process(target=race_to_abandon, args=(fd, None, won))
+    other = context.Process(target=race_to_abandon, args=(fd, won))
     other.start()
     board = Board(fd, WORDS)
     mine = 0
@@ -135,7 +138,7 @@ def test_two_processes_racing_for_a_word_agree_on_who_won(fd: int) -> None:
     assert (mine, won.value) == (RACES, RACES)
 
 
-def count_up(fd: int, times: int, begun: object) -> None:
+def count_up(fd: int, times: int, begun: Synchronized[int]) -> None:
     board = Board(fd, WORDS)
     done = 0
     while done < times:
@@ -145,7 +148,7 @@ def count_up(fd: int, times: int, begun: object) -> None:
             continue
         assert board.abandon_store(2, generation) == ABANDONED
         done += 1
-    begun.value = done  # type: ignore[attr-defined]
+    begun.value = done
 
 
 def test_no_generation_is_given_out_twice(fd: int) -> None:

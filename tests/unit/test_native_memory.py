@@ -1,9 +1,9 @@
 """memfds and their seals; patterns that find every wrong byte."""
 
 import fcntl
-import mmap
 import os
 import struct
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ SIZE = 20_011
 
 
 @pytest.fixture
-def fd():
+def fd() -> Iterator[int]:
     made = create_memfd("memory", SIZE)
     yield made
     os.close(made)
@@ -128,7 +128,6 @@ def test_the_ceiling_really_copies(threads: int, non_temporal: bool) -> None:
 
 
 def test_patterns_are_the_same_on_every_machine(fd: int) -> None:
-    """The stream is part of recorded results: seed 1 starts with these bytes."""
+    """Recorded results depend on the streams: seed 1 begins with the first two outputs of SplitMix64(1)."""
     fill_pattern(fd, 0, 16, 1)
-    with mmap.mmap(fd, SIZE) as view:
-        assert view[:16].hex() == "c15c0210f4602791ab6e0c8a4d0feebe"[:0] + view[:16].hex()
+    assert os.pread(fd, 16, 0).hex() == "c15c0289ec2d0a9167ec8e65a18debbe"

@@ -1,0 +1,120 @@
+"""`python -m tests.sim.drill`: breaks the service on purpose, one bug at a time, and reports who noticed.
+
+Each mutation is made in a copy of the package that stands first on the path of a fresh interpreter; the simulator runs
+there until a seed fails, then, if none did, the unit tests of the pure core. Exit status 1 when a bug survives.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from .mutations import MUTATIONS, Mutation
+
+ROOT = Path(__file__).resolve().parents[2]
+SEED0 = 500_000
+"""Other seeds than those that `make sim` runs by default."""
+SECONDS_MAX = 600
+UNIT_TESTS = ("tests/unit/test_index.py", "tests/unit/test_slots.py", "tests/unit/test_layout.py")
+
+HUNT = """
+import sys, kvserver
+from tests.sim.run import run_seed
+assert kvserver.__file__.startswith(sys.argv[4]), "the mutated package was not imported: " + kvserver.__file__
+for number in range(int(sys.argv[2])):
+    outcome = run_seed(int(sys.argv[1]) + number, int(sys.argv[3]))
+    if outcome.problem:
+        print(outcome.seed, number + 1, outcome.problem.replace("\\n", " "), sep="\\t")
+        break
+"""
+
+
+class Verdict(NamedTuple):
+    mutation: Mutation
+    by: str
+    """Who noticed; empty when nobody did."""
+    seeds: int
+    message: str
+    seconds: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.drill", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="most seeds for one mutation")
+    parser.add_argument("--events", type=int, default=300)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="mutations whose name contains this")
+    options = parser.parse_args()
+    chosen = [mutation for mutation in MUTATIONS if options.only in mutation.name]
+    for mutation in chosen:
+        _mutated(mutation)
+    began = time.monotonic()
+    survivors = 0
+    print(f"{'mutation':<52}{'seeds':>6}{'s':>7}  noticed by", flush=True)
+    with ThreadPoolExecutor(options.jobs) as threads:
+        for verdict in threads.map(lambda mutation: _try(mutation, options.seeds, options.events), chosen):
+            survivors += not verdict.by
+            said = f"{verdict.by}: {verdict.message[:150]}" if verdict.by else "NOBODY"
+            print(f"{verdict.mutation.name:<52}{verdict.seeds:>6}{verdict.seconds:>7.1f}  {said}", flush=True)
+    print(f"{len(chosen)} mutations, {survivors} survived, {time.monotonic() - began:.0f} s")
+    return 1 if survivors else 0
+
+
+def _mutated(mutation: Mutation) -> str:
+    """The text of the file with the bug in it; an error when the drill no longer fits the code."""
+    text = (ROOT / "kvserver" / mutation.file).read_text()
+    count = text.count(mutation.old)
+    if count != 1:
+        raise SystemExit(f"{mutation.name}: its text stands {count} times in kvserver/{mutation.file}, expected once")
+    return text.replace(mutation.old, mutation.new)
+
+
+def _try(mutation: Mutation, seeds: int, events: int) -> Verdict:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="kvserver-drill-") as folder:
+        shutil.copytree(ROOT / "kvserver", Path(folder) / "kvserver", ignore=shutil.ignore_patterns("__pycache__"))
+        (Path(folder) / "kvserver" / mutation.file).write_text(_mutated(mutation))
+        by, count, message = _hunt(folder, seeds, events)
+        if not by:
+            by, message = _unit_tests(folder)
+    return Verdict(mutation, by, count, message, time.monotonic() - began)
+
+
+def _hunt(folder: str, seeds: int, events: int) -> tuple[str, int, str]:
+    arguments = [sys.executable, "-S", "-P", "-c", HUNT, str(SEED0), str(seeds), str(events), folder]
+    run = subprocess.run(
+        arguments, cwd=ROOT, env=_environment(folder), capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+    )
+    if run.returncode:
+        raise SystemExit(f"the simulator could not run: {run.stderr[-2000:]}")
+    if not run.stdout:
+        return "", seeds, ""
+    seed, count, message = run.stdout.rstrip("\n").split("\t", 2)
+    return f"seed {seed}", int(count), message
+
+
+def _unit_tests(folder: str) -> tuple[str, str]:
+    arguments = [sys.executable, "-S", "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *UNIT_TESTS]
+    run = subprocess.run(
+        arguments, cwd=ROOT, env=_environment(folder), capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+    )
+    failed = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
+    return ("unit tests", failed[0]) if run.returncode == 1 and failed else ("", "")
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """No site: an editable installation would put the unbroken package first."""
+    packages = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    path = [folder, str(ROOT), str(ROOT / "client"), *sorted(packages)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

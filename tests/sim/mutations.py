@@ -1,0 +1,304 @@
+"""Deliberate bugs, one line or two each: every one of them must be noticed by the simulator or a unit test."""
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    """`old` stands exactly once in `file` (below kvserver/) and becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+CHUNKS, SPACE, LEASES = "service/chunks.py", "index/space.py", "service/leases.py"
+TRANSFERS, MOVERS, RESTORE = "service/transfers.py", "service/movers.py", "service/restore.py"
+
+MUTATIONS = (
+    # ------------------------------------------------------------ what is sealed, and when
+    Mutation(
+        "seal with a shard missing",
+        CHUNKS,
+        "if any(pending.parts.get(part) != SEALED for part in parts):",
+        "if all(pending.parts.get(part) != SEALED for part in parts):",
+    ),
+    Mutation(
+        "skip the dead-session check on completion",
+        TRANSFERS,
+        'kept = done.status == "done" and not job.session.ended',
+        'kept = done.status == "done"',
+    ),
+    Mutation(
+        "seal an abandoned store",
+        TRANSFERS,
+        'kept = done.status == "done" and not job.session.ended',
+        'kept = done.status in ("done", "abandoned") and not job.session.ended',
+    ),
+    Mutation(
+        "seal after a clear",
+        CHUNKS,
+        "            if node.state != GONE:\n                self.discard(space, node, reason)\n        self._counters",
+        "            pass\n        self._counters",
+    ),
+    Mutation(
+        "publish before done",
+        CHUNKS,
+        "        pending.parts[part] = job\n        return pending.slots[part]",
+        "        pending.parts[part] = job\n        self._record(pending.space, node, part, pending.slots[part])\n"
+        "        return pending.slots[part]",
+    ),
+    Mutation(
+        "not discarding at the reserve deadline",
+        TRANSFERS,
+        'core.chunks.discard(pending.space, pending.node, "deadline")',
+        "pass",
+    ),
+    Mutation(
+        "reserve without giving back what was taken",
+        CHUNKS,
+        "            for offset in taken.values():\n                self.pool.free(offset)\n            return False",
+        "            return False",
+    ),
+    Mutation(
+        "a wrong writer in a replicated group",
+        TRANSFERS,
+        "mine = chunk % writers == writer",
+        "mine = (chunk + 1) % writers == writer",
+    ),
+    Mutation(
+        "a store says that another job's chunk is held",
+        CHUNKS,
+        "return pending is not None and pending.parts.get(part) == SEALED",
+        "return pending is not None",
+    ),
+    # ------------------------------------------------------------ what is servable
+    Mutation(
+        "drop the parent-ready rule",
+        SPACE,
+        "if at.parent.state != READY:",
+        "if at.parent.state == GONE:",
+    ),
+    Mutation(
+        "one full group of several is enough",
+        SPACE,
+        'if group.kind == "full":\n                self.needed |= 1 << index',
+        'if group.kind == "full":\n                self.needed = 1 << index',
+    ),
+    Mutation(
+        "find chunks that are not ready",
+        SPACE,
+        "if node is not None and node.state == READY and node.depth == middle:",
+        "if node is not None and node.depth == middle:",
+    ),
+    Mutation(
+        "ignore the namespace in lookup",
+        LEASES,
+        "space = core.chunks.spaces.get(request.namespace)",
+        "space = next(iter(core.chunks.spaces.values()), None)",
+    ),
+    Mutation(
+        "ignore the namespace in retrieve",
+        TRANSFERS,
+        "if lease.space.digest != cache.digest:",
+        "if lease.space.geometry != core.chunks.spaces[cache.digest].geometry:",
+    ),
+    Mutation(
+        "window boundary off by one",
+        "index/coverage.py",
+        "// space.geometry.chunk_tokens)",
+        "// space.geometry.chunk_tokens + 1)",
+    ),
+    Mutation(
+        "state of the chunk before",
+        "index/coverage.py",
+        "            return chunks - 1\n",
+        "            return max(0, chunks - 2)\n",
+    ),
+    Mutation(
+        "partial chunk off by one in slots",
+        TRANSFERS,
+        "first, last = item.first_block // per_chunk, -(-last_block // per_chunk)",
+        "first, last = item.first_block // per_chunk, last_block // per_chunk + 1",
+    ),
+    Mutation(
+        "a range that starts inside a chunk starts at the next",
+        TRANSFERS,
+        "first, last = item.first_block // per_chunk, -(-last_block // per_chunk)",
+        "first, last = -(-item.first_block // per_chunk), -(-last_block // per_chunk)",
+    ),
+    Mutation("retrieve more than was leased", TRANSFERS, "if span.last > lease.chunks:", "if span.last > lease.chunks + 1:"),
+    Mutation(
+        "skip the keys-chain check at retrieve",
+        TRANSFERS,
+        'if b"".join([node.key for node in chain]) != lease.keys:',
+        "if len(chain) * KEY_BYTES != len(lease.keys):",
+    ),
+    # ------------------------------------------------------------ leases
+    Mutation(
+        "honour an expired lease",
+        LEASES,
+        "if lease is None or lease.expires_ns <= now_ns:",
+        "if lease is None:",
+    ),
+    Mutation("lease used twice by one rank", LEASES, "if session.rank in lease.ranks_used:", "if session.rank == -2:"),
+    Mutation(
+        "lease of another engine",
+        LEASES,
+        "    if lease.engine is not session.engine:\n        raise _foreign(lease, session)\n    if not 0",
+        "    if not 0",
+    ),
+    Mutation(
+        "lease of another epoch",
+        "service/sessions.py",
+        "    name = (request.engine, request.epoch)\n",
+        "    name = (request.engine, 0)\n",
+    ),
+    Mutation(
+        "release another engine's lease",
+        LEASES,
+        "        if lease.engine is not session.engine:\n            raise _foreign(lease, session)\n        core.counters",
+        "        core.counters",
+    ),
+    Mutation(
+        "the first retrieve does not extend its lease",
+        LEASES,
+        "if extended_ns > lease.expires_ns:",
+        "if extended_ns < 0:",
+    ),
+    Mutation("not ending leases on clear", "service/caches.py", "            end_lease(core, lease)\n", "            pass\n"),
+    Mutation(
+        "no end of leases with their engine",
+        "service/sessions.py",
+        "        for number in sorted(engine.leases):\n            end_lease(core, core.leases[number])\n",
+        "",
+    ),
+    # ------------------------------------------------------------ what must stay
+    Mutation(
+        "free a pinned slot",
+        "index/eviction.py",
+        "node.children is None and node.pins == 0 and node.state == READY",
+        "node.children is None and node.state == READY",
+    ),
+    Mutation(
+        "evict a parent first",
+        "index/eviction.py",
+        "return node.children is None and node.pins == 0",
+        "return node.pins == 0",
+    ),
+    Mutation("a retrieve without a pin of its own", TRANSFERS, "    core.chunks.pin(lease.tail)\n", ""),
+    Mutation(
+        "empty a slab under a pin",
+        CHUNKS,
+        "if node.pins or node.state != READY or too_warm:",
+        "if node.state != READY or too_warm:",
+    ),
+    Mutation(
+        "making room for the next chunk takes the one before",
+        TRANSFERS,
+        "        chunks.pin(node)\n        chunks.unpin(space, anchor)\n",
+        "",
+    ),
+    Mutation("orphan freed early", CHUNKS, "            if state > 0:\n", "            if state > 1 << 40:\n"),
+    Mutation(
+        "reuse a slot before its mover is reaped",
+        MOVERS,
+        '    mover.state = "killed"\n    core.effects.append(Ask(KillMover(mover.number)))\n',
+        '    mover.state = "killed"\n    core.effects.append(Ask(KillMover(mover.number)))\n'
+        "    for number in sorted(mover.jobs):\n        transfers.lost(core, core.jobs[number], why, 0)\n",
+    ),
+    Mutation(
+        "reuse a slot when its job was cancelled",
+        TRANSFERS,
+        "    job.cancelled = True\n    core.instruct",
+        "    job.cancelled = True\n    core.chunks.job_ended(number)\n    core.instruct",
+    ),
+    Mutation(
+        "a mover that does not end a job is never killed",
+        "service/service.py",
+        'movers.kill(core, job.cache.mover, f"did not end job {number}")',
+        "pass",
+    ),
+    Mutation(
+        "a mover that does not map is never killed",
+        MOVERS,
+        'kill(core, cache.mover, f"did not map cache {number}")',
+        "pass",
+    ),
+    Mutation(
+        "orders to a mover that is gone",
+        MOVERS,
+        '    mover.state = "killed"\n    del core.movers',
+        "    del core.movers",
+    ),
+    Mutation(
+        "boards of ended sessions stay mapped",
+        "service/sessions.py",
+        "        movers.drop_board(core, mover, session)\n",
+        "        pass\n",
+    ),
+    # ------------------------------------------------------------ the ledger
+    Mutation(
+        "forget Withdraw on eviction",
+        CHUNKS,
+        "                self.withdrawn.append(offset)\n                self.pool.free(offset)\n        node.slots",
+        "                self.pool.free(offset)\n        node.slots",
+    ),
+    Mutation(
+        "forget Withdraw of a discarded chunk",
+        CHUNKS,
+        "            if state == SEALED:\n                self.withdrawn.append(offset)\n",
+        "",
+    ),
+    Mutation(
+        "a cleared chunk comes back with the next brain",
+        CHUNKS,
+        "            self.withdrawn.extend(offset for offset in node.slots if offset != ABSENT)\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "withdraw after the order that writes",
+        "service/service.py",
+        "effects = [Withdraw(_pack(chunks.withdrawn)), *effects]",
+        "effects = [*effects, Withdraw(_pack(chunks.withdrawn))]",
+    ),
+    Mutation(
+        "publish after the reply that promises",
+        "service/service.py",
+        'effects = [Publish(b"".join(chunks.records)), *effects]',
+        'effects = [*effects, Publish(b"".join(chunks.records))]',
+    ),
+    Mutation("restore ignoring generations", RESTORE, "older = min(rival, record,", "older = max(rival, record,"),
+    Mutation("restore with shards missing", RESTORE, "if len(records) == len(wanted):", "if records:"),
+    Mutation(
+        "restore without what a prefix needs",
+        RESTORE,
+        "if present & space.needed != space.needed or not present:",
+        "if not present:",
+    ),
+    # ------------------------------------------------------------ slots
+    Mutation(
+        "restore a slot and leave it free",
+        "tiers/slots.py",
+        "            slab.free.remove(position)\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "an emptied slab is forgotten",
+        "tiers/slots.py",
+        "            if slab.index < self.slabs_ready:\n                self._empty.append(slab.index)\n",
+        "",
+    ),
+    Mutation(
+        "pages of neighbouring blocks may overlap",
+        "transfer/layout.py",
+        "if run.block_stride != stride or (blocks > 1 and run.page_bytes > stride):",
+        "if run.block_stride != stride:",
+    ),
+    Mutation(
+        "a page may leave its buffer",
+        "transfer/layout.py",
+        "(run.regions - 1) * run.region_stride + (blocks - 1) * run.block_stride",
+        "(run.regions - 1) * run.region_stride + (blocks - 2) * run.block_stride",
+    ),
+)
