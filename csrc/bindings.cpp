@@ -34,7 +34,7 @@ std::vector<Record> unpack(nb::bytes packed, const char* what) {
         kv::bad_argument(kv::format("%s: %zu bytes must be a multiple of %zu", what, packed.size(), sizeof(Record)));
     }
     std::vector<Record> records(packed.size() / sizeof(Record));
-    std::memcpy(records.data(), packed.c_str(), packed.size());
+    if (!records.empty()) std::memcpy(records.data(), packed.c_str(), packed.size());
     return records;
 }
 

@@ -36,7 +36,7 @@ PUBLISH_S = 0.25
 CONNECTIONS_MAX = 64
 CONNECTION_S = 2.0
 HEAD_BYTES_MAX = 8192
-LEFTOVER_BYTES_MAX = 65_536
+LEFTOVER_BYTES_MAX = 1 << 20
 """Unread input that is thrown away before closing, so that a refusal reaches its client; a reset would overtake it."""
 CLOSE_S = 5.0
 

@@ -326,8 +326,8 @@ def _check_memory(config: Config) -> None:
     if config.arena_bytes + MEMORY_RESERVE_BYTES > available:
         raise ConfigError(
             "arena-memory",
-            f"arena_bytes={config.arena_bytes} and {MEMORY_RESERVE_BYTES} beside it exceed the {available} bytes of memory "
-            "that are free",
+            f"arena_bytes={config.arena_bytes} and {MEMORY_RESERVE_BYTES} beside it exceed the {available} bytes of "
+            "memory that are free",
         )
 
 

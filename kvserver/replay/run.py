@@ -69,7 +69,7 @@ class _ArmRun:
         self._server: Served | None = None
         self._server_ended = False
         self._so_far = Progress(arm.name, len(workload))
-        self._started_s = self._moved_s = monotonic()
+        self._started_s = monotonic()
 
     def run(self) -> ArmResult:
         with ExitStack() as stack:
@@ -81,7 +81,7 @@ class _ArmRun:
             control = stack.enter_context(Control(socket))
             self._await_server(control)
             crew = stack.enter_context(Crew(self._options, socket))
-            self._until(crew, lambda: self._here == self._options.workers)
+            self._until(crew, lambda: self._here == self._options.workers, self._options.start_s_max)
             wall_s, counters = self._play(crew, control)
         return sum_up(
             self._arm.name,
@@ -114,28 +114,31 @@ class _ArmRun:
         counters: dict[str, int | float | str] = {}
         wall_s = 0.0
         try:
-            self._until(crew, lambda: self._schedule.finished)
+            self._until(crew, lambda: self._schedule.finished, self._options.stall_s_max)
             wall_s = monotonic() - self._started_s
             self._so_far.phase = "stopping"
             counters = control.counters()
             for worker in range(self._options.workers):
                 crew.send(worker, pipe.Stop())
-            self._until(crew, lambda: self._left == self._options.workers)
+            self._until(crew, lambda: self._left == self._options.workers, self._options.stall_s_max)
         except ResourceError as error:
             self.problems.append(f"{self._arm.name}: {error}")
         return wall_s or monotonic() - self._started_s, counters
 
-    def _until(self, crew: Crew, reached: Callable[[], bool]) -> None:
-        self._moved_s = monotonic()
+    def _until(self, crew: Crew, reached: Callable[[], bool], silence_s_max: float) -> None:
+        """Sends and hears until `reached`. ResourceError when no worker says anything for so long."""
+        heard_s = monotonic()
         while not reached():
             self._send_what_may_go(crew)
             for message in crew.receive(TURN_S):
-                self._moved_s = monotonic()
+                heard_s = monotonic()
                 self._hear(message)
             self._show()
             self._look_after_server()
-            if monotonic() - self._moved_s > self._options.stall_s_max:
-                raise ResourceError("stalled", f"nothing ended for {self._options.stall_s_max:g} s")
+            if monotonic() - heard_s > silence_s_max:
+                raise ResourceError(
+                    "stalled", f"no worker said anything for {silence_s_max:g} s while {self._so_far.phase}"
+                )
 
     def _send_what_may_go(self, crew: Crew) -> None:
         if self._so_far.phase != "running":

@@ -23,6 +23,7 @@ from kvserver.wire.messages import (
     Retrieved,
     Store,
     Stored,
+    Why,
 )
 from kvserver.wire.orders import Cancel, Copy, CopyGroup, Done
 
@@ -176,24 +177,26 @@ def _parts_written(job: Job) -> list[tuple[int, list[int]]]:
 
 def _answer_store(core: Core, job: Job, *, bytes_written: int, chunks_written: int, asked: int) -> None:
     """Counts the leading chunks whose shards of this rank are held now."""
-    held = _chunks_held(core, job)
-    why = job.why
-    if held < len(job.walk) and not why:
-        why = "discarded" if job.walk[held].state == GONE else "busy"
+    held, missing = _chunks_held(core, job)
+    why = job.why or missing
     if held < asked or why:
         core.counters.stores_short += 1
     core.answer(job.peer, Stored(job.request_id, held, chunks_written, bytes_written, why))
 
 
-def _chunks_held(core: Core, job: Job) -> int:
+def _chunks_held(core: Core, job: Job) -> tuple[int, Why]:
+    """How many leading chunks of the walk, and why the next one is not. Nothing of a cleared namespace is held."""
+    if core.chunks.spaces.get(job.space.digest) is not job.space:
+        return 0, "discarded"
     writes = [(run, *_writes(job.cache, run.group)) for run in job.runs]
     for position, node in enumerate(job.walk):
         for run, writers, writer, part in writes:
             inside = run.first <= position < run.first + len(run.slots)
             mine = (node.depth - 1) % writers == writer
             if inside and mine and not core.chunks.part_held(node, part, run.group):
-                return position
-    return len(job.walk)
+                was_ours = run.slots[position - run.first] != ABSENT
+                return position, "discarded" if was_ours or node.state == GONE else "busy"
+    return len(job.walk), ""
 
 
 def discard_overdue(core: Core, now_ns: int) -> None:
@@ -354,7 +357,7 @@ def _spans(cache: Cache, groups: list[GroupBlocks]) -> list[Span]:
             )
         if not 0 <= item.first_block < 1 << 40:
             raise RequestError(
-                "block-range", f"group {item.group}: first_block={item.first_block} must not be negative"
+                "block-range", f"group {item.group}: first_block={item.first_block} must be in [0, 2^40)"
             )
         per_chunk = cache.layout.groups[item.group].blocks_per_chunk
         last_block = item.first_block + blocks

@@ -85,17 +85,19 @@ def is_gone(pid: int) -> bool:
     return state_of(pid) in ("", "Z", "X")
 
 
-def descriptors_of(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def maps(pid: int, name: str) -> bool:
-    """Whether a process maps a memfd of that name, or holds its descriptor."""
+def descriptors_of(pid: int) -> list[str]:
+    """What the open descriptors of a process refer to."""
     held = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
             held.append(os.readlink(link))
-    return f"memfd:{name}" in Path(f"/proc/{pid}/maps").read_text() or any(f"memfd:{name}" in at for at in held)
+    return held
+
+
+def maps(pid: int, name: str) -> bool:
+    """Whether a process maps a memfd of that name, or holds its descriptor."""
+    inside = Path(f"/proc/{pid}/maps").read_text()
+    return any(f"memfd:{name}" in text for text in (inside, *descriptors_of(pid)))
 
 
 def stop(pid: int) -> None:

@@ -1,7 +1,6 @@
 """Scenarios in which a worker is alive in a way that is easily taken for dead, or the other way round."""
 
 import os
-import signal
 import time
 
 from tests.process.harness import kill, until
@@ -41,20 +40,3 @@ def gil_holder_stays_registered(scene: Scene, seconds: float) -> None:
         assert worker.call("retrieve", seed, 3) == 3
         assert worker.call("registrations") == 1
     scene.seen["seconds held"] += int(seconds)
-
-
-def stopped_worker_stays_registered(scene: Scene, round_: int) -> None:
-    """SIGSTOP of a worker, a debugger for example, ends nothing."""
-    seed = scene.fresh_seed()
-    with Worker(scene.server.path, shape="large") as worker:
-        worker.call("ready")
-        worker.call("store", seed, 3)
-        os.kill(worker.pid, signal.SIGSTOP)
-        ticks = 40
-        began = scene.server.status().uptime_s
-        until("the brain to have looked often", lambda: scene.server.status().uptime_s > began + ticks * 0.05)
-        status = scene.server.status()
-        assert (status.sessions, status.caches) == (3, 2)
-        os.kill(worker.pid, signal.SIGCONT)
-        assert worker.call("retrieve", seed, 3) == 3
-        assert worker.call("registrations") == 1

@@ -151,7 +151,7 @@ def test_worker_that_hangs_ends_the_replay_with_a_problem(monkeypatch: pytest.Mo
         hanging.append(_children("spawn_main")[0])
         os.kill(hanging[0], signal.SIGSTOP)
 
-    result = _replay(replace(SMALL, stall_s_max=1.0), 20, hang_worker)
+    result = _replay(replace(SMALL, stall_s_max=4.0), 20, hang_worker)
     assert "stalled" in result.problems[0]
     assert is_gone(hanging[0])
     assert _leaves_nothing()

@@ -3,12 +3,14 @@
 import re
 import time
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from test_http import a_status
 
 from kvserver import metrics
 from kvserver.service.counters import Counters, Histogram
+from kvserver.wire.status import Status
 
 
 def a_count() -> Counters:
@@ -26,9 +28,9 @@ def a_count() -> Counters:
     return counters
 
 
-def samples(counters: Counters) -> dict[str, float]:
+def samples(counters: Counters, status: Status | None = None) -> dict[str, float]:
     """What Prometheus would read, by name and labels."""
-    text = metrics.render(a_status(), counters, 0.25).decode()
+    text = metrics.render(status or a_status(), counters, 0.25).decode()
     return {
         sample.name + "".join(f"[{value}]" for value in sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -53,6 +55,41 @@ def test_every_counter_reaches_a_metric() -> None:
             else:
                 held[key] += 1
             assert samples(counters) != before, (name, key)
+
+
+def test_every_gauge_shows_its_own_figure() -> None:
+    """Each figure of the status is changed alone; exactly one sample changes with it."""
+    status, before = a_status(), samples(a_count())
+    figures = (
+        "uptime_s",
+        "namespaces",
+        "chunks",
+        "chunks_max",
+        "sessions",
+        "caches",
+        "leases",
+        "pins",
+        "stores",
+        "retrieves",
+    )
+    changed = {
+        name: msgspec.structs.replace(status, **{name: getattr(status, name) + 1}) for name in ("incarnation", *figures)
+    }
+    for name in ("total_bytes", "ready_bytes", "used_bytes", "slabs_total", "slabs_ready"):
+        arena = msgspec.structs.replace(status.arena, **{name: getattr(status.arena, name) + 1})
+        changed[name] = msgspec.structs.replace(status, arena=arena)
+    arena = msgspec.structs.replace(status.arena, problem="out of memory")
+    changed["problem"] = msgspec.structs.replace(status, arena=arena)
+    for name in ("slots", "slots_used"):
+        size = msgspec.structs.replace(status.slot_sizes[0], **{name: getattr(status.slot_sizes[0], name) + 1})
+        changed[name] = msgspec.structs.replace(status, slot_sizes=[size])
+    seen = set()
+    for name, other in changed.items():
+        after = samples(a_count(), other)
+        (which,) = [sample for sample in after if after[sample] != before[sample]]
+        assert after[which] == before[which] + 1, name
+        seen.add(which)
+    assert len(seen) == len(changed)
 
 
 def test_results_are_told_apart() -> None:
