@@ -90,7 +90,8 @@ void bind_board(nb::module_& module) {
 
     nb::class_<Board>(module, "Board")
         .def(nb::init<int, uint32_t>(), "fd"_a, "words"_a)
-        .def("begin", [](Board& board, uint32_t word) { return board.get().begin(word); }, "word"_a)
+        .def(
+            "begin", [](Board& board, uint32_t word) { return board.get().begin(word); }, "word"_a)
         .def(
             "state",
             [](Board& board, uint32_t word) {
@@ -210,10 +211,12 @@ void bind_ledger(nb::module_& module) {
         .def(
             "put_namespace",
             [](Ledger& self, uint64_t index, nb::bytes document) {
-                self.get().put_namespace(index, {reinterpret_cast<const std::byte*>(document.c_str()), document.size()});
+                self.get().put_namespace(index,
+                                         {reinterpret_cast<const std::byte*>(document.c_str()), document.size()});
             },
             "index"_a, "document"_a)
-        .def("drop_namespace", [](Ledger& self, uint64_t index) { self.get().drop_namespace(index); }, "index"_a)
+        .def(
+            "drop_namespace", [](Ledger& self, uint64_t index) { self.get().drop_namespace(index); }, "index"_a)
         .def("namespaces",
              [](Ledger& self) {
                  std::vector<std::pair<uint64_t, nb::bytes>> documents;

@@ -7,9 +7,7 @@
 namespace kv {
 namespace {
 
-constexpr uint64_t pack(uint64_t generation, WordState state) {
-    return generation << 8 | static_cast<uint64_t>(state);
-}
+constexpr uint64_t pack(uint64_t generation, WordState state) { return generation << 8 | static_cast<uint64_t>(state); }
 
 constexpr Word unpack(uint64_t raw) { return {raw >> 8, static_cast<WordState>(raw & 0xff)}; }
 
@@ -19,8 +17,8 @@ Board::Board(int fd, uint32_t words) : words_(words) {
     const uint64_t needed = uint64_t{words} * sizeof(uint64_t);
     const uint64_t present = file_bytes(fd);
     if (words == 0 || present < needed) {
-        bad_argument(format("a board of %u words needs %" PRIu64 " bytes, its file has %" PRIu64, words, needed,
-                            present));
+        bad_argument(
+            format("a board of %u words needs %" PRIu64 " bytes, its file has %" PRIu64, words, needed, present));
     }
     mapping_ = Mapping(fd, needed, "the board");
 }

@@ -10,11 +10,16 @@ namespace kv {
 
 const char* name_of(Status status) {
     switch (status) {
-        case Status::DONE: return "done";
-        case Status::ABANDONED: return "abandoned";
-        case Status::FAILED: return "failed";
-        case Status::INVALID: return "invalid";
-        case Status::UNMAPPED: return "unmapped";
+        case Status::DONE:
+            return "done";
+        case Status::ABANDONED:
+            return "abandoned";
+        case Status::FAILED:
+            return "failed";
+        case Status::INVALID:
+            return "invalid";
+        case Status::UNMAPPED:
+            return "unmapped";
     }
     KV_ASSERT(false);
 }

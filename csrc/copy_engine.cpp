@@ -39,7 +39,8 @@ void check_descriptor(size_t index, int fd, uint64_t buffer_bytes) {
 }  // namespace
 
 CopyEngine::CopyEngine(int arena_fd, uint64_t arena_bytes, int threads) : threads_(threads) {
-    if (threads < 1 || threads > THREADS_MAX) bad_argument(format("threads=%d must be in [1, %d]", threads, THREADS_MAX));
+    if (threads < 1 || threads > THREADS_MAX)
+        bad_argument(format("threads=%d must be in [1, %d]", threads, THREADS_MAX));
     const uint64_t present = file_bytes(arena_fd);
     if (present < arena_bytes) {
         bad_argument(format("arena_bytes=%" PRIu64 " must be in (0, file=%" PRIu64 "]", arena_bytes, present));

@@ -80,7 +80,9 @@ class CopyEngine {
     void unmap(uint64_t cache, Lock& lock);
     bool prefault_something(Lock& lock);
 
-    std::list<JobPointer>& queue_of(const CopyJob& job) { return job.kind() == JobKind::RETRIEVE ? retrieves_ : stores_; }
+    std::list<JobPointer>& queue_of(const CopyJob& job) {
+        return job.kind() == JobKind::RETRIEVE ? retrieves_ : stores_;
+    }
 
     const int threads_;
     Mapping arena_;

@@ -90,31 +90,30 @@ __attribute__((target("avx512f"))) inline void stream_step_avx512(std::byte* tar
 }
 
 // One text for both widths; each is compiled for its own processor. Edges that are no whole lines go through the cache.
-#define KV_COPY_PAST_CACHE(name, stream_step)                                                     \
-    void name(std::span<const Copy> copies) {                                                   \
-        Prefetcher prefetcher(copies);                                                          \
-        for (const Copy& copy : copies) {                                                       \
-            const size_t misaligned = -reinterpret_cast<uintptr_t>(copy.target) % LINE_BYTES;   \
-            const size_t head = std::min(misaligned, copy.bytes);                               \
-            std::memcpy(copy.target, copy.source, head);                                        \
-            size_t at = head;                                                                   \
-            for (; copy.bytes - at >= STEP_BYTES; at += STEP_BYTES) {                           \
-                prefetcher.step();                                                              \
-                stream_step(copy.target + at, copy.source + at);                                \
-            }                                                                                   \
-            if (at == copy.bytes) continue;                                                     \
-            prefetcher.step();                                                                  \
-            std::memcpy(copy.target + at, copy.source + at, copy.bytes - at);                   \
-        }                                                                                       \
-        _mm_sfence(); /* non-temporal stores are ordered by nothing else */                     \
+#define KV_COPY_PAST_CACHE(name, stream_step)                                                 \
+    void name(std::span<const Copy> copies) {                                                 \
+        Prefetcher prefetcher(copies);                                                        \
+        for (const Copy& copy : copies) {                                                     \
+            const size_t misaligned = -reinterpret_cast<uintptr_t>(copy.target) % LINE_BYTES; \
+            const size_t head = std::min(misaligned, copy.bytes);                             \
+            std::memcpy(copy.target, copy.source, head);                                      \
+            size_t at = head;                                                                 \
+            for (; copy.bytes - at >= STEP_BYTES; at += STEP_BYTES) {                         \
+                prefetcher.step();                                                            \
+                stream_step(copy.target + at, copy.source + at);                              \
+            }                                                                                 \
+            if (at == copy.bytes) continue;                                                   \
+            prefetcher.step();                                                                \
+            std::memcpy(copy.target + at, copy.source + at, copy.bytes - at);                 \
+        }                                                                                     \
+        _mm_sfence(); /* non-temporal stores are ordered by nothing else */                   \
     }
 
 __attribute__((target("avx2"))) KV_COPY_PAST_CACHE(copy_past_cache_avx2, stream_step_avx2)
-__attribute__((target("avx512f"))) KV_COPY_PAST_CACHE(copy_past_cache_avx512, stream_step_avx512)
-
+    __attribute__((target("avx512f"))) KV_COPY_PAST_CACHE(copy_past_cache_avx512, stream_step_avx512)
 #endif
 
-struct Variant {
+        struct Variant {
     void (*past_cache)(std::span<const Copy>);
     const char* name;
 };

@@ -1,7 +1,7 @@
 // Copies between mapped memory: many small ones or one long one, through the cache or past it.
 //
-// Non-temporal stores save reading the target's lines and keep the cache for others; they pay for copies that are larger
-// than what a cache would keep anyway. The instructions are chosen once, by what the processor has.
+// Non-temporal stores save reading the target's lines and keep the cache for others; they pay for copies that are
+// larger than what a cache would keep anyway. The instructions are chosen once, by what the processor has.
 
 #pragma once
 

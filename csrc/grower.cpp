@@ -65,7 +65,8 @@ ArenaGrower::ArenaGrower(int fd, const GrowerOptions& options) : options_(option
         bad_argument(format("arena_bytes=%" PRIu64 " must be a multiple of slab_bytes=%" PRIu64 ", that of %" PRIu64,
                             arena_bytes, slab_bytes, SLOT_ALIGN));
     }
-    if (threads < 1 || threads > THREADS_MAX) bad_argument(format("threads=%d must be in [1, %d]", threads, THREADS_MAX));
+    if (threads < 1 || threads > THREADS_MAX)
+        bad_argument(format("threads=%d must be in [1, %d]", threads, THREADS_MAX));
     if (numa_node < -1) bad_argument(format("numa_node=%d must be at least -1", numa_node));
     const uint64_t present = file_bytes(fd);
     if (present < arena_bytes) {

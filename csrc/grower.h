@@ -59,7 +59,7 @@ class ArenaGrower {
 
     mutable std::mutex mutex_;  // guards everything below
     bool stopping_ = false;
-    uint64_t next_ = 0;                  // offset of the next step
+    uint64_t next_ = 0;                   // offset of the next step
     std::vector<uint64_t> slab_missing_;  // bytes that are not touched yet
     uint64_t slabs_ready_ = 0;
     std::string problem_;

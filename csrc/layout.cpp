@@ -28,8 +28,9 @@ void check_run(const RegionRun& run, uint64_t blocks, std::span<const uint64_t> 
                      Wide{blocks - 1} * run.block_stride + run.page_bytes;
     const uint64_t available = buffer_bytes[run.buffer];
     if (end <= available) return;
-    throw Refusal("layout", format("the last page ends %" PRIu64 " bytes behind buffer %" PRIu64 " of %" PRIu64 " bytes",
-                                   static_cast<uint64_t>(end - available), run.buffer, available));
+    throw Refusal("layout",
+                  format("the last page ends %" PRIu64 " bytes behind buffer %" PRIu64 " of %" PRIu64 " bytes",
+                         static_cast<uint64_t>(end - available), run.buffer, available));
 }
 
 }  // namespace

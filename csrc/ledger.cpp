@@ -88,8 +88,8 @@ static_assert(ENTRIES_OFFSET % PAGE_BYTES == 0 && PAGE_BYTES % ENTRY_BYTES == 0,
 
 uint64_t Ledger::file_bytes(uint64_t arena_bytes) {
     if (arena_bytes == 0 || arena_bytes % SLOT_ALIGN != 0 || arena_bytes > uint64_t{1} << 50) {
-        bad_argument(format("arena_bytes=%" PRIu64 " must be a multiple of %" PRIu64 " in (0, 2^50]", arena_bytes,
-                            SLOT_ALIGN));
+        bad_argument(
+            format("arena_bytes=%" PRIu64 " must be a multiple of %" PRIu64 " in (0, 2^50]", arena_bytes, SLOT_ALIGN));
     }
     const uint64_t entries = arena_bytes / SLOT_ALIGN * ENTRY_BYTES;
     return (ENTRIES_OFFSET + entries + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
@@ -223,7 +223,8 @@ void Ledger::scan_entries(uint64_t begin, uint64_t end, std::vector<LedgerRecord
 }
 
 Ledger::Document& Ledger::document_at(uint64_t index) const {
-    if (index >= NAMESPACES_MAX) bad_argument(format("index=%" PRIu64 " must be in [0, %" PRIu64 ")", index, NAMESPACES_MAX));
+    if (index >= NAMESPACES_MAX)
+        bad_argument(format("index=%" PRIu64 " must be in [0, %" PRIu64 ")", index, NAMESPACES_MAX));
     return reinterpret_cast<Document*>(mapping_.data() + DOCUMENTS_OFFSET)[index];
 }
 
@@ -244,9 +245,8 @@ std::vector<std::pair<uint64_t, std::string>> Ledger::namespaces() {
     std::vector<std::pair<uint64_t, std::string>> documents;
     for (uint64_t index = 0; index < NAMESPACES_MAX; ++index) {
         const uint64_t seal_offset = DOCUMENTS_OFFSET + index * sizeof(Document);
-        visit_extents(seal_offset, seal_offset + sizeof(uint64_t), [&](uint64_t, uint64_t) {
-            read_document(index, documents);
-        });
+        visit_extents(seal_offset, seal_offset + sizeof(uint64_t),
+                      [&](uint64_t, uint64_t) { read_document(index, documents); });
     }
     return documents;
 }

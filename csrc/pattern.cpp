@@ -46,7 +46,8 @@ uint64_t count_wrong(const std::byte* source, uint64_t bytes, uint64_t seed) {
         uint64_t found;
         std::memcpy(&found, source + 8 * i, 8);
         const uint64_t expected = word_at(seed, i);
-        if (found != expected) [[unlikely]] wrong += bytes_that_differ(found, expected, 8);
+        if (found != expected) [[unlikely]]
+            wrong += bytes_that_differ(found, expected, 8);
     }
     uint64_t found = 0;
     std::memcpy(&found, source + 8 * words, bytes % 8);

@@ -112,8 +112,8 @@ void Plan::add_places(const CopyGroup& copy, const Group& group, uint64_t arena_
         const uint64_t begin = std::max(chunk * per_chunk, lead);
         const uint64_t end = std::min((chunk + 1) * per_chunk, lead + blocks);
         for (uint64_t block = begin; block < end; ++block) {
-            places_.push_back({static_cast<uint64_t>(slot), static_cast<uint32_t>(block % per_chunk),
-                               copy.block_ids[block - lead]});
+            places_.push_back(
+                {static_cast<uint64_t>(slot), static_cast<uint32_t>(block % per_chunk), copy.block_ids[block - lead]});
         }
     }
 }

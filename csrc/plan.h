@@ -63,8 +63,8 @@ class Plan {
         const RegionRun* run;
         uint64_t first_place;
         uint64_t places;
-        uint64_t run_offset;     // of the run in its slot
-        uint64_t region_bytes;   // of a region in its slot
+        uint64_t run_offset;    // of the run in its slot
+        uint64_t region_bytes;  // of a region in its slot
         uint64_t stream_begin;
 
         uint64_t stream_bytes() const { return places * run->regions * run->page_bytes; }

@@ -85,8 +85,7 @@ Descriptor create_memfd(const std::string& name, uint64_t bytes, uint64_t huge_p
 }
 
 uint64_t free_huge_pages(uint64_t huge_page_bytes) {
-    const std::string directory =
-        format("/sys/kernel/mm/hugepages/hugepages-%" PRIu64 "kB/", huge_page_bytes / 1024);
+    const std::string directory = format("/sys/kernel/mm/hugepages/hugepages-%" PRIu64 "kB/", huge_page_bytes / 1024);
     uint64_t counts[2] = {0, 0};
     const char* names[2] = {"free_hugepages", "resv_hugepages"};
     for (int i = 0; i < 2; ++i) {

@@ -51,9 +51,8 @@ void install_sigbus_guard() {
     std::call_once(once, [] {
         struct sigaction action{};
         action.sa_sigaction = on_sigbus;
-        // NODEFER: the handler is left by a jump that does not restore the signal mask. ONSTACK: Python may have set up
-        // an alternate stack for its fault handler.
-        action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+        // ONSTACK: Python may have set up an alternate stack for its fault handler.
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK;
         sigemptyset(&action.sa_mask);
         if (::sigaction(SIGBUS, &action, &previous) != 0) throw_errno("sigaction for SIGBUS");
     });
@@ -62,7 +61,8 @@ void install_sigbus_guard() {
 const void* run_guarded(void (*function)(void*), void* argument) {
     KV_ASSERT(escape == nullptr);
     Escape here;
-    if (sigsetjmp(here.jump, 0) == 0) {
+    // With the signal mask: the handler runs with SIGBUS blocked and is left by a jump.
+    if (sigsetjmp(here.jump, 1) == 0) {
         escape = &here;
         function(argument);
     }

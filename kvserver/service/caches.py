@@ -134,9 +134,12 @@ def clear(core: Core, peer: int, request: Clear) -> None:
         for lease in [lease for lease in core.leases.values() if lease.space is space]:
             end_lease(core, lease)
         chunks = core.chunks.clear(space, "cleared")
-        successor = Space(space.digest, space.number, space.geometry)
-        successor.parts, successor.caches = space.parts, space.caches
-        core.chunks.add_space(successor)
+        if space.caches:
+            successor = Space(space.digest, space.number, space.geometry)
+            successor.parts, successor.caches = space.parts, space.caches
+            core.chunks.add_space(successor)
+        else:
+            core.effects.append(DropNamespace(space.number))
         core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))
     core.answer(peer, Cleared(request.id, chunks))
 

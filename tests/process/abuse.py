@@ -1,11 +1,10 @@
 """A server that is abused, somebody whose chunks it keeps meanwhile, and a raw session that may say anything.
 
-    with Victim() as victim:
-        ...                     # whatever a client must not do
-        victim.unharmed()       # waits until all is as it was, and compares every byte that was stored before
+with Victim() as victim:
+    ...                     # whatever a client must not do
+    victim.unharmed()       # waits until all is as it was, and compares every byte that was stored before
 """
 
-import errno
 import itertools
 import os
 import re
@@ -18,18 +17,19 @@ from typing import Any
 import msgspec
 
 from kvserver._native import Board, create_memfd
-from kvserver.passing import SEND_BUFFER_BYTES, widen
 from kvserver.wire import messages as wire
+from kvserver.wire.codec import encode
 from kvserver.wire.messages import Buffer, GroupBlocks, GroupSpec, RegionRun
 from tests.process.engine import Engine, prompt
-from tests.process.harness import OBSERVER_SESSIONS, WAIT_S, RawLocal, RawSession, Server, descriptors_of, until
+from tests.process.harness import OBSERVER_SESSIONS, RawLocal, RawSession, Server, descriptors_of, until
 
 STORY = prompt(901, chunks=5)
 CHUNK_TOKENS, BLOCKS, PAGE_BYTES = 6, 11, 129
 POOL_BYTES = 5003
+NAMESPACE = b"\x77" * wire.NAMESPACE_BYTES
+"""Where abusers store."""
 GROUP = GroupSpec(2, BLOCKS, "full", 0, 1, 0, 1, 0, [RegionRun(0, 13, 2, BLOCKS * 130, 130, PAGE_BYTES)])
 """Three blocks a chunk, in a pool of POOL_BYTES."""
-NAMESPACE = b"\x77" * wire.NAMESPACE_BYTES
 MEMORY_GROWTH_BYTES_MAX = 24 << 20
 """What allocators keep of a storm; a leak of 10,000 requests of some KB each is more."""
 
@@ -69,10 +69,12 @@ class Victim:
     def unharmed(self) -> None:
         """All that the abuse took is given back, nobody died of it, and the bytes that were stored are right."""
         self.serves()
+        self.keeper.client.clear(NAMESPACE)
         until("sessions, caches, leases, pins and jobs to be given back", self._is_quiet)
         for pid, before in self._descriptors.items():
             assert os.path.exists(f"/proc/{pid}"), "a process of the server died"
-            until(f"the descriptors of process {pid} to be closed", lambda pid=pid, before=before: self._same(pid, before))
+            what = f"the descriptors of process {pid} to be closed"
+            until(what, lambda pid=pid, before=before: _descriptors(pid) == before)  # type: ignore[misc]
         if self._kept_bytes:
             assert (self.server.brain_pid(), self.server.mover_pid()) == self.processes
             assert memory_bytes(self.processes[0]) < self._kept_bytes + MEMORY_GROWTH_BYTES_MAX
@@ -81,9 +83,6 @@ class Victim:
         now = self.server.status()
         held = (now.sessions, now.caches, now.leases, now.pins, now.stores, now.retrieves, now.chunks, now.namespaces)
         return held == (OBSERVER_SESSIONS + 1, 1, 0, 0, 0, 0, STORY.chunks, 1)
-
-    def _same(self, pid: int, before: Counter[str]) -> bool:
-        return _descriptors(pid) == before
 
 
 class Abuser:
@@ -118,7 +117,7 @@ class Abuser:
 
     def send(self, request: wire.Request) -> int:
         """The request's id."""
-        self.raw.zmq.send(wire_encode(request))
+        self.raw.zmq.send(encode(request))
         return request.id
 
     # ---------------------------------------------------------------- good requests, to be spoiled
@@ -132,9 +131,7 @@ class Abuser:
         self, descriptor: int, *, name: str = "kv", namespace: bytes = NAMESPACE, buffer_bytes: int = POOL_BYTES
     ) -> wire.Register:
         buffers = [Buffer(self.offer(descriptor), b"", buffer_bytes)]
-        return wire.Register(
-            self.next_id(), name, namespace, CHUNK_TOKENS, "host", 0, "direct", "", buffers, [GROUP]
-        )
+        return wire.Register(self.next_id(), name, namespace, CHUNK_TOKENS, "host", 0, "direct", "", buffers, [GROUP])
 
     def register(self) -> "Abuser":
         reply = self.ask(self.registration(self.pool))
@@ -162,14 +159,6 @@ class Abuser:
         assert isinstance(reply, wire.Found), reply
         return reply
 
-    def clear(self) -> None:
-        """Forgets what the abuser stored, so that the server is as it was."""
-        assert isinstance(self.ask(wire.Clear(self.next_id(), NAMESPACE)), wire.Cleared)
-
-
-def wire_encode(request: wire.Frame) -> bytes:
-    return msgspec.msgpack.encode(request)
-
 
 def pack(blocks: Sequence[int]) -> bytes:
     return b"".join(block.to_bytes(4, "little", signed=True) for block in blocks)
@@ -183,17 +172,6 @@ def refusal(reply: object, family: str, code: str, *says: str) -> None:
         assert text in reply.message, (text, reply.message)
 
 
-def widened(peer: RawLocal) -> bool:
-    """Whether a message of more than FRAME_BYTES_MAX can be sent at all: not without privilege."""
-    widen(peer.socket)
-    try:
-        peer.socket.sendmsg([bytes(SEND_BUFFER_BYTES // 2)])
-    except OSError as problem:
-        assert problem.errno == errno.EMSGSIZE
-        return False
-    return True
-
-
 def memory_bytes(pid: int) -> int:
     """Resident and its own: without the arena, which is shared."""
     match = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
@@ -204,6 +182,3 @@ def memory_bytes(pid: int) -> int:
 def _descriptors(pid: int) -> Counter[str]:
     """Kinds of what is open, without the numbers that change."""
     return Counter(re.sub(r"\d+", "N", text) for text in descriptors_of(pid))
-
-
-__all__ = ["GROUP", "NAMESPACE", "POOL_BYTES", "STORY", "WAIT_S", "Abuser", "Victim", "pack", "refusal"]

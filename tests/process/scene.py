@@ -36,7 +36,7 @@ FREED_S = 5.0
 """Everything of a dead worker is freed within this."""
 ATTEMPTS_MAX = 200
 
-SETTINGS: dict[str, object] = {"arena_bytes": 128 << 20, "slab_bytes": 8 << 20, "mover_grace_ms": 700}
+SETTINGS: dict[str, object] = {"arena_bytes": 128 << 20, "slab_bytes": 8 << 20, "mover_grace_ms": 700, "copy_threads": 1}
 TIMEOUTS = Timeouts(lookup_s=2.0, probe_s=0.5, backoff_first_s=0.005, backoff_max_s=0.05, connect_s=2.0)
 """A stopped brain accepts connections and says nothing: connect_s and probe_s are how soon the client tries again."""
 

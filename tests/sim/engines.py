@@ -139,7 +139,7 @@ class SimEngine:
     def _digest(self) -> bytes:
         """Its own namespace; now and then another one."""
         world = self._world
-        return world.rng.choice(list(world.shapes)) if world.rng.random() < 0.06 else self.digest
+        return world.rng.choice(list(world.shapes)) if world.rng.random() < 0.1 else self.digest
 
     def _store_ranges(self, first: int, end: int) -> dict[int, tuple[int, int]]:
         """Group -> the chunks whose blocks it brings: all of them for full groups, else often just what a lookup needs."""

@@ -1,6 +1,6 @@
 """What must have happened at least once in a run of SEEDS_FOR_ALL seeds; otherwise the simulator checks too little."""
 
-SEEDS_FOR_ALL = 200
+SEEDS_FOR_ALL = 400
 
 _EVENTS = ("Arrived", "PeerGone", "WorkerGone", "Reported", "MoverGone", "ArenaGrew", "Tick")
 _REQUESTS = (
@@ -40,12 +40,16 @@ EXPECTED = (
     *(f"why {name}" for name in _WHYS),
     *(f"done {kind} {end}" for kind in ("store", "retrieve") for end in _ENDS),
     *(f"error {code}" for code in _CODES),
+    *(f"discarded {reason}" for reason in ("died", "failed", "abandoned", "deadline", "cleared")),
     "blocks compared",
     "brain died",
     "brain died at start",
+    "chunks evicted",
     "chunks found",
+    "leases expired",
     "mover died",
     "mover stopped",
+    "slots of another size overwritten",
     "slots restored",
     "store abandoned by client",
 )

@@ -115,6 +115,8 @@ def is_idle(service: Service) -> bool:
 
 def check_idle(service: Service, ledger: Ledger) -> None:
     core, chunks = _core(service), _core(service).chunks
+    if service.counters.sessions_opened != service.counters.sessions_closed:
+        raise Wrong("all clients are gone, and not every session that was opened was closed")
     if chunks.orphans or chunks.retired or core.peers or any(m.boards or m.caches or m.jobs or m.queue for m in core.movers.values()):
         raise Wrong(f"all clients are gone, and something is left: {leftovers(service)}")
     if any(node.pins for space in chunks.spaces.values() for node in space.nodes.values()):

@@ -47,6 +47,8 @@ class Arena:
     """Slots by offset. Writing a slot destroys whatever overlaps it."""
 
     def __init__(self, slab_bytes: int, slabs: int) -> None:
+        self.resized = 0
+        """Slots that went because one of another size was written over them: slabs that changed hands."""
         self._slab_bytes = slab_bytes
         self._slabs: list[dict[int, tuple[int, list[Block | None]]]] = [{} for _ in range(slabs)]
 
@@ -58,6 +60,7 @@ class Arena:
             if offset % SLOT_ALIGN or end > (offset // self._slab_bytes + 1) * self._slab_bytes:
                 raise Wrong(f"slot {offset}+{slot_bytes} is not aligned or crosses a slab")
             for other in [at for at, (size, _) in slots.items() if at < end and offset < at + size]:
+                self.resized += slots[other][0] != slot_bytes
                 del slots[other]
             slot = slots[offset] = (slot_bytes, [None] * blocks)
         slot[1][place] = content

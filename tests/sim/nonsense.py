@@ -94,7 +94,8 @@ def _bad_offer(world: "World", process: "Process") -> None:
         if world.rng.random() < 0.5:
             _refused(world, process.local_peer, Offer(process.next_id()))
         else:  # good, but never used: too many of these are refused
-            world.post(process.local_peer, Offer(process.next_id()), descriptor=world.new_descriptor())
+            for _ in range(3):
+                world.post(process.local_peer, Offer(process.next_id()), descriptor=world.new_descriptor())
     else:
         _refused(world, process.peer, Offer(process.next_id()), world.new_descriptor())
 

@@ -49,7 +49,7 @@ CHANCES = {
     "rank-differs": 0.08,
     "wrong-parent": 0.03,
     "twin-word": 0.03,
-    "foreign-lease": 0.04,
+    "foreign-lease": 0.12,
     "same-epoch": 0.8,
     "forged-rival": 0.3,
     "message-waits": 0.35,

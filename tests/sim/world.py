@@ -175,7 +175,7 @@ class World:
                 self.counts[f"report {type(report).__name__}"] += 1
                 if type(report).__name__ == "Ready" and mover in self.movers_ready:
                     self.movers_ready[mover] = mover not in self._killed
-        namespaces = inside.namespaces(self.service)
+        namespaces = inside.namespaces(self.service) if isinstance(event, Arrived) else []
         due = self._to_be_sealed(event)
         effects = self.service.handle(event, self.now_ns)
         published = [record.offset for e in effects if isinstance(e, Publish) for record in records_in(e.records)]
@@ -329,6 +329,7 @@ class World:
     def _brain_died(self) -> None:
         """kill -9. Its movers are reaped before there is another brain; clients notice, unless they are stopped."""
         self.counts["brain died"] += 1
+        self._count_what_the_brain_counted()
         self.supervisor.reap_all()
         self.boards.clear()
         self.descriptors.clear()
@@ -599,6 +600,15 @@ class World:
             process.clear(digest)
         self._until(self._all_settled, "namespaces are cleared")
         inside.check_empty(self.service, self.ledger)
+        self._count_what_the_brain_counted()
+
+    def _count_what_the_brain_counted(self) -> None:
+        counters = self.service.counters
+        for reason, chunks in counters.discarded.items():
+            self.counts[f"discarded {reason}"] += chunks
+        self.counts["chunks evicted"] += counters.evictions
+        self.counts["leases expired"] += counters.leases_expired
+        self.counts["slots of another size overwritten"] = self.arena.resized
 
 
 def _cumulated(weights: list[float]) -> list[float]:

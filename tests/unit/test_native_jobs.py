@@ -362,7 +362,7 @@ def test_descriptors_that_could_hurt_are_refused() -> None:
     with rig(ARENA) as session:
 
         def refused(fd: int, size: int, code: str) -> None:
-            with pytest.raises(ValueError, match=f"^{code}: "):
+            with pytest.raises(ValueError, match=rf"^{code}: "):
                 session.engine.map_cache(CACHE, SESSION, [fd], [size], [GROUP.packed()])
 
         refused(pool.fd, POOL + 1, "descriptor-size")
@@ -376,9 +376,9 @@ def test_descriptors_that_could_hurt_are_refused() -> None:
         sealed = create_memfd("sealed", POOL, sealed=False)
         fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
         refused(sealed, POOL, "descriptor-seal")
-        with pytest.raises(ValueError, match="^layout: 2 descriptors"):
+        with pytest.raises(ValueError, match=r"^layout: 2 descriptors"):
             session.engine.map_cache(CACHE, SESSION, [pool.fd, pool.fd], [POOL], [GROUP.packed()])
-        with pytest.raises(ValueError, match="^descriptor-seal: "):
+        with pytest.raises(ValueError, match=r"^descriptor-seal: "):
             session.engine.map_board(9, pool.fd, 4)
         with pytest.raises(ValueError, match="needs 304 bytes"):
             session.engine.map_board(9, session.board_memory.fd, WORDS + 1)

@@ -32,7 +32,9 @@ def runs(draw: st.DrawFn, blocks: int) -> Run:
     else:  # blocks outside: block-first, cross-layer
         region_stride = page + gap
         block_stride = regions * region_stride + draw(st.sampled_from((0, 5)))
-    return Run(draw(st.integers(0, 3)), draw(st.sampled_from((0, 11, 4096))), regions, region_stride, block_stride, page)
+    return Run(
+        draw(st.integers(0, 3)), draw(st.sampled_from((0, 11, 4096))), regions, region_stride, block_stride, page
+    )
 
 
 @st.composite
@@ -137,14 +139,14 @@ def test_no_blocks_are_no_copies() -> None:
     ],
 )
 def test_wrong_requests_are_refused_by_code(code: str, copies: list[CopyGroup]) -> None:
-    with pytest.raises(ValueError, match=f"^{code}: "):
+    with pytest.raises(ValueError, match=rf"^{code}: "):
         native([KV_FIRST], copies, "store")
 
 
 def test_a_shard_may_end_with_the_arena_and_not_behind_it() -> None:
     group = Group(1, 3, (Run(0, 0, 1, 0, 4097, 4097),))
     assert native([group], [CopyGroup(0, 0, (1,), (2 * 4096,))], "store", arena_bytes=4 * 4096)
-    with pytest.raises(ValueError, match="^slots: "):
+    with pytest.raises(ValueError, match=r"^slots: "):
         native([group], [CopyGroup(0, 0, (1,), (3 * 4096,))], "store", arena_bytes=4 * 4096)
 
 
@@ -169,7 +171,7 @@ def test_two_groups_may_use_the_same_block_id() -> None:
     ],
 )
 def test_impossible_layouts_are_refused(group: Group) -> None:
-    with pytest.raises(ValueError, match="^layout: "):
+    with pytest.raises(ValueError, match=r"^layout: "):
         plan_copies([group.packed()], [], ARENA, "store")
 
 

@@ -43,7 +43,7 @@ class Model:
             assert offset + slot_bytes <= other or other + size <= offset
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150)
 @given(steps, st.randoms(use_true_random=False))
 def test_the_pool_does_what_a_dict_of_slots_would_do(script: list[tuple[str, int]], random: object) -> None:
     pool: SlotPool[str] = SlotPool(SLABS * SLAB, SLAB)

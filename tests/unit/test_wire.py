@@ -16,169 +16,17 @@ from kvserver.wire.messages import (
     PLACES_MAX,
     REGION_RUNS_MAX,
     Attach,
-    Attached,
     Buffer,
-    Clear,
-    Cleared,
     Error,
-    Found,
     Frame,
-    GroupBlocks,
     GroupSpec,
-    Hello,
-    Lane,
-    LaneOpen,
-    Limits,
-    Lookup,
-    Offer,
-    Offered,
     RegionRun,
-    Register,
-    Registered,
-    Release,
-    Released,
     Reply,
     Request,
-    Retrieve,
-    Retrieved,
     Status,
-    StatusIs,
-    Store,
-    Stored,
-    Unregister,
-    Unregistered,
-    Watch,
-    Watched,
-    Welcome,
 )
 from tests.unit.bad_frames import BadFrames
-
-DIGEST, KEY, PARENT = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
-GROUP = GroupSpec(2, 11, "window", 7, 3, 1, 5, 4, [RegionRun(0, 13, 2, 2496, 130, 129)])
-STATE = GroupSpec(6, 3, "state", 0, 1, 0, 1, 0, [RegionRun(0, 1, 1, 0, 255, 254)])
-
-# fmt: off
-GOLDEN: list[tuple[Frame, str]] = [
-    (
-        Hello(1, 1, "engine", 77, 3, -1, "kvclient 0.1"),
-        "98a568656c6c6f0101a6656e67696e654d03ffac6b76636c69656e7420302e31",
-    ),
-    (
-        Attach(2, b"0123456789abcdef"),
-        "93a661747461636802c41030313233343536373839616263646566",
-    ),
-    (
-        Lane(3, b"0123456789abcdef"),
-        "93a46c616e6503c41030313233343536373839616263646566",
-    ),
-    (
-        Offer(4),
-        "92a56f6666657204",
-    ),
-    (
-        Watch(5, 300),
-        "93a5776174636805cd012c",
-    ),
-    (
-        Register(6, "kv", DIGEST, 6, "host", 0, "direct", "gold", [Buffer(9, b"", 5005)], [GROUP, STATE]),
-        "9ba8726567697374657206a26b76c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b"
-        "1c1d1e1f06a4686f737400a6646972656374a4676f6c64919309c400cd138d9299020ba677696e646f770703"
-        "0105049196000d02cd09c0cc82cc81990603a573746174650001000100919600010100ccffccfe",
-    ),
-    (
-        Unregister(7, 300),
-        "93aa756e726567697374657207cd012c",
-    ),
-    (
-        Lookup(8, DIGEST, KEY, 2),
-        "95a66c6f6f6b757008c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fc4"
-        "20202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f02",
-    ),
-    (
-        Release(9, 70_000),
-        "93a772656c6561736509ce00011170",
-    ),
-    (
-        Store(10, 300, 4095, 1 << 54, 30_000, 1, PARENT, KEY, [GroupBlocks(0, 2, b"\1\0\0\0\xff\xff\xff\xff")]),
-        "9aa573746f72650acd012ccd0fffcf0040000000000000cd753001c420404142434445464748494a4b4c4d4e"
-        "4f505152535455565758595a5b5c5d5e5fc420202122232425262728292a2b2c2d2e2f303132333435363738"
-        "393a3b3c3d3e3f91930002c40801000000ffffffff",
-    ),
-    (
-        Retrieve(11, 300, 70_000, 0, 1, 9, [GroupBlocks(1, 0, b"\7\0\0\0")]),
-        "98a872657472696576650bcd012cce0001117000010991930100c40407000000",
-    ),
-    (
-        Clear(12, DIGEST),
-        "93a5636c6561720cc420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f",
-    ),
-    (
-        Status((1 << 63) - 1),
-        "92a6737461747573cf7fffffffffffffff",
-    ),
-    (
-        Welcome(1, b"0123456789abcdef", "kvserver 0.1", 1 << 60, Limits(4096, 65_536, 64, 30_000)),
-        "96a777656c636f6d6501c41030313233343536373839616263646566ac6b7673657276657220302e31cf1000"
-        "00000000000094cd1000ce0001000040cd7530",
-    ),
-    (
-        Attached(2),
-        "92a8617474616368656402",
-    ),
-    (
-        LaneOpen(3),
-        "92a96c616e652d6f70656e03",
-    ),
-    (
-        Offered(4, 9),
-        "93a76f6666657265640409",
-    ),
-    (
-        Watched(5, 2),
-        "93a7776174636865640502",
-    ),
-    (
-        Registered(6, 300, 2),
-        "94aa7265676973746572656406cd012c02",
-    ),
-    (
-        Unregistered(7),
-        "92ac756e7265676973746572656407",
-    ),
-    (
-        Found(8, 2, 70_000, 30_000),
-        "95a5666f756e640802ce00011170cd7530",
-    ),
-    (
-        Released(9),
-        "92a872656c656173656409",
-    ),
-    (
-        Stored(10, 3, 2, 4242, "full"),
-        "96a673746f7265640a0302cd1092a466756c6c",
-    ),
-    (
-        Retrieved(11, 4242),
-        "93a97265747269657665640bcd1092",
-    ),
-    (
-        Cleared(12, 5),
-        "93a7636c65617265640c05",
-    ),
-    (
-        StatusIs(13, b"{}"),
-        "93a97374617475732d69730dc4027b7d",
-    ),
-    (
-        Error(0, "resource", "jobs", "64 jobs are in flight, at most 64 may be"),
-        "95a56572726f7200a87265736f75726365a46a6f6273d9283634206a6f62732061726520696e20666c696768"
-        "742c206174206d6f7374203634206d6179206265",
-    ),
-]
-# fmt: on
-
-REQUESTS = [(frame, bytes.fromhex(golden)) for frame, golden in GOLDEN if isinstance(frame, Request)]
-REPLIES = [(frame, bytes.fromhex(golden)) for frame, golden in GOLDEN if isinstance(frame, Reply)]
+from tests.unit.golden_frames import GOLDEN, REPLIES, REQUESTS
 
 
 def refusal(frame: bytes) -> Error:

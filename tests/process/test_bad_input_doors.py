@@ -1,0 +1,245 @@
+"""What is no request, at both doors: one typed error, and nobody else notices."""
+
+import errno
+import random
+import socket
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import zmq
+
+from kvserver.passing import widen
+from kvserver.wire import messages as wire
+from kvserver.wire.codec import encode
+from tests.process.abuse import NAMESPACE, STORY, Abuser, Victim, refusal
+from tests.process.engine import prompt
+from tests.process.harness import RawLocal, RawPeer, RawSession, maps, until
+from tests.unit.bad_frames import BadFrames
+from tests.unit.golden_frames import REQUESTS
+
+FRAMES = 10_000
+GOOD = [golden for _, golden in REQUESTS]
+
+
+@pytest.fixture(scope="module")
+def victim() -> Iterator[Victim]:
+    with Victim() as running:
+        yield running
+
+
+@pytest.fixture
+def peer(victim: Victim) -> Iterator[RawPeer]:
+    stranger = RawPeer(victim.path)
+    yield stranger
+    stranger.close()
+
+
+@pytest.fixture
+def local(victim: Victim) -> Iterator[RawLocal]:
+    stranger = RawLocal(victim.path)
+    yield stranger
+    stranger.close()
+
+
+# ---------------------------------------------------------------- ZeroMQ
+
+
+def test_another_protocol_is_told_both_versions(victim: Victim, peer: RawPeer) -> None:
+    reply = peer.ask(wire.Hello(5, wire.PROTOCOL + 1, "engine", 1, 1, 0, "tests"))
+    refusal(reply, "request", "protocol", "speaks protocol 1", "said 2")
+    peer.send(encode(["hello", 6, "2.0", {"of": "another kind"}]))
+    refusal(peer.receive(), "request", "protocol", "speaks protocol 1", "said '2.0'")
+    victim.unharmed()
+
+
+def test_random_frames_over_zeromq_get_one_reply_each(victim: Victim, peer: RawPeer) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    tally: Counter[str] = Counter()
+    for number, frames in enumerate(_batches(list(BadFrames(seed, GOOD).take(FRAMES)), 100)):
+        for frame in frames:
+            peer.send(frame)
+        tally.update(_word(peer.receive()) for _ in frames)
+        if number % 10 == 0:
+            victim.serves()
+    assert tally.total() == FRAMES
+    assert tally["frame"] > FRAMES // 2
+    assert tally["session-unknown"] + tally["Welcome"] > 0, "some frames are requests"
+    victim.unharmed()
+
+
+def test_a_message_of_several_parts_is_one_refusal(victim: Victim, peer: RawPeer) -> None:
+    for parts in ((encode(wire.Status(1)), b""), (b"", encode(wire.Status(1))), (b"x",) * 1000):
+        peer.send(*parts)
+        refusal(peer.receive(), "request", "frame", f"{len(parts)} parts; a message is one part")
+    victim.unharmed()
+
+
+def test_a_long_frame_is_refused_and_a_much_longer_one_ends_the_connection(victim: Victim, peer: RawPeer) -> None:
+    peer.send(bytes(wire.FRAME_BYTES_MAX + 1))
+    refusal(
+        peer.receive(), "request", "frame-size", f"{wire.FRAME_BYTES_MAX + 1} bytes, at most {wire.FRAME_BYTES_MAX}"
+    )
+    monitor = peer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    peer.send(bytes(3 * wire.FRAME_BYTES_MAX))
+    assert monitor.poll(20_000), "the server must not take it in"
+    victim.unharmed()
+
+
+def test_nothing_but_hello_begins_a_session(victim: Victim, peer: RawPeer) -> None:
+    for number, request in enumerate(
+        (wire.Status(1), wire.Lookup(2, NAMESPACE, STORY.keys, 1), wire.Clear(3, NAMESPACE), wire.Offer(4)), 1
+    ):
+        reply = peer.ask(request)
+        assert reply.id == number
+        refusal(reply, "request", "session-unknown", "say hello first")
+    victim.unharmed()
+
+
+def test_each_door_has_its_own_first_message(victim: Victim, peer: RawPeer, local: RawLocal) -> None:
+    """An Attach over ZeroMQ would be a session whose end nobody notices."""
+    welcome = peer.ask(wire.Hello(1, wire.PROTOCOL, "halfway", 1, 1, 0, "tests"))
+    stranger = RawPeer(victim.path)
+    for request in (wire.Attach(2, welcome.session), wire.Lane(3, welcome.session)):
+        for asked in (peer, stranger):
+            refusal(asked.ask(request), "request", "door", "comes on a local connection, not over ZeroMQ")
+    refusal(local.ask(wire.Hello(4, wire.PROTOCOL, "local", 1, 1, 0, "tests")), "request", "door", "over ZeroMQ")
+    assert isinstance(local.ask(wire.Attach(5, welcome.session)), wire.Attached)
+    stranger.close()
+    local.close()
+    victim.unharmed()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"\xff", b"GET / HTTP/1.1\r\n\r\n", b"\xff\0\0\0\0\0\0\0\1\x7f\3", bytes(70_000)]
+)
+def test_a_peer_that_speaks_no_zeromq_is_dropped(victim: Victim, said: bytes) -> None:
+    """Also one that closes in the middle of a greeting."""
+    connections = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(20)]
+    for connection in connections:
+        connection.settimeout(20)
+        connection.connect(str(victim.path))
+        try:
+            connection.sendall(said)
+        except (BrokenPipeError, ConnectionResetError):
+            assert len(said) > 10, "a short message is taken in whole"
+    victim.serves()
+    for connection in connections:
+        connection.close()
+    victim.unharmed()
+
+
+# ---------------------------------------------------------------- the local door
+
+
+def test_random_frames_on_local_connections_get_one_reply_each(victim: Victim, local: RawLocal) -> None:
+    """Half of them from a stranger, half within a session."""
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    tally: Counter[str] = Counter()
+    session = RawSession(victim.path, engine="noisy")
+    assert session.local is not None
+    frames = [frame for frame in BadFrames(seed, GOOD).take(FRAMES) if frame]
+    for number, batch in enumerate(_batches(frames, 20)):
+        if number % 10 == 0:
+            local.close()
+            local = RawLocal(victim.path)  # strangers have to leave after a while
+        asked = session.local if number % 2 else local
+        for frame in batch:
+            asked.send(frame)
+        tally.update(_word(asked.receive()[0]) for _ in batch)
+        if number % 50 == 0:
+            victim.serves()
+    assert tally.total() == len(frames) > FRAMES - 1000
+    assert tally["frame"] > FRAMES // 2
+    session.close()
+    local.close()
+    victim.unharmed()
+
+
+def test_a_long_message_is_refused_and_the_connection_stays(victim: Victim, local: RawLocal) -> None:
+    widen(local.socket)
+    for count in (wire.FRAME_BYTES_MAX + 1, wire.FRAME_BYTES_MAX + 2, 2 * wire.FRAME_BYTES_MAX):
+        if not _sends(local, bytes(count)):
+            pytest.skip("without privilege no socket sends a message of more than 2 x wmem_max bytes")
+        refusal(local.receive()[0], "request", "frame-size", f"at most {wire.FRAME_BYTES_MAX} bytes")
+    refusal(local.ask(wire.Status(7)), "request", "session-unknown")
+    local.close()
+    victim.unharmed()
+
+
+def test_an_empty_message_ends_the_connection(victim: Victim, local: RawLocal) -> None:
+    local.send(b"")
+    with pytest.raises(ConnectionError):
+        local.receive()
+    victim.unharmed()
+
+
+def test_descriptors_that_nobody_asked_for_are_closed(victim: Victim, local: RawLocal) -> None:
+    with Abuser(victim) as abuser:
+        attached = abuser.local
+        pool = abuser.pool
+        for asked, frame, descriptors, code in (
+            (local, encode(wire.Offer(1)), [pool], "session-unknown"),
+            (local, encode(wire.Status(1)), [pool] * 3, "session-unknown"),
+            (local, encode(wire.Attach(1, b"nobody's token..")), [pool], "session-unknown"),
+            (local, b"\xc1", [pool] * 4, "frame"),
+            (attached, encode(wire.Offer(2)), [], "offer"),
+            (attached, encode(wire.Offer(3)), [pool, pool], "offer"),
+            (attached, encode(wire.Offer(4)), [pool] * 4, "offer"),
+            (attached, encode(wire.Offer(5)), [pool] * 5, "frame-size"),
+            (attached, encode(wire.Offer(6)), [pool] * 200, "frame-size"),
+            (attached, b"\xc0", [pool] * 2, "frame"),
+        ):
+            asked.send(frame, descriptors)
+            refusal(asked.receive()[0], "request", code)
+        lane = RawLocal(victim.path)
+        assert isinstance(lane.ask(wire.Lane(1, abuser.raw.welcome.session), [pool] * 2), wire.LaneOpen)
+        refusal(lane.ask(wire.Offer(2), [pool]), "request", "offer", "attached connection with exactly one descriptor")
+        lane.close()
+        brain = victim.server.brain_pid()
+        until("no copy of the pool to be left", lambda: not maps(brain, "abuser-pool"))
+    local.close()
+    victim.unharmed()
+
+
+def test_a_client_that_leaves_in_the_middle_leaves_nothing(victim: Victim) -> None:
+    """Before, in and after the handshake, with requests under way, and with offers that were never used."""
+    for _ in range(50):
+        RawLocal(victim.path).close()
+    for _ in range(10):
+        peer = RawPeer(victim.path)
+        peer.send(encode(wire.Hello(1, wire.PROTOCOL, "hasty", 1, 1, 0, "tests")))
+        peer.close()
+    for leave_after in range(4):
+        abuser = Abuser(victim, engine="hasty")
+        if leave_after > 0:
+            for _ in range(7):
+                abuser.offer(abuser.pool)
+        if leave_after > 1:
+            abuser.register()
+        if leave_after > 2:
+            abuser.send(abuser.storing(prompt(902, chunks=1).keys, [0, 1, 2]))
+            abuser.send(abuser.registration(abuser.pool, name="another"))
+        abuser.__exit__()
+    victim.unharmed()
+
+
+def _word(reply: Any) -> str:
+    return reply.code if isinstance(reply, wire.Error) else type(reply).__name__
+
+
+def _batches(frames: Sequence[bytes], count: int) -> list[Sequence[bytes]]:
+    return [frames[at : at + count] for at in range(0, len(frames), count)]
+
+
+def _sends(local: RawLocal, frame: bytes) -> bool:
+    try:
+        local.send(frame)
+    except OSError as problem:
+        if problem.errno != errno.EMSGSIZE:
+            raise
+        return False
+    return True
