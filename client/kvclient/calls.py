@@ -5,62 +5,70 @@ Status and clear may take the server a while, so they stay off the lane: a looku
 
 import time
 from concurrent.futures import Future
+from typing import Any
 
 from kvclient.connection import Connection
 from kvclient.counters import Counters
 from kvclient.doors import R
 from kvclient.loop import Lost, Overdue, Trouble
+from kvclient.session import Session
+from kvclient.slots import Slots
 from kvclient.values import Found, Lease
 from kvserver.errors import RequestError
 from kvserver.wire import messages as wire
 
 
-async def lookup(
-    connection: Connection, counters: Counters, request: wire.Lookup, timeout_s: float, answer: "Future[Found]"
-) -> None:
-    found = Found(0, None, "client-bug")
-    problem: RequestError | None = None
-    asked_s = time.monotonic()
-    try:
-        session = connection.session
-        if session is None:
-            raise Lost("connection-lost")
-        reply = await session.zmq.ask(request, wire.Found, asked_s + timeout_s)
-        found = found_from(reply, session.welcome.incarnation, asked_s)
-    except Trouble as trouble:
-        if isinstance(trouble, Overdue):
-            connection.trip(trouble.why)
-        found = Found(0, None, trouble.why)
-    except RequestError as error:
-        problem = error
-    finally:
-        count_lookup(counters, found)
-        if problem is not None:
-            answer.set_exception(problem)
-        else:
-            answer.set_result(found)
+class Calls:
+    """The conversations. Each completes its future in every case."""
 
+    def __init__(self, connection: Connection, counters: Counters, lookup_slots: Slots) -> None:
+        self._connection = connection
+        self._counters = counters
+        self._lookup_slots = lookup_slots
 
-async def call(
-    connection: Connection, request: wire.Status | wire.Clear, expects: type[R], timeout_s: float, answer: "Future[R]"
-) -> None:
-    """Completes with the reply, or with RequestError or Trouble."""
-    problem: Exception | None = Trouble("client-bug")
-    try:
-        session = connection.session
-        if session is None:
+    async def lookup(self, request: wire.Lookup, timeout_s: float, answer: "Future[Found]") -> None:
+        """Takes over a slot."""
+        found = Found(0, None, "client-bug")
+        problem: RequestError | None = None
+        asked_s = time.monotonic()
+        try:
+            session = self._session()
+            reply = await self._ask(session, request, wire.Found, timeout_s)
+            found = found_from(reply, session.welcome.incarnation, asked_s)
+        except Trouble as trouble:
+            found = Found(0, None, trouble.why)
+        except RequestError as error:
+            problem = error
+        finally:
+            count_lookup(self._counters, found)
+            self._lookup_slots.give()
+            _complete(answer, found, problem)
+
+    async def call(
+        self, request: wire.Status | wire.Clear, expects: type[R], timeout_s: float, answer: "Future[R]"
+    ) -> None:
+        """Completes with the reply, or with RequestError or Trouble."""
+        reply: R | None = None
+        problem: Exception | None = Trouble("client-bug")
+        try:
+            reply = await self._ask(self._session(), request, expects, timeout_s)
+            problem = None
+        except (Trouble, RequestError) as error:
+            problem = error
+        finally:
+            _complete(answer, reply, problem)
+
+    def _session(self) -> Session:
+        if self._connection.session is None:
             raise Lost("connection-lost")
-        reply = await session.zmq.ask(request, expects, time.monotonic() + timeout_s)
-        problem = None
-    except (Trouble, RequestError) as trouble:
-        if isinstance(trouble, Overdue):
-            connection.trip(trouble.why)
-        problem = trouble
-    finally:
-        if problem is not None:
-            answer.set_exception(problem)
-        else:
-            answer.set_result(reply)
+        return self._connection.session
+
+    async def _ask(self, session: Session, request: wire.Request, expects: type[R], timeout_s: float) -> R:
+        try:
+            return await session.zmq.ask(request, expects, time.monotonic() + timeout_s)
+        except Overdue as overdue:
+            self._connection.trip(overdue.why)
+            raise
 
 
 def found_from(reply: wire.Found, incarnation: int, asked_s: float) -> Found:
@@ -76,3 +84,10 @@ def count_lookup(counters: Counters, found: Found) -> None:
     counters.add("chunks_found", found.chunks)
     if found.why:
         counters.add("lookups_unserved")
+
+
+def _complete(answer: "Future[Any]", result: object, problem: Exception | None) -> None:
+    if problem is not None:
+        answer.set_exception(problem)
+    else:
+        answer.set_result(result)

@@ -18,22 +18,24 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import Any, TypeVar
 
-from kvclient import calls
 from kvclient.blocks import StorePart, check_keys, check_retrieve, cut_store, pack_groups
 from kvclient.caches import Cache, duplicate
+from kvclient.calls import Calls, count_lookup, found_from
 from kvclient.connection import Connection
 from kvclient.counters import Counters
 from kvclient.doors import R
 from kvclient.gate import Gate, Link
-from kvclient.jobs import Jobs, Slots
+from kvclient.jobs import Jobs
 from kvclient.loop import Conversation, Loop, Lost, Overdue, Trouble
 from kvclient.session import Identity, local_path
+from kvclient.slots import Slots
 from kvclient.values import Blocks, CacheSpec, Found, Lease, RetrieveResult, StoreResult, Timeouts
 from kvserver import __version__
 from kvserver.errors import KvError, RequestError, ResourceError
 from kvserver.wire import messages as wire
 
 UNIX_PATH_BYTES_MAX = 107
+ASYNC_LOOKUPS_MAX = 256
 ASSUMED_LIMITS = wire.Limits(wire.CHUNKS_MAX, wire.BLOCKS_MAX, jobs_max=0, lease_ttl_ms=0)
 """What requests are checked against while no server has said its own limits; no job is begun then."""
 
@@ -77,14 +79,16 @@ class Client:
         self._connection = Connection(
             path, identity, loop=self._loop, gate=self._gate, counters=self.counters, timeouts=self.timeouts
         )
-        self._slots = Slots()
-        self._jobs = Jobs(self._connection, self.counters, self._slots)
+        self._job_slots, self._lookup_slots = Slots(), Slots()
+        self._jobs = Jobs(self._connection, self.counters, self._job_slots)
+        self._calls = Calls(self._connection, self.counters, self._lookup_slots)
         self._caches: dict[str, Cache] = {}
         self._caches_lock = threading.Lock()
         self._closed = False
         self._forked = False
         self._loop.start_thread()
         self._loop.post(self._connection.start)
+        self._finalizer = weakref.finalize(self, self._loop.post, self._connection.close)
         _clients.add(self)
 
     def __enter__(self) -> "Client":
@@ -120,7 +124,7 @@ class Client:
             return
         self._refuse_in_callback("close")
         self._closed = True
-        self._loop.post(self._connection.close)
+        self._finalizer()
         self._loop.join(self.timeouts.close_s)
 
     # ---------------------------------------------------------------- caches
@@ -137,9 +141,7 @@ class Client:
                 raise RequestError("registered-twice", f"this client has a cache named {spec.name!r} already")
             cache = Cache(spec, duplicate(spec))
             self._caches[spec.name] = cache
-        if not self._loop.post(lambda: self._connection.add_cache(cache)):
-            cache.close()
-            raise ResourceError("busy", "the client's thread does not keep up")
+        self._loop.post(lambda: self._connection.add_cache(cache))
         return cache
 
     def unregister(self, cache: Cache) -> "Future[bool]":
@@ -170,7 +172,7 @@ class Client:
             found = Found(0, None, self._why_shut())
         else:
             found = self._ask_lane(link, request, self.timeouts.lookup_s if timeout_s is None else timeout_s)
-        calls.count_lookup(self.counters, found)
+        count_lookup(self.counters, found)
         return found
 
     def lookup_async(
@@ -182,11 +184,15 @@ class Client:
         request = self._lookup_request(link, namespace, keys, chunks_wanted_min)
         patience_s = self.timeouts.lookup_s if timeout_s is None else timeout_s
         answer: Future[Found] = _future()
-        if link is None or not self._start(
-            lambda: calls.lookup(self._connection, self.counters, request, patience_s, answer)
-        ):
-            found = Found(0, None, self._why_shut() if link is None else "busy")
-            calls.count_lookup(self.counters, found)
+        if link is None:
+            why = self._why_shut()
+        elif not self._lookup_slots.take(ASYNC_LOOKUPS_MAX):
+            why = "busy"
+        else:
+            why = self._start(self._lookup_slots, lambda: self._calls.lookup(request, patience_s, answer))
+        if why:
+            found = Found(0, None, why)
+            count_lookup(self.counters, found)
             answer.set_result(found)
         return answer
 
@@ -227,7 +233,9 @@ class Client:
         due_s = time.monotonic() + (self.timeouts.store_s if timeout_s is None else timeout_s)
         answer: Future[StoreResult] = _future()
         self.counters.add("stores")
-        why = self._begin_job(cache, link) or self._start_job(lambda: self._jobs.store(cache, parts, due_s, answer))
+        why = self._begin_job(cache, link) or self._start(
+            self._job_slots, lambda: self._jobs.store(cache, parts, due_s, answer)
+        )
         if why:
             self.counters.add("stores_short")
             answer.set_result(StoreResult(0, 0, 0, why))
@@ -257,8 +265,8 @@ class Client:
         if link is not None and lease.incarnation != link.incarnation:
             why = "lease-lost"
         else:
-            why = self._begin_job(cache, link) or self._start_job(
-                lambda: self._jobs.retrieve(cache, lease, packed, due_s, answer)
+            why = self._begin_job(cache, link) or self._start(
+                self._job_slots, lambda: self._jobs.retrieve(cache, lease, packed, due_s, answer)
             )
         if why:
             self.counters.add("retrieves_failed")
@@ -299,7 +307,7 @@ class Client:
         except Trouble as trouble:
             self._shut_gate(link, trouble)
             return Found(0, None, trouble.why)
-        return calls.found_from(reply, link.incarnation, asked_s)
+        return found_from(reply, link.incarnation, asked_s)
 
     def _shut_gate(self, link: Link, trouble: Trouble) -> None:
         """After a sign that the server does not answer; the background thread opens the gate again."""
@@ -314,16 +322,14 @@ class Client:
             return self._why_shut()
         if not cache.registered:
             return "not-registered"
-        return "" if self._slots.take(link.limits.jobs_max) else "busy"
+        return "" if self._job_slots.take(link.limits.jobs_max) else "busy"
 
-    def _start_job(self, conversation: Callable[[], Conversation]) -> str:
-        if self._start(conversation):
+    def _start(self, slots: Slots, conversation: Callable[[], Conversation]) -> str:
+        """Hands a taken slot over to a conversation, or gives it back and says why."""
+        if self._loop.post(lambda: self._loop.start(conversation())):
             return ""
-        self._slots.give()
-        return "busy"
-
-    def _start(self, conversation: Callable[[], Conversation]) -> bool:
-        return self._loop.post(lambda: self._loop.start(conversation()))
+        slots.give()
+        return "closed"
 
     def _call(self, request: wire.Status | wire.Clear, expects: type[R]) -> R:
         self._check_alive()
@@ -332,8 +338,8 @@ class Client:
         answer: Future[R] = _future()
         if self._gate.link is None:
             raise _unreachable(self._why_shut())
-        if not self._start(lambda: calls.call(self._connection, request, expects, timeout_s, answer)):
-            raise _unreachable("busy")
+        if not self._loop.post(lambda: self._loop.start(self._calls.call(request, expects, timeout_s, answer))):
+            raise _unreachable("closed")
         try:
             return answer.result(timeout_s + 1)
         except FutureTimeoutError:
@@ -359,6 +365,7 @@ class Client:
     def _forsake_after_fork(self) -> None:
         """In a forked child, which has only this thread: its copies of the descriptors must not keep anything open."""
         self._forked = True
+        self._finalizer.detach()
         link, self._gate.link = self._gate.link, None
         if link is not None:
             link.lane.forsake_after_fork()

@@ -7,7 +7,6 @@ became of the deadline, the session or the server.
 """
 
 import logging
-import threading
 import time
 from concurrent.futures import Future
 from typing import TypeVar
@@ -18,6 +17,7 @@ from kvclient.connection import Connection
 from kvclient.counters import Counters
 from kvclient.loop import Overdue, Trouble
 from kvclient.session import Session
+from kvclient.slots import Slots
 from kvclient.values import Lease, RetrieveResult, StoreResult
 from kvserver._native import DONE, SUBMITTED
 from kvserver.errors import RequestError
@@ -30,26 +30,6 @@ QUIET_POLL_S_MAX = 0.02
 """A word says nothing when it changes; it is polled while a retrieve is overdue, more slowly the longer it lasts."""
 
 T = TypeVar("T")
-
-
-class Slots:
-    """Bounds the jobs in flight. Taken by callers' threads, given back by the loop's."""
-
-    def __init__(self) -> None:
-        self._taken = 0
-        self._lock = threading.Lock()
-
-    def take(self, most: int) -> bool:
-        with self._lock:
-            if self._taken >= most:
-                return False
-            self._taken += 1
-            return True
-
-    def give(self) -> None:
-        with self._lock:
-            assert self._taken > 0
-            self._taken -= 1
 
 
 class Jobs:

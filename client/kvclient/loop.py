@@ -24,7 +24,6 @@ from kvclient.counters import Counters
 
 log = logging.getLogger(__name__)
 
-POSTS_MAX = 4096
 NEVER_S = math.inf
 POLL_S_MAX = 3600.0
 BUG_PAUSE_S = 0.05
@@ -85,7 +84,7 @@ class Loop:
         self._counters = counters
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._posts: deque[Callable[[], None]] = deque()
-        self._posting = threading.Lock()
+        self._posting = threading.RLock()  # a finalizer may post in the middle of a post
         self._poller = zmq.Poller()
         self._handlers: dict[Source, Callable[[], None]] = {}
         self._waiting: dict[Waiter, None] = {}
@@ -102,9 +101,10 @@ class Loop:
         self._thread.start()
 
     def post(self, action: Callable[[], None]) -> bool:
-        """Has the thread call `action` soon. False, and nothing happens, when too much waits or the loop has ended."""
+        """Has the thread call `action` soon. False, and nothing happens, when the loop has ended. Callers bound what
+        they post: jobs and lookups by Slots, everything else by its nature."""
         with self._posting:
-            if len(self._posts) >= POSTS_MAX or self._wake < 0:
+            if self._wake < 0:
                 return False
             self._posts.append(action)
             os.eventfd_write(self._wake, 1)

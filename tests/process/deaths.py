@@ -32,7 +32,9 @@ def worker_mid_register(scene: Scene, round_: int) -> None:
         else:
             stop(mover_pid)
             worker.call("register")
-            until("the order to map", lambda: "mapping" in [cache.state for cache in scene.server.status().shown_caches])
+            until(
+                "the order to map", lambda: "mapping" in {cache.state for cache in scene.server.status().shown_caches}
+            )
         worker.kill()
         _wait_session_ended(scene)
         resume(mover_pid)

@@ -34,7 +34,6 @@ from kvclient import (
 from kvserver._native import Pattern, create_memfd
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.wire.messages import KEY_BYTES, Kind
-
 from tests.process.harness import WAIT_S
 
 NAMESPACE = namespace_digest({"model": "tests", "layers": 3})
@@ -133,7 +132,9 @@ class Pool:
                 writers=group.writers,
                 writer=group.writer,
                 regions=[
-                    RegionRun(0, offset, group.regions, group.blocks * group.page_bytes, group.page_bytes, group.page_bytes)
+                    RegionRun(
+                        0, offset, group.regions, group.blocks * group.page_bytes, group.page_bytes, group.page_bytes
+                    )
                 ],
             )
             for group, offset in zip(self.shape.groups, self._offsets, strict=True)

@@ -14,27 +14,42 @@ import mmap
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
-
-import zmq
+from typing import TypeVar
 
 from kvserver._native import SUBMITTED
-from kvserver.wire import messages as wire
-from kvserver.wire.codec import decode_reply, encode
-from kvserver.wire.status import Status, decode_status
+from kvserver.wire.messages import BOARD_WORDS
+from kvserver.wire.status import Status
+from tests.process.raw import WAIT_S, RawLocal, RawPeer, RawSession
 
-WAIT_S = 20.0
-"""No wait of a test is longer, unless it says so."""
+__all__ = [
+    "OBSERVER_SESSIONS",
+    "WAIT_S",
+    "Boards",
+    "RawLocal",
+    "RawPeer",
+    "RawSession",
+    "Server",
+    "command_of",
+    "descriptors_of",
+    "is_gone",
+    "kill",
+    "maps",
+    "pids_below",
+    "resume",
+    "state_of",
+    "stop",
+    "stopped",
+    "until",
+]
+
 POLL_S = 0.002
 OBSERVER_SESSIONS = 1
 """Sessions that status() itself holds open."""
@@ -71,7 +86,7 @@ def command_of(pid: int) -> str:
 
 
 def state_of(pid: int) -> str:
-    """"S", "T", "Z", … when all its threads are in that state, else "mixed"; "" when there is no such process."""
+    """State letter such as "S", "T" or "Z" when all its threads have it, else "mixed"; "" when there is no process."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         states = {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
@@ -264,7 +279,7 @@ class Boards:
             with suppress(FileNotFoundError):
                 if "memfd:kvserver-board" in os.readlink(link):
                     with link.open("rb") as file:
-                        self._maps.append(mmap.mmap(file.fileno(), wire.BOARD_WORDS * 8, prot=mmap.PROT_READ))
+                        self._maps.append(mmap.mmap(file.fileno(), BOARD_WORDS * 8, prot=mmap.PROT_READ))
 
     def any_submitted(self) -> bool:
         """Some mover works on some job now."""
@@ -273,115 +288,6 @@ class Boards:
     def close(self) -> None:
         for board in self._maps:
             board.close()
-
-
-# ---------------------------------------------------------------- raw frames
-
-
-class RawPeer:
-    """The ZeroMQ door without kvclient. Sends anything, and reads what comes back."""
-
-    def __init__(self, path: Path) -> None:
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.connect(f"ipc://{path}")
-        self._last_id = 0
-
-    def next_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
-
-    def send(self, *parts: bytes) -> None:
-        self.socket.send_multipart(parts)
-
-    def receive(self, within_s: float = WAIT_S) -> Any:
-        """The next reply, decoded; TimeoutError when none comes."""
-        if not self.socket.poll(within_s * 1000):
-            raise TimeoutError(f"no reply for {within_s:g} s")
-        return decode_reply(self.socket.recv())
-
-    def ask(self, request: wire.Frame, within_s: float = WAIT_S) -> Any:
-        """The reply to a request; replies to earlier ones are dropped."""
-        self.send(encode(request))
-        due_s = time.monotonic() + within_s
-        while True:
-            reply = self.receive(max(0.0, due_s - time.monotonic()))
-            if reply.id == request.id:  # type: ignore[attr-defined]
-                return reply
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-
-class RawLocal:
-    """One connection to the local door."""
-
-    def __init__(self, path: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(WAIT_S)
-        self.socket.connect(f"{path}.local")
-
-    def send(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
-        self.socket.sendmsg([frame], rights)
-
-    def receive(self, within_s: float = WAIT_S) -> tuple[Any, list[int]]:
-        """(reply, descriptors that are now the caller's). ConnectionError at the end, TimeoutError in between."""
-        self.socket.settimeout(within_s)
-        frame, descriptors, _, _ = socket.recv_fds(self.socket, wire.FRAME_BYTES_MAX, 8)
-        if not frame:
-            raise ConnectionError("closed by the server")
-        return decode_reply(frame), list(descriptors)
-
-    def ask(self, request: wire.Frame, descriptors: Sequence[int] = (), within_s: float = WAIT_S) -> Any:
-        """The reply; descriptors that come with it are closed."""
-        self.send(encode(request), descriptors)
-        reply, received = self.receive(within_s)
-        for descriptor in received:
-            os.close(descriptor)
-        return reply
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-class RawSession:
-    """Hello and Attach by hand: `zmq` for requests, `local` for descriptors and liveness, `board` a descriptor."""
-
-    def __init__(
-        self, path: Path, *, engine: str = "raw", epoch: int = 1, ranks: int = 1, rank: int = 0, within_s: float = WAIT_S
-    ) -> None:
-        self.zmq = RawPeer(path)
-        self.board = -1
-        self.local: RawLocal | None = None
-        try:
-            hello = wire.Hello(self.zmq.next_id(), wire.PROTOCOL, engine, epoch, ranks, rank, "tests")
-            self.welcome: wire.Welcome = self.zmq.ask(hello, within_s)
-            self.local = RawLocal(path)
-            self.local.send(encode(wire.Attach(1, self.welcome.session)))
-            reply, descriptors = self.local.receive(within_s)
-            assert isinstance(reply, wire.Attached), reply
-            (self.board,) = descriptors
-        except BaseException:
-            self.close()
-            raise
-
-    def status(self) -> Status | None:
-        """None when the session is lost or the server does not answer."""
-        try:
-            reply = self.zmq.ask(wire.Status(self.zmq.next_id()), within_s=1.0)
-        except TimeoutError:
-            return None
-        return decode_status(reply.document) if isinstance(reply, wire.StatusIs) else None
-
-    def close(self) -> None:
-        self.zmq.close()
-        if self.local is not None:
-            self.local.close()
-        if self.board >= 0:
-            os.close(self.board)
-            self.board = -1
 
 
 def _try_session(path: Path) -> RawSession | None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from kvclient import Blocks, Timeouts
@@ -36,7 +37,12 @@ FREED_S = 5.0
 """Everything of a dead worker is freed within this."""
 ATTEMPTS_MAX = 200
 
-SETTINGS: dict[str, object] = {"arena_bytes": 128 << 20, "slab_bytes": 8 << 20, "mover_grace_ms": 700, "copy_threads": 1}
+SETTINGS: dict[str, object] = {
+    "arena_bytes": 128 << 20,
+    "slab_bytes": 8 << 20,
+    "mover_grace_ms": 700,
+    "copy_threads": 1,
+}
 TIMEOUTS = Timeouts(lookup_s=2.0, probe_s=0.5, backoff_first_s=0.005, backoff_max_s=0.05, connect_s=2.0)
 """A stopped brain accepts connections and says nothing: connect_s and probe_s are how soon the client tries again."""
 
@@ -198,7 +204,7 @@ class Scene:
                 self.seen["met while copying"] += 1
                 return mover, begun
             resume(mover)
-            until("the job to end", lambda: has_ended(begun))
+            until("the job to end", partial(has_ended, begun))
             land(begun)
             self._touch()
             self.seen["missed"] += 1

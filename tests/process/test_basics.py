@@ -127,7 +127,11 @@ def test_window_and_state_groups_are_served_where_their_last_chunks_are_held(ser
         assert found.chunks == 4, "the boundary behind chunk 3 is the longest with its window and its state"
         assert found.lease is not None
         # 17 tokens before token 48 begin at token 31: block 5 of the window group.
-        wanted = [Blocks(0, 0, full.block_ids[:12]), Blocks(1, 5, window.block_ids[5:8]), Blocks(2, 3, state.block_ids[3:4])]
+        wanted = [
+            Blocks(0, 0, full.block_ids[:12]),
+            Blocks(1, 5, window.block_ids[5:8]),
+            Blocks(2, 3, state.block_ids[3:4]),
+        ]
         for index, group in enumerate(shape.groups):
             engine.pool.spoil([Blocks(index, 0, list(range(group.blocks)))])
         assert engine.begin_retrieve(found.lease, wanted).result(20).ok

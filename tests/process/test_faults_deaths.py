@@ -12,7 +12,7 @@ from tests.process.faults import run
         ("worker-mid-register", 2),
         ("worker-mid-store", 4),
         ("worker-mid-retrieve", 4),
-        ("forked-child-lives-on", 1),
+        ("forked-child-lives-on", 2),
         ("mover", 3),
         ("brain", 3),
         ("brain-while-storing", 2),

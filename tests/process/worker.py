@@ -22,7 +22,7 @@ from typing import Any
 
 from kvclient import RequestError
 from tests.process import engine as engines
-from tests.process.harness import WAIT_S, kill
+from tests.process.harness import WAIT_S
 
 SHAPES = {"small": engines.SMALL, "large": engines.LARGE}
 
@@ -152,14 +152,16 @@ class Remote:
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
         return time.monotonic() - began_s
 
-    def fork_child_that_stays(self) -> int:
-        """A child that inherits all descriptors, does nothing, and outlives this process. Returns its number."""
-        child = os.fork()
-        if child == 0:
-            libc = ctypes.CDLL(None)
-            while True:
-                libc.pause()
-        return child
+    def fork_child_that_stays(self, hooks: bool) -> int:
+        """A child that does nothing and outlives this process; returns its number.
+
+        hooks: os.fork(), after which kvclient closes what the child inherited. Otherwise a fork that Python does not
+        see, as a library in C makes it: the child keeps every socket open."""
+        libc = ctypes.PyDLL(None)
+        child = os.fork() if hooks else libc.fork()
+        while child == 0:
+            libc.pause()
+        return int(child)
 
     def refusals_in_child(self) -> dict[str, str]:
         """Forks, uses the client in the child, and tells what each verb said there."""

@@ -142,7 +142,7 @@ class SimEngine:
         return world.rng.choice(list(world.shapes)) if world.rng.random() < 0.1 else self.digest
 
     def _store_ranges(self, first: int, end: int) -> dict[int, tuple[int, int]]:
-        """Group -> the chunks whose blocks it brings: all of them for full groups, else often just what a lookup needs."""
+        """Group -> the chunks whose blocks it brings: all for full groups, else often just what a lookup needs."""
         rng = self._world.rng
         ranges: dict[int, tuple[int, int]] = {}
         for index, group in enumerate(self.shape.groups):

@@ -8,8 +8,8 @@ _REQUESTS = (
     "Clear", "Status",
 )  # fmt: skip
 _REPLIES = (
-    "Welcome", "Attached", "LaneOpen", "Offered", "Watched", "Registered", "Unregistered", "Found", "Released", "Stored",
-    "Retrieved", "Cleared", "StatusIs", "Error",
+    "Welcome", "Attached", "LaneOpen", "Offered", "Watched", "Registered", "Unregistered", "Found", "Released",
+    "Stored", "Retrieved", "Cleared", "StatusIs", "Error",
 )  # fmt: skip
 _EFFECTS = (
     "Publish", "Withdraw", "PutNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct", "Ask",

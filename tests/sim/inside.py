@@ -1,4 +1,4 @@
-"""The one place of the simulator that looks into the service: to compare it with the ledger and to see that it is idle."""
+"""The only file of the simulator that looks into the service: to compare it with the ledger, to see that it is idle."""
 
 from random import Random
 
@@ -15,7 +15,7 @@ from .shapes import Shape
 
 
 def _core(service: Service) -> Core:
-    return service._core  # noqa: SLF001
+    return service._core
 
 
 def session_number(service: Service, token: bytes) -> int:
@@ -72,7 +72,9 @@ def sealed_slots(service: Service) -> dict[int, tuple[bytes, bytes, int, int]]:
     return sealed
 
 
-def compare_with_ledger(service: Service, ledger: Ledger, rng: Random, arena: Arena, shapes: dict[bytes, Shape]) -> None:
+def compare_with_ledger(
+    service: Service, ledger: Ledger, rng: Random, arena: Arena, shapes: dict[bytes, Shape]
+) -> None:
     """The ledger says exactly what the service believes, and a few sealed slots are read to see that both are right."""
     sealed = sealed_slots(service)
     if len(sealed) != len(ledger.records) or any(ledger.held.get(name) != offset for offset, name in sealed.items()):
@@ -91,7 +93,9 @@ def forge_rival(service: Service, ledger: Ledger) -> None:
     for record in list(ledger.records.values()):
         if record.generation:
             offset = pool.allocate(record.slot_bytes, None)  # type: ignore[arg-type]
-            units = range(offset // SLOT_ALIGN, (offset + record.slot_bytes) // SLOT_ALIGN) if offset is not None else ()
+            units = (
+                range(offset // SLOT_ALIGN, (offset + record.slot_bytes) // SLOT_ALIGN) if offset is not None else ()
+            )
             if offset is not None and not any(unit in ledger.units for unit in units):
                 ledger.put(record._replace(offset=offset, generation=record.generation - 1))
             return
@@ -110,14 +114,21 @@ def leftovers(service: Service) -> str:
 def is_idle(service: Service) -> bool:
     core = _core(service)
     tables = (core.sessions, core.caches, core.jobs, core.leases, core.engines, core.tokens)
-    return not any(tables) and not core.chunks.pendings and all(mover.state == "ready" for mover in core.movers.values())
+    return (
+        not any(tables) and not core.chunks.pendings and all(mover.state == "ready" for mover in core.movers.values())
+    )
 
 
 def check_idle(service: Service, ledger: Ledger) -> None:
     core, chunks = _core(service), _core(service).chunks
     if service.counters.sessions_opened != service.counters.sessions_closed:
         raise Wrong("all clients are gone, and not every session that was opened was closed")
-    if chunks.orphans or chunks.retired or core.peers or any(m.boards or m.caches or m.jobs or m.queue for m in core.movers.values()):
+    if (
+        chunks.orphans
+        or chunks.retired
+        or core.peers
+        or any(m.boards or m.caches or m.jobs or m.queue for m in core.movers.values())
+    ):
         raise Wrong(f"all clients are gone, and something is left: {leftovers(service)}")
     if any(node.pins for space in chunks.spaces.values() for node in space.nodes.values()):
         raise Wrong("all clients are gone, and something is pinned")

@@ -33,7 +33,9 @@ class Ledger:
             for place in range(shape.blocks_per_chunk(record.group))
         ]
         if self._arena.slot(record.offset) != wanted:
-            raise Wrong(f"{_name(record)} was published with other bytes than its own: {self._arena.slot(record.offset)}")
+            raise Wrong(
+                f"{_name(record)} was published with other bytes than its own: {self._arena.slot(record.offset)}"
+            )
         if record.slot_bytes != shape.slot_bytes(record.group, record.shard):
             raise Wrong(f"{_name(record)} was published with slot_bytes={record.slot_bytes}")
         parent = key_of(path_of(record.key)[:-1]) or NO_PARENT
@@ -109,7 +111,9 @@ def survivors(ledger: Ledger, shapes: dict[bytes, Shape]) -> set[int]:
         for parent in frontier:
             for key in by_parent.get((digest, parent), ()):
                 whole = [
-                    index for index, group in enumerate(shape.groups) if ledger.present(digest, key, index, group.shards)
+                    index
+                    for index, group in enumerate(shape.groups)
+                    if ledger.present(digest, key, index, group.shards)
                 ]
                 if whole and all(index in whole for index, group in enumerate(shape.groups) if group.kind == "full"):
                     frontier.append(key)
@@ -132,4 +136,6 @@ def _units(record: Record) -> range:
 
 
 def _name(record: Record) -> str:
-    return f"namespace {record.namespace[:2].hex()} chunk {path_of(record.key)} group {record.group} shard {record.shard}"
+    return (
+        f"namespace {record.namespace[:2].hex()} chunk {path_of(record.key)} group {record.group} shard {record.shard}"
+    )

@@ -127,7 +127,9 @@ MUTATIONS = (
         "first, last = item.first_block // per_chunk, -(-last_block // per_chunk)",
         "first, last = -(-item.first_block // per_chunk), -(-last_block // per_chunk)",
     ),
-    Mutation("retrieve more than was leased", TRANSFERS, "if span.last > lease.chunks:", "if span.last > lease.chunks + 1:"),
+    Mutation(
+        "retrieve more than was leased", TRANSFERS, "if span.last > lease.chunks:", "if span.last > lease.chunks + 1:"
+    ),
     Mutation(
         "skip the keys-chain check at retrieve",
         TRANSFERS,
@@ -157,7 +159,9 @@ MUTATIONS = (
     Mutation(
         "release another engine's lease",
         LEASES,
-        "        if lease.engine is not session.engine:\n            raise _foreign(lease, session)\n        core.counters",
+        "        if lease.engine is not session.engine:\n"
+        "            raise _foreign(lease, session)\n"
+        "        core.counters",
         "        core.counters",
     ),
     Mutation(
@@ -166,7 +170,9 @@ MUTATIONS = (
         "if extended_ns > lease.expires_ns:",
         "if extended_ns < 0:",
     ),
-    Mutation("not ending leases on clear", "service/caches.py", "            end_lease(core, lease)\n", "            pass\n"),
+    Mutation(
+        "not ending leases on clear", "service/caches.py", "            end_lease(core, lease)\n", "            pass\n"
+    ),
     Mutation(
         "no end of leases with their engine",
         "service/sessions.py",

@@ -36,7 +36,16 @@ def send_some(world: "World", process: "Process") -> None:
     """One bad request of a kind that the process can send in its present state."""
     kinds: list[Callable[[World, Process], None]] = [_before_hello, _bad_hello]
     if process.session:
-        kinds += [_bad_lookup, _bad_hello_again, _bad_attach, _bad_offer, _bad_watch, _bad_register, _bad_register, _bad_number]
+        kinds += [
+            _bad_lookup,
+            _bad_hello_again,
+            _bad_attach,
+            _bad_offer,
+            _bad_watch,
+            _bad_register,
+            _bad_register,
+            _bad_number,
+        ]
     if process.cache:
         kinds += [_bad_transfer, _bad_transfer, _bad_register_again]
     world.rng.choice(kinds)(world, process)

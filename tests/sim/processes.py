@@ -1,7 +1,7 @@
 """One simulated client process: its session, its pool and its transfers.
 
-A process keeps the rules that kvclient keeps. Blocks of a store may be reused once the word is done, abandoned or failed;
-blocks of a retrieve only when the word says so, or the mover is reaped. Reused blocks are overwritten at once.
+A process keeps the rules that kvclient keeps. Blocks of a store may be reused once the word is done, abandoned or
+failed; blocks of a retrieve only when the word says so, or the mover is reaped. Reused blocks are overwritten at once.
 """
 
 from array import array
@@ -106,7 +106,7 @@ class Process:
 
     def _begin_anew(self) -> None:
         """Without any session."""
-        self._brain = self._world.brain
+        self.brain = self._world.brain
         self.peer = self._world.new_peer(self)
         self.local_peer = 0
         self.lane_peer = 0
@@ -148,7 +148,7 @@ class Process:
         """One thing: settle what is over, become registered, or begin a transfer."""
         if not self.alive or self.stalled:
             return
-        if self._brain != self._world.brain and self._world.rng.random() < 0.3:
+        if self.brain != self._world.brain and self._world.rng.random() < 0.3:
             self.disconnect()
         while self.inbox:
             self._take(self.inbox.popleft())
@@ -219,7 +219,7 @@ class Process:
 
     def disconnect(self) -> None:
         """The brain is gone, or knows nothing of this session. Transfers are given up as far as that is possible."""
-        if self._brain == self._world.brain:
+        if self.brain == self._world.brain:
             self._world.disconnected(self)
         self._begin_anew()
         for transfer in self.transfers:
@@ -415,7 +415,7 @@ class Process:
             case Error():
                 self._refused(request, reply)
             case Welcome():
-                self.token, self.session, self._brain = reply.session, received.session, self._world.brain
+                self.token, self.session, self.brain = reply.session, received.session, self._world.brain
             case Attached():
                 self.board = received.board
             case LaneOpen():

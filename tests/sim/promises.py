@@ -222,7 +222,9 @@ class Promises:
                 mine = chunk % group.writers == cache.shape.writer_of(blocks.group, cache.rank)
                 shard = cache.shape.shard_of(blocks.group, cache.rank)
                 if inside and mine and (cache.digest, key, blocks.group, shard) not in self._ledger.held:
-                    raise Wrong(f"a store says that chunk {chunk} is held, but group {blocks.group} of it is not sealed")
+                    raise Wrong(
+                        f"a store says that chunk {chunk} is held, but group {blocks.group} of it is not sealed"
+                    )
 
     # ---------------------------------------------------------------- sessions and leases
 
@@ -280,8 +282,10 @@ class Promises:
                 return "beyond the lease"
         return ""
 
-    def after_retrieve(self, peer: int, request: Retrieve, refusal: str, sound: bool, effects: list[Effect], now_ns: int) -> None:
-        """sound: apart from the lease there is nothing to refuse, and every block is one that the lookup needed."""
+    def after_retrieve(
+        self, peer: int, request: Retrieve, effects: list[Effect], now_ns: int, *, refusal: str, sound: bool
+    ) -> None:
+        """refusal: what before_retrieve() said. sound: apart from the lease there is nothing to refuse, and every block is one that the lookup needed."""
         begun = any(isinstance(effect, Instruct) and isinstance(effect.order, Copy) for effect in effects)
         if begun and refusal:
             raise Wrong(f"a retrieve was begun in spite of its lease: {refusal}")
@@ -362,4 +366,3 @@ class Promises:
         writers = cache.shape.groups[group].writers
         if chunk % writers != cache.shape.writer_of(group, cache.rank):
             raise Wrong(f"rank {cache.rank} was to write chunk {chunk} of group {group}, which is another writer's")
-

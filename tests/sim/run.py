@@ -70,7 +70,9 @@ def _where(problem: Exception) -> str:
     return " < ".join(f"{os.path.basename(f.filename)}:{f.lineno} {f.line}" for f in reversed(frames[-3:]))
 
 
-def main_loop(*, seed0: int, seeds: int, events: int, jobs: int, missing_is_wrong: bool, expected: tuple[str, ...]) -> int:
+def main_loop(
+    *, seed0: int, seeds: int, events: int, jobs: int, missing_is_wrong: bool, expected: tuple[str, ...]
+) -> int:
     """Runs, prints, and returns the exit status."""
     began, total, done, handled, failed = time.monotonic(), Counter[str](), 0, 0, []
     told = began
@@ -80,7 +82,9 @@ def main_loop(*, seed0: int, seeds: int, events: int, jobs: int, missing_is_wron
         total.update(outcome.counts)
         if outcome.problem:
             failed.append(outcome)
-            print(f"seed {outcome.seed} FAILED at {outcome.problem}\n  again: {again(outcome.seed, events)}", flush=True)
+            print(
+                f"seed {outcome.seed} FAILED at {outcome.problem}\n  again: {again(outcome.seed, events)}", flush=True
+            )
         now = time.monotonic()
         if now - told > 5:
             told = now

@@ -51,7 +51,9 @@ class Shape:
         return max(self.slot_bytes(group, shard) for group, shard in parts) // SLOT_ALIGN
 
 
-def _group(block_tokens: int, kind: Kind, shards: int, regions: int, *page_bytes: int, window: int = 0, writers: int = 1) -> GroupShape:
+def _group(
+    block_tokens: int, kind: Kind, shards: int, regions: int, *page_bytes: int, window: int = 0, writers: int = 1
+) -> GroupShape:
     pages = page_bytes if len(page_bytes) == shards else page_bytes * shards
     assert len(pages) == shards
     return GroupShape(block_tokens, kind, window, shards, writers, regions, pages)
@@ -66,7 +68,9 @@ SHAPES = (
         1,
         (_group(2, "full", 1, 3, 300), _group(3, "window", 1, 1, 1900, window=12), _group(6, "state", 1, 1, 9001)),
     ),
-    Shape("window-state", 10, 2, (_group(5, "window", 1, 2, 511, window=11, writers=2), _group(10, "state", 2, 1, 6007))),
+    Shape(
+        "window-state", 10, 2, (_group(5, "window", 1, 2, 511, window=11, writers=2), _group(10, "state", 2, 1, 6007))
+    ),
     Shape("replicated", 6, 3, (_group(2, "full", 1, 5, 401, writers=3),)),
     Shape("grid", 9, 4, (_group(3, "full", 4, 3, 301, 302, 605, 607), _group(9, "full", 2, 1, 1009, writers=2))),
     Shape("window", 6, 1, (_group(2, "window", 1, 1, 211, window=13),)),

@@ -1,6 +1,6 @@
 """What a seed decides before anything happens: sizes, times, and how often each thing is done.
 
-Swarm testing: in each seed some operations never happen and others are very likely, so that no fault hides behind another.
+Swarm testing: in each seed some operations never happen and others are very likely, so that no fault hides another.
 """
 
 from random import Random

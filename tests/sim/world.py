@@ -1,7 +1,7 @@
 """The world around one Service: what carries messages, keeps time, starts movers, and goes wrong. One seed, one world.
 
-The world plays the shell: it feeds events and carries out effects in order, and a dying brain may stop between any two of
-them. Everything random comes from one random.Random, and no set or address decides an order, so a seed is a replay.
+The world plays the shell: it feeds events and carries out effects in order, and a dying brain may stop between any two
+of them. Everything random comes from one random.Random, and no set or address decides an order, so a seed is a replay.
 """
 
 from collections import Counter, deque
@@ -154,7 +154,9 @@ class World:
         self._carry_out(self.service.effects())
         kept = set(self.ledger.records)
         if kept != expected and len(expected) <= bounds.chunks_max:
-            raise Wrong(f"after a restart {sorted(kept - expected)} are held wrongly, {sorted(expected - kept)} are lost")
+            raise Wrong(
+                f"after a restart {sorted(kept - expected)} are held wrongly, {sorted(expected - kept)} are lost"
+            )
         self.counts["slots restored"] += len(kept)
         self.service.check()
         self.service.handle(ArenaGrew(self.slabs, ""), self.now_ns)
@@ -188,11 +190,16 @@ class World:
             case MoverGone(mover):
                 self.movers_ready.pop(mover, None)
             case Arrived(peer, Retrieve() as request):
-                self.promises.after_retrieve(peer, request, refusal, sound, effects, self.now_ns)
+                self.promises.after_retrieve(peer, request, effects, self.now_ns, refusal=refusal, sound=sound)
             case Arrived(_, Register() as request):
-                if any(isinstance(e, Answer) and isinstance(e.reply, Error) and e.reply.id == request.id for e in effects):
-                    if inside.namespaces(self.service) != namespaces:
-                        raise Wrong("a registration was refused and changed the table of namespaces")
+                if (
+                    any(
+                        isinstance(e, Answer) and isinstance(e.reply, Error) and e.reply.id == request.id
+                        for e in effects
+                    )
+                    and inside.namespaces(self.service) != namespaces
+                ):
+                    raise Wrong("a registration was refused and changed the table of namespaces")
             case _:
                 pass
         self.service.check()
@@ -310,7 +317,7 @@ class World:
             case Hello(), Welcome():
                 session = inside.session_number(self.service, reply.session)
                 self.promises.welcomed(peer, session, request)
-            case (Attach() | Lane()), _ if not isinstance(reply, Error):
+            case ((Attach() | Lane()), _) if not isinstance(reply, Error):
                 session = inside.session_number(self.service, request.session)
                 self.promises.joined(peer, session)
             case _:
@@ -399,6 +406,8 @@ class World:
         for peer in (process.peer, process.local_peer, process.lane_peer):
             if peer in self.mail and self.rng.random() < 0.4:
                 del self.mail[peer]
+        if process.brain != self.brain:
+            return  # the present brain never heard of it
         news: list[Event] = [PeerGone(peer) for peer in (process.local_peer, process.lane_peer) if peer]
         if process.board is not None:
             news.append(WorkerGone(process.session))
@@ -584,7 +593,9 @@ class World:
         return not self.mail and not self.gone and not transfers and not self.promises.unanswered()
 
     def _unsettled(self) -> str:
-        transfers = [t for engine in self.engines for process in engine.processes if process.alive for t in process.transfers]
+        transfers = [
+            t for engine in self.engines for process in engine.processes if process.alive for t in process.transfers
+        ]
         return f"{self.promises.unanswered()} {[t.request for t in transfers]} {inside.leftovers(self.service)}"
 
     def _clear_everything(self) -> None:

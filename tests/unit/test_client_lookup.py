@@ -1,13 +1,16 @@
 """Lookups: what they say of a server that answers, and that they cost nothing while it does not."""
 
+import socket
 import threading
 from pathlib import Path
 
 import pytest
 from client_rig import NAMESPACE, QUICK, Rig, keys_of, rig
-from fake_server import WAIT_S, FakeServer, until
+from fake_server import LIMITS, WAIT_S, FakeServer, until
 
-from kvclient import Client, RequestError, ResourceError, Timeouts
+from kvclient import Client, Counters, RequestError, ResourceError, Timeouts
+from kvclient.gate import Gate, Link
+from kvclient.lane import Lane
 from kvserver.wire import messages as wire
 from kvserver.wire.codec import encode
 
@@ -111,6 +114,44 @@ def test_lane_that_closes_is_a_miss_and_is_opened_again(tmp_path: Path) -> None:
         assert at.client.wait_connected(WAIT_S)
         assert at.client.lookup(NAMESPACE, keys_of(1)).chunks == 1
         assert at.fake.count(wire.Hello) == 1
+
+
+def test_lane_that_a_forgotten_session_cannot_open_leads_to_a_new_session(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        at.fake.refuse[wire.Lane] = ("request", "session-unknown")
+        at.fake.close_lanes()
+        assert at.client.lookup(NAMESPACE, keys_of(1)).why == "connection-lost"
+        at.fake.wait_for(wire.Hello, 2)
+        at.fake.refuse.clear()
+        assert at.client.wait_connected(WAIT_S)
+
+
+def test_lookup_that_waits_when_the_server_goes_ends_then_and_gives_its_lane_back(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        at.fake.hold.add(wire.Lookup)
+        link = at.client._gate.link
+        assert link is not None
+        why: list[str] = []
+        waiting = threading.Thread(target=lambda: why.append(at.client.lookup(NAMESPACE, keys_of(1)).why))
+        waiting.start()
+        at.fake.wait_for(wire.Lookup)
+        at.fake.close_attached()
+        waiting.join(WAIT_S)
+        assert why == ["connection-lost"]
+        assert link.lane._socket.fileno() == -1
+
+
+def test_caller_that_is_late_to_notice_does_not_undo_a_reconnect() -> None:
+    gate = Gate(Counters())
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        old, new = (Link(Lane(end), LIMITS, number) for number, end in enumerate((ours, theirs)))
+        gate.open(old)
+        gate.open(new)
+        assert not gate.shut("timeout", old)
+        assert gate.link is new
+        assert gate.shut("timeout", new)
+        assert (gate.link, gate.why) == (None, "timeout")
 
 
 def test_reply_to_an_interrupted_request_is_skipped(tmp_path: Path) -> None:

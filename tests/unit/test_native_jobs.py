@@ -28,6 +28,7 @@ CACHE = 3
 PAGE, BLOCKS, REGIONS, PER_CHUNK = 1000, 31, 3, 4
 GROUP = Group(PER_CHUNK, BLOCKS, (Run(0, 0, REGIONS, BLOCKS * PAGE, PAGE, PAGE),))
 POOL = REGIONS * BLOCKS * PAGE
+KINDS: tuple[Kind, ...] = ("store", "retrieve")
 ARENA = 1 << 20
 
 BIG_PAGE = 2 << 20
@@ -44,7 +45,7 @@ def all_big() -> list[CopyGroup]:
     return [CopyGroup(0, 0, tuple(range(24)), tuple(range(0, BIG_POOL, BIG_PAGE)))]
 
 
-@pytest.mark.parametrize("kind", ["store", "retrieve"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("code", "copies"),
     [
@@ -243,7 +244,7 @@ def test_unmapping_waits_for_the_jobs_of_its_cache_and_only_for_those() -> None:
         memory.close()
 
 
-@pytest.mark.parametrize("kind", ["store", "retrieve"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_pool_that_was_truncated_fails_the_job_and_nothing_else(kind: Kind) -> None:
     pool, other = Memory(BIG_POOL), Memory(POOL)
     with rig(BIG_POOL, 2) as session:
@@ -271,8 +272,10 @@ def test_a_pool_that_shrinks_under_running_copies_never_kills_the_process() -> N
         pool.view.close()
         with rig(BIG_POOL, 2) as session:
             session.map(CACHE, [BIG], [pool])
-            session.submit("store", CACHE, all_big(), word=0)
-            session.submit("retrieve", CACHE, all_big(), word=1)
+            for word, kind in enumerate(KINDS):  # each in its own half of pool and arena
+                half = range(12 * word, 12 * word + 12)
+                slots = tuple(block * BIG_PAGE for block in half)
+                session.submit(kind, CACHE, [CopyGroup(0, 0, tuple(half), slots)], word=word)
             os.ftruncate(pool.fd, rng.randrange(BIG_POOL))
             statuses |= {end[1] for end in session.wait(2)}
         os.close(pool.fd)
@@ -297,28 +300,43 @@ print("after", flush=True)
     assert (done.returncode, done.stdout) == (-7, "before\n")
 
 
-def test_many_small_jobs_complete_exactly_once() -> None:
-    pool = Memory(POOL)
+def test_many_small_jobs_complete_exactly_once_with_their_own_bytes() -> None:
+    """Each word has a slot and five blocks of its own; a store and then a retrieve into other blocks of them, again and
+    again, all words at once."""
+    total, per_word = 2000, 5
+    blocks = per_word * WORDS
+    group = Group(2, blocks, (Run(0, 0, 2, blocks * PAGE, PAGE, PAGE),))
+    pool = Memory(2 * blocks * PAGE)
     rng = random.Random(1)
-    with rig(ARENA, 3) as session:
-        session.map(CACHE, [GROUP], [pool])
+    with rig(WORDS * 4096, 3) as session:
+        session.map(CACHE, [group], [pool])
         pool.fill(4)
-        open_words: dict[int, int] = {}
-        ends: list[int] = []
-        submitted = 0
-        while len(ends) < 2000:
-            free = [word for word in range(WORDS) if word not in open_words.values()]
-            while free and submitted < 2000:
-                word = free.pop()
-                kind: Kind = rng.choice(("store", "retrieve"))
-                job, _ = session.submit(kind, CACHE, some(*rng.sample(range(BLOCKS), 3), slot=word * 20480), word=word)
-                open_words[job] = word
-                submitted += 1
-            (end,) = session.wait()
-            assert end[1] == "done"
-            del open_words[end[0]]
-            ends.append(end[0])
-        assert sorted(ends) == list(range(1, 2001))
+        stored: dict[int, list[bytes]] = {}
+        running: dict[int, tuple[int, Kind, int]] = {}
+
+        def pages(block: int) -> list[bytes]:
+            return [pool.view[r * blocks * PAGE + block * PAGE :][:PAGE] for r in range(2)]
+
+        def start(word: int, kind: Kind) -> None:
+            block = per_word * word + rng.randrange(per_word)
+            copies = [CopyGroup(0, 1, (block,), (word * 4096,))]
+            running[session.submit(kind, CACHE, copies, word=word)[0]] = (word, kind, block)
+
+        for word in range(WORDS):
+            start(word, "store")
+        ended = 0
+        while running:
+            job, status, count, *_ = session.wait()[0]
+            word, kind, block = running.pop(job)
+            assert (status, count) == ("done", 2 * PAGE)
+            if kind == "store":
+                stored[word] = pages(block)
+            else:
+                assert pages(block) == stored[word]
+            ended += 1
+            if ended + len(running) < total:
+                start(word, "retrieve" if kind == "store" else "store")
+        assert ended == total == session.jobs
         assert session.engine.completions(10) == []
     pool.close()
 

@@ -12,7 +12,9 @@ SIZES = (SLOT_ALIGN, 2 * SLOT_ALIGN, 3 * SLOT_ALIGN)
 SLAB = SLAB_UNITS * SLOT_ALIGN
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["take", "take", "take", "free", "free", "hand over", "grow", "rebuild"]), st.integers(0, 999)),
+    st.tuples(
+        st.sampled_from(["take", "take", "take", "free", "free", "hand over", "grow", "rebuild"]), st.integers(0, 999)
+    ),
     max_size=80,
 )
 
@@ -37,7 +39,7 @@ class Model:
     def check_place(self, offset: int, slot_bytes: int) -> None:
         """Aligned, inside one slab of the arena, and apart from all others."""
         assert offset % SLOT_ALIGN == 0
-        assert 0 <= offset
+        assert offset >= 0
         assert (offset + slot_bytes - 1) // SLAB == offset // SLAB < SLABS
         for other, (size, _) in self.taken.items():
             assert offset + slot_bytes <= other or other + size <= offset

@@ -1,0 +1,189 @@
+"""Clients that take what there is: they ask and never read, connect and say nothing, or come in large numbers."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from kvserver.wire import messages as wire
+from kvserver.wire.codec import encode
+from tests.process.abuse import NAMESPACE, STORY, Abuser, Victim, pack, refusal
+from tests.process.engine import prompt
+from tests.process.harness import RawLocal, RawPeer, RawSession, stopped, until
+
+REQUESTS = 20_000
+SESSIONS_MAX = 5
+LOCAL_MAX = 4 * SESSIONS_MAX
+"""The server's bound: LOCAL_CONNECTIONS_PER_SESSION for each session that there may be."""
+HELD = 2
+"""Local connections, and sessions, of observer and keeper. The keeper has a lane beside."""
+OLDER, NEWER = prompt(911, chunks=1), prompt(912, chunks=2)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Victim]:
+    with Victim(
+        sessions_max=SESSIONS_MAX, caches_max=3, leases_max=4, namespaces_max=2, jobs_max=3, mover_grace_ms=30_000
+    ) as victim:
+        yield victim
+
+
+@pytest.fixture
+def victim(running: Victim) -> Iterator[Victim]:
+    """Whatever a test does to it, it must come out of it unharmed."""
+    yield running
+    running.unharmed()
+
+
+# ---------------------------------------------------------------- who reads nothing
+
+
+def test_a_zeromq_client_that_reads_nothing_costs_nobody_anything(victim: Victim) -> None:
+    """Its replies fill what one peer is allowed, and are dropped from there on."""
+    peer = RawPeer(victim.path)
+    peer.socket.setsockopt(zmq.RCVHWM, 1)  # for connections from here on
+    peer.socket.disconnect(f"ipc://{victim.path}")
+    peer.socket.connect(f"ipc://{victim.path}")
+    assert isinstance(peer.ask(wire.Hello(1, wire.PROTOCOL, "deaf", 1, 1, 0, "tests")), wire.Welcome)
+    dropped = _counter(victim, "replies_dropped")
+    for number in range(REQUESTS):
+        peer.send(encode(wire.Status(2 + number)))
+        if number % 2_000 == 0:
+            victim.serves()
+    until("the replies that do not fit to be dropped", lambda: _counter(victim, "replies_dropped") > dropped)
+    victim.serves()
+    peer.close()
+
+
+@pytest.mark.parametrize("kind", ["attached", "lane", "stranger"])
+def test_a_local_client_that_reads_nothing_loses_its_connection(victim: Victim, kind: str) -> None:
+    session = RawSession(victim.path, engine="deaf")
+    assert session.local is not None
+    connection = session.local if kind == "attached" else RawLocal(victim.path)
+    if kind == "lane":
+        assert isinstance(connection.ask(wire.Lane(1, session.welcome.session)), wire.LaneOpen)
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        _ask_without_reading(connection, victim)
+    victim.serves()
+    connection.close()
+    session.close()
+
+
+# ---------------------------------------------------------------- who says nothing
+
+
+def test_silent_connections_make_room_for_others(victim: Victim) -> None:
+    """As many as there may be, then one more: it is told, and after attach_ttl_ms there is room again."""
+    silent = [RawLocal(victim.path) for _ in range(LOCAL_MAX)]
+    late = RawLocal(victim.path)
+    refusal(late.receive()[0], "resource", "connections", "are open, no more can be")
+    with pytest.raises(ConnectionError):
+        late.receive()
+    victim.serves()
+    for connection in silent[: LOCAL_MAX - HELD - 1]:
+        with pytest.raises(ConnectionError):
+            connection.receive()
+    with Abuser(victim, engine="patient") as patient:
+        patient.register()
+    for connection in silent:
+        connection.close()
+    late.close()
+
+
+def test_sessions_that_never_attach_make_room_for_others(victim: Victim) -> None:
+    peers = [RawPeer(victim.path) for _ in range(SESSIONS_MAX - HELD + 1)]
+    *welcome, last = (peer.ask(wire.Hello(1, wire.PROTOCOL, "half", 1, 1, 0, "tests")) for peer in peers)
+    assert all(isinstance(reply, wire.Welcome) for reply in welcome)
+    refusal(last, "resource", "sessions", f"{SESSIONS_MAX} sessions are open, at most {SESSIONS_MAX} may be")
+    victim.serves()
+    until("room for another session", lambda: _is_welcome(peers[-1]))
+    for peer in peers:
+        peer.close()
+
+
+# ---------------------------------------------------------------- who takes all there is
+
+
+def test_caches_leases_and_namespaces_are_bounded(victim: Victim) -> None:
+    with Abuser(victim, engine="greedy") as greedy:
+        greedy.register()
+        other = greedy.registration(greedy.pool, name="other", namespace=b"\1" * 32)
+        refusal(greedy.ask(other), "resource", "namespaces", "2 namespaces are in use")
+        assert isinstance(greedy.ask(other, id=greedy.next_id(), namespace=NAMESPACE), wire.Registered)
+        third = greedy.registration(greedy.pool, name="third")
+        refusal(greedy.ask(third), "resource", "caches", "3 caches are registered, at most 3 may be")
+
+        keys = OLDER.keys
+        assert greedy.ask(greedy.storing(keys, [0, 1, 2])).chunks == 1
+        leases = [greedy.lookup(keys).lease for _ in range(4)]
+        refusal(
+            greedy.ask(wire.Lookup(greedy.next_id(), NAMESPACE, keys, 1)),
+            "resource", "leases", "4 leases are out, at most 4 may be",
+        )  # fmt: skip
+        assert victim.keeper.lookup(STORY).lease is None, "a lookup that gets no lease is a miss for its engine"
+        for lease in leases:
+            assert isinstance(greedy.ask(wire.Release(greedy.next_id(), lease)), wire.Released)
+        victim.serves()
+
+
+def test_offered_descriptors_are_bounded(victim: Victim) -> None:
+    with Abuser(victim, engine="greedy") as greedy:
+        for _ in range(64):
+            greedy.offer(greedy.pool)
+        for _ in range(10):
+            refusal(greedy.local.ask(wire.Offer(7), [greedy.pool]), "resource", "descriptors", "at most 64 descriptors")
+        victim.serves()
+
+
+def test_jobs_of_one_session_are_bounded_and_others_are_served(victim: Victim) -> None:
+    """Its mover is stopped, so that the jobs cannot end by themselves."""
+    with Abuser(victim, engine="greedy") as greedy:
+        greedy.register()
+        with stopped(victim.server.mover_pid()):
+            under_way = [
+                greedy.send(greedy.storing(prompt(920 + number, chunks=1).keys, [0, 1, 2])) for number in range(3)
+            ]
+            refusal(
+                greedy.ask(greedy.storing(NEWER.keys, range(6))),
+                "resource", "jobs", "3 jobs are in flight, at most 3 may be",
+            )  # fmt: skip
+            found = victim.keeper.lookup(STORY)
+            assert found.lease is not None
+            assert found.chunks == STORY.chunks
+            victim.keeper.client.release(found.lease)
+        replies = {reply.id: reply for reply in (greedy.raw.zmq.receive() for _ in under_way)}
+        assert [replies[number].chunks for number in under_way] == [1, 1, 1]
+        assert greedy.ask(greedy.storing(NEWER.keys, range(6))).chunks == 2
+
+
+def test_the_longest_order_that_a_request_can_cause_is_read_by_the_mover() -> None:
+    """What is allowed must not be what ends a mover, and with it everybody's caches. Its slots need a larger arena."""
+    groups, chunks = 8, wire.CHUNKS_MAX
+    group = wire.GroupSpec(1, 9, "full", 0, 1, 0, 1, 0, [wire.RegionRun(0, 0, 1, 0, 1, 1)])
+    with Victim(arena_bytes=160 << 20) as victim:
+        with Abuser(victim, engine="large") as large:
+            registered = large.ask(large.registration(large.pool), chunk_tokens=1, groups=[group] * groups)
+            assert isinstance(registered, wire.Registered)
+            large.cache = registered.cache
+            store = large.storing(prompt(931, chunks=chunks).keys, [0])
+            blocks = [wire.GroupBlocks(index, 0, pack([index]) * chunks) for index in range(groups)]
+            refusal(large.ask(store, groups=blocks), "request", "block-duplicate")
+        victim.unharmed()
+
+
+def _ask_without_reading(connection: RawLocal, victim: Victim) -> None:
+    for number in range(500_000):
+        connection.send(encode(wire.Status(number)))
+        if number % 10_000 == 0:
+            victim.serves()
+
+
+def _counter(victim: Victim, name: str) -> int:
+    count = victim.server.status().counters[name]
+    assert isinstance(count, int)
+    return count
+
+
+def _is_welcome(peer: RawPeer) -> bool:
+    return isinstance(peer.ask(wire.Hello(os.getpid(), wire.PROTOCOL, "half", 1, 1, 0, "tests")), wire.Welcome)
