@@ -217,6 +217,7 @@ void bind_ledger(nb::module_& module) {
             "index"_a, "document"_a)
         .def(
             "drop_namespace", [](Ledger& self, uint64_t index) { self.get().drop_namespace(index); }, "index"_a)
+        .def("forget_pages", [](Ledger& self) { self.get().forget_pages(); })
         .def("namespaces",
              [](Ledger& self) {
                  std::vector<std::pair<uint64_t, nb::bytes>> documents;

@@ -47,6 +47,7 @@ CopyEngine::CopyEngine(int arena_fd, uint64_t arena_bytes, int threads) : thread
     }
     install_sigbus_guard();
     arena_ = Mapping(arena_fd, arena_bytes, "the arena");
+    arena_.prefer_huge_pages();
     prefaults_.push_back({nullptr, Prefault(arena_fd, arena_.data(), arena_.bytes(), true)});
     for (int i = 0; i < threads; ++i) workers_.emplace_back(&CopyEngine::work, this);
     housekeeper_ = std::thread(&CopyEngine::keep_house, this);

@@ -23,7 +23,7 @@ enum class Through { CACHE, MEMORY };
 // Allocates and locks nothing (it runs under run_guarded).
 void run_copies(std::span<const Copy> copies, Through through);
 
-// For example "avx2 non-temporal", or "memcpy" where nothing wider is known.
+// What copies past the cache are made with: "non-temporal", or "memcpy" where we know nothing better.
 std::string copy_variant();
 
 // Seconds for one contiguous copy by `threads` threads between two files that are mapped and touched beforehand: the

@@ -73,6 +73,7 @@ ArenaGrower::ArenaGrower(int fd, const GrowerOptions& options) : options_(option
         bad_argument(format("arena_bytes=%" PRIu64 " must be in (0, file=%" PRIu64 "]", arena_bytes, present));
     }
     arena_ = Mapping(fd, arena_bytes, "the arena");
+    arena_.prefer_huge_pages();
     if (numa_node >= 0) prefer_node(arena_, numa_node);
     on_huge_pages_ = on_huge_pages(fd);
     slab_missing_.assign(arena_bytes / slab_bytes, slab_bytes);

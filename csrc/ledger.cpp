@@ -1,6 +1,7 @@
 #include "ledger.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -240,6 +241,10 @@ void Ledger::put_namespace(uint64_t index, std::span<const std::byte> document) 
 }
 
 void Ledger::drop_namespace(uint64_t index) { withdraw(document_at(index).seal); }
+
+void Ledger::forget_pages() {
+    if (::madvise(mapping_.data(), mapping_.bytes(), MADV_DONTNEED) != 0) throw_errno("madvise(MADV_DONTNEED)");
+}
 
 std::vector<std::pair<uint64_t, std::string>> Ledger::namespaces() {
     std::vector<std::pair<uint64_t, std::string>> documents;

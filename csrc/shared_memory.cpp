@@ -35,8 +35,6 @@ Mapping::Mapping(int fd, uint64_t bytes, const std::string& what) : bytes_(bytes
     void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (address == MAP_FAILED) throw_errno(format("mmap of %" PRIu64 " bytes for %s", bytes, what.c_str()));
     data_ = static_cast<std::byte*>(address);
-    // Where the kernel gives shared memory huge pages on advice, take them; a refusal changes nothing.
-    ::madvise(address, bytes, MADV_HUGEPAGE);
 }
 
 Mapping::Mapping(Mapping&& other) noexcept
@@ -54,6 +52,8 @@ bool Mapping::contains(const void* address) const {
     const auto* at = static_cast<const std::byte*>(address);
     return at >= data_ && at < data_ + bytes_;
 }
+
+void Mapping::prefer_huge_pages() { ::madvise(data_, bytes_, MADV_HUGEPAGE); }
 
 void Mapping::unmap() {
     if (data_ == nullptr) return;

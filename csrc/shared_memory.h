@@ -40,6 +40,9 @@ class Mapping {
     std::byte* data() const { return data_; }
     uint64_t bytes() const { return bytes_; }
     bool contains(const void* address) const;
+    // Takes huge pages where the kernel gives them to shared memory on advice; elsewhere nothing changes. Only for
+    // memory that will be used as a whole: the first touch makes a whole huge page real.
+    void prefer_huge_pages();
     void unmap();
 
   private:

@@ -7,7 +7,7 @@ GIL. Bad arguments raise ValueError naming what was expected and what came; the 
 from typing import Literal
 
 BUILD: str
-"""Compiler and copy variants compiled in, for the log and `kvserver doctor`."""
+"""Compiler, processor and kind of copies, for the log and `kvserver doctor`."""
 
 SLOT_ALIGN: int
 """4096: slots start and end on it, in arena and ledger alike."""
@@ -71,6 +71,9 @@ class Ledger:
         """Entries and namespace documents that scan() and namespaces() dropped."""
     def put_namespace(self, index: int, document: bytes) -> None: ...
     def drop_namespace(self, index: int) -> None: ...
+    def forget_pages(self) -> None:
+        """Gives this process's page tables of the file back; the file keeps its content. Bounds the writer's resident
+        memory; the next access to a page costs a minor fault."""
     def namespaces(self) -> list[tuple[int, bytes]]: ...
     def close(self) -> None: ...
 
@@ -136,7 +139,7 @@ class CopyEngine:
     def __init__(self, arena_fd: int, arena_bytes: int, threads: int) -> None: ...
     @property
     def backend(self) -> str:
-        """For example "host avx2 non-temporal, 2 threads"."""
+        """For example "host non-temporal, 2 threads"."""
     @property
     def eventfd(self) -> int:
         """Readable while completions wait; read it to reset, then drain completions()."""

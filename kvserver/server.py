@@ -313,6 +313,7 @@ class Shell:
             self._snapshots.publish(Snapshot(time.monotonic(), status, counters))
         if self._ticks % COLLECT_TICKS == 0:
             gc.collect(1)
+            self._ledger.forget_pages()
             gc.freeze()  # what lived through it is index; a full collection over it would stop the brain for a second
 
     def _show_strangers_out(self) -> None:

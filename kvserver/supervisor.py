@@ -15,6 +15,7 @@ import resource
 import selectors
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -59,13 +60,14 @@ def run(config: Config) -> int:
     _allow_descriptors()
     arena = _create(config, "kvserver-arena", config.arena_bytes, config.huge_page_bytes)
     ledger = _create(config, "kvserver-ledger", Ledger.file_bytes(config.arena_bytes), 0)
-    grower = ArenaGrower(arena, config.arena_bytes, config.slab_bytes, config.touch_threads, config.numa_node)
+    grower = _grow(config, arena)
     logs.event(logging.INFO, "arena begun", ("bytes", config.arena_bytes), ("slab_bytes", config.slab_bytes))
     supervisor = Supervisor(config, arena, ledger, grower)
     try:
         supervisor.run()
     finally:
         grower.close()
+        _remove_sockets(config)
         for descriptor in (arena, ledger, lock):
             os.close(descriptor)
     return supervisor.status
@@ -298,6 +300,14 @@ def _claim_socket(config: Config) -> int:
     return lock
 
 
+def _remove_sockets(config: Config) -> None:
+    """Under the lock, so they are ours. What is no socket is not (it may be why the brain could not start)."""
+    for path in (config.socket, f"{config.socket}.local"):
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                os.unlink(path)
+
+
 def _allow_descriptors() -> None:
     """As many as the machine allows; the usual soft limit is less than sessions_max needs. Children inherit it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -309,6 +319,13 @@ def _create(config: Config, name: str, size: int, huge_page_bytes: int) -> int:
         return int(create_memfd(name, size, huge_page_bytes))
     except OSError as problem:
         raise ConfigError("arena-memory", f"{name} of {size} bytes cannot be made: {problem.strerror}") from problem
+
+
+def _grow(config: Config, arena: int) -> ArenaGrower:
+    try:
+        return ArenaGrower(arena, config.arena_bytes, config.slab_bytes, config.touch_threads, config.numa_node)
+    except OSError as problem:
+        raise ConfigError("arena-memory", f"numa_node={config.numa_node}: {problem.strerror}") from problem
 
 
 def _check_memory(config: Config) -> None:

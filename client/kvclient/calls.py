@@ -40,7 +40,7 @@ class Calls:
         except RequestError as error:
             problem = error
         finally:
-            count_lookup(self._counters, found)
+            self._counters.add_lookup(found.chunks, served=not found.why)
             self._lookup_slots.give()
             _complete(answer, found, problem)
 
@@ -77,13 +77,6 @@ def found_from(reply: wire.Found, incarnation: int, asked_s: float) -> Found:
     if reply.lease:
         lease = Lease(reply.lease, reply.chunks, incarnation, asked_s + reply.ttl_ms / 1000)
     return Found(reply.chunks, lease)
-
-
-def count_lookup(counters: Counters, found: Found) -> None:
-    counters.add("lookups")
-    counters.add("chunks_found", found.chunks)
-    if found.why:
-        counters.add("lookups_unserved")
 
 
 def _complete(answer: "Future[Any]", result: object, problem: Exception | None) -> None:

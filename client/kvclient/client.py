@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from kvclient.blocks import StorePart, check_keys, check_retrieve, cut_store, pack_groups
 from kvclient.caches import Cache, duplicate
-from kvclient.calls import Calls, count_lookup, found_from
+from kvclient.calls import Calls, found_from
 from kvclient.connection import Connection
 from kvclient.counters import Counters
 from kvclient.doors import R
@@ -172,7 +172,7 @@ class Client:
             found = Found(0, None, self._why_shut())
         else:
             found = self._ask_lane(link, request, self.timeouts.lookup_s if timeout_s is None else timeout_s)
-        count_lookup(self.counters, found)
+        self.counters.add_lookup(found.chunks, served=not found.why)
         return found
 
     def lookup_async(
@@ -192,7 +192,7 @@ class Client:
             why = self._start(self._lookup_slots, lambda: self._calls.lookup(request, patience_s, answer))
         if why:
             found = Found(0, None, why)
-            count_lookup(self.counters, found)
+            self.counters.add_lookup(found.chunks, served=not found.why)
             answer.set_result(found)
         return answer
 

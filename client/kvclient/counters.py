@@ -34,6 +34,13 @@ class Counters:
     """Unexpected exceptions at the client's edge; each is logged with its trace."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
+    def add_lookup(self, chunks: int, *, served: bool) -> None:
+        """add() for the hot path."""
+        with self._lock:
+            self.lookups += 1
+            self.chunks_found += chunks
+            self.lookups_unserved += not served
+
     def add(self, name: str, amount: int = 1) -> None:
         """From any thread."""
         with self._lock:

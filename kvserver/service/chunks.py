@@ -379,11 +379,16 @@ class Chunks:
             space = next((space for space in self._orders if space.nodes.get(owner.key) is owner), None)
             if space is None:
                 return None
-            for node in space.subtree(owner):
+            below = [owner]
+            while below:  # not subtree(): below a shared prefix hangs a large part of the index, and most are too warm
+                node = below.pop()
+                if node in doomed:
+                    continue
                 too_warm = colder_than is not None and node.used >= colder_than
                 if node.pins or node.state != READY or too_warm:
                     return None
                 doomed[node] = space
+                below.extend(node.child_nodes())
         return [(space, node) for node, space in doomed.items()]
 
     def _evict_coldest(self, orders: dict[Space, EvictionPolicy]) -> bool:

@@ -4,8 +4,7 @@ import os
 import select
 
 from kvserver.errors import DeviceError
-from kvserver.tiers.slots import SLOT_ALIGN
-from kvserver.transfer.engines import DONE, Board, CopyEngine, create_memfd, pack_block_ids, pack_slots
+from kvserver.transfer.engines import DONE, SLOT_ALIGN, Board, CopyEngine, create_memfd, pack_block_ids, pack_slots
 
 BLOCKS, PAGE_BYTES, REGIONS = 7, 333, 3
 DEADLINE_MS = 10_000

@@ -57,7 +57,7 @@ OBSERVER_SESSIONS = 1
 T = TypeVar("T")
 
 
-def until(what: str, probe: Callable[[], T], within_s: float = WAIT_S) -> T:
+def until(what: str, probe: Callable[[], T | None], within_s: float = WAIT_S) -> T:
     """The first true value of `probe`; TimeoutError naming `what` when there is none in time."""
     due_s = time.monotonic() + within_s
     while not (value := probe()):

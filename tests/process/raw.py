@@ -37,7 +37,7 @@ class RawPeer:
 
     def receive(self, within_s: float = WAIT_S) -> Any:
         """The next reply, decoded; TimeoutError when none comes."""
-        if not self.socket.poll(within_s * 1000):
+        if not self.socket.poll(int(within_s * 1000)):
             raise TimeoutError(f"no reply for {within_s:g} s")
         return decode_reply(self.socket.recv())
 

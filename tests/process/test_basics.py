@@ -185,8 +185,9 @@ def test_a_closed_client_leaves_nothing_but_its_chunks(server: Server) -> None:
     with Engine(server.path) as engine:
         engine.ready().store(story)
         assert engine.lookup(story).lease is not None
-    status = until("the session to end", lambda: (now := server.status()).sessions == OBSERVER_SESSIONS and now)
+    until("the session to end", lambda: server.status().sessions == OBSERVER_SESSIONS)
     until("the cache to be unmapped", lambda: server.status().caches == 0)
+    status = server.status()
     assert (status.leases, status.pins, status.chunks) == (0, 0, 3)
     assert status.arena.used_bytes == 3 * SMALL.slot_bytes()
 

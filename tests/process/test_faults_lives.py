@@ -4,9 +4,21 @@ import os
 import signal
 from pathlib import Path
 
-from tests.process.engine import SMALL, Engine, prompt
+from kvserver._native import create_memfd
+from kvserver.wire import messages as wire
+from tests.process.engine import SMALL, Engine, Group, Shape, prompt
 from tests.process.faults import run_gil
-from tests.process.harness import OBSERVER_SESSIONS, Server, kill, pids_below, until
+from tests.process.harness import (
+    OBSERVER_SESSIONS,
+    RawSession,
+    Server,
+    descriptors_of,
+    kill,
+    maps,
+    pids_below,
+    stopped,
+    until,
+)
 from tests.process.worker import Worker
 
 GIL_S = 10.0
@@ -103,3 +115,46 @@ def test_a_brain_that_dies_of_a_bug_is_replaced(server: Server) -> None:
         until("the cache to be registered again", lambda: server.status().caches == 1)
         assert engine.ready().retrieve(story) == 4
         assert server.status().arena.used_bytes == 4 * SMALL.slot_bytes()
+
+
+def test_a_stopped_supervisor_hurts_nobody(server: Server) -> None:
+    with Engine(server.path) as engine:
+        engine.ready()
+        with stopped(server.pid):
+            for seed in range(5):
+                story = prompt(seed, chunks=3)
+                assert engine.store(story).chunks == 3
+                assert engine.retrieve(story) == 3
+
+
+def test_a_chunk_of_which_a_rank_died_before_it_stored_is_discarded_in_time() -> None:
+    story = prompt(1, chunks=4)
+    shapes = [Shape(groups=(Group(4, 23, 3, 517, shards=2, shard=rank),)) for rank in range(2)]
+    with (
+        Server(reserve_ttl_ms=400) as server,
+        Engine(server.path, shapes[0], name="tp", epoch=7, ranks=2, rank=0) as first,
+    ):
+        with Engine(server.path, shapes[1], name="tp", epoch=7, ranks=2, rank=1) as second:
+            first.ready(), second.ready()
+            assert first.store(story).chunks == 4
+            assert server.status().arena.used_bytes == 4 * shapes[0].slot_bytes(), "room for every rank, at once"
+        until("the chunks to be discarded", lambda: server.status().chunks == 0)
+        assert server.status().arena.used_bytes == 0
+        assert first.lookup(story).chunks == 0
+        with Engine(server.path, shapes[1], name="tp", epoch=7, ranks=2, rank=1) as second:
+            second.ready()
+            assert first.store(story).chunks == second.store(story).chunks == 4
+            assert first.lookup(story).chunks == 4
+
+
+def test_descriptors_that_were_offered_and_never_registered_go_with_their_session(server: Server) -> None:
+    name = f"tests-offered-{os.getpid()}"
+    memory = create_memfd(name, 4096)
+    session = RawSession(server.path)
+    assert session.local is not None
+    for number in range(3):
+        assert isinstance(session.local.ask(wire.Offer(number + 2), [memory]), wire.Offered)
+    os.close(memory)
+    assert sum(name in held for held in descriptors_of(server.brain_pid())) == 3
+    session.close()
+    until("the descriptors to be closed", lambda: not maps(server.brain_pid(), name))

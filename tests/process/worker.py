@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-from kvclient import RequestError
+from kvclient import Lease, RequestError
 from tests.process import engine as engines
 from tests.process.harness import WAIT_S
 
@@ -180,7 +180,7 @@ class Remote:
     def _use_everything(self) -> dict[str, str]:
         engine = self._engine
         story = engines.prompt(1, 1)
-        lease = engines.Lease(1, 1, 1, time.monotonic() + 1)
+        lease = Lease(1, 1, 1, time.monotonic() + 1)
         verbs = {
             "lookup": lambda: engine.lookup(story),
             "store": lambda: engine.begin_store(story, engine.place(story)),

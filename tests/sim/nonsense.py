@@ -103,8 +103,9 @@ def _bad_offer(world: "World", process: "Process") -> None:
         if world.rng.random() < 0.5:
             _refused(world, process.local_peer, Offer(process.next_id()))
         else:  # good, but never used: too many of these are refused
+            peer = process.local_peer
             for _ in range(3):
-                world.post(process.local_peer, Offer(process.next_id()), descriptor=world.new_descriptor())
+                world.post(peer, Offer(process.next_id()), descriptor=world.new_descriptor())
     else:
         _refused(world, process.peer, Offer(process.next_id()), world.new_descriptor())
 

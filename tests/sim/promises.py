@@ -285,7 +285,8 @@ class Promises:
     def after_retrieve(
         self, peer: int, request: Retrieve, effects: list[Effect], now_ns: int, *, refusal: str, sound: bool
     ) -> None:
-        """refusal: what before_retrieve() said. sound: apart from the lease there is nothing to refuse, and every block is one that the lookup needed."""
+        """refusal: what before_retrieve() said. sound: apart from the lease there is nothing to refuse, and every block
+        is one that the lookup needed."""
         begun = any(isinstance(effect, Instruct) and isinstance(effect.order, Copy) for effect in effects)
         if begun and refusal:
             raise Wrong(f"a retrieve was begun in spite of its lease: {refusal}")

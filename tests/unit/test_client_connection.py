@@ -313,6 +313,18 @@ def test_close_gives_every_descriptor_back_and_ends_every_call(tmp_path: Path) -
     assert descriptors_open() == before
 
 
+def test_client_that_is_forgotten_ends_its_session(tmp_path: Path) -> None:
+    with FakeServer(tmp_path / "s") as fake:
+        client = client_of(fake)
+        assert client.wait_connected(WAIT_S)
+        assert len(fake._locals) == 2
+        loop = client._loop
+        del client
+        gc.collect()
+        assert loop.join(WAIT_S)
+        until("the connections to end", lambda: not fake._locals)
+
+
 def test_waiting_in_a_callback_is_refused_instead_of_hanging(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         seen: list[str] = []
@@ -345,20 +357,20 @@ def test_forked_child_holds_nothing_open_and_is_told_so(tmp_path: Path) -> None:
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            said = _in_the_child(at.client, at.cache, ours)
+            said = _in_the_child(at.client, at.cache, ours, at.fake.path)
             os.write(writing, said.encode())
             os._exit(0)
         os.close(writing)
         said = os.read(reading, 4096).decode()
         os.close(reading)
         assert os.waitpid(child, 0)[1] == 0
-        assert said == "forked forked forked open=[]"
+        assert said == "forked forked forked True open=[]"
         assert at.client.store(at.cache, 0, b"", keys_of(1), chunks(0, 1)).result(WAIT_S).chunks == 1
         assert at.client.counters.connects == 1
 
 
-def _in_the_child(client: Client, cache: Cache, descriptors: set[str]) -> str:
-    said = []
+def _in_the_child(client: Client, cache: Cache, descriptors: set[str], socket: Path) -> str:
+    said: list[str] = []
     for call in (
         lambda: client.lookup(NAMESPACE, keys_of(1)),
         lambda: client.store(cache, 0, b"", keys_of(1), chunks(0, 1)),
@@ -370,6 +382,8 @@ def _in_the_child(client: Client, cache: Cache, descriptors: set[str]) -> str:
             said.append(error.code)
     client.close()
     still = [entry for entry in descriptors_open() if entry.split()[0] in descriptors]
+    with Client(socket, timeouts=Timeouts(**QUICK)) as own:
+        said.append(str(own.wait_connected(WAIT_S)))
     return f"{' '.join(said)} open={still}"
 
 

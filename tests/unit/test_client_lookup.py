@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,15 @@ def test_hit_brings_the_leading_chunks_and_a_lease_on_them(tmp_path: Path) -> No
         assert at.client.counters.chunks_found == 2
 
 
+def test_lease_never_seems_to_live_longer_than_it_does(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        ttl_s = at.fake.limits.lease_ttl_ms / 1000
+        began_s = time.monotonic()
+        at.fake.before[wire.Lookup] = lambda request: granted.append(time.monotonic())
+        granted: list[float] = []
+        assert began_s + ttl_s <= at.lease().expires_monotonic_s <= granted[0] + ttl_s
+
+
 def test_lease_is_asked_for_only_with_enough_chunks(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         hold_keys(at.fake, 1, 2)
@@ -51,6 +61,29 @@ def test_async_lookup_says_the_same(tmp_path: Path) -> None:
         assert found.chunks == 2
         assert found.lease is not None
         assert at.fake.count(wire.Lookup, "zmq") == 1
+
+
+def test_async_lookup_without_an_answer_trips_the_breaker(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        at.fake.hold |= {wire.Lookup, wire.Status}
+        assert at.client.lookup_async(NAMESPACE, keys_of(1), timeout_s=0.02).result(WAIT_S) == (0, None, "timeout")
+        assert at.client.lookup(NAMESPACE, keys_of(1)) == (0, None, "timeout")
+        assert at.fake.count(wire.Lookup) == 1
+        assert at.client.counters.lookups_unserved == 2
+
+
+def test_async_lookups_beyond_their_bound_are_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvclient.client.ASYNC_LOOKUPS_MAX", 2)
+    with rig(tmp_path) as at:
+        at.fake.hold.add(wire.Lookup)
+        running = [at.client.lookup_async(NAMESPACE, keys_of(1)) for _ in range(2)]
+        assert at.client.lookup_async(NAMESPACE, keys_of(1)).result(0) == (0, None, "busy")
+        held = [at.fake.wait_for(wire.Lookup, number) for number in (1, 2)]
+        at.fake.hold.clear()
+        for request in held:
+            at.fake.answer_as_usual(request)
+        assert [future.result(WAIT_S).why for future in running] == ["", ""]
+        assert at.client.lookup_async(NAMESPACE, keys_of(1)).result(WAIT_S).why == ""
 
 
 def test_more_keys_than_one_request_takes_are_left_out_at_the_end(tmp_path: Path) -> None:
@@ -267,9 +300,13 @@ def test_clear_counts_and_status_is_a_document(tmp_path: Path) -> None:
 
 def test_clear_that_is_not_confirmed_is_an_error_and_not_zero(tmp_path: Path) -> None:
     with rig(tmp_path, request_s=0.02) as at:
-        at.fake.hold.add(wire.Clear)
+        at.fake.hold |= {wire.Clear, wire.Status}
         with pytest.raises(ResourceError, match="unreachable: the server does not answer: timeout"):
             at.client.clear(NAMESPACE)
+        assert not at.client.connected
+        probe = at.fake.wait_for(wire.Status)
+        at.fake.hold.clear()
+        at.fake.answer_as_usual(probe)
         assert at.client.wait_connected(WAIT_S)
         at.fake.stop()
         until("the client to notice", lambda: not at.client.connected)
