@@ -10,6 +10,7 @@
 #include "check.h"
 #include "copy_kernels.h"
 #include "sigbus.h"
+#include "threads.h"
 
 namespace kv {
 namespace {
@@ -49,8 +50,8 @@ CopyEngine::CopyEngine(int arena_fd, uint64_t arena_bytes, int threads) : thread
     arena_ = Mapping(arena_fd, arena_bytes, "the arena");
     arena_.prefer_huge_pages();
     prefaults_.push_back({nullptr, Prefault(arena_fd, arena_.data(), arena_.bytes(), true)});
-    for (int i = 0; i < threads; ++i) workers_.emplace_back(&CopyEngine::work, this);
-    housekeeper_ = std::thread(&CopyEngine::keep_house, this);
+    for (int i = 0; i < threads; ++i) workers_.push_back(start_thread(format("kv-copy-%d", i), [this] { work(); }));
+    housekeeper_ = start_thread("kv-house", [this] { keep_house(); });
 }
 
 CopyEngine::~CopyEngine() { close(); }

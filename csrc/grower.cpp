@@ -14,6 +14,7 @@
 #include "available_memory.h"
 #include "check.h"
 #include "prefault.h"
+#include "threads.h"
 
 namespace kv {
 namespace {
@@ -77,7 +78,7 @@ ArenaGrower::ArenaGrower(int fd, const GrowerOptions& options) : options_(option
     if (numa_node >= 0) prefer_node(arena_, numa_node);
     on_huge_pages_ = on_huge_pages(fd);
     slab_missing_.assign(arena_bytes / slab_bytes, slab_bytes);
-    for (int i = 0; i < threads; ++i) threads_.emplace_back(&ArenaGrower::grow, this);
+    for (int i = 0; i < threads; ++i) threads_.push_back(start_thread(format("kv-grow-%d", i), [this] { grow(); }));
 }
 
 ArenaGrower::~ArenaGrower() {

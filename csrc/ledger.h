@@ -56,8 +56,8 @@ class Ledger {
 
     void put_namespace(uint64_t index, std::span<const std::byte> document);
     void drop_namespace(uint64_t index);
-    // Gives this process's page tables of the file back, so that what was written long ago does not count as its memory.
-    // The file keeps its content; the next access to a page costs a minor fault.
+    // Gives this process's page tables of the file back, so that what was written long ago does not count as its
+    // memory. The file keeps its content; the next access to a page costs a minor fault.
     void forget_pages();
     std::vector<std::pair<uint64_t, std::string>> namespaces();
 

@@ -25,15 +25,13 @@ if os.geteuid() != 0:
     sys.exit("not-root")
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 """
-SERVE_AS_NOBODY = (
-    BECOME_NOBODY
-    + """
+TRY_TO_SERVE = """
 try:
     kvserver.supervisor.run(kvserver.config.Config(socket=sys.argv[1], arena_bytes=1 << 20, http_port=0))
 except kvserver.errors.ConfigError as error:
     sys.stderr.write(f"kvserver: {error}"), sys.exit(2)
 """
-)
+SERVE_AS_NOBODY = ("-c", BECOME_NOBODY + TRY_TO_SERVE)
 CONNECT_AS_NOBODY = ("-c", BECOME_NOBODY + "socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])")
 STORY = prompt(981, chunks=2)
 SMALL = ("--arena-bytes=1MiB", "--http-port=0")
@@ -173,7 +171,7 @@ def test_what_is_no_socket_is_left_alone(folder: Path, suffix: str, kind: str) -
 
 def test_a_folder_that_one_may_not_write_to_is_named(folder: Path) -> None:
     folder.chmod(0o755)
-    said = refused(f"{folder}/kv.sock", program=("-c", SERVE_AS_NOBODY))
+    said = refused(f"{folder}/kv.sock", program=SERVE_AS_NOBODY)
     assert complaint(said) == f"socket: {folder}/kv.sock: Permission denied"
     assert os.listdir(folder) == []
 
@@ -187,7 +185,7 @@ def test_the_socket_of_another_user_can_be_neither_used_nor_taken(folder: Path) 
         folder.chmod(0o777)
         assert "PermissionError" in refused(f"{path}.local", program=CONNECT_AS_NOBODY, traceback=True, status=1)
         server.kill()
-        assert complaint(refused(f"{path}", program=("-c", SERVE_AS_NOBODY))) == f"socket: {path}: Permission denied"
+        assert complaint(refused(f"{path}", program=SERVE_AS_NOBODY)) == f"socket: {path}: Permission denied"
         assert path.is_socket()
         server.start()
 

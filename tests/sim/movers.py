@@ -248,7 +248,7 @@ class Supervisor:
 
     def step(self) -> None:
         dead = [mover for mover in self.movers.values() if mover.state == "killed"]
-        if dead and (not self.wishes or self._world.rng.random() < 0.5):
+        if dead and not self._world.chance("reap-waits"):
             self._reap(dead[0])
         elif self.wishes:
             match self.wishes.popleft():

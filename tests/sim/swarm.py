@@ -19,7 +19,7 @@ ACTS = {
     "tick": 3.0,
     "plan-store": 4.0,
     "plan-lookup": 5.0,
-    "plan-mixed-lookup": 0.6,
+    "plan-mixed-lookup": 1.2,
     "jump": 0.5,
     "grow": 1.0,
     "process-dies": 0.12,
@@ -27,7 +27,7 @@ ACTS = {
     "mover-dies": 0.15,
     "mover-stops": 0.2,
     "resume": 3.0,
-    "brain-dies": 0.06,
+    "brain-dies": 0.09,
     "clear": 0.15,
     "release": 1.0,
     "unregister": 0.6,
@@ -44,6 +44,7 @@ CHANCES = {
     "copy-fails": 0.03,
     "map-fails": 0.03,
     "start-fails": 0.03,
+    "reap-waits": 0.6,
     "bad-ids": 0.03,
     "rank-skips": 0.06,
     "rank-differs": 0.08,
@@ -68,7 +69,7 @@ class Swarm:
         }
         self.chances = {name: min(0.9, chance * _strength(rng)) for name, chance in CHANCES.items()}
         self.shapes = self._shapes(rng)
-        self.engines = rng.choice((1, 1, 2, 2, 3))
+        self.engines = rng.choice((1, 2, 2, 3))
         self.depth = rng.choice((2, 4, 6, 8))
         """Chunks of the longest prefix."""
         self.fanout = rng.choice((1, 2, 2, 3))
@@ -91,7 +92,7 @@ class Swarm:
     def _shapes(rng: Random) -> list[Shape]:
         """The geometry of each namespace; often the same one several times."""
         first = rng.choice(SHAPES)
-        return [first, *(first if rng.random() < 0.5 else rng.choice(SHAPES) for _ in range(rng.choice((0, 1, 2))))]
+        return [first, *(first if rng.random() < 0.4 else rng.choice(SHAPES) for _ in range(rng.choice((0, 1, 1, 2))))]
 
     def _bounds(self, rng: Random) -> Bounds:
         slab_units = max(rng.choice((3, 4, 5, 7)), *(shape.slot_units_max() for shape in self.shapes))
@@ -103,7 +104,7 @@ class Swarm:
             sessions_max=self._tight(rng, (9, 11), 64),
             caches_max=self._tight(rng, (3, 5), 64),
             namespaces_max=self._tight(rng, (1, 2), 5),
-            chunks_max=rng.choice((3, 7, 11, 1000, 1000, 1000)),
+            chunks_max=rng.choice((3, 7, 1000, 1000, 1000, 1000)),
             leases_max=self._tight(rng, (1, 4), 64),
             jobs_max=self._tight(rng, (1, 2), 16),
             descriptors_max=rng.choice((3, 7)),

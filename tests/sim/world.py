@@ -110,7 +110,7 @@ class World:
         self.supervisor = Supervisor(self)
         self._start_brains()
         for index in range(self.swarm.engines):
-            digest = self.rng.choice(list(self.shapes))
+            digest = list(self.shapes)[index % len(self.shapes)]
             self.engines.append(SimEngine(self, f"engine{index}", digest, self.shapes[digest]))
 
     def chance(self, name: str) -> bool:

@@ -5,6 +5,7 @@ import fcntl
 import gc
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -441,6 +442,19 @@ def test_nothing_stays_open_or_mapped() -> None:
     assert mappings_of("memfd:test") == 0
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert (threading.active_count(), len(os.listdir("/proc/self/task"))) == (threads, tasks)
+
+
+def test_threads_have_names_and_leave_signals_to_the_main_thread() -> None:
+    with rig(ARENA, 2):
+        names = {}
+        for task in Path("/proc/self/task").iterdir():
+            status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+            names[status["Name"]] = int(status["SigBlk"].strip(), 16)
+    ours = {name: blocked for name, blocked in names.items() if name.startswith("kv-")}
+    assert sorted(ours) == ["kv-copy-0", "kv-copy-1", "kv-house"]
+    for blocked in ours.values():
+        assert all(blocked >> number - 1 & 1 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD))
+        assert not blocked >> signal.SIGBUS - 1 & 1
 
 
 def test_untouched_pool_pages_stay_untouched() -> None:
