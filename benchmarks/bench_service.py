@@ -14,6 +14,7 @@ import random
 import time
 import urllib.request
 from array import array
+from collections.abc import Callable
 from multiprocessing.synchronize import Event
 
 from benchmarks.rows import Rows, say
@@ -136,11 +137,15 @@ def run(*, chains: int, count: int, rounds: int, storers: int, as_json: bool) ->
         time.sleep(1.5)
         rows.add("brain_rss_empty_mib", [empty_mib], "MiB")
         rows.add("brain_rss_growth_mib", [brain_rss_mib() - empty_mib], "MiB")
-        lookups(client, namespace, prompts, count // 10, 0)
+
+        def look(number: int) -> list[float]:
+            return lookups(client, namespace, prompts, count, number)
+
+        look(-1)
         medians, tails, handles = [], [], []
         _, totals = handle_us((0.0, 0.0))
         for number in range(rounds):
-            taken = lookups(client, namespace, prompts, count, number)
+            taken = look(number)
             medians.append(percentile(taken, 0.5))
             tails.append(percentile(taken, 0.99))
             mean, totals = handle_us(totals)
@@ -148,14 +153,13 @@ def run(*, chains: int, count: int, rounds: int, storers: int, as_json: bool) ->
         rows.add("lookup_512_p50_us", medians, "us")
         rows.add("lookup_512_p99_us", tails, "us")
         rows.add("lookup_512_handle_us", handles, "us")
-        rows.add("lookup_512_busy_p50_us", busy(client, served, namespace, prompts, count, rounds, storers), "us")
+        rows.add("lookup_512_busy_p50_us", busy(served, storers, look, rounds), "us")
         rows.add("store_4_p50_us", stores(client, count // 4, rounds), "us")
         client.close()
 
 
-def busy(
-    client: Client, served: Served, namespace: bytes, prompts: list[bytes], count: int, rounds: int, storers: int
-) -> list[float]:
+def busy(served: Served, storers: int, look: Callable[[int], list[float]], rounds: int) -> list[float]:
+    """Medians of `look(round)` while `storers` processes store."""
     spawn = multiprocessing.get_context("spawn")
     stop = spawn.Event()
     readies = [spawn.Event() for _ in range(storers)]
@@ -164,7 +168,7 @@ def busy(
         helper.start()
     for ready in readies:
         assert ready.wait(60)
-    medians = [percentile(lookups(client, namespace, prompts, count, number), 0.5) for number in range(rounds)]
+    medians = [percentile(look(number), 0.5) for number in range(rounds)]
     stop.set()
     for helper in helpers:
         helper.join(30)

@@ -9,8 +9,8 @@
 
 #include "check.h"
 #include "copy_kernels.h"
+#include "named_thread.h"
 #include "sigbus.h"
-#include "threads.h"
 
 namespace kv {
 namespace {

@@ -13,8 +13,8 @@
 
 #include "available_memory.h"
 #include "check.h"
+#include "named_thread.h"
 #include "prefault.h"
-#include "threads.h"
 
 namespace kv {
 namespace {

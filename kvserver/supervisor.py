@@ -4,7 +4,7 @@ It decides nothing about the cache and never looks at its bytes, so that it has 
 below it loses no sealed chunk. Two rules:
 
 Rule 1: a new brain starts only when every mover of the old one has been reaped. No slot is used again before that.
-Rule 2: no child outlives it (PDEATHSIG), and none is waited for without a bound.
+Rule 2: no child outlives it (PDEATHSIG). It waits only for what has ended or was killed.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-#include "threads.h"
+#include "named_thread.h"
 
 #include <pthread.h>
 #include <signal.h>
