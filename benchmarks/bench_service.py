@@ -109,16 +109,16 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[int(share * (len(values) - 1))]
 
 
-def brain_rss_mib() -> float:
-    """Memory of the brain that is its own (the arena and the ledger are shared memory)."""
+def brain_rss_mib(supervisor: int) -> float:
+    """Resident memory of the brain, shared pages included; it never maps the arena."""
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         try:
             with open(f"/proc/{entry}/cmdline", "rb") as command, open(f"/proc/{entry}/status") as status:
-                if b"kvserver.server" in command.read():
-                    fields = dict(line.split(":", 1) for line in status if ":" in line)
-                    return (int(fields["RssAnon"].split()[0]) + int(fields["RssFile"].split()[0])) / 1024
+                fields = dict(line.split(":", 1) for line in status if ":" in line)
+                if b"kvserver.server" in command.read() and int(fields["PPid"]) == supervisor:
+                    return int(fields["VmRSS"].split()[0]) / 1024
         except OSError:
             continue  # a process that ended meanwhile
     raise RuntimeError("no brain runs")
@@ -132,11 +132,11 @@ def run(*, chains: int, count: int, rounds: int, storers: int, as_json: bool) ->
         client = Client(str(served.socket), engine="bench", timeouts=PATIENT)
         assert client.wait_connected(30), served.last_words()
         namespace = bytes(31) + b"\x01"
-        empty_mib = brain_rss_mib()
+        empty_mib = brain_rss_mib(served.pid)
         prompts = fill(client, namespace, chains)
         time.sleep(1.5)
         rows.add("brain_rss_empty_mib", [empty_mib], "MiB")
-        rows.add("brain_rss_growth_mib", [brain_rss_mib() - empty_mib], "MiB")
+        rows.add("brain_rss_growth_mib", [brain_rss_mib(served.pid) - empty_mib], "MiB")
 
         def look(number: int) -> list[float]:
             return lookups(client, namespace, prompts, count, number)

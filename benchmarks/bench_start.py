@@ -32,7 +32,7 @@ def one_start(arena_bytes: int) -> tuple[float, float, float, float]:
                 break
             time.sleep(0.02)
         grown_ms = (time.perf_counter() - began) * 1e3
-        rss_mib = brain_rss_mib()
+        rss_mib = brain_rss_mib(served.pid)
         client.close()
     return answer_ms, ready_gib, grown_ms, rss_mib
 

@@ -1,7 +1,10 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <array>
 #include <cinttypes>
+#include <numeric>
+#include <span>
 
 #include "check.h"
 #include "shared_memory.h"
@@ -88,10 +91,7 @@ Plan::Plan(const Layout& layout, const std::vector<CopyGroup>& copy_groups, uint
         const Group& group = layout.groups()[copy.group];
         const uint64_t first_place = places_.size();
         add_places(copy, group, arena_bytes);
-        if (kind == JobKind::STORE) {
-            const auto by_id = [](const Place& a, const Place& b) { return a.block_id < b.block_id; };
-            std::sort(places_.begin() + static_cast<std::ptrdiff_t>(first_place), places_.end(), by_id);
-        }
+        if (kind == JobKind::STORE) sort_by_block(first_place, group.blocks);
         add_sections(group, first_place);
     }
 }
@@ -115,6 +115,29 @@ void Plan::add_places(const CopyGroup& copy, const Group& group, uint64_t arena_
             places_.push_back(
                 {static_cast<uint64_t>(slot), static_cast<uint32_t>(block % per_chunk), copy.block_ids[block - lead]});
         }
+    }
+}
+
+// Sorts places_[first_place...]. By radix when there are many: all workers wait for this, and std::sort would take 0.5
+// ms for the 8,192 blocks of a 256 MiB job, a twentieth of its copying.
+void Plan::sort_by_block(uint64_t first_place, uint64_t blocks) {
+    constexpr uint64_t MANY = 512;
+    constexpr int DIGIT_BITS = 11;
+    const std::span<Place> places(places_.data() + first_place, places_.size() - first_place);
+    if (places.size() < MANY) {
+        std::sort(places.begin(), places.end(), [](auto& a, auto& b) { return a.block_id < b.block_id; });
+        return;
+    }
+    std::vector<Place> sorted(places.size());
+    for (int shift = 0; (blocks - 1) >> shift != 0; shift += DIGIT_BITS) {
+        const auto digit = [&](const Place& place) {
+            return static_cast<uint32_t>(place.block_id) >> shift & ((1u << DIGIT_BITS) - 1);
+        };
+        std::array<uint32_t, (1 << DIGIT_BITS) + 1> begins{};
+        for (const Place& place : places) ++begins[digit(place) + 1];
+        std::partial_sum(begins.begin(), begins.end(), begins.begin());
+        for (const Place& place : places) sorted[begins[digit(place)]++] = place;
+        std::copy(sorted.begin(), sorted.end(), places.begin());
     }
 }
 

@@ -71,6 +71,7 @@ class Plan {
     };
 
     void add_places(const CopyGroup& copy, const Group& group, uint64_t arena_bytes);
+    void sort_by_block(uint64_t first_place, uint64_t blocks);
     void add_sections(const Group& group, uint64_t first_place);
     void expand_section(const Section& section, uint64_t begin, uint64_t end, std::vector<PageCopy>& copies) const;
 

@@ -69,6 +69,11 @@ class Receiver:
         self._view = memoryview(self._buffer)
         self._room = socket.CMSG_SPACE(descriptors_max * 4)
 
+    def receive_plain(self, end: socket.socket) -> tuple[memoryview, bool]:
+        """(frame, cut), from a connection that carries no descriptors; what comes beside a frame is refused unseen."""
+        count = end.recv_into(self._buffer, 0, socket.MSG_TRUNC)
+        return self._view[:count], count > len(self._buffer)
+
     def receive(self, end: socket.socket) -> tuple[memoryview, list[int], bool]:
         """(frame, descriptors, cut). An empty frame is the end of the connection; cut: the message was longer."""
         count, ancillary, flags, _ = end.recvmsg_into([self._buffer], self._room, socket.MSG_CMSG_CLOEXEC)

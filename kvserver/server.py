@@ -132,6 +132,8 @@ class Shell:
         self._welcome: set[int] = set()
         """ZeroMQ peers that have a session; others are forgotten after each answer."""
         self._locals: dict[int, socket.socket] = {}
+        self._lanes: set[int] = set()
+        """Local connections that carry no descriptors, which makes receiving cheaper."""
         self._strangers: dict[int, float] = {}
         """Local connections without a session, longest first, and when they came (s)."""
         self._descriptors: dict[int, int] = {}
@@ -254,8 +256,12 @@ class Shell:
 
     def _drain_local(self, peer: int, connection: socket.socket) -> None:
         """One message: a lane has one request in flight, and the loop asks again for whoever has more."""
+        descriptors: list[int] = []
         try:
-            frame, descriptors, cut = self._receiver.receive(connection)
+            if peer in self._lanes:
+                frame, cut = self._receiver.receive_plain(connection)
+            else:
+                frame, descriptors, cut = self._receiver.receive(connection)
         except BlockingIOError:
             return
         except OSError:
@@ -339,6 +345,8 @@ class Shell:
         if connection is not None:
             if isinstance(reply, Attached | LaneOpen):
                 del self._strangers[peer]
+                if isinstance(reply, LaneOpen):
+                    self._lanes.add(peer)
             try:
                 send(connection, frame, () if descriptor < 0 else (descriptor,))
             except OSError:
@@ -437,6 +445,7 @@ class Shell:
 
     def _drop_local(self, peer: int) -> None:
         connection = self._locals.pop(peer)
+        self._lanes.discard(peer)
         self._strangers.pop(peer, None)
         self._loop.remove_reader(connection)
         connection.close()

@@ -4,8 +4,8 @@ A round trip costs two system calls on each side and no thread hop. The backgrou
 them, so no caller ever waits for a connection. A lane that fails once is closed and never used again.
 """
 
-import select
 import socket
+import struct
 import threading
 import time
 
@@ -23,8 +23,9 @@ class Lane:
         self._socket = connected
         self._lock = threading.Lock()
         self._shut = False
-        self._poll = select.poll()
-        self._poll.register(connected, select.POLLIN)
+        connected.setblocking(True)
+        self._patience_ms = 0
+        """What SO_RCVTIMEO is set to: one blocking recv costs less than poll and recv."""
         self._buffer = bytearray(FRAME_BYTES_MAX)
 
     def ask(self, request: Lookup | Release, expects: type[R], due_s: float) -> R:
@@ -69,11 +70,15 @@ class Lane:
         if self._shut:
             raise ConnectionError("closed")
         try:
-            self._socket.send(encode(request))
+            self._socket.send(encode(request), socket.MSG_DONTWAIT)
         except BlockingIOError:
             raise Overdue from None  # what was sent before fills the socket: the server has not read for long
-        while self._poll.poll(max(0.0, due_s - time.monotonic()) * 1000):
-            size = self._socket.recv_into(self._buffer, 0, socket.MSG_TRUNC)
+        while (left_s := due_s - time.monotonic()) > 0:
+            self._wait_at_most(left_s)
+            try:
+                size = self._socket.recv_into(self._buffer, 0, socket.MSG_TRUNC)
+            except BlockingIOError:
+                raise Overdue from None
             if not 0 < size <= len(self._buffer):
                 raise ConnectionError("closed by the server" if size == 0 else f"a reply of {size} bytes")
             reply = decode_reply(memoryview(self._buffer)[:size])
@@ -81,3 +86,11 @@ class Lane:
                 return reply
             # The reply to a request whose caller was interrupted (KeyboardInterrupt) while it waited.
         raise Overdue
+
+    def _wait_at_most(self, left_s: float) -> None:
+        """To the next whole millisecond, which is the same for most calls and then needs no system call."""
+        patience_ms = int(left_s * 1000) + 1
+        if patience_ms != self._patience_ms:
+            timeval = struct.pack("ll", patience_ms // 1000, patience_ms % 1000 * 1000)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+            self._patience_ms = patience_ms

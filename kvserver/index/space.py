@@ -157,16 +157,19 @@ class Space:
         return found
 
     def ready_chunks(self, keys: bytes) -> int:
-        """How many leading keys are ready nodes. `keys` is a whole number of packed keys that chain."""
+        """How many leading keys are ready nodes. `keys` is a whole number of packed keys that chain.
+
+        The last key is probed first: a prompt that is asked for again hits whole."""
         nodes = self.nodes
         low, high = 0, len(keys) // KEY_BYTES
+        middle = high
         while low < high:
-            middle = (low + high + 1) // 2
             node = nodes.get(keys[(middle - 1) * KEY_BYTES : middle * KEY_BYTES])
             if node is not None and node.state == READY and node.depth == middle:
                 low = middle
             else:
                 high = middle - 1
+            middle = (low + high + 1) // 2
         return low
 
     def chain(self, tail: Node) -> list[Node]:

@@ -40,6 +40,11 @@ class Served:
     ) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int:
+        """Of the supervisor."""
+        return self._process.pid
+
     def problem(self) -> str:
         """How the server ended; empty while it runs."""
         code = self._process.poll()

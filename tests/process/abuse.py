@@ -39,7 +39,7 @@ class Victim:
 
     def __init__(self, **settings: object) -> None:
         self.server = Server(**{"attach_ttl_ms": 400, "arena_bytes": 16 << 20, "slab_bytes": 1 << 20, **settings})
-        self._kept_bytes = 0
+        self._kept_bytes: list[int] = []
         self._descriptors: dict[int, Counter[str]] = {}
 
     def __enter__(self) -> "Victim":
@@ -49,7 +49,7 @@ class Victim:
         until("the arena to be touched", lambda: (arena := self.server.status().arena).slabs_ready == arena.slabs_total)
         self.unharmed()
         self.processes = (self.server.brain_pid(), self.server.mover_pid())
-        self._kept_bytes = memory_bytes(self.processes[0])
+        self._kept_bytes = [memory_bytes(pid) for pid in self.processes]
         self._descriptors = {pid: _descriptors(pid) for pid in self.processes}
         return self
 
@@ -78,7 +78,8 @@ class Victim:
             until(what, lambda pid=pid, before=before: _descriptors(pid) <= before)  # type: ignore[misc]
         if self._kept_bytes:
             assert (self.server.brain_pid(), self.server.mover_pid()) == self.processes
-            assert memory_bytes(self.processes[0]) < self._kept_bytes + MEMORY_GROWTH_BYTES_MAX
+            for pid, kept_bytes in zip(self.processes, self._kept_bytes, strict=True):
+                assert memory_bytes(pid) < kept_bytes + MEMORY_GROWTH_BYTES_MAX
 
     def _is_quiet(self) -> bool:
         now = self.server.status()

@@ -5,6 +5,7 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ from tests.unit.bad_frames import BadFrames
 from tests.unit.golden_frames import REQUESTS
 
 FRAMES = 10_000
+GREETING = b"\xff" + bytes(8) + b"\x7f\3\0" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\4\x1a\5READY" + b"\x0bSocket-Type" + b"\0\0\0\6DEALER"
+"""What a ZeroMQ client says before its first message."""
 GOOD = [golden for _, golden in REQUESTS]
 
 
@@ -128,6 +132,27 @@ def test_a_peer_that_speaks_no_zeromq_is_dropped(victim: Victim, said: bytes) ->
     victim.serves()
     for connection in connections:
         connection.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        GREETING + READY + b"\2\0\0\0\0\0\x0f\xff\xff" + bytes(5000),
+        GREETING + READY + (b"\1\xff" + bytes(255)) * 4000,
+        GREETING + READY + (b"\2" + b"\xff" * 8),
+        GREETING + READY[:7],
+        GREETING[:11],
+    ],
+    ids=["half a frame", "a message without an end", "a frame of all there is", "half a handshake", "half a greeting"],
+)
+def test_a_peer_that_leaves_in_the_middle_of_a_message_leaves_nothing(victim: Victim, said: bytes) -> None:
+    for _ in range(10):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(20)
+            connection.connect(str(victim.path))
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(said)
+            victim.serves()
 
 
 # ---------------------------------------------------------------- the local door

@@ -2,6 +2,8 @@
 
 import mmap
 import os
+import random
+import threading
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -215,6 +217,29 @@ def test_a_client_that_scribbles_over_its_board_hurts_only_itself(victim: Victim
             assert (reply.chunks, reply.why) == (0, "abandoned")
             victim.serves()
             board[:] = bytes(wire.BOARD_WORDS * 8)
+
+
+def test_a_board_that_is_scribbled_over_while_copies_run_hurts_only_its_own(victim: Victim, abuser: Abuser) -> None:
+    """Whatever the words say, each job ends once, and a store whose word was spoiled is never served half."""
+    over = threading.Event()
+
+    def scribble() -> None:
+        random_bytes = random.Random(1)
+        with mmap.mmap(abuser.raw.board, wire.BOARD_WORDS * 8) as board:
+            while not over.is_set():
+                board[: 8 * 400] = random_bytes.randbytes(8 * 400)
+
+    scribbler = threading.Thread(target=scribble)
+    scribbler.start()
+    try:
+        for round_number in range(200):
+            store = abuser.storing(prompt(3000 + round_number, chunks=2).keys, range(6))
+            assert abuser.ask(store).why in ("", "abandoned")
+            reply = abuser.ask(abuser.retrieving(abuser.lookup(HELD.keys).lease, range(9)))
+            assert isinstance(reply, wire.Retrieved) or reply.code == "abandoned"
+    finally:
+        over.set()
+        scribbler.join()
 
 
 # ---------------------------------------------------------------- registrations

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from .ending import drain
 from .world import World
 
 SEEDS_PER_TASK = 10
@@ -36,7 +37,8 @@ def run_seed(seed: int, events: int) -> Outcome:
                 break
             world.step()
         assert world.events >= events, "the simulated world stands still"
-        world.drain()
+        drain(world)
+        world.count_what_the_brain_counted()
     except Exception as problem:  # whatever it is, the seed must be told
         at = world.events if world is not None else 0
         where = traceback.format_exc() if os.environ.get("SIM_TRACE") else _where(problem)

@@ -33,6 +33,7 @@ from tests.unit.brain_rig import (
     BUFFER_BYTES,
     FULL,
     NAMESPACE,
+    PAGE_BYTES,
     SLAB_BYTES,
     STATE,
     WINDOW,
@@ -49,6 +50,10 @@ RUN = FULL.regions[0]
 @pytest.fixture
 def scene() -> Scene:
     return Scene()
+
+
+WIDE = change(RUN, offset=0, regions=1, block_stride=300)
+"""Room for more than one page in each stride."""
 
 
 def with_run(**changes: int) -> list[GroupSpec]:
@@ -120,6 +125,18 @@ BAD_LAYOUTS: list[tuple[str, Sequence[GroupSpec], str, str]] = [
         "overlap",
     ),
     (
+        "pages with one byte in common",
+        with_group(regions=[WIDE, change(WIDE, offset=PAGE_BYTES - 1)]),
+        "layout",
+        "overlap",
+    ),
+    (
+        "pages that reach one byte into the next block",
+        with_group(regions=[WIDE, change(WIDE, offset=300 - PAGE_BYTES + 1)]),
+        "layout",
+        "overlap",
+    ),
+    (
         "runs that interleave unevenly",
         with_group(regions=[change(RUN, regions=1), change(RUN, regions=1, offset=20, block_stride=140)]),
         "layout",
@@ -138,10 +155,17 @@ def test_a_bad_layout_is_refused(scene: Scene, groups: Sequence[GroupSpec], code
     scene.culprit.register(namespace=bytes(32), descriptors=descriptors)
 
 
-def test_pages_that_end_with_the_buffer_are_inside() -> None:
+@pytest.mark.parametrize(
+    "groups",
+    [
+        with_run(offset=BUFFER_BYTES - 2859),
+        with_group(regions=[WIDE, change(WIDE, offset=PAGE_BYTES)]),
+        with_group(regions=[WIDE, change(WIDE, offset=300 - PAGE_BYTES)]),
+    ],
+)
+def test_layouts_that_just_fit_are_taken(scene: Scene, groups: Sequence[GroupSpec]) -> None:
     """The counterpart of the refusals above: one byte less, and it is a layout."""
-    scene = Scene()
-    scene.culprit.register(with_run(offset=BUFFER_BYTES - 2859), namespace=bytes(32))
+    scene.culprit.register(groups, namespace=bytes(32))
 
 
 @pytest.mark.parametrize(

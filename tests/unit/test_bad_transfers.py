@@ -14,6 +14,7 @@ from kvserver.wire.messages import (
     RegionRun,
     Retrieved,
 )
+from kvserver.wire.orders import Cancel
 from tests.unit.bad_scene import HUGE, Scene, change
 from tests.unit.brain_rig import (
     FULL,
@@ -178,4 +179,22 @@ def test_a_namespace_that_is_cleared_takes_only_its_own(scene: Scene) -> None:
     scene.culprit.register(namespace=bytes(32))
     assert scene.culprit.ask(Clear(7, bytes(32))) == Cleared(7, 0)
     assert scene.culprit.ask(Clear(8, b"\xff" * 32)) == Cleared(8, 0)
+    scene.still_serves()
+
+
+@pytest.mark.parametrize("deadline_ms", [-(1 << 63), -1, 0, HUGE])
+def test_a_deadline_that_makes_no_sense_is_bounded(scene: Scene, deadline_ms: int) -> None:
+    """Past: the job is cancelled at the next tick. Far away: at job_ttl_ms. Either way nobody waits for ever."""
+    culprit, rig = scene.culprit.register(), scene.rig
+    rig.movers_copy = False
+    store = change(culprit.storing(chain(30, 1), GroupBlocks(0, 0, ids(0, 1, 2))), deadline_ms=deadline_ms)
+    assert culprit.ask(store) is None
+    (_, order), *_ = rig.copies
+    rig.wait_ms(rig.bounds.job_ttl_ms - 1 if deadline_ms > 0 else 0)
+    assert Cancel(order.job) not in rig.orders
+    rig.wait_ms(51)
+    assert Cancel(order.job) in rig.orders
+    rig.finish("abandoned")
+    assert rig.answers[(culprit.peer, store.id)] == Stored(store.id, 0, 0, 0, "abandoned")
+    rig.movers_copy = True
     scene.still_serves()

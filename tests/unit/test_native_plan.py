@@ -1,5 +1,6 @@
 """The native planner against the oracle, and everything that it must refuse."""
 
+import random
 import struct
 from typing import Literal
 
@@ -68,6 +69,17 @@ def jobs(draw: st.DrawFn) -> tuple[list[Group], list[CopyGroup]]:
 def test_plan_is_what_the_oracle_says(job: tuple[list[Group], list[CopyGroup]], kind: Kind) -> None:
     groups, copies = job
     assert native(groups, copies, kind) == plan(groups, copies, kind)
+
+
+@pytest.mark.parametrize("blocks", [513, 2048, 2049, 70_001])
+def test_many_shuffled_blocks_are_what_the_oracle_says(blocks: int) -> None:
+    group = Group(7, blocks, (Run(0, 5, 1, 0, 12, 10),))
+    ids = tuple(random.Random(blocks).sample(range(blocks), min(blocks, 5000)))
+    chunks = chunks_touched(3, len(ids), 7)
+    copies = [CopyGroup(0, 3, ids, tuple(4096 * chunk for chunk in range(chunks)))]
+    kinds: tuple[Kind, ...] = ("store", "retrieve")
+    for kind in kinds:
+        assert native([group], copies, kind, 4096 * chunks) == plan([group], copies, kind)
 
 
 KV_FIRST = Group(3, 20, (Run(0, 0, 4, 20 * 132, 132, 132),))

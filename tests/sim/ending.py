@@ -1,0 +1,84 @@
+"""The end of a seed: nothing new begins, everything must settle; then everybody goes, and nothing may be left."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from . import inside
+from .engines import SimEngine
+from .memory import Wrong
+from .processes import Process, Transfer
+
+if TYPE_CHECKING:
+    from .world import World
+
+ROUNDS = 400
+"""In which everything that is in flight must end once nothing new is begun."""
+MOVER_STEPS = 200
+
+
+def drain(world: "World") -> None:
+    """All requests are answered and all transfers settled; without clients only sealed chunks are left; these clear."""
+    world.be_calm()
+    for process in _processes(world):
+        process.stalled = False
+    _until(world, lambda: _all_settled(world), "requests are answered and transfers settled")
+    for process in _processes(world):
+        process.die()
+    _until(world, lambda: inside.is_idle(world.shell.service), "sessions, caches, jobs, leases and pins are gone")
+    inside.check_idle(world.shell.service, world.ledger)
+    if world.shell.descriptors:
+        raise Wrong(f"descriptors {list(world.shell.descriptors)} were never closed")
+    _clear_everything(world)
+
+
+def _clear_everything(world: "World") -> None:
+    engine = SimEngine(world, "last", *next(iter(world.shapes.items())))
+    world.engines = [engine]
+    last = engine.scheduler
+    last.registers = False
+    world.calm = False
+    last.act()
+    world.calm = True
+    _until(world, lambda: last.session != 0, "a last client is welcome")
+    for digest in world.shapes:
+        last.clear(digest)
+    _until(world, lambda: _all_settled(world), "namespaces are cleared")
+    inside.check_empty(world.shell.service, world.ledger)
+
+
+def _until(world: "World", holds: Callable[[], bool], what: str) -> None:
+    """Calm rounds: messages arrive, processes settle, movers work, time passes. Stopped movers stay stopped."""
+    for _ in range(ROUNDS):
+        if holds():
+            return
+        while world.deliver_something():
+            pass
+        for engine in world.engines:
+            for process in engine.processes:
+                process.act()
+        while world.supervisor.busy:
+            world.supervisor.step()
+        for mover in list(world.supervisor.movers.values()):
+            for _ in range(MOVER_STEPS):
+                if mover.stopped or not mover.busy:
+                    break
+                mover.step()
+        world.tick_after(world.swarm.ms(30))
+    left = [transfer.request for transfer in _transfers(world)]
+    service = world.shell.service
+    raise Wrong(
+        f"after {ROUNDS} calm rounds it is not so that {what}: "
+        f"{world.shell.promises.unanswered()} {left} {inside.leftovers(service)}"
+    )
+
+
+def _processes(world: "World") -> list[Process]:
+    return [process for engine in world.engines for process in engine.processes if process.alive]
+
+
+def _transfers(world: "World") -> list[Transfer]:
+    return [transfer for process in _processes(world) for transfer in process.transfers]
+
+
+def _all_settled(world: "World") -> bool:
+    return not (world.mail or world.gone or _transfers(world) or world.shell.promises.unanswered())

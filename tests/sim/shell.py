@@ -1,0 +1,242 @@
+"""The shell around one brain: feeds it events, carries out its effects in order, and may stop between any two of them.
+
+Each life of the brain has a shell of its own; what outlives it (ledger, arena, processes) belongs to the world.
+"""
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from kvserver.service.effects import (
+    Answer,
+    AnswerWithBoard,
+    AnswerWithMover,
+    Ask,
+    CloseDescriptors,
+    CloseSession,
+    DropNamespace,
+    Effect,
+    Instruct,
+    Log,
+    Publish,
+    PutNamespace,
+    Withdraw,
+)
+from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported
+from kvserver.service.service import Service
+from kvserver.wire.messages import Attach, Error, Hello, Lane, Register, Reply, Retrieve, Stored, Welcome
+from kvserver.wire.orders import Copy, Done, KillMover, MapCache, Ready, StartMover
+
+from . import inside
+from .board import Board
+from .ledger import offsets_in, records_in, survivors
+from .memory import Pool, Wrong
+from .processes import Received
+from .promises import CacheFacts, Promises
+
+if TYPE_CHECKING:
+    from .world import World
+
+
+class BrainDied(Exception):
+    """Raised between two effects."""
+
+
+class Shell:
+    """One brain and what its process holds."""
+
+    def __init__(self, world: "World", life: int, effects_left: int) -> None:
+        """effects_left: how many effects are carried out before the brain dies; -1 when it shall live."""
+        self._world = world
+        self.effects_left = effects_left
+        self.boards: dict[int, Board] = {}
+        self.descriptors: dict[int, Pool | None] = {}
+        """Open descriptors, and the pool behind each."""
+        self._movers_ready: dict[int, bool] = {}
+        """Movers that are not gone; True while orders may be sent."""
+        self._killed: list[int] = []
+        bounds, ledger = world.swarm.bounds, world.ledger
+        expected = survivors(ledger, world.shapes)
+        self.service = Service(
+            bounds,
+            Random(world.rng.getrandbits(32)).randbytes,
+            incarnation=life,
+            started_ns=world.now_ns,
+            documents=sorted(ledger.documents.items()),
+            records=ledger.packed(),
+        )
+        leases = {"lease_ttl_ms": bounds.lease_ttl_ms, "lease_extended_ms": bounds.lease_extended_ms}
+        self.promises = Promises(ledger, world.shapes, **leases)
+        self._carry_out(self.service.effects())
+        kept = set(ledger.records)
+        if kept != expected and len(expected) <= bounds.chunks_max:
+            raise Wrong(
+                f"after a restart {sorted(kept - expected)} are held wrongly, {sorted(expected - kept)} are lost"
+            )
+        world.counts["slots restored"] += len(kept)
+        self.service.check()
+        self.service.handle(ArenaGrew(world.slabs, ""), world.now_ns)
+
+    def feed(self, event: Event, *, must_fail: bool, sound: bool) -> None:
+        """One event: decided, held against the promises, carried out. must_fail: it asks for something that has to be
+        refused. sound: a retrieve in which nothing but its lease can be wrong."""
+        world = self._world
+        world.counts[f"event {type(event).__name__}"] += 1
+        refusal = ""
+        match event:
+            case Arrived(peer, request):
+                world.counts[f"request {type(request).__name__}"] += 1
+                self.promises.arrived(peer, request, must_fail)
+                if isinstance(request, Retrieve):
+                    sound = sound and inside.takes_jobs(self.service, request.cache)
+                    refusal = self.promises.before_retrieve(peer, request, world.now_ns)
+            case Reported(mover, report):
+                world.counts[f"report {type(report).__name__}"] += 1
+                if isinstance(report, Ready) and mover in self._movers_ready:
+                    self._movers_ready[mover] = mover not in self._killed
+        namespaces = inside.namespaces(self.service) if isinstance(event, Arrived) else []
+        due = self._to_be_sealed(event)
+        effects = self.service.handle(event, world.now_ns)
+        published = [record.offset for e in effects if isinstance(e, Publish) for record in records_in(e.records)]
+        if sorted(published) != sorted(due):
+            raise Wrong(f"slots {published} were published; slots {due} were to be")
+        match event:
+            case PeerGone(peer):
+                self.promises.peer_gone(peer)
+            case MoverGone(mover):
+                self._movers_ready.pop(mover, None)
+            case Arrived(peer, Retrieve() as request):
+                self.promises.after_retrieve(peer, request, effects, world.now_ns, refusal=refusal, sound=sound)
+            case Arrived(_, Register() as request) if _refuses(effects, request.id):
+                if inside.namespaces(self.service) != namespaces:
+                    raise Wrong("a registration was refused and changed the table of namespaces")
+            case _:
+                pass
+        self.service.check()
+        self._carry_out(effects)
+
+    def _to_be_sealed(self, event: Event) -> list[int]:
+        """A store that is done is sealed unless its client is gone; nothing else is."""
+        match event:
+            case Reported(_, Done(job, "done")) if self.promises.may_seal(job):
+                return inside.slots_being_written(self.service, job)
+            case _:
+                return []
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._world.counts[f"effect {type(effect).__name__}"] += 1
+            match effect:
+                case Publish(records):
+                    for record in records_in(records):
+                        self._crash_point()
+                        self.promises.sealed(record.offset)
+                        self._world.ledger.publish(record, self._world.shapes[record.namespace])
+                case Withdraw(offsets):
+                    for offset in offsets_in(offsets):
+                        self._crash_point()
+                        self._world.ledger.withdraw(offset)
+                case _:
+                    self._crash_point()
+                    self._carry_out_one(effect)
+
+    def _carry_out_one(self, effect: Effect) -> None:
+        match effect:
+            case PutNamespace(number, document):
+                self._world.ledger.documents[number] = document
+            case DropNamespace(number):
+                del self._world.ledger.documents[number]
+            case Answer(peer, reply):
+                self._answer(peer, reply)
+            case AnswerWithBoard(peer, reply, session):
+                self.boards[session] = Board(self._world.swarm.words)
+                self.promises.sessions[session].attached = True
+                self._answer(peer, reply)
+            case AnswerWithMover(peer, reply, mover):
+                if mover not in self._movers_ready:
+                    raise Wrong(f"{reply} names a mover that is gone or was never wished for")
+                self._answer(peer, reply)
+            case Instruct():
+                self._instruct(effect)
+            case Ask(wish):
+                self._world.counts[f"wish {type(wish).__name__}"] += 1
+                self._wished(wish)
+            case CloseDescriptors(numbers):
+                for number in numbers:
+                    self._close_descriptor(number)
+            case CloseSession(session, _):
+                self.boards.pop(session, None)
+                self.promises.closed(session)
+            case Log():
+                pass
+
+    def _wished(self, wish: StartMover | KillMover) -> None:
+        if isinstance(wish, StartMover):
+            if wish.mover in self._movers_ready:
+                raise Wrong(f"mover {wish.mover} was started twice")
+            self._movers_ready[wish.mover] = False
+        else:
+            if wish.mover not in self._movers_ready or wish.mover in self._killed:
+                raise Wrong(f"mover {wish.mover} is to be killed, but is gone or being killed")
+            self._movers_ready[wish.mover] = False
+            self._killed.append(wish.mover)
+        self._world.supervisor.wishes.append(wish)
+
+    def _instruct(self, effect: Instruct) -> None:
+        order = effect.order
+        self._world.counts[f"order {type(order).__name__}"] += 1
+        if not self._movers_ready.get(effect.mover):
+            raise Wrong(f"{order} was sent to mover {effect.mover}, which is not ready")
+        pools = [self._close_descriptor(number) for number in effect.descriptors]
+        if effect.board and effect.board not in self.boards:
+            raise Wrong(f"{order} carries the board of session {effect.board}, which is closed")
+        match order:
+            case MapCache():
+                pool = pools[0]
+                assert pool is not None
+                facts = CacheFacts(self.promises.sessions[order.session], pool.digest, pool.shape, pool.rank)
+                self.promises.caches[order.cache] = facts
+            case Copy():
+                self.promises.copy_sent(order)
+        mover = self._world.supervisor.movers.get(effect.mover)
+        if mover is not None and mover.state in ("starting", "running"):
+            mover.inbox.append((order, pools[0] if pools else None, self.boards.get(effect.board)))
+        elif isinstance(order, Copy):
+            self.promises.copy_over(order.job)
+
+    def _answer(self, peer: int, reply: Reply) -> None:
+        self._world.counts[f"reply {type(reply).__name__}"] += 1
+        match reply:
+            case Error():
+                self._world.counts[f"error {reply.code}"] += 1
+            case Stored():
+                self._world.counts[f"why {reply.why}"] += 1
+        request = self.promises.answered(peer, reply, self._world.now_ns)
+        session = 0
+        match request, reply:
+            case Hello(), Welcome():
+                session = inside.session_number(self.service, reply.session)
+                self.promises.welcomed(peer, session, request)
+            case ((Attach() | Lane()), _) if not isinstance(reply, Error):
+                session = inside.session_number(self.service, request.session)
+                self.promises.joined(peer, session)
+            case _:
+                pass
+        process = self._world.peers.get(peer)
+        if process is not None and process.alive:
+            process.receive(peer, Received(reply, session, self.boards.get(session)))
+
+    def _crash_point(self) -> None:
+        if self.effects_left >= 0:
+            if self.effects_left == 0:
+                self.effects_left = -1
+                raise BrainDied
+            self.effects_left -= 1
+
+    def _close_descriptor(self, number: int) -> Pool | None:
+        if number not in self.descriptors:
+            raise Wrong(f"descriptor {number} is not open (any more)")
+        return self.descriptors.pop(number)
+
+
+def _refuses(effects: list[Effect], request_id: int) -> bool:
+    return any(isinstance(e, Answer) and isinstance(e.reply, Error) and e.reply.id == request_id for e in effects)
