@@ -147,10 +147,23 @@ void CopyEngine::submit(JobOrder order) {
 void CopyEngine::cancel(uint64_t job) {
     const Lock lock(mutex_);
     const auto found = jobs_.find(job);
-    if (found == jobs_.end() || found->second->stage() != CopyJob::Stage::QUEUED) return;
-    const JobPointer queued = found->second;
-    leave_queue(queued);
-    end(queued, queued->cancelled());
+    if (found == jobs_.end()) return;
+    const JobPointer under_way = found->second;
+    switch (under_way->stage()) {
+        case CopyJob::Stage::QUEUED:
+            leave_queue(under_way);
+            end(under_way, under_way->cancelled());
+            break;
+        case CopyJob::Stage::PLANNING:
+            under_way->stop();  // whoever plans it ends it
+            break;
+        case CopyJob::Stage::COPYING:
+            if (!under_way->has_piece()) break;  // its last pieces are being copied: it is as good as done
+            leave_queue(under_way);
+            under_way->stop();
+            if (under_way->finished()) end(under_way, under_way->end());
+            break;
+    }
 }
 
 void CopyEngine::close() {

@@ -53,7 +53,8 @@ class CopyEngine {
 
     // bad_argument (and no completion) for an unknown or leaving cache, an unmapped word, or a job number in use.
     void submit(JobOrder order);
-    // A job that has ended, or was never submitted, is not an error: its completion may be under way.
+    // Ends a job after the pieces that are being copied, a millisecond or so. A job that has ended, or was never
+    // submitted, is not an error: its completion may be under way.
     void cancel(uint64_t job);
 
     std::vector<Completion> completions(size_t most) { return completions_.take(most); }

@@ -129,7 +129,11 @@ Completion CopyJob::end() {
         KV_ASSERT(stopped_ || copied_ == plan_->bytes());
         const bool done =
             !stopped_ && board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::DONE);
-        if (!done) status_ = Status::ABANDONED;
+        if (!done) {
+            status_ = Status::ABANDONED;
+            // Stopped by us; a word that the client abandoned stays as it is.
+            board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::FAILED);
+        }
     } else if (status_ != Status::ABANDONED) {
         // A word that the client abandoned meanwhile stays abandoned.
         board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::FAILED);

@@ -69,6 +69,8 @@ class CopyJob {
     std::string copy(Piece piece) const;
     // The piece was copied, or failed with a message. A job that failed or was abandoned hands out no more pieces.
     void piece_ended(Piece piece, std::string failure);
+    // PLANNING or COPYING: no further piece is begun. The job ends as abandoned, its word as FAILED.
+    void stop() { stopped_ = true; }
     bool finished() const { return stage_ == Stage::COPYING && running_ == 0 && !has_piece(); }
 
     // Takes the word to its end and says what became of the job. Exactly once, when finished() or begin() was false.

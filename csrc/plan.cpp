@@ -105,6 +105,7 @@ void Plan::add_places(const CopyGroup& copy, const Group& group, uint64_t arena_
         throw Refusal("slots",
                       format("%zu slots came for blocks that touch %" PRIu64 " chunks", copy.slots.size(), chunks));
     }
+    places_.reserve(places_.size() + blocks);
     for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
         const int64_t slot = copy.slots[chunk];
         if (slot == SKIP) continue;
@@ -112,8 +113,8 @@ void Plan::add_places(const CopyGroup& copy, const Group& group, uint64_t arena_
         const uint64_t begin = std::max(chunk * per_chunk, lead);
         const uint64_t end = std::min((chunk + 1) * per_chunk, lead + blocks);
         for (uint64_t block = begin; block < end; ++block) {
-            places_.push_back(
-                {static_cast<uint64_t>(slot), static_cast<uint32_t>(block % per_chunk), copy.block_ids[block - lead]});
+            places_.push_back({static_cast<uint64_t>(slot), static_cast<uint32_t>(block - chunk * per_chunk),
+                               copy.block_ids[block - lead]});
         }
     }
 }
@@ -128,7 +129,8 @@ void Plan::sort_by_block(uint64_t first_place, uint64_t blocks) {
         std::sort(places.begin(), places.end(), [](auto& a, auto& b) { return a.block_id < b.block_id; });
         return;
     }
-    std::vector<Place> sorted(places.size());
+    thread_local std::vector<Place> sorted;  // kept: fresh memory would cost more than the sorting
+    sorted.resize(places.size());
     for (int shift = 0; (blocks - 1) >> shift != 0; shift += DIGIT_BITS) {
         const auto digit = [&](const Place& place) {
             return static_cast<uint32_t>(place.block_id) >> shift & ((1u << DIGIT_BITS) - 1);

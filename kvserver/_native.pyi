@@ -159,7 +159,8 @@ class CopyEngine:
         """ValueError, and no completion: an unknown or leaving cache, a word that is not on the session's board, a job
         number in use, ids or slots that are not whole numbers. Everything else that is wrong completes as "invalid"."""
     def cancel(self, job: int) -> None:
-        """A job that has not begun completes as "abandoned" (its live word becomes FAILED); a running one finishes."""
+        """Ends a job soon: no piece of it that has not begun is begun. It completes as "abandoned" and its word becomes
+        FAILED, unless its last pieces were under way: then it completes as usual."""
     def completions(self, most: int) -> list[Completion]: ...
     def close(self) -> None:
         """Cancels jobs that have not begun, finishes running ones, joins the threads, unmaps everything. completions()

@@ -7,6 +7,7 @@ import grp
 import os
 import socket
 import stat
+from collections import deque
 
 import zmq
 
@@ -88,3 +89,24 @@ def _admit(config: Config, path: str) -> None:
     if config.socket_group:
         os.chown(path, -1, grp.getgrnam(config.socket_group).gr_gid)
     os.chmod(path, 0o660 if config.socket_group else 0o600)
+
+
+class Board:
+    """A session's job state words."""
+
+    __slots__ = ("descriptor", "pidfd")
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.pidfd = -1
+
+
+class MoverDoor:
+    """The brain's end of a mover's socket."""
+
+    __slots__ = ("pidfd", "socket", "waiting")
+
+    def __init__(self, end: socket.socket, pidfd: int) -> None:
+        self.socket = end
+        self.pidfd = pidfd
+        self.waiting: deque[tuple[bytes, list[int]]] = deque()

@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Never
@@ -25,7 +24,7 @@ import zmq
 
 from kvserver import __version__, logs
 from kvserver.config import Config
-from kvserver.doors import open_local, open_router, read_request
+from kvserver.doors import Board, MoverDoor, open_local, open_router, read_request
 from kvserver.errors import ConfigError
 from kvserver.http import HttpServer, Snapshot, SnapshotBoard
 from kvserver.passing import CANNOT_START, Inheritance, Receiver, close_all, die_with_parent, peer_pidfd, send, widen
@@ -81,27 +80,6 @@ ACCEPT_AGAIN_S = 1.0
 """After the process ran out of descriptors."""
 ORDERS_WAITING_MAX = 100_000
 """Orders that a stopped mover has not read; the jobs behind them are bounded per session."""
-
-
-class Board:
-    """A session's job state words."""
-
-    __slots__ = ("descriptor", "pidfd")
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.pidfd = -1
-
-
-class MoverDoor:
-    """The brain's end of a mover's socket."""
-
-    __slots__ = ("pidfd", "socket", "waiting")
-
-    def __init__(self, end: socket.socket, pidfd: int) -> None:
-        self.socket = end
-        self.pidfd = pidfd
-        self.waiting: deque[tuple[bytes, list[int]]] = deque()
 
 
 class Shell:

@@ -14,6 +14,10 @@ from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES, PLACES_MAX, GroupBlocks, Limits
 
 BLOCK_ID_BYTES = 4
+PART_BYTES = 32 << 20
+"""Large against what a request costs (about 0.5 ms), small against the whole of a long prompt."""
+PART_CHUNKS_MAX = 128
+"""The server decides over so many chunks in about 2 ms."""
 
 
 class StorePart(NamedTuple):
@@ -88,20 +92,30 @@ def check_retrieve(groups: list[GroupBlocks], limits: Limits) -> None:
 
 
 def cut_store(spec: CacheSpec, store: StorePart, limits: Limits) -> list[StorePart]:
-    """The requests of a store whose groups are packed, in chain order; one when it fits."""
+    """The requests of a store whose groups are packed, in chain order; one when it is small.
+
+    A large store is cut although the server would take it whole: while the mover copies one part, the server decides
+    over the next, and no single request keeps it from answering lookups."""
     _check_chain(store)
     per_chunk = [spec.chunk_tokens // spec.groups[item.group].block_tokens for item in store.groups]
     _check_whole_chunks(store, per_chunk)
     places = sum(per_chunk) + 2 * len(per_chunk)
-    blocks = _count(store.groups)
-    if store.chunks <= limits.chunks_max and blocks <= limits.blocks_max and store.chunks * places <= PLACES_MAX:
-        return [store]
     step = min(limits.chunks_max, limits.blocks_max // sum(per_chunk), PLACES_MAX // places)
-    if step == 0:
+    if step:
+        step = min(step, PART_CHUNKS_MAX, max(1, PART_BYTES // max(1, _chunk_bytes(spec, store.groups, per_chunk))))
+    else:
         raise RequestError(
             "too-large", f"one chunk has {sum(per_chunk)} blocks, the server accepts {limits.blocks_max} in a request"
         )
     return [_part(store, per_chunk, start, min(start + step, store.chunks)) for start in range(0, store.chunks, step)]
+
+
+def _chunk_bytes(spec: CacheSpec, groups: list[GroupBlocks], per_chunk: list[int]) -> int:
+    """Bytes of one chunk in the groups that a store brings."""
+    return sum(
+        blocks * sum(run.regions * run.page_bytes for run in spec.groups[item.group].regions)
+        for item, blocks in zip(groups, per_chunk, strict=True)
+    )
 
 
 def check_keys(keys: bytes) -> int:

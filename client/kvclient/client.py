@@ -25,7 +25,7 @@ from kvclient.connection import Connection
 from kvclient.counters import Counters
 from kvclient.doors import R
 from kvclient.gate import Gate, Link
-from kvclient.jobs import Jobs
+from kvclient.jobs import SPARE_SHARE, Jobs
 from kvclient.loop import Conversation, Loop, Lost, Overdue, Trouble
 from kvclient.session import Identity, local_path
 from kvclient.slots import Slots
@@ -322,7 +322,7 @@ class Client:
             return self._why_shut()
         if not cache.registered:
             return "not-registered"
-        return "" if self._job_slots.take(link.limits.jobs_max) else "busy"
+        return "" if self._job_slots.take(link.limits.jobs_max - link.limits.jobs_max // SPARE_SHARE) else "busy"
 
     def _start(self, slots: Slots, conversation: Callable[[], Conversation]) -> str:
         """Hands a taken slot over to a conversation, or gives it back and says why."""

@@ -8,6 +8,7 @@ became of the deadline, the session or the server.
 
 import logging
 import time
+from collections import deque
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from kvclient.blocks import StorePart
 from kvclient.caches import Cache, Registration
 from kvclient.connection import Connection
 from kvclient.counters import Counters
-from kvclient.loop import Overdue, Trouble
+from kvclient.loop import Overdue, Trouble, Waiter
 from kvclient.session import Session
 from kvclient.slots import Slots
 from kvclient.values import Lease, RetrieveResult, StoreResult
@@ -29,6 +30,10 @@ QUIET_POLL_S = 0.001
 QUIET_POLL_S_MAX = 0.02
 """A word says nothing when it changes; it is polled while a retrieve is overdue, more slowly the longer it lasts."""
 
+PARTS_AHEAD_MAX = 3
+SPARE_SHARE = 4
+"""A quarter of the jobs that the server allows a session is for further parts of stores that run already."""
+
 T = TypeVar("T")
 
 
@@ -39,6 +44,7 @@ class Jobs:
         self._connection = connection
         self._counters = counters
         self._slots = slots
+        self._parts_running = 0
 
     # ---------------------------------------------------------------- store
 
@@ -58,18 +64,53 @@ class Jobs:
             self._complete(answer, total, problem)
 
     async def _store_parts(self, cache: Cache, parts: list[StorePart], due_s: float) -> StoreResult:
+        """Some parts are under way at a time. Counted are the leading chunks; what follows a short part is not, though
+        it may have been written. Ends when all that was begun has ended, so that the blocks are the caller's again."""
         total = StoreResult(0, 0, 0, "")
-        for part in parts:
-            result = await self._store_part(cache, part, due_s)
+        rest = deque(parts)
+        running: deque[tuple[StorePart, Waiter]] = deque()
+        problem: RequestError | None = None
+        whole = True
+        while running or (rest and whole):
+            while rest and whole and (not running or self._may_go_ahead(cache, len(running))):
+                running.append((rest[0], self._begin_part(cache, rest.popleft(), due_s)))
+            part, waiter = running.popleft()
+            try:
+                result: StoreResult = await waiter
+            except RequestError as error:
+                problem, whole = problem or error, False
+                continue
+            finally:
+                self._parts_running -= 1
+            chunks, why = (result.chunks, result.why) if whole else (0, total.why)
             total = StoreResult(
-                total.chunks + result.chunks,
-                total.chunks_written + result.chunks_written,
-                total.bytes + result.bytes,
-                result.why,
+                total.chunks + chunks, total.chunks_written + result.chunks_written, total.bytes + result.bytes, why
             )
-            if result.chunks < part.chunks:
-                break
+            whole = whole and result.chunks == part.chunks
+        if problem is not None:
+            raise problem
         return total
+
+    def _may_go_ahead(self, cache: Cache, running: int) -> bool:
+        """A part beside one that runs already; Slots bound only the first part of each store."""
+        session = cache.registration.session if cache.registration is not None else None
+        spare = session.welcome.limits.jobs_max // SPARE_SHARE if session is not None else 0
+        return running < PARTS_AHEAD_MAX and self._parts_running <= spare
+
+    def _begin_part(self, cache: Cache, part: StorePart, due_s: float) -> Waiter:
+        ended = Waiter()
+        self._parts_running += 1
+        self._connection.loop.start(self._settle_part(cache, part, due_s, ended))
+        return ended
+
+    async def _settle_part(self, cache: Cache, part: StorePart, due_s: float, ended: Waiter) -> None:
+        loop = self._connection.loop
+        try:
+            loop.settle(ended, await self._store_part(cache, part, due_s))
+        except RequestError as error:
+            loop.fail(ended, error)
+        finally:
+            loop.settle(ended, StoreResult(0, 0, 0, "client-bug"))  # nothing, unless neither of the above came
 
     async def _store_part(self, cache: Cache, part: StorePart, due_s: float) -> StoreResult:
         registration = cache.registration

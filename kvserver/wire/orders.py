@@ -69,7 +69,7 @@ class Copy(Frame, tag="copy", frozen=True):
 
 
 class Cancel(Frame, tag="cancel", frozen=True):
-    """Ends a job soon: what has not begun is not begun. Its Done still comes, once."""
+    """Ends a job soon: no piece of it that has not begun is begun. Its Done still comes, once."""
 
     job: int
 

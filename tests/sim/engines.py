@@ -116,8 +116,11 @@ class SimEngine:
         self.leases.append(granted)
         del self.leases[:-8]
         user = world.rng.choice(world.engines) if world.chance("foreign-lease") else self
-        for worker in user.workers:
+        registered_scheduler = [user.scheduler] if user.scheduler.cache else []  # which may store, and never retrieves
+        for worker in [*user.workers, *registered_scheduler]:
             if not world.chance("rank-skips"):
+                worker.todo.append(RetrieveTask(granted))
+            if world.chance("rank-repeats"):
                 worker.todo.append(RetrieveTask(granted))
 
     def release(self) -> None:
@@ -126,7 +129,7 @@ class SimEngine:
         sender = rng.choice(self.processes)
         if not sender.ready:
             return
-        engine = rng.choice(self._world.engines) if self._world.chance("foreign-lease") else self
+        engine = rng.choice(self._world.engines) if rng.random() < 0.3 else self
         lease = rng.choice(engine.leases).number if engine.leases else 99
         sender.send(Release(sender.next_id(), lease), sender.quick_peer())
 

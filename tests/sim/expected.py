@@ -23,10 +23,10 @@ _ENDS = ("done", "abandoned", "failed", "invalid")
 _CODES = (
     "attached-twice", "beyond-lease", "block-duplicate", "block-ids", "block-range", "cache-not-mapped",
     "cache-unknown", "caches", "descriptor-size", "descriptor-unknown", "descriptors", "geometry", "group",
-    "hello-twice", "io", "jobs", "keys", "keys-chain", "layout", "lease-foreign", "lease-namespace", "lease-unknown",
-    "lease-used", "leases", "mode", "mover-lost", "name", "namespace", "namespaces", "not-attached", "not-held",
-    "offer", "parent", "protocol", "rank", "ranks", "registered-twice", "session-unknown", "sessions", "slot-size",
-    "unregistered-twice", "watch", "word",
+    "hello-twice", "io", "jobs", "keys", "keys-chain", "layout", "lease-foreign", "lease-namespace", "lease-rank",
+    "lease-unknown", "lease-used", "leases", "mode", "mover-lost", "name", "namespace", "namespaces", "not-attached",
+    "not-held", "offer", "parent", "protocol", "rank", "ranks", "registered-twice", "session-unknown", "sessions",
+    "slot-size", "unregistered-twice", "watch", "word",
 )  # fmt: skip
 
 EXPECTED = (

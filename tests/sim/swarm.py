@@ -48,6 +48,7 @@ CHANCES = {
     "bad-ids": 0.03,
     "rank-skips": 0.06,
     "rank-differs": 0.08,
+    "rank-repeats": 0.06,
     "wrong-parent": 0.03,
     "twin-word": 0.03,
     "foreign-lease": 0.12,

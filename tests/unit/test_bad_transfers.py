@@ -13,6 +13,7 @@ from kvserver.wire.messages import (
     GroupBlocks,
     RegionRun,
     Retrieved,
+    Stored,
 )
 from kvserver.wire.orders import Cancel
 from tests.unit.bad_scene import HUGE, Scene, change

@@ -8,6 +8,8 @@ from client_rig import BLOCK_BYTES, Rig, chunks, keys_of, rig
 from fake_server import WAIT_S, until
 
 from kvclient import Blocks, RequestError, RetrieveResult, StoreResult
+from kvclient.blocks import PART_CHUNKS_MAX
+from kvclient.jobs import SPARE_SHARE
 from kvserver._native import ABANDONED, DONE, FAILED, LIVE, SUBMITTED
 from kvserver.wire import messages as wire
 
@@ -135,7 +137,7 @@ def test_large_store_is_cut_in_chain_order(tmp_path: Path) -> None:
 
 def test_cut_store_stops_at_the_first_part_that_is_short(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
-        at.fake.limits = wire.Limits(2, 100, 5, 1000)
+        at.fake.limits = wire.Limits(2, 100, 3, 1000)  # three jobs: none to spare for a second part
         at.fake.chunks_stored_max = 1
         at.restart()
         result = at.client.store(at.cache, 0, b"", keys_of(1, 2, 3, 4), chunks(0, 4)).result(WAIT_S)
@@ -289,10 +291,31 @@ def test_retrieve_beyond_the_servers_limit_is_refused_because_it_cannot_be_cut(t
 # ---------------------------------------------------------------- both
 
 
+def jobs_in_flight_max(limit: int) -> int:
+    """The client keeps a share of the server's limit for further parts of stores that run."""
+    return limit - limit // SPARE_SHARE
+
+
+def test_parts_of_a_large_store_run_side_by_side(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        part_chunks = at.fake.limits.chunks_max
+        assert part_chunks < PART_CHUNKS_MAX
+        many = part_chunks * 2 + 5
+        at.fake.hold.add(wire.Store)
+        future = at.client.store(at.cache, 0, b"", keys_of(*range(1, many + 1)), chunks(0, many))
+        first, second = at.fake.wait_for(wire.Store, 1), at.fake.wait_for(wire.Store, 2)
+        assert (second.first_chunk, second.parent) == (part_chunks, first.keys[-32:])
+        assert not future.done()
+        at.fake.hold.clear()
+        at.fake.answer_as_usual(second)
+        at.fake.answer_as_usual(first)
+        assert future.result(WAIT_S).chunks == many
+
+
 def test_jobs_beyond_the_servers_limit_are_busy_at_once(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         at.fake.hold.add(wire.Store)
-        running = [start_store(at) for _ in range(at.fake.limits.jobs_max)]
+        running = [start_store(at) for _ in range(jobs_in_flight_max(at.fake.limits.jobs_max))]
         assert start_store(at).result(0) == StoreResult(0, 0, 0, "busy")
         assert start_retrieve(at).result(0) == RetrieveResult(False, 0, "busy")
         for number in range(1, len(running) + 1):
@@ -305,7 +328,7 @@ def test_jobs_beyond_the_servers_limit_are_busy_at_once(tmp_path: Path) -> None:
 def test_callback_of_a_job_may_start_the_next(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         at.fake.hold.add(wire.Store)
-        running = [start_store(at) for _ in range(at.fake.limits.jobs_max)]
+        running = [start_store(at) for _ in range(jobs_in_flight_max(at.fake.limits.jobs_max))]
         chained: list[Future[StoreResult]] = []
         running[0].add_done_callback(lambda _: chained.append(start_store(at)))
         first = at.fake.wait_for(wire.Store)
