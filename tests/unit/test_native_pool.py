@@ -9,8 +9,6 @@ from oracle_plan import Group, Run
 CACHE = 3
 PAGE, BLOCKS, REGIONS, PER_CHUNK = 1000, 31, 3, 4
 GROUP = Group(PER_CHUNK, BLOCKS, (Run(0, 0, REGIONS, BLOCKS * PAGE, PAGE, PAGE),))
-POOL = REGIONS * BLOCKS * PAGE
-KINDS: tuple[Kind, ...] = ("store", "retrieve")
 ARENA = 1 << 20
 
 
