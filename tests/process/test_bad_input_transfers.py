@@ -11,7 +11,7 @@ import pytest
 
 from kvserver._native import ABANDONED, DONE, FAILED, SUBMITTED
 from kvserver.wire import messages as wire
-from tests.process.abuse import BLOCKS, GROUP, NAMESPACE, POOL_BYTES, STORY, Abuser, Victim, pack, refusal
+from tests.process.abuse import BLOCKS, NAMESPACE, POOL_BYTES, STORY, Abuser, Victim, pack, refusal
 from tests.process.engine import NAMESPACE as KEEPERS_NAMESPACE
 from tests.process.engine import prompt
 from tests.process.harness import stopped, until
@@ -240,31 +240,6 @@ def test_a_board_that_is_scribbled_over_while_copies_run_hurts_only_its_own(vict
     finally:
         over.set()
         scribbler.join()
-
-
-def test_a_long_job_with_a_short_deadline_is_stopped_and_its_mover_lives() -> None:
-    """Millions of pages of one byte: it takes longer than a mover has for ending a cancelled job. The mover serves
-    everybody, so it must not be what one client's deadline costs."""
-    blocks, regions = 240, 65_536
-    pool_bytes = regions * 2 * blocks
-    run = wire.RegionRun(0, 0, regions, 2 * blocks, 2, 1)
-    with Victim(mover_grace_ms=150, arena_bytes=32 << 20) as victim:
-        with Abuser(victim) as abuser:
-            os.ftruncate(abuser.pool, pool_bytes)
-            group = msgspec.structs.replace(GROUP, blocks=blocks, regions=[run])
-            registered = abuser.ask(abuser.registration(abuser.pool, buffer_bytes=pool_bytes), groups=[group])
-            abuser.cache = registered.cache
-            story = prompt(970, chunks=blocks // 3).keys
-            store = abuser.storing(story, range(blocks))
-            reply = abuser.ask(store, deadline_ms=1)
-            assert (reply.chunks, reply.why) == (0, "abandoned")
-            assert abuser.board.state(store.word) == (store.generation, FAILED)
-            victim.serves()
-            assert abuser.ask(abuser.storing(story, range(blocks))).chunks == blocks // 3
-            retrieve = abuser.retrieving(abuser.lookup(story).lease, range(blocks))
-            refusal(abuser.ask(retrieve, deadline_ms=1), "device", "abandoned")
-            assert abuser.board.state(retrieve.word) == (retrieve.generation, FAILED)
-        victim.unharmed()
 
 
 # ---------------------------------------------------------------- registrations
