@@ -1,50 +1,68 @@
 """How much of the memory's speed do stores and retrieves reach? `python benchmarks/bench_host.py [--json] [--smoke]`
 
-Requests of 256 MiB through the real socket, block ids shuffled, page sizes from 2 KiB to 1 MiB. GB/s = bytes of the
-request / time from the call to the completed future. Ceiling: the best contiguous copy of as many bytes over 1, 2 and 4
-threads, plain and non-temporal, between touched memfds, measured in turn with our runs; ratio = median / ceiling.
-Every byte of every retrieve is compared, outside the timed part.
+Requests of 256 MiB through the real socket, two in flight, block ids shuffled, page sizes from 2 KiB to 1 MiB. A run is
+a burst of 6 requests: GB/s = their bytes / the time from the first call to the last completed future.
+Ceiling: the best contiguous copy of as many bytes over 1, 2 and 4 threads, plain and non-temporal, between touched
+memfds. It is sampled before and after every run, because the speed of this memory drifts while we measure;
+ratio = median over the runs of (GB/s / ceiling of that run). Every byte is compared, outside the timed part.
 """
 
 import argparse
+import itertools
 import os
 import random
 import statistics
 import struct
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from benchmarks.rows import Rows, say
 from kvclient.client import Cache, Client
-from kvclient.values import Blocks, CacheSpec, HostBuffer, Timeouts, full_group
+from kvclient.values import Blocks, CacheSpec, HostBuffer, RetrieveResult, StoreResult, Timeouts, full_group
 from kvserver._native import Pattern, copy_seconds, create_memfd
 from kvserver.replay.served import Served
 from kvserver.wire.messages import KEY_BYTES, RegionRun
 
-PAGE_SIZES = (2 << 10, 4 << 10, 16 << 10, 32 << 10, 128 << 10, 1 << 20)
-LAYER_REGIONS = 64
-"""32 layers, K and V."""
+REGIONS_OF_PAGE = {
+    2 << 10: 160,  # Llama-3.1-70B, fp8, one rank of 8: 80 layers, K and V, 1 KV head of 128
+    4 << 10: 160,  # the same in bf16
+    16 << 10: 160,  # in bf16, one rank of 2
+    32 << 10: 64,  # Llama-3.1-8B, bf16
+    128 << 10: 1,  # all layers of a block side by side: a small model
+    1 << 20: 1,
+}
+"""Page size in bytes -> regions, in shapes that occur; blocks have 16 tokens."""
 BLOCKS_PER_CHUNK = 16
-"""Chunks of 256 tokens, blocks of 16: 2 MiB a chunk at 2 KiB a page, 32 MiB at 32 KiB (Llama-3.1-8B)."""
+"""Chunks of 256 tokens."""
 THREADS = (1, 2, 4)
+REQUESTS = 6
+"""Of a burst."""
+IN_FLIGHT = 3
+SAMPLES = 3
+"""Of the ceiling, in a round."""
+WIPE = struct.Struct("<QQQ")
 MIB = 1 << 20
-CROSS_LAYER_BYTES_MIN = 256 << 10
-"""Pages from here on are whole blocks of a layout that keeps all layers of a block together: one region."""
 NAMESPACE_TAIL = struct.Struct(">28sI")
+T = TypeVar("T")
 PATIENT = Timeouts(lookup_s=5.0, store_s=60.0, retrieve_s=60.0)
 
 
 class Pool:
-    """A KV pool in shared memory that one request covers whole."""
+    """A KV pool in shared memory, of which each request covers one half: those in flight never share a block."""
 
     def __init__(self, client: Client, page_bytes: int, request_bytes: int) -> None:
         self.page_bytes = page_bytes
-        self.regions = LAYER_REGIONS if page_bytes < CROSS_LAYER_BYTES_MIN else 1
+        self.regions = REGIONS_OF_PAGE[page_bytes]
         self.blocks_per_chunk = BLOCKS_PER_CHUNK
-        self.blocks = request_bytes // (self.regions * page_bytes) // BLOCKS_PER_CHUNK * BLOCKS_PER_CHUNK
-        self.chunks = self.blocks // self.blocks_per_chunk
-        self.bytes = self.blocks * self.regions * page_bytes
+        self.chunks = request_bytes // (self.regions * page_bytes) // BLOCKS_PER_CHUNK
+        self.request_blocks = self.chunks * BLOCKS_PER_CHUNK
+        self.request_bytes = self.request_blocks * self.regions * page_bytes
+        self.blocks = IN_FLIGHT * self.request_blocks
+        self.bytes = IN_FLIGHT * self.request_bytes
         self.namespace = NAMESPACE_TAIL.pack(b"bench-host", page_bytes)
         self._memory = create_memfd("bench-pool", self.bytes)
         self.pattern = Pattern(self._memory, self.bytes)
@@ -78,60 +96,104 @@ class Pool:
         os.close(self._memory)
 
 
-def one_round(client: Client, pool: Pool, seed: int, between: Callable[[], None]) -> tuple[float, float]:
-    """GB/s of a store and of a retrieve into other blocks; compares every byte. `between` runs after the pool has been
-    filled: it must sweep what the fill left unwritten in the processor's caches."""
-    order = list(range(pool.blocks))
-    shuffle = random.Random(seed).shuffle
-    shuffle(order)
-    target = order.copy()
-    shuffle(target)
-    pool.pattern.fill(pool.ranges(order, order))
-    between()
-    keys = os.urandom(pool.chunks * KEY_BYTES)
-    began = time.perf_counter()
-    stored = client.store(pool.cache, 0, b"", keys, [Blocks(0, 0, array("i", order))]).result(120)
-    store_s = time.perf_counter() - began
-    assert stored.chunks == stored.chunks_written == pool.chunks, stored
-    found = client.lookup(pool.namespace, keys)
-    assert found.chunks == pool.chunks, found
-    assert found.lease is not None
-    began = time.perf_counter()
-    retrieved = client.retrieve(pool.cache, found.lease, [Blocks(0, 0, array("i", target))]).result(120)
-    retrieve_s = time.perf_counter() - began
-    assert retrieved.ok, retrieved
-    assert retrieved.bytes == stored.bytes == pool.bytes
-    wrong = pool.pattern.wrong(pool.ranges(order, target))
-    assert wrong == 0, f"{wrong} wrong bytes"
-    return pool.bytes / store_s / 1e9, pool.bytes / retrieve_s / 1e9
+class Burst:
+    """Some requests in a row, each with the blocks of one half of the pool in an order and under keys of its own."""
+
+    def __init__(self, pool: Pool, seed: int) -> None:
+        self._pool = pool
+        shuffle = random.Random(seed).shuffle
+        self._keys = [os.urandom(pool.chunks * KEY_BYTES) for _ in range(REQUESTS)]
+        self._sources, self._targets = self._shuffled(shuffle), self._shuffled(shuffle)
+
+    def _shuffled(self, shuffle: Callable[[list[int]], None]) -> list[list[int]]:
+        blocks = self._pool.request_blocks
+        orders = [list(range(at % IN_FLIGHT * blocks, (at % IN_FLIGHT + 1) * blocks)) for at in range(REQUESTS)]
+        for order in orders:
+            shuffle(order)
+        return orders
+
+    def fill(self) -> None:
+        everything = list(range(self._pool.blocks))
+        self._pool.pattern.fill(self._pool.ranges(everything, everything))
+
+    def store(self, client: Client) -> float:
+        """GB/s."""
+        pool = self._pool
+
+        def begin(at: int) -> "Future[StoreResult]":
+            return client.store(pool.cache, 0, b"", self._keys[at], [Blocks(0, 0, array("i", self._sources[at]))])
+
+        results, gb_per_s = self._timed(begin)
+        for stored in results:
+            assert stored.chunks == stored.chunks_written == pool.chunks, stored
+            assert stored.bytes == pool.request_bytes
+        return gb_per_s
+
+    def retrieve(self, client: Client) -> float:
+        """GB/s, the lookups included."""
+        results, gb_per_s = self._timed(lambda at: self._retrieve(client, at))
+        for retrieved in results:
+            assert retrieved.ok, retrieved
+            assert retrieved.bytes == self._pool.request_bytes
+        return gb_per_s
+
+    def compare(self, client: Client) -> None:
+        """Every byte of every request, retrieved once more into a pool that was wiped before."""
+        pool = self._pool
+        for at in range(REQUESTS):
+            pool.pattern.fill(WIPE.pack(0, pool.bytes, 0))
+            assert self._retrieve(client, at).result(120).ok
+            wrong = pool.pattern.wrong(pool.ranges(self._sources[at], self._targets[at]))
+            assert wrong == 0, f"{wrong} wrong bytes"
+
+    def _retrieve(self, client: Client, at: int) -> "Future[RetrieveResult]":
+        found = client.lookup(self._pool.namespace, self._keys[at])
+        assert found.chunks == self._pool.chunks, found
+        assert found.lease is not None
+        return client.retrieve(self._pool.cache, found.lease, [Blocks(0, 0, array("i", self._targets[at]))])
+
+    def _timed(self, begin: "Callable[[int], Future[T]]") -> tuple[list[T], float]:
+        """What the requests came to, and GB/s."""
+        results, running = [], deque[Future[T]]()
+        began = time.perf_counter()
+        for at in range(REQUESTS):
+            if len(running) == IN_FLIGHT:
+                results.append(running.popleft().result(120))
+            running.append(begin(at))
+        results.extend(future.result(120) for future in running)
+        return results, REQUESTS * self._pool.request_bytes / (time.perf_counter() - began) / 1e9
 
 
 class Ceiling:
-    """The best contiguous copy of this machine, sampled again and again during the run."""
+    """Contiguous copies on this machine, sampled again and again during the run."""
 
     def __init__(self, copy_bytes: int) -> None:
         self._bytes = copy_bytes
         self._source, self._target = create_memfd("ceiling", copy_bytes), create_memfd("ceiling", copy_bytes)
-        self._runs: dict[tuple[int, bool], list[float]] = {(n, nt): [] for n in THREADS for nt in (False, True)}
+        self._samples: dict[tuple[int, bool], list[float]] = {(n, nt): [] for n in THREADS for nt in (False, True)}
 
     def sample(self) -> None:
-        for (threads, non_temporal), runs in self._runs.items():
+        for (threads, non_temporal), samples in self._samples.items():
             seconds = copy_seconds(self._source, self._target, self._bytes, threads, non_temporal)
-            runs.append(self._bytes / seconds / 1e9)
+            samples.append(self._bytes / seconds / 1e9)
 
-    def best(self) -> tuple[float, str]:
-        medians = {how: statistics.median(runs) for how, runs in self._runs.items()}
-        threads, non_temporal = max(medians, key=lambda how: medians[how])
+    def best(self) -> tuple[list[float], str]:
+        """All samples of the kind with the largest median, and its name."""
+        threads, non_temporal = max(self._samples, key=lambda how: statistics.median(self._samples[how]))
         kind = "non-temporal" if non_temporal else "plain"
-        return medians[(threads, non_temporal)], f"{threads} threads {kind}"
+        return self._samples[(threads, non_temporal)], f"{threads} threads {kind}"
+
+    def close(self) -> None:
+        os.close(self._source)
+        os.close(self._target)
 
 
 def run(*, request_bytes: int, page_sizes: tuple[int, ...], rounds: int, as_json: bool) -> None:
-    arena_bytes = 6 * request_bytes
+    arena_bytes = 2 * REQUESTS * request_bytes
     rows = Rows(
         "host", as_json=as_json, config=f"requests of {request_bytes / MIB:g} MiB, 256-token chunks, shuffled blocks"
     )
-    slab = str(arena_bytes // 6)
+    slab = str(request_bytes)
     with Served(("--http-port", "0", "--slab-bytes", slab), arena_bytes) as served:
         client = Client(str(served.socket), engine="bench-host", timeouts=PATIENT)
         assert client.wait_connected(30), served.last_words()
@@ -139,19 +201,25 @@ def run(*, request_bytes: int, page_sizes: tuple[int, ...], rounds: int, as_json
         for page_bytes in page_sizes:
             pool = Pool(client, page_bytes, request_bytes)
             ceiling = Ceiling(request_bytes)
-            one_round(client, pool, 0, lambda: None)
             stores, retrieves = [], []
-            for number in range(rounds):
-                store, retrieve = one_round(client, pool, number + 1, ceiling.sample)
-                stores.append(store)
-                retrieves.append(retrieve)
-            best, how = ceiling.best()
-            say(f"page {page_bytes}: ceiling {best:.2f} GB/s by {how}")
-            rows.add(f"store_{page_bytes >> 10}k", stores, "GB/s", ceiling=best)
-            rows.add(f"retrieve_{page_bytes >> 10}k", retrieves, "GB/s", ceiling=best)
+            for number in range(rounds + 1):  # the first warms up
+                burst = Burst(pool, number)
+                burst.fill()
+                ceiling.sample()  # sweeps out what the fill left in the processor's caches, too
+                stores.append(burst.store(client))
+                ceiling.sample()
+                retrieves.append(burst.retrieve(client))
+                ceiling.sample()
+                burst.compare(client)
+            samples, how = ceiling.best()
+            say(f"page {page_bytes}: ceiling {statistics.median(samples):.2f} GB/s by {how}")
+            beside = [(before + after) / 2 for before, after in itertools.pairwise(samples)]
+            rows.add(f"store_{page_bytes >> 10}k", stores[1:], "GB/s", ceilings=beside[SAMPLES::SAMPLES])
+            rows.add(f"retrieve_{page_bytes >> 10}k", retrieves[1:], "GB/s", ceilings=beside[SAMPLES + 1 :: SAMPLES])
             client.unregister(pool.cache).result(30)
             client.clear(pool.namespace)
             pool.close()
+            ceiling.close()
         client.close()
 
 
@@ -174,7 +242,7 @@ def main() -> None:
     if given.smoke:
         run(request_bytes=64 * MIB, page_sizes=(2 << 10, 32 << 10), rounds=2, as_json=given.json)
     else:
-        run(request_bytes=256 * MIB, page_sizes=PAGE_SIZES, rounds=7, as_json=given.json)
+        run(request_bytes=256 * MIB, page_sizes=tuple(REGIONS_OF_PAGE), rounds=7, as_json=given.json)
 
 
 if __name__ == "__main__":

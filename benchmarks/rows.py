@@ -1,10 +1,12 @@
 """What every benchmark prints: the machine and the commit first, then one row a case, as text or as JSON lines.
 
 A row is {bench, case, value, unit, ceiling, ratio}; value is the median of `runs`, spread its smallest and largest. A
-ceiling is what the same machine does without us, measured in the same run, in the same unit.
+ceiling is what the same machine does without us, measured beside each run in the same unit; ratio is the median of the
+ratios of each run to its ceiling.
 """
 
 import json
+import operator
 import os
 import platform
 import statistics
@@ -33,10 +35,11 @@ class Rows:
                 flush=True,
             )
 
-    def add(self, case: str, runs: Sequence[float], unit: str, *, ceiling: float | None = None) -> float:
-        """One row; returns the median."""
+    def add(self, case: str, runs: Sequence[float], unit: str, *, ceilings: Sequence[float] = ()) -> float:
+        """One row; returns the median. `ceilings`: one for each run, measured beside it."""
         value = statistics.median(runs)
-        ratio = value / ceiling if ceiling else None
+        ceiling = statistics.median(ceilings) if ceilings else None
+        ratio = statistics.median(map(operator.truediv, runs, ceilings)) if ceilings else None
         if self._as_json:
             row = {"bench": self._bench, "case": case, "value": value, "unit": unit, "ceiling": ceiling, "ratio": ratio}
             print(json.dumps({**row, "runs": len(runs), "min": min(runs), "max": max(runs)}), flush=True)

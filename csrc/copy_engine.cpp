@@ -37,11 +37,16 @@ void check_descriptor(size_t index, int fd, uint64_t buffer_bytes) {
     }
 }
 
-}  // namespace
-
-CopyEngine::CopyEngine(int arena_fd, uint64_t arena_bytes, int threads) : threads_(threads) {
+size_t checked_threads(int threads) {
     if (threads < 1 || threads > THREADS_MAX)
         bad_argument(format("threads=%d must be in [1, %d]", threads, THREADS_MAX));
+    return static_cast<size_t>(threads);
+}
+
+}  // namespace
+
+CopyEngine::CopyEngine(int arena_fd, uint64_t arena_bytes, int threads)
+    : threads_(threads), spread_(checked_threads(threads)) {
     const uint64_t present = file_bytes(arena_fd);
     if (present < arena_bytes) {
         bad_argument(format("arena_bytes=%" PRIu64 " must be in (0, file=%" PRIu64 "]", arena_bytes, present));
@@ -50,7 +55,9 @@ CopyEngine::CopyEngine(int arena_fd, uint64_t arena_bytes, int threads) : thread
     arena_ = Mapping(arena_fd, arena_bytes, "the arena");
     arena_.prefer_huge_pages();
     prefaults_.push_back({nullptr, Prefault(arena_fd, arena_.data(), arena_.bytes(), true)});
-    for (int i = 0; i < threads; ++i) workers_.push_back(start_thread(format("kv-copy-%d", i), [this] { work(); }));
+    for (size_t i = 0; i < static_cast<size_t>(threads); ++i) {
+        workers_.push_back(start_thread(format("kv-copy-%zu", i), [this, i] { work(i); }));
+    }
     housekeeper_ = start_thread("kv-house", [this] { keep_house(); });
 }
 
@@ -193,17 +200,18 @@ void CopyEngine::close() {
 
 // ------------------------------------------------------------------ the workers' side
 
-void CopyEngine::work() {
+void CopyEngine::work(size_t self) {
     Lock lock(mutex_);
     for (;;) {
         const JobPointer job = next_job();
         if (job == nullptr) {
             if (closing_) return;
+            spread_.leave(self);
             work_ready_.wait(lock);
         } else if (job->stage() == CopyJob::Stage::QUEUED) {
-            begin(job, lock);
+            begin(self, job, lock);
         } else {
-            copy_piece(job, lock);
+            copy_piece(self, job, lock);
         }
     }
 }
@@ -218,7 +226,7 @@ CopyEngine::JobPointer CopyEngine::next_job() {
     return nullptr;
 }
 
-void CopyEngine::begin(const JobPointer& job, Lock& lock) {
+void CopyEngine::begin(size_t self, const JobPointer& job, Lock& lock) {
     job->claim();
     lock.unlock();
     const bool begun = job->begin(threads_);
@@ -230,14 +238,14 @@ void CopyEngine::begin(const JobPointer& job, Lock& lock) {
     }
     job->release();
     if (job->has_piece()) {
-        copy_piece(job, lock);
+        copy_piece(self, job, lock);
     } else {
         leave_queue(job);
         end(job, job->end());
     }
 }
 
-void CopyEngine::copy_piece(const JobPointer& job, Lock& lock) {
+void CopyEngine::copy_piece(size_t self, const JobPointer& job, Lock& lock) {
     const CopyJob::Piece piece = job->take_piece();
     if (job->has_piece()) {
         work_ready_.notify_one();
@@ -245,6 +253,7 @@ void CopyEngine::copy_piece(const JobPointer& job, Lock& lock) {
         leave_queue(job);
     }
     lock.unlock();
+    spread_.settle(self);
     std::string failure = job->copy(piece);
     lock.lock();
     const bool queued = job->has_piece();

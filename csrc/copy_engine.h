@@ -28,6 +28,7 @@
 #include "layout.h"
 #include "prefault.h"
 #include "shared_memory.h"
+#include "spread.h"
 
 namespace kv {
 
@@ -70,10 +71,10 @@ class CopyEngine {
         Prefault prefault;
     };
 
-    void work();
+    void work(size_t self);
     JobPointer next_job();
-    void begin(const JobPointer& job, Lock& lock);
-    void copy_piece(const JobPointer& job, Lock& lock);
+    void begin(size_t self, const JobPointer& job, Lock& lock);
+    void copy_piece(size_t self, const JobPointer& job, Lock& lock);
     void leave_queue(const JobPointer& job);
     void end(const JobPointer& job, Completion completion);
 
@@ -88,6 +89,7 @@ class CopyEngine {
     const int threads_;
     Mapping arena_;
     CompletionQueue completions_;
+    Spread spread_;
 
     std::mutex mutex_;  // guards everything below
     std::condition_variable work_ready_;

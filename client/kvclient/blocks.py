@@ -14,10 +14,11 @@ from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES, PLACES_MAX, GroupBlocks, Limits
 
 BLOCK_ID_BYTES = 4
-PART_BYTES = 32 << 20
-"""Large against what a request costs (about 0.5 ms), small against the whole of a long prompt."""
+PART_BYTES = 256 << 20
+"""Large: within a part blocks are read in the order of memory, without which small pages are slow (parts of 32 MiB
+stored pages of 2 KiB at two thirds of the speed). Small against the whole of a long prompt."""
 PART_CHUNKS_MAX = 128
-"""The server decides over so many chunks in about 2 ms."""
+"""The server decides over so many chunks in about 3 ms, and answers lookups before it takes the next part."""
 
 
 class StorePart(NamedTuple):
