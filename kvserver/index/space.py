@@ -82,6 +82,8 @@ class Space:
         """Group -> its first part; part_of[g] + shard is the part."""
         self.needed = 0
         """Bits of the groups of kind full: a ready node has all of them."""
+        self.slot_sizes: set[int] = set()
+        """Slot sizes (bytes) of the parts whose size is known."""
         self.caches = 0
         """Registered caches that use this namespace."""
         for index, group in enumerate(geometry.groups):
@@ -94,6 +96,13 @@ class Space:
     def complete(self) -> bool:
         """Every shard's size is known, so whole chunks can be reserved."""
         return all(part.pages is not None for part in self.parts)
+
+    def fix_part(self, index: int, pages: PageShape, payload_bytes: int, slot_bytes: int) -> None:
+        """The size of a part, for as long as the namespace lives."""
+        part = self.parts[index]
+        assert part.pages is None
+        part.pages, part.payload_bytes, part.slot_bytes = pages, payload_bytes, slot_bytes
+        self.slot_sizes.add(slot_bytes)
 
     def group_parts(self, group: int) -> range:
         first = self.part_of[group]

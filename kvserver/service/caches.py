@@ -9,6 +9,7 @@ import zlib
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Space
 from kvserver.service import movers
+from kvserver.service.capacity import prompt_slots, slabs_for
 from kvserver.service.effects import AnswerWithMover, DropNamespace, PutNamespace
 from kvserver.service.leases import check_namespace
 from kvserver.service.leases import end as end_lease
@@ -25,13 +26,16 @@ from kvserver.transfer.layout import Layout
 from kvserver.wire.messages import Clear, Cleared, Register, Unregister, Watch, Watched
 from kvserver.wire.orders import MapBoard, MapCache, UnmapCache
 
+TOKENS_MAX = 1 << 40
+"""Of a prompt. Longer than any, and small enough to count with."""
+
 
 def register(core: Core, session: Session, peer: int, request: Register, now_ns: int) -> None:
     """Checks a cache against its namespace and has the device's mover map it; the reply comes when that is done."""
     _check_request(core, session, request)
     layout = Layout.parse(request)
     descriptors = _check_descriptors(session, request)
-    _check_fit(core, request.namespace, layout)
+    _check_fit(core, request, layout)
     space = _space_for(core, request.namespace, layout)
 
     mover = movers.ensure(core, request.device, request.device_index, now_ns)
@@ -48,6 +52,7 @@ def register(core: Core, session: Session, peer: int, request: Register, now_ns:
         waiting=(peer, request.id),
     )
     _adopt_shards(core, space, layout)
+    space.root.used = now_ns
     space.caches += 1
     core.caches[cache.number] = mover.caches[cache.number] = session.caches[cache.name] = cache
     session.offered.difference_update(descriptors)
@@ -80,7 +85,9 @@ def watch(core: Core, session: Session, peer: int, request: Watch) -> None:
 def begin_unmap(core: Core, cache: Cache, now_ns: int) -> None:
     """The mover lets the memory go after the cache's jobs; a mover that has not seen it yet never will."""
     del cache.session.caches[cache.name]
+    core.chunks.spaces[cache.digest].root.used = now_ns
     cache.state = "unmapping"
+    core.timers.cancel("map", cache.number)
     if not movers.forget_queued(core, cache):
         core.instruct(cache.mover, UnmapCache(cache.number))
         core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "unmap", cache.number)
@@ -104,6 +111,8 @@ def _check_request(core: Core, session: Session, request: Register) -> None:
         )
     if request.mode != "direct":
         raise RequestError("mode", f"mode {request.mode!r} is not one of device kind host; expected 'direct'")
+    if not 0 <= request.tokens_max <= TOKENS_MAX:
+        raise RequestError("tokens-max", f"tokens_max={request.tokens_max} must be in [0, {TOKENS_MAX}]; 0: not said")
     if request.device_index:
         raise RequestError("device", f"device_index={request.device_index}; device kind host has one device, 0")
     if any(buffer.handle for buffer in request.buffers):
@@ -159,19 +168,21 @@ def _space_for(core: Core, digest: bytes, layout: Layout) -> Space:
 
 
 def _forget_a_namespace(core: Core) -> bool:
-    """Drops the coldest namespace that no cache uses and no lease or job holds."""
+    """Drops the coldest namespace that no cache uses and no lease or job holds. A namespace is used while a cache is
+    registered and whenever something is found in it; its root remembers when that was."""
     held = {lease.space for lease in core.leases.values()} | {job.space for job in core.jobs.values()}
     idle = [space for space in core.chunks.spaces.values() if space.caches == 0 and space not in held]
     if not idle:
         return False
-    coldest = min(idle, key=lambda space: max((node.used for node in space.root.child_nodes()), default=0))
+    coldest = min(idle, key=lambda space: space.root.used)
     core.chunks.clear(coldest, "cleared")
     core.effects.append(DropNamespace(coldest.number))
     return True
 
 
-def _check_fit(core: Core, digest: bytes, layout: Layout) -> None:
+def _check_fit(core: Core, request: Register, layout: Layout) -> None:
     """Holds a layout against what the namespace has and what can be kept. Nothing has been changed when it refuses."""
+    digest = request.namespace
     space = core.chunks.spaces.get(digest) or Space(digest, 0, layout.geometry)
     if space.geometry != layout.geometry:
         raise RequestError(
@@ -193,11 +204,7 @@ def _check_fit(core: Core, digest: bytes, layout: Layout) -> None:
                 "slot-size",
                 f"a shard of {group.shard_bytes} bytes does not fit a slab of {core.bounds.slab_bytes} bytes",
             )
-    if sum(slot_bytes) > core.bounds.arena_bytes:
-        raise ResourceError(
-            "slot-size",
-            f"a chunk of {sum(slot_bytes)} bytes does not fit the arena of {core.bounds.arena_bytes} bytes",
-        )
+    _check_arena(core, request, space, slot_bytes)
     document_bytes = len(encode_document(_document(space, layout)))
     if document_bytes > DOCUMENT_BYTES_MAX:
         raise ResourceError(
@@ -207,15 +214,28 @@ def _check_fit(core: Core, digest: bytes, layout: Layout) -> None:
         )
 
 
+def _check_arena(core: Core, request: Register, space: Space, slot_bytes: list[int]) -> None:
+    """The arena can hold a chunk, and the longest prompt: otherwise nothing, or that prompt, would ever be served."""
+    slab_bytes, slabs = core.bounds.slab_bytes, core.chunks.pool.slabs_total
+    longest = max(1, request.tokens_max // space.geometry.chunk_tokens)
+    for chunks, code in ((1, "slot-size"), (longest, "prompt-size")):
+        needed = slabs_for(prompt_slots(space, slot_bytes, chunks), slab_bytes)
+        if needed > slabs:
+            what = "a chunk" if chunks == 1 else f"a prompt of tokens_max={request.tokens_max}"
+            raise ResourceError(
+                code,
+                f"{what} needs {needed} slabs of {slab_bytes} bytes, one size of slots in each; "
+                f"the arena of {core.bounds.arena_bytes} bytes has {slabs}",
+            )
+
+
 def _adopt_shards(core: Core, space: Space, layout: Layout) -> None:
     document = encode_document(_document(space, layout))
     news = False
     for index, group in enumerate(layout.groups):
-        part = space.parts[space.part_of[index] + group.shard]
-        if part.pages is None:
-            part.pages = group.pages
-            part.payload_bytes = group.shard_bytes
-            part.slot_bytes = slot_bytes_for(group.shard_bytes)
+        part = space.part_of[index] + group.shard
+        if space.parts[part].pages is None:
+            space.fix_part(part, group.pages, group.shard_bytes, slot_bytes_for(group.shard_bytes))
             news = True
     if news:
         core.effects.append(PutNamespace(space.number, document))

@@ -12,8 +12,10 @@ def check(core: Core) -> None:
     """Raises AssertionError at the first thing that does not hold."""
     _check_tree(core)
     _check_slots(core)
+    _check_marks(core)
     _check_pins(core)
     _check_tables(core)
+    _check_timers(core)
 
 
 def _spaces(core: Core) -> list[Space]:
@@ -74,6 +76,22 @@ def _check_slots(core: Core) -> None:
     assert chunks.pool.bytes_used <= core.bounds.arena_bytes
 
 
+def _check_marks(core: Core) -> None:
+    """The ledger leads from the root to whatever is sealed: each chunk on the way holds something or is marked."""
+    chunks = core.chunks
+    chunks.marks.check()
+    for space in _spaces(core):
+        for node in space.nodes.values():
+            pending = chunks.pendings.get(node)
+            if node.present or node in chunks.marks or (pending and SEALED in pending.parts.values()):
+                parent = node.parent
+                assert parent is not None
+                found = space.needed or not parent.depth or parent.present or parent in chunks.marks
+                assert found, "a restart would not find what is sealed behind this chunk"
+                assert node not in chunks.marks or not space.needed, "a full group makes marks needless"
+    assert all(node.state != GONE for node in chunks.marks.places)
+
+
 def _check_pins(core: Core) -> None:
     """Pins are exactly those of leases, running retrieves and incomplete chunks."""
     pins: Counter[Node] = Counter()
@@ -120,3 +138,24 @@ def _check_tables(core: Core) -> None:
         assert not core.leases, "no lease outlives its engine"
     for space in core.chunks.spaces.values():
         assert space.caches == sum(cache.digest == space.digest for cache in core.caches.values())
+
+
+def _check_timers(core: Core) -> None:
+    """Whatever has a deadline has one timer and nothing else has; what waits for a mover to be reaped may have none."""
+    core.timers.check()
+    waiting = {
+        **{("job", job.number): job.cache.mover for job in core.jobs.values()},
+        **{("mover-start", mover.number): mover for mover in core.movers.values() if mover.state == "starting"},
+        **{("map", cache.number): cache.mover for cache in core.caches.values() if cache.state == "mapping"},
+        **{("unmap", cache.number): cache.mover for cache in core.caches.values() if cache.state == "unmapping"},
+    }
+    sure = {timer for timer, mover in waiting.items() if mover.state != "killed"}
+    sure.update(("lease", number) for number in core.leases)
+    sure.update(("attach", session.number) for session in core.sessions.values() if not session.attached_peer)
+    deadlines = core.timers.deadlines()
+    assert sure <= deadlines.keys(), "nothing waits without a bound"
+    assert deadlines.keys() <= sure | waiting.keys(), "nothing that is over has a timer"
+    for lease in core.leases.values():
+        assert deadlines["lease", lease.number] == lease.expires_ns
+    deadlines_ns = [pending.deadline_ns for pending in core.chunks.pendings.values()]
+    assert deadlines_ns == sorted(deadlines_ns), "the first reservation is the first to be overdue"

@@ -18,8 +18,9 @@ from kvserver.index.coverage import servable_chunks
 from kvserver.index.eviction import EvictionPolicy, LeafLru, evictable
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space
 from kvserver.service.counters import Counters
-from kvserver.tiers.records import NO_PARENT, Record, pack
-from kvserver.tiers.slots import SlotPool
+from kvserver.tiers.marks import Marks
+from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, pack
+from kvserver.tiers.slots import SLOT_ALIGN, SlotPool
 
 UNASSIGNED, SEALED = 0, -1
 """In Pending.parts, beside the number of the job that writes the part."""
@@ -68,6 +69,7 @@ class Chunks:
         self.pendings: dict[Node, Pending] = {}
         self.orphans: dict[int, list[int]] = {}
         """Job -> slots that are freed when its copy has ended."""
+        self.marks: Marks[Node] = Marks(arena_bytes, chunks_max)
         self.chunks_max = chunks_max
         self.chunks = 0
         self.generation = 0
@@ -102,6 +104,7 @@ class Chunks:
             self._shrink_retired(space, node)
         for node in space.nodes.values():  # what a retrieve still reads must not come back with the next brain
             self.withdrawn.extend(offset for offset in node.slots if offset != ABSENT)
+        self.withdrawn.extend(self.marks.places[node] for node in space.nodes.values() if node in self.marks)
         self._forget_if_empty(space)
         return chunks
 
@@ -124,6 +127,13 @@ class Chunks:
             self._shrink_retired(space, node)
             self._forget_if_empty(space)
 
+    def move_pin(self, node: Node, child: Node) -> None:
+        """Pins a child instead of its parent, which it keeps by being there."""
+        assert child.parent is node
+        assert node.pins > 0
+        node.pins -= 1
+        child.pins += 1
+
     # ---------------------------------------------------------------- store
 
     def node_for(self, space: Space, key: bytes, parent: Node, now_ns: int, tenant: int) -> Node | None:
@@ -132,16 +142,20 @@ class Chunks:
         if node is not None:
             return node if node.parent is parent else None
         while self.chunks >= self.chunks_max:
-            if not self._evict_coldest(self._orders):
+            if not self._evict_coldest():
                 return None
         node = space.add(key, parent, now_ns, tenant)
         self.chunks += 1
-        for ready in space.make_ready(node):
-            self._offer(space, ready)
+        if not space.needed:
+            for ready in space.make_ready(node):
+                self._offer(space, ready)
         return node
 
     def reserve(self, space: Space, node: Node, groups: Iterable[int], deadline_ns: int) -> bool:
-        """Takes slots for every shard of those groups that are neither present nor reserved; all of them or none."""
+        """Takes slots for every shard of those groups that are neither present nor reserved; all of them or none.
+
+        The caller pins the node: making room may evict any other."""
+        assert node.pins > 0
         pending = self.pendings.get(node)
         parts = [
             part
@@ -155,20 +169,15 @@ class Chunks:
         started = pending is None
         if pending is None:
             pending = Pending(space, node, deadline_ns)
-        self.pin(node)
         taken: dict[int, int] = {}
         for part in parts:
             offset = self._take(space.parts[part].slot_bytes, pending)
             if offset is None:
-                break
+                for mine in taken.values():
+                    self.pool.free(mine)
+                return False
             taken[part] = offset
-        self.unpin(space, node)
-        if len(taken) < len(parts):
-            for offset in taken.values():
-                self.pool.free(offset)
-            return False
-        for part in parts:
-            pending.parts[part] = UNASSIGNED
+        pending.parts.update(dict.fromkeys(parts, UNASSIGNED))
         pending.slots.update(taken)
         if started:
             self.pendings[node] = pending
@@ -196,6 +205,8 @@ class Chunks:
             return False
         pending.parts[part] = SEALED
         space = pending.space
+        if not space.needed:
+            self._mark_before(space, node)
         self._record(space, node, part, pending.slots[part])
         self._complete(pending, space.parts[part].group)
         return True
@@ -262,9 +273,10 @@ class Chunks:
         """Makes a group present when its last shard was sealed, and whatever becomes ready by it."""
         space, node = pending.space, pending.node
         parts = space.group_parts(group)
-        if any(pending.parts.get(part) != SEALED for part in parts):
-            return
-        slots = list(node.slots or (ABSENT,) * len(space.parts))
+        for part in parts:
+            if pending.parts.get(part) != SEALED:
+                return
+        slots = list(node.slots) if node.slots else [ABSENT] * len(space.parts)
         for part in parts:
             slots[part] = pending.slots.pop(part)
             del pending.parts[part]
@@ -293,6 +305,30 @@ class Chunks:
             if state == SEALED:
                 self.withdrawn.append(offset)
             self.pool.free(offset)
+
+    def _mark_before(self, space: Space, node: Node) -> None:
+        """Records the chunks before this one that hold nothing, before the chunk itself is recorded, so that a restart
+        finds the whole chain. What holds something or is marked has had the chunks before it marked."""
+        at = node.parent
+        while at is not None and at.depth and not at.present and at not in self.marks:
+            assert at.parent is not None
+            self.records.append(
+                pack(
+                    Record(
+                        offset=self.marks.take(at),
+                        namespace=space.digest,
+                        key=at.key,
+                        parent=at.parent.key or NO_PARENT,
+                        group=NO_GROUP,
+                        shard=0,
+                        payload_bytes=0,
+                        tenant=at.tenant,
+                        slot_bytes=SLOT_ALIGN,
+                        generation=self.generation,
+                    )
+                )
+            )
+            at = at.parent
 
     def _record(self, space: Space, node: Node, part: int, offset: int) -> None:
         assert node.parent is not None
@@ -331,10 +367,16 @@ class Chunks:
 
         The coldest leaf of a namespace with slots of this size goes, unless what another size holds is colder by a
         whole slab (or this size has nothing to give): then that slab changes hands."""
-        same = {space: order for space, order in self._orders.items() if _uses(space, slot_bytes)}
-        other = {space: order for space, order in self._orders.items() if space not in same}
-        victim = _coldest(same)
-        stranger = _coldest(other)
+        victim = stranger = None
+        for space, order in self._orders.items():
+            node = order.coldest()
+            if node is None:
+                continue
+            if slot_bytes in space.slot_sizes:
+                if victim is None or node.used < victim[1].used:
+                    victim = space, node
+            elif stranger is None or node.used < stranger[1].used:
+                stranger = space, node
         if stranger is not None and (victim is None or stranger[1].used < victim[1].used):
             if self._takeover_pause and victim is not None:
                 self._takeover_pause -= 1
@@ -391,8 +433,12 @@ class Chunks:
                 below.extend(node.child_nodes())
         return [(space, node) for node, space in doomed.items()]
 
-    def _evict_coldest(self, orders: dict[Space, EvictionPolicy]) -> bool:
-        victim = _coldest(orders)
+    def _evict_coldest(self) -> bool:
+        victim = min(
+            ((space, node) for space, order in self._orders.items() if (node := order.coldest()) is not None),
+            key=lambda found: found[1].used,
+            default=None,
+        )
         if victim is None:
             return False
         self._evict(*victim)
@@ -402,11 +448,10 @@ class Chunks:
         assert node.children is None
         assert node.pins == 0
         assert node.state == READY
-        self._counters.evictions += 1
-        self._counters.evicted_bytes += sum(
-            shape.slot_bytes for shape, offset in zip(space.parts, node.slots, strict=False) if offset != ABSENT
-        )
+        before = self.pool.bytes_used
         self._remove(space, node)
+        self._counters.evictions += 1
+        self._counters.evicted_bytes += before - self.pool.bytes_used
 
     def _remove(self, space: Space, node: Node) -> None:
         """Takes a node without pins or pending parts out of the index and frees its slots."""
@@ -417,6 +462,8 @@ class Chunks:
                 self.withdrawn.append(offset)
                 self.pool.free(offset)
         node.slots = ()
+        if node in self.marks:
+            self.withdrawn.append(self.marks.give_back(node))
         parent = space.remove(node)
         self.chunks -= 1
         self._offer(space, parent)
@@ -433,16 +480,3 @@ class Chunks:
         if not space.nodes and space in self.retired:
             self.retired.remove(space)
             del self._orders[space]
-
-
-def _uses(space: Space, slot_bytes: int) -> bool:
-    return any(part.slot_bytes == slot_bytes for part in space.parts)
-
-
-def _coldest(orders: dict[Space, EvictionPolicy]) -> tuple[Space, Node] | None:
-    best: tuple[Space, Node] | None = None
-    for space, order in orders.items():
-        node = order.coldest()
-        if node is not None and (best is None or node.used < best[1].used):
-            best = (space, node)
-    return best

@@ -87,7 +87,7 @@ class Counters:
         """Tokens of chunks_hit."""
         self.leases_granted = 0
         self.leases_released = 0
-        """Given back by the client."""
+        """Given back by the client, or taken back because the reply that granted them could not be sent."""
         self.leases_expired = 0
         """Ran out before every rank had used them. granted = released + expired + used up + still out."""
         self.stores = 0

@@ -21,6 +21,12 @@ class PeerGone(NamedTuple):
     peer: int
 
 
+class Unheard(NamedTuple):
+    """The reply that granted a lease could not be sent: whoever asked has given up, or is gone."""
+
+    lease: int
+
+
 class WorkerGone(NamedTuple):
     """The process of a session has ended (its pidfd says so)."""
 
@@ -52,4 +58,4 @@ class Tick(NamedTuple):
     """Time has passed."""
 
 
-Event = Arrived | PeerGone | WorkerGone | Reported | MoverGone | ArenaGrew | Tick
+Event = Arrived | PeerGone | Unheard | WorkerGone | Reported | MoverGone | ArenaGrew | Tick

@@ -32,7 +32,7 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     counters.chunks_hit += chunks
     counters.tokens_hit += chunks * space.geometry.chunk_tokens
     tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
-    tail.used = now_ns
+    tail.used = space.root.used = now_ns
     lease = Lease(
         number=core.number("lease"),
         engine=session.engine,
@@ -88,16 +88,25 @@ def use(core: Core, session: Session, lease: Lease, now_ns: int) -> None:
         end(core, lease)
 
 
+def unheard(core: Core, number: int) -> None:
+    """Nobody was told of this lease, so nobody will use it or give it back."""
+    lease = core.leases.get(number)
+    if lease is not None:
+        core.counters.leases_released += 1
+        end(core, lease)
+
+
 def expire(core: Core, number: int, now_ns: int) -> None:
     """A lease timer fired."""
-    lease = core.leases.get(number)
-    if lease is not None and lease.expires_ns <= now_ns:
-        core.counters.leases_expired += 1
-        end(core, lease)
+    lease = core.leases[number]
+    assert lease.expires_ns <= now_ns
+    core.counters.leases_expired += 1
+    end(core, lease)
 
 
 def end(core: Core, lease: Lease) -> None:
     del core.leases[lease.number]
+    core.timers.cancel("lease", lease.number)
     lease.engine.leases.discard(lease.number)
     core.chunks.unpin(lease.space, lease.tail)
 

@@ -8,6 +8,7 @@ import logging
 
 from kvserver.errors import DeviceError, RequestError
 from kvserver.service import transfers
+from kvserver.service.capacity import chunks_that_fit
 from kvserver.service.effects import Ask, CloseDescriptors, DropNamespace
 from kvserver.service.state import MILLISECOND_NS, Cache, Core, Mover, Session
 from kvserver.wire.messages import Registered, Unregistered
@@ -30,15 +31,14 @@ def ready(core: Core, mover: Mover, report: Ready) -> None:
     if mover.state != "starting":
         return
     mover.state, mover.pid, mover.backend = "ready", report.pid, report.backend
+    core.timers.cancel("mover-start", mover.number)
     core.effects.extend(mover.queue)
     mover.queue.clear()
     core.log("mover ready", *_name(mover), ("pid", mover.pid), ("backend", mover.backend))
 
 
 def start_overdue(core: Core, number: int) -> None:
-    mover = core.movers.get(number)
-    if mover is not None and mover.state == "starting":
-        kill(core, mover, "did not become ready")
+    kill(core, core.movers[number], "did not become ready")
 
 
 def kill(core: Core, mover: Mover, why: str) -> None:
@@ -47,6 +47,7 @@ def kill(core: Core, mover: Mover, why: str) -> None:
         return
     _drop_queue(core, mover)
     mover.state = "killed"
+    core.timers.cancel("mover-start", mover.number)
     core.effects.append(Ask(KillMover(mover.number)))
     core.log("mover killed", *_name(mover), ("why", why), level=logging.ERROR)
 
@@ -56,6 +57,7 @@ def gone(core: Core, mover: Mover, how: str, now_ns: int) -> None:
     _drop_queue(core, mover)
     mover.state = "killed"
     del core.movers[mover.number]
+    core.timers.cancel("mover-start", mover.number)
     core.counters.mover_restarts += 1
     core.log("mover gone", *_name(mover), ("how", how), ("jobs", len(mover.jobs)), level=logging.WARNING)
     for number in sorted(mover.jobs):
@@ -73,6 +75,7 @@ def mapped(core: Core, mover: Mover, report: Mapped) -> None:
     if cache is None or cache.state != "mapping":
         return
     cache.state = "mapped"
+    core.timers.cancel("map", cache.number)
     if cache.waiting is not None:
         core.answer(cache.waiting[0], Registered(cache.waiting[1], cache.number, mover.number))
         cache.waiting = None
@@ -90,9 +93,10 @@ def mapped(core: Core, mover: Mover, report: Mapped) -> None:
 
 def _capacity_tokens(core: Core, cache: Cache) -> int:
     """Tokens that the arena could hold if this namespace had it alone; what one long prompt needs must be less."""
-    space = core.chunks.spaces[cache.digest]
-    chunk_bytes = sum(part.slot_bytes for part in space.parts)
-    return core.bounds.arena_bytes // max(1, chunk_bytes) * space.geometry.chunk_tokens
+    space, bounds = core.chunks.spaces[cache.digest], core.bounds
+    slot_bytes = [part.slot_bytes for part in space.parts]
+    chunks = chunks_that_fit(slot_bytes, slab_bytes=bounds.slab_bytes, slabs=bounds.arena_bytes // bounds.slab_bytes)
+    return chunks * space.geometry.chunk_tokens
 
 
 def map_failed(core: Core, mover: Mover, report: MapFailed) -> None:
@@ -117,16 +121,13 @@ def unmapped(core: Core, mover: Mover, report: Unmapped) -> None:
 
 def map_overdue(core: Core, number: int) -> None:
     """The mover had the time to start and to map; whoever registers is told when it has been reaped."""
-    cache = core.caches.get(number)
-    if cache is not None and cache.state == "mapping":
-        kill(core, cache.mover, f"did not map cache {number}")
+    kill(core, core.caches[number].mover, f"did not map cache {number}")
 
 
 def unmap_overdue(core: Core, number: int, now_ns: int) -> None:
     """A live client that unregisters lets its jobs end by their own deadlines; a dead one's have been cancelled."""
-    cache = core.caches.get(number)
-    if cache is None or cache.state != "unmapping":
-        return
+    cache = core.caches[number]
+    assert cache.state == "unmapping"
     if cache.jobs and not cache.session.ended:
         core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "unmap", number)
     else:
@@ -136,6 +137,8 @@ def unmap_overdue(core: Core, number: int, now_ns: int) -> None:
 def forget_cache(core: Core, cache: Cache) -> None:
     """The mover has no mapping of this cache any more."""
     del core.caches[cache.number]
+    core.timers.cancel("map", cache.number)
+    core.timers.cancel("unmap", cache.number)
     del cache.mover.caches[cache.number]
     if cache.session.caches.get(cache.name) is cache:
         del cache.session.caches[cache.name]

@@ -1,7 +1,8 @@
 """The index, rebuilt from what the ledger holds after a brain died.
 
 Trusted is only what is whole: a namespace with a readable document, a group with all its shards, a chunk whose parent
-is there. Everything else is withdrawn. Two entries for one shard cannot both be true; the later generation wins.
+is there. A chunk that holds nothing is there when it is marked. Everything else is withdrawn. Two entries for one shard
+cannot both be true; the later generation wins.
 """
 
 from collections import defaultdict
@@ -9,9 +10,13 @@ from collections import defaultdict
 from kvserver.index.space import ABSENT, Node, Space
 from kvserver.service.effects import DropNamespace
 from kvserver.service.state import Core
-from kvserver.tiers.records import NO_PARENT, NamespaceDocument, Record, decode_document, unpack_all
+from kvserver.tiers.records import NO_GROUP, NO_PARENT, NamespaceDocument, Record, decode_document, unpack_all
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Geometry, GroupGeometry
+
+Shards = dict[tuple[int, int], Record]
+"""(group, shard) -> record; the mark under (NO_GROUP, 0)."""
+Chunks = dict[tuple[bytes, bytes], Shards]
 
 
 def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> None:
@@ -24,7 +29,7 @@ def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> N
             core.chunks.add_space(_space(number, document))
     if not records:
         return
-    chunks: dict[tuple[bytes, bytes], dict[tuple[int, int], Record]] = defaultdict(dict)
+    chunks: Chunks = defaultdict(dict)
     for record in unpack_all(records):
         core.chunks.generation = max(core.chunks.generation, record.generation)
         shards = chunks[(record.namespace, record.key)]
@@ -35,7 +40,7 @@ def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> N
             if older is record:
                 continue
         shards[(record.group, record.shard)] = record
-    _grow_trees(core, chunks)
+    core.chunks.marks.restore(_grow_trees(core, chunks))
     core.log("index restored", ("chunks", core.chunks.chunks), ("withdrawn", len(core.chunks.withdrawn)))
 
 
@@ -48,19 +53,17 @@ def _space(number: int, document: NamespaceDocument) -> Space:
     for index, group in enumerate(document.groups):
         for shard, pages in enumerate(group.pages):
             if pages is not None:
-                part = space.parts[space.part_of[index] + shard]
                 blocks_per_chunk = document.chunk_tokens // group.block_tokens
-                part.pages = tuple(pages)
-                part.payload_bytes = blocks_per_chunk * sum(regions * page_bytes for regions, page_bytes in pages)
-                part.slot_bytes = slot_bytes_for(part.payload_bytes)
+                payload_bytes = blocks_per_chunk * sum(regions * page_bytes for regions, page_bytes in pages)
+                part = space.part_of[index] + shard
+                space.fix_part(part, tuple(pages), payload_bytes, slot_bytes_for(payload_bytes))
     return space
 
 
-Chunks = dict[tuple[bytes, bytes], dict[tuple[int, int], Record]]
-
-
-def _grow_trees(core: Core, chunks: Chunks) -> None:
-    """Adds chunks parents first; a chunk whose parent never comes is withdrawn."""
+def _grow_trees(core: Core, chunks: Chunks) -> list[tuple[Node, int]]:
+    """Adds chunks parents first; a chunk whose parent never comes is withdrawn. Returns those that are marked, and the
+    places of their marks."""
+    marked: list[tuple[Node, int]] = []
     by_parent: dict[tuple[bytes, bytes], list[bytes]] = defaultdict(list)
     for (namespace, key), shards in chunks.items():
         above = next(iter(shards.values())).parent
@@ -69,16 +72,25 @@ def _grow_trees(core: Core, chunks: Chunks) -> None:
         frontier: list[Node] = [space.root]
         for parent in frontier:
             for child in by_parent.get((digest, parent.key), ()):
-                node = _adopt(core, space, parent, child, chunks[(digest, child)])
+                mark = _mark(core, chunks[(digest, child)])
+                node = _adopt(core, space, parent, child, shards=chunks[(digest, child)], mark=mark)
                 if node is not None:
                     del chunks[(digest, child)]
                     frontier.append(node)
+                    if mark != ABSENT:
+                        marked.append((node, mark))
     for shards in chunks.values():
         core.chunks.withdrawn.extend(record.offset for record in shards.values())
+    return marked
 
 
-def _adopt(core: Core, space: Space, parent: Node, key: bytes, shards: dict[tuple[int, int], Record]) -> Node | None:
-    """One chunk as a ready node, or None when what a prefix needs of it is not whole."""
+def _mark(core: Core, shards: Shards) -> int:
+    mark = shards.get((NO_GROUP, 0))
+    return mark.offset if mark is not None and core.chunks.marks.is_place(mark.offset) else ABSENT
+
+
+def _adopt(core: Core, space: Space, parent: Node, key: bytes, *, shards: Shards, mark: int) -> Node | None:
+    """One chunk as a ready node; None when what a prefix needs of it is not whole, or nothing is and it has no mark."""
     if key in space.nodes or core.chunks.chunks >= core.bounds.chunks_max:
         return None
     slots = [ABSENT] * len(space.parts)
@@ -90,13 +102,17 @@ def _adopt(core: Core, space: Space, parent: Node, key: bytes, shards: dict[tupl
             for record in records:
                 slots[space.part_of[group] + record.shard] = record.offset
             present |= 1 << group
-    if present & space.needed != space.needed or not present:
+    if present & space.needed != space.needed or not (present or mark != ABSENT):
         return None
     first = next(iter(shards.values()))
+    space.root.used = max(space.root.used, first.generation)
     node = core.chunks.adopt(space, parent, key, tuple(slots), present, used=first.generation, tenant=first.tenant)
     if node is None:
         return None
-    core.chunks.withdrawn.extend(record.offset for record in shards.values() if record.offset not in slots)
+    if not present:
+        node.slots = ()
+    kept = {*slots, mark}
+    core.chunks.withdrawn.extend(record.offset for record in shards.values() if record.offset not in kept)
     return node
 
 

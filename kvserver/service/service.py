@@ -13,7 +13,7 @@ from kvserver.service import caches, leases, movers, restore, sessions, transfer
 from kvserver.service.check import check
 from kvserver.service.counters import Counters
 from kvserver.service.effects import CloseDescriptors, Effect, Publish, Withdraw
-from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
+from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, Unheard, WorkerGone
 from kvserver.service.report import status
 from kvserver.service.state import Bounds, Core, Session
 from kvserver.wire.messages import (
@@ -74,6 +74,8 @@ class Service:
                 self._tick(now_ns)
             case PeerGone(peer):
                 sessions.peer_gone(core, peer, now_ns)
+            case Unheard(lease):
+                leases.unheard(core, lease)
             case WorkerGone(number):
                 if number in core.sessions:
                     sessions.end(core, core.sessions[number], "process ended", now_ns)
@@ -179,6 +181,7 @@ class Service:
 
     def _tick(self, now_ns: int) -> None:
         core = self._core
+        transfers.discard_overdue(core, now_ns)
         for _ in range(TIMERS_PER_TICK_MAX):
             due = core.timers.due(now_ns)
             if due is None:
@@ -186,8 +189,6 @@ class Service:
             match due:
                 case ("lease", number):
                     leases.expire(core, number, now_ns)
-                case ("reserve", _):
-                    transfers.discard_overdue(core, now_ns)
                 case ("job", number):
                     job = transfers.overdue(core, number, now_ns)
                     if job is not None:

@@ -69,6 +69,7 @@ def attach(core: Core, peer: int, request: Attach) -> None:
     if session.attached_peer:
         raise RequestError("attached-twice", f"session {session.number} is attached already")
     session.attached_peer = peer
+    core.timers.cancel("attach", session.number)
     _join(core, session, peer)
     core.effects.append(AnswerWithBoard(peer, Attached(request.id), session.number))
     core.log(
@@ -109,9 +110,9 @@ def peer_gone(core: Core, peer: int, now_ns: int) -> None:
 
 
 def attach_overdue(core: Core, number: int, now_ns: int) -> None:
-    session = core.sessions.get(number)
-    if session is not None and not session.attached_peer:
-        end(core, session, "never attached", now_ns)
+    session = core.sessions[number]
+    assert not session.attached_peer
+    end(core, session, "never attached", now_ns)
 
 
 def end(core: Core, session: Session, why: str, now_ns: int) -> None:
@@ -119,6 +120,7 @@ def end(core: Core, session: Session, why: str, now_ns: int) -> None:
     session.ended = True
     del core.sessions[session.number]
     del core.tokens[session.token]
+    core.timers.cancel("attach", session.number)
     peers = tuple(sorted(session.peers))
     for peer in peers:
         del core.peers[peer]

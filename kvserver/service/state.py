@@ -1,6 +1,5 @@
 """The tables that the service decides over, and the outbox that it fills. Data and small helpers, no decisions."""
 
-import heapq
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from kvserver.index.space import Node, Space
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
 from kvserver.service.effects import Answer, Effect, Instruct, Log
+from kvserver.service.timers import Timers
 from kvserver.transfer.layout import Layout
 from kvserver.wire.codec import error_reply
 from kvserver.wire.messages import NAME_BYTES_MAX, Mode, Reply, Why
@@ -164,25 +164,6 @@ class Job:
     tail: Node | None = None
     """Retrieve: the pinned node."""
     cancelled: bool = False
-
-
-class Timers:
-    """Deadlines by (time, kind, number). A timer that no longer applies is simply ignored when it fires."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, str, int]] = []
-
-    def set(self, at_ns: int, kind: str, number: int) -> None:
-        heapq.heappush(self._heap, (at_ns, kind, number))
-
-    def due(self, now_ns: int) -> tuple[str, int] | None:
-        if self._heap and self._heap[0][0] <= now_ns:
-            _, kind, number = heapq.heappop(self._heap)
-            return kind, number
-        return None
-
-    def __len__(self) -> int:
-        return len(self._heap)
 
 
 class Core:

@@ -100,7 +100,7 @@ def _walk(core: Core, job: Job, parent: Node, request: Store, *, spans: list[Spa
     deadline_ns = now_ns + core.bounds.reserve_ttl_ms * MILLISECOND_NS
     job.runs = [GroupRun(span.group, max(0, span.first - request.first_chunk), []) for span in spans]
     writes = [_writes(cache, span.group) for span in spans]
-    anchor = parent
+    anchor, refused = parent, None
     chunks.pin(anchor)
     for position in range(len(request.keys) // KEY_BYTES):
         chunk = request.first_chunk + position
@@ -110,13 +110,11 @@ def _walk(core: Core, job: Job, parent: Node, request: Store, *, spans: list[Spa
         if node is None:
             job.why = "full" if key not in space.nodes else "parent-absent"
             break
-        if not chunks.reserve(space, node, [spans[index].group for index in here], deadline_ns):
-            chunks.drop_if_bare(space, node)
-            job.why = "full"
-            break
-        chunks.pin(node)
-        chunks.unpin(space, anchor)
+        chunks.move_pin(anchor, node)
         anchor = node
+        if not chunks.reserve(space, node, [spans[index].group for index in here], deadline_ns):
+            job.why, refused = "full", node
+            break
         job.walk.append(node)
         for index in here:
             writers, writer, part = writes[index]
@@ -124,8 +122,8 @@ def _walk(core: Core, job: Job, parent: Node, request: Store, *, spans: list[Spa
             job.runs[index].slots.append(chunks.assign(node, part, job.number) if mine else ABSENT)
     anchor.used = now_ns
     chunks.unpin(space, anchor)
-    if job.walk:
-        core.timers.set(deadline_ns, "reserve", job.number)
+    if refused is not None:
+        chunks.drop_if_bare(space, refused)
 
 
 def _writes(cache: Cache, group: int) -> tuple[int, int, int]:
@@ -200,10 +198,10 @@ def _chunks_held(core: Core, job: Job) -> tuple[int, Why]:
 
 
 def discard_overdue(core: Core, now_ns: int) -> None:
-    """Chunks that are not complete by the deadline of their reservation are discarded."""
-    for pending in [pending for pending in core.chunks.pendings.values() if pending.deadline_ns <= now_ns]:
-        if pending.node.state != GONE:
-            core.chunks.discard(pending.space, pending.node, "deadline")
+    """Chunks that are not complete by the deadline of their reservation are discarded, oldest first."""
+    pendings = core.chunks.pendings
+    while pendings and (oldest := next(iter(pendings.values()))).deadline_ns <= now_ns:
+        core.chunks.discard(oldest.space, oldest.node, "deadline")
 
 
 # ---------------------------------------------------------------- retrieve
@@ -279,6 +277,7 @@ def _retrieve_ended(core: Core, job: Job, done: Done) -> None:
 def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     """No copy of the job can run any more."""
     del core.jobs[job.number]
+    core.timers.cancel("job", job.number)
     job.session.jobs.discard(job.number)
     job.cache.jobs.discard(job.number)
     job.cache.mover.jobs.discard(job.number)
@@ -286,8 +285,8 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     core.counters.job_seconds[job.kind].observe((now_ns - job.began_ns) / 1e9)
     if core.bounds.log_requests:
         who = ("engine", job.session.engine.name), ("request", job.request_id)
-        took = ("ms", (now_ns - job.began_ns) / 1e6)
-        core.log_request(now_ns, job.kind, *who, ("status", done.status), ("bytes", done.bytes), took)
+        took = ("ms", (now_ns - job.began_ns) / 1e6), ("copy_ms", done.copy_ns / 1e6)
+        core.log_request(now_ns, job.kind, *who, ("status", done.status), ("bytes", done.bytes), *took)
     if job.kind == "store":
         _store_ended(core, job, done)
     else:
@@ -301,9 +300,7 @@ def lost(core: Core, job: Job, why: str, now_ns: int) -> None:
 
 def overdue(core: Core, number: int, now_ns: int) -> Job | None:
     """A job's time is over: it is cancelled first. Returns it when it was cancelled before and still has not ended."""
-    job = core.jobs.get(number)
-    if job is None:
-        return None
+    job = core.jobs[number]
     if job.cancelled:
         return job
     job.cancelled = True

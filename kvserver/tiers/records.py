@@ -15,10 +15,12 @@ from kvserver.wire.messages import Kind
 
 RECORD = struct.Struct("<q32s32s32sHHIIIQ")
 NO_PARENT = bytes(32)
+NO_GROUP = 0xFFFF
+"""Group of a mark: the record of a chunk without a slot (tiers/places.py)."""
 
 
 class Record(NamedTuple):
-    """One sealed slot."""
+    """One sealed slot, or a mark."""
 
     offset: int
     namespace: bytes

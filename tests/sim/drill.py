@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SEED0 = 500_000
 """Other seeds than those that `make sim` runs by default."""
 SECONDS_MAX = 600
-UNIT_TESTS = ("tests/unit/test_index.py", "tests/unit/test_slots.py", "tests/unit/test_layout.py")
+UNIT_TESTS = tuple(
+    f"tests/unit/test_{name}.py"
+    for name in ("index", "slots", "layout", "marks", "service_timers", "service_namespaces")
+)
 
 HUNT = """
 import sys, kvserver

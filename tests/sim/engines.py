@@ -84,13 +84,19 @@ class SimEngine:
             self.scheduler.todo.append(StoreTask(path, first, ranges))
 
     def plan_lookup(self) -> None:
-        """One lookup for all ranks; chunks that nobody has stored stand behind it now and then."""
+        """One lookup for all ranks."""
+        rng = self._world.rng
+        keys = self.keys_to_ask()
+        least = 0 if rng.random() < 0.7 else int(rng.random() * 4)
+        self._lookup(self._digest(), keys, least)
+
+    def keys_to_ask(self) -> list[bytes]:
+        """Mostly of what was stored lately; now and then with chunks behind it that nobody has stored."""
         rng = self._world.rng
         keys = keys_of(rng.choice(self._stored) if self._stored and rng.random() < 0.8 else self._path())
         if rng.random() < 0.1:
             keys += UNKNOWN_KEYS[: 1 + int(rng.random() * 5)]
-        least = 0 if rng.random() < 0.7 else int(rng.random() * 4)
-        self._lookup(self._digest(), keys, least)
+        return keys
 
     def plan_mixed_lookup(self) -> None:
         """Keys that are not one chain, which only a broken client sends."""

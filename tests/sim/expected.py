@@ -2,7 +2,7 @@
 
 SEEDS_FOR_ALL = 400
 
-_EVENTS = ("Arrived", "PeerGone", "WorkerGone", "Reported", "MoverGone", "ArenaGrew", "Tick")
+_EVENTS = ("Arrived", "PeerGone", "Unheard", "WorkerGone", "Reported", "MoverGone", "ArenaGrew", "Tick")
 _REQUESTS = (
     "Hello", "Attach", "Lane", "Offer", "Watch", "Register", "Unregister", "Lookup", "Release", "Store", "Retrieve",
     "Clear", "Status",
@@ -12,8 +12,8 @@ _REPLIES = (
     "Stored", "Retrieved", "Cleared", "StatusIs", "Error",
 )  # fmt: skip
 _EFFECTS = (
-    "Publish", "Withdraw", "PutNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct", "Ask",
-    "CloseDescriptors", "CloseSession", "Log",
+    "Publish", "Withdraw", "PutNamespace", "DropNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct",
+    "Ask", "CloseDescriptors", "CloseSession", "Log",
 )  # fmt: skip
 _ORDERS = ("MapBoard", "DropBoard", "MapCache", "UnmapCache", "Copy", "Cancel")
 _REPORTS = ("Ready", "Mapped", "MapFailed", "Unmapped", "Done")
@@ -47,8 +47,10 @@ EXPECTED = (
     "chunks evicted",
     "chunks found",
     "leases expired",
+    "marks restored",
     "mover died",
     "mover stopped",
+    "prefixes served again",
     "slots of another size overwritten",
     "slots restored",
     "store abandoned by client",

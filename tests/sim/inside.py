@@ -2,10 +2,12 @@
 
 from random import Random
 
-from kvserver.index.space import ABSENT, READY
+from kvserver.index.coverage import servable_chunks
+from kvserver.index.space import ABSENT, READY, Node
 from kvserver.service.chunks import SEALED
 from kvserver.service.service import Service
 from kvserver.service.state import Core
+from kvserver.tiers.records import NO_GROUP
 from kvserver.tiers.slots import SLOT_ALIGN
 
 from .content import block_of
@@ -28,6 +30,10 @@ def knows_peer(service: Service, peer: int) -> bool:
 
 def namespaces(service: Service) -> list[bytes]:
     return list(_core(service).chunks.spaces)
+
+
+def leases(service: Service) -> set[int]:
+    return set(_core(service).leases)
 
 
 def has_cache(service: Service, number: int, peer: int) -> bool:
@@ -56,7 +62,7 @@ def slots_being_written(service: Service, job: int) -> list[int]:
 
 
 def sealed_slots(service: Service) -> dict[int, tuple[bytes, bytes, int, int]]:
-    """Offset -> (namespace, key, group, shard) of every shard that the service holds as sealed."""
+    """Offset -> (namespace, key, group, shard) of every shard that the service holds as sealed, and of every mark."""
     chunks = _core(service).chunks
     sealed: dict[int, tuple[bytes, bytes, int, int]] = {}
     for space in chunks.spaces.values():
@@ -69,7 +75,26 @@ def sealed_slots(service: Service) -> dict[int, tuple[bytes, bytes, int, int]]:
             if state == SEALED:
                 shape = pending.space.parts[part]
                 sealed[pending.slots[part]] = (pending.space.digest, node.key, shape.group, shape.shard)
+    for space in chunks.spaces.values():
+        for node in space.nodes.values():
+            if node in chunks.marks:
+                sealed[chunks.marks.places[node]] = (space.digest, node.key, NO_GROUP, 0)
     return sealed
+
+
+def servable_chunks_of(service: Service, digest: bytes, keys: bytes) -> int:
+    space = _core(service).chunks.spaces.get(digest)
+    return servable_chunks(space, keys) if space is not None else 0
+
+
+def servable_prefixes(service: Service) -> dict[tuple[bytes, bytes], int]:
+    """(namespace, packed keys) of each chunk's prefix -> how many chunks of it a lookup would find."""
+    found: dict[tuple[bytes, bytes], int] = {}
+    for digest, space in _core(service).chunks.spaces.items():
+        for node in space.nodes.values():
+            keys = b"".join(before.key for before in space.chain(node))
+            found[digest, keys] = servable_chunks(space, keys)
+    return found
 
 
 def compare_with_ledger(
@@ -79,9 +104,10 @@ def compare_with_ledger(
     sealed = sealed_slots(service)
     if len(sealed) != len(ledger.records) or any(ledger.held.get(name) != offset for offset, name in sealed.items()):
         raise Wrong(f"the service holds {sealed}, the ledger {ledger.held}")
-    if sealed:
+    slots = [(offset, name) for offset, name in sealed.items() if name[2] != NO_GROUP]
+    if slots:
         for _ in range(3):
-            offset, (digest, key, group, shard) = rng.choice(list(sealed.items()))
+            offset, (digest, key, group, shard) = rng.choice(slots)
             places = range(shapes[digest].blocks_per_chunk(group))
             if arena.slot(offset) != [block_of(digest, key, group, shard, place) for place in places]:
                 raise Wrong(f"slot {offset} of a sealed chunk holds {arena.slot(offset)}")
@@ -89,10 +115,15 @@ def compare_with_ledger(
 
 def forge_rival(service: Service, ledger: Ledger) -> None:
     """What a lost withdrawal would leave: an older entry for a shard that is held elsewhere by now."""
-    pool = _core(service).chunks.pool
+    chunks = _core(service).chunks
     for record in list(ledger.records.values()):
         if record.generation:
-            offset = pool.allocate(record.slot_bytes, None)  # type: ignore[arg-type]
+            if record.group == NO_GROUP:
+                offset = (
+                    chunks.marks.take(Node(b"", None, 0, 0)) if len(chunks.marks.places) < chunks.chunks_max else None
+                )
+            else:
+                offset = chunks.pool.allocate(record.slot_bytes, None)  # type: ignore[arg-type]
             units = (
                 range(offset // SLOT_ALIGN, (offset + record.slot_bytes) // SLOT_ALIGN) if offset is not None else ()
             )
@@ -134,7 +165,7 @@ def check_idle(service: Service, ledger: Ledger) -> None:
         raise Wrong("all clients are gone, and something is pinned")
     if any(node.state != READY for space in chunks.spaces.values() for node in space.nodes.values()):
         raise Wrong("all clients are gone, and a chunk still waits to become servable")
-    if {offset for offset, _, _ in chunks.pool.taken()} != set(ledger.records):
+    if {offset for offset, _, _ in chunks.pool.taken()} != ledger.slots:
         raise Wrong("all clients are gone, and a slot is taken that no sealed chunk holds")
 
 

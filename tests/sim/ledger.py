@@ -6,10 +6,10 @@ must come back with is computed from it alone.
 
 from array import array
 
-from kvserver.tiers.records import NO_PARENT, Record, pack, unpack_all
+from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, pack, unpack_all
 from kvserver.tiers.slots import SLOT_ALIGN
 
-from .content import block_of, key_of, path_of
+from .content import block_of, key_of, keys_of, path_of
 from .memory import Arena, Wrong
 from .shapes import Shape
 
@@ -21,13 +21,24 @@ class Ledger:
         self.records: dict[int, Record] = {}
         self.documents: dict[int, bytes] = {}
         self.held: dict[tuple[bytes, bytes, int, int], int] = {}
-        """(namespace, key, group, shard) -> offset."""
+        """(namespace, key, group, shard) -> offset; marks stand under (NO_GROUP, 0)."""
         self.units: dict[int, int] = {}
         """Arena unit -> offset of the sealed slot that covers it."""
         self._arena = arena
 
     def publish(self, record: Record, shape: Shape) -> None:
-        """Seals one slot; its bytes must be there already, and right."""
+        """Seals one slot, whose bytes must be there already, and right; or keeps a mark, which has no slot."""
+        if record.group == NO_GROUP:
+            if record.offset < self._arena.bytes:
+                raise Wrong(f"{_name(record)} is a mark and lies in the arena")
+        else:
+            self._check_slot(record, shape)
+        parent = key_of(path_of(record.key)[:-1]) or NO_PARENT
+        if record.parent != parent:
+            raise Wrong(f"{_name(record)} was published under the parent {record.parent.hex()[:8]}")
+        self.put(record)
+
+    def _check_slot(self, record: Record, shape: Shape) -> None:
         wanted = [
             block_of(record.namespace, record.key, record.group, record.shard, place)
             for place in range(shape.blocks_per_chunk(record.group))
@@ -38,10 +49,6 @@ class Ledger:
             )
         if record.slot_bytes != shape.slot_bytes(record.group, record.shard):
             raise Wrong(f"{_name(record)} was published with slot_bytes={record.slot_bytes}")
-        parent = key_of(path_of(record.key)[:-1]) or NO_PARENT
-        if record.parent != parent:
-            raise Wrong(f"{_name(record)} was published under the parent {record.parent.hex()[:8]}")
-        self.put(record)
 
     def put(self, record: Record) -> None:
         for unit in _units(record):
@@ -64,6 +71,11 @@ class Ledger:
         name = (record.namespace, record.key, record.group, record.shard)
         if self.held.get(name) == offset:
             del self.held[name]
+
+    @property
+    def slots(self) -> set[int]:
+        """Offsets of what is sealed, without marks."""
+        return {offset for offset, record in self.records.items() if record.group != NO_GROUP}
 
     def packed(self) -> bytes:
         """What scan() returns: ascending by offset."""
@@ -97,29 +109,19 @@ def needed(shape: Shape, group: int, boundary: int) -> list[int]:
 
 
 def survivors(ledger: Ledger, shapes: dict[bytes, Shape]) -> set[int]:
-    """The offsets that a restarted brain must keep: whole groups of chunks that have all they need, down to the root.
-
-    A chunk whose parent has no sealed shard at all cannot be reached any more: only sealed shards leave a record."""
+    """The offsets that a restarted brain must keep: every whole group of a chunk that has, and whose prefix has, all
+    full groups. Marks are not asked: where there is no full group, nothing that is whole may be lost."""
     found: set[int] = set()
-    by_parent: dict[tuple[bytes, bytes], list[bytes]] = {}
-    for digest, key, *_ in ledger.held:
-        keys = by_parent.setdefault((digest, key_of(path_of(key)[:-1])), [])
-        if key not in keys:
-            keys.append(key)
-    for digest, shape in shapes.items():
-        frontier = [b""]
-        for parent in frontier:
-            for key in by_parent.get((digest, parent), ()):
-                whole = [
-                    index
-                    for index, group in enumerate(shape.groups)
-                    if ledger.present(digest, key, index, group.shards)
-                ]
-                if whole and all(index in whole for index, group in enumerate(shape.groups) if group.kind == "full"):
-                    frontier.append(key)
-                    for index in whole:
-                        shards = range(shape.groups[index].shards)
-                        found.update(ledger.held[digest, key, index, shard] for shard in shards)
+    for (digest, key, index, _), offset in ledger.held.items():
+        if index == NO_GROUP:
+            continue
+        shape, prefix = shapes[digest], keys_of(path_of(key))
+        full = [number for number, group in enumerate(shape.groups) if group.kind == "full"]
+        reachable = all(
+            ledger.present(digest, before, number, shape.groups[number].shards) for before in prefix for number in full
+        )
+        if reachable and ledger.present(digest, key, index, shape.groups[index].shards):
+            found.add(offset)
     return found
 
 

@@ -49,6 +49,7 @@ class Arena:
     def __init__(self, slab_bytes: int, slabs: int) -> None:
         self.resized = 0
         """Slots that went because one of another size was written over them: slabs that changed hands."""
+        self.bytes = slab_bytes * slabs
         self._slab_bytes = slab_bytes
         self._slabs: list[dict[int, tuple[int, list[Block | None]]]] = [{} for _ in range(slabs)]
 

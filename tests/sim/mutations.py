@@ -13,6 +13,7 @@ class Mutation(NamedTuple):
 
 
 CHUNKS, SPACE, LEASES = "service/chunks.py", "index/space.py", "service/leases.py"
+TIMERS = "service/timers.py"
 TRANSFERS, MOVERS, RESTORE = "service/transfers.py", "service/movers.py", "service/restore.py"
 
 MUTATIONS = (
@@ -20,8 +21,8 @@ MUTATIONS = (
     Mutation(
         "seal with a shard missing",
         CHUNKS,
-        "if any(pending.parts.get(part) != SEALED for part in parts):",
-        "if all(pending.parts.get(part) != SEALED for part in parts):",
+        "        for part in parts:\n            if pending.parts.get(part) != SEALED:\n",
+        "        for part in parts[:1]:\n            if pending.parts.get(part) != SEALED:\n",
     ),
     Mutation(
         "skip the dead-session check on completion",
@@ -50,15 +51,15 @@ MUTATIONS = (
     ),
     Mutation(
         "not discarding at the reserve deadline",
-        TRANSFERS,
-        'core.chunks.discard(pending.space, pending.node, "deadline")',
-        "pass",
+        "service/service.py",
+        "        transfers.discard_overdue(core, now_ns)\n",
+        "",
     ),
     Mutation(
         "reserve without giving back what was taken",
         CHUNKS,
-        "            for offset in taken.values():\n                self.pool.free(offset)\n            return False",
-        "            return False",
+        "                for mine in taken.values():\n                    self.pool.free(mine)\n",
+        "",
     ),
     Mutation(
         "a wrong writer in a replicated group",
@@ -179,6 +180,40 @@ MUTATIONS = (
         "        for number in sorted(engine.leases):\n            end_lease(core, core.leases[number])\n",
         "",
     ),
+    Mutation(
+        "a lease that nobody was told of lives on",
+        LEASES,
+        "    if lease is not None:\n        core.counters.leases_released += 1\n",
+        "    if lease is not None and lease.ranks_used:\n        core.counters.leases_released += 1\n",
+    ),
+    Mutation(
+        "a namespace in which chunks are found stays cold",
+        LEASES,
+        "tail.used = space.root.used = now_ns",
+        "tail.used = now_ns",
+    ),
+    # ------------------------------------------------------------ timers
+    Mutation(
+        "dead timers are never swept",
+        TIMERS,
+        "if len(self._heap) > 2 * len(self._deadlines) + DEAD_SPARE:",
+        "if len(self._heap) < 0:",
+    ),
+    Mutation(
+        "a deadline that moved fires at its old time",
+        TIMERS,
+        "            if self._deadlines.get(timer) == at_ns:\n",
+        "            if timer in self._deadlines:\n",
+    ),
+    Mutation("a lease without a timer", LEASES, '    core.timers.set(lease.expires_ns, "lease", lease.number)\n', ""),
+    Mutation("a lease that is over keeps its timer", LEASES, '    core.timers.cancel("lease", lease.number)\n', ""),
+    Mutation("a job that is over keeps its timer", TRANSFERS, '    core.timers.cancel("job", job.number)\n', ""),
+    Mutation(
+        "an attached session keeps its timer",
+        "service/sessions.py",
+        '    session.attached_peer = peer\n    core.timers.cancel("attach", session.number)\n',
+        "    session.attached_peer = peer\n",
+    ),
     # ------------------------------------------------------------ what must stay
     Mutation(
         "free a pinned slot",
@@ -202,15 +237,15 @@ MUTATIONS = (
     Mutation(
         "making room for the next chunk takes the one before",
         TRANSFERS,
-        "        chunks.pin(node)\n        chunks.unpin(space, anchor)\n",
+        "        chunks.move_pin(anchor, node)\n",
         "",
     ),
     Mutation("orphan freed early", CHUNKS, "            if state > 0:\n", "            if state > 1 << 40:\n"),
     Mutation(
         "reuse a slot before its mover is reaped",
         MOVERS,
-        '    mover.state = "killed"\n    core.effects.append(Ask(KillMover(mover.number)))\n',
-        '    mover.state = "killed"\n    core.effects.append(Ask(KillMover(mover.number)))\n'
+        "    core.effects.append(Ask(KillMover(mover.number)))\n",
+        "    core.effects.append(Ask(KillMover(mover.number)))\n"
         "    for number in sorted(mover.jobs):\n        transfers.lost(core, core.jobs[number], why, 0)\n",
     ),
     Mutation(
@@ -228,7 +263,7 @@ MUTATIONS = (
     Mutation(
         "a mover that does not map is never killed",
         MOVERS,
-        'kill(core, cache.mover, f"did not map cache {number}")',
+        'kill(core, core.caches[number].mover, f"did not map cache {number}")',
         "pass",
     ),
     Mutation(
@@ -274,13 +309,49 @@ MUTATIONS = (
         'effects = [Publish(b"".join(chunks.records)), *effects]',
         'effects = [*effects, Publish(b"".join(chunks.records))]',
     ),
+    Mutation(
+        "chunks that hold nothing are not marked",
+        CHUNKS,
+        "            self._mark_before(space, node)\n",
+        "            pass\n",
+    ),
+    Mutation("only the chunk just before is marked", CHUNKS, "            at = at.parent\n\n", "            break\n\n"),
+    Mutation(
+        "a chunk is recorded before the marks that lead to it",
+        CHUNKS,
+        "        if not space.needed:\n"
+        "            self._mark_before(space, node)\n"
+        "        self._record(space, node, part, pending.slots[part])\n",
+        "        self._record(space, node, part, pending.slots[part])\n"
+        "        if not space.needed:\n"
+        "            self._mark_before(space, node)\n",
+    ),
+    Mutation(
+        "the mark of a chunk that went stays",
+        CHUNKS,
+        "self.withdrawn.append(self.marks.give_back(node))",
+        "self.marks.give_back(node)",
+    ),
+    Mutation(
+        "marks of a cleared namespace come back with the next brain",
+        CHUNKS,
+        "for node in space.nodes.values() if node in self.marks)",
+        "for node in space.nodes.values() if node is self)",
+    ),
+    Mutation("restore without marks", RESTORE, "or not (present or mark != ABSENT):", "or not present:"),
+    Mutation(
+        "restored marks stay free",
+        RESTORE,
+        "core.chunks.marks.restore(_grow_trees(core, chunks))",
+        "_grow_trees(core, chunks)",
+    ),
     Mutation("restore ignoring generations", RESTORE, "older = min(rival, record,", "older = max(rival, record,"),
     Mutation("restore with shards missing", RESTORE, "if len(records) == len(wanted):", "if records:"),
     Mutation(
         "restore without what a prefix needs",
         RESTORE,
-        "if present & space.needed != space.needed or not present:",
-        "if not present:",
+        "if present & space.needed != space.needed or not (",
+        "if not (",
     ),
     # ------------------------------------------------------------ slots
     Mutation(

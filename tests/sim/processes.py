@@ -201,6 +201,13 @@ class Process:
             self.lane_peer = self._world.new_peer(self)
             self.send(Lane(self.next_id(), self.token), self.lane_peer)
 
+    def give_lane_up(self) -> None:
+        """As kvclient does when a lookup took too long: whatever is answered there is lost."""
+        if self.lane_open:
+            peer, self.lane_peer, self.lane_open = self.lane_peer, 0, False
+            self.send(Lookup(self.next_id(), self.engine.digest, b"".join(self.engine.keys_to_ask()), 0), peer)
+            self._world.lane_closed(peer)
+
     def unregister(self) -> None:
         if self.cache:
             for _ in range(1 + (self._world.rng.random() < 0.3)):
@@ -285,7 +292,7 @@ class Process:
             if rng.random() < 0.5:
                 first += int(rng.random() * (end - first))
                 end -= int(rng.random() * (end - first))
-            if rng.random() < 0.03:
+            if rng.random() < 0.06:
                 first, sound = max(0, first - 1), False
             if rng.random() < 0.03:
                 end, sound = end + 1, False
@@ -398,9 +405,11 @@ class Process:
 
     # ---------------------------------------------------------------- replies
 
+    def hears(self, peer: int) -> bool:
+        """It is there, and has not given up that connection."""
+        return self.alive and peer in (self.peer, self.local_peer, self.lane_peer)
+
     def receive(self, peer: int, received: Received) -> None:
-        if peer not in (self.peer, self.local_peer, self.lane_peer):
-            return  # a connection that it has given up
         self.inbox.append(received)
         if not self.stalled:
             while self.inbox:

@@ -243,6 +243,10 @@ class Promises:
         self.excuse(peer)
         self.by_peer.pop(peer, None)
 
+    def unheard(self, number: int) -> None:
+        """The service was told that nobody knows of this lease."""
+        self.leases.pop(number, None)
+
     def closed(self, number: int) -> None:
         session = self.sessions[number]
         if session.closed:

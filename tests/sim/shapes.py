@@ -1,5 +1,6 @@
 """Geometries of the simulated engines: tiny, odd, pairwise different, chunk != block, with slots of several sizes."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from kvserver.tiers.slots import SLOT_ALIGN
@@ -49,6 +50,12 @@ class Shape:
     def slot_units_max(self) -> int:
         parts = ((group, shard) for group, shape in enumerate(self.groups) for shard in range(shape.shards))
         return max(self.slot_bytes(group, shard) for group, shard in parts) // SLOT_ALIGN
+
+    def chunk_slabs(self, slab_units: int) -> int:
+        """Slabs that one chunk fills, one size of slots in each."""
+        parts = ((group, shard) for group, shape in enumerate(self.groups) for shard in range(shape.shards))
+        sizes = Counter(self.slot_bytes(group, shard) // SLOT_ALIGN for group, shard in parts)
+        return sum(-(-count // (slab_units // units)) for units, count in sizes.items())
 
 
 def _group(
@@ -101,4 +108,4 @@ def register_frame(
                 [run],
             )
         )
-    return Register(request_id, name, digest, shape.chunk_tokens, "host", 0, "direct", "", buffers, groups)
+    return Register(request_id, name, digest, shape.chunk_tokens, "host", 0, "direct", "", buffers, groups, 0)

@@ -21,9 +21,10 @@ from kvserver.service.effects import (
     PutNamespace,
     Withdraw,
 )
-from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported
+from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Unheard
 from kvserver.service.service import Service
-from kvserver.wire.messages import Attach, Error, Hello, Lane, Register, Reply, Retrieve, Stored, Welcome
+from kvserver.tiers.records import NO_GROUP
+from kvserver.wire.messages import Attach, Error, Found, Hello, Lane, Register, Reply, Retrieve, Stored, Welcome
 from kvserver.wire.orders import Copy, Done, KillMover, MapCache, Ready, StartMover
 
 from . import inside
@@ -67,12 +68,13 @@ class Shell:
         leases = {"lease_ttl_ms": bounds.lease_ttl_ms, "lease_extended_ms": bounds.lease_extended_ms}
         self.promises = Promises(ledger, world.shapes, **leases)
         self._carry_out(self.service.effects())
-        kept = set(ledger.records)
-        if kept != expected and len(expected) <= bounds.chunks_max:
+        kept = ledger.slots
+        if kept != expected:
             raise Wrong(
                 f"after a restart {sorted(kept - expected)} are held wrongly, {sorted(expected - kept)} are lost"
             )
         world.counts["slots restored"] += len(kept)
+        world.counts["marks restored"] += len(ledger.records) - len(kept)
         self.service.check()
         self.service.handle(ArenaGrew(world.slabs, ""), world.now_ns)
 
@@ -96,12 +98,15 @@ class Shell:
         namespaces = inside.namespaces(self.service) if isinstance(event, Arrived) else []
         due = self._to_be_sealed(event)
         effects = self.service.handle(event, world.now_ns)
-        published = [record.offset for e in effects if isinstance(e, Publish) for record in records_in(e.records)]
-        if sorted(published) != sorted(due):
-            raise Wrong(f"slots {published} were published; slots {due} were to be")
+        published = [record for e in effects if isinstance(e, Publish) for record in records_in(e.records)]
+        slots = [record.offset for record in published if record.group != NO_GROUP]
+        if sorted(slots) != sorted(due):
+            raise Wrong(f"slots {slots} were published; slots {due} were to be")
         match event:
             case PeerGone(peer):
                 self.promises.peer_gone(peer)
+            case Unheard(lease):
+                self.promises.unheard(lease)
             case MoverGone(mover):
                 self._movers_ready.pop(mover, None)
             case Arrived(peer, Retrieve() as request):
@@ -113,6 +118,9 @@ class Shell:
                 pass
         self.service.check()
         self._carry_out(effects)
+        unknown = inside.leases(self.service) - self.promises.leases.keys()
+        if unknown:
+            raise Wrong(f"leases {sorted(unknown)} were never granted, or are over")
 
     def _to_be_sealed(self, event: Event) -> list[int]:
         """A store that is done is sealed unless its client is gone; nothing else is."""
@@ -129,7 +137,8 @@ class Shell:
                 case Publish(records):
                     for record in records_in(records):
                         self._crash_point()
-                        self.promises.sealed(record.offset)
+                        if record.group != NO_GROUP:
+                            self.promises.sealed(record.offset)
                         self._world.ledger.publish(record, self._world.shapes[record.namespace])
                 case Withdraw(offsets):
                     for offset in offsets_in(offsets):
@@ -222,8 +231,10 @@ class Shell:
             case _:
                 pass
         process = self._world.peers.get(peer)
-        if process is not None and process.alive:
+        if process is not None and process.hears(peer):
             process.receive(peer, Received(reply, session, self.boards.get(session)))
+        elif isinstance(reply, Found) and reply.lease:
+            self._world.gone.append(Unheard(reply.lease))
 
     def _crash_point(self) -> None:
         if self.effects_left >= 0:

@@ -34,6 +34,7 @@ ACTS = {
     "abandon": 1.0,
     "status": 0.3,
     "lane": 0.5,
+    "give-lane-up": 0.3,
     "repeat": 0.7,
     "nonsense": 2.5,
 }
@@ -98,7 +99,8 @@ class Swarm:
     def _bounds(self, rng: Random) -> Bounds:
         slab_units = max(rng.choice((3, 4, 5, 7)), *(shape.slot_units_max() for shape in self.shapes))
         units = max(shape.chunk_units() for shape in self.shapes) * rng.choice((1, 3, 6, 9, 16))
-        slabs = max(rng.choice((2, 3)), -(-units // slab_units))
+        chunk_slabs = max(shape.chunk_slabs(slab_units) for shape in self.shapes)
+        slabs = max(rng.choice((2, 3)), chunk_slabs, -(-units // slab_units))
         return Bounds(
             arena_bytes=slabs * slab_units * SLOT_ALIGN,
             slab_bytes=slab_units * SLOT_ALIGN,

@@ -99,7 +99,7 @@ class World:
         try:
             self.shell.feed(event, must_fail=must_fail, sound=sound)
         except BrainDied:
-            self._brain_died()
+            self.brain_died()
         finally:
             self._feeding = False
         if self.events % EVENTS_PER_COMPARISON == 0:
@@ -116,7 +116,7 @@ class World:
                 self.counts["brain died at start"] += 1
                 effects_left = -1
 
-    def _brain_died(self) -> None:
+    def brain_died(self) -> None:
         """kill -9. Its movers are reaped before there is another brain; clients notice, unless they are stopped."""
         self.counts["brain died"] += 1
         self.count_what_the_brain_counted()
@@ -182,6 +182,12 @@ class World:
     def disconnected(self, process: Process) -> None:
         """A process that lives gives up its connections."""
         self.gone.extend(PeerGone(peer) for peer in (process.local_peer, process.lane_peer) if peer)
+
+    def lane_closed(self, peer: int) -> None:
+        """A process that lives closed its lane; the shell notices that after what was sent there, or never reads it."""
+        while self.rng.random() < 0.7 and self.mail.get(peer):
+            self._deliver(peer)
+        self.gone.append(PeerGone(peer))
 
     def process_died(self, process: Process) -> None:
         """The shell notices both ends of a worker in any order; what it had sent may still arrive first, or never."""
@@ -272,6 +278,8 @@ class World:
                 process.clear(self.rng.choice([*self.shapes, bytes(32)]))
             case "lane" if process.ready:
                 process.open_lane()
+            case "give-lane-up" if process.ready:
+                process.give_lane_up()
             case "status" if process.ready:
                 process.ask_status()
             case "repeat" if process.ready:
