@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <system_error>
 
@@ -263,24 +264,38 @@ kv::JobKind kind_from(const std::string& kind) {
     kv::bad_argument("kind=" + kind + " must be store or retrieve");
 }
 
-std::vector<std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>> plan_copies(const GroupTuples& groups,
-                                                                            const CopyGroupTuples& copy_groups,
-                                                                            uint64_t arena_bytes,
-                                                                            const std::string& kind) {
+using CopyTuples = std::vector<std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>>;
+
+std::vector<CopyTuples> plan_pieces(const GroupTuples& groups, const CopyGroupTuples& copy_groups, uint64_t arena_bytes,
+                                    const std::string& kind, uint64_t bytes_max, uint64_t pages_max) {
+    if (bytes_max == 0 || pages_max == 0) kv::bad_argument("bytes_max and pages_max must be at least 1");
     const std::vector<uint64_t> unbounded(4096, 4 * kv::LAYOUT_BYTES_MAX);
     const kv::Layout layout(groups_from(groups), unbounded);
     const kv::Plan plan(layout, copy_groups_from(copy_groups), arena_bytes, kind_from(kind));
+    std::vector<CopyTuples> pieces;
     std::vector<kv::PageCopy> copies;
-    plan.expand(0, plan.bytes(), copies);
-    std::vector<std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>> tuples;
-    for (const kv::PageCopy& copy : copies) {
-        tuples.emplace_back(copy.buffer, copy.buffer_offset, copy.arena_offset, copy.bytes);
+    for (uint64_t begin = 0, end; begin < plan.bytes(); begin = end) {
+        end = plan.piece_end(begin, bytes_max, pages_max);
+        plan.expand(begin, end, copies);
+        CopyTuples& tuples = pieces.emplace_back();
+        for (const kv::PageCopy& copy : copies) {
+            tuples.emplace_back(copy.buffer, copy.buffer_offset, copy.arena_offset, copy.bytes);
+        }
     }
-    return tuples;
+    return pieces;
+}
+
+CopyTuples plan_copies(const GroupTuples& groups, const CopyGroupTuples& copy_groups, uint64_t arena_bytes,
+                       const std::string& kind) {
+    constexpr uint64_t whole = std::numeric_limits<uint64_t>::max();
+    std::vector<CopyTuples> pieces = plan_pieces(groups, copy_groups, arena_bytes, kind, whole, whole);
+    return pieces.empty() ? CopyTuples() : std::move(pieces.front());
 }
 
 void bind_copies(nb::module_& module) {
     module.def("plan_copies", &plan_copies, "groups"_a, "copy_groups"_a, "arena_bytes"_a, "kind"_a);
+    module.def("plan_pieces", &plan_pieces, "groups"_a, "copy_groups"_a, "arena_bytes"_a, "kind"_a, "bytes_max"_a,
+               "pages_max"_a);
     module.def(
         "copy_seconds",
         [](int source_fd, int target_fd, uint64_t bytes, int threads, bool non_temporal) {

@@ -155,14 +155,31 @@ void Plan::add_sections(const Group& group, uint64_t first_place) {
     }
 }
 
+// The section that holds a position of the stream; the last one for its end.
+std::vector<Plan::Section>::const_iterator Plan::section_at(uint64_t position) const {
+    const auto before = [](uint64_t at, const Section& section) { return at < section.stream_begin; };
+    const auto next = std::upper_bound(sections_.begin(), sections_.end(), position, before);
+    return next == sections_.begin() ? next : next - 1;
+}
+
+uint64_t Plan::piece_end(uint64_t begin, uint64_t bytes_max, uint64_t pages_max) const {
+    KV_ASSERT(begin <= bytes_);
+    const uint64_t end = begin + std::min(bytes_max, bytes_ - begin);
+    for (auto section = section_at(begin); section != sections_.end() && section->stream_begin < end; ++section) {
+        const uint64_t page_bytes = section->run->page_bytes;
+        const uint64_t first = (std::max(begin, section->stream_begin) - section->stream_begin) / page_bytes;
+        const uint64_t pages = section->stream_bytes() / page_bytes - first;
+        if (pages > pages_max) return std::min(end, section->stream_begin + (first + pages_max) * page_bytes);
+        pages_max -= pages;
+    }
+    return end;
+}
+
 void Plan::expand(uint64_t begin, uint64_t end, std::vector<PageCopy>& copies) const {
     KV_ASSERT(begin <= end);
     KV_ASSERT(end <= bytes_);
     copies.clear();
-    const auto before = [](uint64_t at, const Section& section) { return at < section.stream_begin; };
-    auto section = std::upper_bound(sections_.begin(), sections_.end(), begin, before);
-    if (section != sections_.begin()) --section;
-    for (; section != sections_.end() && section->stream_begin < end; ++section) {
+    for (auto section = section_at(begin); section != sections_.end() && section->stream_begin < end; ++section) {
         const uint64_t from = std::max(begin, section->stream_begin) - section->stream_begin;
         const uint64_t to = std::min(end - section->stream_begin, section->stream_bytes());
         expand_section(*section, from, to, copies);

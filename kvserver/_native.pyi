@@ -127,6 +127,17 @@ def plan_copies(
     ("block-duplicate: ...") for ids out of range, negative, or twice; ("slots: ...") when the slots do not fit the
     blocks or the arena."""
 
+def plan_pieces(
+    groups: Groups,
+    copy_groups: CopyGroups,
+    arena_bytes: int,
+    kind: Literal["store", "retrieve"],
+    bytes_max: int,
+    pages_max: int,
+) -> list[list[tuple[int, int, int, int]]]:
+    """The copies of plan_copies in the pieces that workers take one by one: of at most bytes_max bytes, out of at most
+    pages_max pages."""
+
 class CopyEngine:
     """Host copies between registered KV pools and the arena by worker threads. Retrieves run before stores.
 

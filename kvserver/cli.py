@@ -150,11 +150,14 @@ def serve(given: dict[str, str]) -> None:
             "python-optimized", "python -O removes assertions that keep wrong bytes out; start without it"
         )
     config, origins = _load(given)
-    from kvserver import supervisor
+    import logging
 
+    from kvserver import logs, supervisor
+
+    logs.start(level=config.log_level, form=config.log_format, process="supervisor")
     for name, origin in origins.items():
         if "rounded" in origin:
-            _complain(f"{name} is {getattr(config, name)} ({origin})")
+            logs.event(logging.INFO, "size rounded", (name, getattr(config, name)), ("origin", origin))
     raise typer.Exit(supervisor.run(config))
 
 

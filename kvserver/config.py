@@ -2,8 +2,8 @@
 
 Each key is declared once, with its type, default, bounds and description; --help, `kvserver config` and
 deploy/kvserver.toml are made from that. A key exists only if the server cannot know its value by itself. Whoever has a
-Config has a good one: bounds and relations are checked at construction, and 0 or "" that stands for "choose for me" has
-been replaced by what was chosen.
+Config has a good one: bounds and relations are checked at construction, 0 or "" that stands for "choose for me" has
+been replaced by what was chosen, and sizes are whole pages and whole slabs.
 """
 
 import os
@@ -21,6 +21,7 @@ from kvserver.wire.messages import BOARD_WORDS
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 PAGE_BYTES = 4096
+HUGE_PAGE_BYTES = (0, 2 * MIB, GIB)
 DAY_MS = 86_400_000
 
 SLAB_BYTES_AUTO_MAX = 256 * MIB
@@ -62,7 +63,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         About(
             "DRAM for cached chunks. It is taken in the background, slab by slab, after the server has begun to "
-            "answer. Rounded down to whole slabs when the server chooses slab_bytes.",
+            "answer. Rounded down to whole slabs.",
             least=MIB,
             most=64 * TIB,
         ),
@@ -71,7 +72,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         About(
             "The arena is cut into slabs; a slab serves shards of one size at a time, and no shard can be larger than "
-            "a slab. 0: a power of two, a sixteenth of the arena at most and 256MiB at most.",
+            "a slab. Rounded up to whole pages. 0: a power of two, a sixteenth of the arena at most and 256MiB at "
+            "most.",
             most=GIB,
         ),
     ] = 0
@@ -82,7 +84,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             most=GIB,
         ),
     ] = 0
-    numa_node: Annotated[int, About("NUMA node of the arena. -1: wherever the kernel puts it.", -1, 1023)] = -1
+    numa_node: Annotated[
+        int,
+        About("NUMA node that the arena is taken from while it has memory. -1: wherever the kernel puts it.", -1, 1023),
+    ] = -1
     touch_threads: Annotated[
         int, About("Threads that touch new memory of the arena. 0: half the cores, 4 at most.", most=256)
     ] = 0
@@ -111,6 +116,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mover_grace_ms: Annotated[
         int, About("A mover that has not ended a cancelled job, or let a cache go, by then is killed.", 1, 60_000)
     ] = 2_000
+    mover_start_ms: Annotated[
+        int, About("A mover that is not ready by then is killed, and who waits for it is told.", 1, 3_600_000)
+    ] = 30_000
     http_host: Annotated[str, About("Address for /healthz, /readyz, /metrics and /status.")] = "127.0.0.1"
     http_port: Annotated[int, About("Port for them. 0: none.", most=65_535)] = 9710
     log_level: Annotated[Literal["debug", "info", "warning", "error"], About("Least level that is logged.")] = "info"
@@ -125,8 +133,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if not self.http_host:
             raise ConfigError("config-http", 'http_host="" must be an address; http_port=0 turns HTTP off')
 
+    @property
+    def ledger_span_bytes(self) -> int:
+        """What the ledger is made for: the arena, and behind it a place for each chunk that has no slot."""
+        return self.arena_bytes + self.chunks_max * PAGE_BYTES
+
     def _choose(self) -> None:
-        """Puts a value where the operator left the choice to us. The only writes to a Config, before anyone has it."""
+        """Puts a value where the operator left the choice to us, and cuts sizes to what can be used whole. The only
+        writes to a Config, before anyone has it."""
         choose = msgspec.structs.force_setattr
         cores = len(os.sched_getaffinity(0))
         if not self.socket:
@@ -137,9 +151,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             choose(self, "copy_threads", min(cores, THREADS_AUTO_MAX))
         if not self.slab_bytes:
             slab_bytes = min(SLAB_BYTES_AUTO_MAX, max(MIB, _power_of_two_below(self.arena_bytes // SLABS_AUTO_MIN)))
-            slab_bytes = max(slab_bytes, self.huge_page_bytes)
-            choose(self, "slab_bytes", slab_bytes)
-            choose(self, "arena_bytes", self.arena_bytes // slab_bytes * slab_bytes)
+            choose(self, "slab_bytes", max(slab_bytes, self.huge_page_bytes))
+        page_bytes = self.huge_page_bytes or PAGE_BYTES
+        choose(self, "slab_bytes", -(-self.slab_bytes // page_bytes) * page_bytes)
+        if self.arena_bytes >= self.slab_bytes:
+            choose(self, "arena_bytes", self.arena_bytes // self.slab_bytes * self.slab_bytes)
 
 
 class Key(NamedTuple):
@@ -242,7 +258,8 @@ def load(path: Path | None, flags: Mapping[str, str]) -> tuple[Config, dict[str,
         if not given and taken:
             origins[key.name] += ", chosen by the server"
         elif given != taken:
-            origins[key.name] += f", rounded down from {values.get(key.name)} bytes to whole slabs"
+            way = "down" if taken < given else "up"
+            origins[key.name] += f", rounded {way} from {given} bytes"
     return config, origins
 
 
@@ -286,25 +303,12 @@ def example() -> str:
 
 def _check_arena(config: Config) -> None:
     arena, slab, huge = config.arena_bytes, config.slab_bytes, config.huge_page_bytes
-    if huge not in (0, 2 * MIB, GIB):
+    if huge not in HUGE_PAGE_BYTES:
         raise ConfigError("config-huge-page", f"huge_page_bytes={show_bytes(huge)} must be 0, 2MiB or 1GiB")
-    unit = huge or PAGE_BYTES
-    if slab % unit:
-        raise ConfigError(
-            "config-slab", f"slab_bytes={show_bytes(slab)} must be a multiple of {show_bytes(unit)} "
-            f"(huge_page_bytes={show_bytes(huge)})"
-        )  # fmt: skip
     if arena < slab:
         raise ConfigError(
             "config-arena",
             f"arena_bytes={show_bytes(arena)} must hold a slab of slab_bytes={show_bytes(slab)} at least",
-        )
-    if arena % slab:
-        below = arena // slab * slab
-        raise ConfigError(
-            "config-arena",
-            f"arena_bytes={show_bytes(arena)} must be a multiple of slab_bytes={show_bytes(slab)}, "
-            f"for example {show_bytes(below)} or {show_bytes(below + slab)}",
         )
 
 

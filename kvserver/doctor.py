@@ -115,6 +115,8 @@ def socket_directory(config: Config) -> Answer:
         return "fail", f"{directory} cannot be written to by this user"
     found = directory.stat()
     said = f"{directory} mode {found.st_mode & 0o7777:04o}, owner {found.st_uid}"
+    if found.st_uid not in (0, os.geteuid()):
+        return "warn", f"{said}: it belongs to another user, who can replace the socket"
     if found.st_mode & 0o022:
         return "warn", f"{said}: others can replace the socket; expected 0700, or 0750 with socket_group"
     return "ok", said
@@ -122,17 +124,11 @@ def socket_directory(config: Config) -> Answer:
 
 def socket_owner(config: Config) -> Answer:
     """Nobody serves at this socket yet."""
-    lock = f"{config.socket}.lock"
-    if not os.path.exists(lock):
+    if not os.path.exists(_lock_of(config)):
         return "ok", f"{config.socket} is free"
-    descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-        return "warn", f"a server lives at {config.socket} (process {pid})"
-    finally:
-        os.close(descriptor)
+    owner = _owner(config)
+    if owner:
+        return "warn", f"a server lives at {config.socket} (process {owner})"
     return "ok", f"{config.socket} is free (left by a server that is gone)"
 
 
@@ -156,7 +152,7 @@ def http_port(config: Config) -> Answer:
         try:
             probe.bind((config.http_host, config.http_port))
         except OSError as error:
-            return "warn", f"{config.http_host}:{config.http_port}: {error.strerror}"
+            return _unless_it_runs(config), f"{config.http_host}:{config.http_port}: {error.strerror}"
     return "ok", f"{config.http_host}:{config.http_port} is free"
 
 
@@ -172,7 +168,7 @@ def memory(config: Config) -> Answer:
     if config.arena_bytes > min(total, limit or total):
         return "fail", f"{said}: it can never fit"
     if config.arena_bytes > available:
-        return "warn", f"{said}: it does not fit now"
+        return _unless_it_runs(config), f"{said}: it does not fit now"
     return "ok", said
 
 
@@ -266,6 +262,29 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("populate", populate),
     ("pidfd", pidfds),
 )
+
+
+def _lock_of(config: Config) -> str:
+    return f"{config.socket}.lock"
+
+
+def _owner(config: Config) -> str:
+    """The process number of the server that lives at the socket; empty when there is none."""
+    if not os.path.exists(_lock_of(config)):
+        return ""
+    descriptor = os.open(_lock_of(config), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "?"
+    finally:
+        os.close(descriptor)
+    return ""
+
+
+def _unless_it_runs(config: Config) -> Verdict:
+    """Of something that is taken: no server could start; unless the one that is asked about has it."""
+    return "warn" if _owner(config) else "fail"
 
 
 def _meminfo(name: str) -> int:

@@ -9,6 +9,8 @@ are at most CONNECTIONS_MAX (the oldest makes room for a new one), one request e
            by the first registration, so none is needed.
 /metrics   Prometheus text, see metrics.py.
 /status    JSON, see wire/status.py.
+
+metrics.py is imported on this thread: prometheus_client takes 50 ms, which no start of the brain waits for.
 """
 
 import asyncio
@@ -24,7 +26,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvserver import metrics
 from kvserver.errors import ConfigError
 from kvserver.service.counters import Counters
 from kvserver.wire.status import Status, encode_status
@@ -113,6 +114,8 @@ class HttpServer:
         self._listener.close()
 
     def _run(self) -> None:
+        from kvserver import metrics  # noqa: F401, PLC0415
+
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._serve())
 
@@ -210,6 +213,8 @@ class Pages:
         return f"the brain's last sign of life is {age_s:.1f} s old, at most {FRESH_S:.1f}" if age_s >= FRESH_S else ""
 
     def _scrape(self) -> Answer:
+        from kvserver import metrics  # noqa: PLC0415
+
         last = self._board.last
         if last is None:
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, self._stuck())

@@ -17,6 +17,8 @@ from kvserver.wire.status import Status
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MOVER_STATES = ("starting", "ready", "killed")
+EXACT_BELOW = 1 << 53
+"""A sample is a float. Incarnations are nanoseconds plus a count, and a restart often changes only the last digit."""
 
 
 def render(status: Status, counters: Counters, age_s: float) -> bytes:
@@ -43,7 +45,8 @@ class SnapshotCollector(Collector):
     def _server(self) -> Iterator[Metric]:
         status = self._status
         yield _gauge("server_info", "Always 1; the label names the server's version.", "server", {status.server: 1})
-        yield _gauge("incarnation", "Which start of the brain this is.", value=status.incarnation)
+        start = status.incarnation % EXACT_BELOW
+        yield _gauge("incarnation", "Which start of the brain this is, modulo 2^53.", value=start)
         yield _gauge("uptime_seconds", "Seconds since the brain started.", value=status.uptime_s)
         yield _gauge("snapshot_age_seconds", "Age of these figures; the brain is stuck if it grows.", value=self._age_s)
 

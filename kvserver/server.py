@@ -43,7 +43,7 @@ from kvserver.service.effects import (
     PutNamespace,
     Withdraw,
 )
-from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
+from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, Unheard, WorkerGone
 from kvserver.service.service import Service
 from kvserver.service.state import Bounds
 from kvserver.transfer.engines import Ledger, create_memfd
@@ -53,6 +53,7 @@ from kvserver.wire.messages import (
     FRAME_BYTES_MAX,
     Attached,
     Error,
+    Found,
     LaneOpen,
     Lookup,
     Offer,
@@ -328,21 +329,27 @@ class Shell:
             try:
                 send(connection, frame, () if descriptor < 0 else (descriptor,))
             except OSError:
-                self._service.counters.replies_dropped += 1
+                self._drop(reply)
                 self._loop.call_soon(self._close_local, peer)
             return
         identity = self._zmq_peers.get(peer)
         if identity is None:
-            self._service.counters.replies_dropped += 1
+            self._drop(reply)
             return
         if isinstance(reply, Welcome):
             self._welcome.add(peer)
         try:
             self._router.send_multipart((identity, frame), zmq.NOBLOCK)
         except zmq.ZMQError:
-            self._service.counters.replies_dropped += 1
+            self._drop(reply)
         if int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._drain_router)  # its descriptor is edge-triggered: nobody else would tell us
+
+    def _drop(self, reply: Reply) -> None:
+        """A reply that nobody gets. A lease that nobody is told of would keep its chunks until its time is over."""
+        self._service.counters.replies_dropped += 1
+        if isinstance(reply, Found) and reply.lease:
+            self._loop.call_soon(self._handle, Unheard(reply.lease))
 
     def _answer_with_board(self, effect: AnswerWithBoard) -> None:
         connection = self._locals.get(effect.peer)
@@ -470,7 +477,7 @@ def main() -> Never:
     gc.disable()  # by hand, in _tick
     gc.freeze()
     control = socket.socket(fileno=inherited.control)
-    ledger = Ledger(inherited.ledger, config.arena_bytes)
+    ledger = Ledger(inherited.ledger, config.ledger_span_bytes)
 
     async def serve() -> None:
         await Shell(config, control, ledger, inherited.incarnation).run()

@@ -1,10 +1,12 @@
 """`kvserver serve`: holds the arena's and the ledger's descriptors, and starts and restarts brain and movers.
 
 It decides nothing about the cache and never looks at its bytes, so that it has no reason to crash; whatever crashes
-below it loses no sealed chunk. Two rules:
+below it loses no sealed chunk. Three rules:
 
 Rule 1: a new brain starts only when every mover of the old one has been reaped. No slot is used again before that.
-Rule 2: no child outlives it (PDEATHSIG). It waits only for what has ended or was killed.
+Rule 2: no child outlives it (PDEATHSIG).
+Rule 3: it blocks for nobody. What was killed and sleeps in the kernel, or is held by a debugger, is waited for in the
+loop; a stop leaves it behind after a while.
 """
 
 import fcntl
@@ -44,6 +46,8 @@ from kvserver.wire.orders import (
 
 STOP_S = 5.0
 """How long the brain may take to end after SIGTERM."""
+REAP_S = 5.0
+"""How long what was killed may take to end: then the log tells, and a stop goes on without it."""
 BACKOFF_S = (0.0, 0.1, 0.3, 1.0, 3.0)
 """Waits before a crashed brain starts again; the last one is repeated."""
 STEADY_S = 30.0
@@ -59,7 +63,7 @@ def run(config: Config) -> int:
     _check_memory(config)
     _allow_descriptors()
     arena = _create(config, "kvserver-arena", config.arena_bytes, config.huge_page_bytes)
-    ledger = _create(config, "kvserver-ledger", Ledger.file_bytes(config.arena_bytes), 0)
+    ledger = _create(config, "kvserver-ledger", Ledger.file_bytes(config.ledger_span_bytes), 0)
     grower = _grow(config, arena)
     logs.event(logging.INFO, "arena begun", ("bytes", config.arena_bytes), ("slab_bytes", config.slab_bytes))
     supervisor = Supervisor(config, arena, ledger, grower)
@@ -88,9 +92,11 @@ class _Child:
             self.process.kill()
 
     def reap(self) -> str:
-        """Waits for an ended or killed process; says how it ended."""
-        status = self.process.wait()
+        """Of a process whose pidfd is readable: all of it has ended. Says how it ended."""
+        status = self.process.poll()
         os.close(self.pidfd)
+        if status is None:  # a debugger keeps what little is left; the next start of a process tries again
+            return "while it was traced"
         return f"signal {-status}" if status < 0 else f"exit {status}"
 
 
@@ -105,13 +111,19 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._receiver = Receiver(ORDER_BYTES_MAX)
         self._movers: dict[int, _Child] = {}
+        """Those that may still run: of this brain, or of the one before."""
         self._brain: _Child | None = None
         self._control: socket.socket | None = None
         self._incarnation = time.time_ns()
         self._crashes = 0
         self._started = 0.0
+        self._stopping = False
         self._start_at: float | None = 0.0
-        self._stop_at: float | None = None
+        """When the next brain starts."""
+        self._kill_at: float | None = None
+        """When everything is killed, if the brain has not ended as it was asked to."""
+        self._reap_at: float | None = None
+        """When all that was killed must have ended."""
         self.status = 0
         """What the process exits with."""
         self._signals, self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -123,25 +135,43 @@ class Supervisor:
             signal.signal(number, _ignore)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._selector.register(self._grower.eventfd, selectors.EVENT_READ, self._on_grown)
-        while self._stop_at is None or self._brain is not None:
+        while not self._stopping or self._brain is not None or self._movers:
             self._start_brain_when_due()
             for key, _ in self._selector.select(self._patience()):
                 key.data()
-            if self._stop_at is not None and time.monotonic() >= self._stop_at and self._brain is not None:
-                self._brain.kill()
-        self._end_movers()
+            if _is_past(self._kill_at):
+                self._kill_all()
+            if _is_past(self._reap_at):
+                self._reap_at = None
+                self._tell_of_undead()
+                if self._stopping:
+                    break
         logs.event(logging.INFO, "server stopped")
 
     def _patience(self) -> float | None:
-        waits = [at - time.monotonic() for at in (self._start_at, self._stop_at) if at is not None]
-        return max(0.0, min(waits)) if waits else None
+        start_at = None if self._movers else self._start_at
+        dues = [due for due in (start_at, self._kill_at, self._reap_at) if due is not None]
+        return max(0.0, min(dues) - time.monotonic()) if dues else None
+
+    def _kill_all(self) -> None:
+        """The brain too, if it still runs. The loop reaps them as they end."""
+        self._kill_at = None
+        for child in self._children():
+            child.kill()
+        self._reap_at = time.monotonic() + REAP_S if self._children() else None
+
+    def _children(self) -> list[_Child]:
+        return [*self._movers.values(), *([self._brain] if self._brain is not None else [])]
+
+    def _tell_of_undead(self) -> None:
+        for child in self._children():
+            logs.event(logging.ERROR, "killed and does not end", ("name", child.name), ("pid", child.process.pid))
 
     # ---------------------------------------------------------------- brain
 
     def _start_brain_when_due(self) -> None:
-        if self._start_at is None or time.monotonic() < self._start_at or self._stop_at is not None:
+        if self._stopping or self._movers or not _is_past(self._start_at):
             return
-        assert not self._movers, "a new brain starts only when all movers of the old one have been reaped"
         self._start_at = None
         self._started = time.monotonic()
         self._incarnation += 1
@@ -169,24 +199,16 @@ class Supervisor:
         how = self._brain.reap()
         refused = self._brain.process.returncode == CANNOT_START
         self._brain, self._control = None, None
-        self._end_movers()
+        self._kill_all()
         if refused:
-            self._stop_at, self.status = time.monotonic(), CANNOT_START
-        if self._stop_at is not None:
+            self._stopping, self.status = True, CANNOT_START
+        if self._stopping:
             return
         lived = time.monotonic() - self._started
         self._crashes = 0 if lived >= STEADY_S else self._crashes + 1
         wait = BACKOFF_S[min(max(self._crashes - 1, 0), len(BACKOFF_S) - 1)]
         self._start_at = time.monotonic() + wait
         logs.event(logging.ERROR, "brain ended", ("how", how), ("lived_s", f"{lived:.1f}"), ("restart_in_s", wait))
-
-    def _end_movers(self) -> None:
-        for child in self._movers.values():
-            child.kill()
-        for child in self._movers.values():
-            self._selector.unregister(child.pidfd)
-            logs.event(logging.INFO, "mover reaped", ("mover", child.mover), ("how", child.reap()))
-        self._movers.clear()
 
     # ---------------------------------------------------------------- movers
 
@@ -224,10 +246,11 @@ class Supervisor:
         brains.close()
 
     def _on_mover_end(self, child: _Child) -> None:
-        if self._movers.pop(child.mover, None) is None:
-            return
+        del self._movers[child.mover]
         self._selector.unregister(child.pidfd)
         how = child.reap()
+        if not self._children():
+            self._reap_at = None
         logs.event(logging.INFO, "mover reaped", ("mover", child.mover), ("how", how))
         self._tell(MoverReaped(child.mover, how))
 
@@ -260,13 +283,19 @@ class Supervisor:
 
     def _on_signal(self) -> None:
         os.read(self._signals, 64)
-        if self._stop_at is None:
-            self._stop_at = time.monotonic() + STOP_S
-            self._start_at = None
-            if self._brain is not None:
-                self._brain.process.terminate()
-        elif self._brain is not None:
-            self._brain.kill()
+        if self._stopping:
+            self._kill_all()
+            return
+        self._stopping = True
+        if self._brain is not None:
+            self._brain.process.terminate()
+            self._kill_at = time.monotonic() + STOP_S
+        else:
+            self._kill_all()
+
+
+def _is_past(due: float | None) -> bool:
+    return due is not None and time.monotonic() >= due
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:

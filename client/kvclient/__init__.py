@@ -22,6 +22,7 @@ from kvclient.caches import Cache
 from kvclient.client import Client
 from kvclient.counters import Counters
 from kvclient.keys import chunk_keys, key_from_text, key_to_text, keys_from_block_hashes, namespace_digest
+from kvclient.sequences import Sequences
 from kvclient.values import (
     Blocks,
     CacheSpec,
@@ -52,6 +53,7 @@ __all__ = [
     "RequestError",
     "ResourceError",
     "RetrieveResult",
+    "Sequences",
     "StoreResult",
     "Timeouts",
     "chunk_keys",

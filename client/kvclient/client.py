@@ -164,10 +164,13 @@ class Client:
         """The longest prefix that every group and shard can serve, with a lease when it has at least
         chunks_wanted_min chunks. In the caller's thread; a miss with `why` when the server cannot be asked.
 
-        keys: packed, in prefix order; more than the server takes in one request are left out at the end."""
+        keys: packed, in prefix order; more than the server takes in one request are left out at the end. A prompt that
+        is shorter than a chunk has none, and nothing is found of it."""
         self._check_alive()
         link = self._gate.link
         request = self._lookup_request(link, namespace, keys, chunks_wanted_min)
+        if not keys:
+            return Found(0, None)
         if link is None:
             found = Found(0, None, self._why_shut())
         else:
@@ -184,6 +187,9 @@ class Client:
         request = self._lookup_request(link, namespace, keys, chunks_wanted_min)
         patience_s = self.timeouts.lookup_s if timeout_s is None else timeout_s
         answer: Future[Found] = _future()
+        if not keys:
+            answer.set_result(Found(0, None))
+            return answer
         if link is None:
             why = self._why_shut()
         elif not self._lookup_slots.take(ASYNC_LOOKUPS_MAX):
@@ -195,6 +201,12 @@ class Client:
             self.counters.add_lookup(found.chunks, served=not found.why)
             answer.set_result(found)
         return answer
+
+    def honours(self, lease: Lease) -> bool:
+        """Whether the server that granted it answers and still has it, as far as is known without asking."""
+        link = self._gate.link
+        alive = link is not None and link.incarnation == lease.incarnation
+        return alive and time.monotonic() < lease.expires_monotonic_s
 
     def release(self, lease: Lease) -> None:
         """Gives a lease back early. A lease that cannot be given back expires by itself."""
@@ -223,9 +235,13 @@ class Client:
         """Stores whole chunks [first_chunk, first_chunk + keys) of a prefix; `parent` is the key before them.
 
         Their blocks must not change before the future completes. Requests larger than the server's limits are cut in
-        chain order and end at the first that is stored short."""
+        chain order and end at the first that is stored short. No keys and no blocks are stored at once."""
         self._check_alive()
         self._check_own(cache)
+        if not keys and not any(len(item.block_ids) for item in groups):
+            nothing: Future[StoreResult] = _future()
+            nothing.set_result(StoreResult(0, 0, 0, ""))
+            return nothing
         link = self._gate.link
         limits = link.limits if link is not None else ASSUMED_LIMITS
         whole = StorePart(first_chunk, parent, keys, pack_groups(cache.spec, groups))
@@ -294,7 +310,8 @@ class Client:
     def _lookup_request(self, link: Link | None, namespace: bytes, keys: bytes, chunks_wanted_min: int) -> wire.Lookup:
         if len(namespace) != wire.NAMESPACE_BYTES:
             raise _wrong_namespace(namespace)
-        check_keys(keys)
+        if keys:
+            check_keys(keys)
         limits = link.limits if link is not None else ASSUMED_LIMITS
         return wire.Lookup(
             next(self._connection.ids), namespace, keys[: limits.chunks_max * wire.KEY_BYTES], chunks_wanted_min

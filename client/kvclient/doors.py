@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeVar
 
 import zmq
@@ -16,7 +17,7 @@ from kvclient.counters import Counters
 from kvclient.loop import Loop, Lost, Source, Trouble, Waiter
 from kvserver.errors import RequestError
 from kvserver.wire.codec import decode_reply, encode
-from kvserver.wire.messages import FRAME_BYTES_MAX, Error, Frame, Reply, Request
+from kvserver.wire.messages import FRAME_BYTES_MAX, Error, Found, Frame, Release, Released, Reply, Request
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ ZMQ_RECONNECT_MS_MAX = 500
 
 RACES = frozenset({"cache-unknown", "cache-not-mapped", "lease-unknown"})
 """Refusals that a correct caller meets when the server or a mover died, or a lease ran out, a moment ago."""
+LASTING = frozenset({"slot-size", "prompt-size", "namespace-size"})
+"""Bounds that waiting does not change: cache and server do not fit each other as they are configured."""
 
 
 class Answer(NamedTuple):
@@ -201,18 +204,28 @@ class Door:
         waiter = self._asks.get(reply.id)
         if waiter is None or waiter.settled:
             close_all(descriptors)
-            self._counters.add("replies_late")
-            if reply.id == 0 and isinstance(reply, Error):
-                log.warning("the server could not read a request code=%s message=%s", reply.code, reply.message)
+            self._drop(reply)
             return
         self._loop.settle(waiter, Answer(reply, descriptors))
+
+    def _drop(self, reply: Reply) -> None:
+        """A reply that nobody waits for. A lease that comes too late is given back."""
+        if isinstance(reply, Released):
+            return  # to what is sent here
+        self._counters.add("replies_late")
+        match reply:
+            case Found(lease=lease) if lease:
+                with suppress(BlockingIOError):  # then it expires by itself
+                    self._transport.send(encode(Release(reply.id, lease)), -1)
+            case Error(id=0):
+                log.warning("the server could not read a request code=%s message=%s", reply.code, reply.message)
 
 
 def refusal(error: Error) -> RequestError | Trouble:
     """What an Error frame means: the caller's mistake, the end of the session, or something that passes."""
     if error.code == "session-unknown":
         return Lost(error.code, error.message)
-    if error.family == "request" and error.code not in RACES:
+    if error.code in LASTING or (error.family == "request" and error.code not in RACES):
         return RequestError(error.code, error.message)
     return Trouble(error.code, error.message, unchanged=error.family == "resource")
 

@@ -13,7 +13,7 @@ from kvclient.doors import R, refusal
 from kvclient.loop import Lost, Overdue, Trouble
 from kvserver.errors import RequestError
 from kvserver.wire.codec import decode_reply, encode
-from kvserver.wire.messages import FRAME_BYTES_MAX, Error, Lookup, Release, Reply
+from kvserver.wire.messages import FRAME_BYTES_MAX, Error, Found, Lookup, Release, Reply
 
 
 class Lane:
@@ -84,8 +84,14 @@ class Lane:
             reply = decode_reply(memoryview(self._buffer)[:size])
             if reply.id == request.id:
                 return reply
-            # The reply to a request whose caller was interrupted (KeyboardInterrupt) while it waited.
+            self._drop(reply)
         raise Overdue
+
+    def _drop(self, reply: Reply) -> None:
+        """The reply to a request whose caller was interrupted (KeyboardInterrupt) while it waited; or to what is sent
+        here. Nobody knows of the lease that it brings."""
+        if isinstance(reply, Found) and reply.lease:
+            self._socket.send(encode(Release(reply.id, reply.lease)), socket.MSG_DONTWAIT)
 
     def _wait_at_most(self, left_s: float) -> None:
         """To the next whole millisecond, which is the same for most calls and then needs no system call."""

@@ -42,6 +42,8 @@ class CacheSpec:
     device_index: int = 0
     tenant: str = ""
     mode: Mode = "direct"
+    tokens_max: int = 0
+    """Tokens of the engine's longest prompt. A server whose arena can never hold one refuses the cache. 0: not said."""
 
 
 def full_group(

@@ -23,6 +23,7 @@ from kvserver._native import (
     fill_pattern,
     free_huge_pages,
     plan_copies,
+    plan_pieces,
 )
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "pack_block_ids",
     "pack_slots",
     "plan_copies",
+    "plan_pieces",
 ]
 
 Completion = tuple[int, Literal["done", "abandoned", "failed", "invalid", "unmapped"], int, int, str, str]

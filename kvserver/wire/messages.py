@@ -182,6 +182,8 @@ class Register(Frame, tag="register", frozen=True):
     """Tag that quotas will be held against; empty for the default tenant."""
     buffers: list[Buffer]
     groups: list[GroupSpec]
+    tokens_max: int
+    """Tokens of the engine's longest prompt; a cache is refused when the arena can never hold one. 0: not said."""
 
 
 class Unregister(Frame, tag="unregister", frozen=True):

@@ -133,7 +133,8 @@ class Abuser:
         self, descriptor: int, *, name: str = "kv", namespace: bytes = NAMESPACE, buffer_bytes: int = POOL_BYTES
     ) -> wire.Register:
         buffers = [Buffer(self.offer(descriptor), b"", buffer_bytes)]
-        return wire.Register(self.next_id(), name, namespace, CHUNK_TOKENS, "host", 0, "direct", "", buffers, [GROUP])
+        head = self.next_id(), name, namespace, CHUNK_TOKENS
+        return wire.Register(*head, "host", 0, "direct", "", buffers, [GROUP], 0)
 
     def register(self) -> "Abuser":
         reply = self.ask(self.registration(self.pool))

@@ -149,6 +149,9 @@ def kill(pid: int) -> None:
 class Server:
     """`kvserver serve` in a folder of its own. Settings are configuration keys, as keyword arguments."""
 
+    PROGRAM: tuple[str, ...] = ("-m", "kvserver")
+    """What the interpreter is given before the command."""
+
     def __init__(self, **settings: object) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="kv-"))
         self.path = self.folder / "s" / "kv.sock"
@@ -189,7 +192,7 @@ class Server:
     def spawn(self) -> subprocess.Popen[bytes]:
         """Starts it without waiting."""
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
-        command = [sys.executable, "-m", "kvserver", "serve", f"--socket={self.path}", *flags]
+        command = [sys.executable, *self.PROGRAM, "serve", f"--socket={self.path}", *flags]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         return self.process

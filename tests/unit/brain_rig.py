@@ -88,9 +88,8 @@ def ids(*blocks: int) -> bytes:
 
 class Rig:
     def __init__(self, **bounds: int) -> None:
-        source = random.Random(7)
         self.bounds = Bounds(arena_bytes=ARENA_BYTES, slab_bytes=SLAB_BYTES, **bounds)
-        self.service = Service(self.bounds, source.randbytes)
+        self.service = self.new_service()
         self.now_ns = 1_000_000_000
         self.movers_map = True
         """False: MapCache stays unanswered."""
@@ -107,6 +106,9 @@ class Rig:
         self._unmaps: list[tuple[int, int]] = []
         self._last = 0
         self.handle(ArenaGrew(ARENA_BYTES // SLAB_BYTES, ""))
+
+    def new_service(self) -> Service:
+        return Service(self.bounds, random.Random(7).randbytes)
 
     def number(self) -> int:
         """A peer, descriptor or request id that was not used before."""
@@ -253,11 +255,12 @@ class Client:
         chunk_tokens: int = CHUNK_TOKENS,
         descriptors: Sequence[int] | None = None,
         buffer_bytes: int = BUFFER_BYTES,
+        tokens_max: int = 0,
     ) -> Register:
         numbers = [self.offer()] if descriptors is None else descriptors
         buffers = [Buffer(number, b"", buffer_bytes) for number in numbers]
-        request_id = self.rig.number()
-        return Register(request_id, name, namespace, chunk_tokens, "host", 0, "direct", "", buffers, list(groups))
+        head = self.rig.number(), name, namespace, chunk_tokens
+        return Register(*head, "host", 0, "direct", "", buffers, list(groups), tokens_max)
 
     def register(self, *args: Any, **kwargs: Any) -> "Client":
         reply = self.ask(self.registration(*args, **kwargs))

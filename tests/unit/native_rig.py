@@ -8,14 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from oracle_plan import CopyGroup, Group, plan
+from oracle_plan import CopyGroup, Group, Run, plan
 
-from kvserver.transfer.engines import Board, Completion, CopyEngine, create_memfd
+from kvserver.transfer.engines import LIVE, Board, Completion, CopyEngine, create_memfd
 
 Kind = Literal["store", "retrieve"]
+KINDS: tuple[Kind, ...] = ("store", "retrieve")
 SESSION = 5
 WORDS = 37
 WAIT_MS = 30_000
+
+BIG_PAGE = 2 << 20
+BIG = Group(1, 24, (Run(0, 0, 1, 0, BIG_PAGE, BIG_PAGE),))
+BIG_POOL = 24 * BIG_PAGE
 
 
 class Memory:
@@ -90,6 +95,23 @@ def rig(arena_bytes: int = 1 << 20, threads: int = 2) -> Iterator[Rig]:
         yield made
     finally:
         made.close()
+
+
+def all_big() -> list[CopyGroup]:
+    """Copies that keep a worker busy for some milliseconds: of every block of a pool laid out as BIG."""
+    return [CopyGroup(0, 0, tuple(range(24)), tuple(range(0, BIG_POOL, BIG_PAGE)))]
+
+
+def busy_then_queued(session: Rig, cache: int, queued: list[Kind]) -> tuple[int, list[int]]:
+    """A large store that occupies the only worker, and jobs that wait behind it; all on words of their own."""
+    first, generation = session.submit("store", cache, all_big(), word=0)
+    while session.board.state(0) == (generation, LIVE):
+        pass
+    others = [
+        session.submit(kind, cache, [CopyGroup(0, 0, (index,), (index * BIG_PAGE,))], word=1 + index)[0]
+        for index, kind in enumerate(queued)
+    ]
+    return first, others
 
 
 def carried_out(

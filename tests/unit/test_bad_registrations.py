@@ -31,6 +31,7 @@ from tests.unit.bad_scene import HUGE, Scene, change
 from tests.unit.brain_rig import (
     ARENA_BYTES,
     BUFFER_BYTES,
+    CHUNK_TOKENS,
     FULL,
     NAMESPACE,
     PAGE_BYTES,
@@ -282,8 +283,47 @@ def test_a_chunk_that_the_arena_does_not_hold_is_refused_at_its_last_shard(scene
         [change(group, shard=shards - 1)], namespace=bytes(32), descriptors=descriptors, buffer_bytes=1 << 20
     )
     scene.refuses(
-        last, "resource", "slot-size", f"a chunk of {shards * SLAB_BYTES} bytes", f"the arena of {ARENA_BYTES} bytes"
+        last, "resource", "slot-size", f"a chunk needs {shards} slabs", f"the arena of {ARENA_BYTES} bytes has 16"
     )
+
+
+def test_shards_that_leave_much_of_their_slabs_empty_are_counted_by_slabs(scene: Scene) -> None:
+    """A bit more than half a slab each: so many fill the slabs, though the sum of their bytes would fit twice."""
+    slabs = ARENA_BYTES // SLAB_BYTES
+    group = change(big(12_000)[0], shards=slabs + 1)
+    for shard in range(slabs):
+        scene.culprit.register([change(group, shard=shard)], name=f"{shard}", namespace=bytes(32), buffer_bytes=1 << 20)
+    descriptors = [scene.culprit.offer()]
+    last = scene.culprit.registration(
+        [change(group, shard=slabs)], namespace=bytes(32), descriptors=descriptors, buffer_bytes=1 << 20
+    )
+    scene.refuses(last, "resource", "slot-size", f"a chunk needs {slabs + 1} slabs of {SLAB_BYTES} bytes", "has 16")
+
+
+@pytest.mark.parametrize(
+    ("groups", "tokens"),
+    [
+        ((FULL,), 16 * 16 * CHUNK_TOKENS),
+        ((change(FULL, shards=3),), 16 * 16 * CHUNK_TOKENS),
+        ((FULL, WINDOW), (16 * 16 - 2) * CHUNK_TOKENS),
+        ((STATE,), (1 << 40) - CHUNK_TOKENS + 1),
+    ],
+)
+def test_an_arena_that_can_never_hold_the_longest_prompt_is_refused(
+    scene: Scene, groups: Sequence[GroupSpec], tokens: int
+) -> None:
+    """Every slot is of 4 KiB, 16 in a slab. FULL takes one a chunk, WINDOW two and STATE one at the end of the prompt.
+    The size of shards that are not registered yet is unknown, and is not guessed."""
+    just = scene.culprit.registration(groups, namespace=bytes(32), tokens_max=tokens + CHUNK_TOKENS - 1)
+    assert isinstance(scene.culprit.ask(just), Registered)
+    descriptors = [scene.culprit.offer()]
+    more = scene.culprit.registration(
+        groups, name="more", namespace=bytes(32), descriptors=descriptors, tokens_max=tokens + CHUNK_TOKENS
+    )
+    if tokens + CHUNK_TOKENS > 1 << 40:
+        scene.refuses(more, "request", "tokens-max", f"tokens_max={tokens + CHUNK_TOKENS} must be in [0, ")
+    else:
+        scene.refuses(more, "resource", "prompt-size", f"tokens_max={tokens + CHUNK_TOKENS} needs 17 slabs", "has 16")
 
 
 def test_shapes_that_the_ledger_cannot_keep_are_refused(scene: Scene) -> None:
@@ -410,8 +450,7 @@ def test_a_mover_that_keeps_a_dead_clients_cache_is_killed(scene: Scene) -> None
 def test_a_layout_is_checked_in_a_moment_however_many_regions_it_has() -> None:
     """The brain does it on its only thread: 65,536 regions in all, not in each group."""
     runs = [RegionRun(0, 0, 65_536, 4, 400_000, 3)]
-    request = Register(
-        1, "kv", NAMESPACE, 6, "host", 0, "direct", "", [Buffer(1, b"", 1 << 40)], [change(FULL, regions=runs)] * 2
-    )
+    groups = [change(FULL, regions=runs)] * 2
+    request = Register(1, "kv", NAMESPACE, 6, "host", 0, "direct", "", [Buffer(1, b"", 1 << 40)], groups, 0)
     with pytest.raises(RequestError, match=r"regions=131072 must be in \[1, 65536\]"):
         Layout.parse(request)

@@ -72,7 +72,7 @@ def scene() -> Scene:
         Retrieve(1, 1, 1, 0, 1, 9, [GroupBlocks(0, 0, ids(0))]),
         Clear(1, NAMESPACE),
         Status(1),
-        Register(1, "kv", NAMESPACE, 6, "host", 0, "direct", "", [Buffer(1, b"", 9)], [FULL]),
+        Register(1, "kv", NAMESPACE, 6, "host", 0, "direct", "", [Buffer(1, b"", 9)], [FULL], 0),
         Attach(1, b"nobody's secret!"),
         Lane(1, b""),
     ],

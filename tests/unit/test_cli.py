@@ -171,8 +171,18 @@ def test_serve_runs_the_supervisor_with_what_was_given(monkeypatch: pytest.Monke
 
     monkeypatch.setitem(sys.modules, "kvserver.supervisor", Supervisor)
     monkeypatch.setattr("kvserver.supervisor", Supervisor, raising=False)
+    monkeypatch.setattr("kvserver.logs.start", lambda **settings: None)
     output("serve", "--arena-bytes", "3MiB", "--socket", "/x/y", status=7)
     assert (seen[0].arena_bytes, seen[0].socket) == (3 * MIB, "/x/y")
+
+
+def test_serve_logs_a_size_that_it_had_to_round(tmp_path: Path) -> None:
+    (tmp_path / "kv.sock").mkdir()  # no socket: the server cannot start, and says all that it says before
+    flags = ("--arena-bytes=3000000", "--slab-bytes=1MiB", "--http-port=0", "--log-format=json")
+    done = kvserver("serve", f"--socket={tmp_path}/kv.sock", *flags)
+    first = json.loads(done.stderr.splitlines()[0])
+    assert (done.returncode, first["event"], first["arena_bytes"]) == (2, "size rounded", 2 * MIB)
+    assert first["origin"] == "--arena-bytes, rounded down from 3000000 bytes"
 
 
 # ---------------------------------------------------------------- status

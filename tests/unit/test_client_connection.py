@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,24 @@ def test_cache_may_be_registered_before_there_is_a_server_and_its_descriptor_clo
         assert not cache.wait_registered(0)
         with fake:
             assert cache.wait_registered(WAIT_S)
+
+
+def test_longest_prompt_of_the_engine_is_told(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        at.client.register_cache(replace(spec(at.pool, "long"), tokens_max=131_072)).wait_registered(WAIT_S)
+        assert [at.fake.wait_for(wire.Register, number).tokens_max for number in (1, 2)] == [0, 131_072]
+
+
+@pytest.mark.parametrize("code", ["slot-size", "prompt-size", "namespace-size"])
+def test_server_that_can_never_hold_the_cache_is_told_and_not_asked_again(tmp_path: Path, code: str) -> None:
+    """Otherwise an engine would run for weeks without a hit, and only its log would know."""
+    with rig(tmp_path) as at:
+        at.fake.refuse[wire.Register] = ("resource", code)
+        other = at.client.register_cache(spec(at.pool, "other"))
+        with pytest.raises(RequestError, match=code):
+            other.wait_registered(WAIT_S)
+        assert at.fake.count(wire.Register) == 2
+        assert at.client.store(other, 0, b"", keys_of(1), chunks(0, 1)).result(0).why == "not-registered"
 
 
 def test_refused_cache_raises_what_the_server_said_and_is_not_tried_again_there(tmp_path: Path) -> None:

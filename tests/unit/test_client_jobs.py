@@ -52,6 +52,15 @@ def test_store_says_what_is_held(tmp_path: Path) -> None:
         assert at.client.counters.chunks_stored == 2
 
 
+def test_store_of_nothing_is_done_and_nobody_is_asked(tmp_path: Path) -> None:
+    """A prompt that is shorter than a chunk has no keys."""
+    with rig(tmp_path) as at:
+        assert at.client.store(at.cache, 0, b"", b"", [Blocks(0, 0, [])]).result(0) == StoreResult(0, 0, 0, "")
+        with pytest.raises(RequestError, match="0 bytes of keys"):
+            at.client.store(at.cache, 0, b"", b"", [Blocks(0, 0, [1, 2, 3])])
+        assert (at.fake.count(wire.Store), at.client.counters.stores) == (0, 0)
+
+
 def test_store_of_a_full_server_is_short(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         at.fake.chunks_stored_max = 1

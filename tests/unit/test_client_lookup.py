@@ -196,6 +196,34 @@ def test_reply_to_an_interrupted_request_is_skipped(tmp_path: Path) -> None:
         assert at.client.lookup(NAMESPACE, keys_of(1)).chunks == 1
 
 
+def test_lease_of_an_interrupted_lookup_is_given_back(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        hold_keys(at.fake, 1)
+        at.fake.before[wire.Lookup] = lambda request: at.fake._send(
+            at.fake._asked[request.id], encode(wire.Found(1 << 40, 77, 5, 1000))
+        )
+        found = at.client.lookup(NAMESPACE, keys_of(1))
+        assert at.fake.wait_for(wire.Release).lease == 5
+        at.fake.before.clear()
+        assert found.lease is not None
+        at.client.release(found.lease)
+        assert at.fake.wait_for(wire.Release, 2).lease == found.lease.number
+        assert at.client.connected
+
+
+def test_lease_that_comes_too_late_is_given_back(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        at.fake.hold.add(wire.Lookup)
+        assert at.client.lookup_async(NAMESPACE, keys_of(1), timeout_s=0.02).result(WAIT_S).why == "timeout"
+        request = at.fake.wait_for(wire.Lookup)
+        at.fake.answer(request, wire.Found(request.id, 0, 0, 0))
+        at.fake.answer(request, wire.Found(request.id, 1, 77, 1000))
+        assert at.fake.wait_for(wire.Release).lease == 77
+        assert at.client.wait_connected(WAIT_S)
+        assert at.client.counters.replies_late == 2
+        assert at.fake.count(wire.Release) == 1
+
+
 def test_frame_that_is_no_reply_is_a_miss(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         at.fake.raw[wire.Lookup] = b"\x93\xa5found"
@@ -268,7 +296,7 @@ def test_mistake_of_the_caller_is_raised(tmp_path: Path, way: str) -> None:
     [
         (NAMESPACE[:31], keys_of(1), "31 bytes of namespace; expected a digest of 32 bytes"),
         (NAMESPACE, keys_of(1) + b"x", "33 bytes of keys; expected at least one key of 32 bytes"),
-        (NAMESPACE, b"", "0 bytes of keys"),
+        (NAMESPACE[:31], b"", "31 bytes of namespace"),
     ],
 )
 def test_wrong_lengths_are_refused_before_anybody_is_asked(
@@ -278,6 +306,13 @@ def test_wrong_lengths_are_refused_before_anybody_is_asked(
         with pytest.raises(RequestError, match=message):
             _look(at, way, namespace, keys)
         assert at.fake.count(wire.Lookup) == 0
+
+
+@pytest.mark.parametrize("way", ["lookup", "lookup_async"])
+def test_a_prompt_without_a_whole_chunk_is_found_nowhere_and_nobody_is_asked(tmp_path: Path, way: str) -> None:
+    with rig(tmp_path) as at:
+        assert _look(at, way, NAMESPACE, b"") == (0, None, "")
+        assert (at.fake.count(wire.Lookup), at.client.counters.lookups) == (0, 0)
 
 
 # ---------------------------------------------------------------- the other small requests

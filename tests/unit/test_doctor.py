@@ -66,6 +66,13 @@ def test_the_socket_directory_is_ours_alone(tmp_path: Path, monkeypatch: pytest.
     directory.chmod(0o770)
     verdict, text = doctor.socket_directory(config)
     assert (verdict, "others can replace the socket" in text) == ("warn", True)
+    directory.chmod(0o700)
+    with monkeypatch.context() as patched:
+        if os.geteuid() == 0:
+            os.chown(directory, 4711, -1)
+        patched.setattr(os, "geteuid", lambda: 0)
+        verdict, text = doctor.socket_directory(config)
+        assert (verdict, "it belongs to another user" in text) == ("warn", True)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert doctor.socket_directory(config) == ("fail", f"{directory} cannot be written to by this user")
     directory.rmdir()
@@ -88,11 +95,14 @@ def test_an_unknown_group_fails() -> None:
     assert doctor.socket_group(Config())[0] == "ok"
 
 
-def test_a_taken_port_is_a_warning() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+def test_a_taken_port_fails_unless_the_server_runs_already(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, open(f"{tmp_path}/kv.sock.lock", "w+") as lock:
         port = taken.getsockname()[1]
-        assert doctor.http_port(Config(http_port=port)) == ("warn", f"127.0.0.1:{port}: Address already in use")
-    assert doctor.http_port(Config(http_port=port))[0] == "ok"
+        config = Config(http_port=port, socket=f"{tmp_path}/kv.sock")
+        assert doctor.http_port(config) == ("fail", f"127.0.0.1:{port}: Address already in use")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert doctor.http_port(config)[0] == "warn"
+    assert doctor.http_port(config)[0] == "ok"
     assert doctor.http_port(Config(http_port=0)) == ("ok", "off")
 
 
@@ -100,7 +110,7 @@ def test_a_taken_port_is_a_warning() -> None:
     ("total", "available", "limit", "verdict"),
     [
         (9 * GIB, 7 * GIB, None, "ok"),
-        (9 * GIB, 3 * GIB, None, "warn"),
+        (9 * GIB, 3 * GIB, None, "fail"),
         (3 * GIB, 3 * GIB, None, "fail"),
         (9 * GIB, 7 * GIB, 3 * GIB, "fail"),
         (9 * GIB, 7 * GIB, 6 * GIB, "ok"),
@@ -111,7 +121,7 @@ def test_memory_is_held_against_machine_and_control_group(
 ) -> None:
     monkeypatch.setattr(doctor, "_meminfo", {"MemTotal": total, "MemAvailable": available}.__getitem__)
     monkeypatch.setattr(doctor, "_cgroup_limit_bytes", lambda: limit)
-    assert doctor.memory(Config(arena_bytes=4 * GIB))[0] == verdict
+    assert doctor.memory(Config(arena_bytes=4 * GIB, socket="/nonexistent/kv.sock"))[0] == verdict
 
 
 def test_this_machine_has_memory() -> None:

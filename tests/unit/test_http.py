@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvserver import http as http_pages
+from kvserver import metrics
 from kvserver.errors import ConfigError
 from kvserver.http import CONNECTIONS_MAX, FRESH_S, HEAD_BYTES_MAX, HttpServer, Snapshot, SnapshotBoard
 from kvserver.service.counters import Counters
@@ -161,9 +162,7 @@ def test_metrics_show_counters_gauges_and_a_growing_age(site: Site) -> None:
 
 def test_metrics_are_rendered_once_however_many_ask(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     rendered: list[float] = []
-    monkeypatch.setattr(
-        http_pages.metrics, "render", lambda status, counters, age_s: rendered.append(age_s) or b"x 1\n"
-    )
+    monkeypatch.setattr(metrics, "render", lambda status, counters, age_s: rendered.append(age_s) or b"x 1\n")
     site.publish()
     assert [site.get("/metrics")[1] for _ in range(5)] == [b"x 1\n"] * 5
     assert len(rendered) == 1
@@ -229,7 +228,7 @@ def test_a_silent_client_is_closed_in_bounded_time(site: Site, monkeypatch: pyte
 
 def test_a_client_that_never_reads_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_pages, "CONNECTION_S", 0.2)
-    monkeypatch.setattr(http_pages.metrics, "render", lambda status, counters, age_s: b"x" * (64 << 20))
+    monkeypatch.setattr(metrics, "render", lambda status, counters, age_s: b"x" * (64 << 20))
     site.publish()
     with site.connect() as deaf:
         deaf.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -239,7 +238,7 @@ def test_a_client_that_never_reads_is_closed(site: Site, monkeypatch: pytest.Mon
 
 
 def test_a_client_that_has_said_all_gets_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_pages.metrics, "render", lambda status, counters, age_s: b"x" * (16 << 20))
+    monkeypatch.setattr(metrics, "render", lambda status, counters, age_s: b"x" * (16 << 20))
     site.publish()
     with site.connect() as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -252,7 +251,7 @@ def test_a_client_that_has_said_all_gets_all(site: Site, monkeypatch: pytest.Mon
 
 def test_a_client_that_says_too_much_still_gets_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing with unread input would reset the connection and with it what is still on its way."""
-    monkeypatch.setattr(http_pages.metrics, "render", lambda status, counters, age_s: b"x" * (16 << 20))
+    monkeypatch.setattr(metrics, "render", lambda status, counters, age_s: b"x" * (16 << 20))
     site.publish()
     answer = site.say(b"GET /metrics HTTP/1.1\r\n\r\n" + b"a" * 600_000)
     assert len(answer.partition(b"\r\n\r\n")[2]) == 16 << 20

@@ -33,7 +33,7 @@ BELOW: dict[str, str] = {
     "kvserver.overview": "config wire",
     "kvserver.showing": "",
     "kvserver.replay": "errors wire kvclient",
-    "kvserver.cli": "config doctor errors overview replay showing supervisor wire kvclient",
+    "kvserver.cli": "config doctor errors logs overview replay showing supervisor wire kvclient",
     "kvserver.__main__": "cli",
     "kvserver": "",
     "kvclient": "errors wire",
@@ -158,11 +158,14 @@ def test_rooms_that_decide_do_not_touch_the_world() -> None:
 
 
 def test_no_import_hides_in_a_function() -> None:
-    """It would hide a cycle. Only the command line does it, for speed."""
+    """It would hide a cycle. Only the command line does it, and HTTP for its metrics, so that a start is quick."""
     wrong = [
         str(arrow)
         for arrow in IMPORTS
-        if arrow.inside and within(arrow.imported, "kvserver kvclient") and arrow.importer != "kvserver.cli"
+        if arrow.inside
+        and within(arrow.imported, "kvserver kvclient")
+        and arrow.importer != "kvserver.cli"
+        and (arrow.importer, arrow.imported) != ("kvserver.http", "kvserver.metrics")
     ]
     assert wrong == []
 

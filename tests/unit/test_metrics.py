@@ -92,6 +92,16 @@ def test_every_gauge_shows_its_own_figure() -> None:
     assert len(seen) == len(changed)
 
 
+def test_two_starts_of_a_brain_are_told_apart() -> None:
+    """An incarnation is larger than a float can count."""
+    begun = 1_790_000_000_123_456_789
+    seen = {
+        samples(a_count(), msgspec.structs.replace(a_status(), incarnation=begun + life))["kvserver_incarnation"]
+        for life in range(5)
+    }
+    assert len(seen) == 5
+
+
 def test_results_are_told_apart() -> None:
     seen = samples(a_count())
     assert seen["kvserver_lookups_total[hit]"] == 300

@@ -1,4 +1,4 @@
-"""Jobs from submission to their one completion: words, refusals, cancelling, unmapping, shrinking pools, leaks."""
+"""Jobs from submission to their one completion: words, refusals, unmapping, shrinking pools, leaks."""
 
 import contextlib
 import fcntl
@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from native_rig import SESSION, WORDS, Kind, Memory, Rig, rig
+from native_rig import BIG, BIG_PAGE, BIG_POOL, KINDS, SESSION, WORDS, Kind, Memory, all_big, busy_then_queued, rig
 from oracle_plan import CopyGroup, Group, Run
 
 from kvserver.transfer.engines import ABANDONED, DONE, FAILED, LIVE, SUBMITTED, CopyEngine, create_memfd
@@ -21,21 +21,12 @@ CACHE = 3
 PAGE, BLOCKS, REGIONS, PER_CHUNK = 1000, 31, 3, 4
 GROUP = Group(PER_CHUNK, BLOCKS, (Run(0, 0, REGIONS, BLOCKS * PAGE, PAGE, PAGE),))
 POOL = REGIONS * BLOCKS * PAGE
-KINDS: tuple[Kind, ...] = ("store", "retrieve")
 ARENA = 1 << 20
-
-BIG_PAGE = 2 << 20
-BIG = Group(1, 24, (Run(0, 0, 1, 0, BIG_PAGE, BIG_PAGE),))
-BIG_POOL = 24 * BIG_PAGE
 
 
 def some(*block_ids: int, slot: int = 0) -> list[CopyGroup]:
     """A copy of up to one chunk."""
     return [CopyGroup(0, 0, block_ids, (slot,))]
-
-
-def all_big() -> list[CopyGroup]:
-    return [CopyGroup(0, 0, tuple(range(24)), tuple(range(0, BIG_POOL, BIG_PAGE)))]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,106 +133,13 @@ def test_a_running_retrieve_cannot_be_abandoned() -> None:
     pool.close()
 
 
-def busy_then_queued(session: Rig, queued: list[Kind]) -> tuple[int, list[int]]:
-    """A large store that occupies the only worker, and jobs that wait behind it; all on words of their own."""
-    first, generation = session.submit("store", CACHE, all_big(), word=0)
-    while session.board.state(0) == (generation, LIVE):
-        pass
-    others = [
-        session.submit(kind, CACHE, [CopyGroup(0, 0, (index,), (index * BIG_PAGE,))], word=1 + index)[0]
-        for index, kind in enumerate(queued)
-    ]
-    return first, others
-
-
-def test_retrieves_overtake_stores() -> None:
-    pool = Memory(BIG_POOL)
-    overtaken = (2, 0, 1)  # even the store that had begun
-    orders: set[tuple[int, ...]] = set()
-    with rig(BIG_POOL, 1) as session:
-        session.map(CACHE, [BIG], [pool])
-        while overtaken not in orders:
-            first, (store, retrieve) = busy_then_queued(session, ["store", "retrieve"])
-            orders.add(tuple([first, store, retrieve].index(end[0]) for end in session.wait(3)))
-    assert orders <= {overtaken, (0, 2, 1), (0, 1, 2)}  # the others: the store had ended before
-    pool.close()
-
-
-def test_cancel_ends_what_has_not_begun_and_only_that_job() -> None:
-    pool = Memory(BIG_POOL)
-    cancelled = 0
-    with rig(BIG_POOL, 1) as session:
-        session.map(CACHE, [BIG], [pool])
-        while not cancelled:
-            first, (waiting,) = busy_then_queued(session, ["store"])
-            generation, _ = session.board.state(1)
-            session.engine.cancel(waiting)
-            session.engine.cancel(987654)
-            ends = {end[0]: end for end in session.wait(2)}
-            assert ends[first][1] == "done"
-            if ends[waiting][1] == "abandoned":
-                cancelled += 1
-                assert ends[waiting][2] == 0
-                assert session.board.state(1) == (generation, FAILED)
-            else:  # it had begun already
-                assert session.board.state(1) == (generation, DONE)
-    pool.close()
-
-
-@pytest.mark.parametrize("kind", ["store", "retrieve"])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_cancel_stops_a_running_job_between_two_pieces(kind: Kind, threads: int) -> None:
-    pool = Memory(BIG_POOL)
-    stopped = 0
-    with rig(BIG_POOL, threads) as session:
-        session.map(CACHE, [BIG], [pool])
-        while not stopped:
-            job, generation = session.submit(kind, CACHE, all_big(), word=0)
-            while session.board.state(0) == (generation, LIVE):
-                pass
-            session.engine.cancel(job)
-            session.engine.cancel(job)
-            ((ended, status, moved, *_),) = session.wait(1)
-            assert ended == job
-            if status == "abandoned":
-                stopped += 1
-                assert moved < BIG_POOL
-                assert session.board.state(0) == (generation, FAILED)
-            else:  # its last pieces were under way
-                assert status == "done"
-                assert session.board.state(0) == (generation, DONE)
-        session.submit(kind, CACHE, all_big(), word=1)
-        ((_, status, *_),) = session.wait(1)
-        assert status == "done"
-    pool.close()
-
-
-def test_close_ends_every_job_once() -> None:
-    pool = Memory(BIG_POOL)
-    with rig(BIG_POOL, 1) as session:
-        session.map(CACHE, [BIG], [pool])
-        first, others = busy_then_queued(session, ["store", "retrieve", "store"])
-        session.engine.unmap_cache(CACHE)
-        session.engine.close()
-        ends = {(end[0], end[1] == "unmapped"): end[1] for end in session.wait(5)}
-        assert ends[first, False] == "done"
-        assert {ends[job, False] for job in others} <= {"done", "abandoned"}
-        assert ends[CACHE, True] == "unmapped"
-        for word in range(4):
-            assert session.board.state(word)[1] in {DONE, FAILED}
-        with pytest.raises(ValueError, match="closed"):
-            session.submit("store", CACHE, all_big(), word=9)
-        session.engine.close()
-    pool.close()
-
-
 def test_unmapping_waits_for_the_jobs_of_its_cache_and_only_for_those() -> None:
     pool, other = Memory(BIG_POOL), Memory(POOL)
     with rig(BIG_POOL, 1) as session:
         session.map(CACHE, [BIG], [pool])
         session.map(CACHE + 1, [GROUP], [other])
         pool.fill(9)
-        first, others = busy_then_queued(session, ["store", "store"])
+        first, others = busy_then_queued(session, CACHE, ["store", "store"])
         session.engine.unmap_cache(CACHE + 1)
         session.engine.unmap_cache(CACHE)
         with pytest.raises(ValueError, match="not mapped"):

@@ -7,9 +7,9 @@ from typing import Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle_plan import SKIP, CopyGroup, Group, Run, chunks_touched, plan
+from oracle_plan import SKIP, CopyGroup, Group, Run, chunks_touched, merged, pages, plan
 
-from kvserver.transfer.engines import SLOT_ALIGN, plan_copies
+from kvserver.transfer.engines import SLOT_ALIGN, plan_copies, plan_pieces
 
 Kind = Literal["store", "retrieve"]
 ARENA = 64 * SLOT_ALIGN
@@ -69,6 +69,31 @@ def jobs(draw: st.DrawFn) -> tuple[list[Group], list[CopyGroup]]:
 def test_plan_is_what_the_oracle_says(job: tuple[list[Group], list[CopyGroup]], kind: Kind) -> None:
     groups, copies = job
     assert native(groups, copies, kind) == plan(groups, copies, kind)
+
+
+@given(
+    jobs(), st.sampled_from(("store", "retrieve")), st.sampled_from((1, 65, 1023, 4096)), st.sampled_from((1, 3, 50))
+)
+def test_pieces_are_the_whole_plan_and_none_is_longer_than_it_may_be(
+    job: tuple[list[Group], list[CopyGroup]], kind: Kind, bytes_max: int, pages_max: int
+) -> None:
+    groups, copies = job
+    packed = [group.packed() for group in groups], [copy.packed() for copy in copies]
+    found = plan_pieces(*packed, ARENA, kind, bytes_max, pages_max)
+    assert merged([copy for piece in found for copy in piece]) == plan(groups, copies, kind)
+    ends, at = set(), 0  # of pages, in the stream
+    for copy in copies:
+        for page in pages(groups, copy, kind):
+            at += page[3]
+            ends.add(at)
+    begin = 0
+    for piece in found:
+        end = begin + sum(count for *_, count in piece)
+        touched = sum(begin < page_end < end for page_end in ends) + 1
+        assert end - begin <= bytes_max
+        assert touched <= pages_max
+        assert end - begin == bytes_max or (touched == pages_max and end in ends) or end == at
+        begin = end
 
 
 @pytest.mark.parametrize("blocks", [513, 2048, 2049, 70_001])

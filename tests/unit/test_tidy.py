@@ -107,6 +107,13 @@ def test_no_error_is_passed_over_in_silence() -> None:
     assert silent == []
 
 
+def test_lines_end_where_their_text_does_and_nothing_is_left_of_a_merge() -> None:
+    assert found(r"[ \t\r]$", TEXT) == []
+    assert found(r"^(<{7}|>{7}|={7})( |$)", TEXT) == []
+    unended = [name for name in FILES if name.endswith(TEXT) and not (ROOT / name).read_text().endswith(("\n", ""))]
+    assert [name for name in unended if (ROOT / name).stat().st_size] == []
+
+
 def test_no_path_of_somebodys_machine() -> None:
     assert found(r"(?<![\w.$])/(home|root|Users|work)/\w", TEXT) == []
 

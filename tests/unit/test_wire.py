@@ -165,7 +165,7 @@ def test_a_frame_that_is_too_long_is_refused_unread() -> None:
         ["x" * 500_000, 1],
         ["hello", 1, "y" * 500_000],
         ["hello", 1, list(range(100_000))],
-        ["register", 1, "n", b"", 1, "z" * 500_000, 0, "direct", "", [], []],
+        ["register", 1, "n", b"", 1, "z" * 500_000, 0, "direct", "", [], [], 0],
     ],
 )
 def test_a_refusal_quotes_only_the_beginning_of_what_came(fields: list[object]) -> None:

@@ -1,0 +1,40 @@
+"""Benchmarks run, so that they cannot rot: with sizes that measure nothing, and rows that a program can read."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = {"bench", "case", "value", "unit", "ceiling", "ratio"}
+
+
+@pytest.mark.parametrize(
+    ("bench", "cases"),
+    [
+        ("start", {"answer_ms", "grown_ms", "brain_rss_empty_mib"}),
+        ("host", {"store_2k", "retrieve_2k"}),
+    ],
+)
+def test_a_benchmark_prints_a_row_for_each_case(bench: str, cases: set[str]) -> None:
+    command = [sys.executable, "-m", f"benchmarks.bench_{bench}", "--smoke", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    facts, *rows = map(json.loads, done.stdout.splitlines())
+    assert {"bench", "machine", "commit", "config"} <= set(facts)
+    assert {row["case"] for row in rows} >= cases
+    for row in rows:
+        assert set(row) >= ROW, row
+        assert row["bench"] == bench
+        assert row["value"] > 0
+        assert (row["ceiling"] is None) == (row["ratio"] is None) == (bench == "start")
+
+
+def test_every_case_that_the_readme_names_is_one_of_a_benchmark() -> None:
+    named = set(re.findall(r"^\|[^|]*\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE))
+    code = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("bench_*.py"))
+    assert len(named) >= 6
+    assert [case for case in named if f'"{case}"' not in code] == []

@@ -1,0 +1,95 @@
+"""The HTTP pages of real servers: each tells of its own server, and they answer while that server's mover cannot."""
+
+import json
+import re
+import socket
+import urllib.error
+import urllib.request
+from http import HTTPStatus
+
+from tests.process.engine import Engine, prompt
+from tests.process.harness import WAIT_S, Server, kill, stopped, until
+
+PAGES = ("/healthz", "/readyz", "/status", "/metrics")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Site:
+    """A server with HTTP, and what its pages say."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.server = Server(http_port=self.port)
+
+    def page(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=WAIT_S) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def is_healthy(self) -> bool:
+        try:
+            return self.page("/healthz")[0] == HTTPStatus.OK
+        except OSError:
+            return False
+
+    def sample(self, name: str) -> float | None:
+        """One value of /metrics."""
+        found = re.search(rf"^{re.escape(name)} (\S+)$", self.page("/metrics")[1], re.MULTILINE)
+        return float(found[1]) if found is not None else None
+
+    def chunks(self) -> tuple[int, float] | None:
+        """What /status and /metrics say of the chunks that are held; None while the brain has said nothing yet."""
+        (status, document), metric = self.page("/status"), self.sample("kvserver_chunks")
+        return (json.loads(document)["chunks"], metric) if status == HTTPStatus.OK and metric is not None else None
+
+
+def test_each_server_tells_of_itself() -> None:
+    """Two servers side by side, an engine of one rank at each; no figure of one shows up at the other."""
+    first, second = Site(), Site()
+    with first.server, second.server, Engine(first.server.path) as one, Engine(second.server.path) as other:
+        for site, engine, chunks in ((first, one, 3), (second, other, 5)):
+            engine.ready()
+            until("the arena's first slab", lambda site=site: site.page("/readyz")[0] == HTTPStatus.OK)  # type: ignore[misc]
+            assert engine.store(prompt(chunks, chunks)).chunks == chunks
+        for site, chunks in ((first, 3), (second, 5)):
+            until(f"{chunks} chunks to be shown", lambda site=site, chunks=chunks: site.chunks() == (chunks, chunks))  # type: ignore[misc]
+            assert [site.page(path)[0] for path in PAGES] == [HTTPStatus.OK] * len(PAGES)
+            assert site.sample('kvserver_stores_total{result="whole"}') == 1
+        assert first.sample("kvserver_incarnation") != second.sample("kvserver_incarnation")
+        assert second.server.stop() == 0
+        assert not second.is_healthy()
+        assert first.is_healthy()
+
+
+def test_pages_answer_while_the_mover_is_stopped_and_while_nobody_reads_theirs() -> None:
+    site = Site()
+    with site.server, Engine(site.server.path) as engine:
+        engine.ready()
+        with stopped(site.server.mover_pid()), socket.create_connection(("127.0.0.1", site.port)) as silent:
+            silent.sendall(b"GET /metr")
+            future = engine.begin_store(prompt(1, 2), engine.place(prompt(1, 2)))
+            until("the store to be under way", lambda: site.sample('kvserver_jobs_running{kind="store"}') == 1)
+            assert [site.page(path)[0] for path in PAGES] == [HTTPStatus.OK] * len(PAGES)
+        assert future.result(WAIT_S).chunks == 2
+        until("the job to be counted", lambda: site.sample('kvserver_job_seconds_count{kind="store"}') == 1)
+
+
+def test_pages_come_back_with_the_next_brain_and_tell_that_it_is_another() -> None:
+    site = Site()
+    with site.server, Engine(site.server.path) as engine:
+        engine.ready().store(prompt(1, 4))
+        until("the chunks to be shown", lambda: site.chunks() == (4, 4))
+        before = site.sample("kvserver_incarnation")
+        kill(site.server.brain_pid())
+        until("the next brain to be healthy", site.is_healthy)
+        assert site.sample("kvserver_incarnation") != before
+        assert site.chunks() == (4, 4), "what was sealed is there from its first answer on"

@@ -1,0 +1,51 @@
+"""A process that only looks up has no pool, no threads beyond those of its connection, and starts nothing."""
+
+import json
+import subprocess
+import sys
+
+from tests.process.engine import NAMESPACE, Engine, prompt
+from tests.process.harness import OBSERVER_SESSIONS, WAIT_S, Server
+
+STORY = prompt(1, chunks=5)
+SCRIPT = """
+import json, os, pathlib, sys, threading
+from kvclient import Client, Timeouts
+
+with Client(sys.argv[1], engine="scheduler", epoch=7, ranks=2, rank=-1, timeouts=Timeouts(lookup_s=20)) as client:
+    assert client.wait_connected(20)
+    found = client.lookup(bytes.fromhex(sys.argv[2]), bytes.fromhex(sys.argv[3]))
+    maps = pathlib.Path("/proc/self/maps").read_text().split()
+    print(json.dumps({
+        "chunks": found.chunks,
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "threads of the system": len(os.listdir("/proc/self/task")),
+        "shared memory": sorted(word for word in maps if word.startswith("/memfd:")),
+        "server": {name: client.status()[name] for name in ("sessions", "caches", "movers")},
+    }))
+"""
+
+
+def ask(server: Server) -> dict[str, object]:
+    """What a scheduler of its own process finds and has."""
+    command = [sys.executable, "-c", SCRIPT, str(server.path), NAMESPACE.hex(), STORY.keys.hex()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
+
+
+def test_a_scheduler_costs_one_thread_and_its_sockets(server: Server) -> None:
+    server.status()
+    said = ask(server)
+    assert said["chunks"] == 0
+    assert said["threads"] == ["MainThread", "kvclient"]
+    assert said["threads of the system"] == 4, "and the two that a ZeroMQ socket has"
+    assert said["shared memory"] == ["/memfd:kvserver-board"], "job words: 32 KiB, of which it touches none"
+    assert said["server"] == {"sessions": OBSERVER_SESSIONS + 1, "caches": 0, "movers": []}
+
+
+def test_a_scheduler_finds_what_workers_stored(server: Server) -> None:
+    with Engine(server.path) as engine:
+        assert engine.ready().store(STORY).chunks == STORY.chunks
+        assert ask(server)["chunks"] == STORY.chunks

@@ -1,0 +1,43 @@
+"""Namespaces come and go: the one that nobody has used for longest makes room for another."""
+
+import pytest
+
+from tests.unit.brain_rig import Client, Rig, chain
+
+MINUTE_MS = 60_000
+DIGESTS = [bytes([number]) * 32 for number in range(1, 4)]
+
+
+def left_behind(rig: Rig, digest: bytes, seed: int) -> Client:
+    """Somebody who stores a prompt in a namespace and goes; a client that only looks up stays."""
+    worker = Client(rig, engine=f"worker {seed}").register(namespace=digest)
+    worker.store(chain(seed, 3))
+    rig.peer_gone(worker.local)
+    return Client(rig, engine=f"scheduler {seed}", rank=-1)
+
+
+@pytest.mark.parametrize("looked_up", [0, 1])
+def test_a_namespace_in_which_chunks_are_found_is_kept(looked_up: int) -> None:
+    rig = Rig(namespaces_max=2)
+    clients = []
+    for number in range(2):
+        clients.append(left_behind(rig, DIGESTS[number], number))
+        rig.wait_ms(MINUTE_MS)
+    clients[looked_up].release(clients[looked_up].lookup(chain(looked_up, 3), DIGESTS[looked_up]))
+    Client(rig, engine="newcomer").register(namespace=DIGESTS[2])
+    for number in range(2):
+        assert clients[number].lookup(chain(number, 3), DIGESTS[number]).chunks == (3 if number == looked_up else 0)
+
+
+def test_a_namespace_that_was_registered_for_longer_is_kept() -> None:
+    """What was stored in it last is older, but its engine has just left."""
+    rig = Rig(namespaces_max=2)
+    long = Client(rig, engine="long").register(namespace=DIGESTS[0])
+    long.store(chain(0, 3))
+    rig.wait_ms(MINUTE_MS)
+    left_behind(rig, DIGESTS[1], 1)
+    rig.wait_ms(MINUTE_MS)
+    rig.peer_gone(long.local)
+    newcomer = Client(rig, engine="newcomer").register(namespace=DIGESTS[2])
+    assert newcomer.lookup(chain(0, 3), DIGESTS[0]).chunks == 3
+    assert newcomer.lookup(chain(1, 3), DIGESTS[1]).chunks == 0
