@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from benchmarks.arena import wait_for_arena
 from benchmarks.rows import Rows, say
 from kvclient.client import Cache, Client
 from kvclient.values import Blocks, CacheSpec, HostBuffer, RetrieveResult, StoreResult, Timeouts, full_group
@@ -221,17 +222,6 @@ def run(*, request_bytes: int, page_sizes: tuple[int, ...], rounds: int, as_json
             pool.close()
             ceiling.close()
         client.close()
-
-
-def wait_for_arena(client: Client) -> None:
-    """The whole arena has been touched, so that no page fault is measured."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        arena = client.status()["arena"]
-        if arena["ready_bytes"] == arena["total_bytes"]:
-            return
-        time.sleep(0.1)
-    raise RuntimeError("the arena did not grow to its size")
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from array import array
 from collections.abc import Callable
 from multiprocessing.synchronize import Event
 
+from benchmarks.arena import wait_for_arena
 from benchmarks.rows import Rows, say
 from kvclient.client import Client
 from kvclient.values import Blocks, CacheSpec, HostBuffer, Timeouts, full_group
@@ -131,6 +132,7 @@ def run(*, chains: int, count: int, rounds: int, storers: int, as_json: bool) ->
     with Served(flags, arena_bytes) as served:
         client = Client(str(served.socket), engine="bench", timeouts=PATIENT)
         assert client.wait_connected(30), served.last_words()
+        wait_for_arena(client)
         namespace = bytes(31) + b"\x01"
         empty_mib = brain_rss_mib(served.pid)
         prompts = fill(client, namespace, chains)

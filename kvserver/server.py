@@ -182,9 +182,11 @@ class Shell:
         else:
             close_all(descriptors)
         if isinstance(request, Lookup):
-            began_ns = time.monotonic_ns()
+            counters = self._service.counters
+            answered, began_ns = counters.lookups, time.monotonic_ns()
             effects = self._service.handle(Arrived(peer, request, number), began_ns)
-            self._service.counters.lookup_handle_seconds.observe((time.monotonic_ns() - began_ns) / 1e9)
+            if counters.lookups > answered:  # a refused one says nothing about lookups
+                counters.lookup_handle_seconds.observe((time.monotonic_ns() - began_ns) / 1e9)
             self._carry_out(effects)
         else:
             self._handle(Arrived(peer, request, number))

@@ -311,6 +311,7 @@ def _claim_socket(config: Config) -> int:
     shared = bool(config.socket_group)
     try:
         path.parent.mkdir(mode=0o750 if shared else 0o700, parents=True, exist_ok=True)
+        _check_directory(path.parent)
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if shared:
             os.chown(path.parent, -1, grp.getgrnam(config.socket_group).gr_gid)
@@ -327,6 +328,18 @@ def _claim_socket(config: Config) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
+
+
+def _check_directory(directory: Path) -> None:
+    """Whoever may rename files in it could put a server of his own in our place."""
+    status = directory.stat()
+    writable_by_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    if status.st_uid not in (0, os.geteuid()) or writable_by_others:
+        raise ConfigError(
+            "socket-directory",
+            f"{directory} belongs to user {status.st_uid} and has mode {stat.S_IMODE(status.st_mode):04o}; expected "
+            f"user {os.geteuid()} or root, and nobody else to write to it (0700, or 0750 with a socket group)",
+        )
 
 
 def _remove_sockets(config: Config) -> None:

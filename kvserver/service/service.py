@@ -105,7 +105,7 @@ class Service:
         return status(self._core, now_ns)
 
     def check(self) -> None:
-        """Asserts every invariant; for tests, the simulator and `kvserver serve --check`."""
+        """Asserts every invariant; for tests and the simulator."""
         check(self._core)
 
     # ---------------------------------------------------------------- requests

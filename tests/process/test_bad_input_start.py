@@ -174,13 +174,22 @@ def test_a_folder_that_one_may_not_write_to_is_named(folder: Path) -> None:
     assert os.listdir(folder) == []
 
 
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o702])
+def test_a_folder_that_others_may_write_to_is_refused(folder: Path, mode: int) -> None:
+    folder.chmod(mode)
+    said = complaint(refused(f"--socket={folder}/kv.sock", "--http-port=0"))
+    told = f"{folder} belongs to user {os.geteuid()} and has mode {mode:04o}; expected"
+    assert said.startswith(f"socket-directory: {told}")
+    assert list(folder.iterdir()) == []
+
+
 def test_the_socket_of_another_user_can_be_neither_used_nor_taken(folder: Path) -> None:
     """Not even when its server is dead, and anyone may write to the folder."""
     path = folder / "kv.sock"
     server = Server()
     server.path = path
     with server:
-        folder.chmod(0o777)
+        folder.chmod(0o1777)
         assert "PermissionError" in refused(f"{path}.local", program=CONNECT_AS_NOBODY, traceback=True, status=1)
         server.kill()
         assert complaint(refused(f"{path}", program=SERVE_AS_NOBODY)) == f"socket: {path}: Permission denied"
