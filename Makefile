@@ -12,9 +12,10 @@ ROUNDS ?= 50
 
 RUN := $(VENV)/bin
 STAMP := $(VENV)/installed
-BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+CPP = $(wildcard csrc/*.cpp csrc/*.h csrc/gpu/*.cpp csrc/gpu/*.h tests/simdriver/*.cpp tests/simdriver/*.h tests/gpu/*.cpp)
+BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/gpu/* csrc/gpu/objects/*)
 
-.PHONY: help install demo test sim faults drill test-asan bench lint format clean
+.PHONY: help install demo test sim faults drill test-asan bench objects lint format clean
 
 help:
 	@echo 'make demo        replay recorded traffic against a server, compare every byte (under two minutes)'
@@ -24,6 +25,7 @@ help:
 	@echo 'make drill       deliberate bugs, one by one: which of them does the simulator catch?'
 	@echo 'make test-asan   the native tests under address and undefined-behaviour sanitizers'
 	@echo 'make bench       all benchmarks, one JSON object a row'
+	@echo 'make objects     compiles the GPU kernels again and compares them with those in csrc/gpu/objects (no GPU)'
 	@echo 'make lint        ruff, mypy --strict, clang-format; changes nothing'
 	@echo 'make format      writes what lint asks of the format'
 	@echo 'make install     only the virtual environment, which all of these make when it is missing or old'
@@ -64,16 +66,22 @@ test-asan: $(STAMP)
 bench: $(STAMP)
 	@for which in service host start; do $(RUN)/kvserver bench $$which -- --json; done
 
+# The compiler has no dependencies, and 400 MB: nothing else needs it.
+objects: $(STAMP)
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		"$$($(RUN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["objects"])')"
+	$(RUN)/python tools/build_objects.py --check
+
 lint: $(STAMP)
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
-	$(RUN)/clang-format --dry-run -Werror csrc/*.cpp csrc/*.h
+	$(RUN)/clang-format --dry-run -Werror $(CPP)
 
 format: $(STAMP)
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
-	$(RUN)/clang-format -i csrc/*.cpp csrc/*.h
+	$(RUN)/clang-format -i $(CPP)
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache

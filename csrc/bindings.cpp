@@ -1,5 +1,7 @@
 // kvserver._native: converts and releases the GIL; no logic. What Python may rely on is in kvserver/_native.pyi.
 
+#include "gpu/bindings.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -13,6 +15,7 @@
 
 #include "board.h"
 #include "check.h"
+#include "convert.h"
 #include "copy_engine.h"
 #include "copy_kernels.h"
 #include "grower.h"
@@ -26,18 +29,10 @@ using namespace nb::literals;
 
 namespace {
 
+using kv::CopyGroupTuples;
+using kv::GroupTuples;
+using kv::unpack;
 using ReleaseGil = nb::gil_scoped_release;
-
-// Packed records from Python, copied so that they are aligned and outlive the GIL.
-template <typename Record>
-std::vector<Record> unpack(nb::bytes packed, const char* what) {
-    if (packed.size() % sizeof(Record) != 0) {
-        kv::bad_argument(kv::format("%s: %zu bytes must be a multiple of %zu", what, packed.size(), sizeof(Record)));
-    }
-    std::vector<Record> records(packed.size() / sizeof(Record));
-    if (!records.empty()) std::memcpy(records.data(), packed.c_str(), packed.size());
-    return records;
-}
 
 // An object that close() ends: later calls raise ValueError. Closing twice is allowed.
 template <typename T>
@@ -230,48 +225,14 @@ void bind_ledger(nb::module_& module) {
         .def("close", &Ledger::close);
 }
 
-using RunTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
-using GroupTuples = std::vector<std::tuple<int64_t, int64_t, std::vector<RunTuple>>>;
-using CopyGroupTuples = std::vector<std::tuple<int64_t, int64_t, nb::bytes, nb::bytes>>;
-
-// Negative numbers become too large ones, which the layout and the plan refuse.
-constexpr uint64_t unsign(int64_t number) { return static_cast<uint64_t>(number); }
-
-std::vector<kv::Group> groups_from(const GroupTuples& tuples) {
-    std::vector<kv::Group> groups;
-    for (const auto& [blocks_per_chunk, blocks, runs] : tuples) {
-        kv::Group& group = groups.emplace_back(kv::Group{unsign(blocks_per_chunk), unsign(blocks), {}});
-        for (const auto& [buffer, offset, regions, region_stride, block_stride, page_bytes] : runs) {
-            group.runs.push_back({unsign(buffer), unsign(offset), unsign(regions), unsign(region_stride),
-                                  unsign(block_stride), unsign(page_bytes)});
-        }
-    }
-    return groups;
-}
-
-std::vector<kv::CopyGroup> copy_groups_from(const CopyGroupTuples& tuples) {
-    std::vector<kv::CopyGroup> copy_groups;
-    for (const auto& [group, first_block, block_ids, slots] : tuples) {
-        copy_groups.push_back({unsign(group), unsign(first_block), unpack<int32_t>(block_ids, "block_ids"),
-                               unpack<int64_t>(slots, "slots")});
-    }
-    return copy_groups;
-}
-
-kv::JobKind kind_from(const std::string& kind) {
-    if (kind == "store") return kv::JobKind::STORE;
-    if (kind == "retrieve") return kv::JobKind::RETRIEVE;
-    kv::bad_argument("kind=" + kind + " must be store or retrieve");
-}
-
 using CopyTuples = std::vector<std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>>;
 
 std::vector<CopyTuples> plan_pieces(const GroupTuples& groups, const CopyGroupTuples& copy_groups, uint64_t arena_bytes,
                                     const std::string& kind, uint64_t bytes_max, uint64_t pages_max) {
     if (bytes_max == 0 || pages_max == 0) kv::bad_argument("bytes_max and pages_max must be at least 1");
     const std::vector<uint64_t> unbounded(4096, 4 * kv::LAYOUT_BYTES_MAX);
-    const kv::Layout layout(groups_from(groups), unbounded);
-    const kv::Plan plan(layout, copy_groups_from(copy_groups), arena_bytes, kind_from(kind));
+    const kv::Layout layout(kv::groups_from(groups), unbounded);
+    const kv::Plan plan(layout, kv::copy_groups_from(copy_groups), arena_bytes, kv::kind_from(kind));
     std::vector<CopyTuples> pieces;
     std::vector<kv::PageCopy> copies;
     for (uint64_t begin = 0, end; begin < plan.bytes(); begin = end) {
@@ -317,7 +278,7 @@ void bind_copies(nb::module_& module) {
             [](CopyEngine& engine, uint64_t cache, uint64_t session, const std::vector<int>& fds,
                const std::vector<uint64_t>& buffer_bytes, const GroupTuples& groups) {
                 ReleaseGil released;
-                engine.map_cache(cache, session, fds, buffer_bytes, groups_from(groups));
+                engine.map_cache(cache, session, fds, buffer_bytes, kv::groups_from(groups));
             },
             "cache"_a, "session"_a, "fds"_a, "buffer_bytes"_a, "groups"_a)
         .def("unmap_cache", &CopyEngine::unmap_cache, "cache"_a, nb::call_guard<ReleaseGil>())
@@ -325,7 +286,7 @@ void bind_copies(nb::module_& module) {
             "submit",
             [](CopyEngine& engine, uint64_t job, const std::string& kind, uint64_t cache, uint32_t word,
                uint64_t generation, const CopyGroupTuples& groups) {
-                kv::JobOrder order{job, kind_from(kind), cache, word, generation, copy_groups_from(groups)};
+                kv::JobOrder order{job, kv::kind_from(kind), cache, word, generation, kv::copy_groups_from(groups)};
                 ReleaseGil released;
                 engine.submit(std::move(order));
             },
@@ -339,12 +300,7 @@ void bind_copies(nb::module_& module) {
                     ReleaseGil released;
                     taken = engine.completions(most);
                 }
-                nb::list list;
-                for (const kv::Completion& end : taken) {
-                    list.append(nb::make_tuple(end.subject, kv::name_of(end.status), end.bytes, end.copy_ns, end.code,
-                                               end.message));
-                }
-                return list;
+                return kv::completions_to(taken);
             },
             "most"_a)
         .def("close", &CopyEngine::close, nb::call_guard<ReleaseGil>());
@@ -375,4 +331,7 @@ NB_MODULE(_native, module) {
     bind_board(module);
     bind_copies(module);
     bind_pattern(module);
+    kv::gpu::bind_driver(module);
+    kv::gpu::bind_engine(module);
+    kv::gpu::bind_client(module);
 }

@@ -20,6 +20,12 @@ const char* name_of(Status status) {
             return "invalid";
         case Status::UNMAPPED:
             return "unmapped";
+        case Status::MAPPED:
+            return "mapped";
+        case Status::REFUSED:
+            return "refused";
+        case Status::BROKEN:
+            return "broken";
     }
     KV_ASSERT(false);
 }

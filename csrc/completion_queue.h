@@ -12,17 +12,19 @@
 
 namespace kv {
 
-enum class Status { DONE, ABANDONED, FAILED, INVALID, UNMAPPED };
+// MAPPED, REFUSED, BROKEN: of engines that map in the background, and of devices that can fail as a whole.
+enum class Status { DONE, ABANDONED, FAILED, INVALID, UNMAPPED, MAPPED, REFUSED, BROKEN };
 
 const char* name_of(Status status);
 
 struct Completion {
-    uint64_t subject;  // job, or cache when UNMAPPED
+    uint64_t subject;  // job; cache when UNMAPPED, MAPPED or REFUSED; 0 when BROKEN
     Status status;
     uint64_t bytes = 0;
     uint64_t copy_ns = 0;
     std::string code = {};
     std::string message = {};
+    const char* mode = "direct";  // of a job: how its bytes went
 };
 
 // Any thread pushes, any thread takes. The eventfd is readable whenever completions may wait: after it was read,

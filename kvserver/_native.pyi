@@ -113,8 +113,10 @@ Groups = list[tuple[int, int, Runs]]
 """(blocks_per_chunk, blocks, runs) of each group."""
 CopyGroups = list[tuple[int, int, bytes, bytes]]
 """CopyGroup fields in order: group, first_block, block_ids (packed int32), slots (packed int64)."""
-Completion = tuple[int, Literal["done", "abandoned", "failed", "invalid", "unmapped"], int, int, str, str]
-"""(job or cache, status, bytes, copy_ns, code, message)."""
+JobMode = Literal["direct", "staged", "server-gather"]
+Status = Literal["done", "abandoned", "failed", "invalid", "unmapped", "mapped", "refused", "broken"]
+Completion = tuple[int, Status, int, int, str, str, JobMode]
+"""(job or cache, status, bytes, copy_ns, code, message, mode of a job). The last three statuses: DeviceEngine's."""
 
 def plan_copies(
     groups: Groups, copy_groups: CopyGroups, arena_bytes: int, kind: Literal["store", "retrieve"]
@@ -193,3 +195,231 @@ class Pattern:
 
 def copy_seconds(source_fd: int, target_fd: int, bytes: int, threads: int, non_temporal: bool) -> float:
     """Seconds for one contiguous copy between files that are mapped and touched beforehand: the ceiling."""
+
+# ---------------------------------------------------------------- GPU drivers, devices, kernels
+
+Vendor = Literal["cuda", "rocm"]
+"""`library` below: path of the vendor's library; "" = the copy that is mapped already, else a search."""
+
+class DriverError(RuntimeError):
+    """A driver's call failed: "cuMemAlloc_v2: CUDA_ERROR_ILLEGAL_ADDRESS (700)"."""
+
+class DriverAbsent(RuntimeError):
+    """No library, symbols missing (named), or no device; says what was looked for."""
+
+def probe_driver(vendor: Vendor, library: str = "") -> tuple[str, int, int, list[str], list[str], str]:
+    """(library, version, devices, missing required symbols, missing optional ones, problem); problem "" = usable.
+    Never raises for what the machine lacks. Starts the driver in this process."""
+
+def choose_vendor(kind: Literal["cuda", "rocm", "auto"], library: str = "") -> Vendor:
+    """For "auto" the only vendor with devices. DriverAbsent when there is none, or both."""
+
+def mapped_vendors() -> list[Vendor]:
+    """Whose library this process has mapped already."""
+
+def device_facts(vendor: Vendor, library: str, ordinal: int) -> tuple[str, str, str, str, int]:
+    """(id, name, architecture, PCI bus id, memory in bytes). The id is the same in every process."""
+
+def device_ordinal(vendor: Vendor, library: str, id: str) -> int:
+    """-1: this process sees no such device."""
+
+def ipc_mode(vendor: Vendor) -> Literal["", "legacy", "dmabuf"]:
+    """How this process makes and opens IPC handles; both sides must agree."""
+
+def kfd_arch(topology: str, pci: str) -> str:
+    """An AMD device's architecture from Linux's topology directory; "" when it does not say."""
+
+def kernel_report(
+    vendor: Vendor, library: str, ordinal: int, rtc_library: str = "", cache_dir: str = ""
+) -> tuple[str, str, str]:
+    """Loads the kernels once: (provider, architecture, why the run-time compiler was not used or "").
+    ValueError("kernels: ...") when they cannot be had."""
+
+# ---------------------------------------------------------------- GPU: the client's part
+
+PIECES_MAX: int
+"""Of one segment."""
+PIECE_BYTES_MAX: int
+
+Stretch = tuple[int, int, bytes, int, int, int]
+"""(group, first_in_chunk, block_ids (packed int32), staging offset, begin, end): shard bytes [begin, end)."""
+
+def pack_stretches(stretches: list[Stretch]) -> bytes:
+    """A segment's list as it lies in the ring."""
+
+def expand_stretches(
+    groups: Groups, list: bytes, segment_bytes: int, bases: list[int]
+) -> list[tuple[int, int, int]] | None:
+    """The pieces of a segment's list: (device address, staging offset, bytes). None: more than PIECES_MAX.
+    ValueError("staging-list: ...") when the list does not fit layout or segment."""
+
+def pieces_at_most(groups: Groups, group: int, begin: int, end: int) -> int:
+    """No expansion of these shard bytes has more pieces."""
+
+class RingOwner:
+    """The client's side of a staging ring; csrc/gpu/ring.h is the manual."""
+
+    def __init__(self, segment_bytes: int) -> None: ...
+    @property
+    def fd(self) -> int: ...
+    def take(self, lane: int) -> tuple[int, int, int, bytes] | None:
+        """(segment, sequence, job, list) of a segment that was asked for; None when there is none."""
+    def done(self, lane: int, segment: int, sequence: int) -> None: ...
+    def fault(self, lane: int, segment: int, sequence: int, code: int) -> None: ...
+    def sleep(self, timeout_ms: int) -> None: ...
+    def ring_bell(self) -> None: ...
+
+class RingPeer:
+    """The mover's side of a staging ring. States: 0 empty, 1 asked, 2 taken, 3 done, 4 fault."""
+
+    def __init__(self, fd: int, segment_bytes: int) -> None:
+        """ValueError("staging: ...") when it is no ring of that segment size; the descriptor stays the caller's."""
+    def ask(self, lane: int, segment: int, job: int, stretches: list[Stretch]) -> bool: ...
+    def state(self, lane: int, segment: int) -> int: ...
+    def withdraw(self, lane: int, segment: int) -> bool: ...
+    def recycle(self, lane: int, segment: int) -> None: ...
+    def fault(self, lane: int, segment: int) -> int: ...
+
+def export_memory(vendor: str, library: str, pointer: int, bytes: int) -> tuple[str, int, int, int, bytes]:
+    """(device id, ordinal, base, bytes, IPC handle) of the allocation that holds the memory. ValueError("device: ..."),
+    ("range: ...") or ("not-exportable: ..."); DriverAbsent."""
+
+class StagedCopier:
+    """The client's thread that gathers into staging and scatters out of it; csrc/gpu/staged_copier.h is the manual."""
+
+    def __init__(
+        self, vendor: str, library: str, ordinal: int, segment_bytes: int, rtc_library: str, cache_dir: str
+    ) -> None:
+        """Takes 16 segments of device memory, of less than segment_bytes when that is not to be had. ValueError
+        ("staging-memory: ..."), ("kernels: ..."); DriverError."""
+    @property
+    def handle(self) -> bytes:
+        """IPC handle of the staging memory."""
+    @property
+    def segment_bytes(self) -> int: ...
+    @property
+    def kernels(self) -> tuple[str, str, str]:
+        """(provider, arch, note), as kernel_report returns them."""
+    def begin_ring(self, groups: Groups, bases: list[int], buffer_bytes: list[int]) -> int:
+        """The descriptor of a new ring, which stays the copier's. ValueError unless quiet."""
+    def end_ring(self) -> None: ...
+    @property
+    def quiet(self) -> bool:
+        """No ring, and no kernel of an earlier one runs."""
+    def mark(self, lane: int) -> int:
+        """What the lane (0 store, 1 retrieve) has taken so far."""
+    def passed(self, lane: int, mark: int) -> bool:
+        """All that the lane had taken by then has ended."""
+    @property
+    def eventfd(self) -> int:
+        """Readable when quiet or broken may have changed; read it to reset."""
+    @property
+    def broken(self) -> str:
+        """The driver's error that ended all work here; empty while all is well."""
+
+class EventWatch:
+    """A thread that polls events which the engine has recorded."""
+
+    def __init__(self, vendor: str, library: str, ordinal: int) -> None: ...
+    def watch(self, ticket: int, event: int) -> None:
+        """`event`: address of a driver's event, which must live until its ticket is among the completed ones."""
+    @property
+    def eventfd(self) -> int:
+        """Readable when tickets may have been completed; read it to reset."""
+    def completed(self) -> list[tuple[int, bool]]:
+        """(ticket, whether the event is done); False: the driver refused to tell."""
+
+# ---------------------------------------------------------------- copies of one device (the mover's engine)
+
+Measured = tuple[float, float, int, int]
+"""(store GB/s, retrieve GB/s, direct_from_bytes of stores, of retrieves): the link's speed, and the length from which
+copies between pool and arena need no packing; 2**64 - 1 = never."""
+
+class DeviceEngine:
+    """Copies between KV pools on one GPU and the arena. As CopyEngine, with these differences.
+
+    map_cache() ends with a completion "mapped" or "refused" (code and message). A completion "broken" says that the
+    driver failed on the data path: nothing more will end, and the process has to. Jobs wait until their slots are
+    within arena_ready(). Jobs of one cache and direction begin one after the other; those of different caches run side
+    by side."""
+
+    def __init__(
+        self,
+        *,
+        kind: Literal["cuda", "rocm"],
+        library: str,
+        device_id: str,
+        arena_path: Literal["auto", "register", "bounce"],
+        rtc_library: str,
+        cache_dir: str,
+        arena_fd: int,
+        arena_bytes: int,
+        slab_bytes: int,
+        threads: int,
+        gather_segment_bytes: int,
+        measured: Measured | None,
+    ) -> None:
+        """Opens the driver, loads the kernels, maps the arena, and measures the link (150 ms) unless `measured` says
+        what an earlier run found. ValueError("device-unknown: ..." | "kernels: ..." | "arena-path: ..." |
+        "device-memory: ..."), DriverAbsent, DriverError."""
+    @property
+    def backend(self) -> str:
+        """For example "cuda sm_90, nvrtc 13.0, arena by register, direct from 256 KiB"."""
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What there is to know about device, driver, kernels and link, by name."""
+    @property
+    def measured(self) -> Measured: ...
+    @property
+    def imports(self) -> int:
+        """Allocations of other processes that are open."""
+    @property
+    def eventfd(self) -> int: ...
+    def self_test(self) -> str:
+        """Stores and retrieves on scratch memory, packed and direct; waits. Empty, or what went wrong."""
+    def map_board(self, session: int, fd: int, words: int) -> None: ...
+    def drop_board(self, session: int) -> None: ...
+    def map_cache(
+        self,
+        cache: int,
+        session: int,
+        buffers: list[tuple[bytes, int]],
+        staging: tuple[bytes, int, int] | None,
+        ipc_mode: str,
+        groups: Groups,
+    ) -> None:
+        """buffers: (IPC handle, bytes). staging: (IPC handle, segment_bytes, descriptor of the ring, which stays the
+        caller's). Refusals: "layout", "handle", "handle-size", "handle-device", "handle-pid", "ipc-mode", "staging"."""
+    def unmap_cache(self, cache: int) -> None:
+        """A cache that is not mapped (any more) is no error: it may have been refused meanwhile."""
+    def submit(
+        self,
+        job: int,
+        kind: Literal["store", "retrieve"],
+        cache: int,
+        word: int,
+        generation: int,
+        groups: CopyGroups,
+        mode: str,
+    ) -> None:
+        """`mode`: what the cache was registered for; ValueError for "staged" without staging. Where copies are long
+        enough the job goes "direct" all the same; its completion says how it went."""
+    def cancel(self, job: int) -> None: ...
+    def arena_ready(self, slabs: int) -> None:
+        """The first `slabs` slabs of the arena are real, and jobs may name slots in them."""
+    def completions(self, most: int) -> list[Completion]: ...
+    def close(self) -> None:
+        """Stops all jobs, waits for their ends, unmaps everything."""
+
+def cut_job(
+    groups: Groups,
+    copy_groups: CopyGroups,
+    arena_bytes: int,
+    kind: Literal["store", "retrieve"],
+    segment_bytes: int,
+    pieces_max: int,
+    list_bytes_max: int,
+    alone: bool,
+) -> list[list[tuple[int, int, int, int]]]:
+    """How a job that is not direct is cut into segments: (slot, begin, end, staging) of the parts of each. Bytes
+    [begin, end) of the shard in that slot lie at offset `staging` of the segment."""

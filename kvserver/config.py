@@ -94,6 +94,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     copy_threads: Annotated[
         int, About("Threads that copy in a mover of the host device. 0: one a core, 4 at most.", most=256)
     ] = 0
+    device_library: Annotated[
+        str,
+        About(
+            "Path of the GPU driver's library, libcuda.so.1 or libamdhip64.so. Empty: the one that the system finds."
+        ),
+    ] = ""
+    arena_path_gpu: Annotated[
+        Literal["auto", "register", "bounce"],
+        About(
+            "How GPUs reach the arena: register = DMA on the arena itself, bounce = over pinned memory of the mover's "
+            "own. auto: register on NVIDIA, bounce on AMD."
+        ),
+    ] = "auto"
+    cache_dir: Annotated[
+        str,
+        About(
+            "Directory for compiled kernels and measurements of devices, made when it is missing. Empty: "
+            "/var/cache/kvserver for root, else kvserver in $XDG_CACHE_HOME or ~/.cache."
+        ),
+    ] = ""
     chunks_max: Annotated[
         int, About("Chunks in the index, all namespaces together; bounds the brain's memory.", 1, 100_000_000)
     ] = 4_000_000
@@ -145,6 +165,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         cores = len(os.sched_getaffinity(0))
         if not self.socket:
             choose(self, "socket", default_socket())
+        if not self.cache_dir:
+            choose(self, "cache_dir", default_cache_dir())
         if not self.touch_threads:
             choose(self, "touch_threads", max(1, min(cores // 2, THREADS_AUTO_MAX)))  # the start needs the others
         if not self.copy_threads:
@@ -270,6 +292,14 @@ def default_socket() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     directory = f"{runtime}/kvserver" if runtime.startswith("/") else f"/tmp/kvserver-{os.geteuid()}"
     return f"{directory}/kvserver.sock"
+
+
+def default_cache_dir() -> str:
+    """Where a server of this user keeps what can be made again."""
+    if os.geteuid() == 0:
+        return "/var/cache/kvserver"
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    return str(Path(caches) / "kvserver" if caches.startswith("/") else Path.home() / ".cache" / "kvserver")
 
 
 def show_bytes(count: int) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from kvserver import doctor_device
 from kvserver.config import Config, show_bytes
 
 ZEROMQ_MS = 2000
@@ -193,7 +194,7 @@ def numa(config: Config) -> Answer:
 
 
 def locked_memory(config: Config) -> Answer:
-    """The host device locks nothing; device drivers that register the arena do."""
+    """The host device locks nothing; what GPUs need is among their checks."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "unlimited" if soft == resource.RLIM_INFINITY else show_bytes(soft)
     return "ok", f"memlock limit {limit}; the host device needs none"
@@ -261,6 +262,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("memfd", memfd_seals),
     ("populate", populate),
     ("pidfd", pidfds),
+    *doctor_device.CHECKS,
 )
 
 

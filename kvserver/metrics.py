@@ -144,6 +144,12 @@ class SnapshotCollector(Collector):
             "direction",
             {"store": seen.bytes_stored, "retrieve": seen.bytes_retrieved},
         )
+        yield _counter(
+            "mode_bytes",
+            "Bytes that movers moved, sealed or not, by how: staged, direct, server-gather.",
+            "mode",
+            seen.mode_bytes,
+        )
         yield _counter("stored_chunks", "Groups of chunks that became complete.", value=seen.chunks_stored)
         yield _counter("jobs", "Jobs by how they ended.", "end", seen.jobs)
         yield _histogram("job_seconds", "From a request's arrival to the end of its job.", "kind", seen.job_seconds)

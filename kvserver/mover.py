@@ -1,6 +1,7 @@
-"""The mover process of device kind host: copies between registered pools and the arena, on orders of the brain.
+"""The mover process of the host or of one GPU: copies between registered pools and the arena, on orders of the brain.
 
-It holds the mappings, never an index. It ends with the brain (end of its socket) and with the supervisor.
+It holds the mappings, never an index. It ends with the brain (end of its socket), with the supervisor, and with the
+driver's first failure on the data path: what a broken GPU context has done to its copies, nobody can say.
 """
 
 import gc
@@ -10,17 +11,21 @@ import select
 import signal
 import socket
 import sys
+from abc import ABC, abstractmethod
 from typing import Never
 
 import msgspec
 
 from kvserver import logs
+from kvserver.errors import DeviceError
 from kvserver.passing import Inheritance, Receiver, close_all, die_with_parent, send
-from kvserver.transfer.engines import Completion, CopyEngine
+from kvserver.transfer.device import open_device
+from kvserver.transfer.engines import Completion, CopyEngine, DeviceEngine
 from kvserver.transfer.self_test import self_test
 from kvserver.wire.messages import BOARD_WORDS, GroupSpec
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
+    ArenaReady,
     Cancel,
     Copy,
     Done,
@@ -39,20 +44,22 @@ from kvserver.wire.orders import (
 )
 
 COMPLETIONS_PER_TURN = 64
+NO_DEVICE = 3
+"""Exit status of a mover whose device cannot be used, or can no longer be."""
 
 
-class Mover:
-    """Turns orders into calls of the copy engine, and completions into reports."""
+class Mover(ABC):
+    """Turns orders into calls of an engine, and completions into reports. Its engine is the subclasses' business."""
 
-    def __init__(self, brain: socket.socket, engine: CopyEngine) -> None:
+    def __init__(self, brain: socket.socket, engine: CopyEngine | DeviceEngine, facts: list[tuple[str, str]]) -> None:
         self._brain = brain
         self._engine = engine
+        self._facts = facts
         self._receiver = Receiver(ORDER_BYTES_MAX)
-        self._mapped: set[int] = set()
 
     def run(self) -> None:
         """Until the brain's end of the socket closes."""
-        self._report(Ready(os.getpid(), self._engine.backend))
+        self._report(Ready(os.getpid(), self._engine.backend, self._facts))
         poll = select.poll()
         poll.register(self._brain, select.POLLIN)
         poll.register(self._engine.eventfd, select.POLLIN)
@@ -77,8 +84,7 @@ class Mover:
     def _carry_out(self, order: Order, descriptors: list[int]) -> None:
         match order:
             case Copy():
-                groups = [(group.group, group.first_block, group.block_ids, group.slots) for group in order.groups]
-                self._engine.submit(order.job, order.kind, order.cache, order.word, order.generation, groups)
+                self._copy(order)
             case Cancel(job):
                 self._engine.cancel(job)
             case MapBoard(session):
@@ -86,29 +92,34 @@ class Mover:
             case DropBoard(session):
                 self._engine.drop_board(session)
             case MapCache():
-                self._map_cache(order, descriptors)
+                self._map(order, descriptors)
             case UnmapCache(cache):
                 self._unmap_cache(cache)
+            case ArenaReady(slabs):
+                self._arena_ready(slabs)
 
-    def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
-        sizes = [buffer.bytes for buffer in order.buffers]
-        groups = [(order.chunk_tokens // group.block_tokens, group.blocks, _runs(group)) for group in order.groups]
+    def _map(self, order: MapCache, descriptors: list[int]) -> None:
         try:
-            self._engine.map_cache(order.cache, order.session, descriptors, sizes, groups)
+            self._map_cache(order, descriptors)
         except ValueError as refusal:
             code, _, message = str(refusal).partition(": ")
             self._report(MapFailed(order.cache, code, message))
         except OSError as problem:
             self._report(MapFailed(order.cache, "descriptor", f"cannot be mapped: {problem}"))
-        else:
-            self._mapped.add(order.cache)
-            self._report(Mapped(order.cache))
 
+    @abstractmethod
+    def _copy(self, order: Copy) -> None: ...
+
+    @abstractmethod
+    def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
+        """Raises ValueError("code: message") or OSError for a cache that is refused at once."""
+
+    @abstractmethod
     def _unmap_cache(self, cache: int) -> None:
         """Of a cache that was refused the brain may not have heard yet when its client died."""
-        if cache in self._mapped:
-            self._mapped.remove(cache)
-            self._engine.unmap_cache(cache)
+
+    @abstractmethod
+    def _arena_ready(self, slabs: int) -> None: ...
 
     def _complete(self) -> None:
         os.eventfd_read(self._engine.eventfd)
@@ -123,6 +134,67 @@ class Mover:
         send(self._brain, encode(report))
 
 
+class HostMover(Mover):
+    """Its engine maps while it is called."""
+
+    _engine: CopyEngine
+
+    def __init__(self, brain: socket.socket, engine: CopyEngine) -> None:
+        super().__init__(brain, engine, [])
+        self._mapped: set[int] = set()
+
+    def _copy(self, order: Copy) -> None:
+        self._engine.submit(order.job, order.kind, order.cache, order.word, order.generation, _copies(order))
+
+    def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
+        sizes = [buffer.bytes for buffer in order.buffers]
+        self._engine.map_cache(order.cache, order.session, descriptors, sizes, _groups(order))
+        self._mapped.add(order.cache)
+        self._report(Mapped(order.cache))
+
+    def _unmap_cache(self, cache: int) -> None:
+        if cache in self._mapped:
+            self._mapped.remove(cache)
+            self._engine.unmap_cache(cache)
+
+    def _arena_ready(self, slabs: int) -> None:
+        raise AssertionError(f"the host reaches all of the arena, slabs={slabs} came")
+
+
+class DeviceMover(Mover):
+    """Its engine maps in the background; the end comes as a completion."""
+
+    _engine: DeviceEngine
+
+    def __init__(self, brain: socket.socket, engine: DeviceEngine) -> None:
+        super().__init__(brain, engine, engine.facts)
+
+    def _copy(self, order: Copy) -> None:
+        copies = _copies(order)
+        self._engine.submit(order.job, order.kind, order.cache, order.word, order.generation, copies, order.mode)
+
+    def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
+        buffers = [(buffer.handle, buffer.bytes) for buffer in order.buffers]
+        staging = [(brought.handle, brought.segment_bytes, descriptors[0]) for brought in order.staging]
+        self._engine.map_cache(
+            order.cache, order.session, buffers, staging[0] if staging else None, order.ipc_mode, _groups(order)
+        )
+
+    def _unmap_cache(self, cache: int) -> None:
+        self._engine.unmap_cache(cache)
+
+    def _arena_ready(self, slabs: int) -> None:
+        self._engine.arena_ready(slabs)
+
+
+def _copies(order: Copy) -> list[tuple[int, int, bytes, bytes]]:
+    return [(group.group, group.first_block, group.block_ids, group.slots) for group in order.groups]
+
+
+def _groups(order: MapCache) -> list[tuple[int, int, list[tuple[int, int, int, int, int, int]]]]:
+    return [(order.chunk_tokens // group.block_tokens, group.blocks, _runs(group)) for group in order.groups]
+
+
 def _runs(group: GroupSpec) -> list[tuple[int, int, int, int, int, int]]:
     return [
         (run.buffer, run.offset, run.regions, run.region_stride, run.block_stride, run.page_bytes)
@@ -131,10 +203,28 @@ def _runs(group: GroupSpec) -> list[tuple[int, int, int, int, int, int]]:
 
 
 def _as_report(completion: Completion) -> Report:
-    number, status, count, copy_ns, code, message = completion
-    if status == "unmapped":
-        return Unmapped(number)
-    return Done(number, status, count, copy_ns, code, message)
+    """Raises DeviceError when the device is broken."""
+    number, status, count, copy_ns, code, message, mode = completion
+    match status:
+        case "mapped":
+            return Mapped(number)
+        case "refused":
+            return MapFailed(number, code, message)
+        case "unmapped":
+            return Unmapped(number)
+        case "broken":
+            raise DeviceError(code, message)
+        case _:
+            return Done(number, status, count, copy_ns, code, message, mode)
+
+
+def _open(inherited: Inheritance, brain: socket.socket) -> Mover:
+    """A mover whose engine has passed its self-test. Raises DeviceError."""
+    config = inherited.config
+    if inherited.device == "host":
+        self_test()
+        return HostMover(brain, CopyEngine(inherited.arena, config.arena_bytes, config.copy_threads))
+    return DeviceMover(brain, open_device(inherited.device, inherited.device_id, inherited.arena, config))
 
 
 def main() -> Never:
@@ -145,12 +235,13 @@ def main() -> Never:
     config = inherited.config
     logs.start(level=config.log_level, form=config.log_format, process=f"mover {inherited.mover}")
     gc.freeze()
-    self_test()
-    engine = CopyEngine(inherited.arena, config.arena_bytes, config.copy_threads)
     try:
-        Mover(socket.socket(fileno=inherited.control), engine).run()
+        _open(inherited, socket.socket(fileno=inherited.control)).run()
     except (BrokenPipeError, ConnectionResetError):
         logs.event(logging.INFO, "mover ends", ("why", "the brain is gone"))
+    except DeviceError as problem:
+        logs.event(logging.ERROR, "mover ends", ("why", problem.message), ("code", problem.code))
+        os._exit(NO_DEVICE)  # a broken driver may not even let go of what it has
     os._exit(0)  # running copies need not end: whoever asked for them is told that this process is gone
 
 

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 import msgspec
 
 from kvserver.config import Config
-from kvserver.wire.messages import BUFFERS_MAX
+from kvserver.wire.messages import DeviceKind
 
 SEND_BUFFER_BYTES = 4 << 20
 """Asked for; the kernel grants 2 x wmem_max without privilege, which orders.ORDER_BYTES_MAX fits."""
+DESCRIPTORS_MAX = 64
+"""Beside one message: the buffers of a host cache. The kernel takes 253."""
 CANNOT_START = 2
 """Exit status of a brain that the configuration or the machine does not let start; trying again would not help."""
 SO_SNDBUFFORCE = 32
@@ -34,6 +36,9 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     arena: int = -1
     ledger: int = -1
     mover: int = 0
+    device: DeviceKind = "host"
+    device_id: str = ""
+    """Mover: the device that it serves, as in orders.StartMover."""
     incarnation: int = 0
     config: Config
 
@@ -64,7 +69,7 @@ def send(end: socket.socket, frame: bytes, descriptors: Sequence[int] = ()) -> N
 class Receiver:
     """Receives frames into one buffer. A frame is only valid until the next call."""
 
-    def __init__(self, frame_bytes_max: int, descriptors_max: int = BUFFERS_MAX) -> None:
+    def __init__(self, frame_bytes_max: int, descriptors_max: int = DESCRIPTORS_MAX) -> None:
         self._buffer = bytearray(frame_bytes_max)
         self._view = memoryview(self._buffer)
         self._room = socket.CMSG_SPACE(descriptors_max * 4)

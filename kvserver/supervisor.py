@@ -231,7 +231,13 @@ class Supervisor:
     def _start_mover(self, wish: StartMover) -> None:
         brains, movers = pair()
         inheritance = Inheritance(
-            parent=os.getpid(), control=movers.fileno(), arena=self._arena, mover=wish.mover, config=self._config
+            parent=os.getpid(),
+            control=movers.fileno(),
+            arena=self._arena,
+            mover=wish.mover,
+            device=wish.device,
+            device_id=wish.device_id,
+            config=self._config,
         )
         try:
             child = self._spawn("kvserver.mover", inheritance, movers, (self._arena,), f"mover {wish.mover}")

@@ -26,6 +26,7 @@ from kvclient.sequences import Sequences
 from kvclient.values import (
     Blocks,
     CacheSpec,
+    DeviceBuffer,
     Found,
     HostBuffer,
     Lease,
@@ -43,6 +44,7 @@ __all__ = [
     "CacheSpec",
     "Client",
     "Counters",
+    "DeviceBuffer",
     "DeviceError",
     "Found",
     "GroupSpec",

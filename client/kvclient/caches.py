@@ -5,9 +5,10 @@ import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from kvclient.device_cache import DeviceCache, event_handle
 from kvclient.loop import Loop, Waiter
 from kvclient.session import Session
-from kvclient.values import CacheSpec
+from kvclient.values import CacheSpec, HostBuffer
 from kvserver.errors import RequestError
 
 
@@ -63,10 +64,12 @@ class Registration:
 class Cache:
     """The handle that register_cache() returns; like a future of the registration, which may be lost and renewed."""
 
-    def __init__(self, spec: CacheSpec, descriptors: list[int]) -> None:
+    def __init__(self, spec: CacheSpec, descriptors: list[int], device: DeviceCache | None = None) -> None:
         self.spec = spec
         self.descriptors = descriptors
         """Duplicates, ours to close; offered to every server that we meet."""
+        self.device = device
+        """None on the host."""
         self.wanted = True
         """Until unregister() or close()."""
         self.kept = False
@@ -119,20 +122,45 @@ class Cache:
             os.close(registration.pidfd)
         for descriptor in self.descriptors:
             os.close(descriptor)
+        if self.device is not None:
+            self.device.forsake_after_fork()
 
-    def close(self) -> None:
-        """Gives the duplicates back and answers those who wait for that."""
+    def close(self, *, let_go: bool) -> None:
+        """Gives back what it holds. let_go: the server has nothing of it mapped any more."""
         self.settle(None)
+        if self.device is not None:
+            self.device.close(let_go=let_go)
         descriptors, self.descriptors = self.descriptors, []
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def duplicate(spec: CacheSpec) -> list[int]:
+def prepare(spec: CacheSpec) -> Cache:
+    """Takes what the cache needs of this process, in the caller's thread. RequestError when it is not to be had."""
+    if spec.device == "host":
+        return Cache(spec, _duplicate(spec))
+    return Cache(spec, [], DeviceCache(spec))
+
+
+def check_event(cache: Cache, after: object) -> None:
+    """What a job is to wait for; None is nothing. RequestError in the caller's thread."""
+    if after is None:
+        return
+    if cache.device is None:
+        raise RequestError("after", f"cache {cache.name!r} is on the host, where there are no events")
+    event_handle(after)
+
+
+def _duplicate(spec: CacheSpec) -> list[int]:
     """Descriptors of our own for the buffers. RequestError when one is not open."""
     descriptors: list[int] = []
     try:
-        descriptors.extend(os.dup(buffer.descriptor) for buffer in spec.buffers)
+        for index, buffer in enumerate(spec.buffers):
+            if not isinstance(buffer, HostBuffer):
+                raise RequestError(
+                    "device", f"buffers[{index}] of cache {spec.name!r} on the host must be a HostBuffer"
+                )
+            descriptors.append(os.dup(buffer.descriptor))
     except OSError as problem:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from kvclient.blocks import StorePart, check_keys, check_retrieve, cut_store, pack_groups
-from kvclient.caches import Cache, duplicate
+from kvclient.caches import Cache, check_event, prepare
 from kvclient.calls import Calls, found_from
 from kvclient.connection import Connection
 from kvclient.counters import Counters
@@ -130,7 +130,8 @@ class Client:
     # ---------------------------------------------------------------- caches
 
     def register_cache(self, spec: CacheSpec) -> Cache:
-        """Registers now or as soon as there is a server, and again after every reconnect. Returns at once."""
+        """Registers now or as soon as there is a server, and again after every reconnect. Returns at once; of a GPU,
+        after its memory is exported, staging taken and the kernels loaded, for which the driver may need a second."""
         self._check_alive()
         if self._closed:
             raise RequestError("closed", f"cache {spec.name!r}: this client is closed")
@@ -139,8 +140,7 @@ class Client:
         with self._caches_lock:
             if spec.name in self._caches:
                 raise RequestError("registered-twice", f"this client has a cache named {spec.name!r} already")
-            cache = Cache(spec, duplicate(spec))
-            self._caches[spec.name] = cache
+            cache = self._caches[spec.name] = prepare(spec)
         self._loop.post(lambda: self._connection.add_cache(cache))
         return cache
 
@@ -230,10 +230,13 @@ class Client:
         keys: bytes,
         groups: Sequence[Blocks | wire.GroupBlocks],
         *,
+        after: object = None,
         timeout_s: float | None = None,
     ) -> "Future[StoreResult]":
         """Stores whole chunks [first_chunk, first_chunk + keys) of a prefix; `parent` is the key before them.
 
+        after: on a GPU, the event behind which the blocks hold their bytes: a recorded torch.cuda.Event, or the address
+        of a driver's event, which must live until the future completes. The timeout counts from the call.
         Their blocks must not change before the future completes. Requests larger than the server's limits are cut in
         chain order and end at the first that is stored short. No keys and no blocks are stored at once."""
         self._check_alive()
@@ -244,13 +247,14 @@ class Client:
             return nothing
         link = self._gate.link
         limits = link.limits if link is not None else ASSUMED_LIMITS
+        check_event(cache, after)
         whole = StorePart(first_chunk, parent, keys, pack_groups(cache.spec, groups))
         parts = cut_store(cache.spec, whole, limits)
         due_s = time.monotonic() + (self.timeouts.store_s if timeout_s is None else timeout_s)
         answer: Future[StoreResult] = _future()
         self.counters.add("stores")
         why = self._begin_job(cache, link) or self._start(
-            self._job_slots, lambda: self._jobs.store(cache, parts, due_s, answer)
+            self._job_slots, lambda: self._jobs.store(cache, parts, due_s, answer, after=after)
         )
         if why:
             self.counters.add("stores_short")
@@ -263,16 +267,19 @@ class Client:
         lease: Lease,
         groups: Sequence[Blocks | wire.GroupBlocks],
         *,
+        after: object = None,
         timeout_s: float | None = None,
     ) -> "Future[RetrieveResult]":
         """Fills blocks with leased bytes; a range may start and end inside a chunk. Nothing else may touch the blocks
         before the future completes, and nobody writes them afterwards, whatever the result is.
 
+        after: as in store(): the event behind which the engine no longer uses the blocks.
         A retrieve cannot be cut, since each rank may use a lease once: more blocks than the server takes in one
         request are refused with RequestError("too-large")."""
         self._check_alive()
         self._check_own(cache)
         link = self._gate.link
+        check_event(cache, after)
         packed = pack_groups(cache.spec, groups)
         check_retrieve(packed, link.limits if link is not None else ASSUMED_LIMITS)
         due_s = time.monotonic() + (self.timeouts.retrieve_s if timeout_s is None else timeout_s)
@@ -282,7 +289,7 @@ class Client:
             why = "lease-lost"
         else:
             why = self._begin_job(cache, link) or self._start(
-                self._job_slots, lambda: self._jobs.retrieve(cache, lease, packed, due_s, answer)
+                self._job_slots, lambda: self._jobs.retrieve(cache, lease, packed, due_s, answer, after=after)
             )
         if why:
             self.counters.add("retrieves_failed")

@@ -17,13 +17,14 @@ from kvclient.gate import Backoff, Gate, Link
 from kvclient.lane import Lane
 from kvclient.loop import Conversation, Loop, Lost, Overdue, Trouble, Waiter
 from kvclient.session import Identity, Session, local_path
-from kvclient.values import Timeouts
+from kvclient.values import CacheSpec, Timeouts
 from kvserver.errors import RequestError
 from kvserver.wire import messages as wire
 
 log = logging.getLogger(__name__)
 
 TWICE = "registered-twice"
+QUIET_POLL_S = 0.005
 ABSENT_PAUSE_S_MAX = 0.1
 """While nobody listens at the socket. Finding that out costs 20 us, and a server that starts is found soon."""
 
@@ -66,11 +67,13 @@ class Connection:
         self.loop.settle(self._nap)
         for cache in list(self._caches):
             cache.wanted = False
-            self._forget(cache)
+            self._forget(cache, let_go=False)
         self.loop.stop()
 
     def add_cache(self, cache: Cache) -> None:
         self._caches.append(cache)
+        if cache.device is not None:
+            cache.device.attach(self.loop)
         if self.session is not None:
             self._start_keeping(self.session, cache)
 
@@ -79,7 +82,7 @@ class Connection:
         cache.wanted = False
         cache.farewells.append(answer)
         if not cache.kept:
-            self._forget(cache)
+            self._forget(cache, let_go=self.session is not None)
             _answer(cache, let_go=self.session is not None)
         elif cache.registration is not None:
             self.loop.settle(cache.registration.over)
@@ -228,6 +231,7 @@ class Connection:
                     cache.settle(None)
                 let_go = registration.gone or await self._unregister(session, registration)
                 registration.retire()
+                await self._end_ring(session, cache)
         except RequestError as error:
             log.error("cache refused name=%s %s", cache.name, error)
             cache.settle(None, error)
@@ -239,7 +243,7 @@ class Connection:
             if registration is not None:
                 registration.retire()
             if not cache.wanted:
-                self._forget(cache)
+                self._forget(cache, let_go=let_go)
                 _answer(cache, let_go)
 
     async def _registered(self, session: Session, cache: Cache) -> Registration | None:
@@ -249,6 +253,8 @@ class Connection:
         why = ""
         twice_until_s = time.monotonic() + self.timeouts.register_s
         while cache.wanted:
+            if not offered:
+                await self._end_ring(session, cache)  # of an earlier session, or of an attempt that failed
             now_s = time.monotonic()
             try:
                 return await self._register(session, cache, offered, now_s + self.timeouts.register_s)
@@ -268,7 +274,8 @@ class Connection:
 
     async def _register(self, session: Session, cache: Cache, offered: list[int], due_s: float) -> Registration:
         """Offer, Register, Watch. `offered` keeps descriptors that a refusal has not used up."""
-        for descriptor in cache.descriptors[len(offered) :]:
+        ours = cache.descriptors if cache.device is None or offered else cache.device.begin_ring()
+        for descriptor in ours[len(offered) :]:
             reply = await session.local.ask(wire.Offer(next(self.ids)), wire.Offered, due_s, descriptor=descriptor)
             offered.append(reply.descriptor)
         request = _register_request(next(self.ids), cache, offered)
@@ -291,6 +298,14 @@ class Connection:
         log.info("cache registered name=%s cache=%d mover=%d", cache.name, registered.cache, registered.mover)
         return Registration(self.loop, session, registered.cache, descriptors[0])
 
+    async def _end_ring(self, session: Session, cache: Cache) -> None:
+        """Until nothing of an earlier registration touches the staging memory, when the cache has one."""
+        if cache.device is None:
+            return
+        cache.device.end_ring()
+        while not cache.device.free:
+            await self._pause(session, QUIET_POLL_S)
+
     async def _unregister(self, session: Session, registration: Registration) -> bool:
         due_s = time.monotonic() + self.timeouts.register_s
         try:
@@ -302,10 +317,10 @@ class Connection:
             return registration.gone
         return True
 
-    def _forget(self, cache: Cache) -> None:
+    def _forget(self, cache: Cache, *, let_go: bool) -> None:
         if cache in self._caches:
             self._caches.remove(cache)
-            cache.close()
+            cache.close(let_go=let_go)
 
     def forsake_after_fork(self) -> None:
         """In a forked child: closes its copies of the descriptors."""
@@ -316,20 +331,26 @@ class Connection:
 
 
 def _register_request(request_id: int, cache: Cache, offered: list[int]) -> wire.Register:
-    spec = cache.spec
+    spec, device = cache.spec, cache.device
     return wire.Register(
         id=request_id,
         name=spec.name,
         namespace=spec.namespace,
         chunk_tokens=spec.chunk_tokens,
         device=spec.device,  # type: ignore[arg-type]  # the server names the kinds that it knows
-        device_index=spec.device_index,
-        mode=spec.mode,
+        device_id=device.memory.device_id if device is not None else "",
+        ipc_mode=device.memory.ipc_mode if device is not None else "",
+        mode=spec.chosen_mode,
         tenant=spec.tenant,
-        buffers=[wire.Buffer(number, b"", buffer.bytes) for number, buffer in zip(offered, spec.buffers, strict=True)],
-        groups=list(spec.groups),
+        buffers=device.memory.buffers if device is not None else _host_buffers(spec, offered),
+        groups=device.memory.groups if device is not None else list(spec.groups),
+        staging=device.staging(offered) if device is not None else [],
         tokens_max=spec.tokens_max,
     )
+
+
+def _host_buffers(spec: CacheSpec, offered: list[int]) -> list[wire.Buffer]:
+    return [wire.Buffer(number, b"", buffer.bytes) for number, buffer in zip(offered, spec.buffers, strict=True)]
 
 
 def _answer(cache: Cache, let_go: bool) -> None:

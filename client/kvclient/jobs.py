@@ -20,7 +20,7 @@ from kvclient.loop import Overdue, Trouble, Waiter
 from kvclient.session import Session
 from kvclient.slots import Slots
 from kvclient.values import Lease, RetrieveResult, StoreResult
-from kvserver._native import DONE, SUBMITTED
+from kvserver._native import DONE, FAILED, SUBMITTED
 from kvserver.errors import RequestError
 from kvserver.wire.messages import GroupBlocks, Retrieve, Retrieved, Store, Stored
 
@@ -48,12 +48,15 @@ class Jobs:
 
     # ---------------------------------------------------------------- store
 
-    async def store(self, cache: Cache, parts: list[StorePart], due_s: float, answer: "Future[StoreResult]") -> None:
+    async def store(
+        self, cache: Cache, parts: list[StorePart], due_s: float, answer: "Future[StoreResult]", *, after: object = None
+    ) -> None:
         """The parts one after the other, up to the first that is stored short."""
         total = StoreResult(0, 0, 0, "client-bug")
         problem: RequestError | None = None
         try:
-            total = await self._store_parts(cache, parts, due_s)
+            why = await self._happened(cache, after, due_s)
+            total = StoreResult(0, 0, 0, why) if why else await self._store_parts(cache, parts, due_s)
         except RequestError as error:
             problem = error
         finally:
@@ -138,12 +141,20 @@ class Jobs:
     # ---------------------------------------------------------------- retrieve
 
     async def retrieve(
-        self, cache: Cache, lease: Lease, groups: list[GroupBlocks], due_s: float, answer: "Future[RetrieveResult]"
+        self,
+        cache: Cache,
+        lease: Lease,
+        groups: list[GroupBlocks],
+        due_s: float,
+        answer: "Future[RetrieveResult]",
+        *,
+        after: object = None,
     ) -> None:
         result = RetrieveResult(False, 0, "client-bug")
         problem: RequestError | None = None
         try:
-            result = await self._retrieve(cache, lease, groups, due_s)
+            why = await self._happened(cache, after, due_s)
+            result = RetrieveResult(False, 0, why) if why else await self._retrieve(cache, lease, groups, due_s)
         except RequestError as error:
             problem = error
         finally:
@@ -162,6 +173,8 @@ class Jobs:
         word = session.words.popleft()
         generation = session.board.begin(word)
         registration.users += 1
+        if cache.device is not None:
+            cache.device.retrieve_begins()
         try:
             head = next(session.ids), registration.number, lease.number, word, generation, _patience_ms(due_s)
             request = Retrieve(*head, groups)
@@ -172,6 +185,10 @@ class Jobs:
             why = trouble.why
         finally:
             state = await self._quiet(registration, word, generation)
+            if cache.device is not None:
+                if state == FAILED or (registration.gone and state != DONE):
+                    await cache.device.untouched(self._connection.loop, mover_gone=registration.gone)
+                cache.device.retrieve_ended()
             session.words.append(word)
             registration.leave()
         if state == DONE:
@@ -194,6 +211,17 @@ class Jobs:
         return state
 
     # ---------------------------------------------------------------- both
+
+    async def _happened(self, cache: Cache, after: object, due_s: float) -> str:
+        """Why the job cannot begin; empty when the event that it waits for is done, or there is none."""
+        if after is None:
+            return ""
+        assert cache.device is not None
+        try:
+            await cache.device.happened(after, due_s)
+        except Trouble as trouble:
+            return trouble.why
+        return ""
 
     def _note(self, session: Session, kind: str, trouble: Trouble) -> None:
         if isinstance(trouble, Overdue) and session.lost is None:

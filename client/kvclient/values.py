@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kvserver.errors import RequestError
-from kvserver.wire.messages import GroupSpec, Mode, RegionRun
+from kvserver.wire.messages import SEGMENT_BYTES_MAX, STAGING_SEGMENTS, GroupSpec, Mode, RegionRun
+
+STAGING_BYTES = STAGING_SEGMENTS * SEGMENT_BYTES_MAX
 
 BlockIds = bytes | bytearray | memoryview | Sequence[int]
 """Packed little-endian int32, anything with a buffer of C ints (array("i"), an int32 tensor), or a sequence of ints."""
@@ -27,6 +29,14 @@ class HostBuffer(NamedTuple):
     bytes: int
 
 
+class DeviceBuffer(NamedTuple):
+    """GPU memory that the engine keeps its KV in, a tensor's extent. It must stay until the cache is unregistered."""
+
+    address: int
+    """Of the first byte: data_ptr()."""
+    bytes: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class CacheSpec:
     """One rank's KV cache as the server is to know it. Kept, and registered again after every reconnect."""
@@ -36,14 +46,24 @@ class CacheSpec:
     namespace: bytes
     """keys.namespace_digest() of everything that must be equal for bytes to be interchangeable."""
     chunk_tokens: int
-    buffers: Sequence[HostBuffer]
+    buffers: Sequence[HostBuffer | DeviceBuffer]
     groups: Sequence[GroupSpec]
+    """Offsets of their regions count from the begin of their buffers."""
     device: str = "host"
-    device_index: int = 0
+    """host, cuda or rocm."""
+    library: str = ""
+    """GPUs: path of the driver's library. Empty: the one that this process has loaded, or that the system finds."""
     tenant: str = ""
-    mode: Mode = "direct"
+    mode: Mode | Literal[""] = ""
+    """Empty: direct on the host, staged on GPUs."""
+    staging_bytes: int = STAGING_BYTES
+    """Device memory that mode staged takes beside the KV cache; less when it is not to be had."""
     tokens_max: int = 0
     """Tokens of the engine's longest prompt. A server whose arena can never hold one refuses the cache. 0: not said."""
+
+    @property
+    def chosen_mode(self) -> Mode:
+        return self.mode or ("direct" if self.device == "host" else "staged")
 
 
 def full_group(
@@ -134,6 +154,7 @@ class StoreResult(NamedTuple):
     why: str
     """Empty when all were stored. The server's reasons are messages.Stored.why and its error codes; the client adds
     busy (too many jobs in flight), timeout, not-connected, connection-lost, not-registered, closed, client-bug, and
+    device-error (the event to wait for has failed), and
     late: all bytes were taken in time, but the count of chunks never came, so none is claimed here."""
 
 

@@ -8,7 +8,7 @@ import zlib
 
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Space
-from kvserver.service import movers
+from kvserver.service import device_check, movers
 from kvserver.service.capacity import prompt_slots, slabs_for
 from kvserver.service.effects import AnswerWithMover, DropNamespace, PutNamespace
 from kvserver.service.leases import check_namespace
@@ -34,11 +34,11 @@ def register(core: Core, session: Session, peer: int, request: Register, now_ns:
     """Checks a cache against its namespace and has the device's mover map it; the reply comes when that is done."""
     _check_request(core, session, request)
     layout = Layout.parse(request)
-    descriptors = _check_descriptors(session, request)
+    descriptors = device_check.descriptors(session, request)
     _check_fit(core, request, layout)
     space = _space_for(core, request.namespace, layout)
 
-    mover = movers.ensure(core, request.device, request.device_index, now_ns)
+    mover = movers.ensure(core, request.device, request.device_id, now_ns)
     cache = Cache(
         number=core.number("cache"),
         name=request.name,
@@ -59,7 +59,16 @@ def register(core: Core, session: Session, peer: int, request: Register, now_ns:
     if session.number not in mover.boards:
         mover.boards.add(session.number)
         core.instruct(mover, MapBoard(session.number), board=session.number)
-    order = MapCache(cache.number, session.number, request.chunk_tokens, request.buffers, request.groups)
+    order = MapCache(
+        cache.number,
+        session.number,
+        request.chunk_tokens,
+        request.buffers,
+        request.groups,
+        request.mode,
+        request.ipc_mode,
+        request.staging,
+    )
     core.instruct(mover, order, descriptors)
     patience_ms = core.bounds.mover_start_ms + core.bounds.mover_grace_ms
     core.timers.set(now_ns + patience_ms * MILLISECOND_NS, "map", cache.number)
@@ -109,26 +118,10 @@ def _check_request(core: Core, session: Session, request: Register) -> None:
         raise ResourceError(
             "caches", f"{len(core.caches)} caches are registered, at most {core.bounds.caches_max} may be"
         )
-    if request.mode != "direct":
-        raise RequestError("mode", f"mode {request.mode!r} is not one of device kind host; expected 'direct'")
     if not 0 <= request.tokens_max <= TOKENS_MAX:
         raise RequestError("tokens-max", f"tokens_max={request.tokens_max} must be in [0, {TOKENS_MAX}]; 0: not said")
-    if request.device_index:
-        raise RequestError("device", f"device_index={request.device_index}; device kind host has one device, 0")
-    if any(buffer.handle for buffer in request.buffers):
-        raise RequestError("handle", "a buffer came with an IPC handle; on device kind host handles are empty")
-
-
-def _check_descriptors(session: Session, request: Register) -> tuple[int, ...]:
-    numbers = tuple(buffer.descriptor for buffer in request.buffers)
-    for number in numbers:
-        if number not in session.offered:
-            raise RequestError(
-                "descriptor-unknown", f"descriptor {number} was not offered by this session, or is used up"
-            )
-    if len(set(numbers)) != len(numbers):
-        raise RequestError("descriptor-unknown", f"descriptors {list(numbers)} must differ from each other")
-    return numbers
+    device_check.check(request)
+    movers.check_room(core, request.device, request.device_id)
 
 
 # ---------------------------------------------------------------- namespaces

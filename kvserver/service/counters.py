@@ -7,11 +7,15 @@ sessions, jobs in flight) is no counter but a gauge, see wire/status.py. Names a
 from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import get_args
+
+from kvserver.wire.messages import Mode
 
 DISCARD_REASONS = ("died", "failed", "abandoned", "deadline", "cleared")
 ERROR_FAMILIES = ("request", "resource", "device")
 JOB_ENDS = ("done", "abandoned", "failed", "invalid")
 JOB_KINDS = ("store", "retrieve")
+MODES: tuple[str, ...] = get_args(Mode)
 
 LOOKUP_SECONDS = (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5.12e-3, 20e-3, 100e-3)
 JOB_SECONDS = (0.5e-3, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3, 256e-3, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
@@ -64,6 +68,7 @@ class Counters:
         "lookup_handle_seconds",
         "lookups",
         "lookups_hit",
+        "mode_bytes",
         "mover_restarts",
         "replies_dropped",
         "retrieves",
@@ -119,6 +124,8 @@ class Counters:
         self.sessions_closed = 0
         self.jobs = dict.fromkeys(JOB_ENDS, 0)
         """Jobs by how they ended (orders.Done.status); failed if their mover was lost."""
+        self.mode_bytes = dict.fromkeys(MODES, 0)
+        """Bytes that movers moved for jobs, whatever became of these, by the way that they went."""
         self.lookup_handle_seconds = Histogram(LOOKUP_SECONDS)
         """Time that Service.handle took for one lookup, measured by the shell."""
         self.job_seconds = {kind: Histogram(JOB_SECONDS) for kind in JOB_KINDS}

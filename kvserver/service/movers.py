@@ -6,35 +6,71 @@ Rule 2: a mover that does not end a cancelled job or let a cache go within mover
 
 import logging
 
-from kvserver.errors import DeviceError, RequestError
+from kvserver.errors import DeviceError, RequestError, ResourceError
 from kvserver.service import transfers
 from kvserver.service.capacity import chunks_that_fit
 from kvserver.service.effects import Ask, CloseDescriptors, DropNamespace
 from kvserver.service.state import MILLISECOND_NS, Cache, Core, Mover, Session
-from kvserver.wire.messages import Registered, Unregistered
-from kvserver.wire.orders import DropBoard, KillMover, MapCache, MapFailed, Mapped, Ready, StartMover, Unmapped
+from kvserver.wire.messages import DeviceKind, Registered, Unregistered
+from kvserver.wire.orders import (
+    ArenaReady,
+    DropBoard,
+    KillMover,
+    MapCache,
+    MapFailed,
+    Mapped,
+    Ready,
+    StartMover,
+    Unmapped,
+)
 
 
-def ensure(core: Core, device: str, device_index: int, now_ns: int) -> Mover:
+def ensure(core: Core, device: DeviceKind, device_id: str, now_ns: int) -> Mover:
     """The mover of a device, starting one when there is none."""
-    for mover in core.movers.values():
-        if mover.state != "killed" and (mover.device, mover.device_index) == (device, device_index):
-            return mover
-    mover = Mover(core.number("mover"), device, device_index)
+    found = _mover_of(core, device, device_id)
+    if found is not None:
+        return found
+    mover = Mover(core.number("mover"), device, device_id)
     core.movers[mover.number] = mover
-    core.effects.append(Ask(StartMover(mover.number, device, device_index)))
+    core.effects.append(Ask(StartMover(mover.number, device, device_id)))
     core.timers.set(now_ns + core.bounds.mover_start_ms * MILLISECOND_NS, "mover-start", mover.number)
     return mover
+
+
+def check_room(core: Core, device: DeviceKind, device_id: str) -> None:
+    """ResourceError when a registration would need one more mover than there may be."""
+    if len(core.movers) >= core.bounds.movers_max and _mover_of(core, device, device_id) is None:
+        raise ResourceError("movers", f"{len(core.movers)} movers are running, at most {core.bounds.movers_max} may be")
+
+
+def _mover_of(core: Core, device: DeviceKind, device_id: str) -> Mover | None:
+    for mover in core.movers.values():
+        if mover.state != "killed" and (mover.device, mover.device_id) == (device, device_id):
+            return mover
+    return None
 
 
 def ready(core: Core, mover: Mover, report: Ready) -> None:
     if mover.state != "starting":
         return
-    mover.state, mover.pid, mover.backend = "ready", report.pid, report.backend
+    mover.state, mover.pid, mover.backend, mover.facts = "ready", report.pid, report.backend, dict(report.facts)
     core.timers.cancel("mover-start", mover.number)
+    _tell_arena(core, mover)
     core.effects.extend(mover.queue)
     mover.queue.clear()
     core.log("mover ready", *_name(mover), ("pid", mover.pid), ("backend", mover.backend))
+
+
+def arena_grew(core: Core) -> None:
+    for mover in core.movers.values():
+        if mover.state == "ready":
+            _tell_arena(core, mover)
+
+
+def _tell_arena(core: Core, mover: Mover) -> None:
+    """Host copies need no preparation of the arena."""
+    if mover.device != "host":
+        core.instruct(mover, ArenaReady(core.chunks.pool.slabs_ready))
 
 
 def start_overdue(core: Core, number: int) -> None:
@@ -186,4 +222,4 @@ def _drop_queue(core: Core, mover: Mover) -> None:
 
 
 def _name(mover: Mover) -> tuple[tuple[str, object], tuple[str, object]]:
-    return ("mover", mover.number), ("device", f"{mover.device}:{mover.device_index}")
+    return ("mover", mover.number), ("device", mover.name)

@@ -63,10 +63,11 @@ def _movers(core: Core) -> list[MoverStatus]:
     return [
         MoverStatus(
             mover=mover.number,
-            device=f"{mover.device}:{mover.device_index}",
+            device=mover.name,
             state=mover.state,
             pid=mover.pid,
             backend=mover.backend,
+            facts=mover.facts,
             caches=len(mover.caches),
             jobs=len(mover.jobs),
         )

@@ -85,6 +85,7 @@ class Service:
             case ArenaGrew(slabs, problem):
                 core.chunks.pool.grow(slabs)
                 core.arena_problem = problem
+                movers.arena_grew(core)
         return self.effects()
 
     def effects(self) -> list[Effect]:

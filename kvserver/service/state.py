@@ -13,7 +13,7 @@ from kvserver.service.effects import Answer, Effect, Instruct, Log
 from kvserver.service.timers import Timers
 from kvserver.transfer.layout import Layout
 from kvserver.wire.codec import error_reply
-from kvserver.wire.messages import NAME_BYTES_MAX, Mode, Reply, Why
+from kvserver.wire.messages import NAME_BYTES_MAX, DeviceKind, Mode, Reply, Why
 from kvserver.wire.orders import Order
 
 MILLISECOND_NS = 1_000_000
@@ -29,6 +29,8 @@ class Bounds:
     slab_bytes: int
     sessions_max: int = 1024
     caches_max: int = 1024
+    movers_max: int = 64
+    """Which devices there are is the clients' word, so processes for them are bounded here."""
     namespaces_max: int = 256
     chunks_max: int = 4_000_000
     leases_max: int = 4096
@@ -104,17 +106,24 @@ class Mover:
     """One mover process."""
 
     number: int
-    device: str
-    device_index: int
+    device: DeviceKind
+    device_id: str
+    """Empty for host."""
     state: Literal["starting", "ready", "killed"] = "starting"
     pid: int = 0
     backend: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
     queue: list[Instruct] = field(default_factory=list)
     """Orders that wait until it is ready."""
     caches: dict[int, Cache] = field(default_factory=dict)
     boards: set[int] = field(default_factory=set)
     """Sessions whose board it has."""
     jobs: set[int] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        """Of its device, for logs and /status."""
+        return f"{self.device}:{self.device_id}" if self.device_id else self.device
 
 
 @dataclass(slots=True, eq=False)

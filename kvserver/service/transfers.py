@@ -282,10 +282,11 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     job.cache.jobs.discard(job.number)
     job.cache.mover.jobs.discard(job.number)
     core.counters.jobs[done.status] += 1
+    core.counters.mode_bytes[done.mode] += done.bytes
     core.counters.job_seconds[job.kind].observe((now_ns - job.began_ns) / 1e9)
     if core.bounds.log_requests:
         who = ("engine", job.session.engine.name), ("request", job.request_id)
-        took = ("ms", (now_ns - job.began_ns) / 1e6), ("copy_ms", done.copy_ns / 1e6)
+        took = ("mode", done.mode), ("ms", (now_ns - job.began_ns) / 1e6), ("copy_ms", done.copy_ns / 1e6)
         core.log_request(now_ns, job.kind, *who, ("status", done.status), ("bytes", done.bytes), *took)
     if job.kind == "store":
         _store_ended(core, job, done)
@@ -295,7 +296,7 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
 
 def lost(core: Core, job: Job, why: str, now_ns: int) -> None:
     """The job's mover has been reaped."""
-    ended(core, job, Done(job.number, "failed", 0, 0, "mover-lost", why), now_ns)
+    ended(core, job, Done(job.number, "failed", 0, 0, "mover-lost", why, job.cache.mode), now_ns)
 
 
 def overdue(core: Core, number: int, now_ns: int) -> Job | None:

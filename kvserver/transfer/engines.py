@@ -16,14 +16,19 @@ from kvserver._native import (
     ArenaGrower,
     Board,
     CopyEngine,
+    DeviceEngine,
+    DriverAbsent,
+    DriverError,
     Ledger,
     Pattern,
     copy_seconds,
     create_memfd,
+    cut_job,
     fill_pattern,
     free_huge_pages,
     plan_copies,
     plan_pieces,
+    probe_driver,
 )
 
 __all__ = [
@@ -39,20 +44,30 @@ __all__ = [
     "Board",
     "Completion",
     "CopyEngine",
+    "DeviceEngine",
+    "DriverAbsent",
+    "DriverError",
+    "JobMode",
     "Ledger",
     "Pattern",
     "copy_seconds",
     "create_memfd",
+    "cut_job",
     "fill_pattern",
     "free_huge_pages",
     "pack_block_ids",
     "pack_slots",
     "plan_copies",
     "plan_pieces",
+    "probe_driver",
 ]
 
-Completion = tuple[int, Literal["done", "abandoned", "failed", "invalid", "unmapped"], int, int, str, str]
-"""(job or cache, status, bytes, copy_ns, code, message), as CopyEngine.completions returns them."""
+JobMode = Literal["direct", "staged", "server-gather"]
+"""How the bytes of a job went; "direct" on the host."""
+
+Status = Literal["done", "abandoned", "failed", "invalid", "unmapped", "mapped", "refused", "broken"]
+Completion = tuple[int, Status, int, int, str, str, JobMode]
+"""(job or cache, status, bytes, copy_ns, code, message, mode), as the engines' completions() return them."""
 
 
 def pack_block_ids(block_ids: Iterable[int]) -> bytes:

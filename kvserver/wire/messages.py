@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Exact match at Hello. Changes when the meaning of any frame changes; it is not the package's version."""
 
 KEY_BYTES = 32
@@ -34,15 +34,22 @@ PLACES_MAX = BLOCKS_MAX * 3 // 2
 mover. Only chunks of less than four blocks ever meet it."""
 GROUPS_MAX = 16
 REGION_RUNS_MAX = 4096
-BUFFERS_MAX = 64
+BUFFERS_MAX = 256
+"""Allocations of one cache. A host cache has fewer, as each needs a descriptor."""
 SHARDS_MAX = 256
 BOARD_WORDS = 4096
 """Job state words of one session (see kvserver._native.Board)."""
 NAME_BYTES_MAX = 128
+HANDLE_BYTES = 64
+"""An IPC handle of a GPU driver."""
+SEGMENT_BYTES_MIN = 1 << 20
+SEGMENT_BYTES_MAX = 16 << 20
+STAGING_SEGMENTS = 16
+"""Of a staging memory: eight for stores, then eight for retrieves."""
 
 Kind = Literal["full", "window", "state"]
 Mode = Literal["direct", "staged", "server-gather", "engine-driven"]
-DeviceKind = Literal["host"]
+DeviceKind = Literal["host", "cuda", "rocm"]
 Why = Literal["", "full", "parent-absent", "ranks-missing", "busy", "abandoned", "discarded"]
 
 
@@ -95,9 +102,20 @@ class Buffer(Frame, frozen=True):
     descriptor: int
     """host: the number that Offered gave for the descriptor. Otherwise -1."""
     handle: bytes
-    """Device kinds with IPC: the base handle of the allocation. host: empty."""
+    """GPU kinds: the IPC handle of the allocation's base, HANDLE_BYTES long. host: empty."""
     bytes: int
     """Size of the allocation; every page of every region lies inside."""
+
+
+class Staging(Frame, frozen=True):
+    """Device memory of the client through which the bytes of a staged cache pass, and the ring that hands it over."""
+
+    handle: bytes
+    """IPC handle of its base. It has STAGING_SEGMENTS segments."""
+    segment_bytes: int
+    """Whole MiB, SEGMENT_BYTES_MIN to SEGMENT_BYTES_MAX."""
+    ring: int
+    """The number that Offered gave for the ring's descriptor."""
 
 
 class GroupBlocks(Frame, frozen=True):
@@ -176,12 +194,18 @@ class Register(Frame, tag="register", frozen=True):
     namespace: bytes
     chunk_tokens: int
     device: DeviceKind
-    device_index: int
+    device_id: str
+    """GPU kinds: UUID (32 hexadecimal digits), "@", PCI bus id, so that both sides mean the same device whatever each
+    of them sees. host: empty."""
+    ipc_mode: str
+    """How the client makes IPC handles; ROCm has two ways, "legacy" and "dmabuf", which do not fit. Otherwise empty."""
     mode: Mode
     tenant: str
     """Tag that quotas will be held against; empty for the default tenant."""
     buffers: list[Buffer]
     groups: list[GroupSpec]
+    staging: list[Staging]
+    """One for mode staged, none otherwise."""
     tokens_max: int
     """Tokens of the engine's longest prompt; a cache is refused when the arena can never hold one. 0: not said."""
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from kvserver.wire.messages import Buffer, Frame, GroupSpec, Mode
+from kvserver.wire.messages import Buffer, DeviceKind, Frame, GroupSpec, Mode, Staging
 
 ORDER_BYTES_MAX = 400_000
 """An order fits one message in the default socket buffer of a non-root process (2 x wmem_max = 425,984)."""
@@ -31,13 +31,17 @@ class DropBoard(Frame, tag="drop-board", frozen=True):
 
 
 class MapCache(Frame, tag="map-cache", frozen=True):
-    """Descriptors: one per buffer of a host cache. Report: Mapped or MapFailed."""
+    """Descriptors: one per buffer of a host cache; the ring of a staged one. Report: Mapped or MapFailed."""
 
     cache: int
     session: int
     chunk_tokens: int
     buffers: list[Buffer]
     groups: list[GroupSpec]
+    mode: Mode
+    ipc_mode: str
+    staging: list[Staging]
+    """As in Register."""
 
 
 class UnmapCache(Frame, tag="unmap-cache", frozen=True):
@@ -74,7 +78,14 @@ class Cancel(Frame, tag="cancel", frozen=True):
     job: int
 
 
-Order = MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel
+class ArenaReady(Frame, tag="arena-ready", frozen=True):
+    """To movers of GPUs, first of all and again as the arena grows: the first `slabs` slabs may be made ready for DMA.
+    A job never names another slab."""
+
+    slabs: int
+
+
+Order = MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady
 
 # ---------------------------------------------------------------- mover → brain
 
@@ -85,6 +96,8 @@ class Ready(Frame, tag="ready", frozen=True):
     pid: int
     backend: str
     """What moves the bytes, for the log, /status and a metric."""
+    facts: list[tuple[str, str]]
+    """What else the mover knows of its device, by name, for /status: library, driver, kernels, speeds."""
 
 
 class Mapped(Frame, tag="mapped", frozen=True):
@@ -114,6 +127,8 @@ class Done(Frame, tag="done", frozen=True):
     """From the first byte to the last."""
     code: str
     message: str
+    mode: Mode
+    """How the bytes moved: the mover chooses among what the cache was registered for. host: direct."""
 
 
 Report = Ready | Mapped | MapFailed | Unmapped | Done
@@ -126,8 +141,9 @@ class StartMover(Frame, tag="start-mover", frozen=True):
 
     mover: int
     """Number that the brain chose; never used twice by one brain."""
-    device: str
-    device_index: int
+    device: DeviceKind
+    device_id: str
+    """As in Register."""
 
 
 class KillMover(Frame, tag="kill-mover", frozen=True):

@@ -39,11 +39,13 @@ class SlotSize(msgspec.Struct, frozen=True, kw_only=True):
 class MoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     mover: int
     device: str
-    """Kind and index, for example "host:0"."""
+    """"host", or kind and id, for example "cuda:UUID@PCI"."""
     state: Literal["starting", "ready", "killed"]
     pid: int
     backend: str
     """What moves the bytes, as the mover reported it; empty until it is ready."""
+    facts: dict[str, str]
+    """What else the mover reported: library, driver, kernels, speeds. Empty for host."""
     caches: int
     jobs: int
 

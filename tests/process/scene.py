@@ -9,8 +9,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from kvclient import Blocks, Timeouts
@@ -192,6 +193,12 @@ class Scene:
     ) -> tuple[int, T]:
         """Begins jobs until one is met while its bytes move; the mover is stopped then, in the middle of the copy."""
         mover = self.server.mover_pid()
+        with watching_apart(mover):
+            return self._meet_copying(mover, begin, has_ended, land)
+
+    def _meet_copying(
+        self, mover: int, begin: Callable[[], T], has_ended: Callable[[T], bool], land: Callable[[T], None]
+    ) -> tuple[int, T]:
         for _ in range(ATTEMPTS_MAX):
             boards = self.server.boards()
             begun = begin()
@@ -221,6 +228,28 @@ class Scene:
             found = self.survivor.lookup(story)
             if found.lease is not None:
                 self.survivor.client.release(found.lease)
+
+
+@contextmanager
+def watching_apart(mover: int) -> Iterator[None]:
+    """Keeps this thread and a mover's threads on different processors: one that watches a board between the pieces of
+    the thread that copies, on its processor, would never see a copy under way."""
+    everywhere = os.sched_getaffinity(0)
+    here = {min(everywhere)}
+    if len(everywhere) == 1:
+        yield
+        return
+    threads = [int(task.name) for task in Path(f"/proc/{mover}/task").iterdir()]
+    try:
+        os.sched_setaffinity(0, here)
+        for thread in threads:
+            os.sched_setaffinity(thread, everywhere - here)
+        yield
+    finally:
+        os.sched_setaffinity(0, everywhere)
+        for thread in threads:
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, everywhere)
 
 
 class Flight(NamedTuple):

@@ -15,7 +15,7 @@ _EFFECTS = (
     "Publish", "Withdraw", "PutNamespace", "DropNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct",
     "Ask", "CloseDescriptors", "CloseSession", "Log",
 )  # fmt: skip
-_ORDERS = ("MapBoard", "DropBoard", "MapCache", "UnmapCache", "Copy", "Cancel")
+_ORDERS = ("MapBoard", "DropBoard", "MapCache", "UnmapCache", "Copy", "Cancel", "ArenaReady")
 _REPORTS = ("Ready", "Mapped", "MapFailed", "Unmapped", "Done")
 _WISHES = ("StartMover", "KillMover")
 _WHYS = ("", "full", "parent-absent", "ranks-missing", "busy", "abandoned", "discarded")

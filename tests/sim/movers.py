@@ -10,7 +10,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from kvserver.wire.messages import DeviceKind
 from kvserver.wire.orders import (
+    ArenaReady,
     Cancel,
     Copy,
     Done,
@@ -65,8 +67,11 @@ class Run:
 class SimMover:
     """One mover process."""
 
-    def __init__(self, world: "World", number: int) -> None:
+    def __init__(self, world: "World", number: int, device: DeviceKind) -> None:
         self.number = number
+        self.device = device
+        self.slabs_ready = 0
+        """Of a GPU: the slabs that it was told of."""
         self.state: Literal["starting", "running", "killed", "reaped"] = "starting"
         self.stopped = False
         self.inbox: deque[tuple[Order, Pool | None, Board | None]] = deque()
@@ -91,7 +96,7 @@ class SimMover:
                 self._world.supervisor.died(self)
             else:
                 self.state = "running"
-                self.reports.append(Ready(1000 + self.number, "simulated"))
+                self.reports.append(Ready(1000 + self.number, "simulated", []))
         elif self.state == "running" and self.inbox and (not self.runs or rng.random() < 0.5):
             self._take(*self.inbox.popleft())
         elif self.runs:
@@ -136,6 +141,8 @@ class SimMover:
                     self._unmap_if_idle(self.mappings[cache])
             case Copy():
                 self._begin_copy(order)
+            case ArenaReady(slabs):
+                self.slabs_ready = slabs
             case Cancel(job):
                 for run in self.runs:
                     if run.order.job == job and not run.begun:
@@ -193,6 +200,8 @@ class SimMover:
             touched = -(-(group.first_block + len(ids)) // per_chunk) - first
             if len(slots) != touched:
                 raise Wrong(f"job {run.order.job}: {len(slots)} slots for blocks that touch {touched} chunks")
+            if self.device != "host" and max(slots) >= self.slabs_ready * self._world.swarm.bounds.slab_bytes:
+                raise Wrong(f"job {run.order.job}: a slot behind the {self.slabs_ready} slabs that the mover knows of")
             if not all(0 <= block < len(run.mapping.pool.blocks[group.group]) for block in ids):
                 return "block-range", "simulated"
             if len(set(ids)) != len(ids):
@@ -226,7 +235,7 @@ class SimMover:
         self.runs.remove(run)
         self._world.promises.copy_over(run.order.job)
         if self.state == "running":
-            self.reports.append(Done(run.order.job, status, run.copied * BLOCK_BYTES, 1, code, message))
+            self.reports.append(Done(run.order.job, status, run.copied * BLOCK_BYTES, 1, code, message, run.order.mode))
             self._world.counts[f"done {run.order.kind} {status}"] += 1
         self._unmap_if_idle(run.mapping)
 
@@ -252,8 +261,8 @@ class Supervisor:
             self._reap(dead[0])
         elif self.wishes:
             match self.wishes.popleft():
-                case StartMover(number):
-                    self.movers[number] = SimMover(self._world, number)
+                case StartMover(number, device):
+                    self.movers[number] = SimMover(self._world, number, device)
                 case KillMover(number):
                     if number in self.movers:
                         self.movers[number].state = "killed"

@@ -17,6 +17,7 @@ from kvserver.wire.messages import (
     Release,
     Request,
     Retrieve,
+    Staging,
     Store,
     Unregister,
     Watch,
@@ -145,7 +146,10 @@ def _bad_register(world: "World", process: "Process") -> None:
     choices: tuple[dict[str, object], ...] = (
         {"name": ""},
         {"namespace": bytes(31)},
-        {"mode": "staged"},
+        {"mode": "engine-driven"},
+        {"mode": "server-gather"},
+        {"device_id": "0"},
+        {"staging": [Staging(bytes(64), 1 << 20, 9_999_999)]},
         {"chunk_tokens": 0},
         {"groups": []},
         {"buffers": [Buffer(9_999_999, b"", buffer.bytes), *frame.buffers[1:]]},
@@ -220,7 +224,7 @@ def _frame(process: "Process", name: str) -> Register:
         name=name,
         digest=process.engine.digest,
         blocks=13,
-        descriptors=spare[: len(process.engine.shape.groups)],
+        descriptors=spare[: process.engine.shape.descriptors],
     )
 
 
@@ -229,7 +233,7 @@ def _too_large(frame: Register) -> dict[str, object]:
     group, run = frame.groups[0], frame.groups[0].regions[0]
     large = _with(run, offset=0, page_bytes=1 << 20, block_stride=1 << 20, region_stride=1 << 30)
     return {
-        "buffers": [Buffer(frame.buffers[0].descriptor, b"", 1 << 40), *frame.buffers[1:]],
+        "buffers": [_with(frame.buffers[0], bytes=1 << 40), *frame.buffers[1:]],
         "groups": [_with(group, regions=[large]), *frame.groups[1:]],
         "namespace": b"l" * 32,
     }

@@ -179,12 +179,12 @@ class Process:
                 self.send(Attach(self.next_id(), self.token), self.local_peer)
         elif self.asks(Offer, Unregister):
             pass
-        elif len(self.descriptors) < len(engine.shape.groups):
+        elif len(self.descriptors) < engine.shape.descriptors:
             self.send(Offer(self.next_id()), self.local_peer, descriptor=self._world.new_descriptor())
         elif not self.asks(Register):
             self._caches_named += self._world.rng.random() < 0.5
             self.cache_name = f"kv{self._caches_named}"
-            descriptors = self.descriptors[: len(engine.shape.groups)]
+            descriptors = self.descriptors[: engine.shape.descriptors]
             frame = register_frame(
                 engine.shape,
                 self.rank,
@@ -433,7 +433,7 @@ class Process:
                 self.descriptors.append(reply.descriptor)
             case Registered():
                 self.cache, self.mover = reply.cache, self._world.supervisor.movers.get(reply.mover)
-                del self.descriptors[: len(self.engine.shape.groups)]
+                del self.descriptors[: self.engine.shape.descriptors]
                 if self.mover is None:
                     self.cache = 0
                 else:

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from kvserver.tiers.slots import SLOT_ALIGN
-from kvserver.wire.messages import Buffer, GroupSpec, Kind, RegionRun, Register
+from kvserver.wire.messages import HANDLE_BYTES, Buffer, DeviceKind, GroupSpec, Kind, RegionRun, Register, Staging
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,17 @@ class Shape:
     chunk_tokens: int
     ranks: int
     groups: tuple[GroupShape, ...]
+    device: DeviceKind = "host"
+    """Engines of a GPU use mode staged."""
+
+    @property
+    def descriptors(self) -> int:
+        """That a registration offers: a buffer for each group, or the ring."""
+        return len(self.groups) if self.device == "host" else 1
+
+    def device_id(self, rank: int) -> str:
+        """The ranks of an engine have two GPUs."""
+        return "" if self.device == "host" else f"{rank % 2:032x}@0000:{rank % 2:02x}:00.0"
 
     def blocks_per_chunk(self, group: int) -> int:
         return self.chunk_tokens // self.groups[group].block_tokens
@@ -79,7 +90,9 @@ SHAPES = (
         "window-state", 10, 2, (_group(5, "window", 1, 2, 511, window=11, writers=2), _group(10, "state", 2, 1, 6007))
     ),
     Shape("replicated", 6, 3, (_group(2, "full", 1, 5, 401, writers=3),)),
-    Shape("grid", 9, 4, (_group(3, "full", 4, 3, 301, 302, 605, 607), _group(9, "full", 2, 1, 1009, writers=2))),
+    Shape(
+        "grid", 9, 4, (_group(3, "full", 4, 3, 301, 302, 605, 607), _group(9, "full", 2, 1, 1009, writers=2)), "cuda"
+    ),
     Shape("window", 6, 1, (_group(2, "window", 1, 1, 211, window=13),)),
 )
 
@@ -88,13 +101,19 @@ def register_frame(
     shape: Shape, rank: int, *, request_id: int, name: str, digest: bytes, blocks: int, descriptors: list[int]
 ) -> Register:
     """One buffer a group, one run of regions a buffer."""
+    on_host = shape.device == "host"
     buffers, groups = [], []
     for index, group in enumerate(shape.groups):
         shard = shape.shard_of(index, rank)
         page = group.page_bytes[shard]
         region_stride = blocks * page + 7
         run = RegionRun(index, 5, group.regions, region_stride, page, page)
-        buffers.append(Buffer(descriptors[index], b"", 5 + group.regions * region_stride))
+        bytes_needed = 5 + group.regions * region_stride
+        buffers.append(
+            Buffer(descriptors[index], b"", bytes_needed)
+            if on_host
+            else Buffer(-1, bytes([index]) * HANDLE_BYTES, bytes_needed)
+        )
         groups.append(
             GroupSpec(
                 group.block_tokens,
@@ -108,4 +127,18 @@ def register_frame(
                 [run],
             )
         )
-    return Register(request_id, name, digest, shape.chunk_tokens, "host", 0, "direct", "", buffers, groups, 0)
+    return Register(
+        request_id,
+        name,
+        digest,
+        shape.chunk_tokens,
+        shape.device,
+        shape.device_id(rank),
+        "",
+        "direct" if on_host else "staged",
+        "",
+        buffers,
+        groups,
+        [] if on_host else [Staging(bytes(HANDLE_BYTES), 1 << 20, descriptors[0])],
+        0,
+    )

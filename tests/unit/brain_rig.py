@@ -128,7 +128,7 @@ class Rig:
                 case CloseDescriptors(numbers):
                     self._close(numbers)
                 case Ask(StartMover(mover)):
-                    self.handle(Reported(mover, Ready(4000 + mover, "rig")))
+                    self.handle(Reported(mover, Ready(4000 + mover, "rig", [])))
                 case Ask(KillMover(mover)):
                     self.kills += 1
                     self.copies = [entry for entry in self.copies if entry[0] != mover]
@@ -154,7 +154,7 @@ class Rig:
         """Ends the jobs that are under way."""
         copies, self.copies = self.copies, []
         for mover, order in copies:
-            self.report(mover, Done(order.job, status, 7, 11, code, message))  # type: ignore[arg-type]
+            self.report(mover, Done(order.job, status, 7, 11, code, message, order.mode))  # type: ignore[arg-type]
         unmaps, self._unmaps = self._unmaps, []
         for mover, cache in unmaps:
             self.report(mover, Unmapped(cache))
@@ -260,7 +260,7 @@ class Client:
         numbers = [self.offer()] if descriptors is None else descriptors
         buffers = [Buffer(number, b"", buffer_bytes) for number in numbers]
         head = self.rig.number(), name, namespace, chunk_tokens
-        return Register(*head, "host", 0, "direct", "", buffers, list(groups), tokens_max)
+        return Register(*head, "host", "", "", "direct", "", buffers, list(groups), [], tokens_max)
 
     def register(self, *args: Any, **kwargs: Any) -> "Client":
         reply = self.ask(self.registration(*args, **kwargs))

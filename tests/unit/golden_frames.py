@@ -27,6 +27,7 @@ from kvserver.wire.messages import (
     Request,
     Retrieve,
     Retrieved,
+    Staging,
     Status,
     StatusIs,
     Store,
@@ -45,8 +46,8 @@ STATE = GroupSpec(6, 3, "state", 0, 1, 0, 1, 0, [RegionRun(0, 1, 1, 0, 255, 254)
 # fmt: off
 GOLDEN: list[tuple[Frame, str]] = [
     (
-        Hello(1, 1, "engine", 77, 3, -1, "kvclient 0.1"),
-        "98a568656c6c6f0101a6656e67696e654d03ffac6b76636c69656e7420302e31",
+        Hello(1, 2, "engine", 77, 3, -1, "kvclient 0.1"),
+        "98a568656c6c6f0102a6656e67696e654d03ffac6b76636c69656e7420302e31",
     ),
     (
         Attach(2, b"0123456789abcdef"),
@@ -65,10 +66,12 @@ GOLDEN: list[tuple[Frame, str]] = [
         "93a5776174636805cd012c",
     ),
     (
-        Register(6, "kv", DIGEST, 6, "host", 0, "direct", "gold", [Buffer(9, b"", 5005)], [GROUP, STATE], 131_072),
-        "9ca8726567697374657206a26b76c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b"
-        "1c1d1e1f06a4686f737400a6646972656374a4676f6c64919309c400cd138d9299020ba677696e646f770703"
-        "0105049196000d02cd09c0cc82cc81990603a573746174650001000100919600010100ccffccfece00020000",
+        Register(6, "kv", DIGEST, 6, "rocm", "7@0:3:0.0", "dmabuf", "staged", "gold",
+                 [Buffer(-1, b"hhh", 5005)], [GROUP, STATE], [Staging(b"ss", 1 << 20, 9)], 131_072),
+        "9ea8726567697374657206a26b76c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b"
+        "1c1d1e1f06a4726f636da93740303a333a302e30a6646d61627566a6737461676564a4676f6c649193ffc403"
+        "686868cd138d9299020ba677696e646f7707030105049196000d02cd09c0cc82cc81990603a5737461746500"
+        "01000100919600010100ccffccfe9193c4027373ce0010000009ce00020000",
     ),
     (
         Unregister(7, 300),

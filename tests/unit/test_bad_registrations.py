@@ -21,6 +21,7 @@ from kvserver.wire.messages import (
     RegionRun,
     Register,
     Registered,
+    Staging,
     Stored,
     Unregister,
     Unregistered,
@@ -178,12 +179,14 @@ def test_layouts_that_just_fit_are_taken(scene: Scene, groups: Sequence[GroupSpe
         ({"tenant": "x" * 129}, "request", "name", "tenant='xxx"),
         ({"namespace": bytes(31)}, "request", "namespace", "31 bytes; a namespace is a digest of 32 bytes"),
         ({"mode": "staged"}, "request", "mode", "'staged' is not one of device kind host; expected 'direct'"),
-        ({"device_index": 1}, "request", "device", "device_index=1; device kind host has one device, 0"),
+        ({"device_id": "0"}, "request", "device", "device_id='0', ipc_mode=''; device kind host has neither"),
+        ({"ipc_mode": "legacy"}, "request", "device", "device_id='', ipc_mode='legacy'; device kind host has neither"),
+        ({"staging": [Staging(bytes(64), 1 << 20, 1)]}, "request", "staging", "device kind host needs no staging"),
         ({"chunk_tokens": 0}, "request", "geometry", "chunk_tokens=0 must be in [1, "),
         ({"chunk_tokens": -6}, "request", "geometry", "chunk_tokens=-6 must be in [1, "),
         ({"chunk_tokens": (1 << 20) + 6}, "request", "geometry", "chunk_tokens=1048582 must be in [1, 1048576]"),
-        ({"buffers": []}, "request", "layout", "buffers=0 must be in [1, 64]"),
-        ({"buffers": [Buffer(1, b"", 9)] * 65}, "request", "layout", "buffers=65 must be in [1, 64]"),
+        ({"buffers": []}, "request", "layout", "buffers=0 must be in [1, 256]"),
+        ({"buffers": [Buffer(1, b"", 9)] * 257}, "request", "layout", "buffers=257 must be in [1, 256]"),
         ({"buffers": [Buffer(1, b"", 0)]}, "request", "layout", "buffers[0].bytes=0 must be in [1, "),
         ({"buffers": [Buffer(1, b"", HUGE)]}, "request", "layout", f"buffers[0].bytes={HUGE} must be in [1, "),
         ({"buffers": [Buffer(1, b"handle", 9999)]}, "request", "handle", "on device kind host handles are empty"),
@@ -451,6 +454,6 @@ def test_a_layout_is_checked_in_a_moment_however_many_regions_it_has() -> None:
     """The brain does it on its only thread: 65,536 regions in all, not in each group."""
     runs = [RegionRun(0, 0, 65_536, 4, 400_000, 3)]
     groups = [change(FULL, regions=runs)] * 2
-    request = Register(1, "kv", NAMESPACE, 6, "host", 0, "direct", "", [Buffer(1, b"", 1 << 40)], groups, 0)
+    request = Register(1, "kv", NAMESPACE, 6, "host", "", "", "direct", "", [Buffer(1, b"", 1 << 40)], groups, [], 0)
     with pytest.raises(RequestError, match=r"regions=131072 must be in \[1, 65536\]"):
         Layout.parse(request)

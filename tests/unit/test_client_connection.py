@@ -74,7 +74,7 @@ def test_server_of_another_protocol_is_named_and_tried_again(tmp_path: Path) -> 
 def test_server_that_speaks_something_else_is_named(tmp_path: Path) -> None:
     with FakeServer(tmp_path / "s") as fake:
         fake.raw[wire.Hello] = b"HTTP/1.1 400 Bad Request"
-        with client_of(fake) as client, pytest.raises(RequestError, match="frame: not a reply of protocol 1"):
+        with client_of(fake) as client, pytest.raises(RequestError, match="frame: not a reply of protocol 2"):
             client.wait_connected(WAIT_S)
 
 
@@ -160,7 +160,7 @@ def test_register_carries_the_whole_spec(tmp_path: Path) -> None:
         request = at.fake.wait_for(wire.Register)
         wanted = spec(at.pool)
         assert (request.name, request.namespace, request.chunk_tokens) == ("kv", NAMESPACE, 12)
-        assert (request.device, request.device_index, request.mode, request.tenant) == ("host", 0, "direct", "")
+        assert (request.device, request.device_id, request.mode, request.tenant) == ("host", "", "direct", "")
         assert request.buffers == [wire.Buffer(0, b"", POOL_BYTES)]
         assert request.groups == wanted.groups
         assert os.fstat(at.fake.descriptors[0]).st_ino == os.fstat(at.pool).st_ino

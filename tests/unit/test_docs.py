@@ -47,7 +47,7 @@ def test_every_error_code_is_documented() -> None:
 
 
 def test_every_documented_error_code_is_said_by_somebody() -> None:
-    files = [*(ROOT / "kvserver").rglob("*.py"), *(ROOT / "csrc").glob("*.cpp"), *(ROOT / "csrc").glob("*.h")]
+    files = [*(ROOT / "kvserver").rglob("*.py"), *(ROOT / "csrc").rglob("*.cpp"), *(ROOT / "csrc").rglob("*.h")]
     code = "\n".join(file.read_text() for file in files)
     documented = re.findall(r"^\| `([a-z-]+)` \|", section(PROTOCOL, "Errors"), re.MULTILINE)
     assert len(documented) == len(set(documented))

@@ -44,7 +44,9 @@ def a_status(*, slabs_ready: int = 3, problem: str = "") -> Status:
         stores=1,
         retrieves=2,
         movers=[
-            MoverStatus(mover=1, device="host:0", state="ready", pid=99, backend="host, 2 threads", caches=3, jobs=3)
+            MoverStatus(
+                mover=1, device="host", state="ready", pid=99, backend="host, 2 threads", facts={}, caches=3, jobs=3
+            )
         ],
         shown_sessions=[],
         shown_caches=[],
@@ -154,7 +156,7 @@ def test_metrics_show_counters_gauges_and_a_growing_age(site: Site) -> None:
     assert 'kvserver_lookup_chunks_total{result="hit"} 44.0' in lines
     assert "kvserver_chunks 13.0" in lines
     assert 'kvserver_slots_used{slot_bytes="4096"} 1.0' in lines
-    assert 'kvserver_mover_backend_info{backend="host, 2 threads",device="host:0"} 1.0' in lines
+    assert 'kvserver_mover_backend_info{backend="host, 2 threads",device="host"} 1.0' in lines
     assert "kvserver_snapshot_age_seconds 0.0" in lines
     site.clock.now_s += 3
     assert "kvserver_snapshot_age_seconds 3.0" in site.get("/metrics")[1].decode().splitlines()

@@ -29,7 +29,8 @@ BELOW: dict[str, str] = {
     "kvserver.server": "config doors errors http logs passing service transfer wire",
     "kvserver.mover": "config errors logs passing transfer wire",
     "kvserver.supervisor": "config errors logs passing transfer wire",
-    "kvserver.doctor": "config",
+    "kvserver.doctor": "config doctor_device",
+    "kvserver.doctor_device": "config errors",
     "kvserver.overview": "config wire",
     "kvserver.showing": "",
     "kvserver.replay": "errors wire kvclient",
@@ -41,7 +42,7 @@ BELOW: dict[str, str] = {
 
 # Modules that are expensive, or tie us to something, and who alone may import them.
 DOORS: dict[str, str] = {
-    "kvserver._native": "kvserver.transfer.engines kvserver.replay kvclient",
+    "kvserver._native": "kvserver.transfer.engines kvserver.doctor_device kvserver.replay kvclient",
     "zmq": "kvserver.server kvserver.doors kvclient",
     "uvloop": "kvserver.server",
     "asyncio": "kvserver.server kvserver.http",

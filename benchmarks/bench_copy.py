@@ -1,0 +1,270 @@
+"""How much of the link do stores and retrieves of GPU memory reach, and what does the engine keep of its own speed?
+
+`python -m benchmarks.bench_copy [--modes staged,direct,server-gather] [--pages-kib 2,4,32] [--request-mib 256]
+[--engine idle,compute,memory] [--json]`; needs torch and a GPU.
+
+The engine is this process: a pool of GPU memory, kvclient, and (busy) a thread that launches bf16 matrix products or a
+memory-bound kernel back to back. Requests through the real socket, two in flight, block ids shuffled; GB/s = bytes of a
+burst / the time from its first call to its last completed future. Ceiling: one contiguous asynchronous copy of 256 MiB
+between pinned host memory and the device, the best of three beside each burst while the engine idles. `engine_*` is the
+engine's rate during the burst as a share of its rate alone, just before. Every byte of the first and the last burst is
+compared on the device, outside the timed part.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+
+from benchmarks.arena import wait_for_arena
+from benchmarks.rows import Rows, say
+from kvclient import Blocks, CacheSpec, Client, DeviceBuffer, RegionRun, Timeouts, full_group
+from kvclient.values import RetrieveResult
+from kvserver.replay.served import Served
+from kvserver.wire.messages import KEY_BYTES
+
+MIB = 1 << 20
+BLOCKS_PER_CHUNK = 16
+REGIONS_OF_PAGE_KIB = {2: 160, 4: 160, 16: 160, 18: 61, 32: 64, 128: 1, 256: 1, 1024: 1}
+"""Page size -> regions in shapes that occur (bench_host has their names; 18 KiB is MLA with 61 layers)."""
+IN_FLIGHT, REQUESTS = 2, 6
+PATIENT = Timeouts(lookup_s=5.0, store_s=60.0, retrieve_s=60.0, register_s=120.0)
+T = TypeVar("T")
+
+
+class Pool:
+    """A KV pool on the device, of which each request covers one half."""
+
+    def __init__(self, client: Client, page_kib: int, request_bytes: int, mode: str) -> None:
+        page = page_kib << 10
+        self.regions = REGIONS_OF_PAGE_KIB[page_kib]
+        self.chunks = max(1, request_bytes // (self.regions * page) // BLOCKS_PER_CHUNK)
+        self.request_blocks = self.chunks * BLOCKS_PER_CHUNK
+        self.request_bytes = self.request_blocks * self.regions * page
+        self.blocks = IN_FLIGHT * self.request_blocks
+        self.namespace = f"{mode}-{page_kib}-{self.request_bytes}".encode().ljust(32, b"\0")
+        self.memory = torch.empty((self.regions, self.blocks, page), dtype=torch.uint8, device="cuda")
+        self.truth = torch.randint(0, 256, self.memory.shape, dtype=torch.uint8, device="cuda")
+        run = RegionRun(0, 0, self.regions, self.blocks * page, page, page)
+        self.cache = client.register_cache(
+            CacheSpec(
+                name=f"pool-{mode}-{page_kib}",
+                namespace=self.namespace,
+                chunk_tokens=BLOCKS_PER_CHUNK * 16,
+                buffers=[DeviceBuffer(self.memory.data_ptr(), self.memory.nbytes)],
+                groups=[full_group(block_tokens=16, blocks=self.blocks, regions=[run])],
+                device="cuda",
+                mode=mode,  # type: ignore[arg-type]
+            )
+        )
+        assert self.cache.wait_registered(120), self.cache
+
+
+class Burst:
+    """Some requests in a row, each with the blocks of one half of the pool in an order and under keys of its own."""
+
+    def __init__(self, client: Client, pool: Pool, seed: int) -> None:
+        self._client, self._pool = client, pool
+        self._keys = [os.urandom(pool.chunks * KEY_BYTES) for _ in range(REQUESTS)]
+        shuffle = random.Random(seed).shuffle
+        self._sources, self._targets = self._orders(shuffle), self._orders(shuffle)
+
+    def _orders(self, shuffle: Callable[[list[int]], None]) -> list[list[int]]:
+        blocks = self._pool.request_blocks
+        orders = [list(range(at % IN_FLIGHT * blocks, (at % IN_FLIGHT + 1) * blocks)) for at in range(REQUESTS)]
+        for order in orders:
+            shuffle(order)
+        return orders
+
+    def store(self) -> float:
+        pool = self._pool
+        pool.memory.copy_(pool.truth)
+        torch.cuda.synchronize()
+        packed = [[Blocks(0, 0, array("i", order))] for order in self._sources]
+        results, gb_per_s = self._timed(lambda at: self._client.store(pool.cache, 0, b"", self._keys[at], packed[at]))
+        for stored in results:
+            assert stored.chunks == stored.chunks_written == pool.chunks, stored
+        return gb_per_s
+
+    def retrieve(self) -> float:
+        results, gb_per_s = self._timed(self._retrieve)
+        for retrieved in results:
+            assert retrieved.ok, retrieved
+        return gb_per_s
+
+    def compare(self) -> None:
+        pool = self._pool
+        for at in range(REQUESTS):
+            pool.memory.zero_()
+            torch.cuda.synchronize()
+            assert self._retrieve(at).result(60).ok
+            targets = torch.tensor(self._targets[at], device="cuda")
+            sources = torch.tensor(self._sources[at], device="cuda")
+            wrong = 0
+            for region in range(pool.regions):
+                wrong += int((pool.memory[region, targets] != pool.truth[region, sources]).sum())
+            assert wrong == 0, f"{wrong} wrong bytes"
+
+    def _retrieve(self, at: int) -> "Future[RetrieveResult]":
+        found = self._client.lookup(self._pool.namespace, self._keys[at])
+        assert found.chunks == self._pool.chunks, found
+        assert found.lease is not None
+        return self._client.retrieve(self._pool.cache, found.lease, [Blocks(0, 0, array("i", self._targets[at]))])
+
+    def _timed(self, begin: "Callable[[int], Future[T]]") -> tuple[list[T], float]:
+        results: list[T] = []
+        running: deque[Future[T]] = deque()
+        began = time.perf_counter()
+        for at in range(REQUESTS):
+            if len(running) == IN_FLIGHT:
+                results.append(running.popleft().result(60))
+            running.append(begin(at))
+        results.extend(future.result(60) for future in running)
+        return results, REQUESTS * self._pool.request_bytes / (time.perf_counter() - began) / 1e9
+
+
+class Link:
+    """Contiguous copies between pinned memory and the device."""
+
+    def __init__(self, copy_bytes: int) -> None:
+        self._host = torch.empty(copy_bytes, dtype=torch.uint8, pin_memory=True)
+        self._device = torch.empty(copy_bytes, dtype=torch.uint8, device="cuda")
+
+    def sample(self, kind: str) -> float:
+        to, source = (self._host, self._device) if kind == "store" else (self._device, self._host)
+        rates = []
+        for _ in range(3):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            to.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+            rates.append(to.nbytes / (time.perf_counter() - began) / 1e9)
+        return max(rates)
+
+
+class Engine:
+    """Work of the engine's own, back to back, and how fast it goes."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._stop = threading.Event()
+        self._done = 0
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        if kind != "idle":
+            self._thread.start()
+
+    def _work(self) -> None:
+        torch.cuda.set_device(0)
+        stream = torch.cuda.Stream()
+        events: deque[torch.cuda.Event] = deque()
+        with torch.cuda.stream(stream):
+            if self._kind == "compute":
+                left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+                out = torch.empty_like(left)
+                work: Callable[[], object] = lambda: torch.matmul(left, right, out=out)  # noqa: E731
+            else:
+                wide = torch.zeros(1 << 29, device="cuda", dtype=torch.bfloat16)
+                work = lambda: wide.add_(1)  # noqa: E731
+            while not self._stop.is_set():
+                work()
+                event = torch.cuda.Event(blocking=True)
+                event.record(stream)
+                events.append(event)
+                if len(events) > 4:
+                    events.popleft().synchronize()
+                    self._done += 1
+
+    def rate(self, during: Callable[[], T]) -> tuple[T, float]:
+        """What `during` gave, and pieces of work a second meanwhile."""
+        before, began = self._done, time.perf_counter()
+        result = during()
+        return result, (self._done - before) / (time.perf_counter() - began)
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._kind != "idle":
+            self._thread.join()
+
+
+def measure(
+    client: Client, rows: Rows, link: Link, *, mode: str, kib: int, request_bytes: int, engine_kind: str
+) -> None:
+    pool = Pool(client, kib, request_bytes, mode)
+    engine = Engine(engine_kind)
+    speeds: dict[str, list[float]] = {"store": [], "retrieve": []}
+    ceilings: dict[str, list[float]] = {"store": [], "retrieve": []}
+    kept: dict[str, list[float]] = {"store": [], "retrieve": []}
+    for number in range(6):
+        burst = Burst(client, pool, number)
+        for kind in ("store", "retrieve"):
+            ceiling = link.sample(kind) if engine_kind == "idle" else 0.0
+            alone = engine.rate(lambda: time.sleep(0.3))[1] if engine_kind != "idle" else 0.0
+            speed, rate = engine.rate(burst.store if kind == "store" else burst.retrieve)
+            if number:
+                speeds[kind].append(speed)
+                ceilings[kind].append(ceiling or CEILINGS[kind])
+                kept[kind].append(rate / alone if alone else 1.0)
+        if number in (0, 5):
+            burst.compare()
+    engine.close()
+    for kind in ("store", "retrieve"):
+        case = f"{mode}_{engine_kind}_{kind}_{kib}k_{pool.request_bytes // MIB}m"
+        rows.add(case, speeds[kind], "GB/s", ceilings=ceilings[kind])
+        if engine_kind == "idle":
+            CEILINGS[kind] = statistics.median(ceilings[kind])
+        else:
+            rows.add(f"engine_{case}", kept[kind], "of alone")
+    client.unregister(pool.cache).result(60)
+    client.clear(pool.namespace)
+
+
+CEILINGS: dict[str, float] = {}
+"""Of the idle engine, for the busy rows: a copy of ours beside a busy engine would be no ceiling."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--modes", default="staged")
+    parser.add_argument("--pages-kib", default=",".join(map(str, REGIONS_OF_PAGE_KIB)))
+    parser.add_argument("--request-mib", default="256")
+    parser.add_argument("--engine", default="idle")
+    given = parser.parse_args()
+    requests = [int(mib) * MIB for mib in given.request_mib.split(",")]
+    device = torch.cuda.get_device_name(0)
+    rows = Rows("copy", as_json=given.json, config=f"{device}, torch {torch.__version__}, 256-token chunks, shuffled")
+    arena = max(2 * REQUESTS * max(requests), 2 << 30)
+    with Served(("--http-port", "0", "--slab-bytes", str(512 * MIB)), arena) as served:
+        client = Client(str(served.socket), engine="bench-copy", timeouts=PATIENT)
+        assert client.wait_connected(30), served.last_words()
+        wait_for_arena(client)
+        link = Link(256 * MIB)
+        CEILINGS.update({kind: link.sample(kind) for kind in ("store", "retrieve")})
+        say(f"link {CEILINGS}")
+        try:
+            for engine_kind in given.engine.split(","):
+                for mode in given.modes.split(","):
+                    for kib in map(int, given.pages_kib.split(",")):
+                        for request_bytes in requests:
+                            measure(
+                                client, rows, link, mode=mode, kib=kib, request_bytes=request_bytes,
+                                engine_kind=engine_kind,
+                            )  # fmt: skip
+                say(str([mover["facts"] for mover in client.status()["movers"]]))
+        except BaseException:
+            say(served.last_words())
+            raise
+        client.close()
+
+
+if __name__ == "__main__":
+    main()

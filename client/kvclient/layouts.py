@@ -1,0 +1,139 @@
+"""Where the pages of KV tensors lie, told from shape and strides alone; no framework is imported, no memory touched.
+
+A tensor has one dimension that counts blocks. Of the others, those that lie densely together inside a block are the
+page; what is left counts regions. So one rule covers them all (NB blocks of BS tokens, H heads of D elements):
+
+    K/V-first (2, NB, BS, H, D)          two regions, a page is one side of a block
+    block-first (NB, 2, BS, H, D)        one region, a page is both sides
+    cross-layer (NB, L, 2, BS, H, D)     one region, a page is a block of all layers
+    HND seen as NHD, or the reverse      as above: the order inside a page does not matter, only that it is dense
+    MLA (NB, BS, 576)                    one region
+    token-major (NB * BS, 1, 576)        one region; `blocks` and `block_dim` say how to cut it
+    AITER K (NB, H, D / x, BS, x) and V, scales (NB, H, BS): each one region
+
+Bytes are taken as they are, of whatever type. The same shape and strides always give the same regions, whichever
+allocations the tensors lie in: the order of bytes in a slot must not depend on an engine's luck.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple, Protocol
+
+from kvserver.errors import RequestError
+from kvserver.wire.messages import RegionRun
+
+
+class Tensor(Protocol):
+    """What is asked of a tensor; torch.Tensor has it."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+    def stride(self) -> Sequence[int]: ...
+    def element_size(self) -> int: ...
+    def data_ptr(self) -> int: ...
+
+
+class Extent(NamedTuple):
+    """From a tensor's first byte to its last, whatever lies between."""
+
+    address: int
+    bytes: int
+
+
+class Described(NamedTuple):
+    """What a group with these tensors registers: one buffer a tensor, and the regions, tensor by tensor."""
+
+    extents: list[Extent]
+    regions: list[RegionRun]
+
+
+class Axis(NamedTuple):
+    size: int
+    stride_bytes: int
+
+
+def describe(
+    tensors: Sequence[Tensor], *, blocks: int, block_dim: int | None = None, first_buffer: int = 0
+) -> Described:
+    """The tensors of one group: the layers' caches, and what belongs to them (scales).
+
+    blocks: of each tensor. block_dim: the dimension that counts them, needed where another has the same size, or where
+    it counts tokens of `blocks` blocks. first_buffer: the index that the first tensor's extent will have."""
+    extents = [extent(tensor) for tensor in tensors]
+    regions = [
+        run
+        for number, tensor in enumerate(tensors)
+        for run in region_runs(tensor, buffer=first_buffer + number, blocks=blocks, block_dim=block_dim)
+    ]
+    return Described(extents, regions)
+
+
+def extent(tensor: Tensor) -> Extent:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return Extent(tensor.data_ptr(), (last + 1) * tensor.element_size())
+
+
+def region_runs(tensor: Tensor, *, buffer: int, blocks: int, block_dim: int | None = None) -> list[RegionRun]:
+    """The regions of one tensor, the first dimension outermost; offsets count from its first byte.
+
+    RequestError("layout") when no dimension, or more than one, can be the blocks', or two elements share memory."""
+    item_bytes = tensor.element_size()
+    axes = [Axis(size, stride * item_bytes) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    shown = f"shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}"
+    if any(size > 1 and stride_bytes < item_bytes for size, stride_bytes in axes):
+        raise RequestError("layout", f"{shown}: elements share memory")
+    index = _block_dimension(tensor.shape, blocks, block_dim)
+    tokens, stride_bytes = axes[index].size // blocks, axes[index].stride_bytes
+    inside = [*axes[:index], Axis(tokens, stride_bytes), *axes[index + 1 :]]
+    page_bytes, outside = _dense(item_bytes, [axis for axis in inside if axis.size > 1])
+    *outer, innermost = _joined(outside) or [Axis(1, 0)]
+    starts = product(*(range(0, size * stride, stride) for size, stride in outer))
+    return [
+        RegionRun(
+            buffer=buffer,
+            offset=sum(start),
+            regions=innermost.size,
+            region_stride=innermost.stride_bytes,
+            block_stride=tokens * stride_bytes,
+            page_bytes=page_bytes,
+        )
+        for start in starts
+    ]
+
+
+def _block_dimension(shape: Sequence[int], blocks: int, block_dim: int | None) -> int:
+    if block_dim is None:
+        fitting = [index for index, size in enumerate(shape) if size == blocks]
+        if len(fitting) != 1:
+            raise RequestError(
+                "layout",
+                f"shape {tuple(shape)} has {len(fitting)} dimensions of size blocks={blocks}, not 1: say block_dim",
+            )
+        return fitting[0]
+    if not 0 <= block_dim < len(shape):
+        raise RequestError("layout", f"block_dim={block_dim} must be a dimension of shape {tuple(shape)}")
+    if blocks < 1 or shape[block_dim] < 1 or shape[block_dim] % blocks:
+        raise RequestError(
+            "layout", f"blocks={blocks} must divide dimension {block_dim} of shape {tuple(shape)}, and not be 0"
+        )
+    return block_dim
+
+
+def _dense(item_bytes: int, axes: list[Axis]) -> tuple[int, list[Axis]]:
+    """How many bytes around an element have no gap, and the dimensions that lie outside of them."""
+    dense_bytes = item_bytes
+    while (following := next((axis for axis in axes if axis.stride_bytes == dense_bytes), None)) is not None:
+        axes = [axis for axis in axes if axis is not following]
+        dense_bytes *= following.size
+    return dense_bytes, axes
+
+
+def _joined(axes: list[Axis]) -> list[Axis]:
+    """Neighbouring dimensions that step evenly count as one."""
+    joined: list[Axis] = []
+    for axis in axes:
+        if joined and joined[-1].stride_bytes == axis.size * axis.stride_bytes:
+            joined[-1] = Axis(joined[-1].size * axis.size, axis.stride_bytes)
+        else:
+            joined.append(axis)
+    return joined

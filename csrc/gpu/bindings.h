@@ -1,0 +1,13 @@
+// What each room of the GPU path adds to kvserver._native. What Python may rely on is in kvserver/_native.pyi.
+
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace kv::gpu {
+
+void bind_driver(nanobind::module_& module);  // libraries, devices, kernels
+void bind_engine(nanobind::module_& module);  // the mover's engine
+void bind_client(nanobind::module_& module);  // the client's threads and memory
+
+}  // namespace kv::gpu

@@ -1,0 +1,365 @@
+"""The simulated driver: built from tests/simdriver, one simulated machine, and what shall go wrong on it.
+
+    with Machine("cuda", devices=2) as machine:
+        machine.library                     # stands in for libcuda.so.1 or libamdhip64.so.7
+        machine.environment                 # what a process needs to see this machine
+        machine.used_bytes(0)               # the driver's own count
+        with machine.rule("cuEventQuery", HANG, pid=pid) as rule:
+            until("somebody to hang", rule.met)
+
+A Machine is a file that all its processes map; state.h is the other side of the struct formats here.
+"""
+
+import ctypes
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Vendor = Literal["cuda", "rocm"]
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "tests" / "simdriver"
+BUILT = ROOT / "build" / "simdriver"
+INCLUDED = ("symbols.h", "piece.h", "kernel_source.h")
+FLAGS = ("-O1", "-g", "-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra")
+LIBRARY = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so.7"}
+COMPILER = {"cuda": "libnvrtc.so.13", "rocm": "libhiprtc.so.7"}
+
+CODE, STICKY, HANG, DELAY, CORRUPT = range(1, 6)
+"""What a rule does: the call returns a code; so do all later ones; it hangs until the rule is gone; it takes longer;
+its copy flips a byte."""
+ALWAYS = 2**31 - 1
+GRANULE_BYTES = 2 << 20
+
+
+# ---------------------------------------------------------------- the library
+
+
+def build(vendor: Vendor, without: Sequence[str] = ()) -> Path:
+    """The library's path; compiled when its sources have changed. `without`: names that it shall not export."""
+    inputs = sorted([*SOURCES.glob("*.*"), *(ROOT / "csrc/gpu" / name for name in INCLUDED)])
+    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
+    variant = "-".join([vendor, *without])
+    target = BUILT / digest / variant
+    target.mkdir(parents=True, exist_ok=True)
+    with (BUILT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (target / LIBRARY[vendor]).exists():
+            _link(vendor, _objects(vendor, BUILT / digest), target, without)
+    return target / LIBRARY[vendor]
+
+
+def _objects(vendor: Vendor, folder: Path) -> list[Path]:
+    define = ["-DSIM_HIP"] if vendor == "rocm" else []
+
+    def compile_one(source: Path) -> Path:
+        made = folder / f"{vendor}-{source.stem}.o"
+        if not made.exists():
+            partial = made.with_suffix(".partial")
+            command = ["g++", *FLAGS, *define, f"-I{ROOT / 'csrc'}", "-c", str(source), "-o", str(partial)]
+            subprocess.run(command, check=True)
+            partial.rename(made)
+        return made
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(compile_one, sorted(SOURCES.glob("*.cpp"))))
+
+
+def _link(vendor: Vendor, objects: list[Path], target: Path, without: Sequence[str]) -> None:
+    script = target / "exports"
+    hidden = "".join(f"{name}; " for name in without)
+    script.write_text(f"{{ global: *; {f'local: {hidden}' if hidden else ''}}};\n")
+    partial = target / "partial"
+    command = ["g++", *FLAGS, "-shared", *map(str, objects), f"-Wl,--version-script={script}", "-o", str(partial)]
+    subprocess.run(command, check=True)
+    (target / COMPILER[vendor]).unlink(missing_ok=True)
+    (target / COMPILER[vendor]).symlink_to(LIBRARY[vendor])
+    partial.rename(target / LIBRARY[vendor])
+
+
+class Symbol(NamedTuple):
+    """One line of the driver table."""
+
+    field: str
+    cuda: str | None
+    rocm: str | None
+    required: str
+
+
+def symbols() -> list[Symbol]:
+    """The table of csrc/gpu/symbols.h."""
+    text = (ROOT / "csrc/gpu/symbols.h").read_text()
+    lines = re.findall(r'X\((\w+), raw::\w+, ("\w+"|nullptr), ("\w+"|nullptr), (\w+)\)', text)
+    plain = [[None if part == "nullptr" else part.strip('"') for part in line] for line in lines]
+    return [Symbol(str(field), cuda, rocm, str(required)) for field, cuda, rocm, required in plain]
+
+
+def name_in(vendor: Vendor, field: str) -> str:
+    """What a vendor calls an entry of the table."""
+    name: str | None = next(getattr(symbol, vendor) for symbol in symbols() if symbol.field == field)
+    assert name is not None, f"{vendor} has no {field}"
+    return name
+
+
+# ---------------------------------------------------------------- the machine
+
+MAGIC = 0x31304D4953564B00
+HEADER = struct.Struct("<QIiQQQ24x")
+DEVICE = struct.Struct("<16s16s32s16sQII")
+PROCESS = struct.Struct("<I4xQ")
+ALLOCATION = struct.Struct("<QQII")
+RULE = struct.Struct("<40sIIiiIiQI4x")
+COUNTER = struct.Struct("<40sQ")
+DEVICES, ALLOCATIONS, IMPORTERS, RULES, COUNTERS = 4, 512, 16, 32, 80
+ALLOCATION_BYTES = ALLOCATION.size + (1 + IMPORTERS) * PROCESS.size
+DEVICES_AT = HEADER.size
+ALLOCATIONS_AT = DEVICES_AT + DEVICES * DEVICE.size
+RULES_AT = ALLOCATIONS_AT + ALLOCATIONS * ALLOCATION_BYTES
+COUNTERS_AT = RULES_AT + RULES * RULE.size
+STATE_BYTES = COUNTERS_AT + COUNTERS * COUNTER.size
+COPY_RATE_AT, DELAY_AT = 16, 24
+RULE_ACTIVE_AT, RULE_MET_AT = 44, 72
+
+
+class Rule:
+    """One thing that goes wrong, while it is there."""
+
+    def __init__(self, state: mmap.mmap, offset: int) -> None:
+        self._state = state
+        self._offset = offset
+
+    def met(self) -> int:
+        """How often it was met."""
+        return int(struct.unpack_from("<I", self._state, self._offset + RULE_MET_AT)[0])
+
+    def remove(self) -> None:
+        struct.pack_into("<I", self._state, self._offset + RULE_ACTIVE_AT, 0)
+
+
+class Machine:
+    """A simulated machine with `devices` devices. Use as a context manager."""
+
+    def __init__(
+        self,
+        vendor: Vendor,
+        *,
+        devices: int = 1,
+        device_bytes: int = 4 << 30,
+        driver_version: int | None = None,
+        without: Sequence[str] = (),
+    ) -> None:
+        self.vendor: Vendor = vendor
+        self.library = build(vendor, without)
+        self._file = tempfile.NamedTemporaryFile(prefix="kvsim-")  # noqa: SIM115  (closed by close())
+        self._file.truncate(STATE_BYTES)
+        self._state = mmap.mmap(self._file.fileno(), STATE_BYTES)
+        version = driver_version or (13000 if vendor == "cuda" else 70200000)
+        HEADER.pack_into(self._state, 0, MAGIC, devices, version, 0, 0, 0)
+        for number in range(devices):
+            self._describe(number, device_bytes)
+
+    def __enter__(self) -> "Machine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for rule in range(RULES):
+            Rule(self._state, RULES_AT + rule * RULE.size).remove()  # nobody hangs for ever
+        self._state.close()
+        self._file.close()
+
+    def device_id(self, device: int) -> str:
+        """As kvserver names it."""
+        uuid, pci, *_ = DEVICE.unpack_from(self._state, DEVICES_AT + device * DEVICE.size)
+        return f"{uuid.hex()}@{pci.rstrip(bytes(1)).decode().lower()}"
+
+    @property
+    def devices(self) -> int:
+        return int(HEADER.unpack_from(self._state)[1])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"KVSIM_STATE": self._file.name}
+
+    def _describe(self, number: int, device_bytes: int) -> None:
+        uuid = hashlib.sha256(f"{self.vendor} {number}".encode()).digest()[:16]
+        pci = f"0000:{0x1B + 0x20 * number:02X}:00.0".encode()
+        name = f"Simulated {self.vendor} {number}".encode()
+        arch = b"sm_90" if self.vendor == "cuda" else b"gfx942"
+        DEVICE.pack_into(self._state, DEVICES_AT + number * DEVICE.size, uuid, pci, name, arch, device_bytes, 7, 90)
+
+    # ---------------------------------------------------------------- what is in use
+
+    def used_bytes(self, device: int = 0, owner: int = 0) -> int:
+        """Memory of a device that somebody who lives has, or has imported; of one owner, dead or alive, if named."""
+        return sum(
+            -(-size // GRANULE_BYTES) * GRANULE_BYTES
+            for number, size, on, processes in self._allocations()
+            if number and on == device and owner in (0, processes[0][0])
+            if any(_lives(*process) for process in processes)
+        )
+
+    def importers(self) -> list[int]:
+        """Process numbers, one for each import that is open."""
+        return [
+            pid
+            for number, _, _, (_, *importers) in self._allocations()
+            for pid, started in importers
+            if number and _lives(pid, started)
+        ]
+
+    def _allocations(self) -> Iterator[tuple[int, int, int, list[tuple[int, int]]]]:
+        for index in range(ALLOCATIONS):
+            offset = ALLOCATIONS_AT + index * ALLOCATION_BYTES
+            number, size, device, _ = ALLOCATION.unpack_from(self._state, offset)
+            inside = offset + ALLOCATION.size
+            yield (
+                number,
+                size,
+                device,
+                [PROCESS.unpack_from(self._state, inside + nth * PROCESS.size) for nth in range(1 + IMPORTERS)],
+            )
+
+    def calls(self, field: str) -> int:
+        """How often all processes together have made a call of the table."""
+        wanted = name_in(self.vendor, field)
+        for index in range(COUNTERS):
+            name, count = COUNTER.unpack_from(self._state, COUNTERS_AT + index * COUNTER.size)
+            if name.rstrip(b"\0").decode() == wanted:
+                return int(count)
+        return 0
+
+    # ---------------------------------------------------------------- what goes wrong
+
+    @contextmanager
+    def rule(
+        self,
+        symbol: str,
+        action: int,
+        *,
+        code: int = 0,
+        pid: int = 0,
+        skip: int = 0,
+        times: int = ALWAYS,
+        delay_us: int = 0,
+    ) -> Iterator[Rule]:
+        """`symbol`: an entry of the table, or "run:copy", "run:kernel", "rtc_compile". Gone at the block's end."""
+        known = {entry.field for entry in symbols()}
+        name = name_in(self.vendor, symbol) if symbol in known else symbol
+        offset = self._free_rule()
+        values = (name.encode(), pid, 0, skip, times, action, code, delay_us, 0)
+        RULE.pack_into(self._state, offset, *values)
+        struct.pack_into("<I", self._state, offset + RULE_ACTIVE_AT, 1)
+        rule = Rule(self._state, offset)
+        try:
+            yield rule
+        finally:
+            rule.remove()
+
+    def _free_rule(self) -> int:
+        for index in range(RULES):
+            offset = RULES_AT + index * RULE.size
+            if struct.unpack_from("<I", self._state, offset + RULE_ACTIVE_AT)[0] == 0:
+                return offset
+        raise AssertionError("no rule is free")
+
+    def throttle(self, bytes_per_s: int) -> None:
+        """Of each copy that runs from now on; 0: none."""
+        struct.pack_into("<Q", self._state, COPY_RATE_AT, bytes_per_s)
+
+    def delay_operations(self, delay_us: int) -> None:
+        struct.pack_into("<Q", self._state, DELAY_AT, delay_us)
+
+
+def _lives(pid: int, started: int) -> bool:
+    if pid == 0:
+        return False
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return fields[0] not in "ZX" and int(fields[19]) == started
+
+
+# ---------------------------------------------------------------- inside a process that uses it
+
+
+class Driver:
+    """The library as an engine uses it, in this process, whose environment names the machine."""
+
+    def __init__(self, vendor: Vendor, library: str, ordinal: int = 0) -> None:
+        self.vendor: Vendor = vendor
+        self._library = ctypes.CDLL(library)
+        self._library.kvsim_host.restype = ctypes.c_void_p
+        self._check("init", 0)
+        self.use(ordinal)
+
+    def use(self, ordinal: int) -> None:
+        """This thread uses that device."""
+        if self.vendor == "rocm":
+            self._check("set_device", ordinal)
+            return
+        context = ctypes.c_void_p()
+        self._check("primary_retain", ctypes.byref(context), ordinal)
+        self._check("ctx_push", context)
+
+    def alloc(self, size: int) -> int:
+        address = ctypes.c_uint64()
+        self._check("alloc", ctypes.byref(address), ctypes.c_size_t(size))
+        return address.value
+
+    def alloc_vmm(self, size: int) -> int:
+        """As torch's expandable segments are: it cannot be exported."""
+        address = ctypes.c_uint64()
+        assert self._library.kvsim_alloc_vmm(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+        return address.value
+
+    def free(self, address: int) -> None:
+        self._check("free", ctypes.c_uint64(address))
+
+    def host(self, address: int, size: int) -> memoryview:
+        """Device memory, to fill and to compare; not to be used after free()."""
+        pointer = self._library.kvsim_host(ctypes.c_uint64(address))
+        assert pointer, hex(address)
+        return memoryview((ctypes.c_ubyte * size).from_address(pointer)).cast("B")
+
+    def stream(self) -> int:
+        made = ctypes.c_void_p()
+        self._check("stream_create", ctypes.byref(made), 1, 0)
+        return made.value or 0
+
+    def event(self) -> int:
+        made = ctypes.c_void_p()
+        self._check("event_create", ctypes.byref(made), 2)
+        return made.value or 0
+
+    def record(self, event: int, stream: int) -> None:
+        self._check("event_record", ctypes.c_void_p(event), ctypes.c_void_p(stream))
+
+    def begin_capture(self) -> None:
+        self._library.kvsim_begin_capture()
+
+    def end_capture(self) -> int:
+        """0, or 901 when something has spoiled it."""
+        return int(self._library.kvsim_end_capture())
+
+    def _check(self, field: str, *arguments: object) -> None:
+        code = self._library[name_in(self.vendor, field)](*arguments)
+        assert code == 0, f"{name_in(self.vendor, field)}: {code}"
+
+
+def environment_of(machine: Machine) -> dict[str, str]:
+    """For a child process."""
+    return {**os.environ, **machine.environment}

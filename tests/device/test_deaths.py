@@ -1,0 +1,189 @@
+"""Engines and movers that die, stop or break in the middle of a transfer, on a simulated device.
+
+What a dead engine had on the device is free within five seconds by the driver's own count; whoever is not concerned
+goes on; a mover that is gone comes back, and engines find it by themselves.
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.device.conftest import VENDORS, DeviceServer, seen_by_children
+from tests.device.engine_process import DeviceWorker
+from tests.device.simulated import HANG, STICKY, Machine, Vendor
+from tests.process.harness import kill, stop, stopped, until
+
+FREED_S = 5.0
+CHUNKS = 5
+SEEDS = itertools.count(2)
+
+
+class Scene(NamedTuple):
+    machine: Machine
+    server: DeviceServer
+    engine: DeviceWorker
+    """Lives through everything; has stored prompt 1."""
+
+    def fresh(self) -> int:
+        """The seed of a prompt that nobody has stored."""
+        return next(SEEDS)
+
+    def in_flight(self) -> int:
+        status = self.server.status()
+        return status.stores + status.retrieves
+
+    def wait_registered_again(self, registrations: int) -> None:
+        """Until the engine has found its way back by itself."""
+        until("the engine to register again", lambda: self.engine.call("registrations") == registrations + 1)
+        self.engine.call("ready")
+
+
+@pytest.fixture(scope="module", params=VENDORS)
+def scene(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Scene]:
+    """One server for all tests: what goes wrong in one of them must not be there in the next."""
+    with (
+        Machine(request.param) as machine,
+        seen_by_children(machine),
+        DeviceServer(machine, cache_dir) as server,
+        DeviceWorker(server.path, machine, shape="kv_first", name="lives") as engine,
+    ):
+        engine.call("ready")
+        assert engine.call("store", 1, CHUNKS)["chunks"] == CHUNKS
+        yield Scene(machine, server, engine)
+
+
+@pytest.mark.parametrize("mode", ["staged", "server-gather", "direct"])
+@pytest.mark.parametrize("verb", ["begin_store", "begin_retrieve"])
+def test_memory_of_an_engine_killed_while_bytes_move_is_free_at_once(scene: Scene, mode: str, verb: str) -> None:
+    """The mover's DMA is held while the engine is killed: the copy ends, then the mappings go."""
+    machine, server, engine = scene
+    with DeviceWorker(server.path, machine, shape="kv_first", mode=mode, name="dies") as dying:
+        dying.call("ready")
+        assert machine.used_bytes(owner=dying.pid) > 0
+        with machine.rule("run:copy", HANG, pid=server.mover_pid()) as held:
+            dying.call(verb, scene.fresh() if verb == "begin_store" else 1, CHUNKS)
+            until("its bytes to move", held.met)
+            dying.kill()
+        until("its memory to be free", lambda: machine.used_bytes(owner=dying.pid) == 0, FREED_S)
+    until("its job to end", lambda: scene.in_flight() == 0)
+    story = scene.fresh()
+    assert engine.call("store", story, CHUNKS)["chunks"] == CHUNKS
+    assert engine.call("retrieve", story, CHUNKS) == CHUNKS
+
+
+@pytest.mark.parametrize("verb", ["begin_store", "begin_retrieve"])
+def test_mover_killed_while_bytes_move_comes_back(scene: Scene, verb: str) -> None:
+    machine, server, engine = scene
+    mover, registrations = server.mover_pid(), engine.call("registrations")
+    with machine.rule("run:copy", HANG, pid=mover) as held:
+        engine.call(verb, scene.fresh() if verb == "begin_store" else 1, CHUNKS)
+        until("its bytes to move", held.met)
+        kill(mover)
+    outcome = engine.call("outcome")
+    assert outcome["why"]
+    engine.call("reuse")
+    scene.wait_registered_again(registrations)
+    assert engine.call("wrong") == 0, "nobody writes the blocks any more"
+    assert engine.call("retrieve", 1, CHUNKS) == CHUNKS
+    assert server.mover_pid() != mover
+
+
+def test_stopped_mover_is_replaced_and_nobody_writes_reused_blocks(scene: Scene) -> None:
+    machine, server, engine = scene
+    mover, registrations = server.mover_pid(), engine.call("registrations")
+    with machine.rule("run:copy", HANG, pid=mover) as held:
+        assert engine.call("begin_retrieve", 1, CHUNKS, 0.3) == CHUNKS
+        until("its bytes to move", held.met)
+        stop(mover)
+        assert server.status().retrieves == 1, "the brain answers"
+    assert engine.call("outcome")["why"]
+    engine.call("reuse")
+    scene.wait_registered_again(registrations)
+    assert engine.call("wrong") == 0
+    assert engine.call("retrieve", 1, CHUNKS) == CHUNKS
+
+
+def test_broken_device_context_ends_the_mover_alone(scene: Scene) -> None:
+    machine, server, engine = scene
+    mover, registrations = server.mover_pid(), engine.call("registrations")
+    with machine.rule("run:copy", STICKY, code=700, pid=mover):
+        engine.call("begin_retrieve", 1, CHUNKS)
+        assert engine.call("outcome")["why"]
+    until("the mover to end", lambda: server.mover_pid_now() != mover)
+    scene.wait_registered_again(registrations)
+    assert engine.call("retrieve", 1, CHUNKS) == CHUNKS
+    assert "ILLEGAL_ADDRESS" in server.log() or "IllegalAddress" in server.log()
+
+
+@pytest.mark.parametrize("verb", ["begin_store", "begin_retrieve"])
+def test_stopped_engine_does_not_hold_up_another(scene: Scene, verb: str) -> None:
+    """It is stopped with a segment of its ring asked for or taken; its jobs wait, the other's do not."""
+    machine, server, engine = scene
+    with DeviceWorker(server.path, machine, shape="kv_first", name="stops") as stops:
+        pid = stops.call("ready")
+        with machine.rule("run:kernel", HANG, pid=pid) as held:
+            stops.call(verb, scene.fresh() if verb == "begin_store" else 1, CHUNKS)
+            until("its kernel to run", held.met)
+            with stopped(pid):
+                for story in (scene.fresh(), scene.fresh()):
+                    assert engine.call("store", story, CHUNKS)["chunks"] == CHUNKS
+                    assert engine.call("retrieve", story, CHUNKS) == CHUNKS
+                assert scene.in_flight() == 1
+        assert stops.call("outcome")["why"] == ""
+        assert stops.call("landed") == 0
+        assert stops.call("retrieve", story, CHUNKS) == CHUNKS
+
+
+def test_blocks_of_a_cancelled_retrieve_stay_the_jobs_until_its_own_scatter_is_done(scene: Scene) -> None:
+    machine, _, engine = scene
+    pid = engine.call("ready")
+    with machine.rule("run:kernel", HANG, pid=pid) as held:
+        assert engine.call("begin_retrieve", 1, CHUNKS, 0.2) == CHUNKS
+        until("its scatter to run", held.met)
+        until("the mover to let go of it", lambda: scene.in_flight() == 0)
+        assert not engine.call("is_done")
+    assert engine.call("outcome")["why"]
+    engine.call("reuse")
+    assert engine.call("retrieve", 1, CHUNKS) == CHUNKS
+
+
+def test_import_that_hangs_costs_its_own_cache_only(scene: Scene) -> None:
+    """The driver does not come back from opening a handle: registered caches go on meanwhile."""
+    machine, server, engine = scene
+    with (
+        machine.rule("ipc_open", HANG, pid=server.mover_pid(), times=1) as held,
+        DeviceWorker(server.path, machine, shape="mla", name="waits") as waits,
+    ):
+        assert waits.call("is_registered") is False
+        until("the import to hang", held.met)
+        assert engine.call("retrieve", 1, CHUNKS) == CHUNKS
+        held.remove()
+        waits.call("ready")
+        assert waits.call("store", 5, CHUNKS)["chunks"] == CHUNKS
+
+
+def test_wedged_device_does_not_concern_another(vendor: Vendor, cache_dir: Path) -> None:
+    """Two devices, an engine on each; the first mover hangs in the driver. Engines of both share what was stored."""
+    with (
+        Machine(vendor, devices=2) as machine,
+        seen_by_children(machine),
+        DeviceServer(machine, cache_dir) as server,
+        DeviceWorker(server.path, machine, shape="kv_first", name="first", ordinal=0) as first,
+    ):
+        first.call("ready")
+        wedged = server.mover_pid()
+        with DeviceWorker(server.path, machine, shape="kv_first", name="second", ordinal=1) as second:
+            second.call("ready")
+            assert first.call("store", 1, CHUNKS)["chunks"] == CHUNKS
+            assert second.call("retrieve", 1, CHUNKS) == CHUNKS
+            with machine.rule("run:copy", HANG, pid=wedged) as held:
+                first.call("begin_retrieve", 1, CHUNKS)
+                until("the first device to hang", held.met)
+                assert second.call("store", 2, CHUNKS)["chunks"] == CHUNKS
+                assert second.call("retrieve", 2, CHUNKS) == CHUNKS
+            assert first.call("outcome")["why"] == ""
+            assert first.call("landed") == 0
+            assert first.call("retrieve", 2, CHUNKS) == CHUNKS

@@ -1,0 +1,258 @@
+"""The driver table and the kernels on simulated machines: what is found, named, compiled, kept, and every byte."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvserver import _native
+from tests.device.simulated import CODE, Machine, Vendor
+from tests.gpu import table
+
+VENDORS: tuple[Vendor, ...] = ("cuda", "rocm")
+HIP_ERROR_NOT_SUPPORTED = 801
+
+
+@pytest.fixture(params=VENDORS)
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    with Machine(request.param, devices=2) as made:
+        yield made
+
+
+def call(machine: Machine, function: str, *arguments: object, environment: dict[str, str] | None = None) -> Any:
+    """The native function's result, called in a process of its own: a driver is begun once in a process."""
+    script = (
+        "import json, sys; from kvserver import _native\n"
+        "function, arguments = json.loads(sys.argv[1])\n"
+        "try: print(json.dumps(getattr(_native, function)(*arguments)))\n"
+        "except Exception as error: print(json.dumps(f'{type(error).__name__}: {error}'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps([function, arguments])],
+        env={**os.environ, **machine.environment, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return json.loads(done.stdout)
+
+
+def kernel_report(machine: Machine, *, rtc: str = "", cache: str = "") -> list[str]:
+    report: list[str] = call(machine, "kernel_report", machine.vendor, str(machine.library), 0, rtc, cache)
+    return report
+
+
+# ---------------------------------------------------------------- what is found
+
+
+WITHOUT_DRIVERS = """
+from kvserver import _native
+assert "libcuda.so.1" in _native.probe_driver("cuda")[-1]
+assert "libamdhip64.so.7" in _native.probe_driver("rocm")[-1]
+assert _native.mapped_vendors() == []
+try:
+    _native.choose_vendor("auto")
+except _native.DriverAbsent as absent:
+    print(absent)
+"""
+
+
+def test_a_machine_without_drivers_says_what_it_looked_for() -> None:
+    """In a process of its own: a library that another test has loaded would be found."""
+    said = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DRIVERS], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert re.search(r"no usable GPU.*libcuda.*libamdhip64", said.stdout, re.DOTALL)
+
+
+def test_a_usable_driver(machine: Machine) -> None:
+    library, version, devices, required, optional, problem = call(
+        machine, "probe_driver", machine.vendor, str(machine.library)
+    )
+    assert (library, devices, required, optional, problem) == (str(machine.library), 2, [], [], "")
+    assert version == (13000 if machine.vendor == "cuda" else 70200000)
+    assert call(machine, "choose_vendor", "auto", str(machine.library)) == machine.vendor
+
+
+def test_the_other_vendors_library_is_refused(machine: Machine) -> None:
+    other = "rocm" if machine.vendor == "cuda" else "cuda"
+    said = call(machine, "choose_vendor", other, str(machine.library))
+    assert said.startswith("DriverAbsent")
+    assert "hipInit" in said or "cuInit" in said
+
+
+@pytest.mark.parametrize(
+    ("vendor", "symbol", "required"),
+    [
+        ("cuda", "cuMemHostRegister_v2", True),
+        ("cuda", "cuMemcpyBatchAsync_v2", False),
+        ("rocm", "hipIpcOpenMemHandle", True),
+        ("rocm", "hipHostRegister", False),
+    ],
+)
+def test_a_missing_symbol_is_named(vendor: Vendor, symbol: str, required: bool) -> None:
+    with Machine(vendor, without=(symbol,)) as machine:
+        found = call(machine, "probe_driver", vendor, str(machine.library))
+        assert (found[3], found[4]) == (([symbol], []) if required else ([], [symbol]))
+        assert (symbol in found[5]) == required
+        said = call(machine, "device_facts", vendor, str(machine.library), 0)
+        assert (isinstance(said, str) and said.startswith("DriverAbsent") and symbol in said) == required
+
+
+def test_a_driver_without_devices_is_no_driver() -> None:
+    with Machine("cuda", devices=0) as machine:
+        assert call(machine, "probe_driver", "cuda", str(machine.library))[-1]
+        assert call(machine, "choose_vendor", "auto", str(machine.library)).startswith("DriverAbsent")
+
+
+def test_a_device_has_one_name_in_every_process(machine: Machine) -> None:
+    ids = [call(machine, "device_facts", machine.vendor, str(machine.library), ordinal)[0] for ordinal in (0, 1)]
+    assert ids[0] != ids[1]
+    for ordinal, device_id in enumerate(ids):
+        uuid, _, pci = device_id.partition("@")
+        assert (len(uuid), pci) == (32, f"0000:{0x1B + 0x20 * ordinal:02x}:00.0")
+        assert call(machine, "device_ordinal", machine.vendor, str(machine.library), device_id) == ordinal
+    assert call(machine, "device_ordinal", machine.vendor, str(machine.library), ids[0] + "0") == -1
+
+
+def test_ipc_mode_is_what_the_environment_says(machine: Machine) -> None:
+    modes = [
+        call(machine, "ipc_mode", machine.vendor, environment={"HSA_ENABLE_IPC_MODE_LEGACY": value}) for value in "01"
+    ]
+    assert modes == (["", ""] if machine.vendor == "cuda" else ["dmabuf", "legacy"])
+
+
+def test_an_amd_architecture_is_found_by_its_pci_address(tmp_path: Path) -> None:
+    for node, (version, location, domain) in enumerate([(0, 0, 0), (90402, 0x1B00, 0), (90010, 0xC308, 1)]):
+        (tmp_path / str(node)).mkdir()
+        (tmp_path / str(node) / "properties").write_text(
+            f"cpu_cores_count 0\ngfx_target_version {version}\nlocation_id {location}\ndomain {domain}\n"
+        )
+    assert _native.kfd_arch(str(tmp_path), "0000:1b:00.0") == "gfx942"
+    assert _native.kfd_arch(str(tmp_path), "0001:c3:01.0") == "gfx90a"
+    assert _native.kfd_arch(str(tmp_path), "0000:c3:01.0") == ""
+    assert _native.kfd_arch(str(tmp_path / "none"), "0000:1b:00.0") == ""
+
+
+# ---------------------------------------------------------------- every byte
+
+
+def copied(machine: Machine) -> dict[str, Any]:
+    """Runs the whole table; the last line is about the copies."""
+    done = subprocess.run(
+        [table.build(), machine.vendor, "--library", machine.library],
+        env={**os.environ, **machine.environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    last: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return last
+
+
+def test_kernels_and_copies_keep_every_byte(machine: Machine) -> None:
+    assert copied(machine) == {"copies": "equal", "batch": True, "registered": True}
+    field = "copy_batch8" if machine.vendor == "cuda" else "copy_batch9"
+    assert machine.calls(field) == 8, "12,001 copies are two calls each way, the others one"
+
+
+def test_a_driver_without_batches_copies_one_by_one() -> None:
+    with (
+        Machine("rocm") as machine,
+        machine.rule("copy_batch9", CODE, code=HIP_ERROR_NOT_SUPPORTED) as refused,
+    ):
+        assert copied(machine) == {"copies": "equal", "batch": False, "registered": True}
+        assert refused.met() == 1, "asked once, and then never again"
+
+
+def test_a_driver_that_cannot_register_does_without() -> None:
+    with Machine("rocm", without=("hipHostRegister",)) as machine:
+        assert copied(machine) == {"copies": "equal", "batch": True, "registered": False}
+
+
+# ---------------------------------------------------------------- where kernels come from
+
+
+def test_kernels_are_compiled_for_the_device() -> None:
+    with Machine("cuda") as machine:
+        assert kernel_report(machine) == ["nvrtc 13.0", "sm_90", ""]
+
+
+def test_an_unknown_architecture_takes_the_bundle() -> None:
+    with Machine("rocm") as machine:
+        assert kernel_report(machine) == ["built-in bundle", "", "the device's architecture is unknown"]
+
+
+def test_without_a_compiler_the_built_in_kernels_are_used_and_why_is_said() -> None:
+    with Machine("cuda") as machine:
+        provider, _, note = kernel_report(machine, rtc="/nonexistent/libnvrtc.so")
+        assert provider == "built-in ptx sm_90"
+        assert "/nonexistent/libnvrtc.so" in note
+
+
+def test_a_compiler_that_fails_is_quoted() -> None:
+    with Machine("cuda") as machine, machine.rule("rtc_compile", CODE, code=6):
+        provider, _, note = kernel_report(machine)
+        assert provider == "built-in ptx sm_90"
+        assert note.startswith("nvrtc 13.0 for sm_90")
+
+
+def test_code_that_the_driver_does_not_load_is_replaced() -> None:
+    with Machine("cuda") as machine, machine.rule("module_load", CODE, code=209, times=1):
+        provider, _, note = kernel_report(machine)
+        assert provider == "built-in ptx sm_90"
+        assert "(209)" in note
+
+
+def test_no_kernels_at_all_is_a_refusal() -> None:
+    with Machine("cuda") as machine, machine.rule("module_load", CODE, code=209):
+        said = str(kernel_report(machine))
+        assert said.startswith("ValueError: kernels: built-in ptx sm_90 on sm_90: cuModuleLoadData")
+        assert "nvrtc 13.0 made code" in said
+
+
+# ---------------------------------------------------------------- kernels on disk
+
+
+def test_a_second_start_does_not_compile(tmp_path: Path) -> None:
+    with Machine("cuda") as machine:
+        assert kernel_report(machine, cache=str(tmp_path))[0] == "nvrtc 13.0"
+        with machine.rule("rtc_compile", CODE, code=6) as compiled:
+            assert kernel_report(machine, cache=str(tmp_path)) == ["nvrtc 13.0", "sm_90", ""]
+            assert compiled.met() == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "writable by others"])
+def test_damaged_code_is_compiled_again_and_replaced(tmp_path: Path, damage: str) -> None:
+    with Machine("cuda") as machine:
+        kernel_report(machine, cache=str(tmp_path))
+        (kept,) = tmp_path.iterdir()
+        whole = kept.read_bytes()
+        match damage:
+            case "cut":
+                kept.write_bytes(whole[:-1])
+            case "flipped":
+                kept.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+            case "emptied":
+                kept.write_bytes(b"")
+            case _:
+                kept.chmod(0o666)
+        with machine.rule("rtc_compile", CODE, code=0) as compiled:
+            assert kernel_report(machine, cache=str(tmp_path)) == ["nvrtc 13.0", "sm_90", ""]
+            assert compiled.met() == 1
+        assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
+        assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_directory_that_cannot_be_written_costs_only_time() -> None:
+    with Machine("cuda") as machine:
+        assert kernel_report(machine, cache="/proc/nonexistent")[0] == "nvrtc 13.0"

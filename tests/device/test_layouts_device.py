@@ -1,0 +1,54 @@
+"""Every layout of a KV cache through store and retrieve, in every mode, on both vendors' drivers, over both ways to the
+arena: what one engine stores another retrieves into other blocks, and no other byte of its memory changes.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.device.conftest import DeviceServer, seen_by_children
+from tests.device.engine_process import DeviceWorker
+from tests.device.shapes import SHAPES
+from tests.device.simulated import Machine, Vendor
+
+MODES = ("staged", "server-gather", "direct")
+PATHS = ("register", "bounce")
+CHUNKS = {"large_pages": 2}
+LAYOUTS = [name for name in SHAPES if name != "many_pages"]
+
+
+Workers = dict[str, DeviceWorker]
+
+
+@pytest.fixture(scope="module", params=[(vendor, path) for vendor in ("cuda", "rocm") for path in PATHS], ids="-".join)
+def workers(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Workers]:
+    """A server, and an engine for each mode: for all layouts, one after the other."""
+    vendor: Vendor
+    vendor, path = request.param
+    with ExitStack() as stack:
+        machine = stack.enter_context(seen_by_children(stack.enter_context(Machine(vendor))))
+        server = stack.enter_context(DeviceServer(machine, cache_dir, arena_path_gpu=path, log_level="debug"))
+        yield {mode: stack.enter_context(DeviceWorker(server.path, machine, name=mode)) for mode in MODES}
+        assert {mover.facts["arena-path"] for mover in server.status().movers} == {path}
+        for mode in MODES:
+            assert f"mode={mode} " in server.log()
+
+
+@pytest.mark.parametrize("shape", LAYOUTS)
+def test_bytes_are_the_same(workers: Workers, shape: str) -> None:
+    """One engine a mode; each stores a prompt, and all retrieve all of them."""
+    chunks = CHUNKS.get(shape, 5)
+    for mode, worker in workers.items():
+        worker.call("open", shape, mode, 13 * 16)
+    for seed, worker in enumerate(workers.values()):
+        worker.call("ready")
+        stored = worker.call("store", seed, chunks)
+        assert (stored["chunks"], stored["why"]) == (chunks, "")
+    for worker in workers.values():
+        for seed in range(len(MODES)):
+            assert worker.call("retrieve", seed, chunks) == chunks
+        worker.call("retrieve_part", 0, chunks, 2, 4)
+        assert worker.call("wrong") == 0
+        worker.call("close")

@@ -1,0 +1,171 @@
+"""What a driver does that is easily overlooked, AMD's above all: one test a trap, which fails when its handling goes.
+
+The simulator enforces them (tests/simdriver). Open flags other than 1 are refused by it in every test there is.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.device.conftest import VENDORS, DeviceServer, seen_by_children
+from tests.device.engine_process import STAGING_BYTES, DeviceWorker
+from tests.device.simulated import CODE, Machine, Vendor
+from tests.process.harness import until
+
+CHUNKS = 5
+
+
+@contextmanager
+def scene(
+    vendor: Vendor, cache_dir: Path, settings: dict[str, Any] | None = None, **environment: str
+) -> Iterator[tuple[Machine, DeviceServer]]:
+    """A machine and a server of their own. `environment`: of the server, and of everything else if not told."""
+    with pytest.MonkeyPatch().context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        with (
+            Machine(vendor) as machine,
+            seen_by_children(machine),
+            DeviceServer(machine, cache_dir, **(settings or {})) as server,
+        ):
+            yield machine, server
+
+
+@pytest.fixture(scope="module", params=VENDORS)
+def shared(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[tuple[Machine, DeviceServer]]:
+    """For tests that leave nothing behind."""
+    with scene(request.param, cache_dir) as made:
+        yield made
+
+
+def test_registered_slabs_have_unrelated_device_addresses(vendor: Vendor, cache_dir: Path) -> None:
+    """Prompts that fill three slabs of the arena and more."""
+    with (
+        scene(vendor, cache_dir, {"arena_path_gpu": "register"}) as (machine, server),
+        DeviceWorker(server.path, machine, shape="large_pages") as worker,
+    ):
+        worker.call("ready")
+        for seed in range(6):
+            assert worker.call("store", seed, 2)["chunks"] == 2
+        assert server.status().arena.used_bytes > 3 * (4 << 20)
+        for seed in range(6):
+            assert worker.call("retrieve", seed, 2) == 2
+        assert {mover.facts["arena-path"] for mover in server.status().movers} == {"register"}
+
+
+def test_batch_copies_work_with_the_attributes_that_the_vendor_wants(vendor: Vendor, cache_dir: Path) -> None:
+    """AMD's driver refuses any, NVIDIA's wants one; more than 8,192 copies in a call are an AMD fault."""
+    with (
+        scene(vendor, cache_dir, {"arena_path_gpu": "register"}) as (machine, server),
+        DeviceWorker(server.path, machine, shape="many_pages", mode="direct") as worker,
+    ):
+        worker.call("ready")
+        calls = batch_calls(machine)
+        assert worker.call("store", 1, 200)["chunks"] == 200
+        assert worker.call("retrieve", 1, 200) == 200
+        used = batch_calls(machine) - calls
+        copies = 8 * 15 * 200
+        assert 2 * -(-copies // 8192) <= used < copies / 100, "few calls for many copies"
+        assert {mover.facts["batch"] for mover in server.status().movers} == {"yes"}
+
+
+def test_batch_copies_that_are_refused_are_made_one_by_one(vendor: Vendor, cache_dir: Path) -> None:
+    with Machine(vendor) as machine, seen_by_children(machine):
+        with (
+            machine.rule(batch_symbol(vendor), CODE, code=801),
+            DeviceServer(machine, cache_dir, arena_path_gpu="register") as server,
+            DeviceWorker(server.path, machine, shape="kv_first", mode="direct") as worker,
+        ):
+            worker.call("ready")
+            assert worker.call("store", 1, CHUNKS)["chunks"] == CHUNKS
+            assert worker.call("retrieve", 1, CHUNKS) == CHUNKS
+            assert {mover.facts["batch"] for mover in server.status().movers} == {"one by one"}
+        assert batch_calls(machine) <= 2
+
+
+def batch_symbol(vendor: Vendor) -> str:
+    return {"cuda": "copy_batch8", "rocm": "copy_batch9"}[vendor]
+
+
+def batch_calls(machine: Machine) -> int:
+    return machine.calls(batch_symbol(machine.vendor))
+
+
+def test_equal_process_numbers_are_explained(cache_dir: Path) -> None:
+    """Two containers whose processes are both number 1."""
+    with (
+        scene("rocm", cache_dir, KVSIM_PID="1") as (machine, server),
+        DeviceWorker(server.path, machine, shape="kv_first") as worker,
+    ):
+        code, text = worker.call("problem")
+        assert code == "handle-pid"
+        assert "--pid=host" in text
+
+
+@pytest.mark.parametrize("mode", ["staged", "server-gather", "direct"])
+def test_a_handle_opens_at_the_begin_of_its_allocation(shared: tuple[Machine, DeviceServer], mode: str) -> None:
+    """The cache begins somewhere inside."""
+    machine, server = shared
+    with DeviceWorker(server.path, machine, shape="kv_first", mode=mode, inset=65_536 + 3 * 4096 + 48) as worker:
+        worker.call("ready")
+        assert worker.call("store", 1, CHUNKS)["chunks"] == CHUNKS
+        assert worker.call("retrieve", 1, CHUNKS) == CHUNKS
+
+
+def test_events_of_other_processes_are_not_known() -> None:
+    found = importlib.util.find_spec("kvserver._native")
+    assert found is not None
+    assert found.origin is not None
+    module = Path(found.origin).read_bytes()
+    assert b"hipIpcOpenMemHandle" in module, "this would find it"
+    for name in (b"IpcGetEventHandle", b"IpcOpenEventHandle"):
+        assert name not in module
+
+
+def test_transfers_do_not_spoil_a_stream_capture(shared: tuple[Machine, DeviceServer]) -> None:
+    """While the engine captures, our threads allocate nothing and ask for events only with a relaxed mode."""
+    machine, server = shared
+    with DeviceWorker(server.path, machine, shape="kv_first", name="captures") as worker:
+        worker.call("ready")
+        worker.call("begin_capture")
+        assert worker.call("store", 11, CHUNKS)["chunks"] == CHUNKS
+        assert worker.call("retrieve", 11, CHUNKS) == CHUNKS
+        assert worker.call("end_capture") == 0
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("", "1"), ("1", "")])
+def test_different_modes_of_handles_are_explained(cache_dir: Path, ours: str, theirs: str) -> None:
+    """They are the same bytes with another meaning, and each side has its own default."""
+    name = "HSA_ENABLE_IPC_MODE_LEGACY"
+    with (
+        scene("rocm", cache_dir, **{name: ours}) as (machine, server),
+        DeviceWorker(server.path, machine, shape="kv_first", environment={name: theirs}) as worker,
+    ):
+        code, text = worker.call("problem")
+        assert code == "ipc-mode"
+        assert all(word in text for word in (name, "legacy", "dmabuf"))
+
+
+def test_memory_that_cannot_be_exported_is_refused_with_the_setting(shared: tuple[Machine, DeviceServer]) -> None:
+    machine, server = shared
+    with DeviceWorker(server.path, machine) as worker:
+        with pytest.raises(AssertionError, match="expandable_segments:False") as refusal:
+            worker.call("open", "kv_first", "staged", 0, STAGING_BYTES, True)
+        assert "not-exportable" in str(refusal.value) or "not exportable" in str(refusal.value)
+
+
+def test_one_allocation_is_opened_once(shared: tuple[Machine, DeviceServer]) -> None:
+    """AMD's driver refuses a second time. Two caches use it, and the second goes on when the first is gone."""
+    machine, server = shared
+    with DeviceWorker(server.path, machine, shape="kv_first", mode="server-gather", name="twins") as worker:
+        worker.call("ready")
+        mine = [pid for pid in machine.importers() if pid == server.mover_pid()]
+        assert worker.call("store", 21, CHUNKS)["chunks"] == CHUNKS
+        worker.call("move_to_twin")
+        assert [pid for pid in machine.importers() if pid == server.mover_pid()] == mine
+        assert worker.call("retrieve", 21, CHUNKS) == CHUNKS
+    until("its import to be closed", lambda: len(machine.importers()) == len(mine) - 1 or None)

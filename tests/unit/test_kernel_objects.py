@@ -1,0 +1,83 @@
+"""The kernels that were compiled ahead of time: whole, of this source, and in a form that drivers take."""
+
+import hashlib
+import importlib.util
+import json
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OBJECTS = ROOT / "csrc" / "gpu" / "objects"
+MANIFEST = json.loads((OBJECTS / "MANIFEST.json").read_text())
+ELF_AMDGPU = 224
+AMD_FLAGS = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F}
+"""The architecture in an ELF header's flags."""
+
+
+def test_objects_were_made_from_this_source() -> None:
+    """Otherwise: pip install '.[objects]', python tools/build_objects.py."""
+    source = b"".join((ROOT / "csrc/gpu" / name).read_bytes() for name in ("piece.h", "kernel_source.h"))
+    assert MANIFEST["source"] == hashlib.sha256(source).hexdigest()
+
+
+def test_objects_are_those_of_the_manifest() -> None:
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in OBJECTS.iterdir()}
+    del found["MANIFEST.json"]
+    assert found == MANIFEST["objects"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra `objects` is not installed")
+def test_the_same_compiler_makes_the_same_objects() -> None:
+    command = [sys.executable, str(ROOT / "tools/build_objects.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arch", "newest"), [("sm_80", (7, 4)), ("sm_90", (7, 8)), ("sm_100", (8, 6)), ("sm_120", (8, 7))]
+)
+def test_ptx_is_old_enough_for_the_drivers_of_its_devices(arch: str, newest: tuple[int, int]) -> None:
+    text = (OBJECTS / f"kv_{arch.replace('_', '')}.ptx").read_text()
+    version = re.search(r"^\.version (\d+)\.(\d+)$", text, re.MULTILINE)
+    assert version is not None
+    assert tuple(map(int, version.groups())) <= newest
+    assert f".target {arch}\n" in text
+    for kernel in ("kv_gather", "kv_scatter"):
+        body = text[text.index(f".visible .entry {kernel}(") :]
+        before_store = body[: body.index("st.global.L1::no_allocate.v4.u32")]
+        assert before_store.count("ld.global.L1::no_allocate.v4.u32") == 4
+
+
+def entries() -> dict[str, bytes]:
+    """Target -> object of the bundle."""
+    blob = (OBJECTS / "kv_amd.hipfb").read_bytes()
+    assert blob.startswith(b"__CLANG_OFFLOAD_BUNDLE__")
+    (count,) = struct.unpack_from("<Q", blob, 24)
+    found, at = {}, 32
+    for _ in range(count):
+        offset, size, name_bytes = struct.unpack_from("<QQQ", blob, at)
+        name = blob[at + 24 : at + 24 + name_bytes].decode()
+        assert offset % 4096 == 0
+        assert offset + size <= len(blob)
+        found[name] = blob[offset : offset + size]
+        at += 24 + name_bytes
+    return found
+
+
+def test_the_bundle_has_an_object_for_each_amd_architecture() -> None:
+    found = entries()
+    assert found.pop("host-x86_64-unknown-linux-gnu-") == b""
+    assert set(found) == {f"hipv4-amdgcn-amd-amdhsa--{arch}" for arch in AMD_FLAGS}
+    for target, code in found.items():
+        assert code.startswith(b"\x7fELF\x02\x01")
+        assert code[8] == 3, "code object version 5"
+        (machine,) = struct.unpack_from("<H", code, 18)
+        (flags,) = struct.unpack_from("<I", code, 48)
+        assert (machine, flags & 0xFF) == (ELF_AMDGPU, AMD_FLAGS[target.rpartition("--")[2]])
+        assert b"kv_gather.kd\0" in code
+        assert b"kv_scatter.kd\0" in code
