@@ -97,6 +97,12 @@ class Space:
         """Every shard's size is known, so whole chunks can be reserved."""
         return all(part.pages is not None for part in self.parts)
 
+    def successor(self) -> "Space":
+        """The same namespace without its chunks, for the caches that go on using it."""
+        heir = Space(self.digest, self.number, self.geometry)
+        heir.parts, heir.slot_sizes, heir.caches = self.parts, self.slot_sizes, self.caches
+        return heir
+
     def fix_part(self, index: int, pages: PageShape, payload_bytes: int, slot_bytes: int) -> None:
         """The size of a part, for as long as the namespace lives."""
         part = self.parts[index]

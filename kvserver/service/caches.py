@@ -137,9 +137,7 @@ def clear(core: Core, peer: int, request: Clear) -> None:
             end_lease(core, lease)
         chunks = core.chunks.clear(space, "cleared")
         if space.caches:
-            successor = Space(space.digest, space.number, space.geometry)
-            successor.parts, successor.caches = space.parts, space.caches
-            core.chunks.add_space(successor)
+            core.chunks.add_space(space.successor())
         else:
             core.effects.append(DropNamespace(space.number))
         core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))

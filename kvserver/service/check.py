@@ -81,6 +81,7 @@ def _check_marks(core: Core) -> None:
     chunks = core.chunks
     chunks.marks.check()
     for space in _spaces(core):
+        assert space.slot_sizes == {part.slot_bytes for part in space.parts if part.pages is not None}
         for node in space.nodes.values():
             pending = chunks.pendings.get(node)
             if node.present or node in chunks.marks or (pending and SEALED in pending.parts.values()):

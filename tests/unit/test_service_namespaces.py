@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.unit.brain_rig import Client, Rig, chain
+from kvserver.wire.messages import Clear
+from tests.unit.brain_rig import NAMESPACE, Client, Rig, chain
 
 MINUTE_MS = 60_000
 DIGESTS = [bytes([number]) * 32 for number in range(1, 4)]
@@ -41,3 +42,13 @@ def test_a_namespace_that_was_registered_for_longer_is_kept() -> None:
     newcomer = Client(rig, engine="newcomer").register(namespace=DIGESTS[2])
     assert newcomer.lookup(chain(0, 3), DIGESTS[0]).chunks == 3
     assert newcomer.lookup(chain(1, 3), DIGESTS[1]).chunks == 0
+
+
+def test_a_cleared_namespace_makes_room_for_itself_again() -> None:
+    """Its caches stay registered: what they store afterwards must be evictable like everything else."""
+    rig = Rig()
+    client = Client(rig).register()
+    rig.ask(client.peer, Clear(rig.number(), NAMESPACE))
+    for seed in range(200):  # 600 chunks, several times what the arena holds
+        client.store(chain(seed, 3))
+    assert rig.service.counters.evictions > 0
