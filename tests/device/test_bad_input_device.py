@@ -50,6 +50,7 @@ class Registrant:
             [wire.Buffer(-1, self.pool, self.bytes)],
             [GROUP],
             [wire.Staging(self.staging, MIB, self.offer(ring))],
+            0,
         )
 
     def registers(self, ring: int, **changes: Any) -> Any:
