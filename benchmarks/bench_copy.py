@@ -4,11 +4,12 @@
 [--engine idle,compute,memory] [--json]`; needs torch and a GPU.
 
 The engine is this process: a pool of GPU memory, kvclient, and (busy) a thread that launches bf16 matrix products or a
-memory-bound kernel back to back. Requests through the real socket, two in flight, block ids shuffled; GB/s = bytes of a
-burst / the time from its first call to its last completed future. Ceiling: one contiguous asynchronous copy of 256 MiB
-between pinned host memory and the device, the best of three beside each burst while the engine idles. `engine_*` is the
-engine's rate during the burst as a share of its rate alone, just before. Every byte of the first and the last burst is
-compared on the device, outside the timed part.
+memory-bound kernel back to back. Requests through the real socket, block ids shuffled. A burst is about 6 GiB of them,
+four in flight; GB/s = its bytes / the time from its first call to its last completed future. `single_*`: one request at
+a time, from the call to the completed future, in ms; its ceiling is the same bytes in one contiguous copy. Ceiling: one
+contiguous asynchronous copy of 256 MiB between pinned host memory and the device, the best of three beside each burst
+while the engine idles. `engine_*` is the engine's rate during the burst as a share of its rate alone, just before.
+Every byte of the first and the last burst is compared on the device, outside the timed part.
 """
 
 import argparse
@@ -28,21 +29,26 @@ import torch
 from benchmarks.arena import wait_for_arena
 from benchmarks.rows import Rows, say
 from kvclient import Blocks, CacheSpec, Client, DeviceBuffer, RegionRun, Timeouts, full_group
-from kvclient.values import RetrieveResult
+from kvclient.values import RetrieveResult, StoreResult
 from kvserver.replay.served import Served
 from kvserver.wire.messages import KEY_BYTES
 
 MIB = 1 << 20
 BLOCKS_PER_CHUNK = 16
-REGIONS_OF_PAGE_KIB = {2: 160, 4: 160, 16: 160, 18: 61, 32: 64, 128: 1, 256: 1, 1024: 1}
+REGIONS_OF_PAGE_KIB = {2: 160, 4: 160, 8: 160, 16: 160, 18: 61, 32: 64, 64: 64, 128: 1, 256: 1, 512: 1, 1024: 1}
 """Page size -> regions in shapes that occur (bench_host has their names; 18 KiB is MLA with 61 layers)."""
-IN_FLIGHT, REQUESTS = 2, 6
+IN_FLIGHT = 4
+BURST_BYTES = 6 << 30
+REQUESTS_MIN, REQUESTS_MAX = 6, 200
+ROUNDS = 6
+"""The first one warms up."""
+SINGLES = 8
 PATIENT = Timeouts(lookup_s=5.0, store_s=60.0, retrieve_s=60.0, register_s=120.0)
 T = TypeVar("T")
 
 
 class Pool:
-    """A KV pool on the device, of which each request covers one half."""
+    """A KV pool on the device, of which each request covers a quarter."""
 
     def __init__(self, client: Client, page_kib: int, request_bytes: int, mode: str) -> None:
         page = page_kib << 10
@@ -51,6 +57,7 @@ class Pool:
         self.request_blocks = self.chunks * BLOCKS_PER_CHUNK
         self.request_bytes = self.request_blocks * self.regions * page
         self.blocks = IN_FLIGHT * self.request_blocks
+        self.requests = max(REQUESTS_MIN, min(REQUESTS_MAX, BURST_BYTES // self.request_bytes))
         self.namespace = f"{mode}-{page_kib}-{self.request_bytes}".encode().ljust(32, b"\0")
         self.memory = torch.empty((self.regions, self.blocks, page), dtype=torch.uint8, device="cuda")
         self.truth = torch.randint(0, 256, self.memory.shape, dtype=torch.uint8, device="cuda")
@@ -70,40 +77,55 @@ class Pool:
 
 
 class Burst:
-    """Some requests in a row, each with the blocks of one half of the pool in an order and under keys of its own."""
+    """Some requests in a row, each with the blocks of a quarter of the pool in an order and under keys of its own."""
 
     def __init__(self, client: Client, pool: Pool, seed: int) -> None:
         self._client, self._pool = client, pool
-        self._keys = [os.urandom(pool.chunks * KEY_BYTES) for _ in range(REQUESTS)]
+        self._keys = [os.urandom(pool.chunks * KEY_BYTES) for _ in range(pool.requests)]
         shuffle = random.Random(seed).shuffle
         self._sources, self._targets = self._orders(shuffle), self._orders(shuffle)
 
     def _orders(self, shuffle: Callable[[list[int]], None]) -> list[list[int]]:
         blocks = self._pool.request_blocks
-        orders = [list(range(at % IN_FLIGHT * blocks, (at % IN_FLIGHT + 1) * blocks)) for at in range(REQUESTS)]
-        for order in orders:
+        orders = []
+        for at in range(self._pool.requests):
+            order = list(range(at % IN_FLIGHT * blocks, (at % IN_FLIGHT + 1) * blocks))
             shuffle(order)
+            orders.append(order)
         return orders
 
     def store(self) -> float:
-        pool = self._pool
-        pool.memory.copy_(pool.truth)
-        torch.cuda.synchronize()
-        packed = [[Blocks(0, 0, array("i", order))] for order in self._sources]
-        results, gb_per_s = self._timed(lambda at: self._client.store(pool.cache, 0, b"", self._keys[at], packed[at]))
+        """GB/s of all requests, of blocks that were filled."""
+        results, gb_per_s = self._timed(self._store)
         for stored in results:
-            assert stored.chunks == stored.chunks_written == pool.chunks, stored
+            assert stored.chunks == stored.chunks_written == self._pool.chunks, stored
         return gb_per_s
 
     def retrieve(self) -> float:
+        """GB/s of all requests; their keys have been stored."""
         results, gb_per_s = self._timed(self._retrieve)
         for retrieved in results:
             assert retrieved.ok, retrieved
         return gb_per_s
 
+    def singles(self, kind: str) -> list[float]:
+        """Milliseconds of one request after the other."""
+        begin = self._store if kind == "store" else self._retrieve
+        times_ms = []
+        for at in range(min(SINGLES, self._pool.requests)):
+            began = time.perf_counter()
+            begin(at).result(60)
+            times_ms.append((time.perf_counter() - began) * 1e3)
+        return times_ms[1:]
+
+    def fill(self) -> None:
+        """The pool with what is compared afterwards."""
+        self._pool.memory.copy_(self._pool.truth)
+        torch.cuda.synchronize()
+
     def compare(self) -> None:
         pool = self._pool
-        for at in range(REQUESTS):
+        for at in range(pool.requests):
             pool.memory.zero_()
             torch.cuda.synchronize()
             assert self._retrieve(at).result(60).ok
@@ -113,6 +135,10 @@ class Burst:
             for region in range(pool.regions):
                 wrong += int((pool.memory[region, targets] != pool.truth[region, sources]).sum())
             assert wrong == 0, f"{wrong} wrong bytes"
+
+    def _store(self, at: int) -> "Future[StoreResult]":
+        blocks = [Blocks(0, 0, array("i", self._sources[at]))]
+        return self._client.store(self._pool.cache, 0, b"", self._keys[at], blocks)
 
     def _retrieve(self, at: int) -> "Future[RetrieveResult]":
         found = self._client.lookup(self._pool.namespace, self._keys[at])
@@ -124,12 +150,12 @@ class Burst:
         results: list[T] = []
         running: deque[Future[T]] = deque()
         began = time.perf_counter()
-        for at in range(REQUESTS):
+        for at in range(self._pool.requests):
             if len(running) == IN_FLIGHT:
                 results.append(running.popleft().result(60))
             running.append(begin(at))
         results.extend(future.result(60) for future in running)
-        return results, REQUESTS * self._pool.request_bytes / (time.perf_counter() - began) / 1e9
+        return results, self._pool.requests * self._pool.request_bytes / (time.perf_counter() - began) / 1e9
 
 
 class Link:
@@ -203,8 +229,9 @@ def measure(
     speeds: dict[str, list[float]] = {"store": [], "retrieve": []}
     ceilings: dict[str, list[float]] = {"store": [], "retrieve": []}
     kept: dict[str, list[float]] = {"store": [], "retrieve": []}
-    for number in range(6):
+    for number in range(ROUNDS):
         burst = Burst(client, pool, number)
+        burst.fill()
         for kind in ("store", "retrieve"):
             ceiling = link.sample(kind) if engine_kind == "idle" else 0.0
             alone = engine.rate(lambda: time.sleep(0.3))[1] if engine_kind != "idle" else 0.0
@@ -213,14 +240,21 @@ def measure(
                 speeds[kind].append(speed)
                 ceilings[kind].append(ceiling or CEILINGS[kind])
                 kept[kind].append(rate / alone if alone else 1.0)
-        if number in (0, 5):
+        if number in (0, ROUNDS - 1):
             burst.compare()
+        if number < ROUNDS - 1:
+            client.clear(pool.namespace)
     engine.close()
+    singles = Burst(client, pool, ROUNDS)
+    singles.fill()
     for kind in ("store", "retrieve"):
         case = f"{mode}_{engine_kind}_{kind}_{kib}k_{pool.request_bytes // MIB}m"
         rows.add(case, speeds[kind], "GB/s", ceilings=ceilings[kind])
         if engine_kind == "idle":
             CEILINGS[kind] = statistics.median(ceilings[kind])
+            link_ms = pool.request_bytes / CEILINGS[kind] / 1e6
+            times_ms = singles.singles(kind)
+            rows.add(f"single_{case}", times_ms, "ms", ceilings=[link_ms] * len(times_ms))
         else:
             rows.add(f"engine_{case}", kept[kind], "of alone")
     client.unregister(pool.cache).result(60)
@@ -242,7 +276,7 @@ def main() -> None:
     requests = [int(mib) * MIB for mib in given.request_mib.split(",")]
     device = torch.cuda.get_device_name(0)
     rows = Rows("copy", as_json=given.json, config=f"{device}, torch {torch.__version__}, 256-token chunks, shuffled")
-    arena = max(2 * REQUESTS * max(requests), 2 << 30)
+    arena = 2 * max(BURST_BYTES, REQUESTS_MIN * max(requests))
     with Served(("--http-port", "0", "--slab-bytes", str(512 * MIB)), arena) as served:
         client = Client(str(served.socket), engine="bench-copy", timeouts=PATIENT)
         assert client.wait_connected(30), served.last_words()

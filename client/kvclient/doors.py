@@ -25,6 +25,8 @@ R = TypeVar("R", bound=Frame)
 
 FRAMES_PER_TURN = 64
 DESCRIPTORS_MAX = 4
+LOCAL_FRAME_BYTES_MAX = 64 << 10
+"""Fits what the kernel grants a Unix socket by default, 208 KiB, a few times over."""
 ZMQ_RECONNECT_MS = 20
 ZMQ_RECONNECT_MS_MAX = 500
 
@@ -32,6 +34,10 @@ RACES = frozenset({"cache-unknown", "cache-not-mapped", "lease-unknown"})
 """Refusals that a correct caller meets when the server or a mover died, or a lease ran out, a moment ago."""
 LASTING = frozenset({"slot-size", "prompt-size", "namespace-size"})
 """Bounds that waiting does not change: cache and server do not fit each other as they are configured."""
+
+
+class Full(Trouble):
+    """The frame did not go out."""
 
 
 class Answer(NamedTuple):
@@ -45,7 +51,9 @@ class Transport(Protocol):
 
     @property
     def source(self) -> Source: ...
-    def send(self, frame: bytes, descriptor: int) -> None: ...
+    def send(self, frame: bytes, descriptor: int) -> None:
+        """BlockingIOError when the frame cannot go this way now."""
+
     def receive(self) -> tuple[bytes, tuple[int, ...]] | None:
         """The next frame, or None when none has come. ConnectionError at the end of the stream."""
 
@@ -100,6 +108,8 @@ class LocalTransport:
         return self.socket.fileno()
 
     def send(self, frame: bytes, descriptor: int) -> None:
+        if len(frame) > LOCAL_FRAME_BYTES_MAX:
+            raise BlockingIOError(f"a frame of {len(frame)} bytes goes by ZeroMQ")
         socket.send_fds(self.socket, [frame], [descriptor] if descriptor >= 0 else [])
 
     def receive(self) -> tuple[bytes, tuple[int, ...]] | None:
@@ -180,7 +190,7 @@ class Door:
         try:
             self._transport.send(frame, descriptor)
         except BlockingIOError:
-            raise Trouble("busy", "the server does not read") from None
+            raise Full("busy", "the server does not read") from None
         except OSError as problem:
             raise self.lose(Lost("connection-lost", str(problem))) from problem
 

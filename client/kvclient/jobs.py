@@ -127,7 +127,7 @@ class Jobs:
         try:
             head = next(session.ids), registration.number, word, generation, _patience_ms(due_s)
             request = Store(*head, part.first_chunk, part.parent, part.keys, part.groups)
-            reply = await session.zmq.ask(request, Stored, due_s)
+            reply = await session.ask(request, Stored, due_s)
         except Trouble as trouble:
             self._note(session, "store", trouble)
             late = session.board.abandon_store(word, generation) == DONE
@@ -178,7 +178,7 @@ class Jobs:
         try:
             head = next(session.ids), registration.number, lease.number, word, generation, _patience_ms(due_s)
             request = Retrieve(*head, groups)
-            await session.zmq.ask(request, Retrieved, due_s)
+            await session.ask(request, Retrieved, due_s)
             why = "doubt"
         except Trouble as trouble:
             self._note(session, "retrieve", trouble)

@@ -53,12 +53,14 @@ void expand_region(const RegionRun& run, const ShardBlocks& shard, const RegionP
     const uint64_t wanted_begin = shard.first_in_chunk * run.page_bytes;
     const uint64_t wanted_end = wanted_begin + shard.block_ids.size() * run.page_bytes;
     const uint64_t end = std::min(part.end, wanted_end);
-    for (uint64_t at = std::max(part.begin, wanted_begin); at < end;) {
-        const uint64_t in_chunk = at / run.page_bytes;
-        const uint64_t in_page = at % run.page_bytes;
+    uint64_t at = std::max(part.begin, wanted_begin);
+    if (at >= end) return;
+    // Only the first page may be entered in its middle: one division, not one for each of thousands of pages.
+    const int32_t* block = &shard.block_ids[at / run.page_bytes - shard.first_in_chunk];
+    for (uint64_t in_page = at % run.page_bytes; at < end; in_page = 0) {
         const uint64_t bytes = std::min(run.page_bytes - in_page, end - at);
-        const auto block = static_cast<uint64_t>(shard.block_ids[in_chunk - shard.first_in_chunk]);
-        joiner.add(part.pool + block * run.block_stride + in_page, part.staging + (at - part.begin), bytes);
+        const uint64_t pool = part.pool + static_cast<uint64_t>(*block++) * run.block_stride + in_page;
+        joiner.add(pool, part.staging + (at - part.begin), bytes);
         at += bytes;
     }
 }

@@ -19,6 +19,8 @@ using std::chrono::milliseconds;
 constexpr microseconds NAP_COPYING{20};
 constexpr microseconds NAP_PACKING{50};
 constexpr microseconds NAP_MAX{1000};
+// After its last job the pump looks on for a while: waking a thread takes up to 250 us on a virtual machine.
+constexpr microseconds LINGER{1000};
 // A client or device that takes longer than this is not in a hurry.
 constexpr milliseconds PATIENCE{10};
 constexpr unsigned long TIMER_SLACK_NS = 1000;  // the default of 50 us would be most of a nap
@@ -137,6 +139,10 @@ void Pump::nap() {
     std::unique_lock lock(mutex_);
     if (running_.empty()) {
         KV_ASSERT(queued_.empty());
+        if (Clock::now() - moved_at_ < LINGER) {
+            changed_.wait_for(lock, NAP_COPYING, pending);
+            return;
+        }
         changed_.wait(lock, pending);
         moved_at_ = Clock::now();
         return;

@@ -58,9 +58,10 @@ bool RegisteredLink::reaches(uint64_t arena_offset, uint64_t bytes) {
 }
 
 std::unique_ptr<LinkTask> RegisteredLink::begin(Way way, std::vector<LinkCopy> copies, const Event* after) {
-    const Stream& stream = (way == Way::TO_ARENA ? to_arena_ : to_device_).next();
+    const std::vector<LinkCopy> parts = cut(copies);
+    const Stream& stream = (way == Way::TO_ARENA ? to_arena_ : to_device_).take(parts.size() <= SINGLE_COPIES_MAX);
     if (after != nullptr) driver_.stream_wait(stream.get(), after->get());
-    enqueue(way, cut(copies), stream);
+    enqueue(way, parts, stream);
     return std::make_unique<EnqueuedCopies>(driver_, stream);
 }
 

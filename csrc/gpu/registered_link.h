@@ -34,11 +34,12 @@ class RegisteredLink : public Link {
     const Driver& driver_;
     const Mapping& arena_;
     const uint64_t unit_bytes_;
-    // Of each direction, one task on each in turn: what a copy engine needs between two copies of one stream, the other
-    // stream's copy fills.
+    // Of each direction. A task of few large copies goes to the first stream, so that they end in the order in which
+    // they began; a copy engine gives a stream that has work all its time. Tasks of many small ones take turns: what it
+    // needs between two copies of one stream, the other stream's copy fills.
     struct Lane {
         Lane(const Driver& driver, bool high_priority);
-        const Stream& next() { return streams[turn++ % streams.size()]; }
+        const Stream& take(bool few_copies) { return few_copies ? streams[0] : streams[turn++ % streams.size()]; }
         std::array<Stream, 2> streams;
         size_t turn = 0;
     };

@@ -9,6 +9,7 @@ from fake_server import WAIT_S, until
 
 from kvclient import Blocks, RequestError, RetrieveResult, StoreResult
 from kvclient.blocks import PART_CHUNKS_MAX
+from kvclient.doors import LocalTransport
 from kvclient.jobs import SPARE_SHARE
 from kvserver._native import ABANDONED, DONE, FAILED, LIVE, SUBMITTED
 from kvserver.wire import messages as wire
@@ -37,6 +38,38 @@ def turns(at: Rig) -> None:
     """Lets the client's thread go round a few times."""
     for _ in range(5):
         at.client.lookup_async(bytes(32), keys_of(1)).result(WAIT_S)
+
+
+# ---------------------------------------------------------------- both
+
+
+def test_short_requests_go_by_the_attached_connection(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        assert start_store(at).result(WAIT_S).chunks == 2
+        assert start_retrieve(at).result(WAIT_S).ok
+        assert (at.fake.count(wire.Store, "local"), at.fake.count(wire.Retrieve, "local")) == (1, 1)
+
+
+def test_requests_that_are_long_go_by_zeromq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Unix socket may refuse what is longer than its buffer."""
+    with rig(tmp_path) as at:
+        monkeypatch.setattr("kvclient.doors.LOCAL_FRAME_BYTES_MAX", 50)
+        assert start_store(at).result(WAIT_S).chunks == 2
+        assert (at.fake.count(wire.Store, "zmq"), at.fake.count(wire.Store, "local")) == (1, 0)
+
+
+def test_requests_that_find_the_attached_connection_full_go_by_zeromq(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rig(tmp_path) as at:
+        lease = at.lease()
+
+        def full(transport: LocalTransport, frame: bytes, descriptor: int) -> None:
+            raise BlockingIOError
+
+        monkeypatch.setattr(LocalTransport, "send", full)
+        assert at.client.retrieve(at.cache, lease, [Blocks(0, 1, [9, 8])]).result(WAIT_S).ok
+        assert (at.fake.count(wire.Retrieve, "zmq"), at.client.counters.retrieves_failed) == (1, 0)
 
 
 # ---------------------------------------------------------------- store
