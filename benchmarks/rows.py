@@ -1,4 +1,5 @@
-"""What every benchmark prints: the machine and the commit first, then one row a case, as text or as JSON lines.
+"""What every benchmark prints: the machine and the commit, and one row a case, as text or as JSON lines. Each line of
+JSON is a row, and says by itself where it was measured.
 
 A row is {bench, case, value, unit, ceiling, ratio}; value is the median of `runs`, spread its smallest and largest. A
 ceiling is what the same machine does without us, measured beside each run in the same unit; ratio is the median of the
@@ -24,11 +25,9 @@ class Rows:
     def __init__(self, bench: str, *, as_json: bool, config: str) -> None:
         self._bench = bench
         self._as_json = as_json
-        facts = {"machine": _machine(), "version": __version__, "commit": _commit(), "config": config}
-        if as_json:
-            print(json.dumps({"bench": bench, **facts}), flush=True)
-        else:
-            for name, fact in facts.items():
+        self._facts = {"machine": _machine(), "version": __version__, "commit": _commit(), "config": config}
+        if not as_json:
+            for name, fact in self._facts.items():
                 print(f"# {name}: {fact}")
             print(
                 f"{'case':<34} {'median':>10} {'unit':<8} {'min':>10} {'max':>10} {'ceiling':>9} {'ratio':>6}",
@@ -42,7 +41,8 @@ class Rows:
         ratio = statistics.median(map(operator.truediv, runs, ceilings)) if ceilings else None
         if self._as_json:
             row = {"bench": self._bench, "case": case, "value": value, "unit": unit, "ceiling": ceiling, "ratio": ratio}
-            print(json.dumps({**row, "runs": len(runs), "min": min(runs), "max": max(runs)}), flush=True)
+            row |= {"runs": len(runs), "min": min(runs), "max": max(runs), **self._facts}
+            print(json.dumps(row), flush=True)
         else:
             limit = f"{ceiling:9.2f} {ratio:6.1%}" if ceiling and ratio else ""
             print(f"{case:<34} {value:10.2f} {unit:<8} {min(runs):10.2f} {max(runs):10.2f} {limit}", flush=True)

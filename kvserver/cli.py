@@ -24,7 +24,7 @@ from kvserver.errors import ConfigError, KvError, ResourceError
 
 STATUS_S = 5.0
 CHECKOUT = Path(kvserver.__file__).resolve().parent.parent
-BENCHES = ("service", "host", "start")
+BENCHES = ("service", "host", "start", "offload")
 
 app = typer.Typer(
     help="A KV-cache server for LLM inference engines.",

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 
 from kvserver import doctor_device
 from kvserver.config import Config, show_bytes
+from kvserver.memory import RESERVE_BYTES, read_memory
 
 ZEROMQ_MS = 2000
 MADV_POPULATE_WRITE = 23
@@ -161,14 +162,14 @@ def memory(config: Config) -> Answer:
     """The arena fits in what is free. Huge pages are counted by their own check."""
     if config.huge_page_bytes:
         return "ok", "the arena is backed by huge pages"
-    total, available = _meminfo("MemTotal"), _meminfo("MemAvailable")
-    limit = _cgroup_limit_bytes()
-    said = f"arena {show_bytes(config.arena_bytes)}, {_rounded(available)} available of {_rounded(total)}"
-    if limit is not None:
-        said += f", control group limit {_rounded(limit)}"
-    if config.arena_bytes > min(total, limit or total):
+    machine = read_memory()
+    said = f"arena {show_bytes(config.arena_bytes)}, {show_bytes(RESERVE_BYTES)} beside it, "
+    said += f"{_rounded(machine.available_bytes)} available of {_rounded(machine.total_bytes)}"
+    if machine.limit_bytes is not None:
+        said += f", control group limit {_rounded(machine.limit_bytes)}"
+    if not machine.can_ever_fit(config.arena_bytes):
         return "fail", f"{said}: it can never fit"
-    if config.arena_bytes > available:
+    if not machine.fits(config.arena_bytes):
         return _unless_it_runs(config), f"{said}: it does not fit now"
     return "ok", said
 
@@ -287,23 +288,6 @@ def _owner(config: Config) -> str:
 def _unless_it_runs(config: Config) -> Verdict:
     """Of something that is taken: no server could start; unless the one that is asked about has it."""
     return "warn" if _owner(config) else "fail"
-
-
-def _meminfo(name: str) -> int:
-    """Bytes, from /proc/meminfo."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError(f"/proc/meminfo has no {name}")
-
-
-def _cgroup_limit_bytes() -> int | None:
-    """The memory limit of our control group; None when there is none."""
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        if os.path.exists(path):
-            text = Path(path).read_text().strip()
-            return int(text) if text.isdecimal() and int(text) < 1 << 60 else None
-    return None
 
 
 def _rounded(count: int) -> str:

@@ -5,6 +5,7 @@ KvError
  ├── ResourceError   we are full or busy: the client recomputes
  ├── DeviceError     one job failed: its chunks are discarded, nothing else is touched
  └── ConfigError     the operator is wrong: `kvserver` prints it and exits 2
+      └── NativeModuleError    the data plane cannot be loaded; an ImportError as well
 
 Anything else that escapes is a bug and stops the process; the supervisor starts it again and engines run on
 without a cache meanwhile. Expected outcomes (a miss, a shorter prefix) are values, never errors.
@@ -48,6 +49,10 @@ class ConfigError(KvError):
     """The configuration or the machine does not allow the server to start."""
 
     family = "config"
+
+
+class NativeModuleError(ConfigError, ImportError):
+    """kvserver._native is missing, or was built for another machine."""
 
 
 FAMILIES: dict[str, type[KvError]] = {

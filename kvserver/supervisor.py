@@ -31,6 +31,7 @@ import msgspec
 from kvserver import logs
 from kvserver.config import Config
 from kvserver.errors import ConfigError
+from kvserver.memory import RESERVE_BYTES, read_memory
 from kvserver.passing import CANNOT_START, Inheritance, Receiver, pair, send
 from kvserver.transfer.engines import ArenaGrower, Ledger, create_memfd, free_huge_pages
 from kvserver.wire.orders import (
@@ -52,8 +53,6 @@ BACKOFF_S = (0.0, 0.1, 0.3, 1.0, 3.0)
 """Waits before a crashed brain starts again; the last one is repeated."""
 STEADY_S = 30.0
 """A brain that lived this long starts again without a wait."""
-MEMORY_RESERVE_BYTES = 256 << 20
-"""What must stay free beside the arena for the processes themselves."""
 
 
 def run(config: Config) -> int:
@@ -387,30 +386,10 @@ def _check_memory(config: Config) -> None:
                 f"there are {free}",
             )
         return
-    available = min(_available_bytes(), _cgroup_bytes())
-    if config.arena_bytes + MEMORY_RESERVE_BYTES > available:
+    memory = read_memory()
+    if not memory.fits(config.arena_bytes):
         raise ConfigError(
             "arena-memory",
-            f"arena_bytes={config.arena_bytes} and {MEMORY_RESERVE_BYTES} beside it exceed the {available} bytes of "
-            "memory that are free",
+            f"arena_bytes={config.arena_bytes} and {RESERVE_BYTES} beside it exceed the {memory.available_bytes} bytes "
+            "of memory that are free",
         )
-
-
-def _available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 1 << 62
-
-
-def _cgroup_bytes() -> int:
-    """What the process's own control group still allows; a large number where there is no limit."""
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    group = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    base = Path("/sys/fs/cgroup") / group
-    try:
-        limit = (base / "memory.max").read_text().strip()
-        used = int((base / "memory.current").read_text())
-    except OSError:
-        return 1 << 62
-    return 1 << 62 if limit == "max" else max(0, int(limit) - used)

@@ -18,6 +18,17 @@ The server may be absent, stop, hang or be replaced at any time: calls then miss
 again by itself. Futures complete in a background thread; their callbacks run there and must be short.
 """
 
+from kvserver.errors import DeviceError, KvError, NativeModuleError, RequestError, ResourceError
+
+try:
+    import kvserver._native  # noqa: F401  (a reason is given here, before the modules below need it)
+except ImportError as error:
+    raise NativeModuleError(
+        "native-module",
+        f"{error}; kvclient needs the compiled part of kvserver: install kvserver again in this environment "
+        "(pip install --force-reinstall --no-deps kvserver); `kvserver doctor` says more",
+    ) from error
+
 from kvclient.caches import Cache
 from kvclient.client import Client
 from kvclient.counters import Counters
@@ -35,7 +46,6 @@ from kvclient.values import (
     Timeouts,
     full_group,
 )
-from kvserver.errors import DeviceError, KvError, RequestError, ResourceError
 from kvserver.wire.messages import GroupSpec, RegionRun
 
 __all__ = [
@@ -51,6 +61,7 @@ __all__ = [
     "HostBuffer",
     "KvError",
     "Lease",
+    "NativeModuleError",
     "RegionRun",
     "RequestError",
     "ResourceError",

@@ -417,6 +417,8 @@ def _future() -> "Future[T]":
 
 def _checked_path(socket: str | os.PathLike[str]) -> str:
     path = os.fspath(socket)
+    if "://" in path:
+        raise RequestError("socket", f"{path!r} must be the path of a Unix socket; engines and server share a machine")
     encoded = os.fsencode(local_path(path))
     if len(encoded) > UNIX_PATH_BYTES_MAX or b"\0" in encoded:
         raise RequestError(

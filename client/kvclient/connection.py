@@ -263,7 +263,9 @@ class Connection:
             except Trouble as trouble:
                 if trouble.why != why:
                     why = trouble.why
-                    log.warning("cannot register yet name=%s %s", cache.name, trouble)
+                    # That we have seen the end of its mover before the server is the ordinary case, and soon over.
+                    level = logging.DEBUG if trouble.unchanged and why == TWICE else logging.WARNING
+                    log.log(level, "cannot register yet name=%s %s", cache.name, trouble)
                 if isinstance(trouble, Overdue) or (trouble.why == TWICE and now_s > twice_until_s):
                     # What the server made of it is unknown; only a new session settles that.
                     session.lose(Lost("timeout"))

@@ -4,7 +4,7 @@ from collections import Counter
 
 from kvserver.index.eviction import evictable
 from kvserver.index.space import ABSENT, GONE, READY, WAITING, Node, Space
-from kvserver.service.chunks import SEALED, UNASSIGNED, Orphan, Pending
+from kvserver.service.owners import SEALED, UNASSIGNED, Orphan, Pending
 from kvserver.service.state import Core
 
 
@@ -101,6 +101,7 @@ def _check_pins(core: Core) -> None:
     pins.update(core.chunks.pendings.keys())
     counted = {node: node.pins for space in _spaces(core) for node in space.nodes.values() if node.pins}
     assert counted == dict(pins), "pins = leases + retrieves + incomplete chunks"
+    assert core.chunks.pins == pins.total(), "no pin that was set is forgotten"
     for lease in core.leases.values():
         assert lease.tail.state == READY
         assert core.chunks.spaces.get(lease.space.digest) is lease.space, "no lease on a cleared namespace"

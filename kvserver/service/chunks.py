@@ -15,47 +15,14 @@ carried out by the shell before anything else that the same event decided (see e
 from collections.abc import Iterable
 
 from kvserver.index.coverage import servable_chunks
-from kvserver.index.eviction import EvictionPolicy, LeafLru, evictable
+from kvserver.index.eviction import evictable
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space
 from kvserver.service.counters import Counters
+from kvserver.service.owners import SEALED, UNASSIGNED, Orphan, Pending, SlotOwner
+from kvserver.service.room import Room
 from kvserver.tiers.marks import Marks
 from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, pack
 from kvserver.tiers.slots import SLOT_ALIGN, SlotPool
-
-UNASSIGNED, SEALED = 0, -1
-"""In Pending.parts, beside the number of the job that writes the part."""
-
-TAKEOVER_SLABS = 8
-"""Slabs of another size that are looked at when one size takes a slab from another."""
-TAKEOVER_PAUSE = 256
-"""Evictions between two attempts that found nothing."""
-
-
-class Pending:
-    """A node with groups that are reserved and not complete. Pins its node while it exists."""
-
-    __slots__ = ("deadline_ns", "node", "parts", "slots", "space")
-
-    def __init__(self, space: Space, node: Node, deadline_ns: int) -> None:
-        self.space = space
-        self.node = node
-        self.deadline_ns = deadline_ns
-        self.parts: dict[int, int] = {}
-        """Part -> UNASSIGNED, SEALED or a job's number."""
-        self.slots: dict[int, int] = {}
-        """Part -> arena offset."""
-
-
-class Orphan:
-    """A slot whose chunk is gone while a job may still write to it."""
-
-    __slots__ = ("job",)
-
-    def __init__(self, job: int) -> None:
-        self.job = job
-
-
-SlotOwner = Node | Pending | Orphan
 
 
 class Chunks:
@@ -72,21 +39,22 @@ class Chunks:
         self.marks: Marks[Node] = Marks(arena_bytes, chunks_max)
         self.chunks_max = chunks_max
         self.chunks = 0
+        self.pins = 0
+        """Of all nodes. Counted where a pin is set and taken away, so that one that is never taken away shows."""
         self.generation = 0
         self.records: list[bytes] = []
         """Ledger entries to publish."""
         self.withdrawn: list[int] = []
         """Slots whose ledger entries are to be withdrawn."""
-        self._orders: dict[Space, EvictionPolicy] = {}
+        self._room = Room(self.pool, counters, self._remove)
         self._counters = counters
-        self._takeover_pause = 0
 
     # ---------------------------------------------------------------- namespaces
 
     def add_space(self, space: Space) -> None:
         assert space.digest not in self.spaces
         self.spaces[space.digest] = space
-        self._orders[space] = LeafLru()
+        self._room.add_space(space)
 
     def clear(self, space: Space, reason: str) -> int:
         """Forgets a namespace: nothing that it holds now is ever served again. Returns how many chunks went.
@@ -114,15 +82,15 @@ class Chunks:
         return servable_chunks(space, keys)
 
     def pin(self, node: Node) -> None:
-        """Keeps a ready node and with it all its ancestors."""
+        """Keeps a node and with it all its ancestors."""
         node.pins += 1
+        self.pins += 1
 
     def unpin(self, space: Space, node: Node) -> None:
-        assert node.pins > 0
-        node.pins -= 1
+        self._drop_pin(node)
         if node.state == GONE:
             return
-        self._offer(space, node)
+        self._room.offer(space, node)
         if self.spaces.get(space.digest) is not space:
             self._shrink_retired(space, node)
             self._forget_if_empty(space)
@@ -142,13 +110,13 @@ class Chunks:
         if node is not None:
             return node if node.parent is parent else None
         while self.chunks >= self.chunks_max:
-            if not self._evict_coldest():
+            if not self._room.evict_coldest():
                 return None
         node = space.add(key, parent, now_ns, tenant)
         self.chunks += 1
         if not space.needed:
             for ready in space.make_ready(node):
-                self._offer(space, ready)
+                self._room.offer(space, ready)
         return node
 
     def reserve(self, space: Space, node: Node, groups: Iterable[int], deadline_ns: int) -> bool:
@@ -171,7 +139,7 @@ class Chunks:
             pending = Pending(space, node, deadline_ns)
         taken: dict[int, int] = {}
         for part in parts:
-            offset = self._take(space.parts[part].slot_bytes, pending)
+            offset = self._room.take(space.parts[part].slot_bytes, pending)
             if offset is None:
                 for mine in taken.values():
                     self.pool.free(mine)
@@ -181,7 +149,7 @@ class Chunks:
         pending.slots.update(taken)
         if started:
             self.pendings[node] = pending
-            node.pins += 1
+            self.pin(node)
         return True
 
     def assign(self, node: Node, part: int, job: int) -> int:
@@ -233,7 +201,7 @@ class Chunks:
         """Gives up what is not complete in a node. A node that was not ready goes, and with it all below it."""
         if node.state == READY:
             self._drop_pending(node)
-            self._offer(space, node)
+            self._room.offer(space, node)
             return
         for at in reversed(space.subtree(node)):
             assert at.state != READY
@@ -264,10 +232,15 @@ class Chunks:
         self.chunks += 1
         node.slots, node.present = slots, present
         for ready in space.make_ready(node):
-            self._offer(space, ready)
+            self._room.offer(space, ready)
         return node
 
     # ---------------------------------------------------------------- inside
+
+    def _drop_pin(self, node: Node) -> None:
+        assert node.pins > 0
+        node.pins -= 1
+        self.pins -= 1
 
     def _complete(self, pending: Pending, group: int) -> None:
         """Makes a group present when its last shard was sealed, and whatever becomes ready by it."""
@@ -286,16 +259,16 @@ class Chunks:
         self._counters.chunks_stored += 1
         if not pending.parts:
             del self.pendings[node]
-            node.pins -= 1
+            self._drop_pin(node)
         for ready in space.make_ready(node):
-            self._offer(space, ready)
-        self._offer(space, node)
+            self._room.offer(space, ready)
+        self._room.offer(space, node)
 
     def _drop_pending(self, node: Node) -> None:
         pending = self.pendings.pop(node, None)
         if pending is None:
             return
-        node.pins -= 1
+        self._drop_pin(node)
         for part, state in pending.parts.items():
             offset = pending.slots[part]
             if state > 0:
@@ -350,109 +323,6 @@ class Chunks:
             )
         )
 
-    def _offer(self, space: Space, node: Node) -> None:
-        if evictable(node) and space in self._orders:
-            self._orders[space].offer(node)
-
-    # ---------------------------------------------------------------- making room
-
-    def _take(self, slot_bytes: int, owner: SlotOwner) -> int | None:
-        while True:
-            offset = self.pool.allocate(slot_bytes, owner)
-            if offset is not None or not self._make_room(slot_bytes):
-                return offset
-
-    def _make_room(self, slot_bytes: int) -> bool:
-        """Frees something that may help to place a slot of this size; False when nothing can go.
-
-        The coldest leaf of a namespace with slots of this size goes, unless what another size holds is colder by a
-        whole slab (or this size has nothing to give): then that slab changes hands."""
-        victim = stranger = None
-        for space, order in self._orders.items():
-            node = order.coldest()
-            if node is None:
-                continue
-            if slot_bytes in space.slot_sizes:
-                if victim is None or node.used < victim[1].used:
-                    victim = space, node
-            elif stranger is None or node.used < stranger[1].used:
-                stranger = space, node
-        if stranger is not None and (victim is None or stranger[1].used < victim[1].used):
-            if self._takeover_pause and victim is not None:
-                self._takeover_pause -= 1
-            elif self._take_over(slot_bytes, victim[1].used if victim else None):
-                return True
-            else:
-                self._takeover_pause = TAKEOVER_PAUSE
-        if victim is None:
-            return False
-        self._evict(*victim)
-        return True
-
-    def _take_over(self, slot_bytes: int, colder_than: int | None) -> bool:
-        """Empties a slab of another size if all that must go for it is evictable, and colder than the own coldest."""
-        best: list[tuple[Space, Node]] | None = None
-        best_used = 0
-        looked = 0
-        for slab in self.pool.slabs_of_other_sizes(slot_bytes):
-            doomed = self._slab_closure(slab, colder_than)
-            if doomed is None:
-                continue
-            newest = max(node.used for _, node in doomed)
-            if best is None or newest < best_used:
-                best, best_used = doomed, newest
-            looked += 1
-            if looked == TAKEOVER_SLABS:
-                break
-        if best is None:
-            return False
-        for space, node in sorted(best, key=lambda pair: -pair[1].depth):
-            self._evict(space, node)
-        return True
-
-    def _slab_closure(self, slab: int, colder_than: int | None) -> list[tuple[Space, Node]] | None:
-        """Every node that has to go so that a slab is empty, or None when one of them must stay."""
-        doomed: dict[Node, Space] = {}
-        for owner in self.pool.slab_owners(slab):
-            if not isinstance(owner, Node):
-                return None
-            if owner in doomed:
-                continue
-            space = next((space for space in self._orders if space.nodes.get(owner.key) is owner), None)
-            if space is None:
-                return None
-            below = [owner]
-            while below:  # not subtree(): below a shared prefix hangs a large part of the index, and most are too warm
-                node = below.pop()
-                if node in doomed:
-                    continue
-                too_warm = colder_than is not None and node.used >= colder_than
-                if node.pins or node.state != READY or too_warm:
-                    return None
-                doomed[node] = space
-                below.extend(node.child_nodes())
-        return [(space, node) for node, space in doomed.items()]
-
-    def _evict_coldest(self) -> bool:
-        victim = min(
-            ((space, node) for space, order in self._orders.items() if (node := order.coldest()) is not None),
-            key=lambda found: found[1].used,
-            default=None,
-        )
-        if victim is None:
-            return False
-        self._evict(*victim)
-        return True
-
-    def _evict(self, space: Space, node: Node) -> None:
-        assert node.children is None
-        assert node.pins == 0
-        assert node.state == READY
-        before = self.pool.bytes_used
-        self._remove(space, node)
-        self._counters.evictions += 1
-        self._counters.evicted_bytes += before - self.pool.bytes_used
-
     def _remove(self, space: Space, node: Node) -> None:
         """Takes a node without pins or pending parts out of the index and frees its slots."""
         assert node.pins == 0
@@ -466,7 +336,7 @@ class Chunks:
             self.withdrawn.append(self.marks.give_back(node))
         parent = space.remove(node)
         self.chunks -= 1
-        self._offer(space, parent)
+        self._room.offer(space, parent)
 
     def _shrink_retired(self, space: Space, node: Node) -> None:
         """In a cleared namespace whatever is not pinned goes, up to the first node that something still needs."""
@@ -479,4 +349,4 @@ class Chunks:
     def _forget_if_empty(self, space: Space) -> None:
         if not space.nodes and space in self.retired:
             self.retired.remove(space)
-            del self._orders[space]
+            self._room.drop_space(space)

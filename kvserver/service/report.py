@@ -28,7 +28,7 @@ def status(core: Core, now_ns: int) -> Status:
         sessions=len(core.sessions),
         caches=len(core.caches),
         leases=len(core.leases),
-        pins=len(core.leases) + running.count("retrieve"),
+        pins=core.chunks.pins,
         stores=running.count("store"),
         retrieves=running.count("retrieve"),
         movers=_movers(core),

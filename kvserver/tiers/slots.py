@@ -8,6 +8,7 @@ Pure bookkeeping: nothing here touches the arena or decides what to evict.
 """
 
 from collections.abc import Iterator
+from heapq import nsmallest
 from typing import Generic, TypeVar
 
 SLOT_ALIGN = 4096
@@ -143,6 +144,18 @@ class SlotPool(Generic[Owner]):
     def slabs_of_other_sizes(self, slot_bytes: int) -> Iterator[int]:
         """Slabs that serve another size, for taking one over."""
         return (slab.index for slab in self._slabs if slab is not None and slab.slot_bytes != slot_bytes)
+
+    def emptiest_of_other_sizes(self, slot_bytes: int, most: int) -> list[int]:
+        """The slabs that serve another size and have the fewest bytes taken."""
+        others = (slab for slab in self._slabs if slab is not None and slab.slot_bytes != slot_bytes)
+        emptiest = nsmallest(most, others, key=lambda slab: slab.used * slab.slot_bytes)
+        return [slab.index for slab in emptiest]
+
+    def owners_of_size(self, slot_bytes: int) -> Iterator[Owner]:
+        """The owner of each slot of this size."""
+        for slab in self._slabs:
+            if slab is not None and slab.slot_bytes == slot_bytes:
+                yield from (owner for owner in slab.owners if owner is not None)
 
     def slab_owners(self, slab_index: int) -> list[Owner]:
         slab = self._slabs[slab_index]

@@ -89,7 +89,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     caches: int
     leases: int
     pins: int
-    """Pinned prefixes: one for each lease and each retrieve that runs."""
+    """Pinned prefixes, counted where they are pinned: one for each lease, each retrieve that runs, and each chunk that
+    is being stored. When there is none of these and a pin is left, a bug keeps memory."""
     stores: int
     """In flight."""
     retrieves: int

@@ -23,7 +23,8 @@ LATE_S = 1.0
 def lookups_miss(scene: Scene, round_: int) -> None:
     """A lookup of a stopped brain is a miss within its deadline, the next one at once; a stopped mover hurts none.
 
-    The brain grants the lease when it goes on; nobody knows of it, so it must expire (Scene.end() waits for that)."""
+    The brain grants the lease when it goes on and finds that the connection it came by is closed: it ends the lease at
+    once. Scene.end() sees that none is left."""
     survivor, story = scene.survivor, scene.stored[0]
     with stopped(scene.server.mover_pid()):
         found = survivor.lookup(story)

@@ -5,10 +5,13 @@ import re
 import socket
 import urllib.error
 import urllib.request
+from contextlib import closing
 from http import HTTPStatus
 
+from kvserver.wire import messages as wire
 from tests.process.engine import Engine, prompt
 from tests.process.harness import WAIT_S, Server, kill, stopped, until
+from tests.process.raw import RawPeer
 
 PAGES = ("/healthz", "/readyz", "/status", "/metrics")
 
@@ -93,3 +96,16 @@ def test_pages_come_back_with_the_next_brain_and_tell_that_it_is_another() -> No
         until("the next brain to be healthy", site.is_healthy)
         assert site.sample("kvserver_incarnation") != before
         assert site.chunks() == (4, 4), "what was sealed is there from its first answer on"
+
+
+def test_the_time_of_a_lookup_that_was_refused_is_not_one_of_lookups() -> None:
+    site, story = Site(), prompt(7, 2)
+    with site.server, Engine(site.server.path) as engine, closing(RawPeer(site.server.path)) as stranger:
+        engine.ready().store(story)
+        for keys in (story.keys, prompt(8, 1).keys):  # a hit and a miss
+            engine.client.lookup(engine.namespace, keys)
+        refused = stranger.ask(wire.Lookup(stranger.next_id(), engine.namespace, story.keys, 1))
+        assert (type(refused), refused.code) == (wire.Error, "session-unknown")
+        until("the refusal to be shown", lambda: site.sample('kvserver_errors_total{family="request"}') == 1)
+        assert [site.sample(f'kvserver_lookups_total{{result="{result}"}}') for result in ("hit", "miss")] == [1, 1]
+        assert site.sample("kvserver_lookup_handle_seconds_count") == 2

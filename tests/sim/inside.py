@@ -4,7 +4,7 @@ from random import Random
 
 from kvserver.index.coverage import servable_chunks
 from kvserver.index.space import ABSENT, READY, Node
-from kvserver.service.chunks import SEALED
+from kvserver.service.owners import SEALED
 from kvserver.service.service import Service
 from kvserver.service.state import Core
 from kvserver.tiers.records import NO_GROUP

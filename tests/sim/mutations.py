@@ -10,9 +10,11 @@ class Mutation(NamedTuple):
     file: str
     old: str
     new: str
+    unseen: bool = False
+    """It breaks no promise that the simulator keeps: only the unit tests are asked."""
 
 
-CHUNKS, SPACE, LEASES = "service/chunks.py", "index/space.py", "service/leases.py"
+CHUNKS, ROOM, SPACE, LEASES = "service/chunks.py", "service/room.py", "index/space.py", "service/leases.py"
 TIMERS = "service/timers.py"
 TRANSFERS, MOVERS, RESTORE = "service/transfers.py", "service/movers.py", "service/restore.py"
 
@@ -191,6 +193,7 @@ MUTATIONS = (
         LEASES,
         "tail.used = space.root.used = now_ns",
         "tail.used = now_ns",
+        unseen=True,
     ),
     # ------------------------------------------------------------ timers
     Mutation(
@@ -230,10 +233,50 @@ MUTATIONS = (
     Mutation("a retrieve without a pin of its own", TRANSFERS, "    core.chunks.pin(lease.tail)\n", ""),
     Mutation(
         "empty a slab under a pin",
-        CHUNKS,
+        ROOM,
         "if node.pins or node.state != READY or too_warm:",
         "if node.state != READY or too_warm:",
     ),
+    Mutation(
+        "empty a slab parents first",
+        ROOM,
+        "return [Victim(doomed[node], node) for node in sorted(doomed, key=lambda node: -node.depth)]",
+        "return [Victim(doomed[node], node) for node in sorted(doomed, key=lambda node: node.depth)]",
+    ),
+    Mutation(
+        "eviction in vain goes on", ROOM, "if vain_bytes < self._pool.slab_bytes:", "if vain_bytes >= 0:", unseen=True
+    ),
+    Mutation("empty a slab whatever hangs on it", ROOM, "VAIN_PRICE_MAX = 4\n", "VAIN_PRICE_MAX = 4000\n", unseen=True),
+    Mutation(
+        "empty any slab, however warm",
+        ROOM,
+        "if best is None or warmth < best_warmth:",
+        "if best is None:",
+        unseen=True,
+    ),
+    Mutation(
+        "what lies below a chunk does not warm it",
+        ROOM,
+        "used = max(node.used, used_below.get(node, 0))",
+        "used = node.used",
+        unseen=True,
+    ),
+    Mutation(
+        "full although a chunk with such a slot could go",
+        ROOM,
+        "            doomed, more_of_size = self._coldest_of_size(slot_bytes)\n",
+        "            doomed, more_of_size = None, False\n",
+        unseen=True,
+    ),
+    Mutation(
+        "a namespace that has nothing never gets anything",
+        ROOM,
+        "            return stranger is not None and self._take_from_others(slot_bytes)\n",
+        "            return False\n",
+        unseen=True,
+    ),
+    Mutation("a store's pin is not counted", CHUNKS, "            self.pin(node)\n", "            node.pins += 1\n"),
+    Mutation("a finished chunk keeps its pin", CHUNKS, "            self._drop_pin(node)\n", "            pass\n"),
     Mutation(
         "making room for the next chunk takes the one before",
         TRANSFERS,

@@ -1,6 +1,7 @@
 """Connecting, registering and coming back: what the client does by itself while servers and movers come and go."""
 
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -38,6 +39,7 @@ def test_client_says_who_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "arguments", "message"),
     [
+        ("tcp://node:5555", {}, "'tcp://node:5555' must be the path of a Unix socket"),
         ("x" * 102, {}, "has 108 bytes; a Unix socket has at most 107"),
         ("s", {"ranks": 2, "rank": 2, "engine": "e", "epoch": 1}, r"rank=2 of ranks=2; expected -1 <= rank < ranks"),
         ("s", {"ranks": 2, "rank": 1}, "an engine of ranks=2 must name itself: give engine and epoch"),
@@ -235,7 +237,9 @@ def test_cache_whose_mover_died_is_registered_again(tmp_path: Path) -> None:
         assert (result.chunks, at.fake.wait_for(wire.Store).cache) == (1, max(at.fake.caches))
 
 
-def test_client_that_sees_the_movers_end_before_the_server_waits_for_it(tmp_path: Path) -> None:
+def test_client_that_sees_the_movers_end_before_the_server_waits_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with rig(tmp_path) as at:
         at.fake.refuse[wire.Register] = ("request", "registered-twice")
         at.fake.kill_mover()
@@ -243,6 +247,7 @@ def test_client_that_sees_the_movers_end_before_the_server_waits_for_it(tmp_path
         assert at.cache.problem is None
         at.fake.refuse.clear()
         until("the registration", lambda: at.cache.registered)
+    assert [line.message for line in caplog.records if line.levelno >= logging.WARNING] == []
 
 
 def test_registration_that_is_never_answered_costs_the_session(tmp_path: Path) -> None:

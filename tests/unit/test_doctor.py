@@ -14,6 +14,7 @@ import pytest
 from kvserver import doctor
 from kvserver.config import GIB, MIB, TIB, Config
 from kvserver.doctor import CHECKS, examine
+from kvserver.memory import RESERVE_BYTES, Memory
 
 
 def test_every_check_answers_in_one_line() -> None:
@@ -115,13 +116,14 @@ def test_a_taken_port_fails_unless_the_server_runs_already(tmp_path: Path) -> No
         (3 * GIB, 3 * GIB, None, "fail"),
         (9 * GIB, 7 * GIB, 3 * GIB, "fail"),
         (9 * GIB, 7 * GIB, 6 * GIB, "ok"),
+        (9 * GIB, 4 * GIB + RESERVE_BYTES, 4 * GIB + RESERVE_BYTES, "ok"),
+        (9 * GIB, 4 * GIB + RESERVE_BYTES - 1, None, "fail"),
     ],
 )
 def test_memory_is_held_against_machine_and_control_group(
     total: int, available: int, limit: int | None, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_meminfo", {"MemTotal": total, "MemAvailable": available}.__getitem__)
-    monkeypatch.setattr(doctor, "_cgroup_limit_bytes", lambda: limit)
+    monkeypatch.setattr(doctor, "read_memory", lambda: Memory(total, available, limit))
     assert doctor.memory(Config(arena_bytes=4 * GIB, socket="/nonexistent/kv.sock"))[0] == verdict
 
 

@@ -1,0 +1,275 @@
+"""Room for what is to be stored: slots are taken here, and when none is free it is decided here who goes.
+
+Only ready leaves without pins go, so a chunk that a lease, a retrieve or a store keeps stays, and children go before
+their parents. What goes first is what was used longest ago. But a slot is free for another size only when its whole
+slab is, and what was used longest ago lies all over the arena. So a slab is emptied on purpose when all that it holds
+is colder than what the wanted size could give (`_take_over`), or when much has gone in vain (`_after_much_in_vain`).
+"""
+
+from collections.abc import Callable
+from heapq import nsmallest
+from itertools import islice
+from typing import Literal, NamedTuple
+
+from kvserver.index.eviction import EvictionPolicy, LeafLru, evictable
+from kvserver.index.space import READY, Node, Space
+from kvserver.service.counters import Counters
+from kvserver.service.owners import SlotOwner
+from kvserver.tiers.slots import SlotPool
+
+TAKEOVER_SLABS = 8
+"""Slabs of another size that are looked at when one size takes a slab from another."""
+TAKEOVER_PAUSE = 256
+"""Evictions between two attempts that found nothing."""
+VAIN_SLABS = 32
+"""The emptiest slabs of other sizes: one of them is emptied after a slab's worth of evictions was in vain."""
+VAIN_LOOKS_MIN, VAIN_LOOKS_A_SLOT = 16_384, 8
+"""Chunks after which no further slab is looked at: so many, or so many for each slot of a slab when that is more. To
+look at one costs a fifth of an eviction, and a slab's worth of evictions came before."""
+VAIN_PRICE_MAX = 4
+"""Chunks that may go for each slot of a slab that is emptied."""
+VAIN_CHUNKS = 32
+"""Coldest chunks with a slot of the wanted size, one of which goes when no slab can be emptied."""
+
+
+class Victim(NamedTuple):
+    space: Space
+    node: Node
+
+
+class Closure(NamedTuple):
+    """What has to go so that some slots come free."""
+
+    doomed: list[Victim]
+    """Children first. All, when `end` is whole; else as far as was looked."""
+    end: Literal["whole", "stays", "dear"]
+    """stays: something among it must stay. dear: it is too much for what comes free."""
+
+
+class Search(NamedTuple):
+    """For what may be evicted to make room."""
+
+    doomed: list[Victim] | None
+    """All that goes, or None when nothing was found."""
+    more: bool
+    """Something was left alone because too many chunks would have to go for it, or was never looked at."""
+
+
+class Room:
+    """The arena's slots, and for each namespace the order in which its chunks go."""
+
+    def __init__(self, pool: SlotPool[SlotOwner], counters: Counters, remove: Callable[[Space, Node], None]) -> None:
+        """remove: takes a chunk out of the index and frees its slots."""
+        self._pool = pool
+        self._counters = counters
+        self._remove = remove
+        self._orders: dict[Space, EvictionPolicy] = {}
+        self._takeover_pause = 0
+
+    def add_space(self, space: Space) -> None:
+        self._orders[space] = LeafLru()
+
+    def drop_space(self, space: Space) -> None:
+        del self._orders[space]
+
+    def offer(self, space: Space, node: Node) -> None:
+        """Tells the order of the namespace that the node may go, if it may."""
+        if evictable(node) and space in self._orders:
+            self._orders[space].offer(node)
+
+    def take(self, slot_bytes: int, owner: SlotOwner) -> int | None:
+        """A slot that now belongs to `owner`; whatever has to go for it goes. None when nothing can go."""
+        vain_bytes = 0
+        while True:
+            offset = self._pool.allocate(slot_bytes, owner)
+            if offset is not None:
+                return offset
+            before = self._pool.bytes_used
+            if vain_bytes < self._pool.slab_bytes:
+                going = self._make_room(slot_bytes)
+            else:
+                going = self._after_much_in_vain(slot_bytes)
+                vain_bytes = 0
+            if not going:
+                return None
+            vain_bytes += before - self._pool.bytes_used
+
+    def evict_coldest(self) -> bool:
+        """Evicts one chunk, whatever its slots; False when none can go."""
+        victim = self._coldest()
+        if victim is None:
+            return False
+        self._evict(*victim)
+        return True
+
+    # ---------------------------------------------------------------- inside
+
+    def _coldest(self) -> Victim | None:
+        leaves = ((space, order.coldest()) for space, order in self._orders.items())
+        victims = (Victim(space, leaf) for space, leaf in leaves if leaf is not None)
+        return min(victims, key=lambda victim: victim.node.used, default=None)
+
+    def _make_room(self, slot_bytes: int) -> bool:
+        """Frees something that may help to place a slot of this size; False when nothing can go.
+
+        The coldest leaf of a namespace with slots of this size goes, unless what another size holds is colder by a
+        whole slab, or this size has nothing to give: then that slab changes hands."""
+        victim: Victim | None = None
+        stranger: Victim | None = None
+        for space, order in self._orders.items():
+            node = order.coldest()
+            if node is None:
+                continue
+            if slot_bytes in space.slot_sizes:
+                if victim is None or node.used < victim.node.used:
+                    victim = Victim(space, node)
+            elif stranger is None or node.used < stranger.node.used:
+                stranger = Victim(space, node)
+        if victim is None:
+            return stranger is not None and self._take_from_others(slot_bytes)
+        if stranger is not None and stranger.node.used < victim.node.used:
+            if self._takeover_pause:
+                self._takeover_pause -= 1
+            elif self._take_over(slot_bytes, victim.node.used):
+                return True
+            else:
+                self._takeover_pause = TAKEOVER_PAUSE
+        self._evict(*victim)
+        return True
+
+    def _take_over(self, slot_bytes: int, colder_than: int) -> bool:
+        """Empties a slab of another size if all that must go for it is evictable, and colder than the own coldest."""
+        best: list[Victim] | None = None
+        best_used = 0
+        looked = 0
+        for slab in self._pool.slabs_of_other_sizes(slot_bytes):
+            doomed, end = self._closure(self._pool.slab_owners(slab), colder_than=colder_than)
+            if end != "whole":
+                continue
+            newest = max(node.used for _, node in doomed)
+            if best is None or newest < best_used:
+                best, best_used = doomed, newest
+            looked += 1
+            if looked == TAKEOVER_SLABS:
+                break
+        if best is None:
+            return False
+        self._evict_all(best)
+        return True
+
+    def _take_from_others(self, slot_bytes: int) -> bool:
+        """Empties a slab, when this size has nothing to give. When each would cost too many chunks now, a slab's worth
+        goes along the order before the next attempt."""
+        before = self._pool.bytes_used
+        if not self._after_much_in_vain(slot_bytes):
+            return False
+        while not self._pool.has_room(slot_bytes) and before - self._pool.bytes_used < self._pool.slab_bytes:
+            if not self.evict_coldest():
+                return False
+        return True
+
+    def _after_much_in_vain(self, slot_bytes: int) -> bool:
+        """A slab's worth of chunks went and no slot of this size came free: empties one of the emptiest slabs, however
+        warm; when none can be emptied, a chunk with a slot of this size goes. True also when nothing went and there is
+        more: each further round along the order makes it cheaper."""
+        doomed, more = self._cheapest_slab(slot_bytes)
+        if doomed is None:
+            doomed, more_of_size = self._coldest_of_size(slot_bytes)
+            more |= more_of_size
+        if doomed is not None:
+            self._evict_all(doomed)
+        return doomed is not None or more
+
+    def _cheapest_slab(self, slot_bytes: int) -> Search:
+        best: list[Victim] | None = None
+        best_warmth = looked = 0
+        coldest = self._coldest()
+        used_from = coldest.node.used if coldest is not None else 0
+        emptiest = self._pool.emptiest_of_other_sizes(slot_bytes, VAIN_SLABS + 1)
+        more = len(emptiest) > VAIN_SLABS
+        for owners in sorted(map(self._pool.slab_owners, emptiest[:VAIN_SLABS]), key=_inner):
+            if looked > max(VAIN_LOOKS_MIN, VAIN_LOOKS_A_SLOT * len(owners)):
+                more = True
+                break
+            doomed, end = self._closure(owners, chunks_max=VAIN_PRICE_MAX * len(owners))
+            looked += len(doomed)
+            more |= end == "dear"
+            if end == "whole":
+                warmth = _warmth(doomed, used_from)
+                if best is None or warmth < best_warmth:
+                    best, best_warmth = doomed, warmth
+        return Search(best, more)
+
+    def _coldest_of_size(self, slot_bytes: int) -> Search:
+        owners = list(islice(self._pool.owners_of_size(slot_bytes), VAIN_LOOKS_MIN))
+        nodes = (owner for owner in owners if isinstance(owner, Node))
+        coldest = nsmallest(VAIN_CHUNKS + 1, nodes, key=lambda node: node.used)
+        more = len(owners) == VAIN_LOOKS_MIN or len(coldest) > VAIN_CHUNKS
+        chunks_max = VAIN_PRICE_MAX * (self._pool.slab_bytes // slot_bytes)
+        for node in coldest[:VAIN_CHUNKS]:
+            doomed, end = self._closure([node], chunks_max=chunks_max)
+            if end == "whole":
+                return Search(doomed, more)
+            more |= end == "dear"
+        return Search(None, more)
+
+    def _closure(
+        self, owners: list[SlotOwner], *, colder_than: int | None = None, chunks_max: int | None = None
+    ) -> Closure:
+        """Every chunk that has to go so that these give back their slots. More than chunks_max are dear."""
+        doomed: dict[Node, Space] = {}
+        for owner in owners:
+            if not isinstance(owner, Node):
+                return Closure(_victims(doomed), "stays")
+            if owner in doomed:
+                continue
+            space = next((space for space in self._orders if space.nodes.get(owner.key) is owner), None)
+            if space is None:
+                return Closure(_victims(doomed), "stays")
+            below = [owner]
+            while below:  # not subtree(): below a shared prefix hangs a large part of the index, and most are too warm
+                node = below.pop()
+                if node in doomed:
+                    continue
+                too_warm = colder_than is not None and node.used >= colder_than
+                if node.pins or node.state != READY or too_warm:
+                    return Closure(_victims(doomed), "stays")
+                if len(doomed) == chunks_max:
+                    return Closure(_victims(doomed), "dear")
+                doomed[node] = space
+                below.extend(node.child_nodes())
+        return Closure(_victims(doomed), "whole")
+
+    def _evict_all(self, doomed: list[Victim]) -> None:
+        for space, node in doomed:
+            self._evict(space, node)
+
+    def _evict(self, space: Space, node: Node) -> None:
+        assert node.children is None
+        assert node.pins == 0
+        assert node.state == READY
+        before = self._pool.bytes_used
+        self._remove(space, node)
+        self._counters.evictions += 1
+        self._counters.evicted_bytes += before - self._pool.bytes_used
+
+
+def _victims(doomed: dict[Node, Space]) -> list[Victim]:
+    return [Victim(doomed[node], node) for node in sorted(doomed, key=lambda node: -node.depth)]
+
+
+def _inner(owners: list[SlotOwner]) -> int:
+    """How many of these have others below them, which would have to go as well."""
+    return sum(isinstance(owner, Node) and owner.children is not None for owner in owners)
+
+
+def _warmth(doomed: list[Victim], coldest: int) -> int:
+    """How much is lost with a closure: for each chunk the time between the use of the coldest leaf of all and its own
+    last use, or that of something below it."""
+    total = 0
+    used_below: dict[Node | None, int] = {}
+    for _, node in doomed:
+        used = max(node.used, used_below.get(node, 0))
+        used_below[node.parent] = max(used, used_below.get(node.parent, 0))
+        total += max(0, used - coldest)
+    return total
