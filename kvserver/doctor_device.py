@@ -1,20 +1,20 @@
 """The part of `kvserver doctor` that is about GPUs: drivers, devices, kernels, copies, and what breaks sharing.
 
-A machine without any GPU library is in order: it serves the host device. A GPU that is there and cannot be used as the
-movers would use it is a failure, so that nobody finds out later that a slower way was taken. Drivers are begun in this
-process, and each device copies some MiB through its self-test; nothing else is touched.
+A machine without any GPU is in order: it serves the host device. A GPU that is there and cannot be used as the movers
+would use it is a failure, so that nobody finds out later that a slower way was taken. Drivers are begun in this
+process; each device copies some MiB through its self-test, and is tried with memory of a second process
+(doctor_trial.py), for which 200 MiB are taken for a second. Engines that run are only looked at.
 """
 
 import importlib
 import os
 import resource
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Literal, NamedTuple
 
-from kvserver.config import MIB, Config, show_bytes
+from kvserver import doctor_peers
+from kvserver.config import Config, show_bytes
 from kvserver.errors import DeviceError
 
 Answer = tuple[Literal["ok", "warn", "fail"], str]
@@ -22,21 +22,10 @@ Answer = tuple[Literal["ok", "warn", "fail"], str]
 
 Kind = Literal["cuda", "rocm"]
 KINDS: tuple[Kind, ...] = ("cuda", "rocm")
-TRIAL_ARENA_BYTES = 64 * MIB
+DEVICE_FILES = {"cuda": "/dev/nvidiactl", "rocm": "/dev/kfd"}
+"""What the vendor's kernel module makes: there is a GPU, whether or not its library is."""
 INITIAL_NAMESPACES = {"ipc": 0xEFFFFFFF, "pid": 0xEFFFFFFC}
 """Inode numbers that Linux gives to the first namespace of a kind: another number means a container of its own."""
-ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-
-
-class Settings(NamedTuple):
-    """A mover's settings for a trial: a small arena, and no measurement of earlier times."""
-
-    device_library: str
-    arena_path_gpu: Literal["auto", "register", "bounce"]
-    copy_threads: int
-    cache_dir: str
-    arena_bytes: int = TRIAL_ARENA_BYTES
-    slab_bytes: int = TRIAL_ARENA_BYTES
 
 
 class Probed(NamedTuple):
@@ -66,8 +55,10 @@ def driver(config: Config) -> Answer:
         ]
         return ("warn" if broken else "ok"), "; ".join([*said, *broken])
     problems = "; ".join(f"{probed.kind}: {probed.problem}" for probed in found)
-    if broken or config.device_library:
-        return "fail", problems
+    present = [path for path in DEVICE_FILES.values() if os.path.exists(path)]
+    if broken or config.device_library or present:
+        unused = [f"{path} is there; device_library names its driver's library, if it is elsewhere" for path in present]
+        return "fail", "; ".join([*unused, problems])
     return "ok", f"none, the host device only ({problems})"
 
 
@@ -90,31 +81,33 @@ def kernels(config: Config) -> Answer:
 
 
 def copies(config: Config) -> Answer:
-    """Opens each device as its mover does: bytes are compared, and the link is measured."""
+    """Opens each device as its mover does, compares bytes, and moves memory of another process, next to what one long
+    copy between the device and pinned memory reaches."""
     said = []
     for probed, ordinal in _devices(config):
         device_id = _native().device_facts(probed.kind, config.device_library, ordinal)[0]
         try:
-            facts = _try(probed.kind, device_id, config)
+            facts, mode, store_gbps, retrieve_gbps = _trial().attempt(probed.kind, ordinal, device_id, config)
         except (DeviceError, _native().DriverError) as error:
-            return "fail", f"{probed.kind} {ordinal}: {error}"
+            return "fail", f"{probed.kind} {ordinal}: {_line(str(error))}"
         said.append(
-            f"{probed.kind} {ordinal}: arena by {facts['arena-path']}, link {facts['link-store-gbps']} GB/s out, "
-            f"{facts['link-retrieve-gbps']} GB/s in, batches {facts['batch']}, "
-            f"direct from {facts['direct-from-store']} out, {facts['direct-from-retrieve']} in"
+            f"{probed.kind} {ordinal}: arena by {facts['arena-path']}; another process's memory in pages of 32KiB by "
+            f"{mode} {store_gbps:.1f} GB/s out, {retrieve_gbps:.1f} in; one long copy {facts['link-store-gbps']} GB/s "
+            f"out, {facts['link-retrieve-gbps']} in; batches {facts['batch']}; direct from "
+            f"{facts['direct-from-store']} out, {facts['direct-from-retrieve']} in"
         )
     return "ok", "; ".join(said) or "no device"
 
 
 def sharing(config: Config) -> Answer:
-    """What in this environment keeps engines and server from sharing GPU memory. Both sides must be looked at."""
-    kinds = {probed.kind for probed, _ in _devices(config)}
+    """What keeps engines and server from sharing GPU memory: around this process, and in the engines that run."""
+    kinds = sorted({probed.kind for probed, _ in _devices(config)})
     if not kinds:
         return "ok", "no device"
     against = [
-        f"{name} has expandable_segments:True, whose memory no engine can share"
-        for name in ALLOCATOR_SETTINGS
-        if "expandable_segments:true" in os.environ.get(name, "").lower()
+        f"{name} has expandable_segments:True here, whose memory no engine can share"
+        for name in doctor_peers.ALLOCATOR_SETTINGS
+        if doctor_peers.has_expandable_segments(os.environ.get(name, ""))
     ]
     for name, inode in INITIAL_NAMESPACES.items():
         if os.stat(f"/proc/self/ns/{name}").st_ino != inode:
@@ -122,10 +115,20 @@ def sharing(config: Config) -> Answer:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft != resource.RLIM_INFINITY and soft < config.arena_bytes:
         against.append(f"memlock limit {show_bytes(soft)} is below the arena's size, which some drivers count")
-    modes = ", ".join(f"{kind} ipc mode {_native().ipc_mode(kind)}" for kind in sorted(kinds) if kind == "rocm")
-    if modes:
-        modes += ": engines need the same HSA_ENABLE_IPC_MODE_LEGACY"
-    return ("warn" if against else "ok"), "; ".join([*against, *([modes] if modes else [])]) or "nothing is against it"
+    seen = [(kind, peer) for kind in kinds for peer in doctor_peers.peers(kind)]
+    for kind, peer in seen:
+        against += doctor_peers.against_sharing(kind, peer)
+    said = [f"{len(seen)} engines seen"]
+    if "rocm" in kinds:
+        said.append(f"rocm ipc mode {_native().ipc_mode('rocm')}: engines need the same {doctor_peers.LEGACY}")
+    return ("warn" if against else "ok"), "; ".join([*against, *said])
+
+
+def engines(config: Config) -> Answer:
+    """Settings of running engines that cost more than a cache can give."""
+    kinds = sorted({probed.kind for probed, _ in _devices(config)})
+    slow = [said for kind in kinds for peer in doctor_peers.peers(kind) for said in doctor_peers.slow_settings(peer)]
+    return ("warn" if slow else "ok"), "; ".join(slow) or "nothing to say about their settings"
 
 
 CHECKS = (
@@ -133,6 +136,7 @@ CHECKS = (
     ("gpu kernels", kernels),
     ("gpu copies", copies),
     ("gpu sharing", sharing),
+    ("engines", engines),
 )
 
 
@@ -143,6 +147,10 @@ def _native() -> ModuleType:
 
 def _transfer() -> ModuleType:
     return importlib.import_module("kvserver.transfer.device")
+
+
+def _trial() -> ModuleType:
+    return importlib.import_module("kvserver.doctor_trial")
 
 
 def _probe(config: Config) -> list[Probed]:
@@ -163,22 +171,6 @@ def _devices(config: Config) -> Iterator[tuple[Probed, int]]:
     for probed in found:
         if not probed.problem:
             yield from ((probed, ordinal) for ordinal in range(probed.devices))
-
-
-def _try(kind: Kind, device_id: str, config: Config) -> dict[str, str]:
-    """Facts of an engine that has passed its self-test."""
-    arena = os.memfd_create("kvserver-doctor", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(arena, TRIAL_ARENA_BYTES)
-        with tempfile.TemporaryDirectory(prefix="kvserver-doctor-") as directory:
-            settings = Settings(config.device_library, config.arena_path_gpu, config.copy_threads, str(Path(directory)))
-            engine = _transfer().open_device(kind, device_id, arena, settings)
-            try:
-                return dict(engine.facts)
-            finally:
-                engine.close()
-    finally:
-        os.close(arena)
 
 
 def _line(text: str) -> str:

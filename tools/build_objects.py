@@ -1,8 +1,9 @@
-"""Compiles the kernels ahead of time into csrc/gpu/objects: `python tools/build_objects.py [--check]`.
+"""Compiles the kernels ahead of time into csrc/gpu/objects: `python -m tools.build_objects [--check]`.
 
 Needs ziglang (the extra `objects`), whose clang compiles for both vendors without their toolkits. The same compiler
-gives the same bytes, so --check compiles again, compares, and reads the listings for what makes them fast: wide loads,
-four of them before the first store, nothing spilled and no flat (unresolved) address space.
+gives the same bytes, so --check compiles again and compares. Either way the code is read for what makes it fast: in
+each width four loads are under way before the first store, nothing is spilled, no address is flat (unresolved). For
+NVIDIA that is PTX, for AMD the linked machine code, disassembled by gfx9.py and held against the compiler's listing.
 """
 
 import argparse
@@ -16,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tools.gfx9 import CodeError, memory_instructions
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "csrc" / "gpu" / "kernel_source.h"
 PIECE = ROOT / "csrc" / "gpu" / "piece.h"
@@ -25,6 +28,7 @@ PTX = {"sm_80": "ptx74", "sm_90": "ptx78", "sm_100": "ptx86", "sm_120": "ptx87"}
 """Architecture and the oldest PTX that has it, and the cache hints: drivers read older PTX, never newer."""
 AMD = ("gfx90a", "gfx942", "gfx950")
 BUNDLE = "kv_amd.hipfb"
+KERNELS = ("kv_gather", "kv_scatter")
 PAGE_BYTES = 4096
 
 
@@ -66,20 +70,26 @@ def amd(arch: str, work: Path) -> bytes:
     code_object = "-mcode-object-version=5"
     hip = ["-x", "hip", f"--offload-arch={arch}", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", code_object]
     compile_text([*hip, "-fuse-cuid=none"], listing)  # that would be a digest of paths, here and in the object
-    check_listing(arch, listing.read_text())
     zig("clang", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", code_object, "-c", listing, "-o", unlinked)
     zig("ld.lld", "-shared", "-s", unlinked, "-o", linked)
-    return linked.read_bytes()
+    code = linked.read_bytes()
+    check_code(arch, code, listing.read_text())
+    return code
 
 
-def check_listing(arch: str, text: str) -> None:
-    for kernel in ("kv_gather", "kv_scatter"):
-        body = text[text.index(f"\n{kernel}:") : text.index(f".size\t{kernel}")]
-        stores = body.index("global_store_dwordx4")
-        if body.count("global_load_dwordx4", 0, stores) < 4:
-            raise BuildError(f"{arch}: {kernel} has fewer than 4 wide loads before its first wide store")
-        if bad := re.search(r"^\s+(flat_|scratch_|buffer_)\w+", body, re.MULTILINE):
-            raise BuildError(f"{arch}: {kernel} has {bad[0].strip()}")
+def check_code(arch: str, code: bytes, listing: str = "") -> None:
+    """Raises BuildError when a kernel of the object is slow, or is not what its listing says."""
+    for kernel in KERNELS:
+        found = [name for name in memory_instructions(code, kernel) if not name.startswith("s_")]
+        if bad := [name for name in found if not name.startswith("global_")]:
+            raise BuildError(f"{arch}: {kernel} has {bad[0]}")
+        text = " ".join(found)
+        for load, store in (("dwordx4", "dwordx4"), ("dword", "dword"), ("ushort", "short"), ("ubyte", "byte")):
+            if " ".join([f"global_load_{load}"] * 4 + [f"global_store_{store}"] * 4) not in text:
+                raise BuildError(f"{arch}: {kernel} has no four loads of {load} before four stores")
+        body = listing[listing.find(f"\n{kernel}:") : listing.find(f".size\t{kernel}")]
+        if listing and re.findall(r"^\s+((?:flat|scratch|global|buffer|ds)_\w+)", body, re.MULTILINE) != found:
+            raise BuildError(f"{arch}: the code of {kernel} is not what the compiler listed")
 
 
 def bundle(codes: list[tuple[str, bytes]]) -> bytes:
@@ -118,7 +128,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         files = build()
-    except BuildError as error:
+    except (BuildError, CodeError) as error:
         print(error, file=sys.stderr)
         return 1
     if arguments.check:

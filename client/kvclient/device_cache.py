@@ -84,7 +84,10 @@ class DeviceCache:
 
     def close(self, *, let_go: bool) -> None:
         """let_go: the server has nothing of it mapped any more."""
-        copier, self._copier, self._watch = self._copier, None, None
+        watch, self._watch = self._watch, None
+        if watch is not None and self._loop is not None:
+            self._loop.unwatch(watch.eventfd)  # its number is soon another descriptor's
+        copier, self._copier = self._copier, None
         if copier is None:
             return
         copier.end_ring()

@@ -44,7 +44,14 @@ class Settings(Protocol):
     def cache_dir(self) -> str: ...
 
 
-def open_device(kind: Literal["cuda", "rocm"], device_id: str, arena: int, settings: Settings) -> DeviceEngine:
+def open_device(
+    kind: Literal["cuda", "rocm"],
+    device_id: str,
+    arena: int,
+    settings: Settings,
+    *,
+    gather_segment_bytes: int = GATHER_SEGMENT_BYTES,
+) -> DeviceEngine:
     """An engine that has passed its self-test. `arena`: descriptor, stays the caller's. Raises DeviceError."""
     remembered = measurement_path(kind, device_id, settings)
     known = _read(remembered)
@@ -60,7 +67,7 @@ def open_device(kind: Literal["cuda", "rocm"], device_id: str, arena: int, setti
             arena_bytes=settings.arena_bytes,
             slab_bytes=settings.slab_bytes,
             threads=settings.copy_threads,
-            gather_segment_bytes=GATHER_SEGMENT_BYTES,
+            gather_segment_bytes=gather_segment_bytes,
             measured=known,
         )
     except (DriverAbsent, DriverError) as problem:

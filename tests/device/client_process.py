@@ -3,6 +3,7 @@
 A driver is begun once in a process, and each test has a machine of its own.
 """
 
+import logging
 import os
 import select
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 
 from kvclient import CacheSpec, DeviceBuffer, RegionRun, full_group
 from kvclient.device_cache import DeviceCache
-from kvserver._native import EventWatch, RingPeer
+from kvserver._native import EventWatch, RingPeer, export_memory
 from kvserver.errors import RequestError
 from tests.device.simulated import Driver, Machine, environment_of
 from tests.process.harness import WAIT_S, until
@@ -55,6 +56,10 @@ class Remote:
         self._cache: DeviceCache | None = None
         self._peer: RingPeer | None = None
         self._watch: EventWatch | None = None
+        self._warned: list[logging.LogRecord] = []
+        listener = logging.Handler(logging.WARNING)
+        listener.emit = self._warned.append  # type: ignore[method-assign]
+        logging.getLogger("kvclient").addHandler(listener)
 
     def pid(self) -> int:
         return os.getpid()
@@ -62,6 +67,18 @@ class Remote:
     def take(self, size: int, kind: str = "alloc") -> int:
         address: int = getattr(self.driver, kind)(size)
         return address
+
+    def handle(self, address: int, size: int) -> bytes:
+        """Of the allocation behind an address."""
+        return export_memory(self._vendor, self._library, address, size)[4]
+
+    def free_pool(self) -> None:
+        """The pool of make_staged() goes, as if the engine slept."""
+        self.driver.free(self.cache.memory.bases[0])
+
+    def warnings(self) -> list[str]:
+        """What kvclient has warned of."""
+        return [record.getMessage() for record in self._warned]
 
     # ---------------------------------------------------------------- a cache
 

@@ -8,8 +8,10 @@
 `python -m tests.device.engine_process FD OPTIONS` is the process itself; it ends when its pipe does.
 """
 
+import ctypes
 import hashlib
 import json
+import operator
 import os
 import random
 import subprocess
@@ -19,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from kvclient import Blocks, CacheSpec, Client, Lease, Timeouts, namespace_digest
 from kvserver.wire.messages import STAGING_SEGMENTS
@@ -32,11 +34,15 @@ from tests.process.worker import Worker
 PATIENT = Timeouts(lookup_s=10.0, backoff_first_s=0.01, backoff_max_s=0.1)
 STAGING_BYTES = STAGING_SEGMENTS << 20
 """Segments of 1 MiB: the smallest that there are."""
+COMPARED_BYTES = 1 << 16
+NOISE_BYTES = 64 << 20
 FP8_SPECIALS = bytes((0x7F, 0xFF, 0x80, 0x00, 0x78, 0xF8, 0x7C, 0xFC))
 
 
 class DeviceWorker(Worker):
     """The parent's side: a Worker whose process is this module."""
+
+    MODULE = __name__
 
     def __init__(
         self,
@@ -50,7 +56,7 @@ class DeviceWorker(Worker):
         self._pipe, theirs = Pipe()
         told = json.dumps({"path": str(path), "vendor": machine.vendor, "library": str(machine.library), **options})
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.device.engine_process", str(theirs.fileno()), told],
+            [sys.executable, "-m", self.MODULE, str(theirs.fileno()), told],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
             cwd=Path(__file__).resolve().parents[2],
@@ -73,7 +79,7 @@ class Pool:
         self._extents = [shape.extents(group) for group in range(shape.groups)]
         for size in shape.allocations:
             address = (driver.alloc_vmm if vmm else driver.alloc)(inset + size)
-            shadow = bytearray(random.Random(size).randbytes(inset + size))
+            shadow = _noise(inset + size)
             memory = driver.host(address, inset + size)
             memory[:] = shadow
             self.addresses.append(address + inset)
@@ -103,10 +109,7 @@ class Pool:
 
     def wrong(self) -> int:
         """How many bytes of all its memory are not what they must be."""
-        return sum(
-            0 if memory == shadow else sum(one != other for one, other in zip(memory, shadow, strict=True))
-            for memory, shadow in zip(self._memory, self._shadow, strict=True)
-        )
+        return sum(_differing(memory[:], shadow) for memory, shadow in zip(self._memory, self._shadow, strict=True))
 
     def _of_prompt(self, story: Prompt) -> Callable[[int, int], bytes]:
         def seed(group: int, block: int) -> bytes:
@@ -135,8 +138,23 @@ class Pool:
         return content.translate(FP8_SPECIALS * 32) if self.shape.nan_bytes else content
 
 
+def _noise(size: int) -> bytearray:
+    """The same for the same size; Python makes at most 256 MiB of it at once."""
+    source = random.Random(size)
+    return bytearray().join(source.randbytes(min(NOISE_BYTES, size - at)) for at in range(0, size, NOISE_BYTES))
+
+
+def _differing(one: memoryview | bytes, other: bytearray) -> int:
+    """Bytes; what is equal is passed over in large pieces."""
+    pieces = (slice(at, at + COMPARED_BYTES) for at in range(0, len(other), COMPARED_BYTES))
+    return sum(sum(map(operator.ne, one[at], other[at])) for at in pieces if one[at] != other[at])
+
+
 class Remote:
     """What the process can be asked to do. Prompts travel as (seed, chunks)."""
+
+    DRIVER = Driver
+    SHAPES: ClassVar[Mapping[str, Callable[[], Shape]]] = SHAPES
 
     def __init__(
         self,
@@ -157,7 +175,7 @@ class Remote:
         self._future: Future[Any] | None = None
         self._where: list[Blocks] = []
         self._story = Prompt(b"")
-        self.driver = Driver("rocm" if vendor == "rocm" else "cuda", library, ordinal)
+        self.driver = self.DRIVER("rocm" if vendor == "rocm" else "cuda", library, ordinal)
         if cache:
             self.open(**cache)
 
@@ -165,7 +183,7 @@ class Remote:
         self, shape: str, mode: str = "staged", inset: int = 0, staging_bytes: int = STAGING_BYTES, vmm: bool = False
     ) -> None:
         """A cache and a client for it. `vmm`: of memory that cannot be exported."""
-        self._shape = SHAPES[shape]()
+        self._shape = self.SHAPES[shape]()
         self.pool = Pool(self.driver, self._shape, inset, vmm)
         self.namespace = namespace_digest({"model": "device tests", "shape": shape})
         epoch = random.getrandbits(40)
@@ -192,10 +210,34 @@ class Remote:
         assert self._cache.wait_registered(WAIT_S), "not registered"
         self._client.unregister(first).result(WAIT_S)
 
+    def signal_new_descriptors(self, count: int) -> int:
+        """Takes numbers of closed descriptors, readable at once; returns the bugs of the client some turns later."""
+        self._descriptors = [os.eventfd(1) for _ in range(count)]
+        for _ in range(5):
+            self._client.lookup_async(self.namespace, bytes(32)).result(WAIT_S)
+        return self._client.counters.bugs
+
+    def sleep(self) -> None:
+        """The cache is unregistered and its memory given back; the client stays."""
+        self._client.unregister(self._cache).result(WAIT_S)
+        self.pool.free()
+
+    def wake(self) -> None:
+        """New memory, under the old name."""
+        self.pool = Pool(self.driver, self._shape, 0, vmm=False)
+        buffers, _ = self._shape.registration(self.pool.addresses)
+        self._cache = self._client.register_cache(replace(self._spec, buffers=buffers))
+
     def close(self) -> None:
         """The cache is gone, and its memory free."""
         self._client.close()
         self.pool.free()
+
+    def hold_the_gil(self, gate: str) -> None:
+        """No Python thread of this process runs until somebody writes into a FIFO. A file beside it says: now."""
+        with open(gate, "rb", buffering=0) as opened:
+            Path(gate).with_suffix(".held").touch()
+            ctypes.PyDLL(None).read(opened.fileno(), ctypes.create_string_buffer(1), ctypes.c_size_t(1))
 
     # ---------------------------------------------------------------- registration
 
@@ -315,7 +357,7 @@ class Remote:
         return self.driver.end_capture()
 
 
-def main() -> None:
+def main(kind: type[Remote] = Remote) -> None:
     pipe = Connection(int(sys.argv[1]))
     remote: Remote | None = None
     while True:
@@ -325,7 +367,7 @@ def main() -> None:
             os._exit(0)
         try:
             if remote is None:
-                remote = Remote(**json.loads(sys.argv[2]))
+                remote = kind(**json.loads(sys.argv[2]))
             pipe.send((getattr(remote, name)(*arguments), None))
         except Exception as problem:  # the test shall see it, whatever it is
             pipe.send((None, f"{type(problem).__name__}: {problem}"))

@@ -237,9 +237,20 @@ def heads_of_132() -> Shape:
     return shape
 
 
+def mla_and_indexer() -> Shape:
+    """Layers of two kinds in one group: (blocks, tokens, 576) of two bytes beside (blocks, tokens, 132) of one."""
+    shape = Shape("mla_and_indexer", nan_bytes=True)
+    for _ in range(LAYERS):
+        shape.add((BLOCKS, BLOCK_TOKENS, 576), block_axis=0)
+        shape.add((BLOCKS, BLOCK_TOKENS, 132), block_axis=0, element_bytes=1, own_allocation=True)
+    return shape
+
+
 def odd_bytes() -> Shape:
-    """Pages of 333 and 350 bytes at odd offsets: only the narrow paths can copy them."""
+    """Pages of 127, 193, 333 and 350 bytes at odd offsets: only the narrow paths can copy them."""
     shape = Shape("odd_bytes", nan_bytes=True)
+    shape.add((BLOCKS, 127), block_axis=0, element_bytes=1)
+    shape.add((BLOCKS, 193), block_axis=0, element_bytes=1)
     shape.add((BLOCKS, BLOCK_TOKENS, 70), block_axis=0, element_bytes=1, gap=2)
     shape.add((BLOCKS, 333), block_axis=0, element_bytes=1, gap=1)
     return shape
@@ -277,6 +288,7 @@ SHAPES: dict[str, Callable[[], Shape]] = {
         token_major,
         aiter,
         heads_of_132,
+        mla_and_indexer,
         odd_bytes,
         large_pages,
         several_groups,

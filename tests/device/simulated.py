@@ -40,6 +40,8 @@ CODE, STICKY, HANG, DELAY, CORRUPT = range(1, 6)
 its copy flips a byte."""
 ALWAYS = 2**31 - 1
 GRANULE_BYTES = 2 << 20
+GFX_TARGET_VERSION = {"gfx90a": 90010, "gfx942": 90402}
+"""As AMD's kernel module writes an architecture."""
 
 
 # ---------------------------------------------------------------- the library
@@ -57,6 +59,20 @@ def build(vendor: Vendor, without: Sequence[str] = ()) -> Path:
         if not (target / LIBRARY[vendor]).exists():
             _link(vendor, _objects(vendor, BUILT / digest), target, without)
     return target / LIBRARY[vendor]
+
+
+def build_redirect() -> Path:
+    """The library that shows a process a simulated machine's /sys/class/kfd."""
+    source = SOURCES / "sysfs" / "redirect.cpp"
+    target = BUILT / hashlib.sha256(source.read_bytes()).hexdigest()[:16] / "libkvsim-sysfs.so"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (BUILT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            partial = target.with_suffix(".partial")
+            subprocess.run(["g++", *FLAGS, "-shared", str(source), "-o", str(partial)], check=True)
+            partial.rename(target)
+    return target
 
 
 def _objects(vendor: Vendor, folder: Path) -> list[Path]:
@@ -114,7 +130,7 @@ def name_in(vendor: Vendor, field: str) -> str:
 # ---------------------------------------------------------------- the machine
 
 MAGIC = 0x31304D4953564B00
-HEADER = struct.Struct("<QIiQQQ24x")
+HEADER = struct.Struct("<QIiQQQI20x")
 DEVICE = struct.Struct("<16s16s32s16sQII")
 PROCESS = struct.Struct("<I4xQ")
 ALLOCATION = struct.Struct("<QQII")
@@ -157,16 +173,31 @@ class Machine:
         device_bytes: int = 4 << 30,
         driver_version: int | None = None,
         without: Sequence[str] = (),
+        arch: str = "",
+        arch_known: bool = True,
+        compiler: int = 0,
     ) -> None:
+        """arch_known: AMD's kernel module says of what architecture the devices are (NVIDIA's driver does anyway).
+        compiler: first part of the run-time compiler's version."""
         self.vendor: Vendor = vendor
         self.library = build(vendor, without)
-        self._file = tempfile.NamedTemporaryFile(prefix="kvsim-")  # noqa: SIM115  (closed by close())
-        self._file.truncate(STATE_BYTES)
-        self._state = mmap.mmap(self._file.fileno(), STATE_BYTES)
+        self._folder = tempfile.TemporaryDirectory(prefix="kvsim-")
+        self.environment = {
+            "KVSIM_STATE": f"{self._folder.name}/state",
+            "XDG_CACHE_HOME": f"{self._folder.name}/cache",  # no kernels for simulated devices among the user's
+        }
+        """What a process needs to see this machine."""
+        if vendor == "rocm" and arch_known:
+            preloaded = f"{os.environ.get('LD_PRELOAD', '')} {build_redirect()}".strip()
+            self.environment |= {"KVSIM_KFD": f"{self._folder.name}/kfd", "LD_PRELOAD": preloaded}
+        with Path(self.environment["KVSIM_STATE"]).open("w+b") as file:
+            file.truncate(STATE_BYTES)
+            self._state = mmap.mmap(file.fileno(), STATE_BYTES)
         version = driver_version or (13000 if vendor == "cuda" else 70200000)
-        HEADER.pack_into(self._state, 0, MAGIC, devices, version, 0, 0, 0)
+        compiler = compiler or (13 if vendor == "cuda" else 7)
+        HEADER.pack_into(self._state, 0, MAGIC, devices, version, 0, 0, 0, compiler)
         for number in range(devices):
-            self._describe(number, device_bytes)
+            self._describe(number, device_bytes, arch or ("sm_90" if vendor == "cuda" else "gfx942"))
 
     def __enter__(self) -> "Machine":
         return self
@@ -178,7 +209,7 @@ class Machine:
         for rule in range(RULES):
             Rule(self._state, RULES_AT + rule * RULE.size).remove()  # nobody hangs for ever
         self._state.close()
-        self._file.close()
+        self._folder.cleanup()
 
     def device_id(self, device: int) -> str:
         """As kvserver names it."""
@@ -189,16 +220,20 @@ class Machine:
     def devices(self) -> int:
         return int(HEADER.unpack_from(self._state)[1])
 
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"KVSIM_STATE": self._file.name}
-
-    def _describe(self, number: int, device_bytes: int) -> None:
+    def _describe(self, number: int, device_bytes: int, arch: str) -> None:
         uuid = hashlib.sha256(f"{self.vendor} {number}".encode()).digest()[:16]
         pci = f"0000:{0x1B + 0x20 * number:02X}:00.0".encode()
         name = f"Simulated {self.vendor} {number}".encode()
-        arch = b"sm_90" if self.vendor == "cuda" else b"gfx942"
-        DEVICE.pack_into(self._state, DEVICES_AT + number * DEVICE.size, uuid, pci, name, arch, device_bytes, 7, 90)
+        values = (uuid, pci, name, arch.encode(), device_bytes, 7, 90)
+        DEVICE.pack_into(self._state, DEVICES_AT + number * DEVICE.size, *values)
+        if self.vendor == "cuda":
+            return
+        node = Path(self._folder.name) / "kfd" / "kfd" / "topology" / "nodes" / str(1 + number)
+        node.mkdir(parents=True)
+        location = (0x1B + 0x20 * number) << 8
+        (node / "properties").write_text(
+            f"gfx_target_version {GFX_TARGET_VERSION[arch]}\nlocation_id {location}\ndomain 0\n"
+        )
 
     # ---------------------------------------------------------------- what is in use
 

@@ -1,5 +1,6 @@
 """The client's part of the GPU path by itself: what it exports and refuses, its staging, events, capture and fork."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +43,13 @@ def test_tensors_in_one_allocation_are_one_buffer(client: ClientHalf) -> None:
     assert len(device_id.split("@")[0]) == 32
     assert sizes == [3 * size, size]
     assert places == [(0, 103), (1, 0), (0, 100 + size)]
+
+
+def test_an_allocation_has_one_handle_wherever_a_cache_begins(client: ClientHalf) -> None:
+    """AMD's differ for every pointer, and open at the begin of the allocation all the same."""
+    address = client.call("take", 4 * BLOCKS * PAGE)
+    one, other = (client.call("handle", address + at, BLOCKS * PAGE) for at in (0, 3 * PAGE + 7))
+    assert one == other
 
 
 def test_memory_that_cannot_be_shared_is_refused_naming_the_setting(client: ClientHalf, vendor: Vendor) -> None:
@@ -144,6 +152,13 @@ def test_a_driver_that_fails_ends_staging_and_says_why(client: ClientHalf, machi
     assert "700" in client.call("broken")
     client.call("ask", RETRIEVE, 1, 4)
     assert client.call("reaches", RETRIEVE, 1, FAULT) == 2
+
+
+def test_kernels_that_could_not_be_compiled_are_spoken_of(client: ClientHalf, machine: Machine) -> None:
+    with machine.rule("rtc_compile", CODE, code=6):
+        client.call("make_staged")
+    (said,) = client.call("warnings")
+    assert re.search(r"staging taken .* kernels=built-in .* COMPILATION_ERROR", said)
 
 
 # ---------------------------------------------------------------- events

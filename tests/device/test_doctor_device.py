@@ -2,15 +2,19 @@
 
 import json
 import os
+import re
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
-from kvserver import doctor_device
+from kvserver import doctor_device, doctor_peers
 from kvserver.config import Config
-from tests.device.simulated import CODE, Machine
+from tests.device.engine_process import DeviceWorker
+from tests.device.simulated import CODE, CORRUPT, Machine
 
 CHECKS = [name for name, _ in doctor_device.CHECKS]
 
@@ -21,8 +25,15 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
         yield made
 
 
-def findings(machine: Machine, environment: Mapping[str, str] | None = None) -> tuple[int, dict[str, tuple[str, str]]]:
+def findings(
+    machine: Machine, environment: Mapping[str, str] | None = None, *, memlock_bytes: int = resource.RLIM_INFINITY
+) -> tuple[int, dict[str, tuple[str, str]]]:
     """Exit status, and (verdict, text) of the checks of devices."""
+
+    def limit() -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock_bytes if memlock_bytes > 0 else hard, hard))
+
     command = [
         "doctor",
         "--json",
@@ -36,6 +47,7 @@ def findings(machine: Machine, environment: Mapping[str, str] | None = None) -> 
     done = subprocess.run(
         [sys.executable, "-m", "kvserver", *command],
         env={**os.environ, **machine.environment, **(environment or {})},
+        preexec_fn=limit,
         capture_output=True,
         text=True,
         timeout=100,
@@ -63,7 +75,19 @@ def test_no_gpu_is_in_order_and_says_what_was_looked_for() -> None:
     assert verdict == "ok"
     assert "libcuda.so.1" in text
     assert "libamdhip64.so.7" in text
-    assert others == [["ok", "no device"]] * 3
+    assert others[:3] == [["ok", "no device"]] * 3
+    assert others[3][0] == "ok"
+
+
+def test_a_gpu_whose_library_is_not_found_fails(tmp_path: Path) -> None:
+    """Its kernel module has made a file, and nothing else of it can be used."""
+    (tmp_path / "kfd").touch()
+    script = f"from kvserver import doctor_device; doctor_device.DEVICE_FILES['rocm'] = {str(tmp_path / 'kfd')!r}"
+    said = subprocess.run(
+        [sys.executable, "-c", script + WITHOUT_DRIVERS], capture_output=True, text=True, check=True, timeout=60
+    )
+    verdict, text = json.loads(said.stdout)[0]
+    assert (verdict, f"{tmp_path / 'kfd'} is there" in text) == ("fail", True)
 
 
 def test_a_library_that_was_asked_for_must_be_there() -> None:
@@ -76,11 +100,47 @@ def test_a_gpu_is_tried_as_its_mover_would(machine: Machine) -> None:
     assert status == 0
     assert found["gpu driver"][0] == "ok"
     assert str(machine.library) in found["gpu driver"][1]
-    kernels = {"cuda": "sm_90: nvrtc 13.0", "rocm": "built-in bundle because"}[machine.vendor]
+    kernels = {"cuda": "sm_90: nvrtc 13.0", "rocm": "gfx942: hiprtc 7.0"}[machine.vendor]
     assert kernels in found["gpu kernels"][1]
     path = {"cuda": "register", "rocm": "bounce"}[machine.vendor]
     assert found["gpu copies"][0] == "ok"
-    assert f"arena by {path}, link" in found["gpu copies"][1]
+    said = found["gpu copies"][1]
+    rate = r"[0-9.]+ GB/s out, [0-9.]+ in"
+    assert re.search(
+        rf"arena by {path}; another process.* by (server-gather|direct) {rate}; one long copy {rate};", said
+    )
+
+
+def test_kernels_that_could_not_be_compiled_are_warned_of(machine: Machine) -> None:
+    with machine.rule("rtc_compile", CODE, code=6):
+        status, found = findings(machine)
+        assert (status, found["gpu kernels"][0]) == (0, "warn")
+        assert "built-in" in found["gpu kernels"][1]
+        assert "COMPILATION_ERROR" in found["gpu kernels"][1]
+
+
+def test_a_gpu_without_kernels_fails(machine: Machine) -> None:
+    with machine.rule("module_load", CODE, code=209):
+        status, found = findings(machine)
+        assert (status, found["gpu kernels"][0], found["gpu copies"][0]) == (1, "fail", "fail")
+
+
+@pytest.mark.parametrize(
+    ("symbol", "says"),
+    [("ipc_open", "handle: a transfer for trial: refused"), ("ipc_get", "a second process could not lend memory")],
+)
+def test_memory_that_processes_cannot_share_fails(machine: Machine, symbol: str, says: str) -> None:
+    with machine.rule(symbol, CODE, code=1):
+        status, found = findings(machine)
+        assert (status, found["gpu copies"][0]) == (1, "fail")
+        assert says in found["gpu copies"][1]
+
+
+def test_bytes_that_come_back_wrong_fail(machine: Machine) -> None:
+    with machine.rule("run:copy", CORRUPT):
+        status, found = findings(machine)
+        assert (status, found["gpu copies"][0]) == (1, "fail")
+        assert "bytes came back wrong" in found["gpu copies"][1]
 
 
 def test_a_driver_that_lacks_a_symbol_fails() -> None:
@@ -96,7 +156,7 @@ def test_copies_that_go_wrong_fail(machine: Machine) -> None:
         assert (status, found["gpu copies"][0]) == (1, "fail")
 
 
-@pytest.mark.parametrize("variable", doctor_device.ALLOCATOR_SETTINGS)
+@pytest.mark.parametrize("variable", doctor_peers.ALLOCATOR_SETTINGS)
 def test_memory_that_cannot_be_shared_is_warned_of(variable: str) -> None:
     with Machine("cuda") as machine:
         _, found = findings(machine, {variable: "expandable_segments:True"})
@@ -108,3 +168,63 @@ def test_the_ipc_mode_of_amd_is_shown() -> None:
     with Machine("rocm") as machine:
         _, found = findings(machine, {"HSA_ENABLE_IPC_MODE_LEGACY": "1"})
         assert "rocm ipc mode legacy" in found["gpu sharing"][1]
+
+
+def test_a_limit_of_locked_memory_is_warned_of(machine: Machine) -> None:
+    _, found = findings(machine, memlock_bytes=1 << 20)
+    assert found["gpu sharing"][0] == "warn"
+    assert "memlock limit 1MiB is below the arena's size" in found["gpu sharing"][1]
+
+
+# ---------------------------------------------------------------- the other side
+
+
+def test_engines_whose_settings_break_sharing_are_named(machine: Machine) -> None:
+    """They are another process's settings: only /proc tells them."""
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": "backend:native, expandable_segments: True", doctor_peers.LEGACY: "1"}
+    with DeviceWorker(Path("/nobody"), machine, environment=settings) as engine:
+        engine.call("begin_capture")  # it has begun the driver
+        _, found = findings(machine)
+    verdict, text = found["gpu sharing"]
+    assert verdict == "warn"
+    assert f"process {engine.pid} (python" in text
+    assert re.search(rf"process {engine.pid} [^;]* has PYTORCH_CUDA_ALLOC_CONF=", text)
+    mode = re.search(rf"process {engine.pid} [^;]* has {doctor_peers.LEGACY}='1', this process ''", text)
+    assert bool(mode) == (machine.vendor == "rocm")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """/proc with ourselves, an engine, a mover, a process without a driver, and one that ends while it is looked at."""
+    for name, arguments, library in (
+        ("4711", "vllm serve --enforce-eager", "/usr/lib/libcuda.so.1"),
+        ("4712", "python -m kvserver.mover {}", "/usr/lib/libcuda.so.1"),
+        ("4713", "bash", "/usr/lib/libc.so.6"),
+        ("self", "kvserver doctor", "/usr/lib/libc.so.6"),
+    ):
+        (tmp_path / name / "ns").mkdir(parents=True)
+        (tmp_path / name / "cmdline").write_bytes(arguments.replace(" ", "\0").encode() + b"\0")
+        (tmp_path / name / "environ").write_bytes(b"HOME=/root\0PYTORCH_ALLOC_CONF=expandable_segments:False\0")
+        (tmp_path / name / "comm").write_text("VLLM::Worker\n")
+        (tmp_path / name / "maps").write_text(f"7f0000000000-7f0000001000 r--p 00000000 00:00 0  {library}\n")
+        for namespace in ("ipc", "pid", "net"):
+            (tmp_path / name / "ns" / namespace).symlink_to(f"{namespace}:[402653183{name == '4711'}]")
+    (tmp_path / "4714").mkdir()
+    return tmp_path
+
+
+def test_engines_are_found_by_their_drivers_library(proc: Path) -> None:
+    (engine,) = doctor_peers.peers("cuda", proc)
+    assert str(engine) == "process 4711 (VLLM::Worker)"
+    assert list(doctor_peers.peers("rocm", proc)) == []
+    (said,) = doctor_peers.slow_settings(engine)
+    assert "--enforce-eager" in said
+
+
+@pytest.mark.parametrize(("kind", "names"), [("cuda", ["ipc", "pid"]), ("rocm", ["ipc", "pid", "network"])])
+def test_engines_in_other_containers_are_named_with_the_option(
+    proc: Path, kind: doctor_device.Kind, names: list[str]
+) -> None:
+    (engine,) = doctor_peers.peers("cuda", proc)
+    said = doctor_peers.against_sharing(kind, engine, proc)
+    assert [text.rpartition("--")[2] for text in said] == [f"{name}=host" for name in names]

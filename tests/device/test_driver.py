@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +71,30 @@ def test_a_machine_without_drivers_says_what_it_looked_for() -> None:
         [sys.executable, "-c", WITHOUT_DRIVERS], capture_output=True, text=True, check=True, timeout=60
     )
     assert re.search(r"no usable GPU.*libcuda.*libamdhip64", said.stdout, re.DOTALL)
+
+
+ALREADY_LOADED = """
+import ctypes, json, sys
+from kvserver import _native
+vendor, library = sys.argv[1:]
+ctypes.CDLL(library)
+print(json.dumps([_native.mapped_vendors(), _native.probe_driver(vendor)[0], _native.choose_vendor("auto")]))
+"""
+
+
+def test_the_library_that_the_process_has_loaded_is_the_one_that_is_used(machine: Machine, tmp_path: Path) -> None:
+    """torch brings its own, at a place that nobody looks at; a second one would not know its memory."""
+    brought = tmp_path / f"{machine.library.name}.7.2.3"
+    shutil.copyfile(machine.library, brought)
+    said = subprocess.run(
+        [sys.executable, "-c", ALREADY_LOADED, machine.vendor, str(brought)],
+        env={**os.environ, **machine.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert json.loads(said.stdout) == [[machine.vendor], str(brought), machine.vendor]
 
 
 def test_a_usable_driver(machine: Machine) -> None:
@@ -174,6 +199,22 @@ def test_a_driver_without_batches_copies_one_by_one() -> None:
         assert refused.met() == 1, "asked once, and then never again"
 
 
+@pytest.mark.parametrize(
+    ("vendor", "version", "without", "batch"),
+    [
+        ("cuda", 12080, ("cuMemcpyBatchAsync_v2",), True),
+        ("cuda", 12040, ("cuMemcpyBatchAsync_v2", "cuMemcpyBatchAsync", "cuDeviceGetUuid_v2"), False),
+        ("rocm", 60400000, ("hipMemcpyBatchAsync", "hipPointerGetAttribute"), False),
+    ],
+)
+def test_older_drivers_copy_the_same(vendor: Vendor, version: int, without: tuple[str, ...], batch: bool) -> None:
+    """CUDA 12.8 has a batch call of another shape, those before it and ROCm 6 have none."""
+    with Machine(vendor, driver_version=version, without=without) as machine:
+        assert copied(machine) == {"copies": "equal", "batch": batch, "registered": True}
+        if batch:
+            assert machine.calls("copy_batch9") > 0
+
+
 def test_a_driver_that_cannot_register_does_without() -> None:
     with Machine("rocm", without=("hipHostRegister",)) as machine:
         assert copied(machine) == {"copies": "equal", "batch": True, "registered": False}
@@ -181,78 +222,105 @@ def test_a_driver_that_cannot_register_does_without() -> None:
 
 # ---------------------------------------------------------------- where kernels come from
 
+COMPILER = {"cuda": "nvrtc 13.0", "rocm": "hiprtc 7.0"}
+ARCH = {"cuda": "sm_90", "rocm": "gfx942"}
+BUILT_IN = {"cuda": "built-in ptx sm_90", "rocm": "built-in bundle"}
 
-def test_kernels_are_compiled_for_the_device() -> None:
-    with Machine("cuda") as machine:
-        assert kernel_report(machine) == ["nvrtc 13.0", "sm_90", ""]
+
+def compiled(machine: Machine) -> list[str]:
+    """The report of kernels that the run-time compiler made."""
+    return [COMPILER[machine.vendor], ARCH[machine.vendor], ""]
+
+
+def test_kernels_are_compiled_for_the_device(machine: Machine) -> None:
+    assert kernel_report(machine) == compiled(machine)
 
 
 def test_an_unknown_architecture_takes_the_bundle() -> None:
-    with Machine("rocm") as machine:
+    with Machine("rocm", arch_known=False) as machine:
         assert kernel_report(machine) == ["built-in bundle", "", "the device's architecture is unknown"]
 
 
-def test_without_a_compiler_the_built_in_kernels_are_used_and_why_is_said() -> None:
-    with Machine("cuda") as machine:
-        provider, _, note = kernel_report(machine, rtc="/nonexistent/libnvrtc.so")
-        assert provider == "built-in ptx sm_90"
-        assert "/nonexistent/libnvrtc.so" in note
+def test_without_a_compiler_the_built_in_kernels_are_used_and_why_is_said(machine: Machine) -> None:
+    provider, arch, note = kernel_report(machine, rtc="/nonexistent/librtc.so")
+    assert (provider, arch) == (BUILT_IN[machine.vendor], ARCH[machine.vendor])
+    assert "/nonexistent/librtc.so" in note
 
 
-def test_a_compiler_that_fails_is_quoted() -> None:
-    with Machine("cuda") as machine, machine.rule("rtc_compile", CODE, code=6):
+def test_a_compiler_that_lacks_a_call_is_not_used(machine: Machine) -> None:
+    """Its library is the driver's, here: whatever that exports is no compiler once one call of it is missing."""
+    name = {"cuda": "nvrtcGetCUBIN", "rocm": "hiprtcGetCode"}[machine.vendor]
+    with Machine(machine.vendor, without=(name,)) as lacking:
+        provider, _, note = kernel_report(lacking)
+        assert provider == BUILT_IN[machine.vendor]
+        assert note.endswith(f"lacks {name}")
+
+
+def test_a_compiler_that_fails_is_quoted(machine: Machine) -> None:
+    with machine.rule("rtc_compile", CODE, code=6):
         provider, _, note = kernel_report(machine)
-        assert provider == "built-in ptx sm_90"
-        assert note.startswith("nvrtc 13.0 for sm_90")
+        assert provider == BUILT_IN[machine.vendor]
+        assert note.startswith(f"{COMPILER[machine.vendor]} for {ARCH[machine.vendor]}: COMPILATION_ERROR: simulated")
 
 
-def test_code_that_the_driver_does_not_load_is_replaced() -> None:
-    with Machine("cuda") as machine, machine.rule("module_load", CODE, code=209, times=1):
+def test_code_that_the_driver_does_not_load_is_replaced(machine: Machine) -> None:
+    with machine.rule("module_load", CODE, code=209, times=1):
         provider, _, note = kernel_report(machine)
-        assert provider == "built-in ptx sm_90"
+        assert provider == BUILT_IN[machine.vendor]
         assert "(209)" in note
 
 
-def test_no_kernels_at_all_is_a_refusal() -> None:
-    with Machine("cuda") as machine, machine.rule("module_load", CODE, code=209):
+def test_no_kernels_at_all_is_a_refusal(machine: Machine) -> None:
+    load = {"cuda": "cuModuleLoadData", "rocm": "hipModuleLoadData"}[machine.vendor]
+    with machine.rule("module_load", CODE, code=209):
         said = str(kernel_report(machine))
-        assert said.startswith("ValueError: kernels: built-in ptx sm_90 on sm_90: cuModuleLoadData")
-        assert "nvrtc 13.0 made code" in said
+        assert said.startswith(f"ValueError: kernels: {BUILT_IN[machine.vendor]} on {ARCH[machine.vendor]}: {load}")
+        assert f"{COMPILER[machine.vendor]} made code" in said
 
 
 # ---------------------------------------------------------------- kernels on disk
 
 
-def test_a_second_start_does_not_compile(tmp_path: Path) -> None:
-    with Machine("cuda") as machine:
-        assert kernel_report(machine, cache=str(tmp_path))[0] == "nvrtc 13.0"
-        with machine.rule("rtc_compile", CODE, code=6) as compiled:
-            assert kernel_report(machine, cache=str(tmp_path)) == ["nvrtc 13.0", "sm_90", ""]
-            assert compiled.met() == 0
+def test_a_second_start_does_not_compile(machine: Machine, tmp_path: Path) -> None:
+    assert kernel_report(machine, cache=str(tmp_path)) == compiled(machine)
+    with machine.rule("rtc_compile", CODE, code=6) as recompiled:
+        assert kernel_report(machine, cache=str(tmp_path)) == compiled(machine)
+        assert recompiled.met() == 0
+
+
+@pytest.mark.parametrize("changed", ["arch", "compiler"])
+def test_code_for_another_device_or_of_another_compiler_is_not_taken(tmp_path: Path, changed: str) -> None:
+    """Each has a file of its own: both stay."""
+    with Machine("rocm") as first, Machine("rocm", **{changed: {"arch": "gfx90a", "compiler": 6}[changed]}) as second:
+        for machine in (first, second, first, second):
+            kernel_report(machine, cache=str(tmp_path))
+        names = {path.name for path in tmp_path.iterdir()}
+        assert len(names) == 2
+        with second.rule("rtc_compile", CODE, code=6) as recompiled:
+            assert kernel_report(second, cache=str(tmp_path))[2] == ""
+            assert recompiled.met() == 0
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "writable by others"])
-def test_damaged_code_is_compiled_again_and_replaced(tmp_path: Path, damage: str) -> None:
-    with Machine("cuda") as machine:
-        kernel_report(machine, cache=str(tmp_path))
-        (kept,) = tmp_path.iterdir()
-        whole = kept.read_bytes()
-        match damage:
-            case "cut":
-                kept.write_bytes(whole[:-1])
-            case "flipped":
-                kept.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
-            case "emptied":
-                kept.write_bytes(b"")
-            case _:
-                kept.chmod(0o666)
-        with machine.rule("rtc_compile", CODE, code=0) as compiled:
-            assert kernel_report(machine, cache=str(tmp_path)) == ["nvrtc 13.0", "sm_90", ""]
-            assert compiled.met() == 1
-        assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
-        assert kept.stat().st_mode & 0o777 == 0o600
+def test_damaged_code_is_compiled_again_and_replaced(machine: Machine, tmp_path: Path, damage: str) -> None:
+    kernel_report(machine, cache=str(tmp_path))
+    (kept,) = tmp_path.iterdir()
+    whole = kept.read_bytes()
+    match damage:
+        case "cut":
+            kept.write_bytes(whole[:-1])
+        case "flipped":
+            kept.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+        case "emptied":
+            kept.write_bytes(b"")
+        case _:
+            kept.chmod(0o666)
+    with machine.rule("rtc_compile", CODE, code=0) as recompiled:
+        assert kernel_report(machine, cache=str(tmp_path)) == compiled(machine)
+        assert recompiled.met() == 1
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
+    assert kept.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_directory_that_cannot_be_written_costs_only_time() -> None:
-    with Machine("cuda") as machine:
-        assert kernel_report(machine, cache="/proc/nonexistent")[0] == "nvrtc 13.0"
+def test_a_directory_that_cannot_be_written_costs_only_time(machine: Machine) -> None:
+    assert kernel_report(machine, cache="/proc/nonexistent") == compiled(machine)

@@ -48,6 +48,15 @@ def test_an_event_that_failed_ends_the_job(worker: DeviceWorker, server: DeviceS
     assert server.status().counters["stores"] == 0
 
 
+def test_a_cache_that_has_waited_for_events_is_unregistered_whole(worker: DeviceWorker) -> None:
+    """The number of its event descriptor is soon another one's."""
+    worker.call("begin_store", 1, 3, None, True)
+    assert worker.call("outcome")["chunks"] == 3
+    worker.call("move_to_twin")
+    assert worker.call("signal_new_descriptors", 9) == 0
+    assert worker.call("retrieve", 1, 3) == 3
+
+
 def test_what_is_no_event_is_refused(server: DeviceServer) -> None:
     with Engine(server.path, SMALL) as engine:
         engine.ready()

@@ -31,7 +31,6 @@ namespace {
 
 constexpr char CODE_MAGIC[] = "KVSIM ";  // then the architecture, a line's end and the source's size
 constexpr char BUNDLE_MAGIC[] = "__CLANG_OFFLOAD_BUNDLE__";
-constexpr char ELF_MAGIC[] = "\177ELF";
 
 char gather_function;
 char scatter_function;
@@ -46,14 +45,31 @@ bool begins_with(const void* image, const char* text) {
     return std::strncmp(static_cast<const char*>(image), text, std::strlen(text)) == 0;
 }
 
+// Whether one of a bundle's objects is for that architecture. After the magic: how many, then offset, size and the
+// length of its name before each name.
+bool bundle_has(const void* image, const std::string& arch) {
+    const auto* at = static_cast<const char*>(image) + std::strlen(BUNDLE_MAGIC);
+    uint64_t count;
+    std::memcpy(&count, at, sizeof count);
+    at += sizeof count;
+    for (uint64_t index = 0; index < count; index++) {
+        uint64_t name_bytes;
+        std::memcpy(&name_bytes, at + 2 * sizeof name_bytes, sizeof name_bytes);
+        at += 3 * sizeof name_bytes;
+        if (std::string(at, name_bytes) == "hipv4-amdgcn-amd-amdhsa--" + arch) return true;
+        at += name_bytes;
+    }
+    return false;
+}
+
 int check_image(const void* image) {
     const auto* text = static_cast<const char*>(image);
+    const std::string arch = state().devices[current_device()].arch;
     if (begins_with(image, CODE_MAGIC)) {
-        const std::string arch = state().devices[current_device()].arch;
         return begins_with(text + std::strlen(CODE_MAGIC), (arch + "\n").c_str()) ? SUCCESS : NO_BINARY;
     }
-    if (HIP) return begins_with(image, BUNDLE_MAGIC) || begins_with(image, ELF_MAGIC) ? SUCCESS : INVALID_IMAGE;
-    return std::strstr(text, ".entry kv_gather") ? SUCCESS : INVALID_IMAGE;
+    if (HIP && begins_with(image, BUNDLE_MAGIC)) return bundle_has(image, arch) ? SUCCESS : NO_BINARY;
+    return !HIP && std::strstr(text, ".entry kv_gather") ? SUCCESS : INVALID_IMAGE;
 }
 
 }  // namespace

@@ -144,9 +144,8 @@ int host_allocate(void** memory, size_t bytes) {
     if (bytes == 0) return INVALID_VALUE;
     *memory = mmap(nullptr, pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (*memory == MAP_FAILED) return OUT_OF_MEMORY;
-    const Address address = HIP ? reinterpret_cast<Address>(*memory) : tagged(*memory);
     const std::unique_lock lock(table_lock());
-    add({Kind::PINNED, address, bytes, static_cast<std::byte*>(*memory), -1, 0, -1, 0});
+    add({Kind::PINNED, tagged(*memory), bytes, static_cast<std::byte*>(*memory), -1, 0, -1, 0});
     return SUCCESS;
 }
 

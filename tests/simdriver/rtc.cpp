@@ -45,7 +45,8 @@ int copy_text(char* to, const std::string& text) {
 }  // namespace
 
 KVSIM_EXPORT int RTC(Version)(int* major, int* minor) {
-    *major = sim::HIP ? 7 : 13;
+    if (const int code = sim::attach()) return code;
+    *major = static_cast<int>(sim::state().header.compiler_version);
     *minor = 0;
     return sim::SUCCESS;
 }

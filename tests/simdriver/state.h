@@ -26,7 +26,8 @@ struct Header {
     std::atomic<uint64_t> copy_bytes_per_s;    // of each copy; 0: as fast as it goes
     std::atomic<uint64_t> operation_delay_us;  // before each operation of a stream
     uint64_t next_allocation;
-    uint64_t reserved[3];
+    uint32_t compiler_version;  // of the run-time compiler: the part before the point
+    uint32_t reserved[5];
 };
 static_assert(sizeof(Header) == 64);
 

@@ -232,7 +232,7 @@ int copy_to_device(Address to, const void* from, size_t bytes, void* stream) {
 
 int copy_batch(const Address* to, const Address* from, const size_t* bytes, size_t count, const void* attributes,
                const size_t* attribute_indices, size_t attribute_count, void* stream) {
-    if (HIP && attribute_count > 0) return NOT_SUPPORTED;
+    if (HIP && (attribute_count > 0 || attributes || attribute_indices)) return NOT_SUPPORTED;
     if (!HIP && (attribute_count != 1 || !attributes || !attribute_indices || attribute_indices[0] != 0)) {
         return INVALID_VALUE;
     }

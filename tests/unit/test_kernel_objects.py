@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.build_objects import BuildError, check_code
+from tools.gfx9 import CodeError, memory_instructions
+
 ROOT = Path(__file__).resolve().parents[2]
 OBJECTS = ROOT / "csrc" / "gpu" / "objects"
 MANIFEST = json.loads((OBJECTS / "MANIFEST.json").read_text())
@@ -20,7 +23,7 @@ AMD_FLAGS = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F}
 
 
 def test_objects_were_made_from_this_source() -> None:
-    """Otherwise: pip install '.[objects]', python tools/build_objects.py."""
+    """Otherwise: pip install '.[objects]', python -m tools.build_objects."""
     source = b"".join((ROOT / "csrc/gpu" / name).read_bytes() for name in ("piece.h", "kernel_source.h"))
     assert MANIFEST["source"] == hashlib.sha256(source).hexdigest()
 
@@ -33,8 +36,8 @@ def test_objects_are_those_of_the_manifest() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra `objects` is not installed")
 def test_the_same_compiler_makes_the_same_objects() -> None:
-    command = [sys.executable, str(ROOT / "tools/build_objects.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    command = [sys.executable, "-m", "tools.build_objects", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -81,3 +84,43 @@ def test_the_bundle_has_an_object_for_each_amd_architecture() -> None:
         assert (machine, flags & 0xFF) == (ELF_AMDGPU, AMD_FLAGS[target.rpartition("--")[2]])
         assert b"kv_gather.kd\0" in code
         assert b"kv_scatter.kd\0" in code
+
+
+def codes() -> dict[str, bytes]:
+    """Architecture -> AMD's machine code."""
+    return {target.rpartition("--")[2]: code for target, code in entries().items() if code}
+
+
+@pytest.mark.parametrize("arch", AMD_FLAGS)
+def test_amd_code_has_four_loads_under_way_in_each_width_and_spills_nothing(arch: str) -> None:
+    """The committed code itself, disassembled."""
+    check_code(arch, codes()[arch])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (0xDC5C8000, 0xDC508000, "no four loads of dwordx4"),  # a narrower load
+        (0xDC5C8000, 0xDC5C0000, "has flat_load_dwordx4"),
+        (0xDC7C8000, 0xDC7C4000, "has scratch_store_dwordx4"),
+    ],
+)
+def test_slow_code_is_found(old: int, new: int, says: str) -> None:
+    """0xdc5c8000: the first word of global_load_dwordx4, 0xdc7c8000 of its store, but for their cache hints."""
+    code = bytearray(codes()["gfx90a"])
+    hints = 0x00030000
+    for at in range(0, len(code) - 4, 4):
+        (word,) = struct.unpack_from("<I", code, at)
+        if word & ~hints == old:
+            struct.pack_into("<I", code, at, new | (word & hints))
+    with pytest.raises(BuildError, match=says):
+        check_code("gfx90a", bytes(code))
+
+
+def test_code_that_cannot_be_read_is_refused() -> None:
+    code = codes()["gfx942"]
+    with pytest.raises(CodeError, match="no kv_gather"):
+        memory_instructions(code.replace(b"kv_gather\0", b"kv_father\0"), "kv_gather")
+    begin = code.index(struct.pack("<I", 0xBF810000))
+    with pytest.raises(CodeError, match=r"s_endpgm|begins with"):
+        memory_instructions(code[:begin] + b"\0\0\xff\xff" + code[begin + 4 :], "kv_gather")

@@ -1,0 +1,167 @@
+"""`python -m tests.device.drill`: breaks the GPU part on purpose, one bug at a time, and reports which test noticed.
+
+A copy of the tree is built in build/drill: whole at first, which takes two minutes on two cores, then what a mutation
+changes, some ten seconds each. The tests that a mutation names run in an environment whose packages are that copy; on
+the unbroken copy they all run first, and must pass. Exit status 1 when a bug survives.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.device.mutations import MUTATIONS, Mutation
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("CMakeLists.txt", "pyproject.toml", "csrc", "kvserver", "client", "tests")
+SECONDS_MAX = 600
+
+
+class Verdict(NamedTuple):
+    by: str
+    """The test that failed; empty when none did."""
+    build_s: float
+    tests_s: float
+
+
+class Workshop:
+    """The copy of the tree, its build and its environment, below one directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tree = folder / "tree"
+        self._build = folder / "build"
+        self._python = folder / "venv" / "bin" / "python"
+        for name in COPIED:
+            _mirror(ROOT / name, self.tree / name)
+        if not self._python.exists():
+            venv.create(folder / "venv", symlinks=True)
+        (packages,) = (folder / "venv").glob("lib/python*/site-packages")
+        # An editable installation's hooks are in .pth files, which are not looked for in directories named by another.
+        outer = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+        (packages / "drill.pth").write_text("\n".join([str(self.tree), str(self.tree / "client"), *sorted(outer)]))
+
+    def build(self) -> float:
+        """Makes the module of the tree as it is now; its seconds."""
+        began = time.monotonic()
+        scripts = {sysconfig.get_path("scripts"), *os.environ["PATH"].split(":")}
+        environment = {**os.environ, "PATH": os.pathsep.join(scripts)}
+        if not (self._build / "build.ninja").exists():
+            command = ["cmake", "-S", self.tree, "-B", self._build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
+            _run([*command, f"-DPython_EXECUTABLE={sys.executable}"], environment)
+        _run(["cmake", "--build", self._build], environment)
+        (module,) = self._build.glob("_native*.so")
+        partial = self.tree / "kvserver" / "partial"
+        shutil.copy2(module, partial)
+        partial.rename(self.tree / "kvserver" / module.name)  # not written over: a process that ends late has it mapped
+        return time.monotonic() - began
+
+    def check(self) -> None:
+        """The packages that tests would import are the copy's."""
+        script = "import kvserver._native, kvclient; print(kvserver._native.__file__, kvclient.__file__)"
+        for path in _run([self._python, "-c", script], dict(os.environ), self.tree).split():
+            assert Path(path).is_relative_to(self.tree), f"{path} is not the copy's"
+
+    def test(self, *names: str) -> tuple[str, float]:
+        """The first test that fails, of those named "file" or "file -k words"; and the seconds."""
+        began = time.monotonic()
+        for name in names:
+            path, _, words = name.partition(" -k ")
+            command = [self._python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/{path}"]
+            done = subprocess.run(
+                [*command, "-k", words] if words else command,
+                cwd=self.tree,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS_MAX,
+                check=False,
+            )
+            if done.returncode not in (0, 1):
+                raise SystemExit(f"{name} could not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            if failed:
+                return failed[0], time.monotonic() - began
+        return "", time.monotonic() - began
+
+    def suffer(self, mutation: Mutation) -> Verdict:
+        """Breaks the tree, looks who notices, and mends it."""
+        file = self.tree / mutation.file
+        whole = file.read_text()
+        file.write_text(mutated(mutation))
+        try:
+            native = mutation.file.startswith("csrc/")
+            build_s = self.build() if native else 0.0
+            return Verdict(*_swapped(build_s, self.test(*mutation.tests)))
+        finally:
+            file.write_text(whole)
+
+
+def mutated(mutation: Mutation) -> str:
+    """The text of the file with the bug in it; an error when the drill no longer fits the code."""
+    text = (ROOT / mutation.file).read_text()
+    count = text.count(mutation.old)
+    if count != 1:
+        raise SystemExit(f"{mutation.name}: its text stands {count} times in {mutation.file}, expected once")
+    return text.replace(mutation.old, mutation.new)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.device.drill", description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[""], help="mutations whose name contains one of these")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "drill", help="where the copy is made")
+    options = parser.parse_args()
+    chosen = [mutation for mutation in MUTATIONS if any(words in mutation.name for words in options.only)]
+    for mutation in chosen:
+        mutated(mutation)
+    workshop = Workshop(options.folder)
+    print(f"built in {workshop.build():.0f} s", flush=True)
+    workshop.check()
+    failed, seconds = workshop.test(*sorted({test for mutation in chosen for test in mutation.tests}))
+    if failed:
+        print(f"on the unbroken copy: {failed}")
+        return 1
+    print(f"the named tests pass on the unbroken copy in {seconds:.0f} s")
+    survivors = 0
+    print(f"{'mutation':<58}{'build s':>8}{'tests s':>8}  noticed by", flush=True)
+    for mutation in chosen:
+        verdict = workshop.suffer(mutation)
+        survivors += not verdict.by
+        said = verdict.by[:150] or "NOBODY"
+        print(f"{mutation.name:<58}{verdict.build_s:>8.0f}{verdict.tests_s:>8.0f}  {said}", flush=True)
+    print(f"{len(chosen)} mutations, {survivors} survived")
+    return 1 if survivors else 0
+
+
+def _swapped(build_s: float, tested: tuple[str, float]) -> tuple[str, float, float]:
+    return tested[0], build_s, tested[1]
+
+
+def _mirror(source: Path, target: Path) -> None:
+    """Files that are the same keep their time, so that only what differs is compiled again."""
+    if source.is_dir():
+        names = {path.name for path in source.iterdir()} - {"__pycache__"}
+        target.mkdir(parents=True, exist_ok=True)
+        for gone in {path.name for path in target.iterdir()} - names:
+            if not gone.startswith("_native") and gone != "__pycache__":
+                shutil.rmtree(target / gone) if (target / gone).is_dir() else (target / gone).unlink()
+        for name in names:
+            _mirror(source / name, target / name)
+    elif not target.exists() or source.read_bytes() != target.read_bytes():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def _run(command: list[str | Path], environment: dict[str, str], folder: Path = ROOT) -> str:
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
