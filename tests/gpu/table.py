@@ -3,10 +3,10 @@
 import fcntl
 import hashlib
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILT = ROOT / "build" / "driver_table"
 ROOMS = ("library", "driver", "probe", "handles", "facts", "rtc", "code_cache", "objects", "kernels")
 SOURCES = [
     ROOT / "tests/gpu/driver_table.cpp",
@@ -18,16 +18,37 @@ SOURCES = [
 
 def build() -> Path:
     """The program's path; compiled when anything that it is made of has changed."""
-    inputs = [*SOURCES, *sorted((ROOT / "csrc/gpu").glob("*.h")), *sorted((ROOT / "csrc/gpu/objects").iterdir())]
-    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
-    program = BUILT / digest / "driver_table"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    with (BUILT / "lock").open("w") as lock:
+    return build_program("driver_table", SOURCES)
+
+
+def build_program(name: str, sources: list[Path]) -> Path:
+    """A program of some sources of the data plane; compiled are those that have changed, or all when a header has."""
+    headers = [*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc/gpu").glob("*.h"), *(ROOT / "csrc/gpu/objects").iterdir()]
+    folder = ROOT / "build" / "programs" / _digest(sorted(headers))
+    program = folder / f"{name}-{_digest(sources)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not program.exists():
-            partial = program.with_suffix(".partial")
-            flags = ["-O1", "-std=c++20", "-pthread", "-D_GNU_SOURCE", f"-I{ROOT / 'csrc'}"]
-            objects = f'-DKV_OBJECTS_DIR="{ROOT / "csrc/gpu/objects"}"'
-            subprocess.run(["g++", *flags, objects, *map(str, SOURCES), "-ldl", "-o", str(partial)], check=True)
-            partial.rename(program)
+            with ThreadPoolExecutor(2) as pool:
+                objects = list(pool.map(lambda source: _compiled(source, folder), sources))
+            _made(program, [*map(str, objects), "-ldl"])
     return program
+
+
+def _compiled(source: Path, folder: Path) -> Path:
+    made = folder / f"{source.stem}-{_digest([source])}.o"
+    if not made.exists():
+        objects = f'-DKV_OBJECTS_DIR="{ROOT / "csrc/gpu/objects"}"'
+        _made(made, ["-O1", "-D_GNU_SOURCE", f"-I{ROOT / 'csrc'}", objects, "-c", str(source)])
+    return made
+
+
+def _made(target: Path, arguments: list[str]) -> None:
+    partial = target.with_suffix(".partial")
+    subprocess.run(["g++", "-std=c++20", "-pthread", *arguments, "-o", str(partial)], check=True)
+    partial.rename(target)
+
+
+def _digest(paths: list[Path]) -> str:
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]

@@ -1,0 +1,213 @@
+"""Engines and movers that die, stop or break while bytes move, on a GPU that is really there."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.device.simulated import STICKY, Machine
+from tests.gpu.report import Report
+from tests.gpu.scene import BACK_S, MIB, MODES, Gpus, Scene
+from tests.process.harness import is_gone, kill, resume, stop, until
+
+FREED_S = 5.0
+SLACK_BYTES = 64 * MIB
+"""What else may come and go on a device meanwhile."""
+TRIES = 3
+"""A copy takes some milliseconds, and may be over before the signal comes."""
+LOOKUP_MS_MAX = 100.0
+HEALTH_MS_MAX = 100.0
+VERBS = ("begin_store", "begin_retrieve")
+POISONED = "poisoned: "
+"""As poison/sitecustomize.py says it."""
+
+
+def engine_killed(report: Report, machine: Gpus | Machine) -> None:
+    """Its memory is free within five seconds by the driver's own count, and others go on."""
+    with Scene(machine) as scene:
+        for mode in MODES:
+            with scene.worker(mode, f"first-{mode}") as first:  # what the mover takes for a mode at its first use
+                first.call("ready")
+                first.call("store", scene.fresh(), scene.chunks)
+                first.call("retrieve", 1, scene.chunks)
+            scene.wait_alone()
+            for verb in VERBS:
+                _kill_engine(report, scene, mode, verb)
+        story = scene.fresh()
+        stored = scene.lives.call("store", story, scene.chunks)
+        found = scene.lives.call("retrieve", story, scene.chunks)
+        report.check(stored["chunks"] == found == scene.chunks, f"another engine stores and hits {found} chunks")
+
+
+def _kill_engine(report: Report, scene: Scene, mode: str, verb: str) -> None:
+    for attempt in range(1, TRIES + 1):
+        before = scene.free_bytes()
+        with scene.worker(mode, f"dies-{mode}-{verb}-{attempt}") as dying:
+            dying.call("ready")
+            taken = before - scene.free_bytes()
+            slack = taken // 8
+            dying.call(verb, scene.fresh() if verb == "begin_store" else 1, scene.chunks)
+            met = scene.met()
+            dying.process.kill()
+            began = time.monotonic()
+            dying.process.wait(FREED_S)
+            freed = _wait_free(scene, before - slack)
+            took_s = time.monotonic() - began
+        scene.wait_alone()
+        until("its job to end", lambda: scene.in_flight() == 0)
+        if met or attempt == TRIES:
+            break
+    what = f"{mode} {verb}: {taken / MIB:.0f} MiB of a killed engine are free after {took_s:.2f} s"
+    report.check(freed and took_s <= FREED_S and taken > 0, what)
+    report.check(met, f"{mode} {verb}: its copy was under way when it was killed (try {attempt})")
+
+
+def _wait_free(scene: Scene, wanted_bytes: int) -> bool:
+    try:
+        until("memory to be free", lambda: scene.free_bytes() >= wanted_bytes, 2 * FREED_S)
+    except TimeoutError:
+        return False
+    return True
+
+
+def mover_killed(report: Report, machine: Gpus | Machine) -> None:
+    with Scene(machine) as scene:
+        for verb in VERBS:
+            for attempt in range(1, TRIES + 1):
+                mover = scene.server.mover_pid()
+                scene.lives.call(verb, scene.fresh() if verb == "begin_store" else 1, scene.chunks)
+                met = scene.met()
+                kill(mover)
+                since_s = time.monotonic()
+                why = scene.lives.call("outcome")["why"]
+                _everything_is_back(report, scene, f"{verb}, mover killed", mover, since_s)
+                if (met and why) or attempt == TRIES:
+                    break
+            report.check(bool(met and why), f"{verb}: met while copying, ended as {why!r} (try {attempt})")
+
+
+def mover_stopped(report: Report, machine: Gpus | Machine) -> None:
+    """It is killed and replaced when somebody asks something of it; until then nobody minds."""
+    with Scene(machine) as scene:
+        mover, since_s = scene.server.mover_pid(), time.monotonic()
+        stop(mover)
+        _brain_answers(report, scene, "idle mover stopped")
+        scene.lives.call("begin_retrieve", 1, scene.chunks, 0.5)
+        why = scene.lives.call("outcome")["why"]
+        report.check(bool(why), f"a retrieve from a stopped mover ends, as {why!r}")
+        _everything_is_back(report, scene, "idle mover stopped", mover, since_s)
+        for verb in VERBS:
+            _stop_mover_midway(report, scene, verb)
+
+
+def _stop_mover_midway(report: Report, scene: Scene, verb: str) -> None:
+    for _ in range(TRIES):
+        mover = scene.server.mover_pid()
+        scene.lives.call(verb, scene.fresh() if verb == "begin_store" else 1, scene.chunks, 0.5)
+        met = scene.met()
+        stop(mover)
+        since_s = time.monotonic()
+        _brain_answers(report, scene, f"{verb}, mover stopped")
+        why = scene.lives.call("outcome")["why"]
+        if why:
+            _everything_is_back(report, scene, f"{verb}, mover stopped", mover, since_s)
+            break
+        resume(mover)
+    report.check(bool(met and why), f"{verb}: stopped while copying, ended as {why!r}")
+
+
+def mover_broken(report: Report, machine: Gpus | Machine) -> None:
+    """A kernel in the mover's own context writes where nothing is: idle, and while it copies."""
+    with Scene(machine) as scene:
+        for when in ("idle", *VERBS):
+            mover, since_s = scene.server.mover_pid(), time.monotonic()
+            if when != "idle":
+                scene.lives.call(when, scene.fresh() if when == "begin_store" else 1, scene.chunks)
+            with _broken(scene, mover):
+                why = scene.lives.call("outcome")["why"] if when != "idle" else ""
+                for _ in range(TRIES):  # a broken context is noticed at the next call, which may be the next job's
+                    if is_gone(mover):
+                        break
+                    scene.lives.call("begin_retrieve", 1, scene.chunks)
+                    why = scene.lives.call("outcome")["why"]
+                gone = _is_gone_soon(mover)
+            report.check(gone, f"{when}: the broken mover ends; the last job ended as {why!r}")
+            _everything_is_back(report, scene, f"{when}, mover broken", mover, since_s)
+        said = [line for line in scene.server.log().splitlines() if "ILLEGAL_ADDRESS" in line or "poisoned" in line]
+        report.check(any("ILLEGAL_ADDRESS" in line for line in said), f"the log names the error: {said[-1:]}")
+
+
+@contextmanager
+def _broken(scene: Scene, mover: int) -> Iterator[None]:
+    """A simulated device runs no such kernel; there, every call of the mover fails from now on."""
+    if isinstance(scene.machine, Machine):
+        with scene.machine.rule("run:copy", STICKY, code=700, pid=mover):
+            yield
+        return
+    before = scene.server.log().count(POISONED)
+    os.kill(mover, signal.SIGUSR2)
+    until("the mover's context to be broken", lambda: scene.server.log().count(POISONED) > before)
+    yield
+
+
+def _is_gone_soon(pid: int) -> bool:
+    try:
+        return bool(until("the mover to end", lambda: is_gone(pid)))
+    except TimeoutError:
+        return False
+
+
+def engine_broken(report: Report, machine: Gpus | Machine) -> None:
+    """An engine's own context breaks: that is the engine's trouble alone."""
+    if isinstance(machine, Machine):
+        report.skip("a simulated device runs no kernels but ours")
+        return
+    for mode in MODES:
+        with Scene(machine, lives=mode) as scene:
+            scene.lives.call("retrieve", 1, scene.chunks)  # what the mover takes for a mode at its first use
+            mover, before = scene.server.mover_pid(), scene.free_bytes()
+            with scene.worker(mode, f"breaks-{mode}") as breaks:
+                breaks.call("ready")
+                breaks.call("retrieve", 1, scene.chunks)
+                breaks.call("write_nowhere")
+                breaks.call("begin_retrieve_unprepared", 1, scene.chunks, 3.0)
+                outcome = breaks.call("outcome")
+                report.say(f"{mode}: a retrieve into a broken engine ends as {outcome}")
+                found = scene.lives.call("retrieve", 1, scene.chunks)
+                report.check(found == scene.chunks, f"{mode}: another engine hits {found} chunks beside it")
+            freed = _wait_free(scene, before - SLACK_BYTES)
+            report.check(freed, f"{mode}: its memory is free after its end")
+            report.say(f"{mode}: the mover {'lives' if scene.server.mover_pid_now() == mover else 'was replaced'}")
+            found = scene.lives.call("retrieve", 1, scene.chunks)
+            report.check(found == scene.chunks, f"{mode}: another engine hits {found} chunks afterwards")
+
+
+# ---------------------------------------------------------------- what is asked after each of them
+
+
+def _brain_answers(report: Report, scene: Scene, when: str) -> None:
+    fewest, longest_ms = scene.lives.call("lookups", 1, scene.chunks, 50)
+    report.check(fewest == scene.chunks, f"{when}: 50 lookups find {fewest} of {scene.chunks} chunks or more")
+    report.check(longest_ms <= LOOKUP_MS_MAX, f"{when}: the slowest lookup took {longest_ms:.2f} ms")
+    _brain_answers_health(report, scene, when)
+
+
+def _brain_answers_health(report: Report, scene: Scene, when: str) -> None:
+    health_ms = scene.server.health_ms(20)
+    report.check(health_ms <= HEALTH_MS_MAX, f"{when}: the slowest /healthz took {health_ms:.2f} ms")
+
+
+def _everything_is_back(report: Report, scene: Scene, when: str, old_mover: int, since_s: float) -> None:
+    """Right after a failed job: its blocks are reused, and nobody writes them any more; the engine hits again."""
+    scene.lives.begin("reuse")
+    _brain_answers_health(report, scene, when)
+    scene.wait_mapped(old_mover)
+    report.check(True, f"{when}: another mover has its memory {time.monotonic() - since_s:.2f} s later")
+    scene.lives.end()
+    scene.lives.call("ready", BACK_S)
+    _brain_answers(report, scene, when)
+    wrong = scene.lives.call("wrong")
+    report.check(wrong == 0, f"{when}: {wrong} wrong bytes in all memory of the engine")
+    found = scene.lives.call("retrieve", 1, scene.chunks)
+    report.check(found == scene.chunks, f"{when}: retrieves {found} chunks, every byte compared")
