@@ -1,0 +1,405 @@
+"""What an engine's connector decides: what to look up, what to retrieve into which blocks, what to store and when.
+
+Nothing here knows an engine, a socket, a clock or a tensor. The scheduler half of a connector tells what happens and
+asks what to do; time is an argument. The way of a request:
+
+    begin ─► match ─► allocated ─► (all ranks: retrieve_ended) ─► computed, store ─► … ─► finish
+              │  ▲        └─► admitted, when nothing is retrieved ─┘        │
+              │  └──────────────────────── preempted ◄──────────────────────┘
+              └─ asks the server: take_lookups, found; take_releases
+
+Rule 1: a lease ends on every way out: used up by the ranks of a retrieve, or in take_releases().
+Rule 2: a job ends when all ranks have reported, and not before; a deadline never hands blocks back. Jobs have numbers
+of their own, never used twice, so that a request that was preempted, aborted or has an old name is never confused.
+Rule 3: no block of the engine's own prefix is ever written.
+Rule 4: what the server holds is not stored again. The frontier, from where on a request is stored, goes back only when
+a retrieve has failed, or when the server, asked anew, holds less.
+Rule 5: a request whose retrieve failed is computed. It does not ask again, so it cannot go round for ever.
+"""
+
+import itertools
+from collections.abc import Hashable
+
+from kvclient.offload_jobs import Jobs
+from kvclient.offload_ranges import chunks_to_look_up, is_aligned, retrieve_blocks, store_blocks, usable_tokens
+from kvclient.offload_request import Answer, Phase, Question, Request
+from kvclient.offload_values import (
+    LookupOrder,
+    Options,
+    RetrieveEnd,
+    RetrieveOrder,
+    Statistics,
+    StoreEnd,
+    StoreOrder,
+    Summary,
+    Tables,
+)
+from kvclient.values import Found, Lease, RetrieveResult, StoreResult
+
+CHAIN_GOES_ON = ("busy", "late")
+"""Reasons of a short store that leave no gap: somebody else brings the rest, or only the count of it was lost."""
+
+
+class Offload:
+    """The decisions of one engine's scheduler. Belongs to one thread.
+
+    Requests go by any hashable name that is unique among those that have begun and not finished."""
+
+    def __init__(self, options: Options) -> None:
+        self.statistics = Statistics()
+        self._options = options
+        self._gain_min = max(1, options.retrieve_tokens_min)
+        self._requests: dict[Hashable, Request] = {}
+        self._numbers = itertools.count(1)
+        """Of jobs and of lookups."""
+        self._asked: dict[int, Request] = {}
+        """Lookups in flight, also those that nobody waits for any more."""
+        self._retrieves: Jobs[RetrieveOrder] = Jobs(options.ranks)
+        self._stores: Jobs[StoreOrder] = Jobs(options.ranks)
+        self._chunks_storing = 0
+        self._lookups: list[LookupOrder] = []
+        self._releases: list[Lease] = []
+        self._summaries: list[Summary] = []
+
+    # ---------------------------------------------------------------- requests
+
+    def begin(self, request: Hashable, *, tokens: int, keys: bytes, reads: bool = True) -> None:
+        """A request of `tokens` prompt tokens; `keys` are those of its whole chunks, packed.
+
+        reads: False for a request that must compute all its tokens itself; it is stored, and takes no lease."""
+        self._begin(Request(request, tokens, bytearray(keys), reads=reads and self._options.retrieves))
+
+    def begin_unkeyed(self, request: Hashable, *, tokens: int, why: str) -> None:
+        """A request whose bytes cannot be named safely: neither looked up nor stored, but counted under `why`."""
+        self._begin(Request(request, tokens, bytearray(), reads=False, is_keyed=False, why=why))
+        self.statistics.requests_unkeyed += 1
+        self.statistics.skip(why, tokens)
+
+    def extend(self, request: Hashable, keys: bytes) -> None:
+        """The keys of further whole chunks, for output that is to be stored and found after a preemption."""
+        it = self._requests[request]
+        if it.is_keyed:
+            it.keys += keys
+
+    def ask(self, request: Hashable, now_s: float) -> None:
+        """Puts the question to the server before match() needs the answer. Optional; the request may get its lease
+        long before it gets its blocks, and the server keeps what it has promised."""
+        it = self._requests[request]
+        if it.phase is Phase.WAITING and it.keys and it.question is None and it.answer is None:
+            self._ask(it, hbm_tokens=0 if it.reads else it.tokens, now_s=now_s)
+
+    def match(self, request: Hashable, *, tokens: int, hbm_tokens: int, now_s: float) -> int | None:
+        """Tokens behind the engine's own prefix that the server can bring; None: ask again, the answer is under way.
+
+        tokens: of the sequence, output included. hbm_tokens: 0 if it is known only after allocation.
+        May be called any number of times; it promises what allocated() then does. Each reason for None has its bound:
+        lookup_deadline_s for an answer, of which at most two are waited for, and retrieve_wait_s for a turn."""
+        it = self._requests[request]
+        if it.phase is not Phase.WAITING and not it.is_barred:
+            self.preempted(request)
+        it.tokens = tokens
+        if it.is_barred or not it.keys:
+            return 0
+        may_read = it.reads and (self._options.resumes_output or tokens <= it.prompt_tokens)
+        if not may_read or usable_tokens(self._options, tokens) - hbm_tokens < self._gain_min:
+            # Asked all the same, and not waited for: what the server holds is not stored again.
+            if it.question is None and it.answer is None:
+                self._ask(it, hbm_tokens=tokens, now_s=now_s)
+            return 0
+        return self._offer(it, hbm_tokens, now_s)
+
+    def allocated(
+        self, request: Hashable, *, hbm_tokens: int, tables: Tables, tokens: int | None = None
+    ) -> RetrieveOrder | None:
+        """After match() said more than 0: the request has its blocks, and waits for the retrieve if there is one.
+
+        tokens: how many of those that match() offered the engine takes, if not all; nothing behind them is written.
+        Never None for the hbm_tokens that match() was told; where these were not known yet, None says that it is not
+        worth a retrieve: the request is admitted and computes."""
+        it = self._requests[request]
+        gain = self._gain(it, hbm_tokens) if it.phase is Phase.WAITING else 0
+        if not gain or it.answer is None or it.answer.lease is None:
+            self.admitted(request, hbm_tokens=hbm_tokens)
+            return None
+        taken = gain if tokens is None else tokens
+        end_tokens = hbm_tokens + taken
+        blocks, refused = retrieve_blocks(self._options, tables, hbm_tokens=hbm_tokens, end_tokens=end_tokens)
+        if not 0 < taken <= gain or (taken < gain and not self._options.is_plain):
+            blocks, refused = (), "tokens"  # more than was found, or a boundary that was not asked for
+        number = next(self._numbers)
+        order = RetrieveOrder(number, request, it.answer.lease, blocks, hbm_tokens, end_tokens, refused)
+        self._count_admission(it, hbm_tokens)
+        it.answer = None  # its lease is the job's now
+        it.phase, it.retrieve = Phase.RETRIEVING, number
+        self._retrieves.begin(order, it)
+        self.statistics.retrieves += 1
+        self.statistics.retrieves_in_flight = len(self._retrieves)
+        return order
+
+    def admitted(self, request: Hashable, *, hbm_tokens: int) -> None:
+        """The engine computes the request behind its own prefix: nothing was found, or it changed its mind. Of no
+        effect while a retrieve runs or after it, so it may be called after every allocation."""
+        it = self._requests[request]
+        if it.phase is not Phase.WAITING:
+            return
+        self._count_admission(it, hbm_tokens)
+        if it.is_keyed and it.why:
+            reach = usable_tokens(self._options, it.tokens)
+            known = it.answer is not None and not it.answer.why
+            self.statistics.skip(it.why, max(0, (min(it.found_tokens, reach) if known else reach) - hbm_tokens))
+        self._set_answer(it, None)
+        it.phase = Phase.RUNNING
+
+    def computed(self, request: Hashable, tokens: int, now_s: float) -> bool:
+        """At every step: so many leading tokens are computed, once this step's forward is done. True: chunks are due,
+        call store() with the tables."""
+        it = self._requests[request]
+        if it.phase is not Phase.RUNNING:
+            if it.phase is Phase.RETRIEVING:
+                return False
+            self.admitted(request, hbm_tokens=0)
+        it.due = min(tokens // self._options.chunk_tokens, it.chunks)
+        if it.due <= it.frontier or it.stopped or not self._options.stores:
+            return False
+        if it.question is not None and not self._gave_up(it, now_s):
+            return False  # what is due may be held
+        return len(self._stores) < self._options.stores_max and self._chunks_storing < self._options.store_chunks_max
+
+    def store(self, request: Hashable, tables: Tables) -> StoreOrder | None:
+        """What computed() found due, or a part of it, or nothing if the tables hold none of it."""
+        it = self._requests[request]
+        first = it.frontier
+        room = self._options.store_chunks_max - self._chunks_storing
+        end, blocks = store_blocks(self._options, tables, first_chunk=first, end_chunk=min(it.due, first + room))
+        if end <= first or not blocks:
+            return None
+        number = next(self._numbers)
+        order = StoreOrder(number, request, first, it.parent_of(first), it.key_range(first, end), blocks)
+        it.frontier = it.storing[number] = end
+        self._stores.begin(order, it, chunks=end - first)
+        self._chunks_storing += end - first
+        self.statistics.stores += 1
+        self.statistics.stores_in_flight = len(self._stores)
+        return order
+
+    def preempted(self, request: Hashable) -> None:
+        """Its blocks are gone, it waits to be matched again. Stores in flight keep theirs."""
+        it = self._requests[request]
+        self._set_answer(it, None)
+        it.phase, it.question, it.queued_s = Phase.WAITING, None, None
+        it.retrieve = it.due = it.found_tokens = 0
+        it.preemptions += 1
+        self.statistics.preemptions += 1
+
+    def finish(self, request: Hashable) -> None:
+        """Finished or aborted, at any point. Jobs in flight go on to their ends. Unknown requests are ignored."""
+        it = self._requests.pop(request, None)
+        if it is None:
+            return
+        if self._options.stores and it.due > it.frontier:
+            why = it.stopped or ("unanswered" if it.question is not None else "busy")
+            self.statistics.skip(why, (it.due - it.frontier) * self._options.chunk_tokens)
+        self._set_answer(it, None)
+        it.phase, it.retrieve = Phase.FINISHED, 0
+        self._sum_up(it)
+
+    def holds(self, request: Hashable) -> bool:
+        """Whether a job in flight, of a request that may have finished, still needs its blocks."""
+        return self._stores.are_of(request) or self._retrieves.are_of(request)
+
+    # ---------------------------------------------------------------- the server
+
+    def take_lookups(self) -> list[LookupOrder]:
+        """Questions for the server since the last call; look after match() if the answer can be had at once."""
+        taken, self._lookups = self._lookups, []
+        return taken
+
+    def found(self, lookup: int, found: Found, now_s: float) -> None:
+        """The answer, late or not."""
+        it = self._asked.pop(lookup)
+        question = it.question if it.question is not None and it.question.number == lookup else None
+        self.statistics.lookups_unserved += bool(found.why)
+        if question is not None:
+            it.question = None
+            if not found.why:
+                it.found_tokens = found.chunks * self._options.chunk_tokens
+                it.frontier, it.stopped = max(found.chunks, it.storing_until, it.stored_until), ""
+        elif not found.why and not it.is_barred:
+            it.frontier = max(it.frontier, found.chunks)
+        if question is None or it.phase is not Phase.WAITING:
+            self._release(found.lease)
+            return
+        self._set_answer(it, Answer(found.chunks, found.lease, question.chunks, question.chunks_wanted_min, found.why))
+
+    def take_releases(self) -> list[Lease]:
+        """Leases to give back since the last call; look after every step, and when idle."""
+        taken, self._releases = self._releases, []
+        return taken
+
+    def leases_lost(self) -> None:
+        """The server has ended, has started again, or was cleared: what it promised means nothing now."""
+        self._releases.clear()
+        for it in self._requests.values():
+            if it.answer is not None and it.answer.lease is not None:
+                it.answer = None
+
+    # ---------------------------------------------------------------- the ranks
+
+    def retrieve_ended(self, job: int, rank: int, result: RetrieveResult) -> RetrieveEnd | None:
+        """One rank's report; the end of the job when it was the last. What is reported twice counts once."""
+        ended = self._retrieves.reported(job, rank, why="" if result.ok else result.why or "failed")
+        if ended is None:
+            return None
+        order, it = ended.order, ended.owner
+        self.statistics.retrieves_in_flight = len(self._retrieves)
+        if ended.why:
+            self.statistics.retrieves_failed += 1
+            self.statistics.skip("retrieve-failed", order.end_tokens - order.hbm_tokens)
+            self._release(order.lease)  # some rank may not have used it
+        else:
+            self.statistics.tokens_retrieved += order.end_tokens - order.hbm_tokens
+        if it.retrieve == job:
+            it.retrieve = 0
+            self._resume(it, order, ended.why)
+        self._sum_up(it)
+        return RetrieveEnd(order, not ended.why, ended.why)
+
+    def store_ended(self, job: int, rank: int, result: StoreResult) -> StoreEnd | None:
+        """One rank's report; the end of the job when it was the last. What is reported twice counts once."""
+        ended = self._stores.reported(job, rank, chunks=result.chunks, why=result.why)
+        if ended is None:
+            return None
+        order, it, asked = ended.order, ended.owner, ended.order.chunks
+        self._chunks_storing -= asked
+        self.statistics.stores_in_flight = len(self._stores)
+        self.statistics.tokens_stored += ended.chunks * self._options.chunk_tokens
+        it.stored_tokens += ended.chunks * self._options.chunk_tokens
+        del it.storing[job]
+        held_until = order.first_chunk + ended.chunks
+        it.stored_until = max(it.stored_until, held_until)
+        if ended.chunks < asked:
+            self.statistics.stores_short += 1
+            if ended.why not in CHAIN_GOES_ON and held_until < it.frontier:
+                it.stopped = ended.why or "short"
+        self._sum_up(it)
+        return StoreEnd(order, ended.chunks)
+
+    def busy(self) -> bool:
+        """Whether anything is in flight whose end has to be delivered, so that an idle engine must go on polling."""
+        return bool(len(self._retrieves) or len(self._stores) or self._releases)
+
+    def take_summaries(self) -> list[Summary]:
+        """Requests that have finished and of which nothing is in flight, since the last call."""
+        taken, self._summaries = self._summaries, []
+        return taken
+
+    # ---------------------------------------------------------------- helpers
+
+    def _begin(self, it: Request) -> None:
+        assert it.name not in self._requests, f"request {it.name!r} has begun and not finished"
+        self._requests[it.name] = it
+        self.statistics.requests += 1
+
+    def _offer(self, it: Request, hbm_tokens: int, now_s: float) -> int | None:
+        """match() for a request that may read and has something to win."""
+        if it.answer is None or not it.answer.still_good(self._options, now_s):
+            if it.question is None:
+                self._ask(it, hbm_tokens=hbm_tokens, now_s=now_s)
+            elif self._gave_up(it, now_s):
+                self._miss(it, "late")
+            if it.question is not None or it.answer is None:
+                return None
+        gain = self._gain(it, hbm_tokens)
+        if not gain:
+            return 0
+        if it.answer.lease is None and it.answer.chunks < it.answer.chunks_wanted_min:
+            # It was not worth a lease while the engine held more of it. It may lose the rest as well.
+            self._set_answer(it, None)
+            self._ask(it, hbm_tokens=0, now_s=now_s)
+            return None
+        if not it.answer.has_lease(self._options, now_s):
+            it.why = "no-lease"
+            return 0
+        if len(self._retrieves) < self._options.retrieves_max:
+            it.queued_s = None
+            return gain
+        if it.queued_s is None:
+            it.queued_s = now_s
+        if now_s - it.queued_s < self._options.retrieve_wait_s:
+            return None
+        self._miss(it, "busy")
+        return 0
+
+    def _gain(self, it: Request, hbm_tokens: int) -> int:
+        """Tokens that a retrieve would bring; 0 when that is too few, and why."""
+        if it.answer is None:
+            return 0
+        found_tokens = it.answer.chunks * self._options.chunk_tokens
+        gain = min(found_tokens, usable_tokens(self._options, it.tokens)) - hbm_tokens
+        it.why = it.answer.why
+        if gain >= self._gain_min and is_aligned(self._options, hbm_tokens):
+            return gain
+        if gain > 0:
+            it.why = "below-min" if gain < self._gain_min else "unaligned"
+        return 0
+
+    def _ask(self, it: Request, *, hbm_tokens: int, now_s: float) -> None:
+        """Wants a lease only for what is worth a retrieve behind hbm_tokens."""
+        chunk_tokens = self._options.chunk_tokens
+        chunks = min(chunks_to_look_up(self._options, it.tokens), it.chunks)
+        if not chunks:
+            self._set_answer(it, Answer(0, None, 0, 0))
+            return
+        wanted = hbm_tokens + self._gain_min
+        enough = wanted <= usable_tokens(self._options, it.tokens)
+        wanted_min = -(-wanted // chunk_tokens) if enough else chunks + 1
+        number = next(self._numbers)
+        it.question = Question(number, chunks, wanted_min, now_s + self._options.lookup_deadline_s)
+        it.stored_until = 0
+        self._asked[number] = it
+        self._lookups.append(LookupOrder(number, it.key_range(0, chunks), wanted_min))
+        self.statistics.lookups += 1
+        self.statistics.tokens_looked_up += chunks * chunk_tokens
+
+    def _gave_up(self, it: Request, now_s: float) -> bool:
+        """Whether its question is older than the deadline; then nobody waits for the answer any more."""
+        if it.question is None or now_s < it.question.due_s:
+            return False
+        it.question = None
+        self.statistics.lookups_late += 1
+        return True
+
+    def _miss(self, it: Request, why: str) -> None:
+        it.queued_s, it.why = None, why
+        self._set_answer(it, Answer(0, None, 1, 0, why))
+
+    def _set_answer(self, it: Request, answer: Answer | None) -> None:
+        """The answer before it is forgotten, and its lease given back."""
+        if it.answer is not None:
+            self._release(it.answer.lease)
+        it.answer = answer
+
+    def _release(self, lease: Lease | None) -> None:
+        if lease is not None:
+            self._releases.append(lease)
+
+    def _count_admission(self, it: Request, hbm_tokens: int) -> None:
+        it.hbm_tokens = hbm_tokens
+        self.statistics.tokens_asked += it.tokens
+        self.statistics.tokens_hbm += hbm_tokens
+        self.statistics.tokens_found += min(it.found_tokens, it.tokens)
+
+    def _resume(self, it: Request, order: RetrieveOrder, why: str) -> None:
+        """The engine goes on with a request that waited for a retrieve."""
+        it.phase = Phase.RUNNING
+        if not why:
+            it.retrieved_tokens += order.end_tokens - order.hbm_tokens
+            return
+        it.is_barred, it.why = True, why
+        it.frontier, it.stopped = order.hbm_tokens // self._options.chunk_tokens, ""
+
+    def _sum_up(self, it: Request) -> None:
+        if it.phase is not Phase.FINISHED or it.jobs:
+            return
+        tokens = it.prompt_tokens, it.hbm_tokens, it.found_tokens, it.retrieved_tokens, it.stored_tokens
+        self._summaries.append(Summary(it.name, *tokens, it.preemptions, it.why or it.stopped))

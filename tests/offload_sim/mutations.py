@@ -1,0 +1,354 @@
+"""Deliberate bugs, a line or two each: every one of them must be noticed by a seed or by a unit test."""
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    """`old` stands exactly once in `file` (below client/kvclient/) and becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+OFFLOAD, JOBS, RANGES, REQUEST = "offload.py", "offload_jobs.py", "offload_ranges.py", "offload_request.py"
+
+MUTATIONS = (
+    # ------------------------------------------------------------ what is retrieved
+    Mutation(
+        "no token is left to compute",
+        RANGES,
+        "return tokens if options.engine_steps_back else tokens - 1",
+        "return tokens",
+    ),
+    Mutation(
+        "a window or a state serves one token less as well",
+        RANGES,
+        "    if not options.is_plain:\n        return (tokens - 1)",
+        "    if False:\n        return (tokens - 1)",
+    ),
+    Mutation(
+        "the boundary at the last token is asked for",
+        RANGES,
+        "(tokens if options.is_plain else tokens - 1) // options",
+        "tokens // options",
+    ),
+    Mutation(
+        "a retrieve begins one block early",
+        RANGES,
+        "            return hbm_tokens\n",
+        "            return max(0, hbm_tokens - group.block_tokens)\n",
+    ),
+    Mutation(
+        "a retrieve writes the engine's own prefix",
+        RANGES,
+        "            return hbm_tokens\n",
+        "            return 0\n",
+    ),
+    Mutation(
+        "a window reaches into the engine's own prefix",
+        RANGES,
+        "return max(hbm_tokens, end_tokens - group.window_tokens)",
+        "return max(0, end_tokens - group.window_tokens)",
+    ),
+    Mutation(
+        "a window is a token short",
+        RANGES,
+        "return max(hbm_tokens, end_tokens - group.window_tokens)",
+        "return max(hbm_tokens, end_tokens - group.window_tokens + 1)",
+    ),
+    Mutation(
+        "the state of the chunk before",
+        RANGES,
+        "return end_tokens - group.block_tokens",
+        "return max(0, end_tokens - 2 * group.block_tokens)",
+    ),
+    Mutation(
+        "the last block is left out when it is used in part",
+        RANGES,
+        "last = -(-end_tokens // group.block_tokens)",
+        "last = end_tokens // group.block_tokens",
+    ),
+    Mutation(
+        "a prefix that ends inside a block is built upon",
+        RANGES,
+        'return all(hbm_tokens % group.block_tokens == 0 for group in options.groups if group.kind != "state")',
+        "return True",
+    ),
+    Mutation("the null block is written", RANGES, '            return (), "null-block"\n', "            pass\n"),
+    Mutation(
+        "the threshold is ignored",
+        OFFLOAD,
+        "        if gain >= self._gain_min and is_aligned",
+        "        if gain > 0 and is_aligned",
+    ),
+    Mutation(
+        "what the engine holds is offered as well",
+        OFFLOAD,
+        "gain = min(found_tokens, usable_tokens(self._options, it.tokens)) - hbm_tokens",
+        "gain = min(found_tokens, usable_tokens(self._options, it.tokens))",
+    ),
+    Mutation(
+        "retrieves are not bounded",
+        OFFLOAD,
+        "if len(self._retrieves) < self._options.retrieves_max:",
+        "if True:",
+    ),
+    Mutation(
+        "a request that must compute itself retrieves",
+        OFFLOAD,
+        "reads=reads and self._options.retrieves",
+        "reads=True",
+    ),
+    Mutation(
+        "output is resumed by an engine that cannot",
+        OFFLOAD,
+        "may_read = it.reads and (self._options.resumes_output or tokens <= it.prompt_tokens)",
+        "may_read = it.reads",
+    ),
+    # ------------------------------------------------------------ waiting
+    Mutation(
+        "a late answer is waited for", OFFLOAD, "if it.question is None or now_s < it.question.due_s:", "if True:"
+    ),
+    Mutation(
+        "an answer grows old before it is used",
+        REQUEST,
+        "now_s + options.moment_s\n            return True\n",
+        "now_s + options.moment_s\n            return False\n",
+    ),
+    Mutation(
+        "an answer is believed for ever",
+        REQUEST,
+        "        return now_s < self.believed_until_s\n",
+        "        return True\n",
+    ),
+    Mutation(
+        "a lease is used when it has ended",
+        REQUEST,
+        "now_s < self.lease.expires_monotonic_s - options.lease_spare_s",
+        "True",
+    ),
+    Mutation(
+        "a request waits for its turn for ever",
+        OFFLOAD,
+        "if now_s - it.queued_s < self._options.retrieve_wait_s:",
+        "if True:",
+    ),
+    Mutation(
+        "an answer is taken for that of an earlier question",
+        OFFLOAD,
+        "it.question is not None and it.question.number == lookup else None",
+        "it.question is not None else None",
+    ),
+    # ------------------------------------------------------------ leases
+    Mutation(
+        "a failed retrieve keeps its lease",
+        OFFLOAD,
+        "            self._release(order.lease)  # some rank may not have used it\n",
+        "",
+    ),
+    Mutation(
+        "a lease that is not needed is kept",
+        OFFLOAD,
+        "        if question is None or it.phase is not Phase.WAITING:\n            self._release(found.lease)\n",
+        "        if question is None or it.phase is not Phase.WAITING:\n",
+    ),
+    Mutation(
+        "the lease before is forgotten",
+        OFFLOAD,
+        "        if it.answer is not None:\n            self._release(it.answer.lease)\n",
+        "",
+    ),
+    Mutation(
+        "an aborted request keeps its lease",
+        OFFLOAD,
+        "        self._set_answer(it, None)\n        it.phase, it.retrieve = Phase.FINISHED, 0\n",
+        "        it.phase, it.retrieve = Phase.FINISHED, 0\n",
+    ),
+    Mutation(
+        "a declined retrieve keeps its lease",
+        OFFLOAD,
+        "        self._set_answer(it, None)\n        it.phase = Phase.RUNNING\n",
+        "        it.answer = None\n        it.phase = Phase.RUNNING\n",
+    ),
+    Mutation(
+        "the lease of a retrieve is given back at its begin",
+        OFFLOAD,
+        "        it.answer = None  # its lease is the job's now\n",
+        "        self._set_answer(it, None)\n",
+    ),
+    Mutation(
+        "lost leases are given back",
+        OFFLOAD,
+        "                it.answer = None\n\n    # ----",
+        "                self._set_answer(it, None)\n\n    # ----",
+    ),
+    # ------------------------------------------------------------ failure
+    Mutation(
+        "a failed request asks again", OFFLOAD, "        it.is_barred, it.why = True, why\n", "        it.why = why\n"
+    ),
+    Mutation(
+        "the frontier stays when a retrieve has failed",
+        OFFLOAD,
+        'it.frontier, it.stopped = order.hbm_tokens // self._options.chunk_tokens, ""',
+        'it.stopped = ""',
+    ),
+    Mutation(
+        "the frontier goes back when a retrieve has succeeded",
+        OFFLOAD,
+        "order.end_tokens - order.hbm_tokens\n            return\n",
+        "order.end_tokens - order.hbm_tokens\n            it.frontier = 0\n            return\n",
+    ),
+    Mutation(
+        "a late retrieve wakes another life of the request",
+        OFFLOAD,
+        "        if it.retrieve == job:\n",
+        "        if it.phase is Phase.RETRIEVING:\n",
+    ),
+    Mutation(
+        "a finished request is woken",
+        OFFLOAD,
+        "it.phase, it.retrieve = Phase.FINISHED, 0",
+        "it.phase = Phase.FINISHED",
+    ),
+    # ------------------------------------------------------------ ranks
+    Mutation("the first rank ends a job", JOBS, "        if entry.ranks_left:\n            return None\n", ""),
+    Mutation(
+        "a report counts twice",
+        JOBS,
+        "if entry is None or rank not in entry.ranks_left:",
+        "if entry is None:",
+    ),
+    Mutation("the last rank's word is the job's", JOBS, "entry.why = entry.why or why", "entry.why = why"),
+    Mutation("the luckiest rank's count is the job's", JOBS, "min(entry.chunks, chunks)", "max(entry.chunks, chunks)"),
+    # ------------------------------------------------------------ stores
+    Mutation(
+        "what was found is stored again",
+        OFFLOAD,
+        "max(found.chunks, it.storing_until, it.stored_until)",
+        "max(it.storing_until, it.stored_until)",
+    ),
+    Mutation(
+        "what is on its way is stored again",
+        OFFLOAD,
+        "max(found.chunks, it.storing_until, it.stored_until)",
+        "max(found.chunks, it.stored_until)",
+    ),
+    Mutation(
+        "what was stored meanwhile is stored again",
+        OFFLOAD,
+        "max(found.chunks, it.storing_until, it.stored_until)",
+        "max(found.chunks, it.storing_until)",
+    ),
+    Mutation(
+        "a late answer does not count",
+        OFFLOAD,
+        "            it.frontier = max(it.frontier, found.chunks)\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "stored before the answer",
+        OFFLOAD,
+        "        if it.question is not None and not self._gave_up(it, now_s):\n            return False",
+        "        if False:\n            return False",
+    ),
+    Mutation(
+        "a chunk is stored before it is computed",
+        OFFLOAD,
+        "it.due = min(tokens // self._options.chunk_tokens, it.chunks)",
+        "it.due = min(-(-tokens // self._options.chunk_tokens), it.chunks)",
+    ),
+    Mutation(
+        "stores are not bounded",
+        OFFLOAD,
+        "return len(self._stores) < self._options.stores_max and self._chunks",
+        "return self._chunks",
+    ),
+    Mutation(
+        "chunks in flight are not given back",
+        OFFLOAD,
+        "        self._chunks_storing -= asked\n",
+        "",
+    ),
+    Mutation(
+        "chunks in flight are not bounded",
+        OFFLOAD,
+        "end_chunk=min(it.due, first + room)",
+        "end_chunk=it.due",
+    ),
+    Mutation(
+        "stored behind a gap",
+        OFFLOAD,
+        '                it.stopped = ended.why or "short"\n',
+        "                pass\n",
+    ),
+    Mutation(
+        "stopped by what somebody else brings",
+        OFFLOAD,
+        "ended.why not in CHAIN_GOES_ON and held_until",
+        "held_until",
+    ),
+    Mutation("a gap is never forgotten", OFFLOAD, 'it.stored_until), ""\n', "it.stored_until), it.stopped\n"),
+    Mutation(
+        "the wrong parent",
+        REQUEST,
+        "return self.key_range(chunk - 1, chunk) if chunk",
+        "return self.key_range(chunk, chunk + 1) if chunk",
+    ),
+    Mutation(
+        "a hole is stored as if it were held",
+        RANGES,
+        "held = ids.index(options.null_block) if options.null_block in ids else len(ids)",
+        "held = len(ids)",
+    ),
+    Mutation(
+        "part of a window's chunk is stored",
+        RANGES,
+        "    return behind // per_chunk\n",
+        "    return -(-behind // per_chunk)\n",
+    ),
+    Mutation(
+        "stored while it is retrieved",
+        OFFLOAD,
+        "            if it.phase is Phase.RETRIEVING:\n                return False\n            self.admitted",
+        "            self.admitted",
+    ),
+    # ------------------------------------------------------------ ends
+    Mutation(
+        "blocks are let go while a store reads them",
+        OFFLOAD,
+        "return self._stores.are_of(request) or self._retrieves.are_of(request)",
+        "return self._retrieves.are_of(request)",
+    ),
+    Mutation(
+        "an idle engine does not poll for stores",
+        OFFLOAD,
+        "return bool(len(self._retrieves) or len(self._stores) or self._releases)",
+        "return bool(len(self._retrieves) or self._releases)",
+    ),
+    Mutation(
+        "a request is summed up before its jobs end",
+        OFFLOAD,
+        "if it.phase is not Phase.FINISHED or it.jobs:",
+        "if it.phase is not Phase.FINISHED:",
+    ),
+    Mutation(
+        "an old question is forgotten at a preemption, and its answer believed",
+        OFFLOAD,
+        "it.phase, it.question, it.queued_s = Phase.WAITING, None, None",
+        "it.phase, it.queued_s = Phase.WAITING, None",
+    ),
+    Mutation(
+        "a request keeps its answer when it is preempted",
+        OFFLOAD,
+        "self._set_answer(it, None)\n        it.phase, it.question, it.queued_s",
+        "it.phase, it.question, it.queued_s",
+    ),
+    Mutation(
+        "numbers come back",
+        OFFLOAD,
+        "self._numbers = itertools.count(1)",
+        "self._numbers = itertools.cycle(range(1, 9))",
+    ),
+)

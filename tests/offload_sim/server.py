@@ -1,0 +1,186 @@
+"""The server, as far as a connector can tell: prefixes with parts, leases, refusals, and a death now and then."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from kvclient.offload_values import LookupOrder, Options, StoreOrder
+from kvclient.values import Blocks, Found, Lease, RetrieveResult, StoreResult
+from kvserver.wire.messages import KEY_BYTES
+
+from .content import Page, keys, page, require
+from .shapes import Day
+
+TTLS_S = (0.7, 20.0, 20.0, 20.0)
+"""The shortest is shorter than what a lease must have left to be used, in some seeds."""
+
+
+@dataclass
+class Chunk:
+    parent: bytes
+    parts: dict[tuple[int, int], list[Page]] = field(default_factory=dict)
+    """By group and rank."""
+
+
+@dataclass
+class Promise:
+    keys: list[bytes]
+    expires_s: float
+    ranks_used: list[int] = field(default_factory=list)
+
+
+def cut(keys: bytes) -> list[bytes]:
+    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+
+
+class Server:
+    def __init__(self, options: Options, day: Day, rng: Random, tokens_of: dict[bytes, bytes]) -> None:
+        self.chunks: dict[bytes, Chunk] = {}
+        self.leases: dict[int, Promise] = {}
+        self.incarnation = 1
+        self.up = True
+        self.faulty = True
+        self._options = options
+        self._day = day
+        self._rng = rng
+        self._tokens_of = tokens_of
+        self._numbers = 0
+        self._ttl_s = rng.choice(TTLS_S)
+
+    # ---------------------------------------------------------------- requests
+
+    def lookup(self, order: LookupOrder, now_s: float) -> Found:
+        if not self.up:
+            return Found(0, None, "connection-lost")
+        asked = cut(order.keys)
+        found = next((count for count in range(len(asked), 0, -1) if self._servable(asked[:count])), 0)
+        if found < max(1, order.chunks_wanted_min):
+            return Found(found, None)
+        self._numbers += 1
+        self.leases[self._numbers] = Promise(asked[:found], now_s + self._ttl_s)
+        if self._happens(self._day.timeout):
+            del self.leases[self._numbers]  # the client closed its lane, and the lease went with it
+            return Found(0, None, "timeout")
+        return Found(found, Lease(self._numbers, found, self.incarnation, now_s + self._ttl_s))
+
+    def release(self, lease: Lease) -> None:
+        if lease.incarnation == self.incarnation:
+            self.leases.pop(lease.number, None)
+
+    def read(
+        self, lease: Lease, rank: int, blocks: tuple[Blocks, ...], now_s: float
+    ) -> list[list[Page]] | RetrieveResult:
+        """The bytes of the blocks, or the refusal."""
+        if not self.up:
+            return RetrieveResult(False, 0, "connection-lost")
+        promise = self.leases.get(lease.number)
+        if lease.incarnation != self.incarnation or promise is None or promise.expires_s <= now_s:
+            return RetrieveResult(False, 0, "lease-lost")
+        require(rank not in promise.ranks_used, f"rank {rank} uses lease {lease.number} twice")
+        brought = []
+        for item in blocks:
+            per_chunk = self._options.chunk_tokens // self._options.groups[item.group].block_tokens
+            pages = []
+            for block in range(item.first_block, item.first_block + len(item.block_ids)):
+                chunk, within = divmod(block, per_chunk)
+                require(chunk < len(promise.keys), f"chunk {chunk} lies beyond the lease")
+                held = self.chunks[promise.keys[chunk]].parts.get((item.group, rank))
+                require(held is not None, f"group {item.group} brings chunk {chunk}, which its boundary does not need")
+                assert held is not None
+                pages.append(held[within])
+            brought.append(pages)
+        promise.ranks_used.append(rank)
+        if len(promise.ranks_used) == self._options.ranks:
+            del self.leases[lease.number]
+        if self._happens(self._day.retrieve_fails):
+            return RetrieveResult(False, 0, "mover-lost")
+        return brought
+
+    def store(self, order: StoreOrder, rank: int, pages: list[list[Page]]) -> StoreResult:
+        """Compares what it is given with what the keys mean."""
+        if not self.up:
+            return StoreResult(0, 0, 0, "connection-lost")
+        brought_keys = cut(order.keys)
+        stop, why = len(brought_keys), ""
+        if self._happens(self._day.store_short):
+            stop, why = (
+                self._rng.randrange(len(brought_keys)),
+                self._rng.choice(("full", "busy", "discarded", "timeout")),
+            )
+        parent = order.parent
+        for at, key in enumerate(brought_keys):
+            if at == stop:
+                return StoreResult(at, at, 0, why)
+            if parent and parent not in self.chunks:
+                return StoreResult(at, at, 0, "parent-absent")
+            chunk = self.chunks.setdefault(key, Chunk(parent))
+            require(chunk.parent == parent, "a key came with another parent")
+            for item, brought in zip(order.blocks, pages, strict=True):
+                self._keep(chunk, (key, rank, order.first_chunk + at), item, brought)
+            parent = key
+        return StoreResult(len(brought_keys), len(brought_keys), 0, "")
+
+    # ---------------------------------------------------------------- what happens to it
+
+    def bring(self, tokens: bytes) -> None:
+        """Another engine of the same kind has stored a sequence."""
+        parent = b""
+        for index, key in enumerate(keys(tokens, self._options.chunk_tokens)):
+            chunk = self.chunks.setdefault(key, Chunk(parent))
+            self._tokens_of.setdefault(key, tokens[: (index + 1) * self._options.chunk_tokens])
+            for group in range(len(self._options.groups)):
+                for rank in range(self._options.ranks):
+                    chunk.parts.setdefault((group, rank), self._pages_of(key, group, rank, index))
+            parent = key
+
+    def expire(self, now_s: float) -> None:
+        for number in [number for number, promise in self.leases.items() if promise.expires_s <= now_s]:
+            del self.leases[number]
+
+    def evict(self) -> None:
+        """A leaf that nobody was promised."""
+        inner = {chunk.parent for chunk in self.chunks.values()}
+        promised = {key for promise in self.leases.values() for key in promise.keys}
+        leaves = [key for key in self.chunks if key not in inner and key not in promised]
+        if leaves:
+            del self.chunks[self._rng.choice(leaves)]
+
+    def restart(self, *, wipe: bool) -> None:
+        self.incarnation += 1
+        self._numbers = 0
+        self.leases.clear()
+        if wipe:
+            self.chunks.clear()
+
+    # ---------------------------------------------------------------- helpers
+
+    def _keep(self, chunk: Chunk, place: tuple[bytes, int, int], item: Blocks, pages: list[Page]) -> None:
+        key, rank, index = place
+        block_tokens = self._options.groups[item.group].block_tokens
+        per_chunk = self._options.chunk_tokens // block_tokens
+        begin = index * per_chunk - item.first_block
+        if begin < 0:
+            return
+        mine = pages[begin : begin + per_chunk]
+        wanted = self._pages_of(key, item.group, rank, index)
+        require(mine == wanted, f"wrong bytes are stored: group {item.group} chunk {index} rank {rank}: {mine}")
+        chunk.parts.setdefault((item.group, rank), mine)
+
+    def _pages_of(self, key: bytes, group: int, rank: int, index: int) -> list[Page]:
+        block_tokens = self._options.groups[group].block_tokens
+        per_chunk = self._options.chunk_tokens // block_tokens
+        blocks = range(index * per_chunk, (index + 1) * per_chunk)
+        return [page(rank, group, block_tokens, block, self._tokens_of[key]) for block in blocks]
+
+    def _servable(self, asked: list[bytes]) -> bool:
+        """A brute-force reading of what a boundary needs."""
+        end = len(asked) * self._options.chunk_tokens
+        for index, group in enumerate(self._options.groups):
+            first_token = {"full": 0, "window": max(0, end - group.window_tokens), "state": end - 1}[group.kind]
+            for key in asked[first_token // self._options.chunk_tokens :]:
+                parts = self.chunks[key].parts if key in self.chunks else {}
+                if any((index, rank) not in parts for rank in range(self._options.ranks)):
+                    return False
+        return all(key in self.chunks for key in asked)
+
+    def _happens(self, chance: float) -> bool:
+        return self.faulty and self._rng.random() < chance
