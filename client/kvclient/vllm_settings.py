@@ -1,0 +1,63 @@
+"""What a user of vLLM says in kv_connector_extra_config. Unknown keys and wrong types are errors, at the start."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from kvclient.values import STAGING_BYTES, Timeouts
+from kvserver.errors import RequestError
+
+MIB = 1 << 20
+FOREIGN = frozenset({"engine_id", "connectors", "kv_connector_module_path"})
+"""Keys that vLLM itself may put beside ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """See docs/vllm.md for what each is good for."""
+
+    socket: str
+    """Path of the server's socket."""
+    chunk_tokens: int = 0
+    """Tokens of a chunk. 0: the smallest multiple of all block sizes that has at least 256, or what the shortest window
+    allows."""
+    min_load_tokens: int = 0
+    """A hit that brings fewer tokens than this beyond what the engine has is computed instead."""
+    lookup_timeout_ms: int = 20
+    """From a request's arrival. A lookup that has not been answered by then is a miss."""
+    load_timeout_ms: int = 10_000
+    store_timeout_ms: int = 30_000
+    model_id: str = ""
+    """Stands for the digest of the model's files; needed where there are none. Models that differ must not share it."""
+    weights_epoch: int = 0
+    """Changes whenever the weights do without their files, as in reinforcement learning."""
+    tenant: str = ""
+    store_output: bool = True
+    """Also what was generated is stored, for the next turn of a conversation."""
+    staging_mib: int = STAGING_BYTES // MIB
+    """GPUs: memory that the connector takes beside the KV cache."""
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return Timeouts(
+            lookup_s=self.lookup_timeout_ms / 1000,
+            retrieve_s=self.load_timeout_ms / 1000,
+            store_s=self.store_timeout_ms / 1000,
+        )
+
+
+def parse(extra_config: Mapping[str, object]) -> Settings:
+    """RequestError names the key, what was expected and what came."""
+    known = {item.name: type(item.default) for item in fields(Settings) if item.name != "socket"}
+    known["socket"] = str
+    given = {name: value for name, value in extra_config.items() if name not in FOREIGN}
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise RequestError("settings", f"kv_connector_extra_config has unknown keys {unknown}; known: {sorted(known)}")
+    if "socket" not in given:
+        raise RequestError("settings", "kv_connector_extra_config must name the server's socket")
+    for name, value in given.items():
+        if type(value) is not known[name]:  # exactly: True is no count
+            raise RequestError("settings", f"{name}={value!r} must be of type {known[name].__name__}")
+        if isinstance(value, int) and value < 0:
+            raise RequestError("settings", f"{name}={value} must not be negative")
+    return Settings(**given)  # type: ignore[arg-type]

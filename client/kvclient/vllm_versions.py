@@ -1,0 +1,99 @@
+"""What differs between the releases of vLLM that are supported, found out by looking, not by their numbers.
+
+Written against 0.20.2, 0.31.0 and 0.32.0. Each difference has its function here and nowhere else.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from kvclient.vllm_scheduler import Scheduled
+
+DEFAULT_SEED = "vllm-none-hash"
+"""Starts the engine's block hashes when nobody has chosen a seed. Releases before it had none take a random one."""
+
+Tables = Sequence[Sequence[int]]
+
+
+def reports_failed_requests(base: type) -> bool:
+    """Whether a failed retrieve can be reported by request. Otherwise only by block ids, which are unambiguous for a
+    single group only."""
+    return hasattr(base, "get_transfer_results")
+
+
+def shares_cpu_memory(base: type) -> bool:
+    """Whether a connector may say where the KV cache is allocated."""
+    return hasattr(base, "get_mem_pool_context")
+
+
+def steps_when_idle(base: type) -> bool:
+    """Whether an engine without requests goes on stepping for a connector's sake. Where it does not, blocks of the last
+    stores stay pinned until the next request comes."""
+    return hasattr(base, "has_pending_push_work")
+
+
+def replicas_of(kv_config: Any, *, ranks: int, heads: int) -> int:
+    """Consecutive ranks that hold the same KV. heads: of KV, of the whole model; 0 for latent attention, which has
+    none to share out."""
+    told = getattr(kv_config, "kv_tp_replicas", None)
+    if told is not None:
+        return int(told)
+    return max(1, ranks // heads) if heads else ranks
+
+
+def hash_block_tokens(kv_config: Any, cache_config: Any, kv_cache_utils: Any) -> int:
+    """Tokens behind one of the engine's block hashes if they may serve as names: 256 bits over a canonical encoding,
+    started by a seed that all engines have in common. Otherwise 0.
+
+    The default, sha256, encodes by pickle, which may have two texts for one value."""
+    tokens = getattr(kv_config, "hash_block_size", None) or 0
+    common_seed = getattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED", "") == DEFAULT_SEED
+    if cache_config.prefix_caching_hash_algo != "sha256_cbor" or not common_seed or "PYTHONHASHSEED" in os.environ:
+        return 0
+    return int(tokens)
+
+
+class BlockTables:
+    """The block ids of the requests of a step. Later releases offer them; for earlier ones they are followed."""
+
+    def __init__(self) -> None:
+        self._followed: dict[str, list[list[int]]] = {}
+
+    def allocated(self, name: str, tables: Tables) -> None:
+        self._followed[name] = [list(table) for table in tables]
+
+    def forget(self, name: str) -> None:
+        self._followed.pop(name, None)
+
+    def of_step(self, output: Any) -> Callable[[str], Tables]:
+        state = getattr(output, "kv_connector_block_state", None)
+        if state is not None:
+            self._followed.clear()
+            return lambda name: state.get_block_ids(name) or ()
+        for new in output.scheduled_new_reqs:
+            self.allocated(new.req_id, new.block_ids)
+        cached = output.scheduled_cached_reqs
+        for name, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            self._append(name, added, anew=name in cached.resumed_req_ids)
+        return lambda name: self._followed.get(name, ())
+
+    def _append(self, name: str, added: Tables | None, *, anew: bool) -> None:
+        if anew:
+            self.allocated(name, added or ())
+        elif added is not None and name in self._followed:
+            for table, more in zip(self._followed[name], added, strict=True):
+                table.extend(more)
+
+
+def scheduled(output: Any) -> Iterator[Scheduled]:
+    """The requests of a step. Drafts of speculative decoding may be rejected, so they do not count as computed."""
+    drafts = output.scheduled_spec_decode_tokens
+    for new in output.scheduled_new_reqs:
+        yield _scheduled(output, drafts, new.req_id, new.num_computed_tokens)
+    cached = output.scheduled_cached_reqs
+    for name, tokens in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+        yield _scheduled(output, drafts, name, tokens)
+
+
+def _scheduled(output: Any, drafts: Any, name: str, tokens: int) -> Scheduled:
+    return Scheduled(name, tokens + output.num_scheduled_tokens[name] - len(drafts.get(name, ())))

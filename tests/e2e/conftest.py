@@ -1,0 +1,36 @@
+"""Models, servers and engines for the tests with real vLLM. Without vLLM there is nothing to collect here."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.harness import Server
+
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+MODELS = ("llama", "gemma3", "mla")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tiny models; KVSERVER_E2E_MODELS keeps it from one run to the next."""
+    kept = os.environ.get("KVSERVER_E2E_MODELS")
+    folder = Path(kept) if kept else tmp_path_factory.mktemp("models")
+    missing = [name for name in MODELS if not (folder / name / "config.json").exists()]
+    if missing:
+        command = [sys.executable, "-m", "tests.e2e.models", str(folder), *missing]
+        subprocess.run(command, cwd=Path(__file__).resolve().parents[2], check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """For all tests of a module, and so that all they store has room."""
+    with Server(arena_bytes=256 << 20) as running:
+        yield running

@@ -1,0 +1,106 @@
+"""Tiny models with random weights whose outputs mean something: large enough weights that the logits are not uniform.
+
+    python -m tests.e2e.models FOLDER llama mla gemma3        # in the environment that has vLLM
+
+Two builds of a model have the same bytes. Needs torch and transformers, which only `make e2e` brings.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+
+VOCABULARY = 512
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.08,
+}
+"""initializer_range: with the usual 0.02 so small a model says the same of every prompt."""
+
+
+def llama() -> Any:
+    config = transformers.LlamaConfig(
+        intermediate_size=512, num_hidden_layers=4, num_key_value_heads=2, head_dim=64, **COMMON
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def gemma3() -> Any:
+    """Three groups: twice sliding, then full attention."""
+    config = transformers.Gemma3TextConfig(
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_key_value_heads=2,
+        head_dim=64,
+        sliding_window=128,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        query_pre_attn_scalar=64,
+        pad_token_id=0,
+        **COMMON,
+    )
+    return transformers.Gemma3ForCausalLM(config)
+
+
+def mla() -> Any:
+    """Latent attention: every rank holds the same KV."""
+    config = transformers.DeepseekV2Config(
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_key_value_heads=4,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        first_k_dense_replace=2,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        n_group=1,
+        topk_group=1,
+        **COMMON,
+    )
+    return transformers.DeepseekV2ForCausalLM(config)
+
+
+def llama_long() -> Any:
+    """Heads as GPUs' attention wants them, and room for longer prompts."""
+    config = transformers.LlamaConfig(
+        **{**COMMON, "hidden_size": 512, "max_position_embeddings": 8192},
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        head_dim=128,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+MODELS: dict[str, Callable[[], Any]] = {"llama": llama, "gemma3": gemma3, "mla": mla, "llama-long": llama_long}
+
+
+def build(name: str, folder: Path) -> None:
+    """Model and tokenizer: a word for every token, w3 to w511."""
+    torch.manual_seed(0)
+    MODELS[name]().to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{token}": token for token in range(3, VOCABULARY)}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        build(name, Path(sys.argv[1]) / name)

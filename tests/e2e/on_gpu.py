@@ -1,0 +1,194 @@
+"""The same on a real GPU, where nobody can watch: one line a check, and what a prefix costs from each place.
+
+    python -m tests.e2e.on_gpu                      # tokens and log-probabilities, tiny model with random weights
+    python -m tests.e2e.on_gpu --ttft 8192 32768    # seconds to the first token: computed, from HBM, from the server
+
+Needs a GPU, vLLM (0.20.2 or newer), transformers, and kvserver installed. Exit status 1 when a check failed.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.e2e.arena import flip_stored_bytes
+from tests.e2e.checks import prompt, settled
+from tests.e2e.engine import Answer, Engine
+from tests.process.harness import Server, until
+
+TOKENS = 16
+BLOCK_TOKENS = 16
+BLOCKS = 700
+"""11,200 tokens: two of the fillers push everything else out."""
+LENGTHS = (1285, 2053, 4101)
+"""Five tokens behind a chunk: from HBM and from the server the same tokens are left to compute, so that even bfloat16
+gives the same bits."""
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+class Checks:
+    """Goes on after a failed one."""
+
+    def __init__(self) -> None:
+        self.failed = 0
+
+    def check(self, name: str, what: Callable[[], str]) -> None:
+        began_s = time.monotonic()
+        try:
+            told = what()
+            print(f"ok: {name}: {told} ({time.monotonic() - began_s:.1f} s)", flush=True)
+        except Exception as problem:
+            self.failed += 1
+            print(f"FAILED: {name}: {type(problem).__name__}: {str(problem)[-3000:]}", flush=True)
+            traceback.print_exc()
+
+
+def fill(engine: Engine, seed: int) -> None:
+    """Pushes everything else out of the engine's pool."""
+    engine.generate([prompt(seed, 7000), prompt(seed + 1, 7000)], tokens=1)
+
+
+def ask(engine: Engine, tokens: int) -> Answer:
+    return engine.generate([prompt(tokens % 97, tokens)], tokens=TOKENS)[0]
+
+
+def identity(checks: Checks, model: Path) -> None:
+    options: dict[str, object] = {
+        "dtype": "bfloat16",
+        "block_size": BLOCK_TOKENS,
+        "num_gpu_blocks_override": BLOCKS,
+        "max_model_len": 8192,
+        "max_num_batched_tokens": 8192,
+        "kv_cache_memory_bytes": 2 << 30,
+        "gpu_memory_utilization": 0.3,
+    }
+    with Server(arena_bytes=2 << 30) as server:
+        with Engine(model, server.path, **options) as engine:
+            until("the cache to be registered", lambda: server.status().caches == 1, 60)
+            local = {}
+
+            def from_hbm() -> str:
+                for tokens in LENGTHS:
+                    ask(engine, tokens)
+                    local[tokens] = ask(engine, tokens)
+                    assert local[tokens].cached_tokens == tokens - 5, local[tokens]
+                return f"{[answer.cached_tokens for answer in local.values()]} tokens"
+
+            def from_server() -> str:
+                until("the stores to end", lambda: settled(server), 60)
+                fill(engine, 200)
+                before = server.status().counters["retrieves"]
+                for tokens in LENGTHS:
+                    found = ask(engine, tokens)
+                    assert found == local[tokens], (found, local[tokens])
+                retrieves = server.status().counters["retrieves"]
+                assert retrieves == int(str(before)) + len(LENGTHS), (before, retrieves)
+                return f"{retrieves} retrieves, tokens and log-probabilities are the same"
+
+            def flipped() -> str:
+                until("the stores to end", lambda: settled(server), 60)
+                fill(engine, 210)
+                flip_stored_bytes(server.mover_pid())
+                found = ask(engine, LENGTHS[0])
+                flip_stored_bytes(server.mover_pid())
+                assert found != local[LENGTHS[0]], found
+                return f"log-probability {found.logprob:.2f} where {local[LENGTHS[0]].logprob:.2f} is right"
+
+            checks.check("from HBM", from_hbm)
+            checks.check("from the server", from_server)
+            checks.check("changed bytes change the output", flipped)
+        with Engine(model, server.path, environment={"PYTHONHASHSEED": "7"}, **options) as other:
+
+            def elsewhere() -> str:
+                for tokens in LENGTHS:
+                    found = ask(other, tokens)
+                    assert found == local[tokens], (found, local[tokens])
+                return "another process finds what the first stored"
+
+            checks.check("a second engine", elsewhere)
+
+
+def ttft(checks: Checks, lengths: list[int], folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(LLAMA_8B))
+    longest = max(lengths)
+    options: dict[str, object] = {
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "block_size": BLOCK_TOKENS,
+        "max_model_len": longest + 64,
+        "max_num_batched_tokens": 8192,
+        "num_gpu_blocks_override": (longest + 4096) // BLOCK_TOKENS,
+        "enforce_eager": False,
+    }
+    with (
+        Server(arena_bytes=40 << 30) as server,
+        Engine(folder, server.path, connector={"model_id": "dummy-8b"}, **options) as engine,
+    ):
+        until("the cache to be registered", lambda: server.status().caches == 1, 120)
+
+        def seconds(tokens: int, seed: int) -> float:
+            began_s = time.perf_counter()
+            engine.generate([prompt(seed, tokens)], tokens=1)
+            return time.perf_counter() - began_s
+
+        def measure(tokens: int) -> str:
+            seconds(tokens, 1)  # kernels for this length
+            rows: dict[str, list[float]] = {"computed": [], "HBM": [], "server": []}
+            for turn in range(5):
+                seed = 10 + turn
+                rows["computed"].append(seconds(tokens, seed))
+                rows["HBM"].append(seconds(tokens, seed))
+                until("the stores to end", lambda: settled(server), 60)
+                seconds(longest, 60 + turn)
+                until("the stores to end", lambda: settled(server), 60)
+                rows["server"].append(seconds(tokens, seed))
+            return ", ".join(f"{name} {statistics.median(row):.3f} s" for name, row in rows.items())
+
+        for tokens in lengths:
+            checks.check(f"{tokens} tokens, median of 5", lambda tokens=tokens: measure(tokens))  # type: ignore[misc]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="folder of a model with weights; otherwise a tiny one is built")
+    parser.add_argument("--ttft", type=int, nargs="+", metavar="TOKENS")
+    options = parser.parse_args()
+    checks = Checks()
+    with tempfile.TemporaryDirectory(prefix="kv-model-") as folder:
+        if options.ttft:
+            ttft(checks, options.ttft, Path(folder))
+        else:
+            identity(checks, options.model or tiny_model(Path(folder)))
+    return 1 if checks.failed else 0
+
+
+def tiny_model(folder: Path) -> Path:
+    """Built by another process, so that this one holds no framework."""
+    subprocess.run([sys.executable, "-m", "tests.e2e.models", str(folder), "llama-long"], check=True, timeout=120)
+    return folder / "llama-long"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The process of engine.py: `python -m tests.e2e.remote FD OPTIONS`. It ends when its pipe does."""
+
+import json
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+import vllm
+
+
+class Remote:
+    """Its verbs can be called through the pipe."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        settings: dict[str, Any] = {
+            "skip_tokenizer_init": True,
+            "enforce_eager": True,
+            "max_model_len": 2048,
+            "dtype": "float32",
+            "kv_cache_memory_bytes": 64 << 20,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 512,
+            "enable_prefix_caching": True,
+            "disable_log_stats": False,
+            "seed": 0,
+            **options,
+        }
+        self._llm = vllm.LLM(**settings)
+
+    def generate(self, prompts: list[list[int]], tokens: int, request: dict[str, object]) -> list[tuple[Any, ...]]:
+        sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=0)
+        asked = [{"prompt_token_ids": prompt, **request} for prompt in prompts]
+        outputs = self._llm.generate(asked, sampling, use_tqdm=False)
+        return [
+            (tuple(item.outputs[0].token_ids), item.outputs[0].cumulative_logprob, item.num_cached_tokens or 0)
+            for item in outputs
+        ]
+
+    def reset(self, connector: bool = False) -> bool:
+        return bool(self._llm.reset_prefix_cache(reset_connector=connector))
+
+    def metrics(self) -> dict[str, float]:
+        """Counters and gauges by name, summed over their labels."""
+        found: dict[str, float] = {}
+        for metric in self._llm.get_metrics():
+            value = getattr(metric, "value", None)
+            if value is not None:
+                found[metric.name] = found.get(metric.name, 0.0) + value
+        return found
+
+    # requests one by one, for tests that abort them
+
+    def add(self, name: str, prompt: list[int], tokens: int) -> str:
+        sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        self._llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
+        return name
+
+    def drain(self) -> list[str]:
+        """Those that have finished since the last call."""
+        return [output.request_id for output in self._llm.llm_engine.step() if output.finished]
+
+    def abort(self, name: str) -> None:
+        self._llm.llm_engine.abort_request([name])
+
+
+def serve(pipe: Connection, options: dict[str, Any]) -> None:
+    remote = Remote(options)
+    pipe.send((True, None))
+    while True:
+        try:
+            name, arguments = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            pipe.send((getattr(remote, name)(*arguments), None))
+        except Exception as problem:
+            pipe.send((None, f"{type(problem).__name__}: {problem}"))
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])), json.loads(sys.argv[2]))

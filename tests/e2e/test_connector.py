@@ -1,0 +1,101 @@
+"""The connector's class against the vLLM that is installed, without an engine."""
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+IMPORT = """
+import os, threading
+before = set(os.listdir("/proc/self/fd"))
+import vllm.distributed.kv_transfer.kv_connector.v1.base
+threads, sockets = threading.active_count(), lambda: [
+    os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")
+    and os.readlink(f"/proc/self/fd/{fd}").startswith("socket")
+]
+had = sockets()
+import kvclient.vllm
+assert threading.active_count() == threads, threading.enumerate()
+assert sockets() == had, sockets()
+"""
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    return importlib.import_module("kvclient.vllm")
+
+
+def test_importing_it_opens_no_socket_and_starts_no_thread() -> None:
+    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_everything_abstract_is_there(module: Any) -> None:
+    assert not inspect.isabstract(module.KvServerConnector)
+
+
+def test_overrides_take_what_the_base_takes(module: Any) -> None:
+    """Under the same names: vLLM passes some arguments by keyword."""
+    base = module.interface.KVConnectorBase_V1
+    different = {}
+    for name, own in vars(module.KvServerConnector).items():
+        theirs = inspect.getattr_static(base, name, None)
+        if name.startswith("_") or theirs is None or isinstance(own, property):
+            continue
+        mine, wanted = (
+            list(inspect.signature(getattr(kind, name)).parameters) for kind in (module.KvServerConnector, base)
+        )
+        if mine != [item if item != "kwargs" else "_" for item in wanted]:
+            different[name] = mine, wanted
+    assert different == {}
+
+
+def config(**more: Any) -> SimpleNamespace:
+    parallel = {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
+    parallel |= {name: more.pop(name) for name in list(more) if name in parallel}
+    return SimpleNamespace(**{"parallel_config": SimpleNamespace(**parallel), "speculative_config": None, **more})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+        ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=2"),
+        ({"speculative_config": SimpleNamespace(method="eagle3")}, "eagle3"),
+    ],
+)
+def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[str, Any], named: str) -> None:
+    groups = SimpleNamespace(kv_cache_groups=[object()])
+    module._check_supported(config(speculative_config=SimpleNamespace(method="ngram")), groups)
+    with pytest.raises(module.RequestError, match=named):
+        module._check_supported(config(**wrong), groups)
+
+
+def test_dummy_weights_need_a_name(module: Any, tmp_path: Path) -> None:
+    engine = SimpleNamespace(
+        model_config=SimpleNamespace(model=str(tmp_path), revision=None),
+        load_config=SimpleNamespace(load_format="dummy"),
+    )
+    with pytest.raises(module.RequestError, match="model_id"):
+        module._model_folder(engine)
+    engine.load_config.load_format = "auto"
+    assert module._model_folder(engine) == tmp_path
+    engine.model_config.model = "nobody/has-this"
+    with pytest.raises(module.RequestError, match="model_id"):
+        module._model_folder(engine)

@@ -1,0 +1,149 @@
+"""The same tokens and the same log-probabilities, whether a prefix is computed or comes from the server.
+
+For each shape of KV: stored by one engine, evicted there, brought back into other blocks; found by a second engine, of
+another process and hash seed; and wrong as soon as the stored bytes are changed, so that comparing means something.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.e2e.arena import flip_stored_bytes
+from tests.e2e.checks import CLOSE, assert_same, is_uniform, prompt, settled, whole_chunks
+from tests.e2e.engine import Answer, Engine
+from tests.process.harness import Server, until
+
+TOKENS = 12
+
+
+class Case(NamedTuple):
+    model: str
+    options: dict[str, object]
+    chunk_tokens: int = 256
+    close: float = CLOSE
+    """Between what is computed at once and what is computed behind a prefix."""
+
+
+MLA_CLOSE = 0.5
+"""vLLM computes a whole prompt of a latent model by other kernels than the rest of one, in lower precision."""
+
+CASES = {
+    "llama": Case("llama", {"block_size": 32}),
+    "gemma3": Case("gemma3", {"block_size": 32}, chunk_tokens=128),
+    "mla": Case("mla", {"max_num_batched_tokens": 2048}, close=MLA_CLOSE),
+    "fp8": Case("llama", {"block_size": 64, "kv_cache_dtype": "fp8"}),
+    "tp2": Case("llama", {"block_size": 32, "tensor_parallel_size": 2}),
+    "tp2-mla": Case("mla", {"max_num_batched_tokens": 2048, "tensor_parallel_size": 2}, close=MLA_CLOSE),
+}
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@pytest.fixture(scope="module")
+def engine(case: Case, models: Path, server: Server) -> Iterator[Engine]:
+    with Engine(models / case.model, server.path, **case.options) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def computed(case: Case, engine: Engine, server: Server) -> list[Answer]:
+    """The answers to the prompts when nothing is cached; afterwards the server holds their whole chunks."""
+    answers = [engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0] for seed, tokens in PROMPTS]
+    until("the stores to end", lambda: settled(server))
+    return answers
+
+
+PROMPTS = ((1, 1300), (2, 517), (3, 300))
+"""The last has one whole chunk and a block; none ends where a chunk does."""
+
+
+def test_every_rank_has_registered(engine: Engine, case: Case, server: Server) -> None:
+    until("the caches to be registered", lambda: server.status().caches == case.options.get("tensor_parallel_size", 1))
+
+
+def test_the_model_does_not_say_the_same_of_everything(computed: list[Answer]) -> None:
+    assert not any(is_uniform(answer.logprob, TOKENS) for answer in computed)
+    assert len({answer.tokens for answer in computed}) == len(computed)
+    assert [answer.cached_tokens for answer in computed] == [0] * len(computed)
+
+
+def test_an_evicted_prefix_comes_back_and_the_output_is_the_same(
+    engine: Engine, case: Case, computed: list[Answer], server: Server
+) -> None:
+    engine.evict()
+    engine.generate([prompt(50, 700)], tokens=2)  # other blocks are free now
+    for (seed, tokens), wanted in zip(PROMPTS, computed, strict=True):
+        found = engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0]
+        assert found.cached_tokens == whole_chunks(tokens, case.chunk_tokens)
+        assert_same(found, wanted, case.close)
+        engine.evict()
+        assert_same(engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0], found)
+    until("leases and pins to go", lambda: settled(server))
+
+
+def test_a_shared_prefix_is_used_as_far_as_it_goes(engine: Engine, case: Case, computed: list[Answer]) -> None:
+    seed, tokens = PROMPTS[0]
+    shared = [*prompt(seed, tokens)[:700], *prompt(60, 400)]
+    engine.evict()
+    wanted = engine.generate([shared], tokens=TOKENS)[0]
+    assert wanted.cached_tokens == whole_chunks(700, case.chunk_tokens)
+    engine.evict()
+    assert_same(engine.generate([shared], tokens=TOKENS)[0], wanted)
+
+
+def test_a_prompt_that_is_held_whole_is_right(engine: Engine, case: Case, computed: list[Answer]) -> None:
+    """Nothing is left to compute but the last token, for its logits; with sliding windows, the last chunk."""
+    whole = prompt(70, 512)
+    wanted = engine.generate([whole], tokens=TOKENS)[0]
+    engine.evict()
+    engine.generate([prompt(71, 300)], tokens=2)
+    found = engine.generate([whole], tokens=TOKENS)[0]
+    assert found.cached_tokens == (384 if case.model == "gemma3" else 512)
+    assert_same(found, wanted, case.close)
+
+
+def test_many_at_once_are_right(engine: Engine, case: Case, computed: list[Answer]) -> None:
+    engine.evict()
+    found = engine.generate([prompt(seed, tokens) for seed, tokens in PROMPTS] * 2, tokens=TOKENS)
+    for answer, wanted in zip(found, [*computed, *computed], strict=True):
+        assert_same(answer, wanted, case.close)
+
+
+def test_another_tenants_salt_finds_nothing(engine: Engine, computed: list[Answer]) -> None:
+    seed, tokens = PROMPTS[1]
+    engine.evict()
+    found = engine.generate([prompt(seed, tokens)], tokens=TOKENS, cache_salt="another")[0]
+    assert found.cached_tokens == 0
+    assert_same(found, computed[1])
+
+
+def test_changed_bytes_change_the_output(engine: Engine, case: Case, computed: list[Answer], server: Server) -> None:
+    seed, tokens = PROMPTS[0]
+    until("the stores to end", lambda: settled(server))
+    engine.evict()
+    flip_stored_bytes(server.mover_pid())
+    try:
+        found = engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0]
+    finally:
+        flip_stored_bytes(server.mover_pid())
+    assert found.cached_tokens == whole_chunks(tokens, case.chunk_tokens)
+    assert found.logprob != pytest.approx(computed[0].logprob, abs=1000 * CLOSE)
+    engine.evict()
+    assert_same(engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0], computed[0], case.close)
+
+
+def test_another_engine_finds_what_the_first_stored(
+    case: Case, models: Path, engine: Engine, computed: list[Answer], server: Server
+) -> None:
+    engine.close()  # two engines at once are too much for two cores
+    until("the engine's sessions to end", lambda: server.status().caches == 0)
+    with Engine(models / case.model, server.path, environment={"PYTHONHASHSEED": "7"}, **case.options) as other:
+        for (seed, tokens), wanted in reversed(list(zip(PROMPTS, computed, strict=True))):
+            found = other.generate([prompt(seed, tokens)], tokens=TOKENS)[0]
+            assert found.cached_tokens == whole_chunks(tokens, case.chunk_tokens)
+            assert_same(found, wanted, case.close)

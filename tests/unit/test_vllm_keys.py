@@ -1,0 +1,148 @@
+"""Names of a request's chunks: the same content has the same names, and whatever changes the bytes changes them."""
+
+import json
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvclient.vllm_keys import Keyer
+from kvserver.errors import RequestError
+from kvserver.wire.messages import KEY_BYTES
+
+CHUNK = 12
+
+
+def request(tokens: int = 40, **more: object) -> Any:
+    """Of tokens 0, 1, …, with block hashes of 4 tokens each."""
+    fields: dict[str, object] = {
+        "request_id": "r",
+        "all_token_ids": list(range(tokens)),
+        "num_tokens": tokens,
+        "num_prompt_tokens": tokens,
+        "block_hashes": [bytes([block]) * 32 for block in range(tokens // 4)],
+        "lora_request": None,
+        "cache_salt": None,
+        "mm_features": [],
+        "prompt_embeds": None,
+    }
+    return SimpleNamespace(**{**fields, **more})
+
+
+def keyer(*, hashes: bool = False) -> Keyer:
+    return Keyer(chunk_tokens=CHUNK, hash_block_tokens=4 if hashes else 0, engine="e:1")
+
+
+def keys_of(names: Keyer, asked: Any) -> bytes:
+    return names.keys(asked, extra=names.extra(asked), parent=b"", first_chunk=0)
+
+
+def feature(identifier: str, offset: int) -> SimpleNamespace:
+    place = SimpleNamespace(offset=offset, length=3)
+    return SimpleNamespace(modality="image", identifier=identifier, mm_position=place)
+
+
+def adapter(folder: Path, fill: int) -> SimpleNamespace:
+    folder.mkdir(exist_ok=True)
+    header = json.dumps({"a": {"dtype": "U8", "shape": [5], "data_offsets": [0, 5]}}).encode()
+    content = struct.pack("<Q", len(header)) + header + bytes([fill]) * 5
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes(content)
+    return SimpleNamespace(lora_name="n", lora_path=str(folder), lora_int_id=1)
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+def test_chunks_are_named_whole_and_further_ones_go_on(hashes: bool) -> None:
+    names, whole, short = keyer(hashes=hashes), request(40), request(25)
+    keys = keys_of(names, whole)
+    assert len(keys) == 3 * KEY_BYTES
+    assert keys_of(names, short) == keys[: 2 * KEY_BYTES]
+    extra = names.extra(whole)
+    assert names.keys(whole, extra=extra, parent=keys[KEY_BYTES : 2 * KEY_BYTES], first_chunk=2) == keys[-KEY_BYTES:]
+    assert names.keys(whole, extra=extra, parent=keys[-KEY_BYTES:], first_chunk=3) == b""
+
+
+def test_the_two_ways_to_name_never_meet() -> None:
+    assert keys_of(keyer(), request()) != keys_of(keyer(hashes=True), request())
+
+
+def test_what_changes_the_bytes_changes_every_name(tmp_path: Path) -> None:
+    names = keyer()
+    asked = [
+        request(),
+        request(cache_salt="a"),
+        request(cache_salt="b"),
+        request(mm_features=[feature("x", 3)]),
+        request(mm_features=[feature("y", 3)]),
+        request(mm_features=[feature("x", 4)]),
+        request(mm_features=[feature("x", 3)], cache_salt="a"),
+        request(lora_request=adapter(tmp_path / "one", 1)),
+        request(lora_request=adapter(tmp_path / "two", 2)),
+    ]
+    found = [keys_of(names, item) for item in asked]
+    for chunk in range(3):
+        assert len({keys[chunk * KEY_BYTES : (chunk + 1) * KEY_BYTES] for keys in found}) == len(asked)
+
+
+def test_an_image_changes_the_names_from_its_chunk_on() -> None:
+    names = keyer()
+    one, two, three = (
+        keys_of(names, request(48, mm_features=[feature("x", 3), *more]))
+        for more in ([], [feature("y", 29)], [feature("y", 29), feature("z", 40)])
+    )
+    shared = [
+        sum(a[at : at + KEY_BYTES] == b[at : at + KEY_BYTES] for at in range(0, len(a), KEY_BYTES))
+        for a, b in ((one, two), (two, three))
+    ]
+    assert shared == [2, 3]
+    assert keys_of(names, request(48)) not in (one, two)
+
+
+def test_an_image_over_the_edge_of_a_chunk_is_in_both() -> None:
+    names = keyer()
+    one, two = (keys_of(names, request(mm_features=[feature(name, 11)])) for name in "xy")
+    assert one[:KEY_BYTES] != two[:KEY_BYTES]
+    longer = request(mm_features=[feature("x", 11)])
+    extra = names.extra(longer)
+    assert names.keys(longer, extra=extra, parent=one[:KEY_BYTES], first_chunk=1) == one[KEY_BYTES:]
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+def test_an_adapter_is_told_by_content_and_not_by_place(tmp_path: Path, hashes: bool) -> None:
+    one, copy, other = (adapter(tmp_path / name, fill) for name, fill in (("a", 1), ("b", 1), ("c", 2)))
+    found = [keys_of(keyer(hashes=hashes), request(lora_request=lora)) for lora in (one, copy, other)]
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"prompt_embeds": object()}, "prompt-embeds"),
+        ({"mm_features": [feature("", 0)]}, "multimodal"),
+        ({"resumable": True}, "streaming"),
+        ({"lora_request": SimpleNamespace(lora_name="n", lora_path="/nowhere", lora_int_id=1)}, "model-identity"),
+    ],
+)
+def test_what_has_no_safe_name_is_refused(more: dict[str, object], code: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        keyer().extra(request(**more))
+    assert refused.value.code == code
+
+
+def test_after_a_reset_nothing_has_its_old_name() -> None:
+    names = keyer()
+    found = []
+    for _ in range(3):
+        found.append(keys_of(names, request()))
+        names.reset()
+    assert len(set(found)) == 3
+    other = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0, engine="e:2")
+    other.reset()
+    assert keys_of(other, request()) not in found
+
+
+def test_a_chunk_that_cuts_the_engines_blocks_is_refused() -> None:
+    with pytest.raises(RequestError, match="hash_block_tokens=5"):
+        Keyer(chunk_tokens=CHUNK, hash_block_tokens=5, engine="e")

@@ -1,0 +1,88 @@
+"""Whatever shapes KV is in the namespace; what does not is not, so that engines share."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvclient.keys import namespace_digest
+from kvclient.offload_values import Group
+from kvclient.vllm_namespace import cpu_kind, facts_of
+
+SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0}}
+
+
+def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
+    """Of an engine; `more` replaces what facts_of() is told, or what the engine's configuration says."""
+    model = {"dtype": "bfloat16", "quantization": None, "max_model_len": 4096}
+    model |= {name: more.pop(name) for name in list(more) if name in model}
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(hf_config=SimpleNamespace(to_dict=lambda: settings), **model),
+        cache_config=SimpleNamespace(cache_dtype=more.pop("cache_dtype", "auto")),
+        parallel_config=SimpleNamespace(tensor_parallel_size=more.pop("ranks", 1)),
+    )
+    told: dict[str, Any] = {
+        "model_id": "m",
+        "weights_epoch": 0,
+        "groups": [Group(16)],
+        "layers": [["a", "b"]],
+        "chunk_tokens": 256,
+        "replicas": 1,
+        "version": "0.32.0",
+        "device": "d",
+        "backends": ["F", "F"],
+    }
+    kv_config = SimpleNamespace(kv_cache_layout=more.pop("layout", "LBHNC"))
+    return namespace_digest(facts_of(config, kv_config, **{**told, **more}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"settings": {**SETTINGS, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5.0}}},
+        {"dtype": "float16"},
+        {"cache_dtype": "fp8"},
+        {"quantization": "awq"},
+        {"ranks": 2},
+        {"layout": "LBNHC"},
+        {"model_id": "n"},
+        {"weights_epoch": 1},
+        {"groups": [Group(32)]},
+        {"groups": [Group(16, "window", 127)]},
+        {"layers": [["b", "a"]]},
+        {"chunk_tokens": 512},
+        {"replicas": 2},
+        {"version": "0.33.0"},
+        {"device": "e"},
+        {"backends": ["F", "G"]},
+    ],
+)
+def test_what_shapes_the_bytes_makes_another_namespace(change: dict[str, Any]) -> None:
+    assert namespace(**change) != namespace()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_model_len": 2048},
+        {"settings": {**SETTINGS, "transformers_version": "9", "_name_or_path": "/elsewhere"}},
+        {"backends": ["F"]},
+    ],
+)
+def test_what_does_not_shape_them_leaves_it(change: dict[str, Any]) -> None:
+    assert namespace(**change) == namespace()
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "some-new-one"])
+def test_the_longest_prompt_counts_where_positions_are_encoded_by_it(rope_type: str) -> None:
+    inside = {"id2label": {0: "a"}, "text_config": {"rope_parameters": {"sliding_attention": {"rope_type": rope_type}}}}
+    assert namespace(settings=inside, max_model_len=2048) != namespace(settings=inside)
+
+
+def test_older_settings_name_their_rope_in_another_way() -> None:
+    older: dict[str, object] = {"rope_theta": 1.0, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    assert namespace(settings=older, max_model_len=2048) != namespace(settings=older)
+
+
+def test_the_kind_of_cpu_says_something_and_always_the_same() -> None:
+    assert cpu_kind() == cpu_kind() != ""

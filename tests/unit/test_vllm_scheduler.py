@@ -1,0 +1,238 @@
+"""The scheduler half between vLLM's scheduler and the decisions, with a server and a pool that are played."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvclient.offload_values import Group, Options, RetrieveOrder, StoreOrder
+from kvclient.values import Found, Lease, RetrieveResult, StoreResult
+from kvclient.vllm_keys import Keyer
+from kvclient.vllm_scheduler import Scheduled, Scheduler
+from kvclient.vllm_worker import Report
+from kvserver.errors import RequestError
+from kvserver.wire.messages import KEY_BYTES
+
+BLOCK, CHUNK = 4, 12
+NAMESPACE = b"n" * 32
+
+
+class Server:
+    """What Client is to the scheduler."""
+
+    def __init__(self) -> None:
+        self.connected = True
+        self.held: set[bytes] = set()
+        self.asked = 0
+        self.released: list[int] = []
+        self.closed = False
+        self.refusal: RequestError | None = None
+
+    def lookup(self, namespace: bytes, keys: bytes, *, chunks_wanted_min: int) -> Found:
+        assert namespace == NAMESPACE
+        self.asked += 1
+        if self.refusal is not None:
+            raise self.refusal
+        if not self.connected:
+            return Found(0, None, "not-connected")
+        chunks = 0
+        while keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES] in self.held:
+            chunks += 1
+        granted = chunks >= max(1, chunks_wanted_min)
+        return Found(chunks, Lease(self.asked, chunks, 1, float("inf")) if granted else None)
+
+    def release(self, lease: Lease) -> None:
+        self.released.append(lease.number)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Pool:
+    """vLLM's BlockPool, as far as pins go."""
+
+    def __init__(self) -> None:
+        self.blocks = [SimpleNamespace(block_id=block) for block in range(100)]
+        self.pins: Counter[int] = Counter()
+
+    def touch(self, blocks: Sequence[Any]) -> None:
+        self.pins.update(block.block_id for block in blocks)
+
+    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
+        self.pins.subtract(block.block_id for block in ordered_blocks)
+        assert min(self.pins.values()) >= 0
+
+
+def request(name: str = "r", tokens: int = 41, **more: object) -> Any:
+    fields: dict[str, object] = {
+        "request_id": name,
+        "all_token_ids": list(range(tokens)),
+        "num_tokens": tokens,
+        "num_prompt_tokens": tokens,
+        "num_computed_tokens": 0,
+        "block_hashes": [],
+        "lora_request": None,
+        "cache_salt": None,
+    }
+    return SimpleNamespace(**{**fields, **more})
+
+
+class Bench:
+    def __init__(self, *, ranks: int = 1) -> None:
+        self.server, self.pool = Server(), Pool()
+        options = Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),), ranks=ranks, engine_steps_back=True, null_block=0)
+        keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0, engine="e")
+        self.half = Scheduler(self.server, options, keyer, store_output=True)  # type: ignore[arg-type]
+        self.half.use_pool(self.pool)
+        self.half.use_namespace({NAMESPACE})
+        self.keyer = keyer
+        self.table = list(range(10, 30))
+
+    def hold(self, asked: Any, chunks: int) -> None:
+        keys = self.keyer.keys(asked, extra=self.keyer.extra(asked), parent=b"", first_chunk=0)
+        self.server.held = {keys[place * KEY_BYTES : (place + 1) * KEY_BYTES] for place in range(chunks)}
+
+    def admit(self, asked: Any, hbm_tokens: int = 0) -> int:
+        """match() and what vLLM's scheduler does with it."""
+        tokens, between_steps = self.half.match(asked, hbm_tokens)
+        assert tokens is not None
+        assert between_steps == (tokens > 0)
+        self.half.allocated(asked, [self.table], tokens)
+        return tokens
+
+    def step(self, **computed: int) -> tuple[tuple[RetrieveOrder, ...], tuple[StoreOrder, ...]]:
+        return self.half.step([Scheduled(*item) for item in computed.items()], lambda name: [self.table])
+
+
+def stored(order: StoreOrder, chunks: int, rank: int = 0) -> Report:
+    return Report(order.job, rank, StoreResult(chunks, chunks, 1, "" if chunks else "full"), 0.0)
+
+
+def test_a_computed_prompt_is_stored_and_its_blocks_are_pinned_until_it_is() -> None:
+    bench, asked = Bench(), request()
+    assert bench.admit(asked) == 0
+    assert bench.step(r=20) != ((), ())
+    _, (order,) = bench.step(r=41)
+    assert bench.pool.pins == Counter(range(10, 19))
+    bench.half.finished("r")
+    assert bench.half.busy()
+    bench.half.ended([stored(order, 2)])
+    assert sum(bench.pool.pins.values()) == 3  # of the first step's
+    assert bench.half.busy()
+
+
+def test_a_prompt_that_is_held_is_retrieved_and_not_stored() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    assert bench.admit(asked, hbm_tokens=BLOCK) == 3 * CHUNK - BLOCK
+    (order,), stores = bench.step()
+    assert stores == ()
+    assert [(item.first_block, list(item.block_ids)) for item in order.blocks] == [(1, bench.table[1:9])]
+    bench.half.ended([Report(order.job, 0, RetrieveResult(True, 9, ""), 0.0)])
+    assert bench.step(r=41) == ((), ())
+    assert bench.pool.pins == Counter()
+
+
+def test_a_failed_retrieve_is_not_tried_again() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    assert bench.admit(asked) == 36
+    (order,), _ = bench.step()
+    bench.half.ended([Report(order.job, 0, RetrieveResult(False, 0, "mover-lost"), 0.0)])
+    asked_before = bench.server.asked
+    assert bench.admit(asked) == 0
+    assert bench.server.asked == asked_before
+
+
+def test_a_job_ends_when_every_rank_has_reported() -> None:
+    bench, asked = Bench(ranks=2), request()
+    bench.admit(asked)
+    _, (order,) = bench.step(r=41)
+    bench.half.ended([stored(order, 3, rank=1)])
+    assert sum(bench.pool.pins.values()) == 9
+    bench.half.ended([stored(order, 1, rank=0)])
+    assert sum(bench.pool.pins.values()) == 0
+
+
+def test_an_aborted_request_gives_its_lease_back() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    assert bench.half.match(asked, 0) == (36, True)
+    bench.half.finished("r")
+    bench.step()
+    assert bench.server.released == [1]
+
+
+def test_what_the_engine_holds_itself_is_asked_for_and_not_stored_again() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    assert bench.admit(asked, hbm_tokens=40) == 0
+    assert bench.step(r=41) == ((), ())
+    assert bench.server.asked == 1
+
+
+def test_output_is_stored_as_it_fills_chunks() -> None:
+    bench, asked = Bench(), request(tokens=23)
+    bench.admit(asked)
+    _, (first,) = bench.step(r=23)
+    asked.all_token_ids.append(23)
+    asked.num_tokens = 24
+    _, (second,) = bench.step(r=24)
+    assert (first.first_chunk, second.first_chunk) == (0, 1)
+    assert second.parent == first.keys
+
+
+def test_without_a_namespace_nothing_is_asked_or_stored() -> None:
+    bench, asked = Bench(), request()
+    bench.half._namespace = b""
+    assert bench.half.match(asked, 0) == (0, False)
+    bench.half.allocated(asked, [bench.table], 0)
+    assert bench.step(r=41) == ((), ())
+    assert bench.server.asked == 0
+
+
+def test_ranks_that_disagree_are_refused() -> None:
+    with pytest.raises(RequestError, match="2 namespaces"):
+        Bench().half.use_namespace({b"a" * 32, b"b" * 32})
+
+
+def test_an_unkeyed_request_is_counted_and_left_alone() -> None:
+    bench, asked = Bench(), request(prompt_embeds=object())
+    assert bench.admit(asked) == 0
+    assert bench.step(r=41) == ((), ())
+    assert bench.server.asked == 0
+    assert bench.half.take_counts()["requests_unkeyed"] == 1
+    assert bench.half.take_counts() == {}
+
+
+def test_after_a_reset_requests_have_other_names_and_computed_ones_none() -> None:
+    bench, waiting, running = Bench(), request("w"), request("c", num_computed_tokens=12)
+    bench.hold(waiting, 3)
+    bench.half.new(waiting)
+    bench.half.new(running)
+    bench.half.reset()
+    assert bench.half.match(waiting, 0) == (0, False)
+    bench.half.allocated(waiting, [bench.table], 0)
+    _, (order,) = bench.step(w=41, c=41)
+    assert order.request == "w"
+    assert not set(bench.server.held) & {order.keys[:KEY_BYTES]}
+
+
+def test_a_refusal_is_a_miss_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.server.refusal = RequestError("keys-chain", "not one chain")
+    for name in ("a", "b"):
+        assert bench.admit(request(name)) == 0
+    assert len(caplog.records) == 1
+
+
+def test_a_lost_server_is_a_miss_and_its_leases_are_forgotten() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    assert bench.half.match(asked, 0) == (36, True)
+    bench.server.connected = False
+    assert bench.half.match(asked, 0) == (0, False)
+    bench.step()
+    assert bench.server.released == []

@@ -1,0 +1,88 @@
+"""What differs between vLLM's releases, with objects that look like each of them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvclient.vllm_versions import BlockTables, hash_block_tokens, replicas_of, scheduled
+
+COMMON_SEED = SimpleNamespace(DEFAULT_NONE_HASH_SEED="vllm-none-hash")
+
+
+def output(new: list[tuple[str, int]], cached: list[tuple[str, int, Any]], **more: object) -> SimpleNamespace:
+    """new: name and tokens before the step. cached: the same, and the blocks that came to it. 10 tokens each."""
+    names = [item[0] for item in (*new, *cached)]
+    fields: dict[str, object] = {
+        "scheduled_new_reqs": [
+            SimpleNamespace(req_id=name, num_computed_tokens=tokens, block_ids=([len(name)], [5]))
+            for name, tokens in new
+        ],
+        "scheduled_cached_reqs": SimpleNamespace(
+            req_ids=[item[0] for item in cached],
+            num_computed_tokens=[item[1] for item in cached],
+            new_block_ids=[item[2] for item in cached],
+            resumed_req_ids=set(),
+        ),
+        "num_scheduled_tokens": dict.fromkeys(names, 10),
+        "scheduled_spec_decode_tokens": {},
+    }
+    return SimpleNamespace(**{**fields, **more})
+
+
+def test_a_step_counts_what_will_be_computed_but_no_drafts() -> None:
+    step = output([("a", 0)], [("b", 30, None)], scheduled_spec_decode_tokens={"b": [7, 7, 7]})
+    assert list(scheduled(step)) == [("a", 10), ("b", 37)]
+
+
+def test_tables_are_taken_where_they_are_offered() -> None:
+    state = SimpleNamespace(get_block_ids={"a": ([1, 2], [3])}.get)
+    of = BlockTables().of_step(output([], [], kv_connector_block_state=state))
+    assert of("a") == ([1, 2], [3])
+    assert of("gone") == ()
+
+
+def test_tables_are_followed_where_they_are_not() -> None:
+    tables = BlockTables()
+    tables.allocated("aa", ([9], [9]))
+    assert tables.of_step(output([("aa", 0)], []))("aa") == [[2], [5]]
+    assert tables.of_step(output([], [("aa", 10, ([3, 4], [])), ("b", 0, None)]))("aa") == [[2, 3, 4], [5]]
+    again = output([], [("aa", 0, ([7], [8]))])
+    again.scheduled_cached_reqs.resumed_req_ids = {"aa"}
+    assert tables.of_step(again)("aa") == [[7], [8]]
+    tables.forget("aa")
+    assert tables.of_step(output([], []))("aa") == ()
+
+
+def test_a_table_that_was_handed_out_does_not_grow() -> None:
+    tables = BlockTables()
+    mine: tuple[list[int], list[int]] = ([1], [2])
+    tables.allocated("a", mine)
+    tables.of_step(output([], [("a", 10, ([3], [4]))]))
+    assert mine == ([1], [2])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "seeds", "environment", "expected"),
+    [
+        ("sha256_cbor", COMMON_SEED, {}, 16),
+        ("sha256_cbor", COMMON_SEED, {"PYTHONHASHSEED": "0"}, 0),
+        ("sha256_cbor", SimpleNamespace(), {}, 0),
+        ("sha256", COMMON_SEED, {}, 0),
+    ],
+)
+def test_block_hashes_are_names_only_if_all_engines_agree_on_them(
+    algorithm: str, seeds: Any, environment: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    cache = SimpleNamespace(prefix_caching_hash_algo=algorithm)
+    assert hash_block_tokens(SimpleNamespace(hash_block_size=16), cache, seeds) == expected
+    assert hash_block_tokens(SimpleNamespace(), cache, seeds) == 0
+
+
+@pytest.mark.parametrize(("ranks", "heads", "expected"), [(1, 8, 1), (4, 8, 1), (8, 2, 4), (4, 0, 4)])
+def test_ranks_beyond_the_heads_hold_copies(ranks: int, heads: int, expected: int) -> None:
+    assert replicas_of(SimpleNamespace(), ranks=ranks, heads=heads) == expected
+    assert replicas_of(SimpleNamespace(kv_tp_replicas=3), ranks=ranks, heads=heads) == 3
