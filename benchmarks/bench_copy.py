@@ -8,8 +8,9 @@ memory-bound kernel back to back. Requests through the real socket, block ids sh
 four in flight; GB/s = its bytes / the time from its first call to its last completed future. `single_*`: one request at
 a time, from the call to the completed future, in ms; its ceiling is the same bytes in one contiguous copy. Ceiling: one
 contiguous asynchronous copy of 256 MiB between pinned host memory and the device, the best of three beside each burst
-while the engine idles. `engine_*` is the engine's rate during the burst as a share of its rate alone, just before.
-Every byte of the first and the last burst is compared on the device, outside the timed part.
+while the engine idles; `link_*`: the same beside its work. `engine_*` is the engine's rate during the burst as a share
+of its rate alone, just before. Every byte of the first and the last burst is compared on the device, outside the timed
+part.
 """
 
 import argparse
@@ -165,14 +166,18 @@ class Link:
         self._host = torch.empty(copy_bytes, dtype=torch.uint8, pin_memory=True)
         self._device = torch.empty(copy_bytes, dtype=torch.uint8, device="cuda")
 
+        self._stream = torch.cuda.Stream()
+
     def sample(self, kind: str) -> float:
+        """GB/s; waits for its own copies only, so that an engine may work beside it."""
         to, source = (self._host, self._device) if kind == "store" else (self._device, self._host)
         rates = []
         for _ in range(3):
-            torch.cuda.synchronize()
+            self._stream.synchronize()
             began = time.perf_counter()
-            to.copy_(source, non_blocking=True)
-            torch.cuda.synchronize()
+            with torch.cuda.stream(self._stream):
+                to.copy_(source, non_blocking=True)
+            self._stream.synchronize()
             rates.append(to.nbytes / (time.perf_counter() - began) / 1e9)
         return max(rates)
 
@@ -261,8 +266,18 @@ def measure(
     client.clear(pool.namespace)
 
 
+def measure_link(rows: Rows, link: Link, engine_kind: str) -> None:
+    """What one contiguous copy reaches beside that work of the engine."""
+    engine = Engine(engine_kind)
+    time.sleep(0.3)
+    for kind in ("store", "retrieve"):
+        rates = [link.sample(kind) for _ in range(ROUNDS)]
+        rows.add(f"link_{engine_kind}_{kind}", rates, "GB/s", ceilings=[CEILINGS[kind]] * ROUNDS)
+    engine.close()
+
+
 CEILINGS: dict[str, float] = {}
-"""Of the idle engine, for the busy rows: a copy of ours beside a busy engine would be no ceiling."""
+"""Of the idle engine, also for the busy rows."""
 
 
 def main() -> None:
@@ -286,6 +301,8 @@ def main() -> None:
         say(f"link {CEILINGS}")
         try:
             for engine_kind in given.engine.split(","):
+                if engine_kind != "idle":
+                    measure_link(rows, link, engine_kind)
                 for mode in given.modes.split(","):
                     for kib in map(int, given.pages_kib.split(",")):
                         for request_bytes in requests:

@@ -331,9 +331,9 @@ class EventWatch:
 
 # ---------------------------------------------------------------- copies of one device (the mover's engine)
 
-Measured = tuple[float, float, int, int]
-"""(store GB/s, retrieve GB/s, direct_from_bytes of stores, of retrieves): the link's speed, and the length from which
-copies between pool and arena need no packing; 2**64 - 1 = never."""
+Measured = tuple[float, int, int, float, int, int]
+"""Of stores, then of retrieves: the link's GB/s, and the lengths from which copies between pool and arena need no
+packing, for caches with staging and for those without; 2**64 - 1 = never."""
 
 class DeviceEngine:
     """Copies between KV pools on one GPU and the arena. As CopyEngine, with these differences.
@@ -364,7 +364,7 @@ class DeviceEngine:
         "device-memory: ..."), DriverAbsent, DriverError."""
     @property
     def backend(self) -> str:
-        """For example "cuda sm_90, nvrtc 13.0, arena by register, direct from 256 KiB"."""
+        """For example "cuda sm_90, nvrtc 13.0, arena by register, direct from 4 MiB, without staging from 256 KiB"."""
     @property
     def facts(self) -> list[tuple[str, str]]:
         """What there is to know about device, driver, kernels and link, by name."""

@@ -23,7 +23,7 @@ namespace {
 using ReleaseGil = nb::gil_scoped_release;
 using BufferTuples = std::vector<std::tuple<nb::bytes, uint64_t>>;
 using StagingTuple = std::tuple<nb::bytes, uint64_t, int>;
-using MeasuredTuple = std::tuple<double, double, uint64_t, uint64_t>;
+using MeasuredTuple = std::tuple<double, uint64_t, uint64_t, double, uint64_t, uint64_t>;
 
 IpcHandle handle_from(const nb::bytes& packed) {
     IpcHandle handle;
@@ -50,13 +50,14 @@ Vendor vendor_from(const std::string& kind) {
 
 MeasuredTuple measured_to(const Measured& measured) {
     const auto& [store, retrieve] = measured;
-    return {store.gbps, retrieve.gbps, store.direct_from_bytes, retrieve.direct_from_bytes};
+    return {store.gbps,    store.direct_from.staged_bytes,    store.direct_from.bare_bytes,
+            retrieve.gbps, retrieve.direct_from.staged_bytes, retrieve.direct_from.bare_bytes};
 }
 
 std::optional<Measured> measured_from(const std::optional<MeasuredTuple>& tuple) {
     if (!tuple) return std::nullopt;
-    const auto& [store_gbps, retrieve_gbps, store_bytes, retrieve_bytes] = *tuple;
-    return Measured{{store_gbps, store_bytes}, {retrieve_gbps, retrieve_bytes}};
+    const auto& [out_gbps, out_staged, out_bare, in_gbps, in_staged, in_bare] = *tuple;
+    return Measured{{out_gbps, {out_staged, out_bare}}, {in_gbps, {in_staged, in_bare}}};
 }
 
 void construct(DeviceEngine* engine, const std::string& kind, const std::string& library, const std::string& device_id,

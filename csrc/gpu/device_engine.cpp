@@ -67,8 +67,8 @@ void DeviceEngine::start_pumps() {
     const uint64_t segment_bytes = options_.gather_segment_bytes;
     gatherer_ = std::make_unique<KernelPacker>(driver_, *kernels_, Kernels::Way::GATHER, segment_bytes);
     scatterer_ = std::make_unique<KernelPacker>(driver_, *kernels_, Kernels::Way::SCATTER, segment_bytes);
-    store_tools_.emplace(DeviceTools{*link_, *gatherer_, arena_.bytes(), measured_.store.direct_from_bytes});
-    retrieve_tools_.emplace(DeviceTools{*link_, *scatterer_, arena_.bytes(), measured_.retrieve.direct_from_bytes});
+    store_tools_.emplace(DeviceTools{*link_, *gatherer_, arena_.bytes(), measured_.store.direct_from});
+    retrieve_tools_.emplace(DeviceTools{*link_, *scatterer_, arena_.bytes(), measured_.retrieve.direct_from});
     const PumpEvents events{[this](const DeviceJobPointer& job, Completion end) { ended(job, std::move(end)); },
                             [this](const std::string& message) { broken(message); }};
     store_pump_ = std::make_unique<Pump>("kv-pump-out", driver_, ordinal_, events);
@@ -79,10 +79,12 @@ DeviceEngine::~DeviceEngine() { close(); }
 
 std::string DeviceEngine::backend() const {
     const auto& [store, retrieve] = measured_;
-    const std::string least = show_bytes(std::max(store.direct_from_bytes, retrieve.direct_from_bytes));
+    const uint64_t staged = std::max(store.direct_from.staged_bytes, retrieve.direct_from.staged_bytes);
+    const uint64_t bare = std::max(store.direct_from.bare_bytes, retrieve.direct_from.bare_bytes);
     const std::string arch = device_.arch.empty() ? "unknown" : device_.arch;
-    return format("%s %s, %s, arena by %s, direct from %s", gpu::name_of(driver_.vendor()), arch.c_str(),
-                  kernel_report_.provider.c_str(), arena_path_.c_str(), least.c_str());
+    return format("%s %s, %s, arena by %s, direct from %s, without staging from %s", gpu::name_of(driver_.vendor()),
+                  arch.c_str(), kernel_report_.provider.c_str(), arena_path_.c_str(), show_bytes(staged).c_str(),
+                  show_bytes(bare).c_str());
 }
 
 std::vector<std::pair<std::string, std::string>> DeviceEngine::facts() const {
@@ -99,8 +101,10 @@ std::vector<std::pair<std::string, std::string>> DeviceEngine::facts() const {
             {"batch", driver_.has_batch() ? "yes" : "one by one"},
             {"link-store-gbps", format("%.1f", store.gbps)},
             {"link-retrieve-gbps", format("%.1f", retrieve.gbps)},
-            {"direct-from-store", show_bytes(store.direct_from_bytes)},
-            {"direct-from-retrieve", show_bytes(retrieve.direct_from_bytes)}};
+            {"direct-from-store", show_bytes(store.direct_from.staged_bytes)},
+            {"direct-from-retrieve", show_bytes(retrieve.direct_from.staged_bytes)},
+            {"bare-direct-from-store", show_bytes(store.direct_from.bare_bytes)},
+            {"bare-direct-from-retrieve", show_bytes(retrieve.direct_from.bare_bytes)}};
 }
 
 std::string DeviceEngine::self_test() const {

@@ -80,7 +80,8 @@ bool DeviceJob::begin() {
 
 void DeviceJob::choose_mode() {
     const uint64_t mean = shards_->mean_copy_bytes();
-    mode_ = mean >= tools_.direct_from_bytes ? JobMode::DIRECT : allowed_;
+    const auto& [staged, bare] = tools_.direct_from;
+    mode_ = mean >= (allowed_ == JobMode::STAGED ? staged : bare) ? JobMode::DIRECT : allowed_;
     switch (mode_) {
         case JobMode::DIRECT:
             plan_.emplace(cache_->layout, order_.groups, tools_.arena_bytes, order_.kind);

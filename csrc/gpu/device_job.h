@@ -17,6 +17,7 @@
 #include "completion_queue.h"
 #include "copy_job.h"
 #include "gpu/link.h"
+#include "gpu/measure.h"
 #include "gpu/packer.h"
 #include "gpu/ring.h"
 #include "gpu/shards.h"
@@ -43,7 +44,7 @@ struct DeviceTools {
     Link& link;
     KernelPacker& packer;
     uint64_t arena_bytes;
-    uint64_t direct_from_bytes;  // copies of this mean length need no packing
+    DirectFrom direct_from;  // by the mean length of the copies
 };
 
 class DeviceJob {

@@ -15,8 +15,9 @@ namespace {
 constexpr uint64_t SCRATCH_BYTES = 64 << 20;
 constexpr uint64_t SCRATCH_BYTES_LEAST = 4 << 20;
 constexpr uint64_t COPY_BYTES_MIN = 64 << 10;
-constexpr uint64_t COPY_BYTES_MAX = 4 << 20;
-constexpr double GOOD_ENOUGH = 0.97;
+constexpr uint64_t COPY_BYTES_MAX = 8 << 20;
+constexpr double AS_GOOD_AS_STAGED = 0.985;
+constexpr double BETTER_THAN_BARE = 0.97;
 constexpr int ROUNDS = 3;
 
 DeviceMemory take_scratch(const Driver& driver) {
@@ -37,11 +38,15 @@ class Bench {
 
     LinkSpeed measure(bool to_host) {
         const double ceiling = gbps([&] { copy_whole(to_host); });
-        LinkSpeed speed{ceiling, UINT64_MAX};
+        LinkSpeed speed{ceiling, {UINT64_MAX, UINT64_MAX}};
+        bool as_good_as_staged = true;
         for (uint64_t bytes = COPY_BYTES_MAX; bytes >= COPY_BYTES_MIN; bytes /= 2) {
             const std::vector<BatchCopy> copies = scattered(bytes, to_host);
-            if (gbps([&] { driver_.copy_batch(copies, to_host, stream_.get()); }) < GOOD_ENOUGH * ceiling) break;
-            speed.direct_from_bytes = bytes;
+            const double share = gbps([&] { driver_.copy_batch(copies, to_host, stream_.get()); }) / ceiling;
+            if (share < BETTER_THAN_BARE) break;
+            speed.direct_from.bare_bytes = bytes;
+            as_good_as_staged = as_good_as_staged && share >= AS_GOOD_AS_STAGED;
+            if (as_good_as_staged) speed.direct_from.staged_bytes = bytes;
         }
         return speed;
     }

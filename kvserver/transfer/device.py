@@ -23,7 +23,7 @@ so each turn should do much. Halved where the device has less to give."""
 NVRTC_WHEELS = ("nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
 """Where the compiler lies that comes with torch."""
 
-Measured = tuple[float, float, int, int]
+Measured = tuple[float, int, int, float, int, int]
 """As _native.DeviceEngine.measured."""
 
 

@@ -58,7 +58,7 @@ class DeviceServer(Server):
         self.machine = machine
         for device in range(machine.devices):
             path = measurement_path(machine.vendor, str(machine.library), machine.device_id(device), str(cache_dir))
-            path.write_bytes(msgspec.json.encode((1.0, 1.0, direct_from_bytes, direct_from_bytes)))
+            path.write_bytes(msgspec.json.encode((1.0, direct_from_bytes, direct_from_bytes) * 2))
         super().__init__(
             **{
                 "arena_bytes": 32 << 20,

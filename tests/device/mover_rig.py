@@ -59,9 +59,23 @@ class Half(Worker):
 class Halves:
     """A process that has memory, and one with an engine that uses it."""
 
-    def __init__(self, machine: Machine, *, arena_path: str = "auto", direct_from: int = NEVER, slabs: int = 4) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        arena_path: str = "auto",
+        direct_from: int = NEVER,
+        bare_direct_from: int = 0,
+        slabs: int = 4,
+    ) -> None:
         self.memory = Half(machine, role="memory")
-        self.rig = Half(machine, role="engine", arena_path=arena_path, direct_from=direct_from)
+        self.rig = Half(
+            machine,
+            role="engine",
+            arena_path=arena_path,
+            direct_from=direct_from,
+            bare_direct_from=bare_direct_from,
+        )
         self.rig.call("arena_ready", slabs)
         self._jobs = 0
         self._caches = 0
@@ -124,7 +138,8 @@ class Memory:
 class Rig:
     """The engine, its arena, the board, and the rings of its caches."""
 
-    def __init__(self, vendor: Any, library: str, arena_path: Any, direct_from: int) -> None:
+    def __init__(self, vendor: Any, library: str, arena_path: Any, direct_from: int, bare_direct_from: int = 0) -> None:
+        """bare_direct_from: of caches without staging; 0 = the same."""
         self._vendor = vendor
         arena = _native.create_memfd("arena", ARENA_BYTES)
         board = _native.create_memfd("board", WORDS * 8)
@@ -145,7 +160,7 @@ class Rig:
             slab_bytes=SLAB_BYTES,
             threads=2,
             gather_segment_bytes=SEGMENT_BYTES,
-            measured=(1.0, 1.0, direct_from, direct_from),
+            measured=(1.0, direct_from, bare_direct_from or direct_from) * 2,
         )
         self._engine.map_board(SESSION, board, WORDS)
 

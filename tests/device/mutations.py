@@ -294,6 +294,13 @@ MUTATIONS = (
         ("device/test_driver.py -k has_loaded",),
     ),
     Mutation(
+        "of two vendors one is taken",
+        "csrc/gpu/probe.cpp",
+        "if (cuda.problem.empty() && rocm.problem.empty()) {",
+        "if (cuda.problem.empty() && rocm.devices < 0) {",
+        ("device/test_driver.py -k two_vendors",),
+    ),
+    Mutation(
         "calls that are broken on AMD are asked for",
         LIBRARY,
         "    std::string missing;\n",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvserver import _native
-from tests.device.simulated import CODE, Machine, Vendor
+from tests.device.simulated import CODE, Machine, Vendor, build
 from tests.gpu import table
 
 VENDORS: tuple[Vendor, ...] = ("cuda", "rocm")
@@ -129,6 +129,17 @@ def test_a_missing_symbol_is_named(vendor: Vendor, symbol: str, required: bool) 
         assert (symbol in found[5]) == required
         said = call(machine, "device_facts", vendor, str(machine.library), 0)
         assert (isinstance(said, str) and said.startswith("DriverAbsent") and symbol in said) == required
+
+
+def test_nobody_chooses_between_two_vendors() -> None:
+    """A machine on which both drivers work: whoever wants one must say which."""
+    with Machine("cuda") as machine:
+        folders = os.pathsep.join(str(build(vendor).parent) for vendor in VENDORS)
+        environment = {"LD_LIBRARY_PATH": folders}
+        said = call(machine, "choose_vendor", "auto", environment=environment)
+        assert said == "DriverAbsent: devices of both vendors are visible: say which, cuda or rocm"
+        for vendor in VENDORS:
+            assert call(machine, "choose_vendor", vendor, environment=environment) == vendor
 
 
 def test_a_driver_without_devices_is_no_driver() -> None:

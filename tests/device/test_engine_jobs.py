@@ -67,6 +67,16 @@ def test_long_copies_go_direct_whatever_the_cache_brought(machine: Machine) -> N
                 assert run(halves, kind, cache, mode) == "direct"
 
 
+def test_copies_go_direct_sooner_where_nobody_else_would_pack(machine: Machine) -> None:
+    """Packing by the mover costs the engine its turns on the GPU; packing by the client does not."""
+    with Halves(machine, direct_from=3 * SMALL + 1, bare_direct_from=3 * SMALL) as halves:
+        staged, bare = halves.map(SMALL, staged=True), halves.map(SMALL, staged=False)
+        for kind in LANES:
+            assert run(halves, kind, staged, "staged", packed_by_client=True) == "staged"
+            assert run(halves, kind, staged, "server-gather") == "direct"
+            assert run(halves, kind, bare, "server-gather") == "direct"
+
+
 @pytest.mark.parametrize("kind", ["store", "retrieve"])
 def test_a_job_of_many_segments_goes_round_the_ring(halves: Halves, kind: str) -> None:
     cache = halves.map(LARGE, staged=True)
