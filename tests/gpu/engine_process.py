@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from kvclient import Lease
 from tests.device.engine_process import DeviceWorker, Remote, main
 from tests.device.shapes import BLOCK_TOKENS, CHUNK_TOKENS, SHAPES, Shape
-from tests.gpu.illegal import write_nowhere
+from tests.gpu import illegal
 from tests.gpu.plain_driver import PlainDriver
 from tests.process.engine import prompt
 
@@ -82,7 +82,7 @@ class GpuRemote(Remote):
 
     def write_nowhere(self) -> None:
         """Breaks this process's context."""
-        write_nowhere()
+        illegal.load()()
 
     def begin_retrieve_unprepared(self, seed: int, chunks: int, timeout_s: float) -> None:
         """A retrieve by an engine that cannot use its device any more."""

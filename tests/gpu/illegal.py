@@ -1,6 +1,7 @@
 """A kernel that writes where nothing is: afterwards every call in that context fails, for good, as after a real bug."""
 
 import ctypes
+from collections.abc import Callable
 
 KERNEL = b"""
 .version 6.3
@@ -19,18 +20,20 @@ KERNEL = b"""
 """
 
 
-def write_nowhere(ordinal: int = 0) -> None:
-    """In the context that this process shares with all users of the device's primary one. Enqueued, not waited for."""
+def load(ordinal: int = 0) -> Callable[[], None]:
+    """What enqueues the kernel, in the context that this process shares with all users of the device's primary one.
+
+    To be called in the thread that loads. OSError when the driver refuses."""
     library = ctypes.CDLL("libcuda.so.1")
     context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-    calls = (
-        ("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal),
-        ("cuCtxPushCurrent_v2", context),
-        ("cuModuleLoadData", ctypes.byref(module), KERNEL),
-        ("cuModuleGetFunction", ctypes.byref(function), module, b"write_nowhere"),
-        ("cuLaunchKernel", function, *(1,) * 6, 0, None, None, None),
-    )
-    for name, *arguments in calls:
+
+    def call(name: str, *arguments: object) -> None:
         code = library[name](*arguments)
         if code != 0:
             raise OSError(f"{name}: {code}")
+
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
+    call("cuCtxPushCurrent_v2", context)
+    call("cuModuleLoadData", ctypes.byref(module), KERNEL)
+    call("cuModuleGetFunction", ctypes.byref(function), module, b"write_nowhere")
+    return lambda: call("cuLaunchKernel", function, *(1,) * 6, 0, None, None, None)

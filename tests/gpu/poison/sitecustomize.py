@@ -1,4 +1,4 @@
-"""On PYTHONPATH of a server under test: its movers break their own GPU context when they get SIGUSR2.
+"""On PYTHONPATH of a server under test: its movers load a kernel at SIGUSR1 and break their GPU context at SIGUSR2.
 
 Python imports a module of this name at every start; in all processes but movers it does nothing.
 """
@@ -6,16 +6,22 @@ Python imports a module of this name at every start; in all processes but movers
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 if "kvserver.mover" in sys.orig_argv:
+    _loaded: list[Callable[[], None]] = []
 
-    def _break(*_: object) -> None:
-        from tests.gpu.illegal import write_nowhere  # noqa: PLC0415  (the start of a mover shall not notice)
+    def _load(*_: object) -> None:
+        from tests.gpu import illegal  # noqa: PLC0415  (the start of a mover shall not notice)
 
         try:
-            write_nowhere()
-            os.write(2, b"poisoned: a kernel writes nowhere\n")
+            _loaded.append(illegal.load())
+            os.write(2, b"poison: loaded\n")
         except OSError as problem:
-            os.write(2, f"not poisoned: {problem}\n".encode())
+            os.write(2, f"poison: {problem}\n".encode())
 
+    def _break(*_: object) -> None:
+        _loaded[0]()
+
+    signal.signal(signal.SIGUSR1, _load)
     signal.signal(signal.SIGUSR2, _break)
