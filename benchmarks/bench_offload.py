@@ -49,7 +49,7 @@ class Bench:
 
     def answer(self, chunks: int) -> None:
         (order,) = self.offload.take_lookups()
-        self.offload.found(order.number, Found(chunks, LEASE if chunks else None), 0.0)
+        self.offload.found(order.number, Found(chunks, LEASE if chunks else None))
 
     def running(self, tokens: int) -> int:
         name = self.begin(tokens)

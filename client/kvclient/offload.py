@@ -21,8 +21,9 @@ import itertools
 from collections.abc import Hashable
 
 from kvclient.offload_jobs import Jobs
-from kvclient.offload_ranges import chunks_to_look_up, is_aligned, retrieve_blocks, store_blocks, usable_tokens
-from kvclient.offload_request import Answer, Phase, Question, Request
+from kvclient.offload_questions import Questions
+from kvclient.offload_ranges import is_aligned, retrieve_blocks, store_blocks, usable_tokens
+from kvclient.offload_request import Phase, Request
 from kvclient.offload_values import (
     LookupOrder,
     Options,
@@ -48,17 +49,13 @@ class Offload:
     def __init__(self, options: Options) -> None:
         self.statistics = Statistics()
         self._options = options
-        self._gain_min = max(1, options.retrieve_tokens_min)
         self._requests: dict[Hashable, Request] = {}
         self._numbers = itertools.count(1)
         """Of jobs and of lookups."""
-        self._asked: dict[int, Request] = {}
-        """Lookups in flight, also those that nobody waits for any more."""
+        self._questions = Questions(options, self.statistics, self._numbers)
         self._retrieves: Jobs[RetrieveOrder] = Jobs(options.ranks)
         self._stores: Jobs[StoreOrder] = Jobs(options.ranks)
         self._chunks_storing = 0
-        self._lookups: list[LookupOrder] = []
-        self._releases: list[Lease] = []
         self._summaries: list[Summary] = []
 
     # ---------------------------------------------------------------- requests
@@ -86,7 +83,7 @@ class Offload:
         long before it gets its blocks, and the server keeps what it has promised."""
         it = self._requests[request]
         if it.phase is Phase.WAITING and it.keys and it.question is None and it.answer is None:
-            self._ask(it, hbm_tokens=0 if it.reads else it.tokens, now_s=now_s)
+            self._questions.ask(it, hbm_tokens=0 if it.reads else it.tokens, now_s=now_s)
 
     def match(self, request: Hashable, *, tokens: int, hbm_tokens: int, now_s: float) -> int | None:
         """Tokens behind the engine's own prefix that the server can bring; None: ask again, the answer is under way.
@@ -101,10 +98,10 @@ class Offload:
         if it.is_barred or not it.keys:
             return 0
         may_read = it.reads and (self._options.resumes_output or tokens <= it.prompt_tokens)
-        if not may_read or usable_tokens(self._options, tokens) - hbm_tokens < self._gain_min:
+        if not may_read or usable_tokens(self._options, tokens) - hbm_tokens < self._options.gain_min:
             # Asked all the same, and not waited for: what the server holds is not stored again.
             if it.question is None and it.answer is None:
-                self._ask(it, hbm_tokens=tokens, now_s=now_s)
+                self._questions.ask(it, hbm_tokens=tokens, now_s=now_s)
             return 0
         return self._offer(it, hbm_tokens, now_s)
 
@@ -147,7 +144,7 @@ class Offload:
             reach = usable_tokens(self._options, it.tokens)
             known = it.answer is not None and not it.answer.why
             self.statistics.skip(it.why, max(0, (min(it.found_tokens, reach) if known else reach) - hbm_tokens))
-        self._set_answer(it, None)
+        self._questions.set_answer(it, None)
         it.phase = Phase.RUNNING
 
     def computed(self, request: Hashable, tokens: int, now_s: float) -> bool:
@@ -161,7 +158,7 @@ class Offload:
         it.due = min(tokens // self._options.chunk_tokens, it.chunks)
         if it.due <= it.frontier or it.stopped or not self._options.stores:
             return False
-        if it.question is not None and not self._gave_up(it, now_s):
+        if it.question is not None and not self._questions.gave_up(it, now_s):
             return False  # what is due may be held
         return len(self._stores) < self._options.stores_max and self._chunks_storing < self._options.store_chunks_max
 
@@ -183,9 +180,10 @@ class Offload:
         return order
 
     def preempted(self, request: Hashable) -> None:
-        """Its blocks are gone, it waits to be matched again. Stores in flight keep theirs."""
+        """Its blocks are gone, it waits to be matched again. Stores in flight keep theirs. May be said twice."""
         it = self._requests[request]
-        self._set_answer(it, None)
+        if it.phase is Phase.WAITING:
+            return
         it.phase, it.question, it.queued_s = Phase.WAITING, None, None
         it.retrieve = it.due = it.found_tokens = 0
         it.preemptions += 1
@@ -199,7 +197,7 @@ class Offload:
         if self._options.stores and it.due > it.frontier:
             why = it.stopped or ("unanswered" if it.question is not None else "busy")
             self.statistics.skip(why, (it.due - it.frontier) * self._options.chunk_tokens)
-        self._set_answer(it, None)
+        self._questions.set_answer(it, None)
         it.phase, it.retrieve = Phase.FINISHED, 0
         self._sum_up(it)
 
@@ -211,37 +209,21 @@ class Offload:
 
     def take_lookups(self) -> list[LookupOrder]:
         """Questions for the server since the last call; look after match() if the answer can be had at once."""
-        taken, self._lookups = self._lookups, []
+        taken, self._questions.lookups = self._questions.lookups, []
         return taken
 
-    def found(self, lookup: int, found: Found, now_s: float) -> None:
+    def found(self, lookup: int, found: Found) -> None:
         """The answer, late or not."""
-        it = self._asked.pop(lookup)
-        question = it.question if it.question is not None and it.question.number == lookup else None
-        self.statistics.lookups_unserved += bool(found.why)
-        if question is not None:
-            it.question = None
-            if not found.why:
-                it.found_tokens = found.chunks * self._options.chunk_tokens
-                it.frontier, it.stopped = max(found.chunks, it.storing_until, it.stored_until), ""
-        elif not found.why and not it.is_barred:
-            it.frontier = max(it.frontier, found.chunks)
-        if question is None or it.phase is not Phase.WAITING:
-            self._release(found.lease)
-            return
-        self._set_answer(it, Answer(found.chunks, found.lease, question.chunks, question.chunks_wanted_min, found.why))
+        self._questions.answered(lookup, found)
 
     def take_releases(self) -> list[Lease]:
         """Leases to give back since the last call; look after every step, and when idle."""
-        taken, self._releases = self._releases, []
+        taken, self._questions.releases = self._questions.releases, []
         return taken
 
     def leases_lost(self) -> None:
         """The server has ended, has started again, or was cleared: what it promised means nothing now."""
-        self._releases.clear()
-        for it in self._requests.values():
-            if it.answer is not None and it.answer.lease is not None:
-                it.answer = None
+        self._questions.leases_lost(self._requests.values())
 
     # ---------------------------------------------------------------- the ranks
 
@@ -255,7 +237,7 @@ class Offload:
         if ended.why:
             self.statistics.retrieves_failed += 1
             self.statistics.skip("retrieve-failed", order.end_tokens - order.hbm_tokens)
-            self._release(order.lease)  # some rank may not have used it
+            self._questions.release(order.lease)  # some rank may not have used it
         else:
             self.statistics.tokens_retrieved += order.end_tokens - order.hbm_tokens
         if it.retrieve == job:
@@ -286,7 +268,7 @@ class Offload:
 
     def busy(self) -> bool:
         """Whether anything is in flight whose end has to be delivered, so that an idle engine must go on polling."""
-        return bool(len(self._retrieves) or len(self._stores) or self._releases)
+        return bool(len(self._retrieves) or len(self._stores) or self._questions.releases)
 
     def take_summaries(self) -> list[Summary]:
         """Requests that have finished and of which nothing is in flight, since the last call."""
@@ -304,9 +286,9 @@ class Offload:
         """match() for a request that may read and has something to win."""
         if it.answer is None or not it.answer.still_good(self._options, now_s):
             if it.question is None:
-                self._ask(it, hbm_tokens=hbm_tokens, now_s=now_s)
-            elif self._gave_up(it, now_s):
-                self._miss(it, "late")
+                self._questions.ask(it, hbm_tokens=hbm_tokens, now_s=now_s)
+            elif self._questions.gave_up(it, now_s):
+                self._questions.miss(it, "late")
             if it.question is not None or it.answer is None:
                 return None
         gain = self._gain(it, hbm_tokens)
@@ -314,8 +296,8 @@ class Offload:
             return 0
         if it.answer.lease is None and it.answer.chunks < it.answer.chunks_wanted_min:
             # It was not worth a lease while the engine held more of it. It may lose the rest as well.
-            self._set_answer(it, None)
-            self._ask(it, hbm_tokens=0, now_s=now_s)
+            self._questions.set_answer(it, None)
+            self._questions.ask(it, hbm_tokens=0, now_s=now_s)
             return None
         if not it.answer.has_lease(self._options, now_s):
             it.why = "no-lease"
@@ -327,7 +309,7 @@ class Offload:
             it.queued_s = now_s
         if now_s - it.queued_s < self._options.retrieve_wait_s:
             return None
-        self._miss(it, "busy")
+        self._questions.miss(it, "busy")
         return 0
 
     def _gain(self, it: Request, hbm_tokens: int) -> int:
@@ -337,51 +319,11 @@ class Offload:
         found_tokens = it.answer.chunks * self._options.chunk_tokens
         gain = min(found_tokens, usable_tokens(self._options, it.tokens)) - hbm_tokens
         it.why = it.answer.why
-        if gain >= self._gain_min and is_aligned(self._options, hbm_tokens):
+        if gain >= self._options.gain_min and is_aligned(self._options, hbm_tokens):
             return gain
         if gain > 0:
-            it.why = "below-min" if gain < self._gain_min else "unaligned"
+            it.why = "below-min" if gain < self._options.gain_min else "unaligned"
         return 0
-
-    def _ask(self, it: Request, *, hbm_tokens: int, now_s: float) -> None:
-        """Wants a lease only for what is worth a retrieve behind hbm_tokens."""
-        chunk_tokens = self._options.chunk_tokens
-        chunks = min(chunks_to_look_up(self._options, it.tokens), it.chunks)
-        if not chunks:
-            self._set_answer(it, Answer(0, None, 0, 0))
-            return
-        wanted = hbm_tokens + self._gain_min
-        enough = wanted <= usable_tokens(self._options, it.tokens)
-        wanted_min = -(-wanted // chunk_tokens) if enough else chunks + 1
-        number = next(self._numbers)
-        it.question = Question(number, chunks, wanted_min, now_s + self._options.lookup_deadline_s)
-        it.stored_until = 0
-        self._asked[number] = it
-        self._lookups.append(LookupOrder(number, it.key_range(0, chunks), wanted_min))
-        self.statistics.lookups += 1
-        self.statistics.tokens_looked_up += chunks * chunk_tokens
-
-    def _gave_up(self, it: Request, now_s: float) -> bool:
-        """Whether its question is older than the deadline; then nobody waits for the answer any more."""
-        if it.question is None or now_s < it.question.due_s:
-            return False
-        it.question = None
-        self.statistics.lookups_late += 1
-        return True
-
-    def _miss(self, it: Request, why: str) -> None:
-        it.queued_s, it.why = None, why
-        self._set_answer(it, Answer(0, None, 1, 0, why))
-
-    def _set_answer(self, it: Request, answer: Answer | None) -> None:
-        """The answer before it is forgotten, and its lease given back."""
-        if it.answer is not None:
-            self._release(it.answer.lease)
-        it.answer = answer
-
-    def _release(self, lease: Lease | None) -> None:
-        if lease is not None:
-            self._releases.append(lease)
 
     def _count_admission(self, it: Request, hbm_tokens: int) -> None:
         it.hbm_tokens = hbm_tokens

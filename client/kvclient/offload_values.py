@@ -79,6 +79,11 @@ class Options:
         return all(group.kind == "full" for group in self.groups)
 
     @property
+    def gain_min(self) -> int:
+        """Tokens that a retrieve has to bring."""
+        return max(1, self.retrieve_tokens_min)
+
+    @property
     def lookup_chunks_max(self) -> int:
         """Chunks whose blocks fit into one retrieve, which cannot be cut."""
         blocks = sum(self.chunk_tokens // group.block_tokens for group in self.groups)

@@ -213,7 +213,7 @@ class Scheduler:
         """True when something was asked and answered, well or not."""
         lookups = self._offload.take_lookups()
         for lookup in lookups:
-            self._offload.found(lookup.number, self._found(lookup), time.monotonic())
+            self._offload.found(lookup.number, self._found(lookup))
         return bool(lookups)
 
     def _found(self, lookup: LookupOrder) -> Found:

@@ -19,6 +19,7 @@ COUNTERS = {
     "tokens_retrieved": "Tokens whose KV was brought back from the server.",
     "tokens_stored": "Tokens of chunks that the server holds because of a store of this engine.",
     "lookups": "Lookups.",
+    "tokens_looked_up": "Tokens that lookups asked for, again and again where a request waited.",
     "lookups_late": "Of lookups, those that were not answered before their deadline.",
     "lookups_unserved": "Of lookups, those that nobody answered: the server was away or too slow.",
     "retrieves": "Retrieves begun.",
@@ -84,6 +85,9 @@ class PromMetrics(KVConnectorPromMetrics):
             name: self._histogram_cls(f"vllm:kvserver_{name}", text, labelnames, buckets=BUCKETS)
             for name, text in SECONDS.items()
         }
+        for labels in per_engine_labelvalues.values():
+            for metric in (*self._counters.values(), *self._seconds.values()):
+                metric.labels(*labels)  # shown from the first, as 0
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]

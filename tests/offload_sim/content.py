@@ -28,7 +28,7 @@ class Page(NamedTuple):
 GARBAGE = Page(-1, -1, -1, b"garbage")
 
 
-def page(rank: int, group: int, block_tokens: int, block: int, tokens: bytes) -> Page:
+def page(rank: int, group: int, block_tokens: int, block: int, tokens: bytes | bytearray) -> Page:
     """Of block `block` of a sequence of which `tokens` are computed."""
     return Page(rank, group, block * block_tokens, bytes(tokens[: (block + 1) * block_tokens]))
 
@@ -39,7 +39,7 @@ def keys(tokens: bytes, chunk_tokens: int) -> list[bytes]:
     return [hashlib.blake2b(bytes([255, *tokens[:end]]), digest_size=32).digest() for end in ends]
 
 
-def next_token(tokens: bytes) -> int:
+def next_token(tokens: bytes | bytearray) -> int:
     """What the model generates: it depends on everything before."""
     return (sum(tokens) * 31 + len(tokens) * 7 + tokens[0]) % TOKEN_KINDS
 
@@ -69,6 +69,6 @@ class Prompts:
         """One of them, or something new that will be asked here as well."""
         return self._rng.choice(self._known[-6:]) if self._known and self._rng.random() < 0.7 else self.draw()
 
-    def remember(self, tokens: bytes) -> None:
+    def remember(self, tokens: bytes | bytearray) -> None:
         """A whole conversation, output included: its next turn begins with it."""
         self._known.append(bytes(tokens[: self._tokens_max]))

@@ -37,15 +37,10 @@ class Engine:
         self._options, self._ways, self._day, self._rng = options, ways, day, rng
         self._server, self._pool = server, pool
         self._memory = Memory(options, pool, window_slack=rng.choice((0, 1)))
-        self._tokens_of: dict[bytes, bytes] = {}
         self._retrieves: list[RetrieveOrder] = []
         self._ok: dict[int, bool] = {}
         self._preempted: list[Sequence] = []
         """In this step; they are not admitted again in the same."""
-
-    def learn(self, tokens_of: dict[bytes, bytes]) -> None:
-        """Where the meaning of keys is written down, for the server to compare."""
-        self._tokens_of = tokens_of
 
     @property
     def alive(self) -> list[Sequence]:
@@ -98,12 +93,13 @@ class Engine:
         work = [(sequence, count) for sequence in list(self.running) if (count := self._room_to_go_on(sequence))]
         work += self._admit(now_s)
         work = [(sequence, count) for sequence, count in work if sequence not in self._preempted]
-        stores = [order for sequence, count in work if (order := self._store(sequence, count, now_s)) is not None]
+        stored = [self._store(sequence, count, now_s) for sequence, count in work]
         for sequence, count in work:
             self._memory.compute(sequence, count)
         retrieves, self._retrieves = self._retrieves, []
-        for order in [*retrieves, *stores]:
-            self.ranks.begin(order)
+        for order in [*retrieves, *stored]:
+            if order is not None:
+                self.ranks.begin(order)
         for sequence, _ in work:
             if sequence.computed == len(sequence.tokens):
                 self._generate(sequence, now_s, prompts)
@@ -111,7 +107,7 @@ class Engine:
 
     def answer(self, order: LookupOrder, found: Found, now_s: float) -> None:
         self.watch.answered(order.number, found, now_s)
-        self.offload.found(order.number, found, now_s)
+        self.offload.found(order.number, found)
         self._tidy()
 
     def _room_to_go_on(self, sequence: Sequence) -> int:
@@ -306,7 +302,7 @@ class Engine:
     def _named(self, tokens: bytes | bytearray) -> list[bytes]:
         named = keys(bytes(tokens), self._options.chunk_tokens)
         for index, key in enumerate(named):
-            self._tokens_of.setdefault(key, bytes(tokens[: (index + 1) * self._options.chunk_tokens]))
+            self._server.tokens_of.setdefault(key, bytes(tokens[: (index + 1) * self._options.chunk_tokens]))
         return named
 
     def _send_lookups(self, sequence: Sequence, now_s: float) -> bool:

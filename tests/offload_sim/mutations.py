@@ -12,7 +12,8 @@ class Mutation(NamedTuple):
     new: str
 
 
-OFFLOAD, JOBS, RANGES, REQUEST = "offload.py", "offload_jobs.py", "offload_ranges.py", "offload_request.py"
+OFFLOAD, QUESTIONS, JOBS = "offload.py", "offload_questions.py", "offload_jobs.py"
+RANGES, REQUEST = "offload_ranges.py", "offload_request.py"
 
 MUTATIONS = (
     # ------------------------------------------------------------ what is retrieved
@@ -80,7 +81,7 @@ MUTATIONS = (
     Mutation(
         "the threshold is ignored",
         OFFLOAD,
-        "        if gain >= self._gain_min and is_aligned",
+        "        if gain >= self._options.gain_min and is_aligned",
         "        if gain > 0 and is_aligned",
     ),
     Mutation(
@@ -109,7 +110,7 @@ MUTATIONS = (
     ),
     # ------------------------------------------------------------ waiting
     Mutation(
-        "a late answer is waited for", OFFLOAD, "if it.question is None or now_s < it.question.due_s:", "if True:"
+        "a late answer is waited for", QUESTIONS, "if it.question is None or now_s < it.question.due_s:", "if True:"
     ),
     Mutation(
         "an answer grows old before it is used",
@@ -137,7 +138,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an answer is taken for that of an earlier question",
-        OFFLOAD,
+        QUESTIONS,
         "it.question is not None and it.question.number == lookup else None",
         "it.question is not None else None",
     ),
@@ -145,44 +146,44 @@ MUTATIONS = (
     Mutation(
         "a failed retrieve keeps its lease",
         OFFLOAD,
-        "            self._release(order.lease)  # some rank may not have used it\n",
+        "            self._questions.release(order.lease)  # some rank may not have used it\n",
         "",
     ),
     Mutation(
         "a lease that is not needed is kept",
-        OFFLOAD,
-        "        if question is None or it.phase is not Phase.WAITING:\n            self._release(found.lease)\n",
+        QUESTIONS,
+        "        if question is None or it.phase is not Phase.WAITING:\n            self.release(found.lease)\n",
         "        if question is None or it.phase is not Phase.WAITING:\n",
     ),
     Mutation(
         "the lease before is forgotten",
-        OFFLOAD,
-        "        if it.answer is not None:\n            self._release(it.answer.lease)\n",
+        QUESTIONS,
+        "        if it.answer is not None:\n            self.release(it.answer.lease)\n",
         "",
     ),
     Mutation(
         "an aborted request keeps its lease",
         OFFLOAD,
-        "        self._set_answer(it, None)\n        it.phase, it.retrieve = Phase.FINISHED, 0\n",
+        "        self._questions.set_answer(it, None)\n        it.phase, it.retrieve = Phase.FINISHED, 0\n",
         "        it.phase, it.retrieve = Phase.FINISHED, 0\n",
     ),
     Mutation(
         "a declined retrieve keeps its lease",
         OFFLOAD,
-        "        self._set_answer(it, None)\n        it.phase = Phase.RUNNING\n",
+        "        self._questions.set_answer(it, None)\n        it.phase = Phase.RUNNING\n",
         "        it.answer = None\n        it.phase = Phase.RUNNING\n",
     ),
     Mutation(
         "the lease of a retrieve is given back at its begin",
         OFFLOAD,
         "        it.answer = None  # its lease is the job's now\n",
-        "        self._set_answer(it, None)\n",
+        "        self._questions.set_answer(it, None)\n",
     ),
     Mutation(
         "lost leases are given back",
-        OFFLOAD,
-        "                it.answer = None\n\n    # ----",
-        "                self._set_answer(it, None)\n\n    # ----",
+        QUESTIONS,
+        "lease is not None:\n                it.answer = None\n",
+        "lease is not None:\n                self.set_answer(it, None)\n",
     ),
     # ------------------------------------------------------------ failure
     Mutation(
@@ -225,32 +226,32 @@ MUTATIONS = (
     # ------------------------------------------------------------ stores
     Mutation(
         "what was found is stored again",
-        OFFLOAD,
+        QUESTIONS,
         "max(found.chunks, it.storing_until, it.stored_until)",
         "max(it.storing_until, it.stored_until)",
     ),
     Mutation(
         "what is on its way is stored again",
-        OFFLOAD,
+        QUESTIONS,
         "max(found.chunks, it.storing_until, it.stored_until)",
         "max(found.chunks, it.stored_until)",
     ),
     Mutation(
         "what was stored meanwhile is stored again",
-        OFFLOAD,
+        QUESTIONS,
         "max(found.chunks, it.storing_until, it.stored_until)",
         "max(found.chunks, it.storing_until)",
     ),
     Mutation(
         "a late answer does not count",
-        OFFLOAD,
+        QUESTIONS,
         "            it.frontier = max(it.frontier, found.chunks)\n",
         "            pass\n",
     ),
     Mutation(
         "stored before the answer",
         OFFLOAD,
-        "        if it.question is not None and not self._gave_up(it, now_s):\n            return False",
+        "        if it.question is not None and not self._questions.gave_up(it, now_s):\n            return False",
         "        if False:\n            return False",
     ),
     Mutation(
@@ -289,7 +290,7 @@ MUTATIONS = (
         "ended.why not in CHAIN_GOES_ON and held_until",
         "held_until",
     ),
-    Mutation("a gap is never forgotten", OFFLOAD, 'it.stored_until), ""\n', "it.stored_until), it.stopped\n"),
+    Mutation("a gap is never forgotten", QUESTIONS, 'it.stored_until), ""\n', "it.stored_until), it.stopped\n"),
     Mutation(
         "the wrong parent",
         REQUEST,
@@ -324,26 +325,14 @@ MUTATIONS = (
     Mutation(
         "an idle engine does not poll for stores",
         OFFLOAD,
-        "return bool(len(self._retrieves) or len(self._stores) or self._releases)",
-        "return bool(len(self._retrieves) or self._releases)",
+        "return bool(len(self._retrieves) or len(self._stores) or self._questions.releases)",
+        "return bool(len(self._retrieves) or self._questions.releases)",
     ),
     Mutation(
         "a request is summed up before its jobs end",
         OFFLOAD,
         "if it.phase is not Phase.FINISHED or it.jobs:",
         "if it.phase is not Phase.FINISHED:",
-    ),
-    Mutation(
-        "an old question is forgotten at a preemption, and its answer believed",
-        OFFLOAD,
-        "it.phase, it.question, it.queued_s = Phase.WAITING, None, None",
-        "it.phase, it.queued_s = Phase.WAITING, None",
-    ),
-    Mutation(
-        "a request keeps its answer when it is preempted",
-        OFFLOAD,
-        "self._set_answer(it, None)\n        it.phase, it.question, it.queued_s",
-        "it.phase, it.question, it.queued_s",
     ),
     Mutation(
         "numbers come back",

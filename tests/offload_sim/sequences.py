@@ -42,7 +42,7 @@ class Memory:
 
     # ---------------------------------------------------------------- the prefix cache
 
-    def hbm_hit(self, tokens: bytes) -> int:
+    def hbm_hit(self, tokens: bytes | bytearray) -> int:
         """The longest prefix that all groups can serve from the pool; a token is left to compute."""
         step = max(group.block_tokens for group in self._options.groups)
         for end in range((len(tokens) - 1) // step * step, 0, -step):
@@ -166,7 +166,7 @@ class Memory:
             needed += [(index, block) for block in range(first, last)]
         return needed
 
-    def _find(self, index: int, block: int, tokens: bytes) -> int | None:
+    def _find(self, index: int, block: int, tokens: bytes | bytearray) -> int | None:
         end = (block + 1) * self._options.groups[index].block_tokens
         return self._pool.find((index, bytes(tokens[:end])))
 

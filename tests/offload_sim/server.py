@@ -33,16 +33,17 @@ def cut(keys: bytes) -> list[bytes]:
 
 
 class Server:
-    def __init__(self, options: Options, day: Day, rng: Random, tokens_of: dict[bytes, bytes]) -> None:
+    def __init__(self, options: Options, day: Day, rng: Random) -> None:
         self.chunks: dict[bytes, Chunk] = {}
         self.leases: dict[int, Promise] = {}
         self.incarnation = 1
+        self.tokens_of: dict[bytes, bytes] = {}
+        """What keys mean: a server knows nothing of it, but compares here."""
         self.up = True
         self.faulty = True
         self._options = options
         self._day = day
         self._rng = rng
-        self._tokens_of = tokens_of
         self._numbers = 0
         self._ttl_s = rng.choice(TTLS_S)
 
@@ -126,7 +127,7 @@ class Server:
         parent = b""
         for index, key in enumerate(keys(tokens, self._options.chunk_tokens)):
             chunk = self.chunks.setdefault(key, Chunk(parent))
-            self._tokens_of.setdefault(key, tokens[: (index + 1) * self._options.chunk_tokens])
+            self.tokens_of.setdefault(key, tokens[: (index + 1) * self._options.chunk_tokens])
             for group in range(len(self._options.groups)):
                 for rank in range(self._options.ranks):
                     chunk.parts.setdefault((group, rank), self._pages_of(key, group, rank, index))
@@ -169,7 +170,7 @@ class Server:
         block_tokens = self._options.groups[group].block_tokens
         per_chunk = self._options.chunk_tokens // block_tokens
         blocks = range(index * per_chunk, (index + 1) * per_chunk)
-        return [page(rank, group, block_tokens, block, self._tokens_of[key]) for block in blocks]
+        return [page(rank, group, block_tokens, block, self.tokens_of[key]) for block in blocks]
 
     def _servable(self, asked: list[bytes]) -> bool:
         """A brute-force reading of what a boundary needs."""

@@ -1,6 +1,7 @@
 """One seed: an engine, a server, a clock, and what may happen next; then the end, at which nothing may be left."""
 
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 
 from .content import Prompts, require
@@ -19,11 +20,9 @@ class World:
         self.options = draw_options(rng)
         self.ways = draw_ways(rng, self.options, 2 * TOKENS_MAX)
         self.day = draw_day(rng)
-        tokens_of: dict[bytes, bytes] = {}
-        self.server = Server(self.options, self.day, rng, tokens_of)
+        self.server = Server(self.options, self.day, rng)
         self._pool = Pool(self.ways.blocks, self.options.ranks)
         self.engine = Engine(self.options, self.ways, day=self.day, rng=rng, server=self.server, pool=self._pool)
-        self.engine.learn(tokens_of)
         self._prompts = Prompts(rng, TOKENS_MAX)
         self._pace = rng.choice((1, 3, 12))
         """Of the ranks, compared with the engine."""
@@ -103,9 +102,9 @@ class World:
             order = engine.lookups.pop(self._rng.randrange(len(engine.lookups)))
             engine.answer(order, self.server.lookup(order, self.now_s), self.now_s)
 
-    def _mishap(self, draw: float, chance: float, happens: object) -> None:
+    def _mishap(self, draw: float, chance: float, happens: Callable[[], None]) -> None:
         if draw < chance:
-            happens()  # type: ignore[operator]
+            happens()
 
     def _restart(self) -> None:
         self.server.restart(wipe=self._rng.random() < self.day.wipe)
@@ -139,7 +138,7 @@ class World:
         without = [life.name for life in engine.watch.lives if life.summaries != 1]
         require(not without, f"requests {without} were not summed up once")
         seen = engine.offload.statistics
-        require(seen.requests == len(engine.watch.lives), "requests were miscounted")
+        require(seen.requests == len(engine.watch.lives) == engine.finished, "requests were miscounted")
         require(seen.retrieves_in_flight == seen.stores_in_flight == 0, "jobs in flight were miscounted")
 
     def _check_what_is_held(self) -> None:

@@ -49,7 +49,7 @@ class Desk:
         if chunks >= max(1, order.chunks_wanted_min) and not why:
             self.leases += 1
             lease = Lease(self.leases, chunks, 7, self.now_s + ttl_s)
-        self.offload.found(order.number, Found(chunks, lease, why), self.now_s)
+        self.offload.found(order.number, Found(chunks, lease, why))
         return lease
 
     def admit(self, request: str = "r", *, tokens: int, hbm: int = 0, found: int = 0) -> None:

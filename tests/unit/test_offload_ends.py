@@ -1,6 +1,8 @@
 """How requests and jobs end: ranks, failures, preemption, aborts, names that come back; nothing is left behind."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from offload_rig import BLOCK, CHUNK, Desk, span, table
 
 from kvclient.values import Found, RetrieveResult, StoreResult
@@ -65,6 +67,22 @@ def test_a_store_ends_when_all_ranks_have_reported_and_holds_what_each_of_them_h
     assert desk.offload.statistics.stores_short == 1
 
 
+@given(st.integers(1, 4), st.data())
+def test_a_job_ends_once_whatever_is_reported_in_which_order_and_how_often(ranks: int, data: st.DataObject) -> None:
+    desk = Desk(ranks=ranks)
+    order = desk.retrieving(tokens=40, found=2)
+    first: dict[int, str] = {}
+    for _ in range(30):
+        rank, why = data.draw(st.integers(-1, ranks)), data.draw(st.sampled_from(("", "", "mover-lost")))
+        complete = len(first) == ranks
+        if 0 <= rank < ranks:
+            first.setdefault(rank, why)
+        end = desk.retrieve_ends(order, why, rank=rank)
+        assert (end is not None) == (len(first) == ranks and not complete)
+        if end is not None:
+            assert end.ok == (not any(first.values()))
+
+
 # ---------------------------------------------------------------- failure
 
 
@@ -110,6 +128,19 @@ def test_a_preempted_request_is_looked_up_again_and_retrieved_into_its_new_block
     assert again.job != order.job
     assert again.blocks[0].block_ids == table(9, 800)
     assert desk.stored(tokens=43) is None
+
+
+def test_a_preemption_that_is_told_twice_is_one() -> None:
+    desk = Desk()
+    desk.admit(tokens=40)
+    desk.offload.preempted("r")
+    desk.match(tokens=40)
+    lease = desk.answer(2)
+    desk.offload.preempted("r")
+    assert desk.match(tokens=40) == 2 * CHUNK
+    assert desk.offload.take_releases() == []
+    assert lease is not None
+    assert desk.offload.statistics.preemptions == 1
 
 
 def test_a_request_that_is_matched_while_it_runs_has_been_preempted() -> None:
@@ -286,7 +317,7 @@ def test_finishing_what_is_unknown_is_no_error() -> None:
 
 def test_an_answer_nobody_asked_for_is_a_bug() -> None:
     with pytest.raises(KeyError):
-        Desk().offload.found(12, Found(1, None), 0.0)
+        Desk().offload.found(12, Found(1, None))
 
 
 # ---------------------------------------------------------------- statistics

@@ -194,6 +194,24 @@ def test_a_late_answer_still_says_what_need_not_be_stored() -> None:
     assert (stored.first_chunk, stored.keys) == (2, keys_of(3)[64:])
 
 
+def test_a_late_answer_is_not_taken_for_that_of_the_next_question() -> None:
+    desk = Desk()
+    desk.begin(tokens=40)
+    desk.match(tokens=40)
+    first = desk.lookup()
+    for wait_s in (desk.options.lookup_deadline_s, 0.0):  # given up, and looked at once more
+        desk.now_s += wait_s
+        assert desk.match(tokens=40) == 0
+    desk.now_s += desk.options.moment_s
+    assert desk.match(tokens=40) is None
+    second = desk.lookup()
+    lease = desk.answer(1, order=first)
+    assert desk.match(tokens=40) is None
+    assert desk.offload.take_releases() == [lease]
+    desk.answer(3, order=second)
+    assert desk.match(tokens=40) == 3 * CHUNK
+
+
 def test_a_server_that_is_away_is_a_miss_at_once() -> None:
     desk = Desk()
     desk.begin(tokens=40)

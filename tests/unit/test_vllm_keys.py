@@ -107,6 +107,8 @@ def test_an_image_over_the_edge_of_a_chunk_is_in_both() -> None:
     longer = request(mm_features=[feature("x", 11)])
     extra = names.extra(longer)
     assert names.keys(longer, extra=extra, parent=one[:KEY_BYTES], first_chunk=1) == one[KEY_BYTES:]
+    other = request(mm_features=[feature("y", 11)])
+    assert names.keys(other, extra=extra, parent=one[:KEY_BYTES], first_chunk=1) != one[KEY_BYTES:]
 
 
 @pytest.mark.parametrize("hashes", [False, True])

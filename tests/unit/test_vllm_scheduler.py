@@ -173,6 +173,14 @@ def test_what_the_engine_holds_itself_is_asked_for_and_not_stored_again() -> Non
     assert bench.server.asked == 1
 
 
+def test_a_request_that_must_be_computed_is_stored_and_takes_no_lease() -> None:
+    bench, asked = Bench(), request(skip_reading_prefix_cache=True)
+    bench.hold(asked, 2)
+    assert bench.admit(asked) == 0
+    _, (order,) = bench.step(r=41)
+    assert order.first_chunk == 2
+
+
 def test_output_is_stored_as_it_fills_chunks() -> None:
     bench, asked = Bench(), request(tokens=23)
     bench.admit(asked)
@@ -182,6 +190,7 @@ def test_output_is_stored_as_it_fills_chunks() -> None:
     _, (second,) = bench.step(r=24)
     assert (first.first_chunk, second.first_chunk) == (0, 1)
     assert second.parent == first.keys
+    assert first.keys + second.keys == bench.keyer.keys(asked, extra=b"", parent=b"", first_chunk=0)
 
 
 def test_without_a_namespace_nothing_is_asked_or_stored() -> None:

@@ -129,6 +129,7 @@ def test_what_cannot_be_begun_is_reported_as_failed(why: str) -> None:
     bench.worker.computed()
     for future in bench.client.futures:
         future.set_exception(ValueError("a bug"))
+    assert [kind for kind, _ in bench.client.calls if why == "refused order"] == ["store"] * (why == "refused order")
     ended = bench.worker.take_ended()
     assert {report.job: report.result.why != "" for report in ended.reports} == {1: True, 3: True}
     assert ended.failed == ended.retrieved == {"r1"}

@@ -1,0 +1,88 @@
+"""What is asked of the server, what it has answered, and that every lease goes back.
+
+A request has at most one question in flight and believes at most one answer. An answer that comes too late, or to a
+request that waits no more, still says what need not be stored; its lease goes back at once.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from kvclient.offload_ranges import chunks_to_look_up, usable_tokens
+from kvclient.offload_request import Answer, Phase, Question, Request
+from kvclient.offload_values import LookupOrder, Options, Statistics
+from kvclient.values import Found, Lease
+
+
+class Questions:
+    """Of all requests. Orders and releases collect here until they are taken."""
+
+    def __init__(self, options: Options, statistics: Statistics, numbers: Iterator[int]) -> None:
+        self.lookups: list[LookupOrder] = []
+        self.releases: list[Lease] = []
+        self._options = options
+        self._statistics = statistics
+        self._numbers = numbers
+        self._in_flight: dict[int, Request] = {}
+        """Also those that nobody waits for any more."""
+
+    def ask(self, it: Request, *, hbm_tokens: int, now_s: float) -> None:
+        """Wants a lease only for what is worth a retrieve behind hbm_tokens."""
+        chunk_tokens = self._options.chunk_tokens
+        chunks = min(chunks_to_look_up(self._options, it.tokens), it.chunks)
+        if not chunks:
+            self.set_answer(it, Answer(0, None, 0, 0))
+            return
+        wanted = hbm_tokens + self._options.gain_min
+        enough = wanted <= usable_tokens(self._options, it.tokens)
+        wanted_min = -(-wanted // chunk_tokens) if enough else chunks + 1
+        number = next(self._numbers)
+        it.question = Question(number, chunks, wanted_min, now_s + self._options.lookup_deadline_s)
+        it.stored_until = 0
+        self._in_flight[number] = it
+        self.lookups.append(LookupOrder(number, it.key_range(0, chunks), wanted_min))
+        self._statistics.lookups += 1
+        self._statistics.tokens_looked_up += chunks * chunk_tokens
+
+    def gave_up(self, it: Request, now_s: float) -> bool:
+        """Whether its question is older than the deadline; then nobody waits for the answer any more."""
+        if it.question is None or now_s < it.question.due_s:
+            return False
+        it.question = None
+        self._statistics.lookups_late += 1
+        return True
+
+    def miss(self, it: Request, why: str) -> None:
+        it.queued_s, it.why = None, why
+        self.set_answer(it, Answer(0, None, 1, 0, why))
+
+    def set_answer(self, it: Request, answer: Answer | None) -> None:
+        """The answer before it is forgotten, and its lease given back."""
+        if it.answer is not None:
+            self.release(it.answer.lease)
+        it.answer = answer
+
+    def release(self, lease: Lease | None) -> None:
+        if lease is not None:
+            self.releases.append(lease)
+
+    def answered(self, lookup: int, found: Found) -> None:
+        """Once for each order."""
+        it = self._in_flight.pop(lookup)
+        question = it.question if it.question is not None and it.question.number == lookup else None
+        self._statistics.lookups_unserved += bool(found.why)
+        if question is not None:
+            it.question = None
+            if not found.why:
+                it.found_tokens = found.chunks * self._options.chunk_tokens
+                it.frontier, it.stopped = max(found.chunks, it.storing_until, it.stored_until), ""
+        elif not found.why and not it.is_barred:
+            it.frontier = max(it.frontier, found.chunks)
+        if question is None or it.phase is not Phase.WAITING:
+            self.release(found.lease)
+            return
+        self.set_answer(it, Answer(found.chunks, found.lease, question.chunks, question.chunks_wanted_min, found.why))
+
+    def leases_lost(self, requests: Iterable[Request]) -> None:
+        self.releases.clear()
+        for it in requests:
+            if it.answer is not None and it.answer.lease is not None:
+                it.answer = None
