@@ -9,7 +9,7 @@ from tests.process.harness import Server
 
 VOCABULARY = 512
 CLOSE = 2e-3
-"""float32 sums in another order; the smallest change that flipped bytes made was a thousand times larger."""
+"""float32 sums in another order; the smallest change that flipped bytes made was hundreds of times larger."""
 
 
 def prompt(seed: int, tokens: int) -> list[int]:

@@ -41,10 +41,15 @@ class Answer(NamedTuple):
     """What an engine said to one prompt."""
 
     tokens: tuple[int, ...]
-    logprob: float
-    """Of all tokens together."""
+    logprobs: tuple[float, ...]
+    """Of each of them."""
     cached_tokens: int
     """Of the prompt, from whichever cache."""
+
+    @property
+    def logprob(self) -> float:
+        """Of all tokens together."""
+        return sum(self.logprobs)
 
 
 class Engine:

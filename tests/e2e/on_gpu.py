@@ -23,8 +23,8 @@ from tests.e2e.engine import Answer, Engine
 from tests.process.harness import Server, until
 
 TOKENS = 16
-BLOCK_TOKENS = 16
-BLOCKS = 700
+BLOCK_TOKENS = 32
+BLOCKS = 350
 """11,200 tokens: two of the fillers push everything else out."""
 LENGTHS = (1285, 2053, 4101)
 """Five tokens behind a chunk: from HBM and from the server the same tokens are left to compute, so that even bfloat16

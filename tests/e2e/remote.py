@@ -32,7 +32,7 @@ class Remote:
         asked = [{"prompt_token_ids": prompt, **request} for prompt in prompts]
         outputs = self._llm.generate(asked, sampling, use_tqdm=False)
         return [
-            (tuple(item.outputs[0].token_ids), item.outputs[0].cumulative_logprob, item.num_cached_tokens or 0)
+            (tuple(item.outputs[0].token_ids), _logprobs(item.outputs[0]), item.num_cached_tokens or 0)
             for item in outputs
         ]
 
@@ -61,6 +61,10 @@ class Remote:
 
     def abort(self, name: str) -> None:
         self._llm.llm_engine.abort_request([name])
+
+
+def _logprobs(output: Any) -> tuple[float, ...]:
+    return tuple(at[token].logprob for token, at in zip(output.token_ids, output.logprobs, strict=True))
 
 
 def serve(pipe: Connection, options: dict[str, Any]) -> None:

@@ -5,11 +5,14 @@ import inspect
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from kvclient.offload_values import Statistics
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORT = """
@@ -64,6 +67,12 @@ def test_overrides_take_what_the_base_takes(module: Any) -> None:
         if mine != [item if item != "kwargs" else "_" for item in wanted]:
             different[name] = mine, wanted
     assert different == {}
+
+
+def test_every_count_has_a_metric(module: Any) -> None:
+    stats = importlib.import_module("kvclient.vllm_stats")
+    counted = {item.name for item in fields(Statistics) if not item.name.endswith("_in_flight")}
+    assert counted - {stats.SKIPPED} == set(stats.COUNTERS)
 
 
 def config(**more: Any) -> SimpleNamespace:

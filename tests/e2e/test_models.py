@@ -22,25 +22,27 @@ class Case(NamedTuple):
     model: str
     options: dict[str, object]
     chunk_tokens: int = 256
-    close: float = CLOSE
-    """Between what is computed at once and what is computed behind a prefix."""
+    agrees_with_itself: bool = True
+    """False where vLLM, also without a connector, says something else in a batch than alone, and something else when it
+    computes the rest of a prompt than when it computes all of it: latent attention on CPUs, by 0.5 in a token's
+    log-probability. Then what comes from the server is compared with what came from it before, and with what follows
+    in one go."""
 
-
-MLA_CLOSE = 0.5
-"""vLLM computes a whole prompt of a latent model by other kernels than the rest of one, in lower precision."""
 
 CASES = {
     "llama": Case("llama", {"block_size": 32}),
     "gemma3": Case("gemma3", {"block_size": 32}, chunk_tokens=128),
-    "mla": Case("mla", {"max_num_batched_tokens": 2048}, close=MLA_CLOSE),
+    "mla": Case("mla", {"max_num_batched_tokens": 2048}, agrees_with_itself=False),
     "fp8": Case("llama", {"block_size": 64, "kv_cache_dtype": "fp8"}),
     "tp2": Case("llama", {"block_size": 32, "tensor_parallel_size": 2}),
-    "tp2-mla": Case("mla", {"max_num_batched_tokens": 2048, "tensor_parallel_size": 2}, close=MLA_CLOSE),
+    "tp2-mla": Case("mla", {"max_num_batched_tokens": 2048, "tensor_parallel_size": 2}, agrees_with_itself=False),
 }
 
 
 @pytest.fixture(scope="module", params=list(CASES))
 def case(request: pytest.FixtureRequest) -> Case:
+    if request.param == "fp8" and "avx512" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("vLLM keeps KV in fp8 only on CPUs with AVX-512")
     return CASES[request.param]
 
 
@@ -54,8 +56,12 @@ def engine(case: Case, models: Path, server: Server) -> Iterator[Engine]:
 def computed(case: Case, engine: Engine, server: Server) -> list[Answer]:
     """The answers to the prompts when nothing is cached; afterwards the server holds their whole chunks."""
     answers = [engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0] for seed, tokens in PROMPTS]
+    assert [answer.cached_tokens for answer in answers] == [0] * len(PROMPTS)
     until("the stores to end", lambda: settled(server))
-    return answers
+    if case.agrees_with_itself:
+        return answers
+    engine.evict()
+    return [engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0] for seed, tokens in PROMPTS]
 
 
 PROMPTS = ((1, 1300), (2, 517), (3, 300))
@@ -69,7 +75,6 @@ def test_every_rank_has_registered(engine: Engine, case: Case, server: Server) -
 def test_the_model_does_not_say_the_same_of_everything(computed: list[Answer]) -> None:
     assert not any(is_uniform(answer.logprob, TOKENS) for answer in computed)
     assert len({answer.tokens for answer in computed}) == len(computed)
-    assert [answer.cached_tokens for answer in computed] == [0] * len(computed)
 
 
 def test_an_evicted_prefix_comes_back_and_the_output_is_the_same(
@@ -80,10 +85,23 @@ def test_an_evicted_prefix_comes_back_and_the_output_is_the_same(
     for (seed, tokens), wanted in zip(PROMPTS, computed, strict=True):
         found = engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0]
         assert found.cached_tokens == whole_chunks(tokens, case.chunk_tokens)
-        assert_same(found, wanted, case.close)
+        assert_same(found, wanted)
         engine.evict()
         assert_same(engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0], found)
     until("leases and pins to go", lambda: settled(server))
+
+
+def test_a_conversation_goes_on_where_it_was(engine: Engine, case: Case, server: Server) -> None:
+    """What is generated in one go, and what follows when all before it comes from the server: the same states, so the
+    same tokens. The prompt of the second turn ends with a chunk, which was stored when it was generated."""
+    first = engine.generate([prompt(80, 500)], tokens=24)[0]
+    until("the stores to end", lambda: settled(server))
+    engine.evict()
+    engine.generate([prompt(81, 300)], tokens=2)
+    second = engine.generate([[*prompt(80, 500), *first.tokens[:12]]], tokens=12)[0]
+    assert second.cached_tokens == (384 if case.model == "gemma3" else 512)
+    assert second.tokens == first.tokens[12:]
+    assert second.logprobs == pytest.approx(first.logprobs[12:], abs=CLOSE)
 
 
 def test_a_shared_prefix_is_used_as_far_as_it_goes(engine: Engine, case: Case, computed: list[Answer]) -> None:
@@ -93,33 +111,28 @@ def test_a_shared_prefix_is_used_as_far_as_it_goes(engine: Engine, case: Case, c
     wanted = engine.generate([shared], tokens=TOKENS)[0]
     assert wanted.cached_tokens == whole_chunks(700, case.chunk_tokens)
     engine.evict()
-    assert_same(engine.generate([shared], tokens=TOKENS)[0], wanted)
-
-
-def test_a_prompt_that_is_held_whole_is_right(engine: Engine, case: Case, computed: list[Answer]) -> None:
-    """Nothing is left to compute but the last token, for its logits; with sliding windows, the last chunk."""
-    whole = prompt(70, 512)
-    wanted = engine.generate([whole], tokens=TOKENS)[0]
-    engine.evict()
-    engine.generate([prompt(71, 300)], tokens=2)
-    found = engine.generate([whole], tokens=TOKENS)[0]
-    assert found.cached_tokens == (384 if case.model == "gemma3" else 512)
-    assert_same(found, wanted, case.close)
+    found = engine.generate([shared], tokens=TOKENS)[0]
+    assert found.cached_tokens == whole_chunks(1100, case.chunk_tokens)
+    if case.agrees_with_itself:
+        assert_same(found, wanted)
 
 
 def test_many_at_once_are_right(engine: Engine, case: Case, computed: list[Answer]) -> None:
     engine.evict()
     found = engine.generate([prompt(seed, tokens) for seed, tokens in PROMPTS] * 2, tokens=TOKENS)
     for answer, wanted in zip(found, [*computed, *computed], strict=True):
-        assert_same(answer, wanted, case.close)
+        assert answer.cached_tokens >= wanted.cached_tokens
+        if case.agrees_with_itself:
+            assert_same(answer, wanted)
 
 
-def test_another_tenants_salt_finds_nothing(engine: Engine, computed: list[Answer]) -> None:
+def test_another_tenants_salt_finds_nothing(engine: Engine, case: Case, computed: list[Answer]) -> None:
     seed, tokens = PROMPTS[1]
     engine.evict()
     found = engine.generate([prompt(seed, tokens)], tokens=TOKENS, cache_salt="another")[0]
     assert found.cached_tokens == 0
-    assert_same(found, computed[1])
+    if case.agrees_with_itself:
+        assert_same(found, computed[1])
 
 
 def test_changed_bytes_change_the_output(engine: Engine, case: Case, computed: list[Answer], server: Server) -> None:
@@ -132,9 +145,10 @@ def test_changed_bytes_change_the_output(engine: Engine, case: Case, computed: l
     finally:
         flip_stored_bytes(server.mover_pid())
     assert found.cached_tokens == whole_chunks(tokens, case.chunk_tokens)
-    assert found.logprob != pytest.approx(computed[0].logprob, abs=1000 * CLOSE)
+    assert found.tokens != computed[0].tokens
+    assert abs(found.logprob - computed[0].logprob) > 100 * CLOSE
     engine.evict()
-    assert_same(engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0], computed[0], case.close)
+    assert_same(engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0], computed[0])
 
 
 def test_another_engine_finds_what_the_first_stored(
@@ -146,4 +160,4 @@ def test_another_engine_finds_what_the_first_stored(
         for (seed, tokens), wanted in reversed(list(zip(PROMPTS, computed, strict=True))):
             found = other.generate([prompt(seed, tokens)], tokens=TOKENS)[0]
             assert found.cached_tokens == whole_chunks(tokens, case.chunk_tokens)
-            assert_same(found, wanted, case.close)
+            assert_same(found, wanted)
