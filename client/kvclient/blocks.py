@@ -19,6 +19,9 @@ PART_BYTES = 256 << 20
 stored pages of 2 KiB at two thirds of the speed). Small against the whole of a long prompt."""
 PART_CHUNKS_MAX = 128
 """The server decides over so many chunks in about 3 ms, and answers lookups before it takes the next part."""
+PART_FRAME_BYTES = 60 << 10
+"""Of keys and block ids: with these the request is short enough for the local connection, on which the parts of a store
+arrive in their order."""
 
 
 class StorePart(NamedTuple):
@@ -103,7 +106,9 @@ def cut_store(spec: CacheSpec, store: StorePart, limits: Limits) -> list[StorePa
     places = sum(per_chunk) + 2 * len(per_chunk)
     step = min(limits.chunks_max, limits.blocks_max // sum(per_chunk), PLACES_MAX // places)
     if step:
-        step = min(step, PART_CHUNKS_MAX, max(1, PART_BYTES // max(1, _chunk_bytes(spec, store.groups, per_chunk))))
+        by_bytes = PART_BYTES // max(1, _chunk_bytes(spec, store.groups, per_chunk))
+        by_frame = PART_FRAME_BYTES // (KEY_BYTES + BLOCK_ID_BYTES * sum(per_chunk))
+        step = min(step, PART_CHUNKS_MAX, max(1, by_bytes), max(1, by_frame))
     else:
         raise RequestError(
             "too-large", f"one chunk has {sum(per_chunk)} blocks, the server accepts {limits.blocks_max} in a request"

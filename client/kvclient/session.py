@@ -46,6 +46,7 @@ class Session:
         self.ids = ids
         self._loop = loop
         self._tied: set[Waiter] = set()
+        self._asks_by_zmq = 0
         try:
             local = LocalTransport(local_path(path))
         except OSError as problem:
@@ -73,10 +74,16 @@ class Session:
 
     async def ask(self, request: Request, expects: type[R], due_s: float) -> R:
         """A job's request and its reply, by the local connection: two thread hops less than ZeroMQ on each way. What is
-        too long for it, or finds it full, goes by ZeroMQ, which has more room."""
-        with suppress(Full):
-            return await self.local.ask(request, expects, due_s)
-        return await self.zmq.ask(request, expects, due_s)
+        too long for it, or finds it full, goes by ZeroMQ, which has more room, and then all others as long as that
+        one is under way: a store must not arrive before the store that it continues."""
+        if not self._asks_by_zmq:
+            with suppress(Full):
+                return await self.local.ask(request, expects, due_s)
+        self._asks_by_zmq += 1
+        try:
+            return await self.zmq.ask(request, expects, due_s)
+        finally:
+            self._asks_by_zmq -= 1
 
     def lose(self, lost: Lost) -> None:
         """Ends both connections and everything that waits on the session."""

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from kvclient import CacheSpec, GroupSpec, RequestError
 from kvclient.blocks import StorePart, cut_store, pack_ids
-from kvserver.wire.messages import GroupBlocks, Limits
+from kvclient.doors import LOCAL_FRAME_BYTES_MAX
+from kvserver.wire.codec import encode
+from kvserver.wire.messages import GroupBlocks, Limits, Store
 
 PACKED = b"\x05\0\0\0\x00\x01\0\0\xff\xff\xff\xff"
 
@@ -95,6 +97,17 @@ def test_parts_of_a_store_are_the_store(store: tuple[CacheSpec, StorePart, Limit
     for group in whole.groups:
         pieces = [piece.block_ids for part in parts for piece in part.groups if piece.group == group.group]
         assert b"".join(pieces) == group.block_ids
+
+
+@pytest.mark.parametrize(("per_chunk", "parts"), [(1000, 4), (9000, 50), (20_000, 50)])
+def test_parts_are_short_enough_for_the_local_connection_if_a_chunk_is(per_chunk: int, parts: int) -> None:
+    groups = [GroupSpec(1, 1, "full", 0, 1, 0, 1, 0, [])]
+    spec = CacheSpec(name="kv", namespace=bytes(32), chunk_tokens=per_chunk, buffers=[], groups=groups)
+    store = StorePart(0, b"", bytes(range(32)) * 50, [GroupBlocks(0, 0, bytes(4 * per_chunk * 50))])
+    cut = cut_store(spec, store, Limits(4096, 60_000, 1, 1))
+    assert len(cut) == parts
+    longest = max(len(encode(Store(1, 1, 1, 1, 1, *part))) for part in cut)
+    assert (longest <= LOCAL_FRAME_BYTES_MAX) == (per_chunk < 16_000)
 
 
 def test_chunk_that_no_request_can_carry_is_refused() -> None:

@@ -58,6 +58,25 @@ def test_requests_that_are_long_go_by_zeromq(tmp_path: Path, monkeypatch: pytest
         assert (at.fake.count(wire.Store, "zmq"), at.fake.count(wire.Store, "local")) == (1, 0)
 
 
+def test_a_store_does_not_overtake_the_one_that_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeroMQ is the longer way; what comes behind a request that is under way there goes there as well."""
+    with rig(tmp_path) as at:
+        at.fake.hold.add(wire.Store)
+        monkeypatch.setattr("kvclient.doors.LOCAL_FRAME_BYTES_MAX", 50)
+        long = at.client.store(at.cache, 0, b"", keys_of(1, 2), chunks(0, 2))
+        first = at.fake.wait_for(wire.Store)
+        monkeypatch.setattr("kvclient.doors.LOCAL_FRAME_BYTES_MAX", 64 << 10)
+        short = at.client.store(at.cache, 2, keys_of(2), keys_of(3), chunks(2, 1))
+        second = at.fake.wait_for(wire.Store, 2)
+        assert (at.fake.count(wire.Store, "zmq"), second.first_chunk) == (2, 2)
+        at.fake.hold.clear()
+        for request, future in ((first, long), (second, short)):
+            at.fake.answer_as_usual(request)
+            assert future.result(WAIT_S).why == ""
+        assert at.client.store(at.cache, 3, keys_of(3), keys_of(4), chunks(3, 1)).result(WAIT_S).chunks == 1
+        assert at.fake.count(wire.Store, "local") == 1
+
+
 def test_requests_that_find_the_attached_connection_full_go_by_zeromq(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
