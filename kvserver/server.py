@@ -75,6 +75,8 @@ TICK_S = 0.05
 SNAPSHOT_TICKS = 5
 COLLECT_TICKS = 20
 LOCAL_CONNECTIONS_PER_SESSION = 4
+ADMISSIONS = (Attached, LaneOpen)
+"""Replies after which a local connection belongs to a session."""
 DESCRIPTORS_MAX = 4
 """Read with one message; a request has one at most."""
 ACCEPT_AGAIN_S = 1.0
@@ -185,9 +187,10 @@ class Shell:
             counters = self._service.counters
             answered, began_ns = counters.lookups, time.monotonic_ns()
             effects = self._service.handle(Arrived(peer, request, number), began_ns)
+            ended_ns = time.monotonic_ns()
+            self._carry_out(effects)  # an engine's step waits for it
             if counters.lookups > answered:  # a refused one says nothing about lookups
-                counters.lookup_handle_seconds.observe((time.monotonic_ns() - began_ns) / 1e9)
-            self._carry_out(effects)
+                counters.lookup_handle_seconds.observe((ended_ns - began_ns) / 1e9)
         else:
             self._handle(Arrived(peer, request, number))
 
@@ -324,9 +327,9 @@ class Shell:
         frame = encode(reply)
         connection = self._locals.get(peer)
         if connection is not None:
-            if isinstance(reply, Attached | LaneOpen):
+            if type(reply) in ADMISSIONS:
                 del self._strangers[peer]
-                if isinstance(reply, LaneOpen):
+                if type(reply) is LaneOpen:
                     self._lanes.add(peer)
             try:
                 send(connection, frame, () if descriptor < 0 else (descriptor,))

@@ -19,15 +19,14 @@ def servable_chunks(space: Space, keys: bytes) -> int:
     Raises RequestError("keys-chain") where it has to look at every key and they are not one chain; among full groups
     alone bisection probes some of them, and the first retrieve holds the rest against the chain."""
     chunks = space.ready_chunks(keys)
-    groups = space.geometry.groups
-    if chunks == 0 or all(group.kind == "full" for group in groups):
+    if chunks == 0 or space.only_full:
         return chunks
     path = space.chain(space.nodes[keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]])
     if b"".join([node.key for node in path]) != keys[: chunks * KEY_BYTES]:
         raise RequestError("keys-chain", f"the first {chunks} keys are not one chain: their parents differ")
     while chunks:
         lowered = chunks
-        for index, group in enumerate(groups):
+        for index, group in enumerate(space.geometry.groups):
             if group.kind != "full":
                 first = first_needed(space, index, chunks)
                 lowered = min(lowered, _last_gap(path, index, first, chunks))

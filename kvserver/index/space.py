@@ -91,6 +91,7 @@ class Space:
             self.parts.extend(Part(index, shard) for shard in range(group.shards))
             if group.kind == "full":
                 self.needed |= 1 << index
+        self.only_full = self.needed == (1 << len(geometry.groups)) - 1
 
     @property
     def complete(self) -> bool:
