@@ -44,7 +44,7 @@ BURST_BYTES = 6 << 30
 REQUESTS_MIN, REQUESTS_MAX = 6, 200
 ROUNDS = 6
 """The first one warms up."""
-SINGLES = 16
+SINGLES = 48
 PATIENT = Timeouts(lookup_s=5.0, store_s=60.0, retrieve_s=60.0, register_s=120.0)
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from abc import ABC, abstractmethod
 from typing import Never
 
@@ -51,6 +52,9 @@ NO_DEVICE = 3
 class Mover(ABC):
     """Turns orders into calls of an engine, and completions into reports. Its engine is the subclasses' business."""
 
+    linger_s = 0.0
+    """Looks on for so long after an order or a completion before it sleeps."""
+
     def __init__(self, brain: socket.socket, engine: CopyEngine | DeviceEngine, facts: list[tuple[str, str]]) -> None:
         self._brain = brain
         self._engine = engine
@@ -63,8 +67,15 @@ class Mover(ABC):
         poll = select.poll()
         poll.register(self._brain, select.POLLIN)
         poll.register(self._engine.eventfd, select.POLLIN)
+        busy_until_s = 0.0
         while True:
-            for descriptor, _ in poll.poll():
+            readable = poll.poll(0)
+            if not readable:
+                if time.monotonic() < busy_until_s:
+                    continue
+                readable = poll.poll()
+            busy_until_s = time.monotonic() + self.linger_s
+            for descriptor, _ in readable:
                 if descriptor == self._engine.eventfd:
                     self._complete()
                 elif not self._take_order():
@@ -164,6 +175,8 @@ class HostMover(Mover):
 class DeviceMover(Mover):
     """Its engine maps in the background; the end comes as a completion."""
 
+    linger_s = 0.001
+    """As its engine's own threads: 32 MiB take 0.6 ms, and waking up takes 0.1 to 0.2 ms on a machine that idles."""
     _engine: DeviceEngine
 
     def __init__(self, brain: socket.socket, engine: DeviceEngine) -> None:

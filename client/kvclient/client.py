@@ -350,7 +350,7 @@ class Client:
 
     def _start(self, slots: Slots, conversation: Callable[[], Conversation]) -> str:
         """Hands a taken slot over to a conversation, or gives it back and says why."""
-        if self._loop.post(lambda: self._loop.start(conversation())):
+        if self._loop.enter(conversation):
             return ""
         slots.give()
         return "closed"

@@ -126,6 +126,8 @@ class DeviceCache:
         """Until an event of the engine is done. Trouble("device-error") when the driver says that it failed."""
         assert self._loop is not None
         if self._watch is None:
+            await self._loop.own_thread()
+        if self._watch is None:
             self._watch = event_watch(self._spec, self.memory)
             self._loop.watch(self._watch.eventfd, self._events_changed)
         ticket, waiter = next(self._tickets), Waiter(due_s)

@@ -1,7 +1,7 @@
-"""The two doors of the server as the background thread uses them: requests out, replies in, in any order.
+"""The two doors of the server as conversations use them: requests out, replies in, in any order.
 
-A Door belongs to the loop's thread. It matches replies to requests by id, drops replies that nobody waits for any more,
-and ends every wait when the connection is lost.
+A Door belongs to whoever has the loop's turn. It matches replies to requests by id, drops replies that nobody waits for
+any more, and ends every wait when the connection is lost.
 """
 
 import logging
@@ -49,6 +49,9 @@ class Answer(NamedTuple):
 class Transport(Protocol):
     """Moves frames without blocking; OSError when it cannot any more."""
 
+    for_guests: bool
+    """A thread that has the turn may send, also while the loop's own thread polls."""
+
     @property
     def source(self) -> Source: ...
     def send(self, frame: bytes, descriptor: int) -> None:
@@ -62,6 +65,8 @@ class Transport(Protocol):
 
 class ZmqTransport:
     """A DEALER of its own for each session: nothing of an earlier session can arrive on it."""
+
+    for_guests = False
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", path: str) -> None:
         self._socket = context.socket(zmq.DEALER)
@@ -94,6 +99,8 @@ class ZmqTransport:
 
 class LocalTransport:
     """A SOCK_SEQPACKET connection, which carries descriptors."""
+
+    for_guests = True
 
     def __init__(self, path: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -149,12 +156,19 @@ class Door:
     async def ask_for_descriptor(
         self, request: Request, expects: type[R], due_s: float, *, descriptor: int = -1
     ) -> tuple[R, tuple[int, ...]]:
+        if not self._transport.for_guests:
+            await self._loop.own_thread()
         if self._lost is not None:
             raise self._lost
         waiter = self._asks[request.id] = Waiter(due_s)
         try:
-            self._send(encode(request), descriptor)
+            self._transport.send(encode(request), descriptor)
             answer: Answer = await waiter
+        except BlockingIOError:
+            raise Full("busy", "the server does not read") from None
+        except OSError as cause:
+            await self._loop.own_thread()
+            raise self.lose(Lost("connection-lost", str(cause))) from cause
         finally:
             del self._asks[request.id]
         if isinstance(answer.reply, expects):
@@ -185,14 +199,6 @@ class Door:
     def forsake_after_fork(self) -> None:
         """In a forked child: closes its copy of the descriptor and nothing else; the connection stays the parent's."""
         self._transport.close()
-
-    def _send(self, frame: bytes, descriptor: int) -> None:
-        try:
-            self._transport.send(frame, descriptor)
-        except BlockingIOError:
-            raise Full("busy", "the server does not read") from None
-        except OSError as problem:
-            raise self.lose(Lost("connection-lost", str(problem))) from problem
 
     def _readable(self) -> None:
         try:

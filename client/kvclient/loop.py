@@ -3,9 +3,14 @@
 A *conversation* is an `async def` that awaits only Waiters. A waiter is settled once: by a value, by an error, or by
 its due time. Rules:
 
-1. Only this thread touches conversations, doors, sessions and registrations. Other threads post().
-2. Nothing here blocks but the poll, and the poll always has a reason to end.
-3. Settling a waiter only queues its conversation; it never runs inside the one that settles. So no conversation can
+1. Who touches conversations, doors, sessions and registrations has the turn, which one thread has at a time: the
+   background thread whenever it does not sleep, or a caller whose job begins meanwhile, its *guest*. A guest runs a new
+   conversation up to its first wait, so that a request leaves at once: through the background thread it would wait for
+   that to wake up, and for the interpreter as long as the engine keeps it busy. All other threads post().
+2. ZeroMQ's sockets and the poller belong to the background thread alone, which may be polling just then: a
+   conversation that needs them awaits own_thread() before.
+3. Nothing here blocks but the poll, and the poll always has a reason to end.
+4. Settling a waiter only queues its conversation; it never runs inside the one that settles. So no conversation can
    resume itself, and a loss can be announced to all of them from anywhere.
 """
 
@@ -89,8 +94,15 @@ class Loop:
         self._handlers: dict[Source, Callable[[], None]] = {}
         self._waiting: dict[Waiter, None] = {}
         self._ready: deque[Conversation] = deque()
+        self._new: deque[Conversation] = deque()
+        """What a guest has started, and runs himself."""
+        self._turn = threading.Lock()
+        self._guest = 0
+        """Thread of the guest that has the turn; 0 for none."""
         self._wake_at_s = NEVER_S
         """Not later than any waiter's due time."""
+        self._sleeps_until_s = NEVER_S
+        """When the poll that goes on ends at the latest."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="kvclient", daemon=True)
 
@@ -110,6 +122,18 @@ class Loop:
             os.eventfd_write(self._wake, 1)
             return True
 
+    def enter(self, begin: Callable[[], Conversation]) -> bool:
+        """Starts a conversation: as a guest, when nothing that came before waits for its turn; otherwise soon. False,
+        and nothing happens, when the loop has ended."""
+        if self._turn.acquire(blocking=False):
+            try:
+                if self._wake >= 0 and not (self._posts or self._ready):
+                    self._host(begin())
+                    return True
+            finally:
+                self._turn.release()
+        return self.post(lambda: self.start(begin()))
+
     def stop(self) -> None:
         """The loop ends when its last conversation has ended."""
 
@@ -125,8 +149,8 @@ class Loop:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is the background thread itself: a callback of a future."""
-        return threading.current_thread() is self._thread
+        """Whether the caller has the turn: a callback of a future."""
+        return threading.get_ident() in (self._thread.ident, self._guest)
 
     def forsake_after_fork(self) -> None:
         """In a forked child, where the thread does not exist: gives the descriptor back, touches nothing else."""
@@ -134,10 +158,17 @@ class Loop:
         if wake >= 0:
             os.close(wake)
 
-    # ---------------------------------------------------------------- from the loop's thread
+    # ---------------------------------------------------------------- for whoever has the turn
 
     def start(self, conversation: Conversation) -> None:
-        self._ready.append(conversation)
+        (self._new if self._guest else self._ready).append(conversation)
+
+    async def own_thread(self) -> None:
+        """What needs ZeroMQ or the poller goes on behind this, in the background thread."""
+        if self._guest:
+            waiter = Waiter()
+            self.post(lambda: self.settle(waiter))
+            await waiter
 
     def settle(self, waiter: Waiter, value: object = None) -> None:
         if not waiter.settled:
@@ -154,28 +185,63 @@ class Loop:
 
     def watch(self, source: Source, handler: Callable[[], None]) -> None:
         """Calls `handler` whenever the source is readable."""
+        assert not self._guest
         self._handlers[source] = handler
         self._poller.register(source, zmq.POLLIN)
 
     def unwatch(self, source: Source) -> None:
+        assert not self._guest
         if self._handlers.pop(source, None) is not None:
             self._poller.unregister(source)
+
+    # ---------------------------------------------------------------- the guest
+
+    def _host(self, conversation: Conversation) -> None:
+        """Has the turn. Runs what is new up to its first wait; what that makes ready is the background thread's."""
+        self._guest = threading.get_ident()
+        self._new.append(conversation)
+        try:
+            while self._new:
+                self._step(self._new.popleft())
+        except Exception:
+            self._note_bug()
+            self.post(self.recover)
+        except BaseException:  # the engine's own, from a signal handler: it passes, and our state may be torn
+            self.post(self.recover)
+            raise
+        finally:
+            self._ready.extend(self._new)
+            self._new.clear()
+            self._guest = 0
+            if self._ready or self._wake_at_s < self._sleeps_until_s:
+                os.eventfd_write(self._wake, 1)
 
     # ---------------------------------------------------------------- the thread
 
     def _run(self) -> None:
-        while not self._ended():
+        readable: list[tuple[Source, int]] = []
+        while True:
             try:
-                self._turn()
-            except Exception:
-                # The client's edge, and the only place in kvclient that catches everything: whatever is wrong in here
-                # must become a miss, never an exception in the engine. The session is dropped, so that every
-                # conversation ends as "lost", and a new one is opened.
-                log.exception("unexpected error in the client's thread; reconnecting")
-                self._counters.add("bugs")
+                with self._turn:
+                    self._take_turn(readable)
+                    if self._ended():
+                        break
+                    patience_ms = self._patience_ms()
+                readable = self._poller.poll(patience_ms)
+            except BaseException:  # of which a guest, whose conversations end here, may have caught any
+                readable = []
+                self._note_bug()
                 time.sleep(BUG_PAUSE_S)
-                self.recover()
+                with self._turn:
+                    self.recover()
         self.context.destroy(linger=0)
+
+    def _note_bug(self) -> None:
+        """The client's edge, and the only place in kvclient that everything unexpected comes to: it must become a miss,
+        never an exception in the engine. Then the session is dropped, so that every conversation ends as "lost", and a
+        new one is opened."""
+        log.exception("unexpected error in the client; reconnecting")
+        self._counters.add("bugs")
 
     def _ended(self) -> bool:
         if not self._stopping or self._waiting or self._ready:
@@ -188,8 +254,8 @@ class Loop:
             self._wake = -1
             return True
 
-    def _turn(self) -> None:
-        for source, _ in self._poller.poll(self._patience_ms()):
+    def _take_turn(self, readable: list[tuple[Source, int]]) -> None:
+        for source, _ in readable:
             handler = self._handlers.get(source)  # an earlier handler of this turn may have closed it
             if handler is not None:
                 handler()
@@ -200,6 +266,7 @@ class Loop:
             self._step(self._ready.popleft())
 
     def _patience_ms(self) -> int:
+        self._sleeps_until_s = self._wake_at_s
         if self._ready or self._posts:
             return 0
         seconds = min(max(0.0, self._wake_at_s - time.monotonic()), POLL_S_MAX)
