@@ -203,12 +203,11 @@ class Loop:
         try:
             while self._new:
                 self._step(self._new.popleft())
-        except Exception:
+        except BaseException as problem:
+            self.post(self.recover)
+            if not isinstance(problem, Exception):  # the engine's own, from a signal handler: it passes
+                raise
             self._note_bug()
-            self.post(self.recover)
-        except BaseException:  # the engine's own, from a signal handler: it passes, and our state may be torn
-            self.post(self.recover)
-            raise
         finally:
             self._ready.extend(self._new)
             self._new.clear()

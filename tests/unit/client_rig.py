@@ -2,13 +2,26 @@
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from fake_server import WAIT_S, FakeServer, until
 
-from kvclient import Blocks, Cache, CacheSpec, Client, HostBuffer, Lease, RegionRun, Timeouts, full_group
+from kvclient import (
+    Blocks,
+    Cache,
+    CacheSpec,
+    Client,
+    HostBuffer,
+    Lease,
+    RegionRun,
+    RetrieveResult,
+    StoreResult,
+    Timeouts,
+    full_group,
+)
 from kvserver._native import create_memfd
 
 NAMESPACE = bytes(range(32))
@@ -85,3 +98,18 @@ def rig(tmp_path: Path, *, bugs: int = 0, **timeouts: float) -> Iterator[Rig]:
         fake.kill_mover()
     os.close(pool)
     assert client.counters.bugs == bugs
+
+
+def start_store(at: Rig, timeout_s: float = WAIT_S) -> "Future[StoreResult]":
+    return at.client.store(at.cache, 0, b"", keys_of(1, 2), chunks(0, 2), timeout_s=timeout_s)
+
+
+def start_retrieve(at: Rig, timeout_s: float = WAIT_S) -> "Future[RetrieveResult]":
+    """Five blocks, from the middle of a chunk to the middle of another."""
+    return at.client.retrieve(at.cache, at.lease(2), [Blocks(0, 1, [9, 8, 7, 6, 5])], timeout_s=timeout_s)
+
+
+def turns(at: Rig) -> None:
+    """Lets the client's thread go round a few times."""
+    for _ in range(5):
+        at.client.lookup_async(bytes(32), keys_of(1)).result(WAIT_S)

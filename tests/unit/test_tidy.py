@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES_MAX = 500
 
-EXCEPT_EXCEPTION = {"kvserver/cli.py": 1, "client/kvclient": 1}
+EXCEPT_EXCEPTION = {"kvserver/cli.py": 1, "client/kvclient": 2}
 """Edges where any failure is turned into something else: a message for a person, and a miss for an engine."""
 
 CODE = (".py", ".pyi", ".cpp", ".h", ".sh", ".toml", ".yml", ".yaml")
