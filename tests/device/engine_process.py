@@ -13,6 +13,7 @@ import hashlib
 import json
 import operator
 import os
+import pwd
 import random
 import subprocess
 import sys
@@ -50,9 +51,10 @@ class DeviceWorker(Worker):
         machine: Machine,
         *,
         environment: Mapping[str, str] | None = None,
+        account: str | None = None,
         **options: object,
     ) -> None:
-        """`options` are the arguments of Remote."""
+        """`options` are the arguments of Remote. `account`: the user whose process it is, and its group."""
         self._pipe, theirs = Pipe()
         told = json.dumps({"path": str(path), "vendor": machine.vendor, "library": str(machine.library), **options})
         self.process = subprocess.Popen(
@@ -61,6 +63,9 @@ class DeviceWorker(Worker):
             pass_fds=(theirs.fileno(),),
             cwd=Path(__file__).resolve().parents[2],
             env={**environment_of(machine), **(environment or {})},
+            user=account,
+            group=None if account is None else pwd.getpwnam(account).pw_gid,
+            extra_groups=None if account is None else [],
         )
         theirs.close()
 

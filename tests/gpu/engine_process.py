@@ -3,6 +3,7 @@
 `python -m tests.gpu.engine_process FD OPTIONS` is the process; it ends when its pipe does.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -63,6 +64,12 @@ class GpuRemote(Remote):
 
     def free_bytes(self) -> int:
         return self.driver.free_bytes()
+
+    def user(self) -> int:
+        return os.geteuid()
+
+    def connects(self, within_s: float) -> bool:
+        return self._client.wait_connected(within_s)
 
     def allocate_densely(self) -> None:
         """From now on: several small allocations may share what the driver exports."""
