@@ -204,6 +204,13 @@ class Remote:
         self.reaches(lane, 1, DONE)
         return self.driver.end_capture()
 
+    def capture_beside_event(self, event: int) -> tuple[list[tuple[int, bool]], int]:
+        """An event is awaited while this thread captures; what is told of it, and what the capture's end says."""
+        self.driver.begin_capture()
+        self.watch(1, event)
+        told = self.completed()
+        return told, self.driver.end_capture()
+
     def fork(self) -> int:
         """A child that drops everything; its exit status."""
         child = os.fork()

@@ -189,6 +189,10 @@ def test_transfers_do_not_disturb_a_stream_capture(client: ClientHalf, lane: int
     assert client.call("capture", lane) == 0
 
 
+def test_events_are_awaited_without_disturbing_a_stream_capture(client: ClientHalf) -> None:
+    assert client.call("capture_beside_event", client.call("recorded_event")) == ([(1, True)], 0)
+
+
 def test_a_forked_child_leaves_everything_to_its_parent(client: ClientHalf) -> None:
     client.call("make_staged")
     client.call("watch", 1, client.call("recorded_event"))
