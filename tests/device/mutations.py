@@ -324,8 +324,9 @@ MUTATIONS = (
     Mutation(
         "kernels are kept whatever they are for",
         KERNELS,
+        '    std::string key = rtc.name() + "\\n" + arch + "\\n";\n'
         '    for (const std::string& option : rtc.options(arch)) key += option + "\\n";\n',
-        "",
+        '    std::string key = rtc.name() + "\\n";\n',
         ("device/test_driver.py -k another_compiler",),
     ),
 )
