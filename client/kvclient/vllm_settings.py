@@ -20,7 +20,7 @@ class Settings:
     chunk_tokens: int = 0
     """Tokens of a chunk. 0: the smallest multiple of all block sizes that has at least 256, or what the shortest window
     allows."""
-    min_load_tokens: int = 0
+    min_load_tokens: int = 256
     """A hit that brings fewer tokens than this beyond what the engine has is computed instead."""
     lookup_timeout_ms: int = 20
     """From a request's arrival. A lookup that has not been answered by then is a miss."""

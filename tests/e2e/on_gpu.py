@@ -1,7 +1,8 @@
 """The same on a real GPU, where nobody can watch: one line a check, and what a prefix costs from each place.
 
     python -m tests.e2e.on_gpu                      # tokens and log-probabilities, tiny model with random weights
-    python -m tests.e2e.on_gpu --ttft 8192 32768    # seconds to the first token: computed, from HBM, from the server
+    python -m tests.e2e.on_gpu --ttft 8192 32768    # to the first token: computed, from HBM, evicted from there;
+                                                    # without a connector, with vLLM's own offloading, with a server
 
 Needs a GPU, vLLM (0.20.2 or newer), transformers, and kvserver installed. Exit status 1 when a check failed.
 """
@@ -15,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.e2e.arena import flip_stored_bytes
@@ -29,6 +31,10 @@ BLOCKS = 350
 LENGTHS = (1285, 2053, 4101)
 """Five tokens behind a chunk: from HBM and from the server the same tokens are left to compute, so that even bfloat16
 gives the same bits."""
+LLAMA_8B_TOKEN_BYTES = 32 * 2 * 8 * 128 * 2
+ARMS = ("none", "native", "kvserver")
+TURNS = 5
+OFFLOAD_GIB = 40
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -130,7 +136,9 @@ def identity(checks: Checks, model: Path) -> None:
             checks.check("a second engine", elsewhere)
 
 
-def ttft(checks: Checks, lengths: list[int], folder: Path) -> None:
+def ttft(checks: Checks, lengths: list[int], arms: list[str], folder: Path) -> None:
+    """One engine after the other, the same prompts: without any connector, with vLLM's own offloading to the CPU, and
+    with a server."""
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     longest = max(lengths)
     options: dict[str, object] = {
@@ -140,45 +148,66 @@ def ttft(checks: Checks, lengths: list[int], folder: Path) -> None:
         "max_model_len": longest + 64,
         "max_num_batched_tokens": 8192,
         "num_gpu_blocks_override": (longest + 4096) // BLOCK_TOKENS,
-        "enforce_eager": False,
+        "kv_cache_memory_bytes": (longest + 4096) * LLAMA_8B_TOKEN_BYTES,
+        "enforce_eager": True,
+        "disable_hybrid_kv_cache_manager": True,  # 0.20.2's own offloading asks for it
     }
-    with (
-        Server(arena_bytes=40 << 30) as server,
-        Engine(folder, server.path, connector={"model_id": "dummy-8b"}, **options) as engine,
-    ):
-        until("the cache to be registered", lambda: server.status().caches == 1, 120)
+    with Server(arena_bytes=OFFLOAD_GIB << 30) as server:
+        for arm in arms:
+            if arm != "kvserver":
+                options["kv_transfer_config"] = None
+            if arm == "native":
+                options["kv_offloading_size"] = OFFLOAD_GIB
+            with Engine(folder, server.path, connector={"model_id": "dummy-8b"}, **options) as engine:
+                if arm == "kvserver":
+                    until("the cache to be registered", lambda: server.status().caches == 1, 120)
+                for tokens in lengths:
+                    checks.check(
+                        f"{arm}: {tokens} tokens, milliseconds, median of {TURNS} (smallest - largest)",
+                        partial(first_token, engine, server, tokens=tokens, longest=longest, evicted=arm != "none"),
+                    )
+            for option in ("kv_transfer_config", "kv_offloading_size"):
+                options.pop(option, None)
 
-        def seconds(tokens: int, seed: int) -> float:
-            began_s = time.perf_counter()
-            engine.generate([prompt(seed, tokens)], tokens=1)
-            return time.perf_counter() - began_s
 
-        def measure(tokens: int) -> str:
-            seconds(tokens, 1)  # kernels for this length
-            rows: dict[str, list[float]] = {"computed": [], "HBM": [], "server": []}
-            for turn in range(5):
-                seed = 10 + turn
-                rows["computed"].append(seconds(tokens, seed))
-                rows["HBM"].append(seconds(tokens, seed))
-                until("the stores to end", lambda: settled(server), 60)
-                seconds(longest, 60 + turn)
-                until("the stores to end", lambda: settled(server), 60)
-                rows["server"].append(seconds(tokens, seed))
-            return ", ".join(f"{name} {statistics.median(row):.3f} s" for name, row in rows.items())
+def first_token(engine: Engine, server: Server, *, tokens: int, longest: int, evicted: bool) -> str:
+    """Of a prompt that nobody knows, of one in HBM, and of one that was pushed out of there."""
 
-        for tokens in lengths:
-            checks.check(f"{tokens} tokens, median of 5", lambda tokens=tokens: measure(tokens))  # type: ignore[misc]
+    def ms(seed: int, length: int = tokens) -> float:
+        began_s = time.perf_counter()
+        engine.generate([prompt(seed, length)], tokens=1)
+        return (time.perf_counter() - began_s) * 1e3
+
+    def quiet() -> None:
+        until("the stores to end", lambda: settled(server), 60)
+        time.sleep(0.2)  # vLLM's own offloading cannot be asked
+
+    rows: dict[str, list[float]] = {"computed": [], "HBM": [], **({"evicted": []} if evicted else {})}
+    ms(tokens * 100 + 1)  # kernels for this length
+    for turn in range(TURNS):
+        seed = tokens * 100 + 10 + turn
+        rows["computed"].append(ms(seed))
+        rows["HBM"].append(ms(seed))
+        if evicted:
+            quiet()
+            ms(tokens * 100 + 60 + turn, longest)
+            quiet()
+            rows["evicted"].append(ms(seed))
+    return ", ".join(
+        f"{name} {statistics.median(row):.1f} ({min(row):.1f} - {max(row):.1f})" for name, row in rows.items()
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of a model with weights; otherwise a tiny one is built")
     parser.add_argument("--ttft", type=int, nargs="+", metavar="TOKENS")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     options = parser.parse_args()
     checks = Checks()
     with tempfile.TemporaryDirectory(prefix="kv-model-") as folder:
         if options.ttft:
-            ttft(checks, options.ttft, Path(folder))
+            ttft(checks, options.ttft, options.arms, Path(folder))
         else:
             identity(checks, options.model or tiny_model(Path(folder)))
     return 1 if checks.failed else 0
