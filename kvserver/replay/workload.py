@@ -129,7 +129,7 @@ class _ClosedLoop:
 
     def _start_session(self, now_s: float, after: list[int]) -> None:
         session = self.sessions[self.order[self.conversations % len(self.order)]]
-        prompts, fresh = _global_prompts(session, self.warm_blocks, self.blocks_used)
+        prompts, fresh = global_prompts(session, self.warm_blocks, self.blocks_used)
         self.blocks_used += fresh
         conversation = _Conversation(self.conversations, session, prompts)
         self.conversations += 1
@@ -206,7 +206,7 @@ def warm_prefix_blocks(sessions: list[Session], warm_prefix_ratio: float) -> int
     return int(warm_prefix_ratio * longest) // SESSION_BLOCK_TOKENS
 
 
-def _global_prompts(session: Session, warm_blocks: int, first_id: int) -> tuple[list[list[int]], int]:
+def global_prompts(session: Session, warm_blocks: int, first_id: int) -> tuple[list[list[int]], int]:
     """A session's prompts in ids that no other session uses, and how many ids that took. Ids below `warm_blocks` are
     the warm prefix: the first prompt of the parent and of each sub-agent starts with it, and what shares with them."""
     local = session_prompts(session)

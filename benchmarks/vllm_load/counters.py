@@ -1,0 +1,73 @@
+"""Counters of /metrics, and what they say about hits."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+Counters = dict[str, float]
+"""By name, or by name{label="value"} for the labels that are told apart below; summed over all other labels."""
+
+SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
+RESULT = re.compile(r'(?:^|,)result="([^"]*)"')
+
+OWN_ASKED = "vllm:prefix_cache_queries_total"
+OWN_HIT = "vllm:prefix_cache_hits_total"
+EXTERNAL_ASKED = "vllm:external_prefix_cache_queries_total"
+EXTERNAL_HIT = "vllm:external_prefix_cache_hits_total"
+BROUGHT = "vllm:kvserver_tokens_retrieved_total"
+STORED = "vllm:kvserver_tokens_stored_total"
+SERVER_HIT = 'kvserver_lookup_chunks_total{result="hit"}'
+SERVER_MISSED = 'kvserver_lookup_chunks_total{result="miss"}'
+WAITING = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
+
+class Hits(NamedTuple):
+    """Shares of tokens, and of chunks for the last, between two scrapes; None where nothing was asked or is told."""
+
+    own: float | None
+    """Of the prompts' tokens, those in the engine's own prefix cache."""
+    external: float | None
+    """Of the tokens that the engine did not have, those that its connector promised."""
+    brought: float | None
+    """Of the prompts' tokens, those that kvserver brought back: what the connector counts when a load has ended."""
+    server: float | None
+    """Of the chunks that the server was asked for, those that it held."""
+
+
+def parse(text: str) -> Counters:
+    """Prometheus' text format."""
+    found: Counters = {}
+    for line in text.splitlines():
+        sample = SAMPLE.match(line)
+        if sample is None:
+            continue
+        name, labels, value = sample.groups()
+        result = RESULT.search(labels or "")
+        key = f'{name}{{result="{result[1]}"}}' if result else name
+        found[key] = found.get(key, 0.0) + float(value)
+    return found
+
+
+def difference(before: Mapping[str, float], after: Mapping[str, float]) -> Counters:
+    """What was counted in between. A counter that is new began at zero."""
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+
+def hits(counted: Mapping[str, float]) -> Hits:
+    asked = counted.get(OWN_ASKED, 0.0)
+    chunks = counted.get(SERVER_HIT, 0.0) + counted.get(SERVER_MISSED, 0.0)
+    return Hits(
+        own=_share(counted.get(OWN_HIT), asked),
+        external=_share(counted.get(EXTERNAL_HIT), counted.get(EXTERNAL_ASKED, 0.0)),
+        brought=_share(counted.get(BROUGHT), asked),
+        server=_share(counted.get(SERVER_HIT), chunks),
+    )
+
+
+def at_rest(counters: Mapping[str, float]) -> bool:
+    """No request is under way. True as well where the engine does not tell."""
+    return sum(counters.get(name, 0.0) for name in WAITING) == 0
+
+
+def _share(part: float | None, whole: float) -> float | None:
+    return None if part is None or whole <= 0 else part / whole

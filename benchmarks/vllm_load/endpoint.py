@@ -1,0 +1,118 @@
+"""An OpenAI endpoint over HTTP: streamed completions, with a bound on what is generated and how long it may take."""
+
+import json
+import os
+import time
+from enum import StrEnum
+from typing import Any
+
+import httpx
+
+from benchmarks.vllm_load.counters import Counters, parse
+from benchmarks.vllm_load.reply import Reading, Reply
+
+CONNECT_S = 10.0
+CONTROL_S = 60.0
+OPTIONAL: dict[str, Any] = {
+    "ignore_eos": True,
+    "return_token_ids": True,
+    "stream_options": {"include_usage": True},
+}
+"""Fields that not every server knows: kept where a request with them is accepted."""
+TEXT = """
+    time year people way day man thing woman life child world school state family student group country problem hand
+    part place case week company system program question work government number night point home water room mother
+    area money story fact month lot right study book eye job word business issue side kind head house service friend
+    father power hour game line end member law car city community name president team minute idea kid body back face
+"""
+WORDS = TEXT.split()
+"""For endpoints that take text only: one token each in most vocabularies."""
+
+
+class Form(StrEnum):
+    """How prompts are sent."""
+
+    IDS = "ids"
+    """Token ids to /v1/completions: prompts have exactly the tokens that were drawn."""
+    WORDS = "words"
+    """Words to /v1/completions: about as many tokens."""
+    CHAT = "chat"
+    """Words as one message to /v1/chat/completions."""
+
+
+class Endpoint:
+    """`url` ends before /v1. Used within one event loop; ask() may run many times at once."""
+
+    def __init__(self, url: str, *, form: Form, model: str = "", request_s_max: float = 600.0) -> None:
+        key = os.environ.get("OPENAI_API_KEY", "")
+        self._http = httpx.AsyncClient(
+            base_url=url.rstrip("/").removesuffix("/v1"),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(request_s_max, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=False,
+        )
+        self._form = form
+        self._model = model
+        self._optional: dict[str, Any] = {}
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def begin(self) -> None:
+        """Finds out the model's name and which optional fields the server knows."""
+        if not self._model:
+            answer = await self._http.get("/v1/models", timeout=CONTROL_S)
+            answer.raise_for_status()
+            self._model = answer.json()["data"][0]["id"]
+        prompt = list(range(5, 12))
+        plain = await self.ask(prompt, 1)
+        if plain.problem.startswith("HTTP"):
+            raise RuntimeError(f"the endpoint refuses a plain request: {plain.problem}")
+        for name, value in OPTIONAL.items():
+            kept = dict(self._optional)
+            self._optional[name] = value
+            if (await self.ask(prompt, 1)).problem.startswith("HTTP 4"):
+                self._optional = kept
+
+    @property
+    def known(self) -> list[str]:
+        """Optional fields that are sent."""
+        return sorted(self._optional)
+
+    async def ask(self, prompt: list[int], output_tokens: int) -> Reply:
+        """Never raises: what went wrong is in the reply."""
+        path, body = self._request(prompt, output_tokens)
+        content = json.dumps(body).encode()  # before the clock starts
+        reading = Reading()
+        began_s = time.perf_counter()
+        try:
+            async with self._http.stream(
+                "POST", path, content=content, headers={"Content-Type": "application/json"}
+            ) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    text = (await answer.aread()).decode(errors="replace")[:500]
+                    return Reply(problem=f"HTTP {answer.status_code}: {text}", total_s=time.perf_counter() - began_s)
+                async for line in answer.aiter_lines():
+                    reading.line(line, time.perf_counter() - began_s)
+        except (httpx.HTTPError, ValueError) as error:  # ValueError: a line that is no JSON
+            return Reply(problem=f"{type(error).__name__}: {error}", total_s=time.perf_counter() - began_s)
+        return reading.reply(time.perf_counter() - began_s)
+
+    async def counters(self) -> Counters:
+        """Of the engine; empty where there is no /metrics."""
+        try:
+            answer = await self._http.get("/metrics", timeout=CONTROL_S)
+        except httpx.HTTPError:
+            return {}
+        return parse(answer.text) if answer.status_code == httpx.codes.OK else {}
+
+    def _request(self, prompt: list[int], output_tokens: int) -> tuple[str, dict[str, Any]]:
+        body = {"model": self._model, "stream": True, "temperature": 0, **self._optional}
+        if self._form is Form.IDS:
+            return "/v1/completions", {**body, "prompt": prompt, "max_tokens": output_tokens}
+        words = " ".join(WORDS[token % len(WORDS)] for token in prompt)
+        if self._form is Form.WORDS:
+            return "/v1/completions", {**body, "prompt": words, "max_tokens": output_tokens}
+        message = {"role": "user", "content": words}
+        return "/v1/chat/completions", {**body, "messages": [message], "max_completion_tokens": output_tokens}

@@ -1,0 +1,202 @@
+"""Arms: what the same workload runs against. Endpoints that are there already, or engines and a server started here.
+
+All arms are up at the same time, so that rounds can alternate; while one is measured nothing is asked of the others.
+They differ in nothing but what is said about a connector:
+
+    none      vLLM alone
+    kvserver  with our connector, and a server beside it
+    native    with vLLM's own offload to CPU memory, where that engine has it (not on CPUs)
+"""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+
+from benchmarks.rows import say
+from kvserver.replay.served import TETHER, Served
+
+START_S_MAX = 400.0
+STOP_S_MAX = 20.0
+POLL_S = 0.3
+HOST = "127.0.0.1"
+LOG_TAIL_BYTES = 6000
+GIB = 1 << 30
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+class ArmKind(StrEnum):
+    NONE = "none"
+    KVSERVER = "kvserver"
+    NATIVE = "native"
+
+
+@dataclass(frozen=True)
+class Arm:
+    name: str
+    url: str
+    server_url: str = ""
+    """Of kvserver's HTTP side, for its metrics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What all engines of a run are started with."""
+
+    model: Path
+    pool_tokens: int
+    """Of the engine's own KV cache."""
+    block_tokens: int
+    context_tokens_max: int
+    arena_bytes: int
+    """Of kvserver, and of vLLM's own offload."""
+    model_id: str
+    """Names a model without weights for kvserver; empty where it has some."""
+    engine_arguments: str
+    """For vLLM, as in a shell."""
+    connector: str
+    """JSON: further keys of kv_connector_extra_config."""
+
+
+class Engines:
+    """Starts the arms one after another; ends them all."""
+
+    def __init__(self, kinds: list[ArmKind], options: EngineOptions) -> None:
+        self._kinds = kinds
+        self._options = options
+        self._folder = Path(tempfile.mkdtemp(prefix="bench-vllm-"))
+        self._stack = ExitStack()
+
+    def __enter__(self) -> list[Arm]:
+        try:
+            return [self._start(kind) for kind in self._kinds]
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        if error is None or not isinstance(error, Exception):  # ended, or interrupted: nobody needs the logs
+            shutil.rmtree(self._folder)
+
+    def _start(self, kind: ArmKind) -> Arm:
+        port, server_url = _free_port(), ""
+        arguments = engine_arguments(self._options, port)
+        if kind is ArmKind.KVSERVER:
+            http_port = _free_port()
+            served = self._stack.enter_context(Served(("--http-port", str(http_port)), self._options.arena_bytes))
+            server_url = f"http://{HOST}:{http_port}"
+            arguments += ["--kv-transfer-config", json.dumps(connector_config(self._options, served.socket))]
+            _wait(f"{server_url}/readyz", served.problem)
+        elif kind is ArmKind.NATIVE:
+            gib = self._options.arena_bytes / GIB
+            arguments += ["--kv-offloading-backend", "native", "--kv-offloading-size", f"{gib:g}"]
+        say(f"{kind}: starting vLLM")
+        began_s = time.monotonic()
+        engine = self._stack.enter_context(_Process(arguments, self._folder / f"{kind}.log"))
+        _wait(f"http://{HOST}:{port}/health", engine.problem)
+        say(f"{kind}: up after {time.monotonic() - began_s:.0f} s, log {engine.log_path}")
+        return Arm(kind.value, f"http://{HOST}:{port}", server_url)
+
+
+def engine_arguments(options: EngineOptions, port: int) -> list[str]:
+    """The command without a connector."""
+    return [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(options.model), "--served-model-name", "bench", "--host", HOST, "--port", str(port)),
+        *("--max-model-len", str(options.context_tokens_max), "--block-size", str(options.block_tokens)),
+        *("--num-gpu-blocks-override", str(1 + -(-options.pool_tokens // options.block_tokens))),  # 1: the null block
+        *("--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--seed", "0"),
+        *(("--load-format", "dummy") if options.model_id else ()),
+        *shlex.split(options.engine_arguments),
+    ]
+
+
+def connector_config(options: EngineOptions, server: Path) -> dict[str, object]:
+    extra: dict[str, object] = {"socket": str(server), **json.loads(options.connector)}
+    if options.model_id:
+        extra["model_id"] = options.model_id
+    return {
+        "kv_connector": "KvServerConnector",
+        "kv_connector_module_path": "kvclient.vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": extra,
+    }
+
+
+class _Process:
+    """An engine's API server, and all processes that it starts."""
+
+    def __init__(self, command: list[str], log_path: Path) -> None:
+        self.log_path = log_path
+        with log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", TETHER, *command],  # it must not outlive us
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **ENVIRONMENT},
+                start_new_session=True,  # so that all of them can be ended together
+            )
+
+    def __enter__(self) -> "_Process":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            say(f"{self.log_path.stem}: does not end, is killed")
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return  # the usual case: nothing is left
+        self._process.wait()
+
+    def problem(self) -> str:
+        """How it ended; empty while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return ""
+        words = self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+        return f"vLLM exited with {code}; its last words, of {self.log_path}: {words}"
+
+
+def _wait(url: str, problem: Callable[[], str]) -> None:
+    """Until `url` answers 200. problem: called, and not empty when that will never be."""
+    due_s = time.monotonic() + START_S_MAX
+    while time.monotonic() < due_s:
+        if told := problem():
+            raise RuntimeError(told)
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(POLL_S)
+    raise RuntimeError(f"{url} did not answer within {START_S_MAX:g} s")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,134 @@
+"""A run as a table for people, as rows for programs, and as files: one line a request, and two charts."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.rows import Rows
+from benchmarks.vllm_load import chart
+from benchmarks.vllm_load.rounds import Agreement
+from benchmarks.vllm_load.summary import FILLER, Figure, Limits, Round, figures
+
+Runs = Mapping[str, Mapping[str, Sequence[Figure]]]
+"""Figure -> arm -> one for each round, in the order of the rounds."""
+
+MEANING = {
+    "ttft": "from sending a request to its first token, ms",
+    "gap": "between two tokens of an answer, ms",
+    "*_rate": "from the first request's beginning to the last one's end",
+    "good": "answers within the limits for first token and mean gap",
+    "hit_own": "of all prompts' tokens, in the engine's own prefix cache",
+    "hit_external": "of what the engine did not have, promised by its connector",
+    "brought": "of all prompts' tokens, brought back by kvserver",
+    "hit_server": "of the chunks that the server was asked for, held",
+    "cached": "of all prompts' tokens, not computed, as each answer says",
+}
+
+
+def collect(rounds: Sequence[Round], limits: Limits) -> dict[str, dict[str, list[Figure]]]:
+    found: dict[str, dict[str, list[Figure]]] = {}
+    for each in sorted(rounds, key=lambda each: each.number):
+        for name, figure in figures(each, limits).items():
+            found.setdefault(name, {}).setdefault(each.arm, []).append(figure)
+    return found
+
+
+def table(runs: Runs, arms: Sequence[str], agreement: Agreement) -> str:
+    """Median of the rounds (smallest - largest), and of each round's share of what the first arm had in that round."""
+    rows = [["", *arms, *(f"{arm} / {arms[0]}" for arm in arms[1:])]]
+    for name, by_arm in runs.items():
+        cells = [_cell(by_arm.get(arm, [])) for arm in arms]
+        rows.append([name, *cells, *(_share(by_arm.get(arm, []), by_arm.get(arms[0], [])) for arm in arms[1:])])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    notes = [f"{name}: {meaning}" for name, meaning in MEANING.items()]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:], "", *notes, verdict(agreement)])
+
+
+def verdict(agreement: Agreement) -> str:
+    return (
+        f"answers compared with others to the same prompt: {agreement.compared}; prompts answered differently: "
+        f"{agreement.differing}, of these also when asked alone: {agreement.differing_alone}"
+    )
+
+
+def rows(runs: Runs, workload: str, arms: Sequence[str], agreement: Agreement, printed: Rows) -> None:
+    """The first arm is the ceiling of the others: what the same machine did without."""
+    for name, by_arm in runs.items():
+        for arm, found in by_arm.items():
+            values = [figure.value for figure in found]
+            others = [figure.value for figure in by_arm.get(arms[0], [])]
+            paired = arm != arms[0] and len(others) == len(values) and all(others)
+            printed.add(f"{workload}/{arm}/{name}", values, found[0].unit, ceilings=others if paired else ())
+    printed.add(f"{workload}/answers_compared", [agreement.compared], "")
+    printed.add(f"{workload}/prompts_differing", [agreement.differing], "")
+    printed.add(f"{workload}/prompts_differing_alone", [agreement.differing_alone], "")
+
+
+def files(folder: Path, workload: str, rounds: Sequence[Round]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{workload}.jsonl").open("w") as out:
+        for each in rounds:
+            for outcome in each.outcomes:
+                reply = outcome.reply
+                line = {
+                    "arm": each.arm,
+                    "round": each.number,
+                    "seed": each.seed,
+                    "request": outcome.ask.name,
+                    "kind": outcome.ask.kind,
+                    "began_s": outcome.began_s,
+                    "users": outcome.users,
+                    "ttft_s": reply.ttft_s,
+                    "total_s": reply.total_s,
+                    "gaps_s": reply.gaps_s,
+                    "prompt_tokens": reply.prompt_tokens,
+                    "cached_tokens": reply.cached_tokens,
+                    "output_tokens": reply.output_tokens,
+                    "said": reply.said,
+                    "problem": reply.problem,
+                }
+                out.write(json.dumps(line) + "\n")
+    over_time, shares = _points(rounds)
+    first_token = f"{workload}: time to the first token"
+    chart.write(folder / f"{workload}-over-time.svg", title=first_token, x="s", y="s", series=over_time, lines=False)
+    chart.write(folder / f"{workload}-shares.svg", title=first_token, x="s", y="% of requests", series=shares)
+
+
+def _points(rounds: Sequence[Round]) -> tuple[dict[str, chart.Points], dict[str, chart.Points]]:
+    """Of each arm: when its requests began and how long the first token took, and the shares of the latter."""
+    over_time: dict[str, list[tuple[float, float]]] = {}
+    for each in rounds:
+        points = over_time.setdefault(each.arm, [])
+        for outcome in each.outcomes:
+            if outcome.reply.ttft_s is not None and outcome.ask.kind != FILLER:
+                points.append((outcome.began_s, outcome.reply.ttft_s))
+    shares = {arm: chart.steps_of_share([seconds for _, seconds in points]) for arm, points in over_time.items()}
+    return dict(over_time), dict(shares)
+
+
+def _cell(found: Sequence[Figure]) -> str:
+    if not found:
+        return "-"
+    values = [figure.value for figure in found]
+    unit = f" {found[0].unit}" if found[0].unit else ""
+    return f"{_number(statistics.median(values))}{unit} ({_number(min(values))} - {_number(max(values))})"
+
+
+def _share(found: Sequence[Figure], others: Sequence[Figure]) -> str:
+    if len(found) != len(others) or not found or not all(figure.value for figure in others):
+        return ""
+    return (
+        f"{100 * statistics.median(mine.value / other.value for mine, other in zip(found, others, strict=True)):.1f} %"
+    )
+
+
+def _number(value: float) -> str:
+    return (
+        f"{value:.0f}"
+        if value == int(value) or abs(value) >= 1000
+        else f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.2f}"
+    )

@@ -1,0 +1,209 @@
+"""What is read from a stream, and a real HTTP conversation with servers that know more or less."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from benchmarks.vllm_load.counters import at_rest, difference, hits, parse
+from benchmarks.vllm_load.endpoint import Endpoint, Form
+from benchmarks.vllm_load.reply import Reading, Reply
+
+
+def read(*events: tuple[float, Any]) -> Reply:
+    reading = Reading()
+    for at_s, event in events:
+        reading.line(event if isinstance(event, str) else f"data: {json.dumps(event)}", at_s)
+    return reading.reply(9.0)
+
+
+def ids(*tokens: int) -> dict[str, Any]:
+    return {"choices": [{"text": "".join(f" w{token}" for token in tokens), "token_ids": list(tokens)}]}
+
+
+USAGE = {
+    "choices": [],
+    "usage": {"prompt_tokens": 31, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 16}},
+}
+
+
+def test_tokens_that_come_together_share_the_gap_before_them() -> None:
+    reply = read(
+        (0.5, ids(7)), (0.6, ": a comment"), (1.5, ids(8, 9)), (1.75, ids(3)), (2.0, USAGE), (2.0, "data: [DONE]")
+    )
+    assert (reply.ttft_s, reply.gaps_s) == (0.5, (0.5, 0.5, 0.25))
+    assert reply.said == (7, 8, 9, 3)
+    assert (reply.prompt_tokens, reply.output_tokens, reply.cached_tokens, reply.total_s) == (31, 4, 16, 9.0)
+    assert reply.problem == ""
+
+
+def test_first_tokens_that_come_together_have_no_gap() -> None:
+    assert read((0.5, ids(7, 8)), (1.0, ids(9)), (1.0, "data: [DONE]")).gaps_s == (0.0, 0.5)
+
+
+def test_a_message_without_text_is_not_the_first_token() -> None:
+    role = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+    thought = {"choices": [{"delta": {"reasoning_content": "hm"}}]}
+    said = {"choices": [{"delta": {"content": " yes"}}]}
+    reply = read((0.1, role), (0.4, thought), (0.6, said), (0.6, "data: [DONE]"))
+    assert (reply.ttft_s, reply.output_tokens, reply.said) == (0.4, 2, "hm yes")
+
+
+def test_where_pieces_hold_several_tokens_only_the_mean_gap_is_known() -> None:
+    piece = {"choices": [{"text": "one two"}]}
+    usage = {"choices": [], "usage": {"completion_tokens": 5}}
+    reply = read((1.0, piece), (3.0, piece), (3.0, usage), (3.0, "data: [DONE]"))
+    assert reply.gaps_s == (0.5, 0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("events", "problem"),
+    [
+        ([(0.5, ids(7))], "the stream ended before its end was said"),
+        ([(0.5, "data: [DONE]")], "no token came"),
+        ([(0.5, ids(7)), (0.6, {"error": {"message": "overloaded"}}), (0.6, "data: [DONE]")], "overloaded"),
+    ],
+)
+def test_an_answer_that_is_cut_short_says_so(events: list[tuple[float, Any]], problem: str) -> None:
+    assert problem in read(*events).problem
+
+
+METRICS = """# HELP vllm:prefix_cache_hits_total x
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} 200.0
+vllm:prefix_cache_queries_total{engine="1",model_name="m"} 1.1e+3
+vllm:prefix_cache_hits_total{engine="0"} 325
+vllm:external_prefix_cache_queries_total 975
+vllm:external_prefix_cache_hits_total 195
+vllm:kvserver_tokens_retrieved_total{engine="0"} 130
+vllm:num_requests_running{engine="0"} 0.0
+vllm:num_requests_waiting{engine="0"} 2.0
+kvserver_lookup_chunks_total{result="hit"} 3
+kvserver_lookup_chunks_total{result="miss"} 9
+"""
+
+
+def test_counters_are_summed_over_engines_and_told_apart_by_result() -> None:
+    counters = parse(METRICS)
+    assert counters["vllm:prefix_cache_queries_total"] == 1300.0
+    assert counters['kvserver_lookup_chunks_total{result="miss"}'] == 9.0
+    told = hits(counters)
+    assert (told.own, told.external, told.brought, told.server) == (0.25, 0.2, 0.1, 0.25)
+
+
+def test_hits_are_those_since_the_last_scrape_and_unknown_without_questions() -> None:
+    before = parse(METRICS)
+    after = {**before, "vllm:prefix_cache_queries_total": 1400.0, "vllm:prefix_cache_hits_total": 375.0}
+    told = hits(difference(before, after))
+    assert (told.own, told.external, told.server) == (0.5, None, None)
+    assert hits({}) == (None, None, None, None)
+
+
+def test_an_engine_is_at_rest_when_nothing_runs_or_waits() -> None:
+    assert not at_rest(parse(METRICS))
+    assert at_rest({"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0})
+    assert at_rest({})
+
+
+class Server:
+    """Answers completions with two tokens, and refuses fields that it does not know."""
+
+    def __init__(self, unknown: set[str]) -> None:
+        self.unknown = unknown
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n") if not reader.at_eof() else b"":
+            path = head.split(b" ", 2)[1].decode()
+            fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
+            content = await reader.readexactly(int(fields.get(b"content-length", b"0")))
+            status, body = self.answer(path, json.loads(content) if content else {})
+            text = body.encode()
+            writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: {len(text)}\r\n\r\n".encode() + text)
+            await writer.drain()
+            if reader.at_eof():
+                break
+        writer.close()
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+        if path == "/v1/models":
+            return 200, json.dumps({"data": [{"id": "the-model"}]})
+        if path == "/metrics":
+            return 200, METRICS
+        self.asked.append((path, body))
+        if refused := self.unknown & set(body):
+            return 400, f"unknown field {refused}"
+        events = [ids(5), ids(6), {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}]
+        return 200, "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+
+
+@asynccontextmanager
+async def served(unknown: set[str], form: Form = Form.IDS) -> AsyncIterator[tuple[Server, Endpoint]]:
+    server = Server(unknown)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", form=form, request_s_max=20)
+    try:
+        yield server, endpoint
+    finally:
+        await endpoint.close()
+        listening.close()
+
+
+def bounded(story: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(story, 30))
+
+
+def test_fields_that_a_server_refuses_are_left_out() -> None:
+    async def story() -> None:
+        async with served({"ignore_eos"}) as (server, endpoint):
+            await endpoint.begin()
+            assert endpoint.known == ["return_token_ids", "stream_options"]
+            server.asked.clear()
+            reply = await endpoint.ask([5, 9, 4], 17)
+            assert (reply.said, reply.prompt_tokens, reply.problem) == ((5, 6), 3, "")
+            path, body = server.asked[0]
+            assert path == "/v1/completions"
+            assert (body["model"], body["prompt"], body["max_tokens"]) == ("the-model", [5, 9, 4], 17)
+            assert (body["temperature"], body["stream"]) == (0, True)
+
+    bounded(story())
+
+
+def test_a_chat_endpoint_gets_words_and_its_own_bound() -> None:
+    async def story() -> None:
+        async with served(set(), Form.CHAT) as (server, endpoint):
+            await endpoint.begin()
+            server.asked.clear()
+            await endpoint.ask([5, 9, 4], 17)
+            path, body = server.asked[0]
+            assert path == "/v1/chat/completions"
+            assert body["max_completion_tokens"] == 17
+            assert len(body["messages"][0]["content"].split()) == 3
+            assert body["ignore_eos"] is True
+
+    bounded(story())
+
+
+def test_what_a_server_refuses_is_said_and_raises_nothing() -> None:
+    async def story() -> None:
+        async with served({"prompt"}) as (_, endpoint):
+            with pytest.raises(RuntimeError, match="HTTP 400"):
+                await endpoint.begin()
+            reply = await endpoint.ask([5], 1)
+            assert reply.problem.startswith("HTTP 400: unknown field")
+            assert reply.ttft_s is None
+
+    bounded(story())
+
+
+def test_a_server_that_is_not_there_is_an_answer_with_a_problem_and_no_counters() -> None:
+    async def story() -> None:
+        endpoint = Endpoint("http://127.0.0.1:9", form=Form.IDS, model="m", request_s_max=5)
+        assert "Connect" in (await endpoint.ask([5], 1)).problem
+        assert await endpoint.counters() == {}
+        await endpoint.close()
+
+    bounded(story())

@@ -1,0 +1,238 @@
+"""Figures of rounds made by hand, answers that differ, and what is shown of both."""
+
+import asyncio
+import dataclasses
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from benchmarks import bench_vllm
+from benchmarks.rows import Rows
+from benchmarks.vllm_load import chart, report
+from benchmarks.vllm_load.asks import Ask, Line, Phase, Span, Workload, token_ids
+from benchmarks.vllm_load.counters import Counters
+from benchmarks.vllm_load.crowd import Outcome
+from benchmarks.vllm_load.engines import Arm, EngineOptions, connector_config, engine_arguments
+from benchmarks.vllm_load.recorded import PRESETS, Recorded
+from benchmarks.vllm_load.reply import Reply
+from benchmarks.vllm_load.rounds import Agreement, Rounds, disagreements
+from benchmarks.vllm_load.summary import Limits, Round, figures, quantile
+
+LIMITS = Limits(ttft_s=2.0, gap_s=0.1)
+
+
+def outcome(name: str, kind: str = "first", *, began_s: float = 0.0, tokens: int = 10, **reply: object) -> Outcome:
+    return Outcome(Ask(name, kind, (Span(name, tokens),), 3), Reply(**reply), began_s, 1)  # type: ignore[arg-type]
+
+
+OUTCOMES = [
+    outcome("a", began_s=1.0, ttft_s=1.0, gaps_s=(0.05, 0.15), total_s=1.2, prompt_tokens=10, output_tokens=3),
+    outcome("b", began_s=1.5, ttft_s=3.0, gaps_s=(), total_s=3.0, prompt_tokens=10, output_tokens=1),
+    outcome(
+        "c",
+        "again",
+        began_s=3.0,
+        ttft_s=0.5,
+        gaps_s=(0.3,),
+        total_s=2.0,
+        prompt_tokens=20,
+        output_tokens=2,
+        cached_tokens=5,
+    ),
+    outcome("d", "again", began_s=3.5, problem="HTTP 500", total_s=0.1),
+    outcome("e", "filler", began_s=4.0, ttft_s=9.0, total_s=9.0, prompt_tokens=900, output_tokens=1),
+]
+
+
+def a_round(arm: str = "none", number: int = 0, outcomes: list[Outcome] = OUTCOMES) -> Round:
+    counted = {"vllm:prefix_cache_queries_total": 50.0, "vllm:prefix_cache_hits_total": 10.0}
+    return Round(arm, number, 7 + number, outcomes, counted)
+
+
+@pytest.mark.parametrize(("percent", "value"), [(50, 3), (90, 5), (99, 5), (20, 1), (21, 2)])
+def test_a_quantile_is_one_of_the_values(percent: float, value: float) -> None:
+    assert quantile([5, 3, 1, 4, 2], percent) == value
+
+
+def test_figures_of_a_round() -> None:
+    told = {name: figure.value for name, figure in figures(a_round(), LIMITS).items()}
+    assert told["ttft_first_p50"] == 1000.0
+    assert told["ttft_first_p99"] == told["ttft_p90"] == 3000.0
+    assert told["ttft_again_p50"] == 500.0
+    assert (told["gap_p50"], told["gap_p99"]) == (150.0, 300.0)
+    assert told["request_rate"] == pytest.approx(3 / 4)  # from 1.0 to 5.0 s, without the filler
+    assert told["input_rate"] == pytest.approx(40 / 4)
+    assert told["output_rate"] == pytest.approx(6 / 4)
+    assert (told["requests"], told["errors"]) == (4, 1)
+    assert told["good"] == 25.0  # only a: b is late, c slow, d failed
+    assert told["hit_own"] == 20.0
+    assert told["cached"] == 25.0
+    assert "ttft_filler_p50" not in told
+    assert "hit_external" not in told
+
+
+def test_equal_prompts_are_compared_wherever_they_were_answered() -> None:
+    found = [
+        outcome("a", said=(1, 2)),
+        outcome("a", "again", said=(1, 2)),
+        outcome("b", said=(1, 2)),
+        outcome("b", said=(1, 3)),
+        outcome("b", problem="late"),
+        outcome("c", said=(4,)),
+    ]
+    compared, differing = disagreements(found)
+    assert (compared, [ask.name for ask in differing]) == (4, ["b"])
+
+
+class Canned:
+    """An arm whose answers are its prompts' first tokens, but for what it is told to say."""
+
+    server = None
+
+    def __init__(self, name: str, log: list[str], wrong: dict[str, str]) -> None:
+        self.name = name
+        self.endpoint = self
+        self._log = log
+        self._wrong = wrong
+        self._asked: dict[str, int] = {}
+
+    async def counters(self) -> Counters:
+        return {}
+
+    async def ask(self, prompt: list[int], output_tokens: int) -> Reply:
+        for name, when in self._wrong.items():
+            if prompt == token_ids((Span(name, 9),), seed=3, vocabulary=50):
+                self._asked[name] = self._asked.get(name, 0) + 1
+                if when == "always" or self._asked[name] == 1:
+                    return Reply(ttft_s=0.1, said=(0, 0))
+        self._log.append(self.name)
+        return Reply(ttft_s=0.1, said=tuple(prompt[:output_tokens]))
+
+
+class Three:
+    def draw(self, seed: int) -> Workload:
+        lines = [Line((Ask(name, "first", (Span(name, 9),), 2),)) for name in "abc"]
+        return Workload("three", (Phase(lines, 2),))
+
+
+@pytest.fixture(autouse=True)
+def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Canned arms are at rest at once."""
+    monkeypatch.setattr("benchmarks.vllm_load.rounds.REST_S", 0.001)
+
+
+def run(*, rounds: int = 1, **wrong: str) -> tuple[list[Round], Agreement, list[str]]:
+    log: list[str] = []
+    arms = [Canned("one", log, {}), Canned("two", log, wrong)]
+    running = Rounds(arms, Three(), vocabulary=50, on_outcome=lambda *_: None)  # type: ignore[arg-type]
+    done = asyncio.run(asyncio.wait_for(running.run(rounds=rounds, seed=3), 60))
+    return done, running.agreement, log
+
+
+def test_arms_take_turns_with_the_same_prompts_and_each_round_has_its_own() -> None:
+    done, agreement, log = run(rounds=2)
+    assert [(each.arm, each.number, each.seed) for each in done] == [
+        ("one", 0, 3),
+        ("two", 0, 3),
+        ("two", 1, 4),
+        ("one", 1, 4),
+    ]
+    assert log[6:] == ["one"] * 3 + ["two"] * 6 + ["one"] * 3  # behind three each to warm up
+    assert (agreement.compared, agreement.differing, agreement.differing_alone) == (12, 0, 0)
+
+
+def test_an_answer_that_differs_only_in_company_has_an_excuse() -> None:
+    _, agreement, _ = run(b="once")
+    assert (agreement.compared, agreement.differing, agreement.differing_alone) == (6, 1, 0)
+
+
+def test_an_answer_that_differs_alone_as_well_has_none() -> None:
+    _, agreement, _ = run(b="always", c="once")
+    assert (agreement.differing, agreement.differing_alone) == (2, 1)
+    assert "request b" in agreement.examples[0]
+
+
+def faster() -> list[Outcome]:
+    return [outcome("a", ttft_s=0.25, total_s=0.5, prompt_tokens=10, output_tokens=1)]
+
+
+def test_the_table_shows_medians_spreads_and_shares_of_the_first_arm() -> None:
+    slow = [outcome("a", ttft_s=1.0, total_s=2.0, prompt_tokens=10, output_tokens=1)]
+    rounds = [a_round("none", 0, slow), a_round("none", 1, faster()), a_round("kvserver", 0, faster())]
+    rounds.append(a_round("kvserver", 1, faster()))
+    text = report.table(report.collect(rounds, LIMITS), ["none", "kvserver"], Agreement(4, 1, 0))
+    row = next(line for line in text.splitlines() if line.startswith("ttft_p50"))
+    assert row.split("  ")[-1].strip() == "62.5 %"  # of 25 % and 100 %
+    assert "625 ms (250 - 1000)" in row
+    assert "250 ms (250 - 250)" in row
+    assert text.splitlines()[-1].endswith("answered differently: 1, of these also when asked alone: 0")
+
+
+def test_rows_have_the_first_arm_of_the_same_round_as_ceiling(capsys: pytest.CaptureFixture[str]) -> None:
+    slow = [outcome("a", ttft_s=1.0, total_s=2.0, prompt_tokens=10, output_tokens=1)]
+    runs = report.collect([a_round("none", 0, slow), a_round("kvserver", 0, faster())], LIMITS)
+    report.rows(runs, "chat", ["none", "kvserver"], Agreement(2, 0, 0), Rows("vllm", as_json=True, config="c"))
+    rows = {row["case"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert (rows["chat/none/ttft_p50"]["value"], rows["chat/none/ttft_p50"]["ceiling"]) == (1000.0, None)
+    assert (rows["chat/kvserver/ttft_p50"]["ceiling"], rows["chat/kvserver/ttft_p50"]["ratio"]) == (1000.0, 0.25)
+    assert rows["chat/kvserver/errors"]["ceiling"] is None  # nothing to compare with zero
+    assert rows["chat/answers_compared"]["value"] == 2
+
+
+def test_files_have_a_line_for_each_request_and_two_charts(tmp_path: Path) -> None:
+    report.files(tmp_path, "chat", [a_round("none"), a_round("<b>", 1)])
+    lines = [json.loads(line) for line in (tmp_path / "chat.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 * len(OUTCOMES)
+    assert lines[2]["cached_tokens"] == 5
+    dots = list(ET.parse(tmp_path / "chat-over-time.svg").iter("{http://www.w3.org/2000/svg}circle"))
+    assert len(dots) == 2 * 3
+    assert len(list(ET.parse(tmp_path / "chat-shares.svg").iter("{http://www.w3.org/2000/svg}polyline"))) == 2
+
+
+def test_a_chart_without_points_is_still_one() -> None:
+    ET.fromstring(chart.render(title="a < b", x="x", y="y", series={"none": []}, lines=True))
+
+
+def test_shares_rise_to_all() -> None:
+    assert chart.steps_of_share([3.0, 1.0]) == [(1.0, 50.0), (3.0, 100.0)]
+
+
+def test_arms_differ_in_nothing_but_the_connector() -> None:
+    options = EngineOptions(
+        model=Path("/m"),
+        pool_tokens=1000,
+        block_tokens=32,
+        context_tokens_max=900,
+        arena_bytes=1 << 30,
+        model_id="made up",
+        engine_arguments="--dtype float32",
+        connector='{"chunk_tokens": 512}',
+    )
+    arguments = engine_arguments(options, 1234)
+    assert "--kv-transfer-config" not in arguments
+    assert arguments[arguments.index("--num-gpu-blocks-override") + 1] == "33"
+    assert arguments[-4:] == ["--load-format", "dummy", "--dtype", "float32"]
+    config = connector_config(options, Path("/s/kv.sock"))
+    assert config["kv_connector_extra_config"] == {"socket": "/s/kv.sock", "chunk_tokens": 512, "model_id": "made up"}
+    assert config["kv_load_failure_policy"] == "recompute"
+
+
+def test_what_is_said_goes_before_the_preset_and_that_before_the_defaults() -> None:
+    parse = bench_vllm._parser().parse_args
+    default = bench_vllm._workload(parse(["trace"]))
+    preset = bench_vllm._workload(parse(["trace", "--preset", "mi300x"]))
+    said = bench_vllm._workload(parse(["trace", "--preset", "mi300x", "--users", str(default.users), "--no-recycle"]))
+    assert default == Recorded()
+    assert preset == PRESETS["mi300x"]
+    assert said == dataclasses.replace(preset, users=default.users, recycle=False)
+
+
+def test_an_arm_has_a_name_an_endpoint_and_perhaps_a_server() -> None:
+    arms = bench_vllm._given_arms(["none=http://a:1", "http://b:2/v1?x=y", "ours=http://c:3,http://d:4"])
+    assert arms == [
+        Arm("none", "http://a:1"),
+        Arm("endpoint 2", "http://b:2/v1?x=y"),
+        Arm("ours", "http://c:3", "http://d:4"),
+    ]
