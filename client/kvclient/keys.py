@@ -10,7 +10,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from blake3 import blake3
 
@@ -29,10 +29,8 @@ _TOKEN_BYTES = 4
 _NESTING_MAX = 32
 _UNSIGNED_FORMATS = ("I", "L")
 
-_DIGESTS: dict[str, Callable[[bytes], bytes]] = {
-    "sha256": lambda preimage: hashlib.sha256(preimage).digest(),
-    "blake3": lambda preimage: blake3(preimage).digest(),
-}
+_HASHES: dict[str, Callable[[bytes], Any]] = {"sha256": hashlib.sha256, "blake3": blake3}
+"""With update() and digest()."""
 
 
 # ---------------------------------------------------------------- chunks
@@ -57,7 +55,7 @@ def chunk_keys(
     multimodal hashes), encoded by the caller; namespace_digest() of a mapping is a good encoding.
     parent: the key before token_ids[0], to go on with a chain; its chain holds the extra already.
     """
-    digest = _digest(algorithm)
+    hashed = _hash(algorithm)
     if chunk_tokens < 1:
         raise RequestError("chunk-tokens", f"chunk_tokens={chunk_tokens} must be at least 1")
     if parent and len(parent) != KEY_BYTES:
@@ -69,11 +67,13 @@ def chunk_keys(
             "extra", "extra goes into the start of a chain; this one has a parent, which holds it already"
         )
     tokens = _packed_tokens(token_ids)
-    key = parent or digest(_SEED_TEXT + struct.pack("<Q", chunk_tokens) + extra)
+    key = parent or hashed(_SEED_TEXT + struct.pack("<Q", chunk_tokens) + extra).digest()
     chunk_bytes = chunk_tokens * _TOKEN_BYTES
     keys = []
     for start in range(0, len(tokens) - chunk_bytes + 1, chunk_bytes):
-        key = digest(b"".join((key, tokens[start : start + chunk_bytes])))
+        link = hashed(key)
+        link.update(tokens[start : start + chunk_bytes])  # a quarter cheaper than joining them first
+        key = link.digest()
         keys.append(key)
     return b"".join(keys)
 
@@ -93,16 +93,17 @@ def keys_from_block_hashes(
         key[i] = H("kvserver.block-hash.1" 0x00 || u64(blocks_per_chunk) || u64(len(extra)) || extra
                    || block_hashes[(i+1)*blocks_per_chunk - 1])
     """
-    digest = _digest(algorithm)
+    hashed = _hash(algorithm)
     if blocks_per_chunk < 1:
         raise RequestError("blocks-per-chunk", f"blocks_per_chunk={blocks_per_chunk} must be at least 1")
-    wrong = sorted(set(map(len, block_hashes)) - {KEY_BYTES})
+    last_hashes = block_hashes[blocks_per_chunk - 1 :: blocks_per_chunk]
+    wrong = sorted(set(map(len, last_hashes)) - {KEY_BYTES})
     if wrong:
         raise RequestError(
             "block-hash", f"block hashes of {wrong} bytes; only {KEY_BYTES} bytes are enough to name content by"
         )
     head = _BLOCK_HASH_TEXT + struct.pack("<QQ", blocks_per_chunk, len(extra)) + extra
-    return b"".join([digest(head + last) for last in block_hashes[blocks_per_chunk - 1 :: blocks_per_chunk]])
+    return b"".join([hashed(head + last).digest() for last in last_hashes])
 
 
 def key_to_text(key: bytes) -> str:
@@ -194,10 +195,10 @@ def _append(parts: list[bytes], tag: bytes, content: bytes) -> None:
 # ---------------------------------------------------------------- tokens
 
 
-def _digest(algorithm: str) -> Callable[[bytes], bytes]:
-    if algorithm not in _DIGESTS:
-        raise RequestError("algorithm", f"algorithm={algorithm!r} must be one of {sorted(_DIGESTS)}")
-    return _DIGESTS[algorithm]
+def _hash(algorithm: str) -> Callable[[bytes], Any]:
+    if algorithm not in _HASHES:
+        raise RequestError("algorithm", f"algorithm={algorithm!r} must be one of {sorted(_HASHES)}")
+    return _HASHES[algorithm]
 
 
 def _packed_tokens(token_ids: TokenIds) -> memoryview:

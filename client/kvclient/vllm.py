@@ -1,12 +1,13 @@
 """The connector that vLLM loads: kv_connector="KvServerConnector", kv_connector_module_path="kvclient.vllm".
 
 This file only translates: decisions are made in offload.py, the two halves are vllm_scheduler.py and vllm_worker.py,
-and what differs between vLLM's releases is in vllm_versions.py. Importing it opens no socket: vLLM's API server imports
-it too. docs/vllm.md is the manual.
+which it calls through vllm_guard.py, and what differs between vLLM's releases is in vllm_versions.py. Importing it
+opens no socket: vLLM's API server imports it too. docs/vllm.md is the manual.
 """
 
 import hashlib
 import logging
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,14 +28,16 @@ from kvclient.identity import model_digest
 from kvclient.keys import namespace_digest
 from kvclient.offload_values import Options, RetrieveOrder, StoreOrder
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
+from kvclient.vllm_ends import Ended, Report
+from kvclient.vllm_guard import GuardedScheduler, GuardedWorker
 from kvclient.vllm_keys import Keyer
 from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of
 from kvclient.vllm_memory import SharedZeros
 from kvclient.vllm_namespace import cpu_kind, facts_of
-from kvclient.vllm_scheduler import Scheduler
+from kvclient.vllm_scheduler import Scheduled, Scheduler
 from kvclient.vllm_settings import MIB, parse
 from kvclient.vllm_stats import PromMetrics, Stats
-from kvclient.vllm_worker import Ended, Report, Worker
+from kvclient.vllm_worker import Worker
 from kvserver.errors import RequestError
 
 log = logging.getLogger("vllm.kvserver")
@@ -58,10 +61,13 @@ class Reports(interface.KVConnectorWorkerMetadata):
     reports: list[Report] = field(default_factory=list)
     namespaces: frozenset[bytes] = frozenset()
     """In the first of each rank, for where the handshake is somebody else's."""
+    is_inert: bool = False
+    """A rank carries out nothing any more."""
 
     def aggregate(self, other: interface.KVConnectorWorkerMetadata) -> "Reports":
         assert isinstance(other, Reports)
-        return Reports(self.reports + other.reports, self.namespaces | other.namespaces)
+        is_inert = self.is_inert or other.is_inert
+        return Reports(self.reports + other.reports, self.namespaces | other.namespaces, is_inert)
 
 
 @dataclass
@@ -98,7 +104,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             self._ended = Ended([], set(), set(), set(), {})
             self._rank = get_tensor_model_parallel_rank()
             event = _no_event if current_platform.is_cpu() else _recorded_event
-            self._worker = Worker(self._client(rank=self._rank), rank=self._rank, event=event)
+            self._worker = GuardedWorker(Worker(self._client(rank=self._rank), rank=self._rank, event=event))
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -107,7 +113,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
 
     # ---------------------------------------------------------------- scheduler
 
-    def _scheduler_half(self, config: Any, kv_config: Any) -> Scheduler:
+    def _scheduler_half(self, config: Any, kv_config: Any) -> GuardedScheduler:
         transfer = config.kv_transfer_config
         hash_block_tokens = versions.hash_block_tokens(kv_config, config.cache_config, kv_cache_utils)
         options = Options(
@@ -128,7 +134,8 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             engine=f"{self._engine}:{self._epoch}",
         )
         client = self._client(rank=-1)
-        return Scheduler(client, options, keyer, store_output=self._settings.store_output)
+        half = Scheduler(client, options, keyer, store_output=self._settings.store_output)
+        return GuardedScheduler(half, self._groups)
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._scheduler.use_pool(gpu_block_pool)
@@ -145,21 +152,19 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         return self._scheduler.match(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        tables = blocks.get_block_ids()
-        self._tables.allocated(request.request_id, tables)
+        tables = blocks.get_block_ids() if num_external_tokens else ()
         self._scheduler.allocated(request, tables, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
-        tables_of = self._tables.of_step(scheduler_output)
-        return Step(*self._scheduler.step(versions.scheduled(scheduler_output), tables_of))
+        def step() -> tuple[Iterator[Scheduled], Callable[[str], versions.Tables]]:
+            return versions.scheduled(scheduler_output), self._tables.of_step(scheduler_output)
+
+        return Step(*self._scheduler.step(step))
 
     def update_connector_output(self, connector_output: Any) -> None:
         told = connector_output.kv_connector_worker_meta
-        if told is None:
-            return
-        if told.namespaces:
-            self._scheduler.use_namespace(set(told.namespaces))
-        self._scheduler.ended(told.reports)
+        if told is not None:
+            self._scheduler.ended(told.reports, namespaces=set(told.namespaces), is_inert=told.is_inert)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
@@ -178,7 +183,8 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         if self.role == interface.KVConnectorRole.SCHEDULER:
             counted: dict[str, Any] = dict(self._scheduler.take_counts())
         else:
-            counted, self._ended = dict(self._ended.seconds), self._ended._replace(seconds={})
+            counted = {**self._ended.seconds, **self._worker.take_counts()}
+            self._ended = self._ended._replace(seconds={})
         return Stats(data=counted) if counted else None
 
     @classmethod
@@ -297,10 +303,10 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         return self._ended.failed_blocks if len(self._groups) == 1 else set()
 
     def build_connector_worker_meta(self) -> Reports | None:
-        if self._has_told:
-            return Reports(self._ended.reports) if self._ended.reports else None
+        namespaces = frozenset() if self._has_told else frozenset({self._namespace})
         self._has_told = True
-        return Reports(self._ended.reports, frozenset({self._namespace}))
+        told = Reports(self._ended.reports, namespaces, self._worker.is_inert)
+        return told if told.reports or told.namespaces or told.is_inert else None
 
     def shutdown(self) -> None:
         if self.role == interface.KVConnectorRole.SCHEDULER:

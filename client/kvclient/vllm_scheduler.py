@@ -8,27 +8,19 @@ the engine's pool, so that neither the end nor a preemption of their request can
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from kvclient.client import Client
 from kvclient.offload import Offload
 from kvclient.offload_values import LookupOrder, Options, RetrieveOrder, StoreOrder
 from kvclient.values import Found, RetrieveResult
+from kvclient.vllm_ends import Report
 from kvclient.vllm_keys import Keyer, Request
-from kvclient.vllm_worker import Report
+from kvclient.vllm_pins import Pins, Pool
 from kvserver.errors import KvError, RequestError
 from kvserver.wire.messages import KEY_BYTES
 
 log = logging.getLogger("vllm.kvserver.scheduler")
-
-
-class Pool(Protocol):
-    """vLLM's BlockPool."""
-
-    blocks: Sequence[Any]
-
-    def touch(self, blocks: Sequence[Any]) -> None: ...
-    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None: ...
 
 
 class Scheduled(NamedTuple):
@@ -66,12 +58,13 @@ class Scheduler:
         self._connected = False
         self._told: dict[str, int] = {}
         self._said: set[str] = set()
-        self._pool: Pool | None = None
         self._live: dict[str, _Live] = {}
-        self._retrieves: list[RetrieveOrder] = []
+        self.pins = Pins(options.ranks)
+        self.untold: list[RetrieveOrder] = []
+        """Retrieves that the engine waits for and no rank knows of yet."""
 
     def use_pool(self, pool: Pool) -> None:
-        self._pool = pool
+        self.pins.use_pool(pool)
 
     def use_namespace(self, namespaces: set[bytes]) -> None:
         """What the ranks have registered under. Until then nothing is looked up or stored."""
@@ -127,7 +120,7 @@ class Scheduler:
             request.request_id, hbm_tokens=live.hbm_tokens, tables=tables, tokens=external_tokens
         )
         assert order is not None, "match() knew the engine's own tokens"
-        self._retrieves.append(order)
+        self.untold.append(order)
 
     def finished(self, name: str) -> None:
         """Finished or aborted. Jobs in flight go on: a retrieve's blocks stay until the worker has reported its end,
@@ -141,6 +134,7 @@ class Scheduler:
         self, scheduled: Iterable[Scheduled], tables_of: Any
     ) -> tuple[tuple[RetrieveOrder, ...], tuple[StoreOrder, ...]]:
         """What the workers are to do in this step. tables_of: the block ids of a request, by group."""
+        self._tidy()
         stores = []
         if self._namespace:
             self._look_up()  # of requests that nobody waits for, so that what is held is not stored again
@@ -149,19 +143,19 @@ class Scheduler:
                 order = self._store(item, tables_of, now_s)
                 if order is not None:
                     stores.append(order)
-        retrieves, self._retrieves = self._retrieves, []
-        self._tidy()
-        return tuple(retrieves), tuple(stores)
+        retrieves = tuple(self.untold)
+        self.untold.clear()
+        self.pins.told()
+        return retrieves, tuple(stores)
 
     def ended(self, reports: Iterable[Report]) -> None:
         """What the ranks have reported."""
         for report in reports:
+            self.pins.reported(report.job, report.rank)
             if isinstance(report.result, RetrieveResult):
                 self._offload.retrieve_ended(report.job, report.rank, report.result)
-                continue
-            end = self._offload.store_ended(report.job, report.rank, report.result)
-            if end is not None:
-                self._unpin(end.order)
+            else:
+                self._offload.store_ended(report.job, report.rank, report.result)
         self._tidy()
 
     def take_counts(self) -> dict[str, int]:
@@ -241,7 +235,7 @@ class Scheduler:
             return None
         order = self._offload.store(item.name, tables_of(item.name))
         if order is not None:
-            self._pin(order)
+            self.pins.pin(order)
         return order
 
     def _more_keys(self, live: _Live) -> bytes:
@@ -251,15 +245,6 @@ class Scheduler:
         live.chunks += len(keys) // KEY_BYTES
         live.key = keys[-KEY_BYTES:] or live.key
         return keys
-
-    def _pin(self, order: StoreOrder) -> None:
-        assert self._pool is not None, "the pool comes before the first step"
-        self._pool.touch([self._pool.blocks[block] for item in order.blocks for block in item.block_ids])
-
-    def _unpin(self, order: StoreOrder) -> None:
-        assert self._pool is not None
-        blocks = [self._pool.blocks[block] for item in order.blocks for block in item.block_ids]
-        self._pool.free_blocks(reversed(blocks))
 
     def _tidy(self) -> None:
         for lease in self._offload.take_releases():

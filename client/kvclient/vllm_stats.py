@@ -27,6 +27,7 @@ COUNTERS = {
     "stores": "Stores begun.",
     "stores_short": "Of stores, those of which the server did not take every chunk.",
     "preemptions": "Preempted requests.",
+    "bugs": "Unexpected exceptions; behind the first the connector does nothing more, and the engine computes.",
 }
 SKIPPED = "skipped_tokens"
 """Followed by ":" and the reason."""

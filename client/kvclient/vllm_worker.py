@@ -1,21 +1,19 @@
 """The worker half of the vLLM connector: registers the KV cache and carries out orders through the client's thread.
 
 Retrieves are begun after the forward of a step was launched, stores behind it; none of them is waited for. What has
-ended is collected once a step, under a lock, since futures complete in the client's thread.
+ended is collected once a step.
 """
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple
 
 from kvclient.caches import Cache
 from kvclient.client import Client
 from kvclient.offload_values import RetrieveOrder, StoreOrder
 from kvclient.values import CacheSpec, RetrieveResult, StoreResult
+from kvclient.vllm_ends import Ended, Ends
 from kvserver.errors import KvError
 
 log = logging.getLogger("vllm.kvserver.worker")
@@ -26,42 +24,16 @@ REGISTER_S = 10.0
 """Bounds of a wait at the start of an engine, which takes longer than that by itself."""
 
 
-class Report(NamedTuple):
-    """One rank's end of one job."""
-
-    job: int
-    rank: int
-    result: RetrieveResult | StoreResult
-    ended_s: float
-    """On the worker's monotonic clock."""
-
-
-class Ended(NamedTuple):
-    """What has ended since the last step."""
-
-    reports: list[Report]
-    retrieved: set[str]
-    """Requests whose retrieve has ended, well or not."""
-    failed: set[str]
-    """Of them, those with blocks that do not hold their bytes."""
-    failed_blocks: set[int]
-    seconds: dict[str, list[float]]
-    """How long the jobs took, for the statistics."""
-
-
 class Worker:
     """One rank. Belongs to the worker's main thread, but for what the client's thread calls."""
 
     def __init__(self, client: Client, *, rank: int, event: Callable[[], object]) -> None:
         """event: records where the engine's stream is now; None where there are no streams."""
+        self.ends = Ends(rank)
         self._client = client
         self._rank = rank
         self._event = event
         self._cache: Cache | None = None
-        self._lock = threading.Lock()
-        self._reports: list[Report] = []
-        self._orders: dict[int, RetrieveOrder] = {}
-        self._begun_s: dict[int, float] = {}
         self._stores: Sequence[StoreOrder] = ()
         self._said: set[str] = set()
 
@@ -80,6 +52,7 @@ class Worker:
     def begin(self, retrieves: Sequence[RetrieveOrder], stores: Sequence[StoreOrder]) -> None:
         """Before the stores' blocks are computed. Retrieved blocks may be written from now on: the engine gives blocks
         to a retrieve only when no step that it has launched still reads or writes them."""
+        self.ends.note((*retrieves, *stores))
         self._say_problems()
         self._stores = stores
         after = self._event() if retrieves else None
@@ -95,20 +68,7 @@ class Worker:
 
     def take_ended(self) -> Ended:
         self.computed()  # in releases that do not say so on steps without a forward
-        with self._lock:
-            reports, self._reports = self._reports, []
-        ended = Ended(reports, set(), set(), set(), {})
-        for report in reports:
-            name = "retrieve_seconds" if isinstance(report.result, RetrieveResult) else "store_seconds"
-            ended.seconds.setdefault(name, []).append(report.ended_s - self._begun_s.pop(report.job))
-            order = self._orders.pop(report.job, None)
-            if order is not None:
-                request = str(order.request)
-                ended.retrieved.add(request)
-                if not report.result.ok:  # type: ignore[union-attr]
-                    ended.failed.add(request)
-                    ended.failed_blocks.update(block for item in order.blocks for block in item.block_ids)
-        return ended
+        return self.ends.take()
 
     def close(self) -> None:
         self._client.close()
@@ -116,22 +76,23 @@ class Worker:
     # ---------------------------------------------------------------- helpers
 
     def _retrieve(self, order: RetrieveOrder, after: object) -> None:
-        self._orders[order.job], self._begun_s[order.job] = order, time.monotonic()
+        self.ends.begin(order.job)
         if order.refused or self._cache is None:
-            self._report(order.job, RetrieveResult(False, 0, order.refused or "not-registered"))
+            self.ends.end(order.job, RetrieveResult(False, 0, order.refused or "not-registered"))
             return
         try:
             future = self._client.retrieve(self._cache, order.lease, order.blocks, after=after)
         except KvError as problem:
             log.error("retrieve refused request=%s %s", order.request, problem)
-            self._report(order.job, RetrieveResult(False, 0, problem.code))
+            self.ends.end(order.job, RetrieveResult(False, 0, problem.code))
             return
+        self.ends.begun(order.job)
         future.add_done_callback(partial(self._ended, order.job, RetrieveResult(False, 0, "client-bug")))
 
     def _store(self, order: StoreOrder, after: object) -> None:
-        self._begun_s[order.job] = time.monotonic()
+        self.ends.begin(order.job)
         if self._cache is None:
-            self._report(order.job, StoreResult(0, 0, 0, "not-registered"))
+            self.ends.end(order.job, StoreResult(0, 0, 0, "not-registered"))
             return
         try:
             future = self._client.store(
@@ -139,8 +100,9 @@ class Worker:
             )
         except KvError as problem:
             log.error("store refused request=%s %s", order.request, problem)
-            self._report(order.job, StoreResult(0, 0, 0, problem.code))
+            self.ends.end(order.job, StoreResult(0, 0, 0, problem.code))
             return
+        self.ends.begun(order.job)
         future.add_done_callback(partial(self._ended, order.job, StoreResult(0, 0, 0, "client-bug")))
 
     def _ended(
@@ -155,11 +117,7 @@ class Worker:
             log.error("job failed job=%d %s", job, problem)
             code = problem.code if isinstance(problem, KvError) else otherwise.why
             otherwise = otherwise._replace(why=code)
-        self._report(job, otherwise if problem is not None else future.result())
-
-    def _report(self, job: int, result: RetrieveResult | StoreResult) -> None:
-        with self._lock:
-            self._reports.append(Report(job, self._rank, result, time.monotonic()))
+        self.ends.end(job, otherwise if problem is not None else future.result())
 
     def _say_problems(self) -> None:
         """A refusal is said once; the engine runs on without the cache."""

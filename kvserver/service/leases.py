@@ -23,7 +23,12 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
         tokens = space.geometry.chunk_tokens if space is not None else 0
         who = ("engine", session.engine.name), ("request", request.id)
         core.log_request(now_ns, "lookup", *who, ("tokens", asked * tokens), ("hit_tokens", chunks * tokens))
-    if space is None or chunks < max(1, request.chunks_wanted_min):
+    if space is None or not chunks:
+        core.answer(peer, Found(request.id, 0, 0, 0))
+        return
+    tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
+    tail.used = space.root.used = now_ns  # with or without a lease: an engine that holds a prefix itself uses it too
+    if chunks < request.chunks_wanted_min:
         core.answer(peer, Found(request.id, chunks, 0, 0))
         return
     if len(core.leases) >= core.bounds.leases_max:
@@ -31,8 +36,6 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     counters.lookups_hit += 1
     counters.chunks_hit += chunks
     counters.tokens_hit += chunks * space.geometry.chunk_tokens
-    tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
-    tail.used = space.root.used = now_ns
     lease = Lease(
         number=core.number("lease"),
         engine=session.engine,

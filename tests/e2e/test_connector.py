@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -72,7 +73,15 @@ def test_overrides_take_what_the_base_takes(module: Any) -> None:
 def test_every_count_has_a_metric(module: Any) -> None:
     stats = importlib.import_module("kvclient.vllm_stats")
     counted = {item.name for item in fields(Statistics) if not item.name.endswith("_in_flight")}
-    assert counted - {stats.SKIPPED} == set(stats.COUNTERS)
+    assert counted - {stats.SKIPPED} | {"bugs"} == set(stats.COUNTERS)
+
+
+def test_the_benchmark_of_the_schedulers_calls_runs() -> None:
+    command = [sys.executable, "-m", "benchmarks.bench_connector", "--smoke", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    cases = {json.loads(line)["case"] for line in done.stdout.splitlines() if line.startswith("{")}
+    assert {"tokens new/8192", "hashes match/1024", "tokens decode/1024", "hashes prefill/32768"} <= cases
 
 
 def config(**more: Any) -> SimpleNamespace:

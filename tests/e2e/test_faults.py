@@ -1,7 +1,7 @@
 """Whatever becomes of the server, the engine says the same as without it, serves on, and uses the cache again later.
 
-One engine for all tests, which leave it with a server that answers. A stopped mover is a slow one: its copies hang
-until it is resumed, or until the server, two seconds behind a job's deadline, kills it.
+One engine for all tests, which leave it with a server that answers; CI has time for six of them. A stopped mover is a
+slow one: its copies hang until it is resumed, or until the server, two seconds behind a job's deadline, kills it.
 """
 
 import threading
@@ -76,6 +76,7 @@ def assert_back(engine: Engine, server: Server, wanted: Answer) -> None:
 # ---------------------------------------------------------------- the server
 
 
+@pytest.mark.long
 def test_a_server_that_is_away_is_a_miss(engine: Engine, stored: Answer, server: Server) -> None:
     server.kill()
     assert_same(ask(engine), stored)
@@ -85,6 +86,7 @@ def test_a_server_that_is_away_is_a_miss(engine: Engine, stored: Answer, server:
     assert_back(engine, server, stored)
 
 
+@pytest.mark.long
 def test_a_brain_that_dies_loses_nothing_that_was_stored(engine: Engine, stored: Answer, server: Server) -> None:
     kill(server.brain_pid())
     until("the engine's cache to be registered anew", lambda: server.status().caches == 1)
@@ -134,6 +136,7 @@ def test_a_server_that_dies_within_a_store_costs_that_store(engine: Engine, stor
 # ---------------------------------------------------------------- the mover
 
 
+@pytest.mark.long
 def test_a_slow_load_is_waited_for(engine: Engine, stored: Answer, server: Server) -> None:
     mover = server.mover_pid()
     stop(mover)
@@ -145,6 +148,7 @@ def test_a_slow_load_is_waited_for(engine: Engine, stored: Answer, server: Serve
     assert_same(found, stored)
 
 
+@pytest.mark.long
 def test_others_go_on_while_a_load_hangs(engine: Engine, stored: Answer, server: Server) -> None:
     mover = server.mover_pid()
     stop(mover)
@@ -220,6 +224,7 @@ def test_an_abort_within_a_load_gives_its_blocks_back(engine: Engine, stored: An
     assert_same(ask(engine), stored)
 
 
+@pytest.mark.long
 def test_an_abort_within_a_store_gives_its_blocks_back(engine: Engine, stored: Answer, server: Server) -> None:
     mover = server.mover_pid()
     stop(mover)
@@ -232,6 +237,7 @@ def test_an_abort_within_a_store_gives_its_blocks_back(engine: Engine, stored: A
     assert_same(ask(engine), stored)
 
 
+@pytest.mark.long
 def test_a_reset_of_the_connector_finds_nothing_of_before(engine: Engine, stored: Answer, server: Server) -> None:
     """Last but one: from now on this engine names everything anew."""
     until("the engine to forget", lambda: engine.call("reset", True))
@@ -243,6 +249,7 @@ def test_a_reset_of_the_connector_finds_nothing_of_before(engine: Engine, stored
 # ---------------------------------------------------------------- the worker
 
 
+@pytest.mark.long
 def test_a_killed_engine_leaves_nothing_behind(engine: Engine, stored: Answer, server: Server, models: Path) -> None:
     """The last one: the engine is gone."""
     until("the server to be at rest", lambda: settled(server))

@@ -21,6 +21,8 @@ TOKENS = 12
 class Case(NamedTuple):
     model: str
     options: dict[str, object]
+    token_bytes: int
+    """Of KV in all layers and ranks: what a token takes in the arena when nothing is stored twice. 0: it depends."""
     chunk_tokens: int = 256
     agrees_with_itself: bool = True
     """False where vLLM, also without a connector, says something else in a batch than alone, and something else when it
@@ -29,17 +31,29 @@ class Case(NamedTuple):
     in one go."""
 
 
+LLAMA_BYTES = 4 * 2 * 2 * 64 * 4
+"""Layers, K and V, heads, their size, float32."""
+LATENT_BYTES = 2 * 576 * 4
+"""Layers, latent and position, float32: the same in all ranks."""
 CASES = {
-    "llama": Case("llama", {"block_size": 32}),
-    "gemma3": Case("gemma3", {"block_size": 32}, chunk_tokens=128),
-    "mla": Case("mla", {"max_num_batched_tokens": 2048}, agrees_with_itself=False),
-    "fp8": Case("llama", {"block_size": 64, "kv_cache_dtype": "fp8"}),
-    "tp2": Case("llama", {"block_size": 32, "tensor_parallel_size": 2}),
-    "tp2-mla": Case("mla", {"max_num_batched_tokens": 2048, "tensor_parallel_size": 2}, agrees_with_itself=False),
+    "llama": Case("llama", {"block_size": 32}, LLAMA_BYTES),
+    "gemma3": Case("gemma3", {"block_size": 32}, 0, chunk_tokens=128),
+    "mla": Case("mla", {"max_num_batched_tokens": 2048}, LATENT_BYTES, agrees_with_itself=False),
+    "fp8": Case("llama", {"block_size": 64, "kv_cache_dtype": "fp8"}, LLAMA_BYTES // 4),
+    "tp2": Case("llama", {"block_size": 32, "tensor_parallel_size": 2}, LLAMA_BYTES),
+    "tp2-mla": Case(
+        "mla", {"max_num_batched_tokens": 2048, "tensor_parallel_size": 2}, LATENT_BYTES, agrees_with_itself=False
+    ),
 }
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+LONG = ("tp2-mla",)
+"""Left to `make e2e-all`: what it shows beyond tp2 and mla is one test, below."""
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES]
+)
 def case(request: pytest.FixtureRequest) -> Case:
     if request.param == "fp8" and "avx512" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("vLLM keeps KV in fp8 only on CPUs with AVX-512")
@@ -75,6 +89,17 @@ def test_every_rank_has_registered(engine: Engine, case: Case, server: Server) -
 def test_the_model_does_not_say_the_same_of_everything(computed: list[Answer]) -> None:
     assert not any(is_uniform(answer.logprob, TOKENS) for answer in computed)
     assert len({answer.tokens for answer in computed}) == len(computed)
+
+
+def test_the_server_holds_the_kv_of_all_ranks_once(engine: Engine, case: Case, server: Server) -> None:
+    if not case.token_bytes:
+        pytest.skip("of a window only what the engine still has is stored")
+    until("the server to be at rest", lambda: settled(server))
+    before = server.status().arena.used_bytes
+    engine.generate([prompt(90, 600)], tokens=2)
+    until("the stores to end", lambda: settled(server))
+    held = server.status().arena.used_bytes - before
+    assert held == whole_chunks(600, case.chunk_tokens) * case.token_bytes
 
 
 def test_an_evicted_prefix_comes_back_and_the_output_is_the_same(

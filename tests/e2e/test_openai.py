@@ -19,6 +19,8 @@ from tests.e2e.checks import prompt, settled, whole_chunks
 from tests.e2e.engine import ENVIRONMENT, transfer_config
 from tests.process.harness import Server, until
 
+pytestmark = pytest.mark.long
+
 START_S = 150.0
 LENGTHS = (300, 520, 777, 1300)
 

@@ -9,6 +9,8 @@ from tests.e2e.checks import assert_same, prompt, settled, whole_chunks
 from tests.e2e.engine import Engine
 from tests.process.harness import Server, until
 
+pytestmark = pytest.mark.long
+
 LENGTH = 600
 
 

@@ -148,7 +148,7 @@ def test_block_hash_of_the_last_block_names_the_chunk() -> None:
 @pytest.mark.parametrize("wrong", [8, 16, 31, 33])
 def test_block_hashes_of_other_lengths_are_refused(wrong: int) -> None:
     with pytest.raises(RequestError, match=rf"block hashes of \[{wrong}\] bytes; only 32 bytes"):
-        keys_from_block_hashes([bytes(32), bytes(wrong), bytes(32)], 3)
+        keys_from_block_hashes([bytes(32), bytes(32), bytes(wrong), bytes(wrong)], 3)
     with pytest.raises(RequestError, match="blocks_per_chunk=0"):
         keys_from_block_hashes([bytes(32)], 0)
 

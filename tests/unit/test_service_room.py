@@ -6,8 +6,8 @@ import pytest
 from kvserver.service import room
 from kvserver.service.room import VAIN_PRICE_MAX
 from kvserver.tiers.slots import SLOT_ALIGN
-from kvserver.wire.messages import GroupBlocks, RegionRun
-from tests.unit.brain_rig import ARENA_BYTES, FULL, SLAB_BYTES, STATE, Client, Rig, chain, ids, key
+from kvserver.wire.messages import GroupBlocks, Lookup, RegionRun
+from tests.unit.brain_rig import ARENA_BYTES, FULL, NAMESPACE, SLAB_BYTES, STATE, Client, Rig, chain, ids, key
 
 SLOTS_A_SLAB = SLAB_BYTES // SLOT_ALIGN
 LARGE_STATE = msgspec.structs.replace(STATE, regions=[RegionRun(0, 3600, 1, 0, 4200, 4200)], blocks=1)
@@ -187,3 +187,20 @@ def test_when_every_slab_costs_too_much_the_coldest_go_until_one_is_empty(
     assert store_large(newcomer, 99) == (1, "")
     assert least * SLOTS_A_SLAB <= rig.service.counters.evictions <= most * SLOTS_A_SLAB
     assert client.lookup(prompts[-1]).chunks == CHUNKS
+
+
+@pytest.mark.parametrize("wanted_min", [1, 2, 3], ids=["leased", "leased whole", "more than is held"])
+def test_a_prompt_that_is_asked_for_stays_with_or_without_a_lease(wanted_min: int) -> None:
+    """An engine whose own memory holds a prompt asks for it and wants no lease: it is in use all the same."""
+    rig = Rig()
+    client = Client(rig).register([FULL])
+    prompts = [chain(seed, 2) for seed in range(ARENA_BYTES // SLOT_ALIGN // 2)]
+    for keys in prompts:
+        client.store(keys)
+        rig.now_ns += 1_000_000
+    found = client.ask(Lookup(rig.number(), NAMESPACE, prompts[0] + chain(998, 1), wanted_min))
+    assert (found.chunks, found.lease != 0) == (2, wanted_min < 3)
+    if found.lease:
+        client.release(found)
+    client.store(chain(999, 2))
+    assert [client.lookup(keys).chunks for keys in prompts[:3]] == [2, 0, 2]

@@ -9,9 +9,9 @@ import pytest
 
 from kvclient.offload_values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.values import Found, Lease, RetrieveResult, StoreResult
+from kvclient.vllm_ends import Report
 from kvclient.vllm_keys import Keyer
 from kvclient.vllm_scheduler import Scheduled, Scheduler
-from kvclient.vllm_worker import Report
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 

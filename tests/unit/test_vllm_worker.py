@@ -136,6 +136,15 @@ def test_what_cannot_be_begun_is_reported_as_failed(why: str) -> None:
     assert ended.failed_blocks == {7, 8}
 
 
+def test_what_was_refused_and_then_given_up_is_reported_once() -> None:
+    bench = Bench()
+    bench.worker.begin([retrieve(1, refused="null-block")], [store(3)])
+    bench.worker.ends.end_unbegun("given-up")
+    reports = {report.job: report.result.why for report in bench.worker.take_ended().reports}
+    assert reports == {1: "null-block", 3: "given-up"}
+    assert bench.worker.take_ended().reports == []
+
+
 @pytest.mark.parametrize(("is_there", "waits"), [(True, ["connected", "registered"]), (False, ["connected"])])
 def test_an_engine_waits_for_a_server_only_if_there_is_one(is_there: bool, waits: list[str]) -> None:
     client = Client(is_there=is_there)

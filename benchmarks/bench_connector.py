@@ -1,0 +1,181 @@
+"""What do vLLM's calls of our scheduler half cost? `python -m benchmarks.bench_connector [--json] [--smoke]`
+
+Needs vLLM (any build; no engine and no model is started). Real requests with real block hashes, vLLM's own block pool,
+a real server that holds nothing of them; what a scheduler does is played: each prompt is new, is matched, gets its
+blocks, is computed in steps of 2048 tokens, decodes beside 31 others, and finishes. Microseconds of each call on the
+scheduler's thread, median over the requests of a round, and that of the rounds; behind the slash the length of the
+prompt.
+
+new: on_new_request, which names the chunks. match: get_num_new_matched_tokens, with its lookup over the socket.
+allocated: update_state_after_alloc. prefill: build_connector_meta of a step that completes eight chunks, which are
+stored. decode: build_connector_meta of a step of 32 requests that decode, per request. finished: request_finished.
+"tokens": keys from token ids; "hashes": from the engine's block hashes (--prefix-caching-hash-algo sha256_cbor).
+"""
+
+import argparse
+import itertools
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256, sha256_cbor
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.request import Request
+
+from benchmarks.arena import wait_for_arena
+from benchmarks.rows import Rows
+from kvclient.client import Client
+from kvclient.offload_values import Group, Options
+from kvclient.values import StoreResult
+from kvclient.vllm_ends import Report
+from kvclient.vllm_guard import GuardedScheduler
+from kvclient.vllm_keys import Keyer
+from kvclient.vllm_scheduler import Scheduler
+from kvclient.vllm_versions import BlockTables, scheduled
+from kvserver.replay.served import Served
+
+BLOCK, CHUNK, STEP = 16, 256, 2048
+LENGTHS = (1024, 8192, 32768)
+DECODING = 32
+"""Requests of a step."""
+BLOCKS = 40_000
+VOCABULARY = 128_000
+ARENA_BYTES = 64 << 20
+
+
+class Bench:
+    """One kind of keys."""
+
+    def __init__(self, client: Client, *, by_hashes: bool) -> None:
+        algorithm = sha256_cbor if by_hashes else sha256
+        init_none_hash(algorithm)
+        self._hasher = get_request_block_hasher(BLOCK, algorithm)
+        options = Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),), engine_steps_back=True, null_block=0)
+        keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=BLOCK if by_hashes else 0, engine="bench")
+        self.half = GuardedScheduler(Scheduler(client, options, keyer, store_output=True), options.groups)
+        self._pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=BLOCK)
+        self.half.use_pool(self._pool)
+        self.half.use_namespace({b"bench-connector".ljust(32, b".")})
+        self._tables = BlockTables()
+        self._names = itertools.count()
+        self._random = random.Random(1)
+        self.took_us: dict[str, list[float]] = defaultdict(list)
+
+    def request(self, tokens: int) -> Request:
+        ids = [self._random.randrange(VOCABULARY) for _ in range(tokens)]
+        sampling = SamplingParams(max_tokens=16)
+        return Request(f"r{next(self._names)}", ids, sampling, None, block_hasher=self._hasher)
+
+    def timed(self, name: str, call: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        value = call()
+        self.took_us[name].append((time.perf_counter() - began) * 1e6)
+        return value
+
+    def admit(self, request: Request) -> list[int]:
+        """Until it has its blocks."""
+        self.timed("new", lambda: self.half.new(request))
+        matched = self.timed("match", lambda: self.half.match(request, 0))
+        assert matched == (0, False), matched
+        blocks = self._pool.get_new_blocks(-(-(request.num_tokens + 16) // BLOCK))
+        ids = [block.block_id for block in blocks]
+        self.timed("allocated", lambda: self.half.allocated(request, (), 0))
+        return ids
+
+    def prefill(self, request: Request, ids: list[int]) -> None:
+        for start in range(0, request.num_tokens, STEP):
+            end = min(start + STEP, request.num_tokens)
+            output = step_of({request.request_id: end - start}, {request.request_id: start}, ids, is_new=not start)
+            _, stores = self.timed("prefill", lambda output=output: self._step(output))
+            (order,) = stores
+            assert order.chunks == (end - start) // CHUNK
+            report = Report(order.job, 0, StoreResult(order.chunks, order.chunks, 1, ""), 0.0)
+            self.half.ended([report], namespaces=set(), is_inert=False)
+
+    def finish(self, request: Request, ids: list[int]) -> None:
+        self.timed("finished", lambda: self.half.finished(request.request_id))
+        self._tables.forget(request.request_id)
+        self._pool.free_blocks(reversed([self._pool.blocks[block] for block in ids]))
+
+    def decode(self, tokens: int) -> None:
+        requests = [self.request(tokens) for _ in range(DECODING)]
+        running = {request.request_id: (request, self.admit(request)) for request in requests}
+        for request, ids in running.values():
+            self.prefill(request, ids)
+        self.took_us.clear()
+        for step in range(20):
+            output = step_of(dict.fromkeys(running, 1), dict.fromkeys(running, tokens + step), [], is_new=False)
+            self.timed("decode", lambda output=output: self._step(output))
+        self.took_us["decode"] = [took / DECODING for took in self.took_us["decode"]]
+        decode = self.took_us["decode"]
+        for request, ids in running.values():
+            self.finish(request, ids)
+        self.took_us.clear()
+        self.took_us["decode"] = decode
+
+    def _step(self, output: Any) -> Any:
+        return self.half.step(lambda: (scheduled(output), self._tables.of_step(output)))
+
+
+def step_of(counts: dict[str, int], computed: dict[str, int], ids: list[int], *, is_new: bool) -> Any:
+    """What is read of vLLM's SchedulerOutput."""
+    new = [SimpleNamespace(req_id=name, num_computed_tokens=computed[name], block_ids=[ids]) for name in counts]
+    cached = SimpleNamespace(
+        req_ids=list(counts),
+        num_computed_tokens=[computed[name] for name in counts],
+        new_block_ids=[None] * len(counts),
+        resumed_req_ids=set(),
+    )
+    nothing = SimpleNamespace(req_ids=[], num_computed_tokens=[], new_block_ids=[], resumed_req_ids=set())
+    return SimpleNamespace(
+        scheduled_new_reqs=new if is_new else [],
+        scheduled_cached_reqs=nothing if is_new else cached,
+        num_scheduled_tokens=counts,
+        scheduled_spec_decode_tokens={},
+    )
+
+
+def measure(client: Client, *, by_hashes: bool, tokens: int, requests: int) -> dict[str, float]:
+    """Microseconds by call, of one round."""
+    bench = Bench(client, by_hashes=by_hashes)
+    for _ in range(requests):
+        request = bench.request(tokens)
+        ids = bench.admit(request)
+        bench.prefill(request, ids)
+        bench.finish(request, ids)
+    found = {name: statistics.median(values) for name, values in bench.took_us.items()}
+    if tokens == LENGTHS[0]:
+        bench.took_us.clear()
+        bench.decode(tokens)
+        found["decode"] = statistics.median(bench.took_us["decode"])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser.add_argument("--smoke", action="store_true", help="few calls: shows that it runs, measures nothing")
+    given = parser.parse_args()
+    requests, rounds = (3, 1) if given.smoke else (30, 5)
+    rows = Rows("connector", as_json=given.json, config=f"{requests} requests a round, chunk {CHUNK}, block {BLOCK}")
+    with Served((), ARENA_BYTES) as server, Client(server.socket, engine="bench", ranks=1, rank=-1) as client:
+        client.wait_connected(30)
+        wait_for_arena(client)
+        for by_hashes in (False, True):
+            for tokens in LENGTHS:
+                runs: dict[str, list[float]] = defaultdict(list)
+                for _ in range(rounds):
+                    for name, took_us in measure(client, by_hashes=by_hashes, tokens=tokens, requests=requests).items():
+                        runs[name].append(took_us)
+                for name, values in runs.items():
+                    rows.add(f"{'hashes' if by_hashes else 'tokens'} {name}/{tokens}", values, "us")
+
+
+if __name__ == "__main__":
+    main()
