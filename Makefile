@@ -31,7 +31,7 @@ help:
 	@echo 'make bench       all benchmarks, one JSON object a row; for engines: python -m benchmarks.bench_vllm --help'
 	@echo 'make objects     compiles the GPU kernels again and compares them with those in csrc/gpu/objects (no GPU)'
 	@echo 'make e2e         real vLLM on the CPU, with an environment of its own (4 GB): same tokens with and without us'
-	@echo 'make e2e-all     the same and what takes CI too long: two ranks of an MLA model, every failure scenario, OpenAI server'
+	@echo 'make e2e-all     the same and what takes longest: two ranks of an MLA model, every failure scenario, OpenAI server'
 	@echo 'make lint        ruff, mypy --strict, clang-format; changes nothing'
 	@echo 'make format      writes what lint asks of the format'
 	@echo 'make install     only the virtual environment, which all of these make when it is missing or old'

@@ -227,7 +227,7 @@ class Loop:
                         break
                     patience_ms = self._patience_ms()
                 readable = self._poller.poll(patience_ms)
-            except BaseException:  # of which a guest, whose conversations end here, may have caught any
+            except BaseException:  # any: an interrupt that met a guest may come out of its conversation here
                 readable = []
                 self._note_bug()
                 time.sleep(BUG_PAUSE_S)

@@ -2,6 +2,7 @@
 there: what is stored stays right, and whoever waits gets an answer."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,23 @@ def gil_held(worker: Worker, folder: Path) -> Iterator[None]:
         os.write(ours, b"1")
         os.close(ours)
     worker.end()
+
+
+def sleeps(pid: int) -> bool:
+    """Whether the main thread was asleep at each of fifty looks."""
+    states = []
+    for _ in range(50):
+        states.append(Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+        time.sleep(0.001)
+    return set(states) == {"S"}
+
+
+def test_a_mover_looks_on_for_a_moment_and_then_sleeps(server: DeviceServer, machine: Machine) -> None:
+    with DeviceWorker(server.path, machine, shape="kv_first") as worker:
+        worker.call("ready")
+        worker.call("store", 1, CHUNKS)
+        until("the mover to sleep", lambda: sleeps(server.mover_pid()))
+        assert worker.call("retrieve", 1, CHUNKS) == CHUNKS
 
 
 @pytest.mark.parametrize("verb", ["store", "retrieve"])
