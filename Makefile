@@ -13,9 +13,9 @@ OPERATIONS ?= 100000
 
 RUN := $(VENV)/bin
 STAMP := $(VENV)/installed
-CPP = $(wildcard csrc/*.cpp csrc/*.h csrc/gpu/*.cpp csrc/gpu/*.h tests/simdriver/*.cpp tests/simdriver/*.h \
+CPP = $(wildcard csrc/*.cpp csrc/*.h csrc/disk/*.cpp csrc/disk/*.h csrc/gpu/*.cpp csrc/gpu/*.h tests/simdriver/*.cpp tests/simdriver/*.h \
 	tests/simdriver/*/*.cpp tests/device/*.cpp tests/gpu/*.cpp)
-BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/gpu/* csrc/gpu/objects/*)
+BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/disk/* csrc/gpu/* csrc/gpu/objects/* csrc/vendor/*)
 
 .PHONY: help install demo test sim faults leaks drill drill-device test-asan bench objects lint format clean
 

@@ -18,6 +18,7 @@
 #include "convert.h"
 #include "copy_engine.h"
 #include "copy_kernels.h"
+#include "disk/bindings.h"
 #include "grower.h"
 #include "ledger.h"
 #include "pattern.h"
@@ -334,4 +335,5 @@ NB_MODULE(_native, module) {
     kv::gpu::bind_driver(module);
     kv::gpu::bind_engine(module);
     kv::gpu::bind_client(module);
+    kv::disk::bind(module);
 }

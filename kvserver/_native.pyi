@@ -6,6 +6,11 @@ GIL. Bad arguments raise ValueError naming what was expected and what came; the 
 
 from typing import Literal
 
+from kvserver._native_disk import DiskEngine as DiskEngine
+from kvserver._native_disk import DiskFaults as DiskFaults
+from kvserver._native_disk import DiskStore as DiskStore
+from kvserver._native_disk import xxh3 as xxh3
+
 BUILD: str
 """Compiler, processor and kind of copies, for the log and `kvserver doctor`."""
 

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 import typer
 
@@ -222,6 +222,30 @@ def status(
         _print_json(document)
     else:
         typer.echo("\n".join(overview(msgspec.convert(document, Status))))
+
+
+@app.command("disk")
+@flagged(CONFIG_FLAGS)
+def disk_(
+    given: dict[str, str],
+    *,
+    what: Annotated[
+        Literal["inspect", "verify"], typer.Argument(help="inspect: what lies there. verify: read it all.")
+    ],
+) -> None:
+    """Look at the disk tier of these flags while no server uses it; verify exits with 1 if a record is wrong."""
+    config, _ = _load(given)
+    from kvserver.disk_tool import inspect as inspect_disks
+    from kvserver.disk_tool import verify as verify_disks
+    from kvserver.showing import shown
+
+    if what == "inspect":
+        typer.echo("\n".join(inspect_disks(config)))
+        return
+    with shown() as show:
+        counts = verify_disks(config, lambda done, total: show(done, total, f"{done:,} of {total:,} records"))
+    typer.echo(", ".join(f"{count:,} {fault}" for fault, count in counts.items()) or "no records")
+    raise typer.Exit(1 if counts.total() > counts["right"] else 0)
 
 
 @app.command()

@@ -31,6 +31,10 @@ the arena, and large enough that a big arena has few of them."""
 THREADS_AUTO_MAX = 4
 """One socket's memory is saturated by about this many copying threads."""
 
+DEVICES_MAX = 64
+DISK_HEAD_BYTES = 64 * KIB
+"""No less than lies before the first segment of a device."""
+
 SOCKET_SUFFIXES = (".local", ".lock")
 """Files beside the socket: the local door, and the lock that says that a server lives."""
 SUN_PATH_BYTES_MAX = 107
@@ -114,6 +118,70 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "/var/cache/kvserver for root, else kvserver in $XDG_CACHE_HOME or ~/.cache."
         ),
     ] = ""
+    disk_paths: Annotated[
+        str,
+        About(
+            "Directories of the disk tier, one for each device, with commas between them; file:// before a path is "
+            "accepted. They must exist. Empty: no disk tier."
+        ),
+    ] = ""
+    disk_bytes: Annotated[
+        int,
+        About(
+            "Physical bytes that may be taken in each directory, all of them at the start.", least=MIB, most=1024 * TIB
+        ),
+    ] = 64 * GIB
+    disk_segment_bytes: Annotated[
+        int,
+        About(
+            "A device is cut into segments; a segment serves shards of one size at a time, and no shard on disk can be "
+            "larger. Rounded up to whole pages. A device keeps the one that it was made with.",
+            least=64 * KIB,
+            most=16 * GIB,
+        ),
+    ] = 64 * MIB
+    disk_write_policy: Annotated[
+        Literal["evict", "through"],
+        About("evict: write what is next to leave DRAM. through: write everything that is stored, as soon as it may."),
+    ] = "evict"
+    disk_admission: Annotated[
+        Literal["all", "second-touch"],
+        About(
+            "second-touch: write only chunks that were asked for after they had been stored, or are stored again. "
+            "Saves writes and costs hits, many of them where prompts come back once."
+        ),
+    ] = "all"
+    disk_daily_write_bytes: Annotated[
+        int, About("Bytes that may be written to each device in any 24 hours. 0: no limit.", most=1024 * TIB)
+    ] = 0
+    disk_write_queue_ms: Annotated[
+        int, About("Writes wait no longer than this for their device, at the rate that was measured.", 1, 60_000)
+    ] = 1_000
+    disk_clean_percent: Annotated[
+        int,
+        About(
+            "Share of the arena that is kept free, or on disk as well, so that it can be taken at once. Chunks that "
+            "leave DRAM before they were written are lost.",
+            1,
+            100,
+        ),
+    ] = 25
+    disk_job_ms: Annotated[
+        int, About("A disk mover that has not ended a read or write by then is killed.", 1, 600_000)
+    ] = 10_000
+    disk_engine: Annotated[
+        Literal["auto", "uring", "threads"],
+        About("How devices are read and written. auto: io_uring where it is allowed."),
+    ] = "auto"
+    disk_depth: Annotated[int, About("Payloads under way at a device.", 1, 1024)] = 32
+    recompute_tokens_per_s: Annotated[
+        int,
+        About(
+            "How fast an engine prefills. A prefix that disks would bring more slowly, at the rate that was measured, "
+            "is not offered. 0: it always is.",
+            most=1_000_000_000,
+        ),
+    ] = 0
     chunks_max: Annotated[
         int, About("Chunks in the index, all namespaces together; bounds the brain's memory.", 1, 100_000_000)
     ] = 4_000_000
@@ -150,6 +218,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         self._choose()
         _check_arena(self)
         _check_socket(self.socket)
+        _check_disk(self)
         if not self.http_host:
             raise ConfigError("config-http", 'http_host="" must be an address; http_port=0 turns HTTP off')
 
@@ -157,6 +226,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def ledger_span_bytes(self) -> int:
         """What the ledger is made for: the arena, and behind it a place for each chunk that has no slot."""
         return self.arena_bytes + self.chunks_max * PAGE_BYTES
+
+    @property
+    def disk_directories(self) -> tuple[str, ...]:
+        """One for each device."""
+        paths = [path.strip().removeprefix("file://") for path in self.disk_paths.split(",")]
+        return tuple(path for path in paths if path)
+
+    @property
+    def disk_segments(self) -> int:
+        """Of each device; the beginning of its file is taken by what the file is."""
+        return (self.disk_bytes - DISK_HEAD_BYTES) // self.disk_segment_bytes
 
     def _choose(self) -> None:
         """Puts a value where the operator left the choice to us, and cuts sizes to what can be used whole. The only
@@ -176,6 +256,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             choose(self, "slab_bytes", max(slab_bytes, self.huge_page_bytes))
         page_bytes = self.huge_page_bytes or PAGE_BYTES
         choose(self, "slab_bytes", -(-self.slab_bytes // page_bytes) * page_bytes)
+        choose(self, "disk_segment_bytes", -(-self.disk_segment_bytes // PAGE_BYTES) * PAGE_BYTES)
         if self.arena_bytes >= self.slab_bytes:
             choose(self, "arena_bytes", self.arena_bytes // self.slab_bytes * self.slab_bytes)
 
@@ -340,6 +421,23 @@ def _check_arena(config: Config) -> None:
             "config-arena",
             f"arena_bytes={show_bytes(arena)} must hold a slab of slab_bytes={show_bytes(slab)} at least",
         )
+
+
+def _check_disk(config: Config) -> None:
+    directories, paths = config.disk_directories, f"disk_paths={config.disk_paths!r}"
+    odd = [path for path in directories if not path.startswith("/") or "\0" in path]
+    problem = ""
+    if odd or (config.disk_paths and not directories):
+        problem = f"{paths} must be absolute paths with commas between them"
+    elif len({os.path.normpath(path) for path in directories}) < len(directories):
+        problem = f"{paths} names a directory twice"
+    elif len(directories) > DEVICES_MAX:
+        problem = f"{paths} names {len(directories)} devices, at most {DEVICES_MAX} are used"
+    elif directories and config.disk_segments < 1:
+        least = config.disk_segment_bytes + DISK_HEAD_BYTES
+        problem = f"disk_bytes={show_bytes(config.disk_bytes)} must hold a segment and its head, {show_bytes(least)}"
+    if problem:
+        raise ConfigError("config-disk", problem)
 
 
 def _check_socket(socket: str) -> None:

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 
 from kvserver import doctor_device
 from kvserver.config import Config, show_bytes
+from kvserver.disk_check import examine as examine_disk
 from kvserver.memory import RESERVE_BYTES, read_memory
 
 ZEROMQ_MS = 2000
@@ -247,6 +248,15 @@ def pidfds(_: Config) -> Answer:
     return "ok", "pidfd_open and SO_PEERPIDFD work"
 
 
+def disks(config: Config) -> Answer:
+    """Each directory can be used. Whether O_DIRECT works there says the server's log."""
+    problems = [examine_disk(directory, config.disk_bytes) for directory in config.disk_directories]
+    wrong = "; ".join(problem.message for problem in problems if problem is not None)
+    if wrong:
+        return "fail", wrong
+    return "ok", f"{len(problems)} devices of {show_bytes(config.disk_bytes)}" if problems else "no disk tier"
+
+
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("python", interpreter),
     ("native module", native_module),
@@ -257,6 +267,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("http port", http_port),
     ("memory", memory),
     ("huge pages", huge_pages),
+    ("disk", disks),
     ("numa", numa),
     ("locked memory", locked_memory),
     ("open files", open_files),

@@ -41,6 +41,7 @@ class SnapshotCollector(Collector):
         yield from self._lookups()
         yield from self._transfers()
         yield from self._losses()
+        yield from self._disk()
 
     def _server(self) -> Iterator[Metric]:
         status = self._status
@@ -168,6 +169,42 @@ class SnapshotCollector(Collector):
             "event",
             {"opened": seen.sessions_opened, "closed": seen.sessions_closed},
         )
+
+    def _disk(self) -> Iterator[Metric]:
+        """All of it 0 without a disk tier."""
+        status, seen = self._status, self._counters
+        disks = {str(disk.device): disk for disk in status.disks}
+        used = {device: disk.used_bytes for device, disk in disks.items()}
+        yield _gauge("disk_used_bytes", "Bytes in extents that are taken.", "device", used)
+        total = {device: disk.total_bytes for device, disk in disks.items()}
+        yield _gauge("disk_total_bytes", "Bytes of all segments of a device.", "device", total)
+        works = {device: int(disk.takes_writes) for device, disk in disks.items()}
+        yield _gauge("disk_takes_writes", "1 while a device takes writes, else 0; /status says why.", "device", works)
+        yield _gauge("disk_chunks", "Chunks that have something on disk.", value=status.chunks_on_disk)
+        yield _gauge("arena_clean_bytes", "Bytes of the arena that are on disk as well.", value=status.clean_bytes)
+        yield _counter("lookup_disk_chunks", "Of the chunks hit, those read from disk.", value=seen.chunks_hit_on_disk)
+        yield _counter(
+            "lookups_declined",
+            "Lookups answered with less: reading was slower than computing.",
+            "",
+            None,
+            value=seen.lookups_declined,
+        )
+        moved = {"write": seen.disk_writes, "read": seen.disk_reads}
+        yield _counter("disk_moved_chunks", "Chunks written to and read from disk.", "direction", moved)
+        moved = {"write": seen.disk_written_bytes, "read": seen.disk_read_bytes}
+        yield _counter("disk_moved_bytes", "Bytes written to and read from disk.", "direction", moved)
+        ends = {"evicted": seen.disk_evictions, "lost": seen.disk_lost, "recovered": seen.disk_recovered}
+        yield _counter(
+            "disk_chunk_events",
+            "Chunks on disk: evicted to make room, lost because they could not be read, recovered at the start.",
+            "event",
+            ends,
+        )
+        yield _counter(
+            "disk_refused_chunks", "Chunks that left DRAM unwritten, by reason.", "reason", seen.disk_refused
+        )
+        yield _counter("disk_faults", "Records that were not written or read, by fault.", "fault", seen.disk_faults)
 
 
 def _gauge(

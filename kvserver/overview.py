@@ -19,11 +19,25 @@ def _server(status: Status) -> Iterator[str]:
     )
     if arena.problem:
         yield f"          stopped growing: {arena.problem}"
+    yield from _disks(status)
     yield f"index     {status.chunks:,} chunks of {status.chunks_max:,} at most, {status.namespaces} namespaces"
     yield (
         f"now       {status.sessions} sessions, {status.caches} caches, {status.leases} leases, {status.pins} pins, "
         f"{status.stores} stores and {status.retrieves} retrieves running"
     )
+
+
+def _disks(status: Status) -> Iterator[str]:
+    """Nothing without a disk tier."""
+    if status.disk_state:
+        both = _size(status.clean_bytes)
+        yield f"disk      {status.disk_state}, {status.chunks_on_disk:,} chunks; {both} of the arena are there as well"
+    for disk in status.disks:
+        yield (
+            f"  device {disk.device}  {_size(disk.used_bytes)} used of {_size(disk.total_bytes)}, "
+            f"writes {_size(int(disk.write_bytes_per_s))}/s, reads {_size(int(disk.read_bytes_per_s))}/s"
+            + (f"; takes no writes: {disk.problem}" if not disk.takes_writes else "")
+        )
 
 
 def _counts(status: Status) -> Iterator[str]:

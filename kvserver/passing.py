@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kvserver.config import Config
-from kvserver.wire.messages import DeviceKind
+from kvserver.wire.orders import MoverKind
 
 SEND_BUFFER_BYTES = 4 << 20
 """Asked for; the kernel grants 2 x wmem_max without privilege, which orders.ORDER_BYTES_MAX fits."""
@@ -36,7 +36,7 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     arena: int = -1
     ledger: int = -1
     mover: int = 0
-    device: DeviceKind = "host"
+    device: MoverKind = "host"
     device_id: str = ""
     """Mover: the device that it serves, as in orders.StartMover."""
     incarnation: int = 0

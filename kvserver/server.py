@@ -5,7 +5,6 @@ that no peer can keep the brain to itself. Two doors bring requests: ZeroMQ and 
 """
 
 import asyncio
-import dataclasses
 import gc
 import itertools
 import logging
@@ -23,6 +22,7 @@ import uvloop
 import zmq
 
 from kvserver import __version__, logs
+from kvserver.bounds import bounds_from
 from kvserver.config import Config
 from kvserver.doors import Board, MoverDoor, open_local, open_router, read_request
 from kvserver.errors import ConfigError
@@ -45,7 +45,6 @@ from kvserver.service.effects import (
 )
 from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, Unheard, WorkerGone
 from kvserver.service.service import Service
-from kvserver.service.state import Bounds
 from kvserver.transfer.engines import Ledger, create_memfd
 from kvserver.wire.codec import Malformed, encode
 from kvserver.wire.messages import (
@@ -94,7 +93,7 @@ class Shell:
         self._ledger = ledger
         self._loop = asyncio.get_running_loop()
         self._service = Service(
-            _bounds(config),
+            bounds_from(config),
             os.urandom,
             server=f"kvserver {__version__}",
             incarnation=incarnation,
@@ -456,12 +455,6 @@ class Shell:
         if identity is not None:
             del self._identities[identity]
         self._welcome.discard(peer)
-
-
-def _bounds(config: Config) -> Bounds:
-    names = (field.name for field in dataclasses.fields(Bounds))
-    shared = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    return Bounds(**shared, log_requests=config.log_level == "debug")
 
 
 def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

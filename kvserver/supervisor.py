@@ -28,7 +28,7 @@ from types import FrameType
 
 import msgspec
 
-from kvserver import logs
+from kvserver import disk_check, logs
 from kvserver.config import Config
 from kvserver.errors import ConfigError
 from kvserver.memory import RESERVE_BYTES, read_memory
@@ -60,6 +60,7 @@ def run(config: Config) -> int:
     logs.start(level=config.log_level, form=config.log_format, process="supervisor")
     lock = _claim_socket(config)
     _check_memory(config)
+    disk_check.refuse(config)
     _allow_descriptors()
     arena = _create(config, "kvserver-arena", config.arena_bytes, config.huge_page_bytes)
     ledger = _create(config, "kvserver-ledger", Ledger.file_bytes(config.ledger_span_bytes), 0)
@@ -239,7 +240,8 @@ class Supervisor:
             config=self._config,
         )
         try:
-            child = self._spawn("kvserver.mover", inheritance, movers, (self._arena,), f"mover {wish.mover}")
+            module = "kvserver.disk_mover" if wish.device == "disk" else "kvserver.mover"
+            child = self._spawn(module, inheritance, movers, (self._arena,), f"mover {wish.mover}")
         except OSError as problem:  # no process or memory to be had now: the brain hears it as a mover that ended
             brains.close()
             self._tell(MoverReaped(wish.mover, f"cannot be started: {problem.strerror}"))

@@ -1,19 +1,46 @@
 """What goes first. Only leaves go, so the tail of a chain goes before its head.
 
-The interface is what a policy needs to know and no more: a node *may go* from now on (it is a ready leaf, without pins
-and without a store in flight), and which of those should go next. A node that was offered may stop being evictable at
-any time without notice; the policy asks `evictable` before it names it, and the node is offered again afterwards.
+The interface is what a policy needs to know and no more: a node *may go* from now on, and which of those should go
+next. A node that was offered may stop being one at any time without notice; the policy asks before it names it, and the
+node is offered again afterwards.
+
+There are three orders: of what may leave DRAM, of that which a disk should get before (dirty), and of what may leave a
+disk. What is on disk alone is no reason for its parent to stay in DRAM.
 """
 
 import heapq
+from collections.abc import Callable
 from typing import Protocol
 
 from kvserver.index.space import READY, Node
 
+DRAM, DIRTY, DISK, REFUSED = 1, 2, 4, 8
+"""Bits of Node.queued. REFUSED: it shall not be written to disk."""
+
 
 def evictable(node: Node) -> bool:
-    """A ready leaf that nobody pins (a store in flight pins what it extends)."""
-    return node.children is None and node.pins == 0 and node.state == READY and node.depth > 0
+    """It may leave DRAM: a ready node without pins (a store in flight pins what it extends), below which nothing is in
+    DRAM. It leaves the index too unless what it has on disk keeps it, so then it must be a leaf."""
+    if node.pins or node.state != READY or node.depth == 0:
+        return False
+    disk = node.disk
+    if disk is None:
+        return node.children is None
+    below_is_cold = disk.cold_children == node.child_count()
+    return below_is_cold and not disk.cold and (node.children is None or (disk.keeps and node.in_dram != 0))
+
+
+def dirty(node: Node) -> bool:
+    """It may leave DRAM, something of it would be lost, and it was not refused."""
+    return evictable(node) and node.in_dram & ~node.on_disk != 0 and not node.queued & REFUSED
+
+
+def droppable(node: Node) -> bool:
+    """Its extents may go: no child has any, and what is lost with them, if anything is, is a leaf of the index."""
+    disk = node.disk
+    if disk is None or not disk.groups or disk.children or node.pins or node.state != READY:
+        return False
+    return disk.groups & ~node.in_dram == 0 or node.children is None
 
 
 class EvictionPolicy(Protocol):
@@ -33,22 +60,25 @@ class LeafLru:
     old is put back with its new time when it reaches the top. So a touch costs nothing and a victim O(log n).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, may_go: Callable[[Node], bool] = evictable, mark: int = DRAM) -> None:
+        """mark: the bit of Node.queued that says that a node has an entry here."""
         self._heap: list[tuple[int, int, Node]] = []
         self._ties = 0
+        self._may_go = may_go
+        self._mark = mark
 
     def offer(self, node: Node) -> None:
-        if not node.queued:
+        if not node.queued & self._mark:
             self._ties += 1
             heapq.heappush(self._heap, (node.used, self._ties, node))
-            node.queued = True
+            node.queued |= self._mark
 
     def coldest(self) -> Node | None:
         while self._heap:
             used, tie, node = self._heap[0]
-            if not evictable(node):
+            if not self._may_go(node):
                 heapq.heappop(self._heap)
-                node.queued = False
+                node.queued &= ~self._mark
             elif node.used != used:
                 heapq.heapreplace(self._heap, (node.used, tie, node))
             else:

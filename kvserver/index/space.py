@@ -24,7 +24,21 @@ WAITING, READY, GONE = range(3)
 class Node:
     """One chunk position of one chain. Memory matters here: a million of these fit in 400 MB with all they hold."""
 
-    __slots__ = ("children", "depth", "key", "parent", "pins", "present", "queued", "slots", "state", "tenant", "used")
+    __slots__ = (
+        "children",
+        "depth",
+        "disk",
+        "in_dram",
+        "key",
+        "parent",
+        "pins",
+        "present",
+        "queued",
+        "slots",
+        "state",
+        "tenant",
+        "used",
+    )
 
     def __init__(self, key: bytes, parent: "Node | None", used: int, tenant: int) -> None:
         self.key = key
@@ -40,16 +54,66 @@ class Node:
         self.slots: tuple[int, ...] = ()
         """Arena offset of each part (see Space.parts), or ABSENT. Empty: no part has a slot."""
         self.present = 0
-        """Bit g: every shard of group g is sealed."""
+        """Bit g: every shard of group g is sealed, in DRAM or on disk."""
+        self.in_dram = 0
+        """Bit g: every shard of group g has a slot."""
+        self.disk: OnDisk | None = None
+        """None: nothing of it, and of no child, was ever on disk."""
         self.state = WAITING
-        self.queued = False
-        """The eviction order has an entry for it."""
+        self.queued = 0
+        """Bits of the eviction orders that have an entry for it (eviction.py)."""
+
+    @property
+    def on_disk(self) -> int:
+        """Bit g: every shard of group g has an extent."""
+        return 0 if self.disk is None else self.disk.groups
+
+    @property
+    def away(self) -> bool:
+        """Something of it has to be read from disk before it can be copied to a device."""
+        return self.present & ~self.in_dram != 0
+
+    @property
+    def cold(self) -> bool:
+        """It, and whatever lies below it, is on disk alone and nobody pins it."""
+        return self.disk is not None and self.disk.cold
+
+    def child_count(self) -> int:
+        if self.children is None:
+            return 0
+        return len(self.children) if isinstance(self.children, dict) else 1
 
     def child_nodes(self) -> "Iterator[Node]":
         if isinstance(self.children, dict):
             yield from self.children
         elif self.children is not None:
             yield self.children
+
+
+class OnDisk:
+    """What a node has on disk, and what its children have."""
+
+    __slots__ = ("children", "cold", "cold_children", "extents", "generation", "groups", "keeps", "written")
+
+    def __init__(self) -> None:
+        self.groups = 0
+        self.extents: tuple[int, ...] = ()
+        """The extent of each part, or ABSENT. Empty: none."""
+        self.generation = 0
+        """Of all its records."""
+        self.keeps = False
+        """What is on disk keeps the chunk servable without its slots."""
+        self.written = False
+        """It is being written."""
+        self.children = 0
+        """Children that have something on disk or are being written. Extents go leaf first, as chunks do."""
+        self.cold_children = 0
+        self.cold = False
+
+    @property
+    def claims(self) -> bool:
+        """Its parent must stay on disk for it."""
+        return self.groups != 0 or self.written
 
 
 class Part:
@@ -92,6 +156,8 @@ class Space:
             if group.kind == "full":
                 self.needed |= 1 << index
         self.only_full = self.needed == (1 << len(geometry.groups)) - 1
+        self.away = 0
+        """Nodes of which something is on disk alone."""
 
     @property
     def complete(self) -> bool:
@@ -128,15 +194,25 @@ class Space:
                 children[node] = None
             case only:
                 parent.children = {only: None, node: None}
+        settle(parent)
         return node
 
     def remove(self, node: Node) -> Node:
-        """Takes a leaf out; returns its parent, which inherits its last use."""
+        """Takes a leaf without extents out; returns its parent, which inherits its last use."""
         assert node.children is None
         assert node.state != GONE
+        assert not node.on_disk
         parent = node.parent
         assert parent is not None
         del self.nodes[node.key]
+        self._detach(node, parent)
+        node.parent = None
+        node.state = GONE
+        parent.used = max(parent.used, node.used)
+        return parent
+
+    @staticmethod
+    def _detach(node: Node, parent: Node) -> None:
         if isinstance(parent.children, dict):
             del parent.children[node]
             if len(parent.children) == 1:
@@ -144,10 +220,51 @@ class Space:
         else:
             assert parent.children is node
             parent.children = None
-        node.parent = None
-        node.state = GONE
-        parent.used = max(parent.used, node.used)
-        return parent
+
+    def cut(self, node: Node, other: "Space") -> None:
+        """Moves a node and all below it to a space without nodes, where they hang on its root. They wait there, and
+        nothing of them is present: they are held by pins alone."""
+        assert not other.nodes
+        parent = node.parent
+        assert parent is not None
+        for at in self.subtree(node):
+            other.nodes[at.key] = self.nodes.pop(at.key)
+            at.present, at.state = 0, WAITING
+        self._detach(node, parent)
+        root = other.root
+        root.depth = parent.depth
+        node.parent, root.children = root, node
+        for above, count in ((parent, -1), (root, 1)):
+            _claim(above, count * (node.disk is not None and node.disk.claims))
+            if node.cold:
+                assert above.disk is not None
+                above.disk.cold_children += count
+
+    def put_on_disk(self, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> Node:
+        """What the node has on disk from now on; groups = 0: nothing. Returns what settle() does."""
+        assert node.parent is not None
+        disk = node.disk = node.disk or OnDisk()
+        before = disk.claims
+        disk.groups, disk.extents, disk.generation = groups, extents if groups else (), generation
+        disk.keeps = groups != 0 and groups & self.needed == self.needed
+        _claim(node.parent, disk.claims - before)
+        return settle(node)
+
+    @staticmethod
+    def set_written(node: Node, written: bool) -> None:
+        """A write of the node begins, or is over."""
+        assert node.parent is not None
+        disk = node.disk = node.disk or OnDisk()
+        before = disk.claims
+        disk.written = written
+        _claim(node.parent, disk.claims - before)
+
+    def group_bytes(self, groups: int) -> int:
+        """Slot bytes of these groups (bits) of a chunk."""
+        numbers = range(len(self.geometry.groups))
+        return sum(
+            self.parts[part].slot_bytes for group in numbers if groups >> group & 1 for part in self.group_parts(group)
+        )
 
     def make_ready(self, node: Node) -> list[Node]:
         """Called when a node may have become ready; returns the nodes that did, parents first."""
@@ -197,3 +314,27 @@ class Space:
             node = node.parent
         chain.reverse()
         return chain
+
+
+def _claim(parent: Node, count: int) -> None:
+    if count:
+        parent.disk = parent.disk or OnDisk()
+        parent.disk.children += count
+
+
+def settle(node: Node) -> Node:
+    """To be called when pins, slots, extents or children of a node have changed: says of it, and of its ancestors,
+    whether they are cold. Returns the last one that heard of it, which may be a leaf of what is in DRAM now."""
+    at = node
+    while at.disk is not None and at.parent is not None:
+        disk = at.disk
+        bare = disk.groups != 0 and not at.in_dram and at.pins == 0
+        cold = bare and disk.cold_children == at.child_count()
+        if cold == disk.cold:
+            break
+        disk.cold = cold
+        at = at.parent
+        if at.disk is None:
+            at.disk = OnDisk()
+        at.disk.cold_children += 1 if cold else -1
+    return at

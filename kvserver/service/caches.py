@@ -8,19 +8,14 @@ import zlib
 
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Space
-from kvserver.service import device_check, movers
+from kvserver.service import device_check, disk, movers, transfers
 from kvserver.service.capacity import prompt_slots, slabs_for
+from kvserver.service.documents import document_of
 from kvserver.service.effects import AnswerWithMover, DropNamespace, PutNamespace
 from kvserver.service.leases import check_namespace
 from kvserver.service.leases import end as end_lease
-from kvserver.service.state import MILLISECOND_NS, Cache, Core, Session, check_name
-from kvserver.tiers.records import (
-    DOCUMENT_BYTES_MAX,
-    DOCUMENT_FORMAT,
-    GroupDocument,
-    NamespaceDocument,
-    encode_document,
-)
+from kvserver.service.state import MILLISECOND_NS, Cache, Clearing, Core, Session, check_name
+from kvserver.tiers.records import DOCUMENT_BYTES_MAX, NamespaceDocument, encode_document
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Layout
 from kvserver.wire.messages import Clear, Cleared, Register, Unregister, Watch, Watched
@@ -97,6 +92,8 @@ def begin_unmap(core: Core, cache: Cache, now_ns: int) -> None:
     core.chunks.spaces[cache.digest].root.used = now_ns
     cache.state = "unmapping"
     core.timers.cancel("map", cache.number)
+    for job in [core.jobs[number] for number in sorted(cache.jobs) if core.jobs[number].held is not None]:
+        transfers.cancel(core, job, now_ns)  # its mover does not know of it, and would not wait for it
     if not movers.forget_queued(core, cache):
         core.instruct(cache.mover, UnmapCache(cache.number))
         core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "unmap", cache.number)
@@ -127,7 +124,7 @@ def _check_request(core: Core, session: Session, request: Register) -> None:
 # ---------------------------------------------------------------- namespaces
 
 
-def clear(core: Core, peer: int, request: Clear) -> None:
+def clear(core: Core, peer: int, request: Clear, now_ns: int) -> None:
     """Forgets every chunk of a namespace; leases on it end, registrations stay."""
     check_namespace(request.namespace)
     space = core.chunks.spaces.get(request.namespace)
@@ -141,6 +138,8 @@ def clear(core: Core, peer: int, request: Clear) -> None:
         else:
             core.effects.append(DropNamespace(space.number))
         core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))
+    if disk.void(core, request.namespace, Clearing(peer, request.id, chunks, core.number("disk")), now_ns):
+        return  # answered when the disks have noted it
     core.answer(peer, Cleared(request.id, chunks))
 
 
@@ -167,6 +166,7 @@ def _forget_a_namespace(core: Core) -> bool:
         return False
     coldest = min(idle, key=lambda space: space.root.used)
     core.chunks.clear(coldest, "cleared")
+    disk.void(core, coldest.digest, None, 0)
     core.effects.append(DropNamespace(coldest.number))
     return True
 
@@ -237,15 +237,4 @@ def _document(space: Space, layout: Layout) -> NamespaceDocument:
     pages = [part.pages for part in space.parts]
     for index, group in enumerate(layout.groups):
         pages[space.part_of[index] + group.shard] = group.pages
-    groups = [
-        GroupDocument(
-            shape.block_tokens,
-            shape.kind,
-            shape.window_tokens,
-            shape.shards,
-            shape.writers,
-            [None if (shard := pages[part]) is None else list(shard) for part in space.group_parts(index)],
-        )
-        for index, shape in enumerate(space.geometry.groups)
-    ]
-    return NamespaceDocument(DOCUMENT_FORMAT, space.digest, space.geometry.chunk_tokens, groups)
+    return document_of(space, pages)

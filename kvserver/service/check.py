@@ -2,9 +2,10 @@
 
 from collections import Counter
 
-from kvserver.index.eviction import evictable
+from kvserver.index.eviction import DRAM, evictable
 from kvserver.index.space import ABSENT, GONE, READY, WAITING, Node, Space
-from kvserver.service.owners import SEALED, UNASSIGNED, Orphan, Pending
+from kvserver.service.check_disk import check_disk
+from kvserver.service.owners import SEALED, UNASSIGNED, DiskJob, Orphan, Pending
 from kvserver.service.state import Core
 
 
@@ -16,6 +17,8 @@ def check(core: Core) -> None:
     _check_pins(core)
     _check_tables(core)
     _check_timers(core)
+    if core.disk is not None:
+        check_disk(core, core.disk)
 
 
 def _spaces(core: Core) -> list[Space]:
@@ -40,10 +43,10 @@ def _check_tree(core: Core) -> None:
             elif node.present & space.needed == space.needed:
                 assert node.parent.state == WAITING, "what is whole under a ready parent is ready"
             for group in range(len(space.geometry.groups)):
-                present = bool(node.present >> group & 1)
+                present = bool(node.in_dram >> group & 1)
                 slots = [node.slots[part] if node.slots else ABSENT for part in space.group_parts(group)]
                 assert all((slot != ABSENT) == present for slot in slots), "a group is present with all its shards"
-            assert node.queued or not evictable(node), "the eviction order knows all that may go"
+            assert node.queued & DRAM or not evictable(node), "the eviction order knows all that may go"
     assert total == core.chunks.chunks
     assert core.chunks.chunks <= core.bounds.chunks_max
 
@@ -61,6 +64,9 @@ def _check_slots(core: Core) -> None:
         held.update(pending.slots.values())
     for slots in chunks.orphans.values():
         held.update(slots)
+    reads = [job for job in core.disk.chunks.jobs.values() if job.kind == "read"] if core.disk is not None else []
+    for read in reads:
+        held.update(read.slots)
     taken = {offset: owner for offset, _, owner in chunks.pool.taken()}
     assert held == Counter(dict.fromkeys(taken, 1)), "each taken slot is held once"
     for offset, owner in taken.items():
@@ -73,6 +79,8 @@ def _check_slots(core: Core) -> None:
                 assert offset in owner.slots.values()
             case Orphan():
                 assert offset in chunks.orphans[owner.job]
+            case DiskJob():
+                assert owner in reads
     assert chunks.pool.bytes_used <= core.bounds.arena_bytes
 
 
@@ -99,8 +107,10 @@ def _check_pins(core: Core) -> None:
     pins.update(lease.tail for lease in core.leases.values())
     pins.update(job.tail for job in core.jobs.values() if job.tail is not None)
     pins.update(core.chunks.pendings.keys())
+    if core.disk is not None:
+        pins.update(job.node for job in core.disk.chunks.jobs.values())
     counted = {node: node.pins for space in _spaces(core) for node in space.nodes.values() if node.pins}
-    assert counted == dict(pins), "pins = leases + retrieves + incomplete chunks"
+    assert counted == dict(pins), "pins = leases + retrieves + incomplete chunks + disk jobs"
     assert core.chunks.pins == pins.total(), "no pin that was set is forgotten"
     for lease in core.leases.values():
         assert lease.tail.state == READY
@@ -151,8 +161,14 @@ def _check_timers(core: Core) -> None:
         **{("map", cache.number): cache.mover for cache in core.caches.values() if cache.state == "mapping"},
         **{("unmap", cache.number): cache.mover for cache in core.caches.values() if cache.state == "unmapping"},
     }
+    if core.disk is not None and core.disk.mover is not None:
+        waiting.update({("disk", number): core.disk.mover for number in core.disk.chunks.jobs})
+        if core.disk.mover.state != "starting" and (core.disk.found is None or not core.disk.found.complete):
+            waiting.update({("recover", core.disk.mover.number): core.disk.mover} if not core.disk.recovered else {})
     sure = {timer for timer, mover in waiting.items() if mover.state != "killed"}
     sure.update(("lease", number) for number in core.leases)
+    if core.disk is not None:
+        sure.update(("clear", clearing.number) for waits in core.disk.clearing.values() for clearing in waits)
     sure.update(("attach", session.number) for session in core.sessions.values() if not session.attached_peer)
     deadlines = core.timers.deadlines()
     assert sure <= deadlines.keys(), "nothing waits without a bound"

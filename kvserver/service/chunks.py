@@ -13,16 +13,28 @@ carried out by the shell before anything else that the same event decided (see e
 """
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from kvserver.index.coverage import servable_chunks
-from kvserver.index.eviction import evictable
-from kvserver.index.space import ABSENT, GONE, READY, Node, Space
+from kvserver.index.space import ABSENT, GONE, READY, Node, Space, settle
 from kvserver.service.counters import Counters
 from kvserver.service.owners import SEALED, UNASSIGNED, Orphan, Pending, SlotOwner
 from kvserver.service.room import Room
 from kvserver.tiers.marks import Marks
 from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, pack
 from kvserver.tiers.slots import SLOT_ALIGN, SlotPool
+
+
+class DiskSide(Protocol):
+    """What is asked here of disk_chunks.py, which stands above this file."""
+
+    def add_space(self, space: Space) -> None: ...
+    def drop_space(self, space: Space) -> None: ...
+    def offer(self, space: Space, node: Node) -> None: ...
+    def free_extents(self, space: Space, node: Node) -> None: ...
+    def why_not(self, space: Space, node: Node) -> str: ...
+    def evict_leaf(self) -> bool: ...
+    def drop_any(self) -> bool: ...
 
 
 class Chunks:
@@ -46,7 +58,11 @@ class Chunks:
         """Ledger entries to publish."""
         self.withdrawn: list[int] = []
         """Slots whose ledger entries are to be withdrawn."""
-        self._room = Room(self.pool, counters, self._remove)
+        self.room = Room(self.pool, counters, self._leave_dram)
+        self.clean_bytes = 0
+        """Slot bytes that may go without loss: what they hold is on disk."""
+        self.disk: DiskSide | None = None
+        """What is on disk, where there is a disk."""
         self._counters = counters
 
     # ---------------------------------------------------------------- namespaces
@@ -54,7 +70,9 @@ class Chunks:
     def add_space(self, space: Space) -> None:
         assert space.digest not in self.spaces
         self.spaces[space.digest] = space
-        self._room.add_space(space)
+        self.room.add_space(space)
+        if self.disk is not None:
+            self.disk.add_space(space)
 
     def clear(self, space: Space, reason: str) -> int:
         """Forgets a namespace: nothing that it holds now is ever served again. Returns how many chunks went.
@@ -85,22 +103,31 @@ class Chunks:
         """Keeps a node and with it all its ancestors."""
         node.pins += 1
         self.pins += 1
+        settle(node)
 
     def unpin(self, space: Space, node: Node) -> None:
         self._drop_pin(node)
         if node.state == GONE:
             return
-        self._room.offer(space, node)
+        self.settled(space, node)
         if self.spaces.get(space.digest) is not space:
             self._shrink_retired(space, node)
             self._forget_if_empty(space)
 
-    def move_pin(self, node: Node, child: Node) -> None:
+    def move_pin(self, space: Space, node: Node, child: Node) -> None:
         """Pins a child instead of its parent, which it keeps by being there."""
         assert child.parent is node
         assert node.pins > 0
         node.pins -= 1
         child.pins += 1
+        settle(child)
+        self.settled(space, node)
+
+    def offer(self, space: Space, node: Node) -> None:
+        """Tells the orders of eviction that the node may go, where it may."""
+        self.room.offer(space, node)
+        if self.disk is not None:
+            self.disk.offer(space, node)
 
     # ---------------------------------------------------------------- store
 
@@ -110,13 +137,13 @@ class Chunks:
         if node is not None:
             return node if node.parent is parent else None
         while self.chunks >= self.chunks_max:
-            if not self._room.evict_coldest():
+            if not self._shrink_index():
                 return None
         node = space.add(key, parent, now_ns, tenant)
         self.chunks += 1
         if not space.needed:
             for ready in space.make_ready(node):
-                self._room.offer(space, ready)
+                self.offer(space, ready)
         return node
 
     def reserve(self, space: Space, node: Node, groups: Iterable[int], deadline_ns: int) -> bool:
@@ -139,7 +166,7 @@ class Chunks:
             pending = Pending(space, node, deadline_ns)
         taken: dict[int, int] = {}
         for part in parts:
-            offset = self._room.take(space.parts[part].slot_bytes, pending)
+            offset = self.room.take(space.parts[part].slot_bytes, pending)
             if offset is None:
                 for mine in taken.values():
                     self.pool.free(mine)
@@ -164,7 +191,7 @@ class Chunks:
         """Takes back a new node for which nothing could be reserved."""
         bare = node not in self.pendings and not node.slots and node.children is None
         if bare and node.state != GONE and node.pins == 0:
-            self._remove(space, node)
+            self.remove(space, node)
 
     def seal(self, node: Node, part: int, job: int) -> bool:
         """The bytes of a part are final. False when its chunk is gone meanwhile (then the slot was an orphan)."""
@@ -175,7 +202,7 @@ class Chunks:
         space = pending.space
         if not space.needed:
             self._mark_before(space, node)
-        self._record(space, node, part, pending.slots[part])
+        self.record(space, node, part, pending.slots[part])
         self._complete(pending, space.parts[part].group)
         return True
 
@@ -200,14 +227,37 @@ class Chunks:
     def discard(self, space: Space, node: Node, reason: str) -> None:
         """Gives up what is not complete in a node. A node that was not ready goes, and with it all below it."""
         if node.state == READY:
-            self._drop_pending(node)
-            self._room.offer(space, node)
+            self.drop_pending(node)
+            self.offer(space, node)
             return
         for at in reversed(space.subtree(node)):
             assert at.state != READY
-            self._drop_pending(at)
+            self.drop_pending(at)
             self._counters.discarded[reason] += 1
-            self._remove(space, at)
+            self.remove(space, at)
+
+    def cut(self, space: Space, node: Node) -> Space | None:
+        """Takes a node that is not servable any more, and all below it, out of the index. What something still holds
+        goes when its pins do, and hangs in the space that is returned until then."""
+        doomed = space.subtree(node)
+        for at in reversed(doomed):
+            self.drop_pending(at)
+            if at.children is None and at.pins == 0:
+                self.remove(space, at)
+            self._counters.discarded["failed"] += 1
+        if node.state == GONE:
+            return None
+        rest = space.successor()
+        rest.caches = 0
+        parent = node.parent
+        assert parent is not None
+        for at in space.subtree(node):
+            self.count(space, at, -1)
+            self.withdrawn.extend(offset for offset in at.slots if offset != ABSENT)  # as in clear()
+        space.cut(node, rest)
+        self.retired.append(rest)
+        self.settled(space, parent)
+        return rest
 
     def job_ended(self, job: int) -> None:
         """No copy of this job can run any more: its orphaned slots are free."""
@@ -230,10 +280,21 @@ class Chunks:
                 return None
             taken.append(offset)
         self.chunks += 1
-        node.slots, node.present = slots, present
+        node.slots, node.present, node.in_dram = slots, present, present
         for ready in space.make_ready(node):
-            self._room.offer(space, ready)
+            self.offer(space, ready)
         return node
+
+    def grow(self, space: Space, parent: Node, key: bytes, *, used: int, tenant: int) -> Node:
+        """Recovery: a node of which something was found on disk, which is to be adopted next."""
+        assert self.chunks < self.chunks_max
+        self.chunks += 1
+        return space.add(key, parent, used, tenant)
+
+    def made_ready(self, space: Space, node: Node) -> None:
+        """Recovery: a node was adopted; it, and what waited for it, may be ready."""
+        for ready in space.make_ready(node):
+            self.settled(space, ready)
 
     # ---------------------------------------------------------------- inside
 
@@ -254,21 +315,25 @@ class Chunks:
             slots[part] = pending.slots.pop(part)
             del pending.parts[part]
             self.pool.hand_over(slots[part], node)
+        self.count(space, node, -1)
         node.slots = tuple(slots)
         node.present |= 1 << group
+        node.in_dram |= 1 << group
+        self.count(space, node, 1)
         self._counters.chunks_stored += 1
         if not pending.parts:
             del self.pendings[node]
             self._drop_pin(node)
         for ready in space.make_ready(node):
-            self._room.offer(space, ready)
-        self._room.offer(space, node)
+            self.offer(space, ready)
+        self.settled(space, node)
 
-    def _drop_pending(self, node: Node) -> None:
+    def drop_pending(self, node: Node) -> None:
         pending = self.pendings.pop(node, None)
         if pending is None:
             return
         self._drop_pin(node)
+        self.settled(pending.space, node)
         for part, state in pending.parts.items():
             offset = pending.slots[part]
             if state > 0:
@@ -303,7 +368,7 @@ class Chunks:
             )
             at = at.parent
 
-    def _record(self, space: Space, node: Node, part: int, offset: int) -> None:
+    def record(self, space: Space, node: Node, part: int, offset: int) -> None:
         assert node.parent is not None
         shape = space.parts[part]
         self.records.append(
@@ -323,30 +388,76 @@ class Chunks:
             )
         )
 
-    def _remove(self, space: Space, node: Node) -> None:
+    def remove(self, space: Space, node: Node) -> None:
         """Takes a node without pins or pending parts out of the index and frees its slots."""
         assert node.pins == 0
         assert node not in self.pendings
+        self.count(space, node, -1)
+        self._free_slots(node)
+        if node.on_disk:
+            assert self.disk is not None
+            self.disk.free_extents(space, node)
+        node.present = 0
+        if node in self.marks:
+            self.withdrawn.append(self.marks.give_back(node))
+        parent = space.remove(node)
+        self.chunks -= 1
+        self.settled(space, parent)
+
+    def _leave_dram(self, space: Space, node: Node) -> None:
+        """Frees the slots of a node. What is on disk keeps it in the index, if that is enough."""
+        if node.disk is None or not node.disk.keeps:
+            if self.disk is not None:
+                self._counters.disk_refused[self.disk.why_not(space, node)] += 1
+            self.remove(space, node)
+            return
+        assert node.pins == 0
+        self.count(space, node, -1)
+        self._free_slots(node)
+        node.present = node.on_disk
+        self.count(space, node, 1)
+        self.settled(space, node)
+
+    def count(self, space: Space, node: Node, sign: int) -> None:
+        """To be called before (sign -1) and after (1) what a node has in DRAM or on disk changes."""
+        if node.disk is not None:
+            space.away += sign * node.away
+            if clean := node.present & node.in_dram & node.on_disk:
+                self.clean_bytes += sign * space.group_bytes(clean)
+
+    def _free_slots(self, node: Node) -> None:
         for offset in node.slots:
             if offset != ABSENT:
                 self.withdrawn.append(offset)
                 self.pool.free(offset)
         node.slots = ()
-        if node in self.marks:
-            self.withdrawn.append(self.marks.give_back(node))
-        parent = space.remove(node)
-        self.chunks -= 1
-        self._room.offer(space, parent)
+        node.in_dram = 0
+
+    def settled(self, space: Space, node: Node) -> None:
+        """Pins, slots, extents or children of a node have changed: it may go, or another one that was above it."""
+        above = settle(node)
+        self.offer(space, node)
+        if above is not node:
+            self.offer(space, above)
+
+    def _shrink_index(self) -> bool:
+        """Takes one chunk out of the index; False when none can go."""
+        disk = self.disk
+        if disk is not None and disk.evict_leaf():
+            return True
+        return self.room.evict_leaf() or (disk is not None and disk.drop_any())
 
     def _shrink_retired(self, space: Space, node: Node) -> None:
         """In a cleared namespace whatever is not pinned goes, up to the first node that something still needs."""
         at: Node | None = node
-        while at is not None and evictable(at):
+        while at is not None and at.depth and at.children is None and not at.pins and at.parent is not None:
             parent = at.parent
-            self._remove(space, at)
+            self.remove(space, at)
             at = parent
 
     def _forget_if_empty(self, space: Space) -> None:
         if not space.nodes and space in self.retired:
             self.retired.remove(space)
-            self._room.drop_space(space)
+            self.room.drop_space(space)
+            if self.disk is not None:
+                self.disk.drop_space(space)

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import get_args
 
+from kvserver.tiers.placement import REFUSALS
 from kvserver.wire.messages import Mode
+from kvserver.wire.orders import Fault
 
 DISCARD_REASONS = ("died", "failed", "abandoned", "deadline", "cleared")
 ERROR_FAMILIES = ("request", "resource", "device")
+DISK_FAULTS = (*get_args(Fault), "lost")
 JOB_ENDS = ("done", "abandoned", "failed", "invalid")
 JOB_KINDS = ("store", "retrieve")
 MODES: tuple[str, ...] = get_args(Mode)
@@ -55,8 +58,18 @@ class Counters:
         "bytes_stored",
         "chunks_asked",
         "chunks_hit",
+        "chunks_hit_on_disk",
         "chunks_stored",
         "discarded",
+        "disk_evictions",
+        "disk_faults",
+        "disk_lost",
+        "disk_read_bytes",
+        "disk_reads",
+        "disk_recovered",
+        "disk_refused",
+        "disk_writes",
+        "disk_written_bytes",
         "errors",
         "evicted_bytes",
         "evictions",
@@ -67,6 +80,7 @@ class Counters:
         "leases_released",
         "lookup_handle_seconds",
         "lookups",
+        "lookups_declined",
         "lookups_hit",
         "mode_bytes",
         "mover_restarts",
@@ -79,7 +93,7 @@ class Counters:
         "tokens_hit",
     )
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # noqa: PLR0915 - one statement for each
         self.lookups = 0
         """Lookups that were accepted."""
         self.lookups_hit = 0
@@ -88,6 +102,10 @@ class Counters:
         """Keys in lookups."""
         self.chunks_hit = 0
         """Chunks under the leases that were granted."""
+        self.chunks_hit_on_disk = 0
+        """Of chunks_hit, those that had to be read from disk."""
+        self.lookups_declined = 0
+        """Lookups that were answered with less, because reading the rest would take longer than computing it."""
         self.tokens_hit = 0
         """Tokens of chunks_hit."""
         self.leases_granted = 0
@@ -111,6 +129,22 @@ class Counters:
         """Chunks that went to make room."""
         self.evicted_bytes = 0
         """Slot bytes that those chunks held."""
+        self.disk_writes = 0
+        """Chunks that were written to disk, and disk_written_bytes their bytes."""
+        self.disk_written_bytes = 0
+        self.disk_reads = 0
+        """Chunks that were read from disk into DRAM, and disk_read_bytes their bytes."""
+        self.disk_read_bytes = 0
+        self.disk_evictions = 0
+        """Chunks whose extents went to make room on a device."""
+        self.disk_lost = 0
+        """Chunks whose extents went because they could not be read."""
+        self.disk_recovered = 0
+        """Chunks that this brain found on disk when it began."""
+        self.disk_refused = dict.fromkeys(REFUSALS, 0)
+        """Chunks that left DRAM and are not on disk, by reason (tiers/placement.py). All 0 without a disk."""
+        self.disk_faults = dict.fromkeys(DISK_FAULTS, 0)
+        """Records that could not be written or read, by what went wrong (orders.Fault); lost: with their mover."""
         self.discarded = dict.fromkeys(DISCARD_REASONS, 0)
         """Chunks that were given up, by reason. died: a worker or mover is gone. failed: the copy failed. abandoned:
         the client gave the job up. deadline: shards were missing at the deadline. cleared: Clear forgot them."""

@@ -6,7 +6,10 @@ move to the job at submit, so the end of a lease never frees a slot under a copy
 """
 
 from kvserver.errors import RequestError, ResourceError
-from kvserver.service.state import MILLISECOND_NS, Core, Lease, Session
+from kvserver.index.eviction import REFUSED
+from kvserver.index.space import Node, Space
+from kvserver.service import fetches
+from kvserver.service.state import MILLISECOND_NS, Core, DiskTier, Lease, Session
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES, Found, Lookup, Release, Released
 
 
@@ -19,17 +22,20 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     counters.chunks_asked += asked
     space = core.chunks.spaces.get(request.namespace)
     chunks = core.chunks.servable(space, request.keys) if space is not None else 0
+    away: dict[Node, int] = {}
+    if chunks and space is not None and core.disk is not None:
+        chunks, away = _from_disk(core, core.disk, space, request.keys, chunks)
     if core.bounds.log_requests:
         tokens = space.geometry.chunk_tokens if space is not None else 0
         who = ("engine", session.engine.name), ("request", request.id)
         core.log_request(now_ns, "lookup", *who, ("tokens", asked * tokens), ("hit_tokens", chunks * tokens))
     if space is None or not chunks:
-        core.answer(peer, Found(request.id, 0, 0, 0))
+        core.answer(peer, Found(request.id, 0, 0, 0, 0))
         return
     tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
     tail.used = space.root.used = now_ns  # with or without a lease: an engine that holds a prefix itself uses it too
     if chunks < request.chunks_wanted_min:
-        core.answer(peer, Found(request.id, chunks, 0, 0))
+        core.answer(peer, Found(request.id, chunks, 0, 0, len(away)))
         return
     if len(core.leases) >= core.bounds.leases_max:
         raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
@@ -49,7 +55,45 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     session.engine.leases.add(lease.number)
     core.timers.set(lease.expires_ns, "lease", lease.number)
     counters.leases_granted += 1
-    core.answer(peer, Found(request.id, chunks, lease.number, core.bounds.lease_ttl_ms))
+    core.answer(peer, Found(request.id, chunks, lease.number, core.bounds.lease_ttl_ms, len(away)))
+    if core.disk is not None:
+        core.disk.touched.add(tail.key)
+        tail.queued &= ~REFUSED
+        core.chunks.offer(space, tail)
+        if away:
+            counters.chunks_hit_on_disk += len(away)
+            lease.fetch = fetches.begin(core.disk, space, away, lease=lease)
+
+
+def _from_disk(core: Core, tier: DiskTier, space: Space, keys: bytes, chunks: int) -> tuple[int, dict[Node, int]]:
+    """How many of the chunks are offered, and what of them has to be read: less where the disk cannot be read now, or
+    where computing would be faster."""
+    declined = False
+    while chunks:
+        tail = space.nodes[keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
+        away = fetches.missing(space, tail)
+        if not away:
+            break
+        first = next(iter(away)).depth
+        if tier.readable:
+            if not _too_slow(core, tier, space, away, tokens=(chunks - first + 1) * space.geometry.chunk_tokens):
+                return chunks, away
+            declined = True
+        chunks = core.chunks.servable(space, keys[: (first - 1) * KEY_BYTES]) if first > 1 else 0
+    core.counters.lookups_declined += declined
+    return chunks, {}
+
+
+def _too_slow(core: Core, tier: DiskTier, space: Space, away: dict[Node, int], *, tokens: int) -> bool:
+    """Reading would take longer than computing the tokens that it saves, each device beside the others."""
+    if not core.bounds.recompute_tokens_per_s:
+        return False
+    device_bytes: dict[int, int] = {}
+    for node, groups in away.items():
+        device = tier.chunks.device_of(node)
+        device_bytes[device] = device_bytes.get(device, 0) + space.group_bytes(groups)
+    slowest_s = max(tier.placements[device].reads.seconds_for(count) for device, count in device_bytes.items())
+    return slowest_s > tokens / core.bounds.recompute_tokens_per_s
 
 
 def release(core: Core, session: Session, peer: int, request: Release) -> None:
@@ -111,6 +155,9 @@ def end(core: Core, lease: Lease) -> None:
     del core.leases[lease.number]
     core.timers.cancel("lease", lease.number)
     lease.engine.leases.discard(lease.number)
+    if lease.fetch is not None:
+        assert core.disk is not None
+        fetches.end(core.disk, lease.fetch)
     core.chunks.unpin(lease.space, lease.tail)
 
 

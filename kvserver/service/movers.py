@@ -11,7 +11,7 @@ from kvserver.service import transfers
 from kvserver.service.capacity import chunks_that_fit
 from kvserver.service.effects import Ask, CloseDescriptors, DropNamespace
 from kvserver.service.state import MILLISECOND_NS, Cache, Core, Mover, Session
-from kvserver.wire.messages import DeviceKind, Registered, Unregistered
+from kvserver.wire.messages import Registered, Unregistered
 from kvserver.wire.orders import (
     ArenaReady,
     DropBoard,
@@ -19,13 +19,14 @@ from kvserver.wire.orders import (
     MapCache,
     MapFailed,
     Mapped,
+    MoverKind,
     Ready,
     StartMover,
     Unmapped,
 )
 
 
-def ensure(core: Core, device: DeviceKind, device_id: str, now_ns: int) -> Mover:
+def ensure(core: Core, device: MoverKind, device_id: str, now_ns: int) -> Mover:
     """The mover of a device, starting one when there is none."""
     found = _mover_of(core, device, device_id)
     if found is not None:
@@ -37,13 +38,13 @@ def ensure(core: Core, device: DeviceKind, device_id: str, now_ns: int) -> Mover
     return mover
 
 
-def check_room(core: Core, device: DeviceKind, device_id: str) -> None:
+def check_room(core: Core, device: MoverKind, device_id: str) -> None:
     """ResourceError when a registration would need one more mover than there may be."""
     if len(core.movers) >= core.bounds.movers_max and _mover_of(core, device, device_id) is None:
         raise ResourceError("movers", f"{len(core.movers)} movers are running, at most {core.bounds.movers_max} may be")
 
 
-def _mover_of(core: Core, device: DeviceKind, device_id: str) -> Mover | None:
+def _mover_of(core: Core, device: MoverKind, device_id: str) -> Mover | None:
     for mover in core.movers.values():
         if mover.state != "killed" and (mover.device, mover.device_id) == (device, device_id):
             return mover
@@ -68,7 +69,7 @@ def arena_grew(core: Core) -> None:
 
 
 def _tell_arena(core: Core, mover: Mover) -> None:
-    """Host copies need no preparation of the arena."""
+    """Host copies need no preparation of the arena. A disk mover may register it."""
     if mover.device != "host":
         core.instruct(mover, ArenaReady(core.chunks.pool.slabs_ready))
 

@@ -1,4 +1,8 @@
-"""Who owns a slot of the arena: a chunk that is present, a chunk that is being stored, or a job whose chunk is gone."""
+"""Who owns a slot of the arena: a chunk that is present, a chunk that is being stored, a job whose chunk is gone, or a
+read that fills it. And an extent: a chunk, or a write that fills it."""
+
+from dataclasses import dataclass, field
+from typing import Literal
 
 from kvserver.index.space import Node, Space
 
@@ -30,4 +34,27 @@ class Orphan:
         self.job = job
 
 
-SlotOwner = Node | Pending | Orphan
+@dataclass(slots=True, eq=False)
+class DiskJob:
+    """A write or read of parts of one chunk, in flight at the disk mover. Pins its node."""
+
+    number: int
+    kind: Literal["write", "read"]
+    space: Space
+    node: Node
+    device: int
+    groups: int
+    """Bit g: all shards of group g."""
+    generation: int
+    began_ns: int
+    parts: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    """Of each part, the job's own when it reads."""
+    extents: list[int] = field(default_factory=list)
+    """Of each part, the job's own when it writes."""
+    bytes: int = 0
+    """Of all extents."""
+
+
+SlotOwner = Node | Pending | Orphan | DiskJob
+ExtentOwner = Node | DiskJob

@@ -2,11 +2,12 @@
 
 from itertools import islice
 
-from kvserver.service.state import Core
+from kvserver.service.state import Core, DiskTier
 from kvserver.wire.status import (
     SHOWN_MAX,
     ArenaStatus,
     CacheStatus,
+    DiskStatus,
     MoverStatus,
     SessionStatus,
     SlotSize,
@@ -21,6 +22,10 @@ def status(core: Core, now_ns: int) -> Status:
         incarnation=core.incarnation,
         uptime_s=(now_ns - core.started_ns) / 1e9,
         arena=_arena(core),
+        disks=_disks(core.disk) if core.disk is not None else [],
+        chunks_on_disk=core.disk.chunks.held if core.disk is not None else 0,
+        clean_bytes=core.chunks.clean_bytes,
+        disk_state=_disk_state(core.disk) if core.disk is not None else "",
         slot_sizes=_slot_sizes(core),
         namespaces=len(core.chunks.spaces),
         chunks=core.chunks.chunks,
@@ -49,6 +54,29 @@ def _arena(core: Core) -> ArenaStatus:
         slabs_ready=pool.slabs_ready,
         problem=core.arena_problem,
     )
+
+
+def _disks(tier: DiskTier) -> list[DiskStatus]:
+    extents = tier.chunks.extents
+    return [
+        DiskStatus(
+            device=device,
+            total_bytes=pool.slabs_total * pool.slab_bytes,
+            used_bytes=pool.bytes_used,
+            takes_writes=extents.takes_writes[device],
+            problem=tier.problems[device],
+            queued_bytes=tier.placements[device].queued_bytes,
+            write_bytes_per_s=tier.placements[device].writes.bytes_per_s,
+            read_bytes_per_s=tier.placements[device].reads.bytes_per_s,
+        )
+        for device, pool in enumerate(extents.pools)
+    ]
+
+
+def _disk_state(tier: DiskTier) -> str:
+    if not tier.readable:
+        return "away"
+    return "ready" if tier.recovered else "recovering"
 
 
 def _slot_sizes(core: Core) -> list[SlotSize]:

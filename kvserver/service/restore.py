@@ -8,11 +8,10 @@ cannot both be true; the later generation wins.
 from collections import defaultdict
 
 from kvserver.index.space import ABSENT, Node, Space
+from kvserver.service.documents import space_from
 from kvserver.service.effects import DropNamespace
 from kvserver.service.state import Core
-from kvserver.tiers.records import NO_GROUP, NO_PARENT, NamespaceDocument, Record, decode_document, unpack_all
-from kvserver.tiers.slots import slot_bytes_for
-from kvserver.transfer.layout import Geometry, GroupGeometry
+from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, decode_document, unpack_all
 
 Shards = dict[tuple[int, int], Record]
 """(group, shard) -> record; the mark under (NO_GROUP, 0)."""
@@ -26,7 +25,7 @@ def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> N
         if document is None or document.digest in core.chunks.spaces or number >= core.bounds.namespaces_max:
             core.effects.append(DropNamespace(number))
         else:
-            core.chunks.add_space(_space(number, document))
+            core.chunks.add_space(space_from(number, document))
     if not records:
         return
     chunks: Chunks = defaultdict(dict)
@@ -42,22 +41,6 @@ def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> N
         shards[(record.group, record.shard)] = record
     core.chunks.marks.restore(_grow_trees(core, chunks))
     core.log("index restored", ("chunks", core.chunks.chunks), ("withdrawn", len(core.chunks.withdrawn)))
-
-
-def _space(number: int, document: NamespaceDocument) -> Space:
-    groups = tuple(
-        GroupGeometry(group.block_tokens, group.kind, group.window_tokens, group.shards, group.writers)
-        for group in document.groups
-    )
-    space = Space(document.digest, number, Geometry(document.chunk_tokens, groups))
-    for index, group in enumerate(document.groups):
-        for shard, pages in enumerate(group.pages):
-            if pages is not None:
-                blocks_per_chunk = document.chunk_tokens // group.block_tokens
-                payload_bytes = blocks_per_chunk * sum(regions * page_bytes for regions, page_bytes in pages)
-                part = space.part_of[index] + shard
-                space.fix_part(part, tuple(pages), payload_bytes, slot_bytes_for(payload_bytes))
-    return space
 
 
 def _grow_trees(core: Core, chunks: Chunks) -> list[tuple[Node, int]]:

@@ -58,11 +58,11 @@ class Search(NamedTuple):
 class Room:
     """The arena's slots, and for each namespace the order in which its chunks go."""
 
-    def __init__(self, pool: SlotPool[SlotOwner], counters: Counters, remove: Callable[[Space, Node], None]) -> None:
-        """remove: takes a chunk out of the index and frees its slots."""
+    def __init__(self, pool: SlotPool[SlotOwner], counters: Counters, let_go: Callable[[Space, Node], None]) -> None:
+        """let_go: frees the slots of a chunk, which goes out of the index unless it is on disk."""
         self._pool = pool
         self._counters = counters
-        self._remove = remove
+        self._let_go = let_go
         self._orders: dict[Space, EvictionPolicy] = {}
         self._takeover_pause = 0
 
@@ -70,7 +70,7 @@ class Room:
         self._orders[space] = LeafLru()
 
     def drop_space(self, space: Space) -> None:
-        del self._orders[space]
+        self._orders.pop(space, None)  # what was cut off from a namespace has no order
 
     def offer(self, space: Space, node: Node) -> None:
         """Tells the order of the namespace that the node may go, if it may."""
@@ -100,6 +100,15 @@ class Room:
         if victim is None:
             return False
         self._evict(*victim)
+        return True
+
+    def evict_leaf(self) -> bool:
+        """Evicts a chunk below which there is nothing; False when none can go."""
+        leaves = ((space, order.coldest()) for space, order in self._orders.items())
+        victims = [Victim(space, leaf) for space, leaf in leaves if leaf is not None and leaf.children is None]
+        if not victims:
+            return False
+        self._evict(*min(victims, key=lambda victim: victim.node.used))
         return True
 
     # ---------------------------------------------------------------- inside
@@ -234,10 +243,12 @@ class Room:
                 too_warm = colder_than is not None and node.used >= colder_than
                 if node.pins or node.state != READY or too_warm:
                     return Closure(_victims(doomed), "stays")
+                if node.disk is not None and node.disk.cold_children and not node.disk.keeps:
+                    return Closure(_victims(doomed), "stays")
                 if len(doomed) == chunks_max:
                     return Closure(_victims(doomed), "dear")
                 doomed[node] = space
-                below.extend(node.child_nodes())
+                below.extend(child for child in node.child_nodes() if not child.cold)
         return Closure(_victims(doomed), "whole")
 
     def _evict_all(self, doomed: list[Victim]) -> None:
@@ -245,11 +256,9 @@ class Room:
             self._evict(space, node)
 
     def _evict(self, space: Space, node: Node) -> None:
-        assert node.children is None
-        assert node.pins == 0
-        assert node.state == READY
+        assert evictable(node)
         before = self._pool.bytes_used
-        self._remove(space, node)
+        self._let_go(space, node)
         self._counters.evictions += 1
         self._counters.evicted_bytes += before - self._pool.bytes_used
 

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable
 
 from kvserver.errors import KvError, RequestError
-from kvserver.service import caches, leases, movers, restore, sessions, transfers
+from kvserver.service import caches, disk, leases, movers, restore, sessions, transfers
 from kvserver.service.check import check
 from kvserver.service.counters import Counters
 from kvserver.service.effects import CloseDescriptors, Effect, Publish, Withdraw
@@ -81,11 +81,15 @@ class Service:
                     sessions.end(core, core.sessions[number], "process ended", now_ns)
             case MoverGone(number, how):
                 if number in core.movers:
-                    movers.gone(core, core.movers[number], how, now_ns)
+                    mover = core.movers[number]
+                    movers.gone(core, mover, how, now_ns)
+                    if core.disk is not None and core.disk.mover is mover:
+                        disk.gone(core, core.disk, now_ns)
             case ArenaGrew(slabs, problem):
                 core.chunks.pool.grow(slabs)
                 core.arena_problem = problem
                 movers.arena_grew(core)
+        disk.turn(core, now_ns)
         return self.effects()
 
     def effects(self) -> list[Effect]:
@@ -153,7 +157,7 @@ class Service:
             case Watch():
                 caches.watch(core, session, peer, request)
             case Clear():
-                caches.clear(core, peer, request)
+                caches.clear(core, peer, request, now_ns)
             case Status():
                 core.answer(peer, StatusIs(request.id, encode_status(status(core, now_ns))))
             case _:
@@ -173,16 +177,22 @@ class Service:
                     transfers.ended(core, job, done, now_ns)
             case Ready() as report:
                 movers.ready(core, mover, report)
+                if core.disk is not None and core.disk.mover is mover:
+                    disk.ready(core, core.disk, now_ns)
             case Mapped() as report:
                 movers.mapped(core, mover, report)
             case MapFailed() as report:
                 movers.map_failed(core, mover, report)
             case Unmapped() as report:
                 movers.unmapped(core, mover, report)
+            case disk_report:
+                if core.disk is not None and core.disk.mover is mover:
+                    disk.reported(core, core.disk, disk_report, now_ns)
 
     def _tick(self, now_ns: int) -> None:
         core = self._core
         transfers.discard_overdue(core, now_ns)
+        disk.tick(core, now_ns)
         for _ in range(TIMERS_PER_TICK_MAX):
             due = core.timers.due(now_ns)
             if due is None:
@@ -202,6 +212,12 @@ class Service:
                     sessions.attach_overdue(core, number, now_ns)
                 case ("mover-start", number):
                     movers.start_overdue(core, number)
+                case ("disk", number) if core.disk is not None:
+                    disk.overdue(core, core.disk, number, now_ns)
+                case ("recover", _) if core.disk is not None:
+                    disk.recover_overdue(core, core.disk)
+                case ("clear", number) if core.disk is not None:
+                    disk.clear_overdue(core, core.disk, number)
                 case (kind, _):
                     raise AssertionError(f"unknown timer {kind}")
 

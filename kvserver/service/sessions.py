@@ -4,7 +4,7 @@ A session lives as long as its process and the connection that it attached; miss
 """
 
 from kvserver.errors import RequestError, ResourceError
-from kvserver.service import caches, movers
+from kvserver.service import caches, movers, transfers
 from kvserver.service.effects import AnswerWithBoard, CloseDescriptors, CloseSession
 from kvserver.service.leases import end as end_lease
 from kvserver.service.state import MILLISECOND_NS, Core, Engine, Session, check_name
@@ -25,7 +25,6 @@ from kvserver.wire.messages import (
     Offered,
     Welcome,
 )
-from kvserver.wire.orders import Cancel
 
 
 def hello(core: Core, peer: int, request: Hello, now_ns: int) -> None:
@@ -133,9 +132,7 @@ def end(core: Core, session: Session, why: str, now_ns: int) -> None:
     core.log("session closed", ("session", session.number), ("engine", session.engine.name), ("why", why))
     _leave_engine(core, session.engine)
     for number in sorted(session.jobs):
-        job = core.jobs[number]
-        job.cancelled = True
-        core.instruct(job.cache.mover, Cancel(number))
+        transfers.cancel(core, core.jobs[number], now_ns)
     for cache in list(session.caches.values()):
         cache.waiting = None
         caches.begin_unmap(core, cache, now_ns)

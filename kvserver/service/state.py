@@ -9,12 +9,16 @@ from kvserver.errors import DeviceError, KvError, RequestError, ResourceError
 from kvserver.index.space import Node, Space
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
+from kvserver.service.disk_chunks import DiskChunks
 from kvserver.service.effects import Answer, Effect, Instruct, Log
 from kvserver.service.timers import Timers
+from kvserver.tiers.extents import Extents
+from kvserver.tiers.placement import Placement, Touched
+from kvserver.tiers.records import DiskRecord
 from kvserver.transfer.layout import Layout
 from kvserver.wire.codec import error_reply
-from kvserver.wire.messages import NAME_BYTES_MAX, DeviceKind, Mode, Reply, Why
-from kvserver.wire.orders import Order
+from kvserver.wire.messages import NAME_BYTES_MAX, Mode, Reply, Retrieve, Why
+from kvserver.wire.orders import MoverKind, Order
 
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000_000_000
@@ -49,6 +53,27 @@ class Bounds:
     mover_grace_ms: int = 2_000
     """A mover that does not end a cancelled job, or let a cache go, within this is killed."""
     mover_start_ms: int = 30_000
+    disk_devices: int = 0
+    """0: no disk tier."""
+    disk_device_bytes: int = 0
+    """Of each device, whole segments."""
+    disk_segment_bytes: int = 64 << 20
+    disk_write_through: bool = False
+    """Write what is stored as soon as it may, not only what is next to leave DRAM."""
+    disk_second_touch: bool = False
+    disk_daily_write_bytes: int = 0
+    """Of each device; 0: no limit."""
+    disk_write_queue_ms: int = 1_000
+    disk_clean_percent: int = 25
+    """Of the arena: kept free, or on disk as well, so that it can be taken at once."""
+    disk_jobs_max: int = 32
+    """Reads, and writes, in flight."""
+    disk_job_ms: int = 10_000
+    """A read or write that takes longer has the disk mover killed."""
+    disk_restart_ms: int = 1_000
+    """Between two starts of the disk mover."""
+    recompute_tokens_per_s: int = 0
+    """How fast engines prefill; a prefix whose bytes would come from disk more slowly is not offered. 0: always is."""
     log_requests: bool = False
     """A debug line for each lookup, store and retrieve, at most REQUEST_LINES_PER_S of them."""
 
@@ -106,9 +131,9 @@ class Mover:
     """One mover process."""
 
     number: int
-    device: DeviceKind
+    device: MoverKind
     device_id: str
-    """Empty for host."""
+    """Empty for host and disk."""
     state: Literal["starting", "ready", "killed"] = "starting"
     pid: int = 0
     backend: str = ""
@@ -138,6 +163,8 @@ class Lease:
     """The keys that were asked for and found; the chain is held against them before a byte moves."""
     expires_ns: int
     ranks_used: set[int] = field(default_factory=set)
+    fetch: "Fetch | None" = None
+    """What of it is still to be read from disk."""
 
     @property
     def chunks(self) -> int:
@@ -173,6 +200,113 @@ class Job:
     tail: Node | None = None
     """Retrieve: the pinned node."""
     cancelled: bool = False
+    held: "Held | None" = None
+    """Retrieve: not with the mover yet, since something of it is still on disk."""
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """What a lease or a held retrieve still needs from disk."""
+
+    lease: Lease | None
+    job: Job | None
+    needs: dict[Node, int]
+    """Node -> groups (bits), head first."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A retrieve that waits for its chunks."""
+
+    request: Retrieve
+    fetch: Fetch
+
+
+@dataclass(slots=True, eq=False)
+class Clearing:
+    """A cleared namespace whose note is not durable yet."""
+
+    peer: int
+    request_id: int
+    chunks: int
+    number: int
+    """Of its timer."""
+    void: int = 0
+    """Generation up to which its records are void; 0 until it is known what there is on disk."""
+
+
+class DiskTier:
+    """What is on disk, what is to be written and read, and the process that does it."""
+
+    def __init__(self, bounds: Bounds, chunks: Chunks, counters: Counters, now_ns: int) -> None:
+        self.chunks = DiskChunks(
+            chunks,
+            Extents(
+                devices=bounds.disk_devices,
+                device_bytes=bounds.disk_device_bytes,
+                segment_bytes=bounds.disk_segment_bytes,
+            ),
+            counters,
+        )
+        self.placements = [
+            Placement(daily_bytes=bounds.disk_daily_write_bytes, queue_ms=bounds.disk_write_queue_ms, now_ns=now_ns)
+            for _ in range(bounds.disk_devices)
+        ]
+        self.problems = [""] * bounds.disk_devices
+        """Why a device takes no writes."""
+        self.failures = [0] * bounds.disk_devices
+        """Jobs in a row that the device failed."""
+        self.touched = Touched(bounds.chunks_max)
+        self.mover: Mover | None = None
+        self.start_at_ns = now_ns
+        self.recovered = False
+        """Everything that was found on disk is in the index, so places that nothing holds are free."""
+        self.found: Found | None = None
+        """What is being taken into the index."""
+        self.writes: dict[Node, tuple[Space, int]] = {}
+        """To be written, in this order, and when the leaf was used for which they are."""
+        self.reads: dict[Node, tuple[Space, int]] = {}
+        """To be read, in this order: groups (bits)."""
+        self.waiters: dict[Node, list[Fetch]] = {}
+        self.wait_until_ns = 0
+        """Nothing new is chosen to be written before."""
+        self.starved = False
+        """No slot could be had for a read; tried again at the next tick."""
+        self.noted: dict[bytes, int] = {}
+        """Namespaces of which the devices have a note, or will: the generation up to which their records are void."""
+        self.described: set[bytes] = set()
+        """Namespaces whose document was sent."""
+        self.void_later: set[bytes] = set()
+        """Namespaces that were cleared before everything on disk was known."""
+        self.clearing: dict[bytes, list[Clearing]] = {}
+
+    @property
+    def readable(self) -> bool:
+        return self.mover is not None and self.mover.state == "ready"
+
+    @property
+    def in_flight(self) -> dict[str, int]:
+        counts = {"read": 0, "write": 0}
+        for job in self.chunks.jobs.values():
+            counts[job.kind] += 1
+        return counts
+
+
+class Found:
+    """Records that the disk mover has told, on their way into the index."""
+
+    def __init__(self) -> None:
+        self.void: dict[bytes, int] = {}
+        """Namespace -> generation up to which records are void."""
+        self.chunks: dict[tuple[bytes, bytes], list[DiskRecord]] = {}
+        """(namespace, key) -> its records."""
+        self.below: dict[tuple[bytes, bytes], list[bytes]] = {}
+        """(namespace, parent's key) -> keys."""
+        self.frontier: list[tuple[Space, Node]] = []
+        """Nodes whose children are next."""
+        self.complete = False
+        """All was told."""
+        self.records = 0
 
 
 class Core:
@@ -193,6 +327,10 @@ class Core:
             chunks_max=bounds.chunks_max,
             counters=self.counters,
         )
+        self.disk: DiskTier | None = None
+        if bounds.disk_devices:
+            self.disk = DiskTier(bounds, self.chunks, self.counters, started_ns)
+            self.chunks.disk = self.disk.chunks
         self.timers = Timers()
         self.engines: dict[tuple[str, int], Engine] = {}
         self.sessions: dict[int, Session] = {}
@@ -207,9 +345,9 @@ class Core:
         self._lines_until_ns = 0
         self._lines_left = 0
         first_lease = int.from_bytes(random_bytes(6), "big") << 8  # no lease of an earlier brain names one of ours
-        self._last = {"session": 0, "cache": 0, "mover": 0, "lease": first_lease, "job": 0}
+        self._last = {"session": 0, "cache": 0, "mover": 0, "lease": first_lease, "job": 0, "disk": 0}
 
-    def number(self, kind: Literal["session", "cache", "mover", "lease", "job"]) -> int:
+    def number(self, kind: Literal["session", "cache", "mover", "lease", "job", "disk"]) -> int:
         """A number that this brain never gives twice; never 0."""
         self._last[kind] += 1
         return self._last[kind]

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvserver.errors import DeviceError, RequestError, ResourceError
-from kvserver.index.space import ABSENT, GONE, READY, Node, Space
-from kvserver.service import leases
-from kvserver.service.state import MILLISECOND_NS, Cache, Core, GroupRun, Job, Lease, Session
+from kvserver.index.space import ABSENT, GONE, READY, Node
+from kvserver.service import fetches, leases
+from kvserver.service.state import MILLISECOND_NS, Cache, Core, GroupRun, Held, Job, Lease, Session
 from kvserver.wire.messages import (
     BLOCKS_MAX,
     BOARD_WORDS,
@@ -110,7 +110,7 @@ def _walk(core: Core, job: Job, parent: Node, request: Store, *, spans: list[Spa
         if node is None:
             job.why = "full" if key not in space.nodes else "parent-absent"
             break
-        chunks.move_pin(anchor, node)
+        chunks.move_pin(space, anchor, node)
         anchor = node
         if not chunks.reserve(space, node, [spans[index].group for index in here], deadline_ns):
             job.why, refused = "full", node
@@ -225,12 +225,59 @@ def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns:
                 f"the lease is on {lease.chunks} chunks",
             )
     chain = _leased_chain(lease)
-    copies = [CopyGroup(s.group, s.first_block, s.block_ids, _slots(lease.space, cache, chain, s)) for s in spans]
+    needs = _needs(chain, spans)
+    if needs and (core.disk is None or not core.disk.readable):
+        raise DeviceError("disk-away", "some of it is on disk, which cannot be read now")
     job = Job(core.number("job"), "retrieve", session, cache, lease.space, peer, request.id, now_ns, tail=lease.tail)
     core.counters.retrieves += 1
     core.chunks.pin(lease.tail)
     leases.use(core, session, lease, now_ns)
-    _submit(core, job, request, copies, now_ns)
+    _register(core, job, request.deadline_ms, now_ns)
+    if needs:
+        assert core.disk is not None
+        job.held = Held(request, fetches.begin(core.disk, job.space, needs, job=job))
+    else:
+        _order_retrieve(core, job, chain, request, spans)
+
+
+def _needs(chain: list[Node], spans: list[Span]) -> dict[Node, int]:
+    """What of the blocks is on disk alone: node -> groups (bits), head first. Refuses what is not held at all."""
+    needs: dict[int, int] = {}
+    for span in spans:
+        bit = 1 << span.group
+        for position in range(span.first, span.last):
+            node = chain[position]
+            if not node.present & bit:
+                raise RequestError(
+                    "not-held",
+                    f"group {span.group} holds nothing of chunk {position}: outside of what the lookup needed",
+                )
+            if not node.in_dram & bit:
+                needs[position] = needs.get(position, 0) | bit
+    return {chain[position]: needs[position] for position in sorted(needs)}
+
+
+def _order_retrieve(core: Core, job: Job, chain: list[Node], request: Retrieve, spans: list[Span]) -> None:
+    """Everything that it brings is in DRAM."""
+    copies = [CopyGroup(span.group, span.first_block, span.block_ids, _slots(job, chain, span)) for span in spans]
+    _order(core, job, request, copies)
+
+
+def release_held(core: Core, job: Job) -> None:
+    """The last of what a retrieve waited for is in DRAM."""
+    assert job.held is not None
+    assert job.tail is not None
+    request, job.held = job.held.request, None
+    _order_retrieve(core, job, job.space.chain(job.tail), request, _spans(job.cache, request.groups))
+
+
+def give_up_held(core: Core, job: Job, error: DeviceError, now_ns: int) -> None:
+    """A retrieve ends that its mover never heard of: the client finds its word live and gives it up."""
+    assert job.held is not None
+    assert core.disk is not None
+    fetches.end(core.disk, job.held.fetch)
+    job.held = None
+    ended(core, job, Done(job.number, "failed", 0, 0, error.code, error.message, job.cache.mode), now_ns)
 
 
 def _leased_chain(lease: Lease) -> list[Node]:
@@ -241,17 +288,12 @@ def _leased_chain(lease: Lease) -> list[Node]:
     return chain
 
 
-def _slots(space: Space, cache: Cache, chain: Sequence[Node], span: Span) -> bytes:
-    part = cache.parts[span.group]
-    bit = 1 << span.group
+def _slots(job: Job, chain: Sequence[Node], span: Span) -> bytes:
+    part = job.cache.parts[span.group]
     slots = array("q")
     for node in chain[span.first : span.last]:
-        if not node.present & bit:
-            raise RequestError(
-                "not-held",
-                f"group {span.group} holds nothing of chunk {node.depth - 1}: outside of what the lookup needed",
-            )
         assert node.state == READY
+        assert node.in_dram >> span.group & 1
         slots.append(node.slots[part])
     return slots.tobytes()
 
@@ -281,6 +323,9 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     job.session.jobs.discard(job.number)
     job.cache.jobs.discard(job.number)
     job.cache.mover.jobs.discard(job.number)
+    if job.held is not None:
+        assert core.disk is not None
+        fetches.end(core.disk, job.held.fetch)
     core.counters.jobs[done.status] += 1
     core.counters.mode_bytes[done.mode] += done.bytes
     core.counters.job_seconds[job.kind].observe((now_ns - job.began_ns) / 1e9)
@@ -302,6 +347,9 @@ def lost(core: Core, job: Job, why: str, now_ns: int) -> None:
 def overdue(core: Core, number: int, now_ns: int) -> Job | None:
     """A job's time is over: it is cancelled first. Returns it when it was cancelled before and still has not ended."""
     job = core.jobs[number]
+    if job.held is not None:
+        give_up_held(core, job, DeviceError("disk-late", "its chunks did not come from disk in time"), now_ns)
+        return None
     if job.cancelled:
         return job
     job.cancelled = True
@@ -310,14 +358,31 @@ def overdue(core: Core, number: int, now_ns: int) -> Job | None:
     return None
 
 
+def cancel(core: Core, job: Job, now_ns: int) -> None:
+    """Whoever asked for it is gone, or lets its cache go."""
+    if job.held is not None:
+        give_up_held(core, job, DeviceError("abandoned", "its cache or session was closed"), now_ns)
+    else:
+        job.cancelled = True
+        core.instruct(job.cache.mover, Cancel(job.number))
+
+
 def _submit(core: Core, job: Job, request: Store | Retrieve, copies: list[CopyGroup], now_ns: int) -> None:
-    cache = job.cache
+    _register(core, job, request.deadline_ms, now_ns)
+    _order(core, job, request, copies)
+
+
+def _register(core: Core, job: Job, deadline_ms: int, now_ns: int) -> None:
     core.jobs[job.number] = job
     job.session.jobs.add(job.number)
-    cache.jobs.add(job.number)
-    cache.mover.jobs.add(job.number)
-    patience_ms = min(max(request.deadline_ms, 1), core.bounds.job_ttl_ms)
+    job.cache.jobs.add(job.number)
+    job.cache.mover.jobs.add(job.number)
+    patience_ms = min(max(deadline_ms, 1), core.bounds.job_ttl_ms)
     core.timers.set(now_ns + patience_ms * MILLISECOND_NS, "job", job.number)
+
+
+def _order(core: Core, job: Job, request: Store | Retrieve, copies: list[CopyGroup]) -> None:
+    cache = job.cache
     order = Copy(job.number, job.kind, cache.number, request.word, request.generation, cache.mode, copies)
     core.instruct(cache.mover, order)
 

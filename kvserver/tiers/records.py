@@ -36,6 +36,40 @@ class Record(NamedTuple):
     """Counts stores; a later one is larger."""
 
 
+DISK_RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
+
+
+class DiskRecord(NamedTuple):
+    """One record of a device, as kvserver._native.DiskStore describes it."""
+
+    arena_offset: int
+    """ABSENT (-1) where there is none."""
+    namespace: bytes
+    key: bytes
+    parent: bytes
+    group: int
+    shard: int
+    payload_bytes: int
+    tenant: int
+    extent_bytes: int
+    generation: int
+    offset: int
+    """Of the extent, on its device."""
+    device: int
+    stored_s: int
+    """When it was written, seconds since 1970. The device sets it."""
+
+
+def pack_disk(record: DiskRecord) -> bytes:
+    return DISK_RECORD.pack(*record[:8], record.extent_bytes // SLOT_ALIGN, *record[9:])
+
+
+def unpack_disk(records: bytes) -> Iterator[DiskRecord]:
+    for fields in DISK_RECORD.iter_unpack(records):
+        record = DiskRecord._make(fields)
+        yield record._replace(extent_bytes=record.extent_bytes * SLOT_ALIGN)
+
+
 def pack(record: Record) -> bytes:
     *head, slot_bytes, generation = record
     return RECORD.pack(*head, slot_bytes // SLOT_ALIGN, generation)

@@ -7,7 +7,7 @@ slot that is taken has an owner: the chunk that holds it, or the job that still 
 Pure bookkeeping: nothing here touches the arena or decides what to evict.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import nsmallest
 from typing import Generic, TypeVar
 
@@ -25,7 +25,7 @@ def slot_bytes_for(shard_bytes: int) -> int:
 class _Slab(Generic[Owner]):
     __slots__ = ("free", "fresh", "index", "owners", "slot_bytes", "used")
 
-    def __init__(self, index: int, slot_bytes: int, slab_bytes: int) -> None:
+    def __init__(self, index: int, slot_bytes: int, slots: int) -> None:
         self.index = index
         self.slot_bytes = slot_bytes
         self.used = 0
@@ -33,7 +33,7 @@ class _Slab(Generic[Owner]):
         """Positions from here on were never taken."""
         self.free: list[int] = []
         """Positions below `fresh` that were given back."""
-        self.owners: list[Owner | None] = [None] * (slab_bytes // slot_bytes)
+        self.owners: list[Owner | None] = [None] * slots
 
     @property
     def full(self) -> bool:
@@ -43,11 +43,13 @@ class _Slab(Generic[Owner]):
 class SlotPool(Generic[Owner]):
     """Slots of several sizes in one arena. Not full means that allocate() succeeds at once."""
 
-    def __init__(self, arena_bytes: int, slab_bytes: int) -> None:
+    def __init__(self, arena_bytes: int, slab_bytes: int, slots_per_slab: Callable[[int], int] | None = None) -> None:
+        """slots_per_slab: for slots of a size, where a slab does not give all of its bytes to them."""
         assert slab_bytes % SLOT_ALIGN == 0
         assert arena_bytes % slab_bytes == 0
         self.slab_bytes = slab_bytes
         self.slabs_total = arena_bytes // slab_bytes
+        self.slots_per_slab = slots_per_slab or (lambda slot_bytes: slab_bytes // slot_bytes)
         self.slabs_ready = 0
         self.bytes_used = 0
         self._slabs: list[_Slab[Owner] | None] = [None] * self.slabs_total
@@ -117,7 +119,7 @@ class SlotPool(Generic[Owner]):
         """Takes exactly this slot, while the pool is rebuilt. False when it does not fit what was restored before."""
         index = offset // self.slab_bytes
         position, rest = divmod(offset % self.slab_bytes, slot_bytes)
-        if rest or index >= self.slabs_total or position >= self.slab_bytes // slot_bytes:
+        if rest or index >= self.slabs_total or position >= self.slots_per_slab(slot_bytes):
             return False
         slab = self._slabs[index]
         if slab is None:
@@ -194,7 +196,7 @@ class SlotPool(Generic[Owner]):
         assert self.bytes_used == sum(slot_bytes for _, slot_bytes, _ in self.taken())
 
     def _start(self, index: int, slot_bytes: int) -> _Slab[Owner]:
-        slab: _Slab[Owner] = _Slab(index, slot_bytes, self.slab_bytes)
+        slab: _Slab[Owner] = _Slab(index, slot_bytes, self.slots_per_slab(slot_bytes))
         self._slabs[index] = slab
         self._open.setdefault(slot_bytes, {})[index] = slab
         return slab

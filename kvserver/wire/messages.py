@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Exact match at Hello. Changes when the meaning of any frame changes; it is not the package's version."""
 
 KEY_BYTES = 32
@@ -331,6 +331,9 @@ class Found(Frame, tag="found", frozen=True):
     lease: int
     """0 when no lease was granted."""
     ttl_ms: int
+    chunks_on_disk: int
+    """Of those chunks, how many have to be read from disk first. That begins with the lease; a retrieve waits for
+    it."""
 
 
 class Released(Frame, tag="released", frozen=True):

@@ -14,6 +14,7 @@ ORDER_BYTES_MAX = 400_000
 """An order fits one message in the default socket buffer of a non-root process (2 x wmem_max = 425,984)."""
 
 JobKind = Literal["store", "retrieve"]
+MoverKind = DeviceKind | Literal["disk"]
 
 # ---------------------------------------------------------------- brain → mover
 
@@ -85,7 +86,40 @@ class ArenaReady(Frame, tag="arena-ready", frozen=True):
     slabs: int
 
 
-Order = MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady
+# ---------------------------------------------------------------- brain → disk mover
+
+DISK_ITEMS_MAX = 2048
+"""Records of one order or report: each is 144 bytes (tiers/records.py)."""
+
+
+class Demote(Frame, tag="demote", frozen=True):
+    """Writes slots to their extents. Report: Moved."""
+
+    job: int
+    records: bytes
+
+
+class Promote(Frame, tag="promote", frozen=True):
+    """Reads extents into slots, each of them only if it holds exactly that record. Report: Moved."""
+
+    job: int
+    records: bytes
+
+
+class Note(Frame, tag="note", frozen=True):
+    """Keeps on every device what a namespace is. Report: Noted."""
+
+    namespace: bytes
+    document: bytes
+    void: int
+    """Records of this generation and earlier ones are not the namespace's any more: it was cleared."""
+
+
+class Recover(Frame, tag="recover", frozen=True):
+    """Asks for what earlier brains have written: FoundNote and FoundRecords, then Recovered."""
+
+
+Order = MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady | Demote | Promote | Note | Recover
 
 # ---------------------------------------------------------------- mover → brain
 
@@ -131,7 +165,65 @@ class Done(Frame, tag="done", frozen=True):
     """How the bytes moved: the mover chooses among what the cache was registered for. host: direct."""
 
 
-Report = Ready | Mapped | MapFailed | Unmapped | Done
+# ---------------------------------------------------------------- disk mover → brain
+
+Fault = Literal["io", "checksum", "stale", "short", "cancelled"]
+"""io: the device failed. checksum: other bytes than were written. stale: not this record (any more). short: the file
+ended. cancelled: the mover gave it up."""
+
+
+class ItemFault(Frame, frozen=True):
+    """A record of an order that did not go well."""
+
+    item: int
+    """Its index in the order."""
+    fault: Fault
+
+
+class Moved(Frame, tag="moved", frozen=True):
+    """The end of a Demote or Promote: no byte of it moves any more. What is not named went well."""
+
+    job: int
+    faults: list[ItemFault]
+    io_ns: int
+    """From its first I/O to its last."""
+
+
+class Noted(Frame, tag="noted", frozen=True):
+    """The note is durable on every device that takes writes."""
+
+    namespace: bytes
+    void: int
+
+
+class DeviceIs(Frame, tag="device-is", frozen=True):
+    """A device's state, after Ready and whenever it changes."""
+
+    device: int
+    bytes: int
+    """Physical bytes of its file."""
+    problem: str
+    """Why it takes no writes; empty while all is well."""
+
+
+class FoundNote(Frame, tag="found-note", frozen=True):
+    namespace: bytes
+    document: bytes
+    void: int
+
+
+class FoundRecords(Frame, tag="found-records", frozen=True):
+    records: bytes
+
+
+class Recovered(Frame, tag="recovered", frozen=True):
+    """All that Recover had to find was told."""
+
+    damaged: int
+    """Records that were neither whole nor empty."""
+
+
+Report = Ready | Mapped | MapFailed | Unmapped | Done | Moved | Noted | DeviceIs | FoundNote | FoundRecords | Recovered
 
 # ---------------------------------------------------------------- brain → supervisor
 
@@ -141,9 +233,9 @@ class StartMover(Frame, tag="start-mover", frozen=True):
 
     mover: int
     """Number that the brain chose; never used twice by one brain."""
-    device: DeviceKind
+    device: MoverKind
     device_id: str
-    """As in Register."""
+    """As in Register; empty for the disks, which have one mover for all."""
 
 
 class KillMover(Frame, tag="kill-mover", frozen=True):

@@ -36,10 +36,28 @@ class SlotSize(msgspec.Struct, frozen=True, kw_only=True):
     slots_used: int
 
 
+class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One device of the disk tier."""
+
+    device: int
+    total_bytes: int
+    """Of all segments, all of them taken from the file system at the start."""
+    used_bytes: int
+    """In extents that are taken."""
+    takes_writes: bool
+    problem: str
+    """Why it takes no writes; empty while all is well."""
+    queued_bytes: int
+    """Ordered and not yet written."""
+    write_bytes_per_s: float
+    """As measured, as is the next; a guess until then."""
+    read_bytes_per_s: float
+
+
 class MoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     mover: int
     device: str
-    """"host", or kind and id, for example "cuda:UUID@PCI"."""
+    """"host", "disk", or kind and id, for example "cuda:UUID@PCI"."""
     state: Literal["starting", "ready", "killed"]
     pid: int
     backend: str
@@ -80,6 +98,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float
     """Of the brain."""
     arena: ArenaStatus
+    disks: list[DiskStatus] = []
+    """Empty without a disk tier."""
+    chunks_on_disk: int = 0
+    """Chunks that have something on disk, in DRAM as well or not."""
+    clean_bytes: int = 0
+    """Of the arena's used bytes, those that may go without loss."""
+    disk_state: str = ""
+    """Empty without a disk tier; away: its mover does not run; recovering: what is on disk is being taken into the
+    index, and nothing is written yet; ready."""
     slot_sizes: list[SlotSize]
     namespaces: int
     chunks: int

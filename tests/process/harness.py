@@ -241,6 +241,9 @@ class Server:
     def mover_pid(self) -> int:
         return until("a mover", lambda: self._child("kvserver.mover"))
 
+    def disk_mover_pid(self) -> int:
+        return until("the disk mover", lambda: self._child("kvserver.disk_mover") or None)
+
     def mover_pid_now(self) -> int:
         """0 when there is none."""
         return self._child("kvserver.mover")

@@ -17,8 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from .mutations import MUTATIONS, Mutation
+from . import mutations_disk
+from .mutations import MUTATIONS as CORE_MUTATIONS
+from .mutations import Mutation
 
+MUTATIONS = (*CORE_MUTATIONS, *mutations_disk.MUTATIONS)
 ROOT = Path(__file__).resolve().parents[2]
 SEED0 = 500_000
 """Other seeds than those that `make sim` runs by default."""
@@ -27,7 +30,15 @@ UNIT_TESTS = tuple(
     f"tests/unit/test_{name}.py"
     for name in (
         *("index", "slots", "layout", "marks"),
-        *("service_timers", "service_namespaces", "service_room", "service_pins"),
+        *(
+            "service_timers",
+            "service_namespaces",
+            "service_room",
+            "service_pins",
+            "service_disk",
+            "placement",
+            "extents",
+        ),
     )
 )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from . import inside
 from .engines import SimEngine
+from .ledger import Both, servable, survivors
 from .memory import Wrong
 from .processes import Process, Transfer
 
@@ -36,16 +37,22 @@ def drain(world: "World") -> None:
 
 
 def _restart(world: "World") -> None:
-    """kill -9 of a brain at rest: every prefix that could be served can be served again, as far as before."""
-    before = inside.servable_prefixes(world.shell.service)
-    world.brain_died()
-    for (digest, keys), chunks in before.items():
-        after = inside.servable_chunks_of(world.shell.service, digest, keys)
-        if after != chunks:
-            raise Wrong(
-                f"after a restart {after} chunks of a prefix of {len(keys) // 32} are servable, before {chunks}"
-            )
-    world.counts["prefixes served again"] += sum(chunks > 0 for chunks in before.values())
+    """kill -9 of a brain at rest, then of the whole server: every prefix is served again as far as what was left can
+    serve it, the ledger and the devices, then the devices alone."""
+    for wiped in (False, True):
+        service, ledger = world.shell.service, world.ledger
+        kept = Both(ledger, set(inside.on_disk(service)))
+        kept.keep_only(survivors(ledger, world.shapes) if not wiped else set())
+        prefixes = inside.servable_prefixes(service)
+        world.brain_died(wiped=wiped)
+        _until(world, lambda: inside.disk_recovered(world.shell.service), "what is on disk is in the index")
+        for digest, keys in prefixes:
+            after = inside.servable_chunks_of(world.shell.service, digest, keys)
+            split = [keys[at : at + 32] for at in range(0, len(keys), 32)]
+            wanted = servable(kept, world.shapes[digest], digest, split)
+            if after < wanted and not world.shell.service.counters.disk_evictions:
+                raise Wrong(f"after a restart {after} chunks of a prefix of {len(split)} are servable, not {wanted}")
+            world.counts["prefixes served again from disk" if wiped else "prefixes served again"] += after > 0
 
 
 def _clear_everything(world: "World") -> None:
@@ -60,6 +67,9 @@ def _clear_everything(world: "World") -> None:
     for digest in world.shapes:
         last.clear(digest)
     _until(world, lambda: _all_settled(world), "namespaces are cleared")
+    inside.check_empty(world.shell.service, world.ledger)
+    world.brain_died(wiped=True)
+    _until(world, lambda: inside.disk_recovered(world.shell.service), "what is on disk is in the index")
     inside.check_empty(world.shell.service, world.ledger)
 
 

@@ -15,8 +15,14 @@ _EFFECTS = (
     "Publish", "Withdraw", "PutNamespace", "DropNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct",
     "Ask", "CloseDescriptors", "CloseSession", "Log",
 )  # fmt: skip
-_ORDERS = ("MapBoard", "DropBoard", "MapCache", "UnmapCache", "Copy", "Cancel", "ArenaReady")
-_REPORTS = ("Ready", "Mapped", "MapFailed", "Unmapped", "Done")
+_ORDERS = (
+    *("MapBoard", "DropBoard", "MapCache", "UnmapCache", "Copy", "Cancel", "ArenaReady"),
+    *("Demote", "Promote", "Note", "Recover"),
+)
+_REPORTS = (
+    *("Ready", "Mapped", "MapFailed", "Unmapped", "Done"),
+    *("Moved", "Noted", "DeviceIs", "FoundNote", "FoundRecords", "Recovered"),
+)
 _WISHES = ("StartMover", "KillMover")
 _WHYS = ("", "full", "parent-absent", "ranks-missing", "busy", "abandoned", "discarded")
 _ENDS = ("done", "abandoned", "failed", "invalid")
@@ -42,6 +48,11 @@ EXPECTED = (
     *(f"error {code}" for code in _CODES),
     *(f"discarded {reason}" for reason in ("died", "failed", "abandoned", "deadline", "cleared")),
     "blocks compared",
+    *(f"disk_{name}" for name in ("writes", "reads", "evictions", "lost", "recovered")),
+    *(f"disk {what}" for what in ("rot", "torn", "fault io", "fault checksum")),
+    *(f"disk refused {reason}" for reason in ("budget", "late", "second-touch", "room", "shape")),
+    "memory lost",
+    "prefixes served again from disk",
     "brain died",
     "brain died at start",
     "chunks evicted",

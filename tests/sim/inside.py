@@ -7,10 +7,13 @@ from kvserver.index.space import ABSENT, READY, Node
 from kvserver.service.owners import SEALED
 from kvserver.service.service import Service
 from kvserver.service.state import Core
+from kvserver.tiers.extents import place_of
 from kvserver.tiers.records import NO_GROUP
 from kvserver.tiers.slots import SLOT_ALIGN
+from kvserver.wire.orders import Moved
 
-from .content import block_of
+from .content import block_of, path_of
+from .disk import Devices
 from .ledger import Ledger
 from .memory import Arena, Wrong
 from .shapes import Shape
@@ -59,6 +62,68 @@ def slots_being_written(service: Service, job: int) -> list[int]:
     """The slots that will be sealed if this job ends well now: those that nothing has taken from it."""
     pendings = _core(service).chunks.pendings.values()
     return [pending.slots[part] for pending in pendings for part, state in pending.parts.items() if state == job]
+
+
+def slots_being_read(service: Service, moved: Moved) -> list[int]:
+    """The slots that will be sealed by the end of a read: those of whole groups, if their chunk is still held."""
+    tier = _core(service).disk
+    job = tier.chunks.jobs.get(moved.job) if tier is not None else None
+    if job is None or job.kind == "write":
+        return []
+    if _core(service).chunks.spaces.get(job.space.digest) is not job.space or job.node.state != READY:
+        return []
+    bad = {job.space.parts[job.parts[fault.item]].group for fault in moved.faults}
+    return [slot for part, slot in zip(job.parts, job.slots, strict=True) if job.space.parts[part].group not in bad]
+
+
+def on_disk(service: Service) -> dict[tuple[bytes, bytes, int, int], tuple[int, int]]:
+    """(namespace, key, group, shard) -> (extent, generation) of all that the service says to have on disk."""
+    found: dict[tuple[bytes, bytes, int, int], tuple[int, int]] = {}
+    for space in _core(service).chunks.spaces.values():
+        for node in space.nodes.values():
+            if node.disk is not None:
+                for part, extent in zip(space.parts, node.disk.extents, strict=False):
+                    if extent != ABSENT:
+                        name = (space.digest, node.key, part.group, part.shard)
+                        found[name] = (extent, node.disk.generation)
+    return found
+
+
+def disk_readable(service: Service) -> bool:
+    tier = _core(service).disk
+    return tier is not None and tier.readable
+
+
+def disk_recovered(service: Service) -> bool:
+    tier = _core(service).disk
+    return tier is None or tier.recovered
+
+
+def is_disk_mover(service: Service, number: int) -> bool:
+    tier = _core(service).disk
+    return tier is not None and tier.mover is not None and tier.mover.number == number
+
+
+def holds_back(service: Service, peer: int, request_id: int) -> bool:
+    """A retrieve waits for its chunks."""
+    return any(job.held and (job.peer, job.request_id) == (peer, request_id) for job in _core(service).jobs.values())
+
+
+def compare_with_devices(service: Service, devices: Devices, shapes: dict[bytes, Shape]) -> None:
+    """What the service says to have on disk is there, and its bytes are right unless a fault has hurt them."""
+    for (digest, key, group, shard), (extent, generation) in on_disk(service).items():
+        place = place_of(extent)
+        stored = devices.records.get((place.device, place.offset))
+        if stored is None:
+            raise Wrong(f"chunk {path_of(key)} is said to be at {place}, where nothing is")
+        record = stored.record
+        if (record.namespace, record.key, record.group, record.shard) != (digest, key, group, shard):
+            raise Wrong(f"chunk {path_of(key)} is said to be at {place}, where {record} is")
+        if record.generation != generation:
+            raise Wrong(f"chunk {path_of(key)} at {place} has generation {record.generation}, not {generation}")
+        places = range(shapes[digest].blocks_per_chunk(group))
+        if stored.sound and stored.blocks != [block_of(digest, key, group, shard, place) for place in places]:
+            raise Wrong(f"chunk {path_of(key)} was written to disk with other bytes than its own")
 
 
 def sealed_slots(service: Service) -> dict[int, tuple[bytes, bytes, int, int]]:
@@ -145,8 +210,12 @@ def leftovers(service: Service) -> str:
 def is_idle(service: Service) -> bool:
     core = _core(service)
     tables = (core.sessions, core.caches, core.jobs, core.leases, core.engines, core.tokens)
+    disk_busy = core.disk is not None and (core.disk.chunks.jobs or core.disk.writes or not core.disk.recovered)
     return (
-        not any(tables) and not core.chunks.pendings and all(mover.state == "ready" for mover in core.movers.values())
+        not any(tables)
+        and not core.chunks.pendings
+        and not disk_busy
+        and all(mover.state == "ready" for mover in core.movers.values())
     )
 
 
@@ -173,3 +242,6 @@ def check_empty(service: Service, ledger: Ledger) -> None:
     chunks = _core(service).chunks
     if chunks.pool.bytes_used or chunks.chunks or ledger.records:
         raise Wrong(f"everything is cleared, and {chunks.chunks} chunks, {chunks.pool.bytes_used} bytes are left")
+    tier = _core(service).disk
+    if tier is not None and (tier.chunks.extents.bytes_used or tier.chunks.held):
+        raise Wrong(f"everything is cleared, and {tier.chunks.extents.bytes_used} bytes of extents are left")

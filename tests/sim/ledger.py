@@ -24,12 +24,12 @@ class Ledger:
         """(namespace, key, group, shard) -> offset; marks stand under (NO_GROUP, 0)."""
         self.units: dict[int, int] = {}
         """Arena unit -> offset of the sealed slot that covers it."""
-        self._arena = arena
+        self.arena = arena
 
     def publish(self, record: Record, shape: Shape) -> None:
         """Seals one slot, whose bytes must be there already, and right; or keeps a mark, which has no slot."""
         if record.group == NO_GROUP:
-            if record.offset < self._arena.bytes:
+            if record.offset < self.arena.bytes:
                 raise Wrong(f"{_name(record)} is a mark and lies in the arena")
         else:
             self._check_slot(record, shape)
@@ -43,9 +43,9 @@ class Ledger:
             block_of(record.namespace, record.key, record.group, record.shard, place)
             for place in range(shape.blocks_per_chunk(record.group))
         ]
-        if self._arena.slot(record.offset) != wanted:
+        if self.arena.slot(record.offset) != wanted:
             raise Wrong(
-                f"{_name(record)} was published with other bytes than its own: {self._arena.slot(record.offset)}"
+                f"{_name(record)} was published with other bytes than its own: {self.arena.slot(record.offset)}"
             )
         if record.slot_bytes != shape.slot_bytes(record.group, record.shard):
             raise Wrong(f"{_name(record)} was published with slot_bytes={record.slot_bytes}")
@@ -85,7 +85,26 @@ class Ledger:
         return all((digest, key, group, shard) in self.held for shard in range(shards))
 
 
-def servable(ledger: Ledger, shape: Shape, digest: bytes, keys: list[bytes]) -> int:
+class Both:
+    """DRAM and disk: a group is present where all its shards are, in one of them."""
+
+    def __init__(self, ledger: Ledger, on_disk: set[tuple[bytes, bytes, int, int]]) -> None:
+        self._ledger = ledger
+        self._on_disk = on_disk
+
+    def keep_only(self, offsets: set[int]) -> None:
+        """Of what is in DRAM, as it is now."""
+        kept = Ledger(self._ledger.arena)
+        kept.held = {name: offset for name, offset in self._ledger.held.items() if offset in offsets}
+        self._ledger = kept
+
+    def present(self, digest: bytes, key: bytes, group: int, shards: int) -> bool:
+        if self._ledger.present(digest, key, group, shards):
+            return True
+        return all((digest, key, group, shard) in self._on_disk for shard in range(shards))
+
+
+def servable(ledger: Ledger | Both, shape: Shape, digest: bytes, keys: list[bytes]) -> int:
     """The longest boundary that every group can serve, by trying each of them token by token."""
     for boundary in range(len(keys), 0, -1):
         if all(

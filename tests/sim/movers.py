@@ -32,6 +32,7 @@ from kvserver.wire.orders import (
 )
 
 from .board import DONE, FAILED, Board
+from .disk import SimDiskMover
 from .memory import Arena, Pool, Wrong
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class Supervisor:
 
     def __init__(self, world: "World") -> None:
         self.wishes: deque[Wish] = deque()
-        self.movers: dict[int, SimMover] = {}
+        self.movers: dict[int, SimMover | SimDiskMover] = {}
         """Those of the present brain that are not reaped."""
         self.reaped: deque[tuple[int, str]] = deque()
         """News for the brain."""
@@ -261,14 +262,17 @@ class Supervisor:
             self._reap(dead[0])
         elif self.wishes:
             match self.wishes.popleft():
+                case StartMover(number, "disk"):
+                    self.movers[number] = SimDiskMover(self._world, number)
                 case StartMover(number, device):
+                    assert device != "disk"
                     self.movers[number] = SimMover(self._world, number, device)
                 case KillMover(number):
                     if number in self.movers:
                         self.movers[number].state = "killed"
                         self.movers[number].stopped = False
 
-    def died(self, mover: SimMover) -> None:
+    def died(self, mover: SimMover | SimDiskMover) -> None:
         """By itself. Like a killed one, it is a danger until it is reaped."""
         mover.state = "killed"
         mover.stopped = False
@@ -285,7 +289,7 @@ class Supervisor:
         self.wishes.clear()
         self.reaped.clear()
 
-    def _reap(self, mover: SimMover) -> None:
+    def _reap(self, mover: SimMover | SimDiskMover) -> None:
         mover.reap()
         del self.movers[mover.number]
         self.reaped.append((mover.number, "signal 9"))

@@ -48,7 +48,7 @@ MUTATIONS = (
         "publish before done",
         CHUNKS,
         "        pending.parts[part] = job\n        return pending.slots[part]",
-        "        pending.parts[part] = job\n        self._record(pending.space, node, part, pending.slots[part])\n"
+        "        pending.parts[part] = job\n        self.record(pending.space, node, part, pending.slots[part])\n"
         "        return pending.slots[part]",
     ),
     Mutation(
@@ -221,14 +221,14 @@ MUTATIONS = (
     Mutation(
         "free a pinned slot",
         "index/eviction.py",
-        "node.children is None and node.pins == 0 and node.state == READY",
-        "node.children is None and node.state == READY",
+        "    if node.pins or node.state != READY or node.depth == 0:\n",
+        "    if node.state != READY or node.depth == 0:\n",
     ),
     Mutation(
         "evict a parent first",
         "index/eviction.py",
-        "return node.children is None and node.pins == 0",
-        "return node.pins == 0",
+        "        return node.children is None\n",
+        "        return True\n",
     ),
     Mutation("a retrieve without a pin of its own", TRANSFERS, "    core.chunks.pin(lease.tail)\n", ""),
     Mutation(
@@ -280,7 +280,7 @@ MUTATIONS = (
     Mutation(
         "making room for the next chunk takes the one before",
         TRANSFERS,
-        "        chunks.move_pin(anchor, node)\n",
+        "        chunks.move_pin(space, anchor, node)\n",
         "",
     ),
     Mutation("orphan freed early", CHUNKS, "            if state > 0:\n", "            if state > 1 << 40:\n"),
@@ -364,8 +364,8 @@ MUTATIONS = (
         CHUNKS,
         "        if not space.needed:\n"
         "            self._mark_before(space, node)\n"
-        "        self._record(space, node, part, pending.slots[part])\n",
-        "        self._record(space, node, part, pending.slots[part])\n"
+        "        self.record(space, node, part, pending.slots[part])\n",
+        "        self.record(space, node, part, pending.slots[part])\n"
         "        if not space.needed:\n"
         "            self._mark_before(space, node)\n",
     ),

@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
-from kvserver.service.effects import Effect, Instruct
+from kvserver.service.effects import Answer, Effect, Instruct
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.messages import (
     Attach,
@@ -39,7 +39,8 @@ from kvserver.wire.messages import (
 from kvserver.wire.orders import Copy
 
 from .content import is_chain
-from .ledger import Ledger, needed, servable
+from .disk_promises import DiskPromises
+from .ledger import Both, Ledger, needed, servable
 from .memory import Wrong
 from .shapes import Shape
 
@@ -144,6 +145,11 @@ class Promises:
         self.jobs_ever: dict[int, SessionFacts] = {}
         self.slot_job: dict[int, int] = {}
         """Arena offset -> the last job that was to write there."""
+        self.disk = DiskPromises(ledger, self)
+        self.on_disk: dict[tuple[bytes, bytes, int, int], tuple[int, int]] = {}
+        """Shards that the service said before the event to have on disk: (extent, generation)."""
+        self.disk_readable = False
+        self.may_decline = False
 
     # ---------------------------------------------------------------- requests and replies
 
@@ -186,18 +192,21 @@ class Promises:
                 lease = self.leases.pop(request.lease, None)
                 if lease is not None and lease.expires_ns > now_ns and lease.engine is not self.by_peer[peer].engine:
                     raise Wrong(f"lease {request.lease} was released by another engine")
-            case Clear(), Cleared():
-                if any(digest == request.namespace for digest, *_ in self._ledger.held):
-                    raise Wrong("a namespace was cleared, and the ledger still holds some of it")
-                self._end_leases([n for n, lease in self.leases.items() if lease.digest == request.namespace])
-                self.cleared_jobs.update(job for job, copy in self.copies.items() if copy.digest == request.namespace)
+
+    def cleared(self, namespace: bytes) -> None:
+        """A Clear was accepted: everything of the namespace is forgotten now, whenever the answer comes."""
+        if any(digest == namespace for digest, *_ in self._ledger.held):
+            raise Wrong("a namespace was cleared, and the ledger still holds some of it")
+        self._end_leases([n for n, lease in self.leases.items() if lease.digest == namespace])
+        self.disk.was_cleared(namespace)
+        self.cleared_jobs.update(job for job, copy in self.copies.items() if copy.digest == namespace)
 
     def _check_found(self, session: SessionFacts, request: Lookup, found: Found, now_ns: int) -> None:
         keys = [request.keys[at : at + KEY] for at in range(0, len(request.keys), KEY)]
         shape = self._shapes.get(request.namespace)
-        wanted = servable(self._ledger, shape, request.namespace, keys) if shape else 0
-        if is_chain(keys) and found.chunks != wanted:
-            raise Wrong(f"a lookup of {len(keys)} keys found {found.chunks} chunks; {wanted} are held")
+        wanted, away = self._wanted(shape, request.namespace, keys, found) if shape else (0, 0)
+        if is_chain(keys) and (found.chunks != wanted or found.chunks_on_disk != away):
+            raise Wrong(f"a lookup of {len(keys)} keys found {found}; {wanted} are held, {away} of them on disk")
         if not 0 <= found.chunks <= len(keys):
             raise Wrong(f"a lookup of {len(keys)} keys found {found.chunks}")
         if (found.lease != 0) != (found.chunks >= max(1, request.chunks_wanted_min)):
@@ -207,6 +216,19 @@ class Promises:
                 raise Wrong(f"lease {found.lease} was granted twice")
             expires_ns = now_ns + self._lease_ttl_ms * MS
             self.leases[found.lease] = LeaseFacts(session.engine, request.namespace, keys[: found.chunks], expires_ns)
+
+    def _wanted(self, shape: Shape, digest: bytes, keys: list[bytes], found: Found) -> tuple[int, int]:
+        """(chunks, of these on disk) that a lookup must find. What cannot be read now, or only slowly, may be left out
+        with all behind it."""
+        both = Both(self._ledger, set(self.on_disk))
+        wanted = servable(both, shape, digest, keys)
+        away = _away(self._ledger, shape, digest, keys[:wanted])
+        if away and (not self.disk_readable or (self.may_decline and found.chunks < wanted)):
+            shorter = servable(self._ledger, shape, digest, keys)
+            only_full = all(group.kind == "full" for group in shape.groups)
+            fits = found.chunks == shorter if only_full else _served(self._ledger, shape, digest, keys, found.chunks)
+            return (found.chunks, 0) if fits else (shorter, 0)
+        return wanted, away
 
     def _check_stored(self, request: Store, stored: Stored) -> None:
         """What a store says is held is sealed in the ledger."""
@@ -221,7 +243,8 @@ class Promises:
                 inside = blocks.first_block <= chunk * per_chunk < blocks.first_block + len(blocks.block_ids) // 4
                 mine = chunk % group.writers == cache.shape.writer_of(blocks.group, cache.rank)
                 shard = cache.shape.shard_of(blocks.group, cache.rank)
-                if inside and mine and (cache.digest, key, blocks.group, shard) not in self._ledger.held:
+                name = (cache.digest, key, blocks.group, shard)
+                if inside and mine and name not in self._ledger.held and name not in self.on_disk:
                     raise Wrong(
                         f"a store says that chunk {chunk} is held, but group {blocks.group} of it is not sealed"
                     )
@@ -287,11 +310,21 @@ class Promises:
         return ""
 
     def after_retrieve(
-        self, peer: int, request: Retrieve, effects: list[Effect], now_ns: int, *, refusal: str, sound: bool
+        self,
+        peer: int,
+        request: Retrieve,
+        effects: list[Effect],
+        now_ns: int,
+        *,
+        refusal: str,
+        sound: bool,
+        held: bool,
     ) -> None:
         """refusal: what before_retrieve() said. sound: apart from the lease there is nothing to refuse, and every block
-        is one that the lookup needed."""
-        begun = any(isinstance(effect, Instruct) and isinstance(effect.order, Copy) for effect in effects)
+        is one that the lookup needed. held: it waits for chunks from disk."""
+        if any(isinstance(e, Answer) and isinstance(e.reply, Error) and e.reply.code == "disk-away" for e in effects):
+            return
+        begun = held or any(isinstance(effect, Instruct) and isinstance(effect.order, Copy) for effect in effects)
         if begun and refusal:
             raise Wrong(f"a retrieve was begun in spite of its lease: {refusal}")
         if not begun and not refusal and sound:
@@ -339,6 +372,36 @@ class Promises:
         self.copies[order.job] = CopyFacts(order.kind, cache.digest, units)
         self.jobs_ever[order.job] = cache.session
 
+    def disk_reads_slot(self, job: int, units: list[int]) -> None:
+        """A slot is written to disk."""
+        for unit in units:
+            if unit in self.writing:
+                raise Wrong(f"disk job {job} reads a slot that job {self.writing[unit]} may still write")
+            self.reading.setdefault(unit, []).append(-job)
+        self._also(job, "retrieve", units)
+
+    def disk_writes_slot(self, job: int, offset: int, units: list[int]) -> None:
+        """A slot is filled from disk."""
+        for unit in units:
+            if unit in self.writing or unit in self.reading or unit in self._ledger.units:
+                raise Wrong(f"disk job {job} may write a slot that is sealed, or that something else may use")
+            self.writing[unit] = -job
+        self.slot_job[offset] = -job
+        self._also(job, "store", units)
+
+    def _also(self, job: int, kind: str, units: list[int]) -> None:
+        known = self.copies.setdefault(-job, CopyFacts(kind, b"", []))
+        known.units.extend(units)
+
+    def lost_leases(self, living: set[int], now_ns: int) -> None:
+        """Something on disk could not be read. Leases may end by that if they needed it."""
+        for number in [number for number in self.leases if number not in living]:
+            lease = self.leases[number]
+            shape = self._shapes[lease.digest]
+            if lease.expires_ns > now_ns and not _away(self._ledger, shape, lease.digest, lease.keys):
+                raise Wrong(f"lease {number} ended by a fault on disk, and all of it is in DRAM")
+            del self.leases[number]
+
     def copy_over(self, job: int) -> None:
         """The mover will not touch a byte of it again."""
         copy = self.copies.pop(job, None)
@@ -361,6 +424,10 @@ class Promises:
         job = self.slot_job[offset]
         if job in self.copies:
             raise Wrong(f"slot {offset} was published while job {job} may still write it")
+        if job < 0:
+            if -job in self.disk.cleared:
+                raise Wrong(f"slot {offset} was filled from disk for a namespace that was cleared meanwhile")
+            return
         if job in self.cleared_jobs:
             raise Wrong(f"slot {offset} was published although its namespace was cleared after job {job} had begun")
         if self.jobs_ever[job].closed:
@@ -371,3 +438,19 @@ class Promises:
         writers = cache.shape.groups[group].writers
         if chunk % writers != cache.shape.writer_of(group, cache.rank):
             raise Wrong(f"rank {cache.rank} was to write chunk {chunk} of group {group}, which is another writer's")
+
+
+def _served(ledger: Ledger, shape: Shape, digest: bytes, keys: list[bytes], boundary: int) -> bool:
+    """DRAM alone can serve this boundary."""
+    return boundary == 0 or servable(ledger, shape, digest, keys[:boundary]) == boundary
+
+
+def _away(ledger: Ledger, shape: Shape, digest: bytes, keys: list[bytes]) -> int:
+    """Chunks of which a prefix needs something that DRAM does not hold."""
+    missing = {
+        chunk
+        for index, group in enumerate(shape.groups)
+        for chunk in (needed(shape, index, len(keys)) if keys else ())
+        if not ledger.present(digest, keys[chunk], index, group.shards)
+    }
+    return len(missing)

@@ -21,11 +21,11 @@ from kvserver.service.effects import (
     PutNamespace,
     Withdraw,
 )
-from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Unheard
+from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, Unheard
 from kvserver.service.service import Service
 from kvserver.tiers.records import NO_GROUP
-from kvserver.wire.messages import Attach, Error, Found, Hello, Lane, Register, Reply, Retrieve, Stored, Welcome
-from kvserver.wire.orders import Copy, Done, KillMover, MapCache, Ready, StartMover
+from kvserver.wire.messages import Attach, Clear, Error, Found, Hello, Lane, Register, Reply, Retrieve, Stored, Welcome
+from kvserver.wire.orders import Copy, Demote, Done, KillMover, MapCache, Moved, Promote, Ready, StartMover
 
 from . import inside
 from .board import Board
@@ -67,6 +67,8 @@ class Shell:
         )
         leases = {"lease_ttl_ms": bounds.lease_ttl_ms, "lease_extended_ms": bounds.lease_extended_ms}
         self.promises = Promises(ledger, world.shapes, **leases)
+        self.promises.disk.began(bounds, world.now_ns)
+        self.promises.may_decline = bounds.recompute_tokens_per_s > 0
         self._carry_out(self.service.effects())
         kept = ledger.slots
         if kept != expected:
@@ -95,6 +97,11 @@ class Shell:
                 world.counts[f"report {type(report).__name__}"] += 1
                 if isinstance(report, Ready) and mover in self._movers_ready:
                     self._movers_ready[mover] = mover not in self._killed
+        if world.swarm.bounds.disk_devices:
+            self.promises.on_disk = inside.on_disk(self.service)
+            self.promises.disk.now_ns = world.now_ns
+            self.promises.disk_readable = inside.disk_readable(self.service)
+        may_lose = self._may_lose(event)
         namespaces = inside.namespaces(self.service) if isinstance(event, Arrived) else []
         due = self._to_be_sealed(event)
         effects = self.service.handle(event, world.now_ns)
@@ -110,7 +117,10 @@ class Shell:
             case MoverGone(mover):
                 self._movers_ready.pop(mover, None)
             case Arrived(peer, Retrieve() as request):
-                self.promises.after_retrieve(peer, request, effects, world.now_ns, refusal=refusal, sound=sound)
+                held = inside.holds_back(self.service, peer, request.id)
+                self.promises.after_retrieve(
+                    peer, request, effects, world.now_ns, refusal=refusal, sound=sound, held=held
+                )
             case Arrived(_, Register() as request) if _refuses(effects, request.id):
                 if inside.namespaces(self.service) != namespaces:
                     raise Wrong("a registration was refused and changed the table of namespaces")
@@ -118,13 +128,33 @@ class Shell:
                 pass
         self.service.check()
         self._carry_out(effects)
+        if isinstance(event, Arrived) and isinstance(event.request, Clear) and not _refuses(effects, event.request.id):
+            self.promises.cleared(event.request.namespace)
+        if isinstance(event, Reported) and isinstance(event.report, Moved):
+            self.promises.disk.ended(event.report, inside.on_disk(self.service))
+        if may_lose:
+            self.promises.lost_leases(inside.leases(self.service), world.now_ns)
         unknown = inside.leases(self.service) - self.promises.leases.keys()
         if unknown:
             raise Wrong(f"leases {sorted(unknown)} were never granted, or are over")
 
-    def _to_be_sealed(self, event: Event) -> list[int]:
-        """A store that is done is sealed unless its client is gone; nothing else is."""
+    def _may_lose(self, event: Event) -> bool:
+        """Chunks on disk may turn out to be lost by this."""
         match event:
+            case Reported(_, Moved(_, faults)):
+                return bool(faults)
+            case MoverGone(mover):
+                return inside.is_disk_mover(self.service, mover)
+            case Tick():
+                return self._world.swarm.bounds.disk_devices > 0
+            case _:
+                return False
+
+    def _to_be_sealed(self, event: Event) -> list[int]:
+        """A store that is done is sealed unless its client is gone, and what was read from disk; nothing else is."""
+        match event:
+            case Reported(_, Moved() as moved):
+                return inside.slots_being_read(self.service, moved)
             case Reported(_, Done(job, "done")) if self.promises.may_seal(job):
                 return inside.slots_being_written(self.service, job)
             case _:
@@ -206,11 +236,15 @@ class Shell:
                 self.promises.caches[order.cache] = facts
             case Copy():
                 self.promises.copy_sent(order)
+            case Demote() | Promote():
+                self.promises.disk.ordered(order)
         mover = self._world.supervisor.movers.get(effect.mover)
         if mover is not None and mover.state in ("starting", "running"):
             mover.inbox.append((order, pools[0] if pools else None, self.boards.get(effect.board)))
         elif isinstance(order, Copy):
             self.promises.copy_over(order.job)
+        elif isinstance(order, Demote | Promote):
+            self.promises.disk.over(order.job)
 
     def _answer(self, peer: int, reply: Reply) -> None:
         self._world.counts[f"reply {type(reply).__name__}"] += 1

@@ -37,7 +37,14 @@ ACTS = {
     "give-lane-up": 0.3,
     "repeat": 0.7,
     "nonsense": 2.5,
+    "rot": 0.15,
 }
+WITH_FULL_GROUP = tuple(shape for shape in SHAPES if any(group.kind == "full" for group in shape.groups))
+"""Of which chunks can lie on disk."""
+HARMFUL = (
+    *("process-dies", "process-stalls", "mover-dies", "mover-stops", "brain-dies", "clear", "unregister", "abandon"),
+    *("give-lane-up", "nonsense", "repeat", "plan-mixed-lookup"),
+)
 ALWAYS = ("deliver", "mover", "supervisor", "process", "tick", "resume")
 
 CHANCES = {
@@ -58,6 +65,10 @@ CHANCES = {
     "message-waits": 0.35,
     "hasty-client": 0.2,
     "scheduler-registers": 0.15,
+    "disk-io": 0.03,
+    "disk-torn": 0.02,
+    "device-fails": 0.05,
+    "memory-lost": 0.15,
 }
 
 
@@ -65,13 +76,21 @@ class Swarm:
     """The character of one seed."""
 
     def __init__(self, rng: Random) -> None:
-        self.acts = {
+        self.acts: dict[str, float] = {
             name: weight * _strength(rng) if name not in ALWAYS else weight * rng.choice((0.3, 1.0, 1.0, 2.0))
             for name, weight in ACTS.items()
         }
         self.chances = {name: min(0.9, chance * _strength(rng)) for name, chance in CHANCES.items()}
-        self.shapes = self._shapes(rng)
-        self.engines = rng.choice((1, 2, 2, 3))
+        self.has_disk = rng.random() < 0.6
+        self.shapes = self._shapes(rng, WITH_FULL_GROUP if self.has_disk and rng.random() < 0.9 else SHAPES)
+        if self.has_disk:
+            for name in ("plan-store", "plan-lookup", "mover"):
+                self.acts[name] = max(
+                    4.0, 3 * self.acts[name]
+                )  # chunks must be stored, leave DRAM and be asked for again
+            if rng.random() < 0.5:
+                self._be_gentle(rng)
+        self.engines = rng.choice((1, 2, 2, 3)) if not self.has_disk else rng.choice((1, 1, 2))
         self.depth = rng.choice((2, 4, 6, 8))
         """Chunks of the longest prefix."""
         self.fanout = rng.choice((1, 2, 2, 3))
@@ -83,6 +102,15 @@ class Swarm:
         self.bounds = self._bounds(rng)
         self.slabs_at_start = rng.choice((0, 1, *[self.bounds.arena_bytes // self.bounds.slab_bytes] * 5))
 
+    def _be_gentle(self, rng: Random) -> None:
+        """Few things go wrong, so that chunks grow old."""
+        for name in HARMFUL:
+            if rng.random() < 0.7:
+                self.acts[name] = 0.0
+        for name in self.chances:
+            if not name.startswith("disk"):
+                self.chances[name] *= 0.2
+
     @staticmethod
     def _tight(rng: Random, narrow: tuple[int, ...], wide: int) -> int:
         return rng.choice(narrow) if rng.random() < 0.1 else wide
@@ -91,14 +119,15 @@ class Swarm:
         return steps * self.step_ms
 
     @staticmethod
-    def _shapes(rng: Random) -> list[Shape]:
+    def _shapes(rng: Random, shapes: tuple[Shape, ...]) -> list[Shape]:
         """The geometry of each namespace; often the same one several times."""
-        first = rng.choice(SHAPES)
-        return [first, *(first if rng.random() < 0.4 else rng.choice(SHAPES) for _ in range(rng.choice((0, 1, 1, 2))))]
+        first = rng.choice(shapes)
+        return [first, *(first if rng.random() < 0.4 else rng.choice(shapes) for _ in range(rng.choice((0, 1, 1, 2))))]
 
     def _bounds(self, rng: Random) -> Bounds:
         slab_units = max(rng.choice((3, 4, 5, 7)), *(shape.slot_units_max() for shape in self.shapes))
-        units = max(shape.chunk_units() for shape in self.shapes) * rng.choice((1, 3, 6, 9, 16))
+        chunks = rng.choice((2, 3, 4, 6) if self.has_disk else (1, 3, 6, 9, 16))
+        units = max(shape.chunk_units() for shape in self.shapes) * chunks
         chunk_slabs = max(shape.chunk_slabs(slab_units) for shape in self.shapes)
         slabs = max(rng.choice((2, 3)), chunk_slabs, -(-units // slab_units))
         return Bounds(
@@ -118,7 +147,29 @@ class Swarm:
             job_ttl_ms=self.ms(rng.choice((150, 1500))),
             mover_grace_ms=self.ms(rng.choice((40, 300))),
             mover_start_ms=self.ms(rng.choice((100, 600))),
+            **self._disk(rng),
         )
+
+    def _disk(self, rng: Random) -> dict[str, int]:
+        """The disk tier, in most seeds: devices that hold a little more than the arena, or less."""
+        if not self.has_disk:
+            return {}
+        largest = max(shape.slot_units_max() for shape in self.shapes)
+        segment_units = 1 + (largest + 1) * rng.choice((1, 2, 3)) + rng.choice((0, 1))
+        segments = rng.choice((2, 5, 9, 17))
+        return {
+            "disk_devices": rng.choice((1, 1, 2, 3)),
+            "disk_device_bytes": segments * segment_units * SLOT_ALIGN,
+            "disk_segment_bytes": segment_units * SLOT_ALIGN,
+            "disk_write_through": rng.random() < 0.4,
+            "disk_second_touch": rng.random() < 0.2,
+            "disk_daily_write_bytes": rng.choice((0, 0, 0, 24 * 7 * SLOT_ALIGN)),
+            "disk_clean_percent": rng.choice((10, 50, 90)),
+            "disk_jobs_max": rng.choice((1, 3, 32)),
+            "disk_job_ms": self.ms(rng.choice((150, 1500))),
+            "disk_restart_ms": self.ms(rng.choice((5, 100))),
+            "recompute_tokens_per_s": rng.choice((0, 0, 0, 1_000_000)),
+        }
 
 
 def _strength(rng: Random) -> float:

@@ -14,6 +14,7 @@ from kvserver.wire.messages import Request
 
 from . import inside, nonsense
 from .content import Garbage
+from .disk import Devices, SimDiskMover, rot
 from .engines import SimEngine
 from .ledger import Ledger
 from .memory import Arena
@@ -53,6 +54,7 @@ class World:
         self.garbage = Garbage()
         self.arena = Arena(bounds.slab_bytes, bounds.arena_bytes // bounds.slab_bytes)
         self.ledger = Ledger(self.arena)
+        self.devices = Devices(bounds.disk_segment_bytes)
         self.shapes: dict[bytes, Shape] = {
             bytes([index + 1]) * 32: shape for index, shape in enumerate(self.swarm.shapes)
         }
@@ -104,6 +106,7 @@ class World:
             self._feeding = False
         if self.events % EVENTS_PER_COMPARISON == 0:
             inside.compare_with_ledger(self.shell.service, self.ledger, self.rng, self.arena, self.shapes)
+            inside.compare_with_devices(self.shell.service, self.devices, self.shapes)
         self._deliver_eagerly()
 
     def _start_brain(self, effects_left: int) -> Shell:
@@ -116,11 +119,23 @@ class World:
                 self.counts["brain died at start"] += 1
                 effects_left = -1
 
-    def brain_died(self) -> None:
-        """kill -9. Its movers are reaped before there is another brain; clients notice, unless they are stopped."""
+    def _lose_memory(self) -> None:
+        """The supervisor died as well, or the machine: only the devices are as they were."""
+        bounds = self.swarm.bounds
+        self.counts["memory lost"] += 1
+        resized = self.arena.resized
+        self.arena = Arena(bounds.slab_bytes, bounds.arena_bytes // bounds.slab_bytes)
+        self.arena.resized = resized
+        self.ledger = Ledger(self.arena)
+
+    def brain_died(self, *, wiped: bool = False) -> None:
+        """kill -9; wiped: of the supervisor too. Its movers are reaped before there is another brain; clients notice,
+        unless they are stopped."""
         self.counts["brain died"] += 1
         self.count_what_the_brain_counted()
         self.supervisor.reap_all()
+        if wiped or self.chance("memory-lost"):
+            self._lose_memory()
         self.gone.clear()
         for peer in list(self.mail):
             process = self.peers.get(peer)
@@ -143,6 +158,10 @@ class World:
             self.counts[f"discarded {reason}"] += chunks
         self.counts["chunks evicted"] += counters.evictions
         self.counts["leases expired"] += counters.leases_expired
+        for name in ("disk_evictions", "disk_lost", "disk_reads", "disk_recovered", "disk_writes", "lookups_declined"):
+            self.counts[name] += getattr(counters, name)
+        for reason, chunks in counters.disk_refused.items():
+            self.counts[f"disk refused {reason}"] += chunks
         self.counts["slots of another size overwritten"] = self.arena.resized
 
     # ---------------------------------------------------------------- what processes use
@@ -252,6 +271,8 @@ class World:
                 self._engine().release()
             case "resume":
                 self._resume()
+            case "rot":
+                rot(self)
             case "brain-dies":
                 self.shell.effects_left = int(rng.random() * 6)
             case "mover-dies" | "mover-stops":
@@ -332,7 +353,7 @@ class World:
         elif isinstance(source, int):
             self._deliver(source)
         else:
-            assert isinstance(source, SimMover)
+            assert isinstance(source, SimMover | SimDiskMover)
             self.feed(Reported(source.number, source.reports.popleft()))
         return True
 

@@ -88,7 +88,7 @@ def ids(*blocks: int) -> bytes:
 
 class Rig:
     def __init__(self, **bounds: int) -> None:
-        self.bounds = Bounds(arena_bytes=ARENA_BYTES, slab_bytes=SLAB_BYTES, **bounds)
+        self.bounds = Bounds(**{"arena_bytes": ARENA_BYTES, "slab_bytes": SLAB_BYTES, **bounds})
         self.service = self.new_service()
         self.now_ns = 1_000_000_000
         self.movers_map = True
@@ -105,7 +105,7 @@ class Rig:
         """(peer, id) -> reply."""
         self._unmaps: list[tuple[int, int]] = []
         self._last = 0
-        self.handle(ArenaGrew(ARENA_BYTES // SLAB_BYTES, ""))
+        self.handle(ArenaGrew(self.bounds.arena_bytes // SLAB_BYTES, ""))
 
     def new_service(self) -> Service:
         return Service(self.bounds, random.Random(7).randbytes)

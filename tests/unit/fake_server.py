@@ -305,7 +305,7 @@ class FakeServer:
                 held = self.stored.get(request.namespace, set())
                 chunks = len(list(itertools.takewhile(held.__contains__, keys)))
                 lease = next(self._numbers) if chunks >= request.chunks_wanted_min else 0
-                return wire.Found(request.id, chunks, lease, self.limits.lease_ttl_ms if lease else 0)
+                return wire.Found(request.id, chunks, lease, self.limits.lease_ttl_ms if lease else 0, 0)
             case wire.Release():
                 return wire.Released(request.id)
             case wire.Store():

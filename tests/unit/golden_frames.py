@@ -46,8 +46,8 @@ STATE = GroupSpec(6, 3, "state", 0, 1, 0, 1, 0, [RegionRun(0, 1, 1, 0, 255, 254)
 # fmt: off
 GOLDEN: list[tuple[Frame, str]] = [
     (
-        Hello(1, 2, "engine", 77, 3, -1, "kvclient 0.1"),
-        "98a568656c6c6f0102a6656e67696e654d03ffac6b76636c69656e7420302e31",
+        Hello(1, 3, "engine", 77, 3, -1, "kvclient 0.1"),
+        "98a568656c6c6f0103a6656e67696e654d03ffac6b76636c69656e7420302e31",
     ),
     (
         Attach(2, b"0123456789abcdef"),
@@ -134,8 +134,8 @@ GOLDEN: list[tuple[Frame, str]] = [
         "92ac756e7265676973746572656407",
     ),
     (
-        Found(8, 2, 70_000, 30_000),
-        "95a5666f756e640802ce00011170cd7530",
+        Found(8, 2, 70_000, 30_000, 1),
+        "96a5666f756e640802ce00011170cd753001",
     ),
     (
         Released(9),

@@ -31,7 +31,8 @@ def listed() -> list[str]:
             for path in ROOT.rglob("*")
             if path.is_file() and not ignored & set(path.relative_to(ROOT).parts)
         ]
-    return sorted(name for name in names if (ROOT / name).is_file() and not name.startswith("LICENSE"))
+    ours = [name for name in names if not name.startswith(("LICENSE", "csrc/vendor/"))]
+    return sorted(name for name in ours if (ROOT / name).is_file())
 
 
 FILES = listed()

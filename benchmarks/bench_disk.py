@@ -1,0 +1,189 @@
+"""How fast are records written to disk and read back, beside fio on the same file system?
+
+python -m benchmarks.bench_disk [--json] [--directory DIR] [--kinds write,read] [--kib 256,1024,4096] [--depths 1,8,32]
+[--recovery-records 100000] [--smoke]
+
+Both use O_DIRECT and io_uring on a preallocated file whose every block was written before, in random order, with the
+same number of payloads under way. Ours computes a checksum of each payload, and writes beside it: a block of zeros
+over the header that was there, and the new header. A round is ours, then fio; the ratio is that of each round.
+The rate is payload bytes over the time from the first request to the last end. Without fio only our rates are shown.
+Recovery: of a store that is full of records of 16 KiB, which were written and not flushed before; it reads 4 KiB each.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import random
+import select
+import shutil
+import struct
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.rows import Rows, say
+from kvserver._native import DiskEngine, DiskStore, create_memfd
+
+RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
+COMPLETION = struct.Struct("<QIHHQQQ")
+SEGMENT_BYTES = 64 << 20
+WAIT_MS = 60_000
+
+Kind = Literal["write", "read"]
+
+
+class Ours:
+    """A store that is full of records of one size, and an arena with a slot for each record of a round."""
+
+    def __init__(self, directory: Path, *, file_bytes: int, record_bytes: int, round_bytes: int, depth: int) -> None:
+        self.record_bytes = record_bytes
+        self.store = DiskStore(
+            str(directory), device=0, capacity_bytes=file_bytes, segment_bytes=SEGMENT_BYTES, fingerprint=bytes(32)
+        )
+        per_segment = DiskStore.extents_per_segment(SEGMENT_BYTES, record_bytes)
+        self.extents = [
+            segment * SEGMENT_BYTES + position * record_bytes
+            for segment in range(self.store.segments)
+            for position in range(per_segment)
+        ]
+        self.slots = round_bytes // record_bytes
+        arena_bytes = self.slots * record_bytes
+        self.fd = create_memfd("arena", arena_bytes)
+        self.arena = mmap.mmap(self.fd, arena_bytes)
+        block = random.Random(1).randbytes(record_bytes)
+        for slot in range(self.slots):
+            self.arena[slot * record_bytes : (slot + 1) * record_bytes] = block[slot * 8 :] + block[: slot * 8]
+        self.engine = DiskEngine(
+            arena_fd=self.fd,
+            arena_bytes=arena_bytes,
+            stores=[self.store],
+            engine="auto",
+            depth=depth,
+            hash_threads=min(4, os.cpu_count() or 1),
+        )
+        self.engine.arena_ready(arena_bytes)
+        self.generation = 0
+        self.held: dict[int, int] = {}
+        """extent -> generation."""
+        self.chooser = random.Random(2)
+        for first in range(0, len(self.extents), self.slots):
+            self._run("write", self.extents[first : first + self.slots])
+
+    def gb_per_s(self, kind: Kind) -> float:
+        """Of one round."""
+        return self._run(kind, self.chooser.sample(self.extents, self.slots))
+
+    def recovery_s(self) -> tuple[float, int]:
+        """How long a recovery takes, and of how many records."""
+        begun = time.perf_counter()
+        records = self.store.recover()
+        return time.perf_counter() - begun, len(records) // DiskStore.RECORD_BYTES
+
+    def close(self) -> None:
+        self.engine.close()
+        self.store.close()
+        self.arena.close()
+        os.close(self.fd)
+
+    def _run(self, kind: Kind, extents: list[int]) -> float:
+        packed = bytearray()
+        for slot, extent in enumerate(extents):
+            if kind == "write":
+                self.generation += 1
+                self.held[extent] = self.generation
+            generation = self.held[extent]
+            names = (bytes(32), generation.to_bytes(32, "little"), bytes(32))
+            shape = (0, 0, self.record_bytes, 0, self.record_bytes // 4096)
+            packed += RECORD.pack(slot * self.record_bytes, *names, *shape, generation, extent, 0, 0)
+        poll = select.poll()
+        poll.register(self.engine.eventfd, select.POLLIN)
+        records = bytes(packed)
+        begun = time.perf_counter()
+        self.engine.submit(1, kind, records)
+        left = len(extents)
+        while left:
+            assert poll.poll(WAIT_MS), "the device does not answer"
+            os.eventfd_read(self.engine.eventfd)
+            for completion in COMPLETION.iter_unpack(self.engine.completions(left)):
+                assert completion[2] == DiskEngine.DONE, completion
+                left -= 1
+        return len(extents) * self.record_bytes / (time.perf_counter() - begun) / 1e9
+
+
+def fio_gb_per_s(path: Path, kind: Kind, *, file_bytes: int, record_bytes: int, round_bytes: int, depth: int) -> float:
+    """One round of fio on a file that it lays out, and writes, the first time."""
+    command = ["fio", "--name=bench", f"--filename={path}", f"--size={file_bytes}", f"--bs={record_bytes}"]
+    command += ["--direct=1", "--ioengine=io_uring", f"--iodepth={depth}", "--output-format=json", "--thread"]
+    if not path.exists():
+        subprocess.run([*command, "--rw=write", "--bs=1m", "--iodepth=8"], check=True, capture_output=True)
+    command += [f"--rw=rand{kind}", f"--io_size={round_bytes}", "--norandommap"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(json.loads(done.stdout)["jobs"][0][kind]["bw_bytes"]) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser.add_argument("--directory", help="on the device to measure; the working directory without")
+    parser.add_argument("--kinds", default="write,read")
+    parser.add_argument("--kib", default="256,1024,4096", help="sizes of records")
+    parser.add_argument("--depths", default="1,8,32")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--file-mib", type=int, default=1024)
+    parser.add_argument("--round-mib", type=int, default=256)
+    parser.add_argument("--recovery-records", type=int, default=0)
+    parser.add_argument("--smoke", action="store_true", help="tiny, to see that it runs")
+    given = parser.parse_args()
+    if given.smoke:
+        given.kib, given.depths, given.rounds, given.file_mib, given.round_mib = "128", "2", 2, 129, 8
+        given.recovery_records = 500
+    has_fio = shutil.which("fio") is not None
+    if not has_fio:
+        say("no fio here: our rates alone")
+    with tempfile.TemporaryDirectory(dir=given.directory or Path.cwd(), prefix="bench-disk-") as name:
+        rates(given, Path(name), has_fio=has_fio)
+
+
+def rates(given: argparse.Namespace, directory: Path, *, has_fio: bool) -> None:
+    beside = f"fio {_fio_version()}" if has_fio else "no fio"
+    rows = Rows("disk", as_json=given.json, config=f"file {given.file_mib} MiB, round {given.round_mib} MiB, {beside}")
+    for kib in map(int, given.kib.split(",")):
+        for depth in map(int, given.depths.split(",")):
+            file_bytes, record_bytes, round_bytes = given.file_mib << 20, kib << 10, given.round_mib << 20
+            sizes = {"file_bytes": file_bytes, "record_bytes": record_bytes, "round_bytes": round_bytes}
+            ours = Ours(directory, **sizes, depth=depth)
+            say(ours.engine.backend)
+            kinds: list[Kind] = ["write", "read"]
+            for kind in [kind for kind in kinds if kind in given.kinds]:
+                runs, ceilings = [], []
+                for _ in range(given.rounds):
+                    runs.append(ours.gb_per_s(kind))
+                    if has_fio:
+                        ceilings.append(fio_gb_per_s(directory / "fio", kind, **sizes, depth=depth))
+                rows.add(f"{kind}_{kib}k_depth{depth}", runs, "GB/s", ceilings=ceilings)
+            ours.close()
+            (directory / DiskStore.FILE).unlink()
+    if given.recovery_records:
+        recovery(rows, directory, given)
+
+
+def recovery(rows: Rows, directory: Path, given: argparse.Namespace) -> None:
+    record_bytes = 16 << 10
+    segments = -(-given.recovery_records // DiskStore.extents_per_segment(SEGMENT_BYTES, record_bytes))
+    file_bytes = 8192 + segments * SEGMENT_BYTES
+    ours = Ours(directory, file_bytes=file_bytes, record_bytes=record_bytes, round_bytes=16 << 20, depth=32)
+    found = [ours.recovery_s() for _ in range(given.rounds)]
+    say(f"{found[0][1]} records")
+    rows.add("recovery_s", [seconds for seconds, _ in found], "s")
+    ours.close()
+
+
+def _fio_version() -> str:
+    return subprocess.run(["fio", "--version"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

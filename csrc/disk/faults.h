@@ -1,0 +1,68 @@
+// What goes wrong with a store's I/O, planned request by request: for tests. Also tells what was written, from which a
+// test makes the images that a crash could have left.
+//
+// Threads: every method may be called from any thread.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "disk/io.h"
+
+namespace kv::disk {
+
+enum class Fault { NONE, ERROR, SHORT, TORN, FLIP, MISDIRECT, STALL };
+
+class Faults {
+  public:
+    struct Event {
+        const char* event;  // "begin" of a write, "end" of one that succeeded, "flush"
+        uint64_t request;
+        uint64_t offset;
+        std::string bytes;
+    };
+    struct Planned {
+        Fault fault = Fault::NONE;
+        int error = 0;
+    };
+
+    // The nth request from now on is number nth; with `lasting` all after it go wrong too.
+    void plan(uint64_t nth, Planned planned, bool lasting);
+    // Ends all stalls, those that are planned as well.
+    void release();
+    uint64_t requests() const;
+    uint64_t stalled() const;
+    void record();
+    std::vector<Event> trace() const;
+
+    // What FaultyIo asks and tells.
+    Planned next(const Request& request, uint64_t& number);
+    void ended(uint64_t number);
+    void flushed();
+    // Holds the request until release(), which wakes `io`. False: stalls are over.
+    bool hold(Request& request, Io& io);
+    // The held requests of `io` that may go on, once.
+    std::vector<Request*> released(const Io& io);
+
+  private:
+    mutable std::mutex mutex_;
+    uint64_t requests_ = 0;
+    std::map<uint64_t, Planned> planned_;
+    uint64_t lasting_from_ = UINT64_MAX;
+    Planned lasting_;
+    bool released_ = false;
+    std::vector<std::pair<Request*, Io*>> held_;
+    bool recording_ = false;
+    std::vector<Event> trace_;
+};
+
+// `faults` may be null: then `io` itself comes back.
+std::unique_ptr<Io> with_faults(std::unique_ptr<Io> io, std::shared_ptr<Faults> faults);
+
+}  // namespace kv::disk

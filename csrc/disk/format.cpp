@@ -1,0 +1,192 @@
+#include "disk/format.h"
+
+#include <cinttypes>
+#include <cstring>
+
+#include "check.h"
+#include "disk/xxh3.h"
+
+namespace kv::disk {
+namespace {
+
+constexpr uint64_t SUPERBLOCK_MAGIC = 0x314b534944564b00;  // "\0KVDISK1" as bytes
+constexpr uint64_t SEGMENT_MAGIC = 0x314d474553564b00;     // "\0KVSEGM1"
+constexpr uint64_t RECORD_MAGIC = 0x3144434552564b00;      // "\0KVRECD1"
+
+struct SuperblockBytes {
+    uint64_t magic;
+    uint32_t format;
+    uint32_t block_bytes;
+    uint64_t segment_bytes;
+    StoreId store;
+    Fingerprint fingerprint;
+    uint64_t seal;
+};
+static_assert(sizeof(SuperblockBytes) == 80);
+
+struct SegmentBytes {
+    uint64_t magic;
+    StoreId store;
+    uint64_t segment;
+    uint64_t extent_bytes;
+    uint64_t epoch;
+    uint64_t seal;
+};
+static_assert(sizeof(SegmentBytes) == 56);
+
+struct RecordBytes {
+    uint64_t magic;
+    StoreId store;
+    uint64_t epoch;
+    uint64_t segment;
+    uint64_t position;
+    std::byte namespace_digest[32];
+    std::byte key[32];
+    std::byte parent[32];
+    uint16_t group;
+    uint16_t shard;
+    uint32_t payload_bytes;
+    uint32_t tenant;
+    uint32_t extent_units;
+    uint64_t generation;
+    uint64_t payload_hash;
+    uint32_t stored_s;
+    uint32_t reserved;
+    uint64_t seal;
+};
+static_assert(sizeof(RecordBytes) == 192, "no padding is hashed, and one sector of 512 bytes holds it all");
+
+// The seal is the last member: it covers everything before it.
+template <typename Bytes>
+uint64_t right_seal(const Bytes& content) {
+    return xxh3({reinterpret_cast<const std::byte*>(&content), offsetof(Bytes, seal)});
+}
+
+template <typename Bytes>
+Block seal(Bytes& content) {
+    content.seal = right_seal(content);
+    Block block{};
+    std::memcpy(block.bytes, &content, sizeof content);
+    return block;
+}
+
+template <typename Bytes>
+Bytes contents(const Block& block) {
+    Bytes content;
+    std::memcpy(&content, block.bytes, sizeof content);
+    return content;
+}
+
+}  // namespace
+
+Place Geometry::place_of(int64_t extent, uint64_t extent_bytes) const {
+    const auto name = static_cast<uint64_t>(extent);  // negative ones become too large
+    const Place place{name / segment_bytes, extent_bytes == 0 ? 0 : name % segment_bytes / extent_bytes};
+    if (extent_bytes == 0 || place.segment >= segments || name % segment_bytes % extent_bytes != 0 ||
+        place.position >= extents_per_segment(extent_bytes)) {
+        bad_argument(format("extent=%" PRId64 " of %" PRIu64 " bytes must be one of %" PRIu64 " in each of %" PRIu64
+                            " segments of %" PRIu64 " bytes",
+                            extent, extent_bytes, extent_bytes == 0 ? 0 : extents_per_segment(extent_bytes), segments,
+                            segment_bytes));
+    }
+    return place;
+}
+
+Block encode(const Superblock& superblock) {
+    SuperblockBytes content{SUPERBLOCK_MAGIC,       FORMAT, BLOCK_BYTES, superblock.segment_bytes, superblock.store,
+                            superblock.fingerprint, 0};
+    return seal(content);
+}
+
+SuperblockFound decode(const Block& block, Superblock& superblock) {
+    const auto content = contents<SuperblockBytes>(block);
+    if (content.magic != SUPERBLOCK_MAGIC) return SuperblockFound::NONE;
+    // Another format may keep its seal elsewhere, so the number is looked at first: whatever it is, it is not ours.
+    if (content.format != FORMAT || content.block_bytes != BLOCK_BYTES) return SuperblockFound::OTHER_FORMAT;
+    if (content.seal != right_seal(content)) return SuperblockFound::DAMAGED;
+    superblock = {content.segment_bytes, content.store, content.fingerprint};
+    return SuperblockFound::VALID;
+}
+
+Block encode(const StoreId& store, const SegmentLabel& label) {
+    SegmentBytes content{SEGMENT_MAGIC, store, label.segment, label.extent_bytes, label.epoch, 0};
+    return seal(content);
+}
+
+Found decode(const Block& block, const StoreId& store, uint64_t segment, SegmentLabel& label) {
+    const auto content = contents<SegmentBytes>(block);
+    if (content.magic != SEGMENT_MAGIC) return content.magic == 0 ? Found::EMPTY : Found::EARLIER;
+    if (content.seal != right_seal(content)) return Found::DAMAGED;
+    if (content.store != store) return Found::EARLIER;
+    if (content.segment != segment || content.extent_bytes == 0 || content.extent_bytes % BLOCK_BYTES != 0) {
+        return Found::DAMAGED;
+    }
+    label = {content.segment, content.extent_bytes, content.epoch};
+    return Found::RECORD;
+}
+
+Block encode(const StoreId& store, uint64_t epoch, Place place, const Sealed& sealed) {
+    const LedgerRecord& shard = sealed.record.shard;
+    RecordBytes content{};
+    content.magic = RECORD_MAGIC;
+    content.store = store;
+    content.epoch = epoch;
+    content.segment = place.segment;
+    content.position = place.position;
+    std::memcpy(content.namespace_digest, shard.namespace_digest, sizeof content.namespace_digest);
+    std::memcpy(content.key, shard.key, sizeof content.key);
+    std::memcpy(content.parent, shard.parent, sizeof content.parent);
+    content.group = shard.group;
+    content.shard = shard.shard;
+    content.payload_bytes = shard.payload_bytes;
+    content.tenant = shard.tenant;
+    content.extent_units = shard.slot_units;
+    content.generation = shard.generation;
+    content.payload_hash = sealed.payload_hash;
+    content.stored_s = sealed.record.stored_s;
+    return seal(content);
+}
+
+Found decode(const Block& block, const StoreId& store, const SegmentLabel& label, Place place, Sealed& sealed) {
+    const auto content = contents<RecordBytes>(block);
+    if (content.magic != RECORD_MAGIC) return content.magic == 0 ? Found::EMPTY : Found::EARLIER;
+    if (content.seal != right_seal(content)) return Found::DAMAGED;
+    if (content.store != store) return Found::EARLIER;
+    if (Place{content.segment, content.position} != place) return Found::DAMAGED;
+    if (content.epoch != label.epoch) return Found::EARLIER;
+    if (uint64_t{content.extent_units} * BLOCK_BYTES != label.extent_bytes ||
+        content.payload_bytes > label.extent_bytes || content.generation == 0) {
+        return Found::DAMAGED;
+    }
+    sealed = {};
+    LedgerRecord& shard = sealed.record.shard;
+    shard.arena_offset = -1;
+    std::memcpy(shard.namespace_digest, content.namespace_digest, sizeof shard.namespace_digest);
+    std::memcpy(shard.key, content.key, sizeof shard.key);
+    std::memcpy(shard.parent, content.parent, sizeof shard.parent);
+    shard.group = content.group;
+    shard.shard = content.shard;
+    shard.payload_bytes = content.payload_bytes;
+    shard.tenant = content.tenant;
+    shard.slot_units = content.extent_units;
+    shard.generation = content.generation;
+    sealed.record.stored_s = content.stored_s;
+    sealed.payload_hash = content.payload_hash;
+    return Found::RECORD;
+}
+
+uint64_t identity_of(const LedgerRecord& shard) {
+    struct {
+        std::byte namespace_digest[32];
+        std::byte key[32];
+        uint64_t group;
+        uint64_t shard;
+    } name{};
+    std::memcpy(name.namespace_digest, shard.namespace_digest, sizeof name.namespace_digest);
+    std::memcpy(name.key, shard.key, sizeof name.key);
+    name.group = shard.group;
+    name.shard = shard.shard;
+    return xxh3({reinterpret_cast<const std::byte*>(&name), sizeof name});
+}
+
+}  // namespace kv::disk

@@ -1,0 +1,47 @@
+#include "disk/hashers.h"
+
+#include <utility>
+
+#include "check.h"
+#include "disk/xxh3.h"
+#include "named_thread.h"
+
+namespace kv::disk {
+
+Hashers::Hashers(unsigned threads) {
+    for (unsigned i = 0; i < threads; ++i) {
+        threads_.push_back(start_thread(format("kv-hash-%u", i), [this] { work(); }));
+    }
+}
+
+Hashers::~Hashers() {
+    {
+        const std::lock_guard lock(mutex_);
+        closing_ = true;
+    }
+    work_ready_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+}
+
+void Hashers::hash(std::span<const std::byte> bytes, std::function<void(uint64_t)> done) {
+    {
+        const std::lock_guard lock(mutex_);
+        tasks_.push_back({bytes, std::move(done)});
+    }
+    work_ready_.notify_one();
+}
+
+void Hashers::work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        work_ready_.wait(lock, [this] { return closing_ || !tasks_.empty(); });
+        if (tasks_.empty()) return;
+        const Task task = std::move(tasks_.front());
+        tasks_.pop_front();
+        lock.unlock();
+        task.done(xxh3(task.bytes));
+        lock.lock();
+    }
+}
+
+}  // namespace kv::disk

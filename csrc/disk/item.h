@@ -1,0 +1,96 @@
+// What one order is on its way through a lane, and what is told of its end.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "disk/format.h"
+#include "disk/io.h"
+#include "shared_memory.h"
+
+namespace kv::disk {
+
+enum class Kind { WRITE, READ, WITHDRAW };
+
+enum class Outcome : uint16_t { DONE, IO_ERROR, CHECKSUM, STALE, SHORT, CANCELLED };
+
+// As Python unpacks it.
+struct Completion {
+    uint64_t job;
+    uint32_t item;
+    uint16_t outcome;
+    uint16_t error;  // errno, of IO_ERROR
+    uint64_t payload_bytes;
+    uint64_t wait_ns;
+    uint64_t io_ns;
+};
+static_assert(sizeof(Completion) == 40, "no padding: completions are packed");
+
+// It is also its request: one is under way for it at most.
+struct Item : Request {
+    enum class Step {
+        QUEUED,
+        FORMING,      // a new label of its segment is being written
+        WITHDRAWING,  // the header that lies there is being overwritten with zeros
+        WAITING,      // for its turn at the device
+        MOVING,       // its payload is under way
+        HASHING,      // nothing but its checksum is missing
+        SEALING,      // its header is being written
+        ENDING,       // over, but for a hasher that still looks at it
+    };
+
+    uint64_t job = 0;
+    uint32_t index = 0;
+    Kind kind = Kind::READ;
+    DiskRecord record{};
+    Place place{};
+
+    // Who is first, the hasher or the lane that needs the hash, leaves word for the other.
+    enum class Hash {
+        NONE,
+        COMPUTING,
+        AWAITED,  // the lane has nothing else to do for the item: the hasher hands it over
+        READY,
+    };
+
+    Step step = Step::QUEUED;
+    std::atomic<Hash> hash_state = Hash::NONE;
+    uint64_t hash = 0;   // when READY
+    uint32_t moved = 0;  // bytes of the payload
+    uint64_t epoch = 0;  // that is being written, while FORMING
+    std::unique_ptr<Block> block;
+    Outcome outcome = Outcome::DONE;
+    int error = 0;
+    uint64_t queued_ns = 0;
+    uint64_t begun_ns = 0;
+};
+
+using ItemPointer = std::unique_ptr<Item>;
+
+// Ends of items, from the lanes to the one thread that reports them, and how many each job still has to give.
+class Ends {
+  public:
+    Ends() : event_(create_eventfd()) {}
+    int eventfd() const { return event_.get(); }
+
+    // bad_argument when a job of this number has items left.
+    void expect(uint64_t job, size_t items);
+    void push(const Completion& completion);
+    std::vector<Completion> take(size_t most);
+    size_t items_left() const;
+
+  private:
+    const Descriptor event_;
+    mutable std::mutex mutex_;
+    std::deque<Completion> completions_;
+    std::unordered_map<uint64_t, size_t> left_;
+    size_t items_left_ = 0;
+};
+
+}  // namespace kv::disk

@@ -1,0 +1,396 @@
+#include "disk/lane.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cinttypes>
+#include <cstring>
+#include <ctime>
+#include <random>
+#include <utility>
+
+#include "check.h"
+#include "named_thread.h"
+
+namespace kv::disk {
+namespace {
+
+// Items that cannot begin yet do not hold up others, of which so many are looked at.
+constexpr size_t LOOK_AHEAD = 64;
+
+Block zeros;
+
+uint64_t now_ns() {
+    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
+
+uint64_t draw_epoch() {
+    std::random_device device;
+    return uint64_t{device()} << 32 | device();
+}
+
+}  // namespace
+
+Lane::Lane(std::shared_ptr<Store> store, std::unique_ptr<Io> io, unsigned depth, std::byte* arena, Hashers& hashers,
+           Ends& ends)
+    : store_(std::move(store)), io_(std::move(io)), depth_(depth), arena_(arena), hashers_(hashers), ends_(ends) {
+    thread_ = start_thread(format("kv-disk-%u", store_->device()), [this] { run(); });
+}
+
+Lane::~Lane() { close(); }
+
+// ------------------------------------------------------------------ any thread
+
+void Lane::submit(std::vector<ItemPointer> items) {
+    const uint64_t now = now_ns();
+    {
+        const std::lock_guard lock(mutex_);
+        for (ItemPointer& item : items) {
+            item->queued_ns = now;
+            inbox_.items.push_back(std::move(item));
+        }
+    }
+    io_->wake();
+}
+
+void Lane::cancel(uint64_t job) {
+    {
+        const std::lock_guard lock(mutex_);
+        inbox_.cancelled.push_back(job);
+    }
+    io_->wake();
+}
+
+void Lane::register_memory(uint64_t begin, uint64_t end) {
+    {
+        const std::lock_guard lock(mutex_);
+        inbox_.memory.emplace_back(begin, end);
+    }
+    io_->wake();
+}
+
+void Lane::close() {
+    if (!thread_.joinable()) return;
+    {
+        const std::lock_guard lock(mutex_);
+        inbox_.closing = true;
+    }
+    io_->wake();
+    thread_.join();
+}
+
+// ------------------------------------------------------------------ the lane's thread
+
+void Lane::run() {
+    std::vector<Request*> ended;
+    for (;;) {
+        const bool closing = take_inbox();
+        begin_moves();  // first, since what has begun leaves room for others to begin
+        begin_items(reads_);
+        begin_items(writes_);
+        begin_moves();
+        if (closing && active_.empty()) return;
+        register_next();
+        ended.clear();
+        io_->collect(ended);
+        for (Request* request : ended) request_ended(static_cast<Item&>(*request));
+    }
+}
+
+// Returns whether the lane is to end.
+bool Lane::take_inbox() {
+    Inbox inbox;
+    {
+        const std::lock_guard lock(mutex_);
+        std::swap(inbox, inbox_);
+        inbox_.closing = inbox.closing;
+    }
+    for (ItemPointer& item : inbox.items) {
+        (item->kind == Kind::READ ? reads_ : writes_).push_back(std::move(item));
+    }
+    for (Item* item : inbox.hashed) hashed(*item);
+    for (const uint64_t job : inbox.cancelled) cancel_queued([job](const Item& item) { return item.job == job; });
+    if (inbox.closing) cancel_queued([](const Item&) { return true; });
+    memory_.insert(memory_.end(), inbox.memory.begin(), inbox.memory.end());
+    return inbox.closing;
+}
+
+void Lane::cancel_queued(const std::function<bool(const Item&)>& is_meant) {
+    for (std::list<ItemPointer>* queue : {&reads_, &writes_}) {
+        for (auto item = queue->begin(); item != queue->end();) {
+            if (is_meant(**item)) {
+                (*item)->begun_ns = now_ns();
+                (*item)->outcome = Outcome::CANCELLED;
+                report(**item);
+                item = queue->erase(item);
+            } else {
+                ++item;
+            }
+        }
+    }
+}
+
+// One piece a turn: pinning a piece takes tens of milliseconds, and items wait meanwhile.
+void Lane::register_next() {
+    if (memory_.empty()) return;
+    const auto [begin, end] = memory_.front();
+    memory_.pop_front();
+    if (io_->register_memory(arena_ + begin, end - begin)) {
+        registered_bytes_ += end - begin;
+    } else {
+        memory_.clear();
+    }
+    if (!memory_.empty()) io_->wake();
+}
+
+// ------------------------------------------------------------------ beginning
+
+// In order, but for items that have to wait for others in their segment; what comes after these there waits as well.
+void Lane::begin_items(std::list<ItemPointer>& queue) {
+    std::vector<uint64_t> blocked;
+    size_t looked_at = 0;
+    for (auto next = queue.begin(); next != queue.end() && looked_at < LOOK_AHEAD; ++looked_at) {
+        if (active_.size() >= requests_max(depth_)) return;
+        const auto here = next++;
+        const uint64_t segment = (*here)->place.segment;
+        const bool behind = std::find(blocked.begin(), blocked.end(), segment) != blocked.end();
+        if (behind || !can_begin(**here)) {
+            if (!behind) blocked.push_back(segment);
+            continue;
+        }
+        Item& item = **here;
+        active_.emplace(&item, std::move(*here));
+        queue.erase(here);
+        begin(item);
+    }
+}
+
+bool Lane::can_begin(const Item& item) const {
+    const SegmentState& segment = segment_of(item);
+    if (segment.forming) return false;
+    if (serves(item)) return !segment.extents[item.place.position].busy;
+    return item.kind != Kind::WRITE || segment.busy == 0;
+}
+
+void Lane::begin(Item& item) {
+    item.begun_ns = now_ns();
+    ++segment_of(item).busy;
+    if (item.kind == Kind::WRITE) {
+        if (serves(item)) {
+            prepare_write(item);
+        } else {
+            form(item);
+        }
+        return;
+    }
+    if (!serves(item) || !extent_of(item).holds(item.record.shard)) {
+        end(item, Outcome::STALE);
+        return;
+    }
+    extent_of(item).busy = true;
+    if (item.kind == Kind::READ) {
+        wait_for_move(item);
+    } else {
+        extent_of(item).forget();
+        withdraw(item);
+    }
+}
+
+// Gives the segment another size. Its records are gone from here on, whether or not the device takes the label.
+void Lane::form(Item& item) {
+    SegmentState& segment = segment_of(item);
+    segment.forming = true;
+    segment.extent_bytes = 0;
+    segment.extents.clear();
+    item.epoch = draw_epoch();
+    item.step = Item::Step::FORMING;
+    item.block = std::make_unique<Block>(
+        encode(store_->id(), SegmentLabel{item.place.segment, item.record.extent_bytes(), item.epoch}));
+    submit_block(item, store_->geometry().segment_offset(item.place.segment), item.block->bytes);
+}
+
+void Lane::formed(Item& item) {
+    SegmentState& segment = segment_of(item);
+    segment.forming = false;
+    if (!succeeded(item)) return;
+    segment.extent_bytes = item.record.extent_bytes();
+    segment.epoch = item.epoch;
+    segment.extents.assign(store_->geometry().extents_per_segment(segment.extent_bytes), {});
+    prepare_write(item);
+}
+
+void Lane::prepare_write(Item& item) {
+    ExtentState& extent = extent_of(item);
+    KV_ASSERT(!extent.busy);
+    extent.busy = true;
+    extent.forget();
+    hash(item);
+    if (extent.header_found) {
+        withdraw(item);
+    } else {
+        wait_for_move(item);
+    }
+}
+
+void Lane::withdraw(Item& item) {
+    item.step = Item::Step::WITHDRAWING;
+    submit_block(item, store_->geometry().header_offset(item.place), zeros.bytes);
+}
+
+void Lane::withdrawn(Item& item) {
+    if (!succeeded(item)) return;
+    extent_of(item).header_found = false;
+    if (item.kind == Kind::WITHDRAW) {
+        end(item, Outcome::DONE);
+    } else {
+        wait_for_move(item);
+    }
+}
+
+// ------------------------------------------------------------------ payloads
+
+void Lane::wait_for_move(Item& item) {
+    item.step = Item::Step::WAITING;
+    (item.kind == Kind::READ ? reads_waiting_ : writes_waiting_).push_back(&item);
+}
+
+void Lane::begin_moves() {
+    for (std::deque<Item*>* waiting : {&reads_waiting_, &writes_waiting_}) {
+        while (moving_ < depth_ && !waiting->empty()) {
+            Item& item = *waiting->front();
+            waiting->pop_front();
+            ++moving_;
+            item.step = Item::Step::MOVING;
+            move(item);
+        }
+    }
+}
+
+// What is left of the payload: a device may move less than it was asked to.
+void Lane::move(Item& item) {
+    const uint64_t offset = store_->geometry().payload_offset(item.place, item.record.extent_bytes());
+    static_cast<Request&>(item) = {item.kind == Kind::READ ? Direction::READ : Direction::WRITE, offset + item.moved,
+                                   arena_ + item.record.shard.arena_offset + item.moved,
+                                   static_cast<uint32_t>(item.record.payload_block_bytes() - item.moved)};
+    io_->submit(item);
+}
+
+void Lane::moved(Item& item) {
+    if (item.result > 0 && item.result < item.bytes) {
+        const auto progress = static_cast<uint32_t>(item.result) / BLOCK_BYTES * BLOCK_BYTES;
+        if (progress > 0) {
+            item.moved += static_cast<uint32_t>(progress);
+            move(item);
+            return;
+        }
+    }
+    --moving_;
+    if (!succeeded(item)) return;
+    item.step = Item::Step::HASHING;
+    if (item.kind == Kind::READ) hash(item);
+    if (has_hash(item)) hashed(item);
+}
+
+void Lane::hash(Item& item) {
+    item.hash_state = Item::Hash::COMPUTING;
+    const std::span<const std::byte> payload(arena_ + item.record.shard.arena_offset, item.record.shard.payload_bytes);
+    hashers_.hash(payload, [this, &item](uint64_t hash) {
+        item.hash = hash;
+        if (item.hash_state.exchange(Item::Hash::READY) != Item::Hash::AWAITED) return;  // the lane may end it now
+        {
+            const std::lock_guard lock(mutex_);
+            inbox_.hashed.push_back(&item);
+        }
+        io_->wake();
+    });
+}
+
+// Whether no hasher looks at the item any more; otherwise hashed() comes when that is so. To be asked once.
+bool Lane::has_hash(Item& item) {
+    if (item.hash_state == Item::Hash::NONE) return true;
+    return item.hash_state.exchange(Item::Hash::AWAITED) == Item::Hash::READY;
+}
+
+void Lane::hashed(Item& item) {
+    item.hash_state = Item::Hash::NONE;
+    if (item.step == Item::Step::ENDING) {
+        end(item, item.outcome);
+    } else if (item.kind == Kind::WRITE) {
+        seal(item);
+    } else {
+        end(item, item.hash == extent_of(item).payload_hash ? Outcome::DONE : Outcome::CHECKSUM);
+    }
+}
+
+// ------------------------------------------------------------------ headers and ends
+
+void Lane::seal(Item& item) {
+    item.step = Item::Step::SEALING;
+    item.record.stored_s = static_cast<uint32_t>(std::time(nullptr));
+    const Sealed sealed{item.record, item.hash};
+    item.block = std::make_unique<Block>(encode(store_->id(), segment_of(item).epoch, item.place, sealed));
+    extent_of(item).header_found = true;  // even if the device says no
+    submit_block(item, store_->geometry().header_offset(item.place), item.block->bytes);
+}
+
+void Lane::sealed(Item& item) {
+    if (!succeeded(item)) return;
+    const LedgerRecord& shard = item.record.shard;
+    ExtentState& extent = extent_of(item);
+    extent.generation = shard.generation;
+    extent.identity = identity_of(shard);
+    extent.payload_hash = item.hash;
+    extent.payload_bytes = shard.payload_bytes;
+    end(item, Outcome::DONE);
+}
+
+void Lane::request_ended(Item& item) {
+    switch (item.step) {
+        case Item::Step::FORMING:
+            return formed(item);
+        case Item::Step::WITHDRAWING:
+            return withdrawn(item);
+        case Item::Step::MOVING:
+            return moved(item);
+        case Item::Step::SEALING:
+            return sealed(item);
+        case Item::Step::QUEUED:
+        case Item::Step::WAITING:
+        case Item::Step::HASHING:
+        case Item::Step::ENDING:
+            KV_ASSERT(false);  // no request of theirs is under way
+    }
+}
+
+void Lane::submit_block(Item& item, uint64_t offset, std::byte* block) {
+    static_cast<Request&>(item) = {Direction::WRITE, offset, block, BLOCK_BYTES};
+    io_->submit(item);
+}
+
+// Whether the request moved all it should; otherwise the item ends.
+bool Lane::succeeded(Item& item) {
+    if (item.result == item.bytes) return true;
+    if (item.result < 0) item.error = static_cast<int>(-item.result);
+    end(item, item.result < 0 ? Outcome::IO_ERROR : Outcome::SHORT);
+    return false;
+}
+
+void Lane::end(Item& item, Outcome outcome) {
+    item.outcome = outcome;
+    item.step = Item::Step::ENDING;
+    if (!has_hash(item)) return;
+    SegmentState& segment = segment_of(item);
+    KV_ASSERT(segment.busy > 0);
+    --segment.busy;
+    if (serves(item) && outcome != Outcome::STALE) extent_of(item).busy = false;
+    report(item);
+    active_.erase(&item);
+}
+
+void Lane::report(const Item& item) {
+    const uint64_t now = now_ns();
+    ends_.push({item.job, item.index, static_cast<uint16_t>(item.outcome), static_cast<uint16_t>(item.error),
+                item.outcome == Outcome::DONE ? item.record.shard.payload_bytes : 0, item.begun_ns - item.queued_ns,
+                now - item.begun_ns});
+}
+
+}  // namespace kv::disk

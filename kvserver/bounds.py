@@ -1,0 +1,20 @@
+"""The bounds that the service keeps, from the configuration."""
+
+import dataclasses
+
+from kvserver.config import Config
+from kvserver.service.state import Bounds
+
+
+def bounds_from(config: Config) -> Bounds:
+    """What has one name in both is the same; what has not stands here."""
+    names = (field.name for field in dataclasses.fields(Bounds))
+    shared = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    shared["disk_device_bytes"] = config.disk_segments * config.disk_segment_bytes
+    return Bounds(
+        **shared,
+        disk_devices=len(config.disk_directories),
+        disk_write_through=config.disk_write_policy == "through",
+        disk_second_touch=config.disk_admission == "second-touch",
+        log_requests=config.log_level == "debug",
+    )

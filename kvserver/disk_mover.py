@@ -1,0 +1,252 @@
+"""The mover process of the disks: writes and reads records on orders of the brain, verified, and tells what is there.
+
+One process for all devices. It holds stores and an engine, never an index. A device that cannot be opened costs its
+share: orders for it fail at once. It ends with the brain, as other movers do; what a device still does then harms
+nobody, since the supervisor starts no other brain before this process is gone.
+"""
+
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+from typing import Literal, Never
+
+import msgspec
+
+from kvserver import disk_notes, logs
+from kvserver.passing import Inheritance, Receiver, close_all, die_with_parent, send
+from kvserver.transfer.disk import Unusable, completions, open_store
+from kvserver.transfer.engines import DiskEngine, DiskStore
+from kvserver.wire.orders import (
+    ORDER_BYTES_MAX,
+    ArenaReady,
+    Cancel,
+    Demote,
+    DeviceIs,
+    FoundNote,
+    FoundRecords,
+    ItemFault,
+    Moved,
+    Note,
+    Noted,
+    Order,
+    Promote,
+    Ready,
+    Recover,
+    Recovered,
+    Report,
+    decode_order,
+    encode,
+)
+
+COMPLETIONS_PER_TURN = 256
+RECORDS_A_REPORT = 512
+"""The brain takes in so many at once while others wait."""
+HASH_THREADS = 2
+
+
+@dataclass(slots=True)
+class Device:
+    """One directory. Without a store, `problem` says why."""
+
+    directory: str
+    store: DiskStore | None = None
+    records: bytes = b""
+    """What recover() found, until the brain has asked for it."""
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class Job:
+    left: int
+    io_ns: int = 0
+    faults: list[ItemFault] = field(default_factory=list)
+
+
+class DiskMover:
+    """Turns orders into calls of the engine, and completions into reports."""
+
+    def __init__(self, brain: socket.socket, inherited: Inheritance) -> None:
+        config = inherited.config
+        self._brain = brain
+        self._slab_bytes = config.slab_bytes
+        self._receiver = Receiver(ORDER_BYTES_MAX)
+        self._jobs: dict[int, Job] = {}
+        self._errors = 0
+        self._devices = [Device(directory) for directory in config.disk_directories]
+        for number, device in enumerate(self._devices):
+            try:
+                device.store, device.records = open_store(
+                    device.directory,
+                    device=number,
+                    capacity_bytes=config.disk_bytes,
+                    segment_bytes=config.disk_segment_bytes,
+                )
+            except Unusable as why:
+                device.problem = str(why)
+                logs.event(logging.ERROR, "disk not usable", ("directory", device.directory), ("why", why))
+        stores = [device.store for device in self._devices if device.store is not None]
+        self._engine: DiskEngine | None = None
+        if stores:
+            self._engine = DiskEngine(
+                arena_fd=inherited.arena,
+                arena_bytes=config.arena_bytes,
+                stores=stores,
+                engine=config.disk_engine,
+                depth=config.disk_depth,
+                hash_threads=HASH_THREADS,
+            )
+
+    def run(self) -> None:
+        """Until the brain's end of the socket closes."""
+        backend = self._engine.backend if self._engine is not None else "no device"
+        self._report(Ready(os.getpid(), backend, self._facts()))
+        for number, device in enumerate(self._devices):
+            file_bytes = device.store.file_bytes if device.store is not None else 0
+            self._report(DeviceIs(number, file_bytes, device.problem))
+        poll = select.poll()
+        poll.register(self._brain, select.POLLIN)
+        eventfd = self._engine.eventfd if self._engine is not None else -1
+        if eventfd >= 0:
+            poll.register(eventfd, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == eventfd:
+                    self._complete()
+                elif not self._take_order():
+                    return
+
+    def _facts(self) -> list[tuple[str, str]]:
+        return [
+            (f"device {number} {name}", value)
+            for number, device in enumerate(self._devices)
+            if device.store is not None
+            for name, value in device.store.facts
+        ]
+
+    # ---------------------------------------------------------------- orders
+
+    def _take_order(self) -> bool:
+        frame, descriptors, cut = self._receiver.receive(self._brain)
+        assert not cut, "the brain sends no order that is longer than ORDER_BYTES_MAX"
+        close_all(descriptors)
+        if not frame:
+            return False
+        self._carry_out(decode_order(frame))
+        return True
+
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case Demote(job, records):
+                self._submit(job, "write", records)
+            case Promote(job, records):
+                self._submit(job, "read", records)
+            case Note(namespace, document, void):
+                self._note(namespace, document, void)
+            case Recover():
+                self._recover()
+            case ArenaReady(slabs):
+                if self._engine is not None:
+                    self._engine.arena_ready(slabs * self._slab_bytes)
+            case Cancel(job):
+                if self._engine is not None:
+                    self._engine.cancel(job)
+            case _:
+                raise AssertionError(f"{type(order).__name__} is no order for disks")
+
+    def _submit(self, job: int, kind: Literal["write", "read"], records: bytes) -> None:
+        """All records of a job are for one device."""
+        count = len(records) // DiskStore.RECORD_BYTES
+        number = int.from_bytes(records[136:140], "little")
+        if self._engine is None or self._devices[number].store is None:
+            self._report(Moved(job, [ItemFault(item, "io") for item in range(count)], 0))
+            return
+        self._jobs[job] = Job(count)
+        self._engine.submit(job, kind, records)
+
+    def _note(self, namespace: bytes, document: bytes, void: int) -> None:
+        """Durable on every device that works; one that fails here would bring back what is void, so it is given up."""
+        for number, device in enumerate(self._devices):
+            if device.problem:
+                continue
+            try:
+                disk_notes.save(device.directory, namespace, document, void)
+            except OSError as problem:
+                device.problem = f"its notes cannot be written: {problem.strerror}"
+                logs.event(logging.ERROR, "disk fails", ("directory", device.directory), ("why", device.problem))
+                self._report(DeviceIs(number, 0, device.problem))
+        self._report(Noted(namespace, void))
+
+    def _recover(self) -> None:
+        damaged = 0
+        for device in self._devices:
+            if device.store is None:
+                continue
+            try:
+                notes, broken = disk_notes.load(device.directory)
+            except OSError as problem:
+                logs.event(logging.ERROR, "notes not read", ("directory", device.directory), ("why", problem.strerror))
+                notes, broken = [], 1
+            damaged += device.store.damaged + broken
+            for note in notes:
+                self._report(FoundNote(note.namespace, note.document, note.void))
+        step = RECORDS_A_REPORT * DiskStore.RECORD_BYTES
+        for device in self._devices:
+            for first in range(0, len(device.records), step):
+                self._report(FoundRecords(device.records[first : first + step]))
+            device.records = b""
+        self._report(Recovered(damaged))
+
+    # ---------------------------------------------------------------- completions
+
+    def _complete(self) -> None:
+        assert self._engine is not None
+        os.eventfd_read(self._engine.eventfd)
+        while True:
+            seen = 0
+            for done in completions(self._engine, COMPLETIONS_PER_TURN):
+                seen += 1
+                job = self._jobs[done.job]
+                job.left -= 1
+                job.io_ns = max(job.io_ns, done.io_ns)
+                if done.fault is not None:
+                    job.faults.append(ItemFault(done.item, done.fault))
+                    self._tell_error(done.errno)
+                if not job.left:
+                    del self._jobs[done.job]
+                    self._report(Moved(done.job, job.faults, job.io_ns))
+            if seen < COMPLETIONS_PER_TURN:
+                return
+
+    def _tell_error(self, errno: int) -> None:
+        """The first, and then each time that ten times as many were seen: a failing disk must not fill the log."""
+        self._errors += 1
+        if str(self._errors).rstrip("0") == "1":
+            why = os.strerror(errno) if errno else "a record is not what was written"
+            logs.event(logging.WARNING, "disk errors", ("so_far", self._errors), ("last", why))
+
+    def _report(self, report: Report) -> None:
+        send(self._brain, encode(report))
+
+
+def main() -> Never:
+    """`python -m kvserver.disk_mover INHERITANCE`: started by the supervisor."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    inherited = msgspec.json.decode(sys.argv[1], type=Inheritance)
+    die_with_parent(inherited.parent)
+    config = inherited.config
+    logs.start(level=config.log_level, form=config.log_format, process="disk mover")
+    gc.freeze()
+    try:
+        DiskMover(socket.socket(fileno=inherited.control), inherited).run()
+    except (BrokenPipeError, ConnectionResetError):
+        logs.event(logging.INFO, "mover ends", ("why", "the brain is gone"))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

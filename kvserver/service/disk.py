@@ -1,0 +1,195 @@
+"""The disk tier as a whole: its mover's life, what it reports, and what is done next. Without a disk nothing here is.
+
+The mover of the disks is one process for all devices. It is started with the brain, and again when it is gone; while it
+is away, lookups answer what DRAM can serve, and nothing waits for it. What is on disk stays in the index meanwhile.
+"""
+
+import logging
+
+from kvserver.errors import DeviceError
+from kvserver.service import disk_reads, disk_writes, movers, recovery
+from kvserver.service.documents import document_of
+from kvserver.service.owners import DiskJob
+from kvserver.service.state import MILLISECOND_NS, Clearing, Core, DiskTier
+from kvserver.tiers.records import encode_document
+from kvserver.wire.messages import Cleared
+from kvserver.wire.orders import DeviceIs, FoundNote, FoundRecords, Moved, Note, Noted, Recover, Recovered
+
+DiskReport = Moved | Noted | DeviceIs | FoundNote | FoundRecords | Recovered
+
+
+def turn(core: Core, now_ns: int) -> None:
+    """After every event: what may be read and written now is ordered."""
+    tier = core.disk
+    if tier is None or not tier.readable:
+        return
+    if not tier.recovered:
+        recovery.take_in(core, tier)
+    if tier.reads:
+        disk_reads.start(core, tier, now_ns)
+    if tier.recovered:
+        disk_writes.choose(core, tier, now_ns)
+        disk_writes.start(core, tier, now_ns)
+
+
+def tick(core: Core, now_ns: int) -> None:
+    tier = core.disk
+    if tier is None:
+        return
+    tier.starved = False
+    if tier.mover is None and now_ns >= tier.start_at_ns:
+        tier.mover = movers.ensure(core, "disk", "", now_ns)
+
+
+def ready(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """The mover has opened its devices. What it was told before, another one was told: notes are sent again."""
+    assert tier.mover is not None
+    tier.problems = [""] * len(tier.problems)
+    tier.failures = [0] * len(tier.failures)
+    tier.chunks.extents.takes_writes = [True] * len(tier.problems)
+    for digest in list(tier.noted):
+        _note(core, tier, digest)
+    if not tier.recovered:
+        tier.found = None
+        core.instruct(tier.mover, Recover())
+        core.timers.set(now_ns + core.bounds.mover_start_ms * MILLISECOND_NS, "recover", tier.mover.number)
+
+
+def gone(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """The mover has been reaped: no I/O of it can still touch the arena."""
+    assert tier.mover is not None
+    core.timers.cancel("recover", tier.mover.number)
+    tier.mover = None
+    tier.start_at_ns = now_ns + core.bounds.disk_restart_ms * MILLISECOND_NS
+    if not tier.recovered:
+        tier.found = None
+    for job in list(tier.chunks.jobs.values()):
+        core.timers.cancel("disk", job.number)
+        core.counters.disk_faults["lost"] += len(job.parts)
+        if job.kind == "write":
+            disk_writes.ended(core, tier, job, kept=False, now_ns=now_ns)
+        else:
+            disk_reads.ended(core, tier, job, set(job.parts), now_ns, lost=False)
+    stop_waiting(core, tier, now_ns)
+
+
+def stop_waiting(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """The mover reads nothing any more: whoever waits is told."""
+    disk_reads.fail_all(core, tier, tier.waiters, disk_reads.mover_lost(), now_ns)
+
+
+def overdue(core: Core, tier: DiskTier, number: int, now_ns: int) -> None:
+    """A read or write takes too long. Its slot stays taken until the mover is reaped, however long that is."""
+    assert tier.mover is not None
+    movers.kill(core, tier.mover, f"did not end disk job {number}")
+    stop_waiting(core, tier, now_ns)
+
+
+def recover_overdue(core: Core, tier: DiskTier) -> None:
+    assert tier.mover is not None
+    movers.kill(core, tier.mover, "did not tell what is on disk")
+
+
+def reported(core: Core, tier: DiskTier, report: DiskReport, now_ns: int) -> None:
+    match report:
+        case Moved():
+            job = tier.chunks.jobs.get(report.job)
+            if job is not None:
+                _moved(core, tier, job, report, now_ns)
+        case Noted(namespace, void):
+            _noted(core, tier, namespace, void)
+        case DeviceIs(device, _, problem):
+            if device < len(tier.problems):
+                _device_is(core, tier, device, problem)
+        case FoundNote() | FoundRecords() | Recovered():
+            if not tier.recovered:
+                recovery.found(core, tier, report)
+            if isinstance(report, Recovered):
+                assert tier.mover is not None
+                core.timers.cancel("recover", tier.mover.number)
+                for digest in sorted(tier.void_later):
+                    _make_void(core, tier, digest)
+                tier.void_later.clear()
+
+
+def _moved(core: Core, tier: DiskTier, job: DiskJob, moved: Moved, now_ns: int) -> None:
+    core.timers.cancel("disk", job.number)
+    for fault in moved.faults:
+        core.counters.disk_faults[fault.fault] += 1
+    disk_writes.judge(core, tier, job.device, moved)
+    if job.kind == "write":
+        disk_writes.ended(core, tier, job, kept=not moved.faults, now_ns=now_ns)
+    else:
+        wrong = {job.parts[fault.item] for fault in moved.faults}
+        disk_reads.ended(core, tier, job, wrong, now_ns, lost=True)
+
+
+def _device_is(core: Core, tier: DiskTier, device: int, problem: str) -> None:
+    tier.problems[device] = problem
+    tier.chunks.extents.takes_writes[device] = not problem
+    core.log(
+        "disk device",
+        ("device", device),
+        ("problem", problem or "none"),
+        level=logging.WARNING if problem else logging.INFO,
+    )
+
+
+# ---------------------------------------------------------------- cleared namespaces
+
+
+def void(core: Core, digest: bytes, clearing: Clearing | None, now_ns: int) -> bool:
+    """A namespace was cleared: its records are void. False when the devices know nothing of it, so that nothing has to
+    be waited for; else whoever cleared it is answered when they do."""
+    tier = core.disk
+    if tier is None or (tier.recovered and digest not in tier.noted):
+        return False
+    if clearing is not None:
+        tier.clearing.setdefault(digest, []).append(clearing)
+        core.timers.set(now_ns + core.bounds.job_ttl_ms * MILLISECOND_NS, "clear", clearing.number)
+    if tier.recovered:
+        _make_void(core, tier, digest)
+    else:
+        tier.void_later.add(digest)
+    return clearing is not None
+
+
+def _make_void(core: Core, tier: DiskTier, digest: bytes) -> None:
+    """Whatever was written until now. The next write has a higher generation."""
+    tier.noted[digest] = core.chunks.generation = core.chunks.generation + 1
+    for clearing in tier.clearing.get(digest, ()):
+        clearing.void = clearing.void or tier.noted[digest]
+    if digest not in core.chunks.spaces:
+        tier.described.discard(digest)
+    if tier.mover is not None:
+        _note(core, tier, digest)
+
+
+def _note(core: Core, tier: DiskTier, digest: bytes) -> None:
+    assert tier.mover is not None
+    space = core.chunks.spaces.get(digest)
+    document = encode_document(document_of(space)) if space is not None else b""
+    core.instruct(tier.mover, Note(digest, document, tier.noted[digest]))
+
+
+def _noted(core: Core, tier: DiskTier, digest: bytes, generation: int) -> None:
+    waiting = tier.clearing.pop(digest, [])
+    later = [clearing for clearing in waiting if not 0 < clearing.void <= generation]
+    if later:
+        tier.clearing[digest] = later
+    for clearing in waiting:
+        if clearing not in later:
+            core.timers.cancel("clear", clearing.number)
+            core.answer(clearing.peer, Cleared(clearing.request_id, clearing.chunks))
+
+
+def clear_overdue(core: Core, tier: DiskTier, number: int) -> None:
+    """Nobody waits longer for the devices than for a job: the namespace is empty, but after a restart of the whole
+    server its chunks may be back."""
+    for digest, waiting in list(tier.clearing.items()):
+        for clearing in [clearing for clearing in waiting if clearing.number == number]:
+            waiting.remove(clearing)
+            error = DeviceError("disk-clear", "cleared in memory; the disks have not confirmed it in time")
+            core.refuse(clearing.peer, clearing.request_id, error)
+        if not waiting:
+            del tier.clearing[digest]

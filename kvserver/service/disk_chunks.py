@@ -1,0 +1,300 @@
+"""What of the chunks is on disk: the counterpart of chunks.py, and changed by nobody else.
+
+Life of a chunk's groups on disk:
+
+    begin_write() ──> the job owns the extents ──end_write()──> on disk ──┬── drop(): room is needed; nothing is lost if
+                              │ failed: extents are free                  │           it is in DRAM too
+                                                                          └── lose(): it could not be read
+
+    begin_read() ──> the job owns fresh slots ──end_read()──> in DRAM as well
+
+A job pins its node, so slots are not freed under a write nor extents under a read. Chunks are written head first and
+their extents go leaf first: what is on disk is closed under prefixes, until something is lost.
+"""
+
+from kvserver.index.eviction import DIRTY, REFUSED, LeafLru, dirty
+from kvserver.index.space import ABSENT, READY, Node, Space
+from kvserver.service.chunks import Chunks
+from kvserver.service.counters import Counters
+from kvserver.service.disk_room import DiskRoom, device_of
+from kvserver.service.owners import DiskJob, ExtentOwner
+from kvserver.tiers.extents import Extents, place_of
+from kvserver.tiers.records import NO_PARENT, DiskRecord, pack_disk
+from kvserver.wire.orders import DISK_ITEMS_MAX
+
+
+class DiskChunks:
+    """The extents of all chunks, and the reads and writes that are under way."""
+
+    def __init__(self, chunks: Chunks, extents: Extents[ExtentOwner], counters: Counters) -> None:
+        self.extents = extents
+        self.room = DiskRoom(extents, self._drop)
+        self.jobs: dict[int, DiskJob] = {}
+        self.busy: dict[Node, DiskJob] = {}
+        """A chunk has one job at a time."""
+        self.held = 0
+        """Chunks that have something on disk."""
+        self.chains_whole = True
+        """Nothing has failed so far: what is on disk is closed under prefixes."""
+        self.blocked = ""
+        """Why nothing is written now (placement.REFUSALS); empty while all is well."""
+        self._dirty: dict[Space, LeafLru] = {}
+        self._chunks = chunks
+        self._counters = counters
+
+    def add_space(self, space: Space) -> None:
+        self.room.add_space(space)
+        self._dirty[space] = LeafLru(dirty, DIRTY)
+
+    def drop_space(self, space: Space) -> None:
+        self.room.drop_space(space)
+        self._dirty.pop(space, None)
+
+    def offer(self, space: Space, node: Node) -> None:
+        """Tells the orders of what should be written, and of what may go, where the node is such."""
+        self.room.offer(space, node)
+        if dirty(node) and space in self._dirty:
+            self._dirty[space].offer(node)
+
+    def coldest_dirty(self) -> tuple[Space, Node] | None:
+        """The leaf of DRAM that would be lost next."""
+        best: tuple[Space, Node] | None = None
+        for space, order in self._dirty.items():
+            node = order.coldest()
+            if node is not None and (best is None or node.used < best[1].used):
+                best = space, node
+        return best
+
+    def device_of(self, node: Node) -> int:
+        """The device of a node that has extents."""
+        return device_of(node)
+
+    def writable(self, space: Space) -> bool:
+        """Chunks of the namespace can lie on disk: each holds something, and no record is larger than a segment."""
+        fits = len(space.parts) <= DISK_ITEMS_MAX
+        return fits and space.needed != 0 and all(self.extents.fits(part.slot_bytes) for part in space.parts)
+
+    def why_not(self, space: Space, node: Node) -> str:
+        """Why a chunk that leaves DRAM is not on disk."""
+        if not self.writable(space):
+            return "shape"
+        return "second-touch" if node.queued & REFUSED else self.blocked or "late"
+
+    # ---------------------------------------------------------------- writes
+
+    def begin_write(self, job: DiskJob, used: int) -> bool:
+        """Takes extents for every shard that is in DRAM and not on disk; all of them or none. What was used before
+        `used` may go for them."""
+        space, node = job.space, job.node
+        assert node not in self.busy
+        self._take_parts(job)
+        self._chunks.pin(node)
+        space.set_written(node, written=True)
+        for part in job.parts:
+            extent = self.room.take(job.device, space.parts[part].slot_bytes, job, used)
+            if extent is None:
+                for mine in job.extents:
+                    self.extents.free(mine)
+                self._let_go_of_parent(space, node)
+                self._chunks.unpin(space, node)
+                return False
+            job.extents.append(extent)
+            job.slots.append(node.slots[part])
+        self._began(job)
+        return True
+
+    def end_write(self, job: DiskJob, *, kept: bool) -> None:
+        """The bytes are on the device, or, unless `kept`, nobody knows what is."""
+        node = job.node
+        self._ended(job)
+        self._let_go_of_parent(job.space, node)
+        if kept and node.state == READY and self._lives(job.space):
+            extents = list(node.disk.extents) if node.on_disk and node.disk else [ABSENT] * len(job.space.parts)
+            for part, extent in zip(job.parts, job.extents, strict=True):
+                extents[part] = extent
+                self.extents.hand_over(extent, node)
+            self._chunks.count(job.space, node, -1)
+            self._put(job.space, node, node.on_disk | job.groups, tuple(extents), job.generation)
+            self._chunks.count(job.space, node, 1)
+        else:
+            self.chains_whole = False
+            for extent in job.extents:
+                self.extents.free(extent)
+        self._chunks.unpin(job.space, node)
+
+    # ---------------------------------------------------------------- reads
+
+    def begin_read(self, job: DiskJob) -> bool:
+        """Takes slots for every shard that is on disk and not in DRAM; all of them or none."""
+        space, node = job.space, job.node
+        assert node not in self.busy
+        assert node.disk is not None
+        self._take_parts(job)
+        self._chunks.pin(node)
+        for part in job.parts:
+            slot = self._chunks.room.take(space.parts[part].slot_bytes, job)
+            if slot is None:
+                for mine in job.slots:
+                    self._chunks.pool.free(mine)
+                self._chunks.unpin(space, node)
+                return False
+            job.slots.append(slot)
+            job.extents.append(node.disk.extents[part])
+        self._began(job)
+        return True
+
+    def end_read(self, job: DiskJob, wrong: set[int]) -> None:
+        """wrong: parts whose bytes are not in their slots. What is whole is in DRAM from now on."""
+        space, node = job.space, job.node
+        self._ended(job)
+        lives = node.state == READY and self._lives(space)
+        slots = list(node.slots) if node.slots else [ABSENT] * len(space.parts)
+        bad = {space.parts[part].group for part in wrong}
+        self._chunks.count(space, node, -1)
+        for part, slot in zip(job.parts, job.slots, strict=True):
+            if lives and space.parts[part].group not in bad:
+                slots[part] = slot
+                self._chunks.pool.hand_over(slot, node)
+                self._chunks.record(space, node, part, slot)
+                node.in_dram |= 1 << space.parts[part].group
+            else:
+                self._chunks.pool.free(slot)
+        if node.in_dram:
+            node.slots = tuple(slots)
+        self._chunks.count(space, node, 1)
+        self._chunks.unpin(space, node)
+
+    # ---------------------------------------------------------------- what goes
+
+    def free_extents(self, space: Space, node: Node) -> None:
+        """All that a node has on disk, when it goes out of the index."""
+        assert node.disk is not None
+        for extent in node.disk.extents:
+            if extent != ABSENT:
+                self.extents.free(extent)
+        self._put(space, node, 0, (), 0)
+
+    def lose(self, space: Space, node: Node, groups: int) -> Space | None:
+        """These groups of a node cannot be read. When it is not servable without them, it and all below it go out of
+        the index: what is pinned still hangs in the space that is returned, until the pins go.
+
+        The caller has ended leases, and whoever waits for reads, below the node."""
+        assert node.disk is not None
+        self.chains_whole = False
+        extents = list(node.disk.extents)
+        for part, extent in enumerate(extents):
+            if extent != ABSENT and groups >> space.parts[part].group & 1:
+                self.extents.free(extent)
+                extents[part] = ABSENT
+        self._chunks.count(space, node, -1)
+        self._put(space, node, node.on_disk & ~groups, tuple(extents), node.disk.generation)
+        node.present = node.in_dram | node.on_disk
+        self._chunks.count(space, node, 1)
+        assert node.parent is not None
+        self.room.offer(space, node.parent)
+        if node.present & space.needed == space.needed:
+            self._chunks.settled(space, node)
+            return None
+        return self._chunks.cut(space, node)
+
+    def adopt(self, space: Space, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> bool:
+        """Recovery: a chunk that was found on disk. False when its extents clash with others."""
+        taken: list[int] = []
+        for part, extent in zip(space.parts, extents, strict=True):
+            if extent == ABSENT:
+                continue
+            if not self.extents.restore(extent, part.slot_bytes, node):
+                for mine in taken:
+                    self.extents.free(mine)
+                return False
+            taken.append(extent)
+        assert node.parent is not None
+        self.chains_whole &= node.parent.depth == 0 or node.parent.on_disk != 0
+        self._chunks.count(space, node, -1)
+        self._put(space, node, groups, extents, generation)
+        node.present |= groups
+        self._chunks.count(space, node, 1)
+        self._chunks.settled(space, node)
+        return True
+
+    def evict_leaf(self) -> bool:
+        """Takes a chunk that is on disk alone out of the index."""
+        return self.room.evict_leaf()
+
+    def drop_any(self) -> bool:
+        """Takes its extents from a chunk."""
+        return self.room.drop_any()
+
+    # ---------------------------------------------------------------- inside
+
+    def _take_parts(self, job: DiskJob) -> None:
+        space = job.space
+        groups = range(len(space.geometry.groups))
+        job.parts = [part for group in groups if job.groups >> group & 1 for part in space.group_parts(group)]
+        job.bytes = sum(space.parts[part].slot_bytes for part in job.parts)
+
+    def _began(self, job: DiskJob) -> None:
+        self.jobs[job.number] = job
+        self.busy[job.node] = job
+
+    def _ended(self, job: DiskJob) -> None:
+        del self.jobs[job.number]
+        del self.busy[job.node]
+
+    def _lives(self, space: Space) -> bool:
+        return self._chunks.spaces.get(space.digest) is space
+
+    def _let_go_of_parent(self, space: Space, node: Node) -> None:
+        """A write is over; unless the node is on disk, its parent may leave it."""
+        assert node.parent is not None
+        space.set_written(node, written=False)
+        self.room.offer(space, node.parent)
+
+    def _put(self, space: Space, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> None:
+        before = node.on_disk != 0
+        space.put_on_disk(node, groups, extents, generation)
+        self.held += (node.on_disk != 0) - before
+
+    def _drop(self, space: Space, node: Node) -> None:
+        """Room is needed: takes a node's extents, and the node out of the index when what is left is not servable."""
+        parent = node.parent
+        assert parent is not None
+        self._counters.disk_evictions += 1
+        self._chunks.count(space, node, -1)
+        self.free_extents(space, node)
+        node.present = node.in_dram
+        self._chunks.count(space, node, 1)
+        if node.present & space.needed == space.needed:
+            self._chunks.settled(space, node)
+        else:
+            self._chunks.remove(space, node)
+        self.room.offer(space, parent)
+
+
+def records_of(job: DiskJob) -> bytes:
+    """What the disk mover is told of a job."""
+    space, node = job.space, job.node
+    assert node.parent is not None
+    packed = []
+    for part, slot, extent in zip(job.parts, job.slots, job.extents, strict=True):
+        shape, place = space.parts[part], place_of(extent)
+        packed.append(
+            pack_disk(
+                DiskRecord(
+                    arena_offset=slot,
+                    namespace=space.digest,
+                    key=node.key,
+                    parent=node.parent.key or NO_PARENT,
+                    group=shape.group,
+                    shard=shape.shard,
+                    payload_bytes=shape.payload_bytes,
+                    tenant=node.tenant,
+                    extent_bytes=shape.slot_bytes,
+                    generation=job.generation,
+                    offset=place.offset,
+                    device=place.device,
+                    stored_s=0,
+                )
+            )
+        )
+    return b"".join(packed)

@@ -1,0 +1,130 @@
+"""Chunks from disk to DRAM: in which order they are read, and what becomes of those that cannot be.
+
+A chunk enters DRAM because somebody waits for it, a lease or a retrieve, and stays there for all others. When it cannot
+be read, it and all that hangs on it are no longer held: leases end, retrieves that wait fail, and the next lookup says
+so. No byte of it was given to anybody, since only what was read and verified gets to a slot that a copy may read.
+"""
+
+from collections.abc import Iterable
+
+from kvserver.errors import DeviceError
+from kvserver.index.space import Node, Space
+from kvserver.service import fetches, leases, transfers
+from kvserver.service.disk_chunks import records_of
+from kvserver.service.owners import DiskJob
+from kvserver.service.state import MILLISECOND_NS, Core, DiskTier, Fetch
+from kvserver.wire.orders import DISK_ITEMS_MAX, Promote
+
+
+def start(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """Orders as many reads as may be in flight."""
+    while tier.reads and tier.readable and not tier.starved:
+        if tier.in_flight["read"] >= core.bounds.disk_jobs_max:
+            return
+        ready = ((node, want) for node, want in tier.reads.items() if node not in tier.chunks.busy)
+        node, (space, groups) = next(ready, (None, (None, 0)))
+        if node is None or space is None:
+            return
+        groups &= node.on_disk & ~node.in_dram
+        assert groups, "what is wanted from disk is there"
+        if not _order(core, tier, space, node, groups=groups, now_ns=now_ns):
+            tier.starved = True
+            return
+        del tier.reads[node]
+
+
+def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> bool:
+    assert node.disk is not None
+    assert tier.mover is not None
+    job = DiskJob(
+        core.number("disk"), "read", space, node, tier.chunks.device_of(node), groups, node.disk.generation, now_ns
+    )
+    if not tier.chunks.begin_read(job):
+        return False
+    assert len(job.parts) <= DISK_ITEMS_MAX
+    tier.placements[job.device].reads.began(now_ns)
+    core.instruct(tier.mover, Promote(job.number, records_of(job)))
+    core.timers.set(now_ns + core.bounds.disk_job_ms * MILLISECOND_NS, "disk", job.number)
+    return True
+
+
+def ended(core: Core, tier: DiskTier, job: DiskJob, wrong: set[int], now_ns: int, *, lost: bool) -> None:
+    """wrong: parts that did not arrive. lost: because they cannot be read, and not because their mover is gone."""
+    space, node = job.space, job.node
+    good = job.bytes - sum(space.parts[part].slot_bytes for part in wrong)
+    tier.placements[job.device].reads.ended(good, now_ns)
+    tier.chunks.end_read(job, wrong)
+    if not wrong:
+        core.counters.disk_reads += 1
+    core.counters.disk_read_bytes += good
+    tier.starved = False
+    groups = sum({1 << space.parts[part].group for part in wrong}) & node.on_disk
+    if groups and lost and core.chunks.spaces.get(space.digest) is space:
+        _lose(core, tier, space, node, groups=groups, now_ns=now_ns)
+    elif wrong:
+        fail_all(core, tier, [node], mover_lost(), now_ns)
+    arrived(core, tier, space, node, now_ns)
+
+
+def arrived(core: Core, tier: DiskTier, space: Space, node: Node, now_ns: int) -> None:
+    """Groups of a node were read. Whoever has all that it needs goes on."""
+    for fetch in list(tier.waiters.get(node, ())):
+        if node not in fetch.needs:
+            continue  # it ended with one before it
+        left = fetch.needs[node] & ~node.in_dram
+        if left & ~node.on_disk:
+            fail(core, tier, fetch, _unreadable(), now_ns)
+        elif left:
+            fetch.needs[node] = left
+            fetches.want(tier, space, node, left)
+        else:
+            fetches.got(tier, fetch, node)
+            if not fetch.needs and fetch.job is not None:
+                transfers.release_held(core, fetch.job)
+
+
+def fail_all(core: Core, tier: DiskTier, nodes: Iterable[Node], error: DeviceError, now_ns: int) -> None:
+    """None of these nodes will be read."""
+    for node in list(nodes):
+        for fetch in list(tier.waiters.get(node, ())):
+            if node in fetch.needs:
+                fail(core, tier, fetch, error, now_ns)
+
+
+def fail(core: Core, tier: DiskTier, fetch: Fetch, error: DeviceError, now_ns: int) -> None:
+    fetches.end(tier, fetch)
+    if fetch.job is not None:
+        transfers.give_up_held(core, fetch.job, error, now_ns)
+    if fetch.lease is not None:
+        leases.end(core, fetch.lease)
+
+
+def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> None:
+    """A chunk cannot be read. What still reads something below it is cut off with it, and everything else ends."""
+    core.counters.disk_lost += 1
+    left = node.in_dram | (node.on_disk & ~groups)
+    doomed = set(space.subtree(node)) if left & space.needed != space.needed else {node}
+    fail_all(core, tier, [at for at in space.subtree(node) if at in doomed], _unreadable(), now_ns)
+    if len(doomed) > 1 or left & space.needed != space.needed:
+        for lease in [lease for lease in core.leases.values() if lease.space is space and lease.tail in doomed]:
+            leases.end(core, lease)
+        for job in [job for job in core.jobs.values() if job.held and job.space is space and job.tail in doomed]:
+            assert job.held is not None
+            fail(core, tier, job.held.fetch, _unreadable(), now_ns)
+    rest = tier.chunks.lose(space, node, groups)
+    if rest is None:
+        return
+    for job in core.jobs.values():
+        if job.tail is not None and job.tail in doomed and job.space is space:
+            job.space = rest
+    for other in tier.chunks.jobs.values():
+        if other.node in doomed and other.space is space:
+            other.space = rest
+
+
+def mover_lost() -> DeviceError:
+    return DeviceError("disk-lost", "the disk mover is gone, or does not answer")
+
+
+def _unreadable() -> DeviceError:
+    return DeviceError("disk-io", "a chunk could not be read from disk")

@@ -1,0 +1,131 @@
+"""Room on the devices: extents are taken here, and when none is free it is decided here what goes.
+
+The order is that of DRAM, leaf first and least recently used first, among what has extents. Two things can be lost with
+extents: nothing, when the chunk is in DRAM as well; or the chunk, which must then be a leaf of the index.
+"""
+
+from collections.abc import Callable
+
+from kvserver.index.eviction import DISK, LeafLru, droppable
+from kvserver.index.space import ABSENT, READY, Node, Space
+from kvserver.service.owners import ExtentOwner
+from kvserver.tiers.extents import Extents, place_of
+
+SEGMENTS_LOOKED_AT = 8
+"""Of another size, when one of them must be emptied."""
+
+
+class DiskRoom:
+    """The extents, and for each namespace and device the order in which they go."""
+
+    def __init__(self, extents: Extents[ExtentOwner], drop: Callable[[Space, Node], None]) -> None:
+        """drop: takes its extents from a chunk, and the chunk out of the index when it is nowhere else."""
+        self.extents = extents
+        self._drop = drop
+        self._orders: dict[Space, list[LeafLru]] = {}
+
+    def add_space(self, space: Space) -> None:
+        self._orders[space] = [LeafLru(droppable, DISK) for _ in self.extents.pools]
+
+    def drop_space(self, space: Space) -> None:
+        self._orders.pop(space, None)
+
+    def offer(self, space: Space, node: Node) -> None:
+        if droppable(node) and space in self._orders:
+            self._orders[space][device_of(node)].offer(node)
+
+    def take(self, device: int, extent_bytes: int, owner: ExtentOwner, used: int) -> int | None:
+        """An extent that now belongs to `owner`; what was used before `used` goes for it. None when nothing can go.
+
+        Without that bound, chunks of a DRAM that holds more than the device would push each other out for ever."""
+        pool = self.extents.pools[device]
+        vain_bytes = 0
+        while True:
+            extent = self.extents.allocate(device, extent_bytes, owner)
+            if extent is not None:
+                return extent
+            before = pool.bytes_used
+            if vain_bytes < self.extents.segment_bytes:
+                going = self._drop_coldest(device, used)
+            else:
+                going = self._empty_a_segment(device, extent_bytes, used)
+                vain_bytes = 0
+            if not going:
+                return None
+            vain_bytes += before - pool.bytes_used
+
+    def evict_leaf(self) -> bool:
+        """Takes the coldest chunk that is on disk alone out of the index; False when there is none."""
+        leaves = [
+            (node.used, space, node)
+            for space, orders in self._orders.items()
+            for order in orders
+            if (node := order.coldest()) is not None and node.away and node.children is None
+        ]
+        if not leaves:
+            return False
+        _, space, node = min(leaves, key=lambda leaf: leaf[0])
+        self._drop(space, node)
+        return True
+
+    def drop_any(self) -> bool:
+        """Takes the extents of one chunk; False when none can go."""
+        return any(self._drop_coldest(device, None) for device in range(len(self.extents.pools)))
+
+    # ---------------------------------------------------------------- inside
+
+    def _drop_coldest(self, device: int, used: int | None) -> bool:
+        best: tuple[Space, Node] | None = None
+        for space, orders in self._orders.items():
+            node = orders[device].coldest()
+            if node is not None and (best is None or node.used < best[1].used):
+                best = space, node
+        if best is None or (used is not None and best[1].used >= used):
+            return False
+        self._drop(*best)
+        return True
+
+    def _empty_a_segment(self, device: int, extent_bytes: int, used: int) -> bool:
+        """A segment's worth went and no extent of this size came free: the emptiest segment of another size that can be
+        emptied is."""
+        pool = self.extents.pools[device]
+        for segment in pool.emptiest_of_other_sizes(extent_bytes, SEGMENTS_LOOKED_AT):
+            doomed = self._closure(pool.slab_owners(segment), used)
+            if doomed is not None:
+                for node in sorted(doomed, key=lambda node: -node.depth):
+                    if droppable(node):
+                        self._drop(doomed[node], node)
+                return True
+        return False
+
+    def _closure(self, owners: list[ExtentOwner], used: int) -> dict[Node, Space] | None:
+        """Every chunk that has to give its extents back so that these do; None when one of them must stay."""
+        doomed: dict[Node, Space] = {}
+        for owner in owners:
+            if not isinstance(owner, Node):
+                return None
+            space = next((space for space in self._orders if space.nodes.get(owner.key) is owner), None)
+            if space is None:
+                return None
+            below = [owner]
+            while below:
+                node = below.pop()
+                if node in doomed:
+                    continue
+                lost = node.on_disk & ~node.in_dram != 0
+                if (
+                    node.pins
+                    or node.state != READY
+                    or node.used >= used
+                    or (lost and any(not child.away for child in node.child_nodes()))
+                ):
+                    return None
+                doomed[node] = space
+                below.extend(child for child in node.child_nodes() if child.on_disk)
+        return doomed
+
+
+def device_of(node: Node) -> int:
+    """The device of a node that has extents."""
+    assert node.disk is not None
+    return place_of(next(extent for extent in node.disk.extents if extent != ABSENT)).device

@@ -1,0 +1,144 @@
+"""Chunks from DRAM to disk: which, in which order, and when not.
+
+Writes run ahead of evictions. A share of DRAM is kept free or clean (on disk as well), so that what a store needs can
+be taken at once; the coldest leaf that would be lost is written next, and before it whatever of its chain is not on
+disk, head first. A store never waits for a write: what is not written in time is dropped, as it would be without a
+disk.
+"""
+
+from kvserver.index.eviction import REFUSED
+from kvserver.index.space import READY, Node, Space
+from kvserver.service.disk_chunks import records_of
+from kvserver.service.documents import document_of
+from kvserver.service.owners import DiskJob
+from kvserver.service.state import MILLISECOND_NS, Core, DiskTier
+from kvserver.tiers.records import encode_document
+from kvserver.wire.orders import Demote, Moved, Note
+
+WRITING_SHARE = 8
+"""At most this part of the arena is under writes, since it cannot be evicted meanwhile."""
+PAUSE_MS = 100
+"""After a refusal, before something else is chosen."""
+FAILURES_MAX = 8
+"""Jobs in a row that a device fails before it takes no more writes."""
+
+
+def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """Queues the chain of the coldest leaf that would be lost, when too little of DRAM can be taken at once."""
+    while not tier.writes and now_ns >= tier.wait_until_ns and _is_short(core, tier):
+        found = tier.chunks.coldest_dirty()
+        if found is None:
+            return
+        space, leaf = found
+        untouched = core.bounds.disk_second_touch and leaf.key not in tier.touched
+        if not tier.chunks.writable(space) or untouched:
+            leaf.queued |= REFUSED
+            tier.touched.add(leaf.key)
+            continue
+        chain: list[Node] = []
+        node: Node | None = leaf
+        while node is not None and node.depth:
+            if node.in_dram & ~node.on_disk:
+                chain.append(node)
+            node = node.parent
+        tier.writes = dict.fromkeys(reversed(chain), (space, leaf.used))
+
+
+def _is_short(core: Core, tier: DiskTier) -> bool:
+    if core.bounds.disk_write_through:
+        return True
+    pool = core.chunks.pool
+    ready_bytes = pool.slabs_ready * pool.slab_bytes
+    free_bytes = ready_bytes - pool.bytes_used
+    return free_bytes + core.chunks.clean_bytes < ready_bytes * core.bounds.disk_clean_percent // 100
+
+
+def start(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """Orders what is queued, as far as devices take it."""
+    most_bytes = core.bounds.arena_bytes // WRITING_SHARE
+    while tier.writes:
+        writing = [job.bytes for job in tier.chunks.jobs.values() if job.kind == "write"]
+        if len(writing) >= core.bounds.disk_jobs_max or sum(writing) >= most_bytes:
+            return
+        node, (space, used) = next(iter(tier.writes.items()))
+        if node in tier.chunks.busy and _is_wanted(core, space, node):
+            return  # it is being read
+        if _is_wanted(core, space, node) and _parent_claims(node):
+            blocked = _order(core, tier, space, node, used=used, now_ns=now_ns)
+            if blocked == "queue":
+                return
+            tier.chunks.blocked = blocked
+            if blocked:
+                tier.writes = {}
+                tier.wait_until_ns = now_ns + PAUSE_MS * MILLISECOND_NS
+                return
+        del tier.writes[node]
+
+
+def _is_wanted(core: Core, space: Space, node: Node) -> bool:
+    lives = node.state == READY and core.chunks.spaces.get(space.digest) is space
+    return lives and node.in_dram & ~node.on_disk != 0
+
+
+def _parent_claims(node: Node) -> bool:
+    """What it hangs on is on disk, or on its way; otherwise nobody would find it after a restart."""
+    parent = node.parent
+    assert parent is not None
+    return parent.depth == 0 or (parent.disk is not None and parent.disk.claims)
+
+
+def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, used: int, now_ns: int) -> str:
+    """Orders the write of one chunk. Returns why not (placement.REFUSALS, or "queue"); empty when it was ordered."""
+    assert tier.mover is not None
+    extents = tier.chunks.extents
+    device = tier.chunks.device_of(node) if node.on_disk else extents.device_for(node.key)
+    if device is None or not extents.takes_writes[device]:
+        return "device"
+    generation = core.chunks.generation = core.chunks.generation + 1
+    if node.on_disk:
+        assert node.disk is not None
+        generation = node.disk.generation
+    groups = node.in_dram & ~node.on_disk
+    count = space.group_bytes(groups)
+    refusal = tier.placements[device].refusal(count, now_ns)
+    if refusal:
+        return refusal
+    job = DiskJob(core.number("disk"), "write", space, node, device, groups, generation, now_ns)
+    if not tier.chunks.begin_write(job, used):
+        return "room"
+    assert job.bytes == count
+    tier.placements[device].ordered(count, now_ns)
+    note(core, tier, space)
+    core.instruct(tier.mover, Demote(job.number, records_of(job)))
+    core.timers.set(now_ns + core.bounds.disk_job_ms * MILLISECOND_NS, "disk", job.number)
+    return ""
+
+
+def note(core: Core, tier: DiskTier, space: Space) -> None:
+    """The devices are told what the namespace is, before its first record."""
+    if space.digest not in tier.described:
+        assert tier.mover is not None
+        tier.described.add(space.digest)
+        void = tier.noted.setdefault(space.digest, 0)
+        core.instruct(tier.mover, Note(space.digest, encode_document(document_of(space)), void))
+
+
+def ended(core: Core, tier: DiskTier, job: DiskJob, *, kept: bool, now_ns: int) -> None:
+    """kept: every record is on the device."""
+    tier.placements[job.device].ended(job.bytes, now_ns)
+    tier.chunks.end_write(job, kept=kept)
+    if kept:
+        core.counters.disk_writes += 1
+        core.counters.disk_written_bytes += job.bytes
+
+
+def judge(core: Core, tier: DiskTier, device: int, moved: Moved) -> None:
+    """A device that fails again and again takes no more writes, until its mover starts anew."""
+    if not any(fault.fault in ("io", "short") for fault in moved.faults):
+        tier.failures[device] = 0
+        return
+    tier.failures[device] += 1
+    if tier.failures[device] == FAILURES_MAX and tier.chunks.extents.takes_writes[device]:
+        tier.chunks.extents.takes_writes[device] = False
+        tier.problems[device] = f"{FAILURES_MAX} reads or writes in a row failed"
+        core.log("disk fails", ("device", device), ("why", tier.problems[device]), level=40)

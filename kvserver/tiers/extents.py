@@ -1,0 +1,103 @@
+"""Which bytes of which device are taken, and by whom.
+
+A device is a row of equal segments; a segment serves extents of one size, as a slab of the arena serves slots. An
+extent is named by one number: its device, and its offset there. A chunk lies on one device, which its key chooses among
+those that take writes, so a device that fails costs its share of the chunks and no more.
+
+Pure bookkeeping: nothing here touches a device or decides what goes.
+"""
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Generic, NamedTuple, TypeVar
+
+from kvserver.tiers.slots import SLOT_ALIGN, SlotPool
+
+DEVICES_MAX = 64
+DEVICE_SPAN = 1 << 48
+"""Bytes that the names of one device's extents span."""
+
+Owner = TypeVar("Owner")
+
+
+class Place(NamedTuple):
+    """Where an extent lies."""
+
+    device: int
+    offset: int
+
+
+def extents_per_segment(segment_bytes: int, extent_bytes: int) -> int:
+    """Positions of a segment; 0 = not even one fits. Its header and those of the records take a page each. Equal to
+    kvserver._native.DiskStore.extents_per_segment, which a test holds against it."""
+    return max(0, segment_bytes - SLOT_ALIGN) // (extent_bytes + SLOT_ALIGN)
+
+
+def place_of(extent: int) -> Place:
+    return Place(*divmod(extent, DEVICE_SPAN))
+
+
+def extent_at(device: int, offset: int) -> int:
+    return device * DEVICE_SPAN + offset
+
+
+class Extents(Generic[Owner]):
+    """The extents of all devices."""
+
+    def __init__(self, *, devices: int, device_bytes: int, segment_bytes: int) -> None:
+        assert 0 < devices <= DEVICES_MAX
+        assert device_bytes < DEVICE_SPAN
+        self.segment_bytes = segment_bytes
+        self.pools: list[SlotPool[Owner]] = [
+            SlotPool(device_bytes, segment_bytes, lambda extent_bytes: extents_per_segment(segment_bytes, extent_bytes))
+            for _ in range(devices)
+        ]
+        for pool in self.pools:
+            pool.grow(pool.slabs_total)
+        self.takes_writes = [True] * devices
+
+    @property
+    def bytes_used(self) -> int:
+        return sum(pool.bytes_used for pool in self.pools)
+
+    def device_for(self, key: bytes) -> int | None:
+        """The device of a chunk: the same one for as long as it takes writes, whatever the others do."""
+        usable = [device for device, takes in enumerate(self.takes_writes) if takes]
+        return max(usable, key=lambda device: blake2b(key, salt=bytes([device]), digest_size=8).digest(), default=None)
+
+    def fits(self, extent_bytes: int) -> bool:
+        """A segment can hold an extent of this size."""
+        return extent_bytes > 0 and extents_per_segment(self.segment_bytes, extent_bytes) > 0
+
+    def allocate(self, device: int, extent_bytes: int, owner: Owner) -> int | None:
+        """An extent that now belongs to `owner`, or None when nothing of that size is free there."""
+        offset = self.pools[device].allocate(extent_bytes, owner)
+        return None if offset is None else extent_at(device, offset)
+
+    def free(self, extent: int) -> None:
+        device, offset = place_of(extent)
+        self.pools[device].free(offset)
+
+    def hand_over(self, extent: int, owner: Owner) -> None:
+        """The extent belongs to another owner from now on."""
+        device, offset = place_of(extent)
+        self.pools[device].hand_over(offset, owner)
+
+    def restore(self, extent: int, extent_bytes: int, owner: Owner) -> bool:
+        """Takes exactly this extent, while the tables are rebuilt. False when it does not fit what was taken before."""
+        device, offset = place_of(extent)
+        if device >= len(self.pools) or not self.fits(extent_bytes):
+            return False
+        return self.pools[device].restore(offset, extent_bytes, owner)
+
+    def taken(self) -> Iterator[tuple[int, int, Owner]]:
+        """(extent, extent_bytes, owner) of every extent that is taken."""
+        for device, pool in enumerate(self.pools):
+            for offset, extent_bytes, owner in pool.taken():
+                yield extent_at(device, offset), extent_bytes, owner
+
+    def check(self) -> None:
+        """Asserts that counts and owners agree, and that no device holds more than its segments."""
+        for pool in self.pools:
+            pool.check()
+            assert pool.bytes_used < max(1, pool.slabs_total * self.segment_bytes), "headers need room too"

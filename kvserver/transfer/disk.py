@@ -1,0 +1,57 @@
+"""The door to the native disk engine: stores that are opened, and completions as values."""
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kvserver.transfer.engines import DiskEngine, DiskStore
+from kvserver.wire.orders import Fault
+
+FINGERPRINT = hashlib.sha256(b"kvserver disk records 1").digest()
+"""Of what a record means. Models, shapes and chunk sizes are told apart by the namespaces of the records."""
+COMPLETION = struct.Struct("<QIHHQQQ")
+assert COMPLETION.size == DiskEngine.COMPLETION_BYTES
+FAULTS: dict[int, Fault] = {
+    DiskEngine.IO_ERROR: "io",
+    DiskEngine.CHECKSUM: "checksum",
+    DiskEngine.STALE: "stale",
+    DiskEngine.SHORT: "short",
+    DiskEngine.CANCELLED: "cancelled",
+}
+
+
+class Completion(NamedTuple):
+    """The end of one record of a job."""
+
+    job: int
+    item: int
+    fault: Fault | None
+    errno: int
+    io_ns: int
+
+
+class Unusable(Exception):
+    """A device that cannot be opened: why."""
+
+
+def open_store(directory: str, *, device: int, capacity_bytes: int, segment_bytes: int) -> tuple[DiskStore, bytes]:
+    """A device, opened or made, and the records on it. Raises Unusable."""
+    try:
+        store = DiskStore(
+            directory,
+            device=device,
+            capacity_bytes=capacity_bytes,
+            segment_bytes=segment_bytes,
+            fingerprint=FINGERPRINT,
+        )
+        return store, b"" if store.created else store.recover()
+    except ValueError as refusal:
+        raise Unusable(str(refusal)) from refusal
+    except OSError as problem:
+        raise Unusable(f"{directory}: {problem.strerror or problem}") from problem
+
+
+def completions(engine: DiskEngine, most: int) -> Iterator[Completion]:
+    for job, item, status, errno, _, _, io_ns in COMPLETION.iter_unpack(engine.completions(most)):
+        yield Completion(job, item, FAULTS.get(status), errno, io_ns)

@@ -1,0 +1,233 @@
+"""The simulated devices and their mover.
+
+What a device holds outlives every process. A record is there or not, with the bytes that were in its slot when it was
+written; a write first ends what its extent held, so a mover that dies between the two leaves nothing. Faults: I/O that
+fails, writes of which only a part lands though success was said, bytes that change by themselves, I/O in any order, a
+mover that stops or dies at any point.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
+from kvserver.wire.orders import (
+    ArenaReady,
+    Demote,
+    DeviceIs,
+    Fault,
+    FoundNote,
+    FoundRecords,
+    ItemFault,
+    Moved,
+    Note,
+    Noted,
+    Order,
+    Promote,
+    Ready,
+    Recover,
+    Recovered,
+    Report,
+)
+
+from .board import Board
+from .content import Block
+from .memory import Pool, Wrong
+
+if TYPE_CHECKING:
+    from .world import World
+
+RECORDS_A_REPORT = 5
+
+
+@dataclass(eq=False)
+class Stored:
+    """One record on a device."""
+
+    record: DiskRecord
+    blocks: list[Block]
+    sound: bool = True
+    """Its bytes are those that its checksum was made of."""
+
+
+class Devices:
+    """What is on all devices, by (device, offset)."""
+
+    def __init__(self, segment_bytes: int) -> None:
+        self.records: dict[tuple[int, int], Stored] = {}
+        self.notes: dict[bytes, tuple[bytes, int]] = {}
+        self._segment_bytes = segment_bytes
+
+    def withdraw(self, record: DiskRecord) -> None:
+        """A write begins: whatever its extent held is over, and so is a segment that served another size."""
+        segment = record.offset // self._segment_bytes
+        for at, stored in list(self.records.items()):
+            device, offset = at
+            same_segment = device == record.device and offset // self._segment_bytes == segment
+            if same_segment and (offset == record.offset or stored.record.extent_bytes != record.extent_bytes):
+                del self.records[at]
+
+    def put(self, record: DiskRecord, blocks: list[Block], *, sound: bool) -> None:
+        self.records[record.device, record.offset] = Stored(record, blocks, sound)
+
+    def read(self, wanted: DiskRecord) -> Stored | None:
+        """The record if it is exactly this one."""
+        stored = self.records.get((wanted.device, wanted.offset))
+        if stored is None or _identity(stored.record) != _identity(wanted):
+            return None
+        return stored
+
+
+def _identity(record: DiskRecord) -> DiskRecord:
+    return record._replace(arena_offset=-1, stored_s=0)
+
+
+@dataclass(eq=False)
+class DiskRun:
+    """An order in the mover."""
+
+    job: int
+    kind: Literal["read", "write"]
+    left: list[tuple[int, DiskRecord, bool]]
+    """(item, record, begun) of what is still to be done."""
+    faults: list[ItemFault] = field(default_factory=list)
+
+
+class SimDiskMover:
+    """The mover process of the disks."""
+
+    def __init__(self, world: "World", number: int) -> None:
+        self.number = number
+        self.state: Literal["starting", "running", "killed", "reaped"] = "starting"
+        self.stopped = False
+        self.inbox: deque[tuple[Order, Pool | None, Board | None]] = deque()
+        self.reports: deque[Report] = deque()
+        self.runs: list[DiskRun] = []
+        self._world = world
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.inbox or self.runs) or self.state == "starting"
+
+    def step(self) -> None:
+        """Something that the process does by itself."""
+        if self.stopped or self.state == "reaped":
+            return
+        rng = self._world.rng
+        if self.state == "starting":
+            self._start()
+        elif self.state == "running" and self.inbox and (not self.runs or rng.random() < 0.5):
+            self._take(self.inbox.popleft()[0])
+        elif self.runs:
+            self._progress(self.runs[int(rng.random() * len(self.runs))])
+
+    def reap(self) -> None:
+        """From now on nothing of it can touch the arena or a device."""
+        self.state = "reaped"
+        for run in self.runs:
+            self._world.promises.disk.over(run.job)
+        for order, _, _ in self.inbox:
+            if isinstance(order, Demote | Promote):
+                self._world.promises.disk.over(order.job)
+        self.runs.clear()
+        self.inbox.clear()
+
+    def _start(self) -> None:
+        if self._world.chance("start-fails"):
+            self._world.supervisor.died(self)
+            return
+        self.state = "running"
+        self.reports.append(Ready(2000 + self.number, "simulated", []))
+        for device in range(self._world.swarm.bounds.disk_devices):
+            problem = "simulated" if self._world.chance("device-fails") else ""
+            self.reports.append(DeviceIs(device, self._world.swarm.bounds.disk_device_bytes, problem))
+
+    def _take(self, order: Order) -> None:
+        match order:
+            case Demote(job, records):
+                self.runs.append(DiskRun(job, "write", _items(records)))
+            case Promote(job, records):
+                self.runs.append(DiskRun(job, "read", _items(records)))
+            case Note(namespace, document, void):
+                known = self._world.devices.notes.get(namespace, (b"", 0))
+                self._world.devices.notes[namespace] = (document or known[0], max(void, known[1]))
+                self.reports.append(Noted(namespace, void))
+            case Recover():
+                self._recover()
+            case ArenaReady():
+                pass
+            case _:
+                raise Wrong(f"{order} was sent to the mover of the disks")
+
+    def _recover(self) -> None:
+        devices = self._world.devices
+        for namespace, (document, void) in devices.notes.items():
+            self.reports.append(FoundNote(namespace, document, void))
+        found = [pack_disk(stored.record._replace(arena_offset=-1)) for stored in devices.records.values()]
+        self._world.rng.shuffle(found)
+        for first in range(0, len(found), RECORDS_A_REPORT):
+            self.reports.append(FoundRecords(b"".join(found[first : first + RECORDS_A_REPORT])))
+        self.reports.append(Recovered(0))
+
+    # ---------------------------------------------------------------- I/O
+
+    def _progress(self, run: DiskRun) -> None:
+        if not run.left:
+            self._end(run)
+            return
+        place = int(self._world.rng.random() * len(run.left))
+        item, record, begun = run.left[place]
+        if not begun:
+            if run.kind == "write":
+                self._world.devices.withdraw(record)
+            run.left[place] = (item, record, True)
+            return
+        del run.left[place]
+        fault = self._write(record) if run.kind == "write" else self._read(record)
+        if fault:
+            run.faults.append(ItemFault(item, fault))
+
+    def _write(self, record: DiskRecord) -> Fault | Literal[""]:
+        world = self._world
+        if world.chance("disk-io"):
+            return "io"
+        blocks = [block or ("nothing",) for block in world.arena.slot(record.arena_offset)]
+        torn = world.chance("disk-torn")
+        world.devices.put(record, blocks, sound=not torn)
+        if torn:
+            world.counts["disk torn"] += 1
+        return ""
+
+    def _read(self, record: DiskRecord) -> Fault | Literal[""]:
+        world = self._world
+        if world.chance("disk-io"):
+            return "io"
+        stored = world.devices.read(record)
+        if stored is None:
+            return "stale"
+        slot_bytes, blocks = record.extent_bytes, len(stored.blocks)
+        for place, block in enumerate(stored.blocks):
+            content = block if stored.sound else world.garbage()
+            world.arena.write(record.arena_offset, slot_bytes, blocks, place, content)
+        return "" if stored.sound else "checksum"
+
+    def _end(self, run: DiskRun) -> None:
+        self.runs.remove(run)
+        self._world.promises.disk.over(run.job)
+        if self.state == "running":
+            for fault in run.faults:
+                self._world.counts[f"disk fault {fault.fault}"] += 1
+            self.reports.append(Moved(run.job, sorted(run.faults, key=lambda fault: fault.item), 1))
+            self._world.counts[f"disk {run.kind}"] += 1
+
+
+def _items(records: bytes) -> list[tuple[int, DiskRecord, bool]]:
+    return [(item, record, False) for item, record in enumerate(unpack_disk(records))]
+
+
+def rot(world: "World") -> None:
+    """A bit of a record changes."""
+    stored = list(world.devices.records.values())
+    if stored:
+        world.rng.choice(stored).sound = False
+        world.counts["disk rot"] += 1

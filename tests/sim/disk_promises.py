@@ -1,0 +1,107 @@
+"""What is held against the orders to the disk mover, kept by the simulator itself."""
+
+from typing import TYPE_CHECKING
+
+from kvserver.service.state import Bounds
+from kvserver.tiers.extents import extent_at
+from kvserver.tiers.placement import DAY_NS
+from kvserver.tiers.records import DiskRecord, unpack_disk
+from kvserver.tiers.slots import SLOT_ALIGN
+from kvserver.wire.orders import Demote, Moved, Promote
+
+from .content import key_of, path_of
+from .ledger import Ledger
+from .memory import Wrong
+
+if TYPE_CHECKING:
+    from .promises import Promises
+
+
+Shard = tuple[bytes, bytes, int, int]
+
+
+class DiskPromises:
+    """Of one brain's life. Disk jobs stand among the copies of promises.py under their negative number."""
+
+    def __init__(self, ledger: Ledger, promises: "Promises") -> None:
+        self._ledger = ledger
+        self._promises = promises
+        self._extents: dict[int, tuple[int, str]] = {}
+        """Extent -> the job that may still touch it, and its kind."""
+        self.written_bytes: dict[int, int] = {}
+        """Device -> bytes that were ordered to be written."""
+        self.generations: dict[int, tuple[bytes, bytes]] = {}
+        """Of a write -> its chunk."""
+        self.reads: dict[int, list[DiskRecord]] = {}
+        self.now_ns = 0
+        self._began_ns = 0
+        self._daily_bytes = 0
+        self.namespaces: dict[int, bytes] = {}
+        """Job -> its namespace."""
+        self.cleared: set[int] = set()
+        """Jobs that were in flight when their namespace was cleared."""
+
+    def began(self, bounds: Bounds, now_ns: int) -> None:
+        self._daily_bytes, self._began_ns = bounds.disk_daily_write_bytes, now_ns
+
+    def ordered(self, order: Demote | Promote) -> None:
+        """No slot is read that is not sealed, none is written that something else may use; an extent has one user."""
+        for record in unpack_disk(order.records):
+            extent = extent_at(record.device, record.offset)
+            if extent in self._extents:
+                raise Wrong(f"disk job {order.job} uses an extent that job {self._extents[extent]} may still use")
+            self._extents[extent] = (order.job, type(order).__name__)
+            self.namespaces[order.job] = record.namespace
+            units = range(record.arena_offset // SLOT_ALIGN, (record.arena_offset + record.extent_bytes) // SLOT_ALIGN)
+            if isinstance(order, Demote):
+                self._check_source(record)
+                self._promises.disk_reads_slot(order.job, list(units))
+                self._charge(record)
+            else:
+                self._check_place(record)
+                self.reads.setdefault(order.job, []).append(record)
+                self._promises.disk_writes_slot(order.job, record.arena_offset, list(units))
+
+    def ended(self, moved: Moved, on_disk: dict[Shard, tuple[int, int]]) -> None:
+        """What could not be read is not said to be there any more."""
+        records = self.reads.pop(moved.job, [])
+        for fault in moved.faults if records else ():
+            record = records[fault.item]
+            name = (record.namespace, record.key, record.group, record.shard)
+            if on_disk.get(name) == (extent_at(record.device, record.offset), record.generation):
+                raise Wrong(f"{name} could not be read ({fault.fault}) and is still said to be on disk")
+
+    def over(self, job: int) -> None:
+        """The mover will not touch a byte of it again."""
+        self._extents = {extent: user for extent, user in self._extents.items() if user[0] != job}
+        self._promises.copy_over(-job)
+
+    def was_cleared(self, namespace: bytes) -> None:
+        running = {user[0] for user in self._extents.values()}
+        self.cleared.update(job for job in running if self.namespaces[job] == namespace)
+
+    def _check_source(self, record: DiskRecord) -> None:
+        name = (record.namespace, record.key, record.group, record.shard)
+        if self._ledger.held.get(name) != record.arena_offset:
+            raise Wrong(f"{name} is to be written to disk from {record.arena_offset}, where it is not sealed")
+        parent = key_of(path_of(record.key)[:-1])
+        if record.parent != (parent or bytes(32)):
+            raise Wrong(f"chunk {path_of(record.key)} is written to disk under the parent {record.parent.hex()[:8]}")
+
+    def _check_place(self, record: DiskRecord) -> None:
+        """Exactly what was written there is asked for."""
+        name = (record.namespace, record.key, record.group, record.shard)
+        asked = (extent_at(record.device, record.offset), record.generation)
+        if self._promises.on_disk.get(name, asked) != asked:
+            raise Wrong(f"{name} is read from {asked}; it is at {self._promises.on_disk[name]}")
+
+    def _charge(self, record: DiskRecord) -> None:
+        """Writes stay within the day's bytes; no two chunks share a generation."""
+        chunk = (record.namespace, record.key)
+        if self.generations.setdefault(record.generation, chunk) != chunk:
+            raise Wrong(f"generation {record.generation} is given to a second chunk")
+        written = self.written_bytes.get(record.device, 0) + record.extent_bytes
+        self.written_bytes[record.device] = written
+        allowed = self._daily_bytes * (1 / 24 + 23 / 24 * (self.now_ns - self._began_ns) / DAY_NS)
+        if self._daily_bytes and written > allowed + 1:
+            raise Wrong(f"{written} bytes were written to device {record.device}, {allowed:.0f} may be by now")

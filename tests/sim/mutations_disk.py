@@ -1,0 +1,126 @@
+"""Deliberate bugs in the disk tier, as those of mutations.py."""
+
+from .mutations import CHUNKS, Mutation
+
+DISK_CHUNKS = "service/disk_chunks.py"
+
+MUTATIONS = (
+    Mutation(
+        "free an extent while its write is under way",
+        DISK_CHUNKS,
+        "            job.extents.append(extent)\n            job.slots.append(node.slots[part])\n",
+        "            job.extents.append(extent)\n            job.slots.append(node.slots[part])\n"
+        "            self.extents.free(extent)\n",
+    ),
+    Mutation(
+        "a write without a pin",
+        DISK_CHUNKS,
+        "        self._chunks.pin(node)\n        space.set_written(node, written=True)\n",
+        "        space.set_written(node, written=True)\n",
+    ),
+    Mutation("keep what could not be written", "service/disk.py", "kept=not moved.faults, now_ns", "kept=True, now_ns"),
+    Mutation(
+        "keep what could not be read",
+        "service/disk.py",
+        "        wrong = {job.parts[fault.item] for fault in moved.faults}\n",
+        "        wrong = set[int]()\n",
+    ),
+    Mutation(
+        "a record that cannot be read stays in the index",
+        "service/disk_reads.py",
+        "    if groups and lost and core",
+        "    if groups and lost and not core",
+    ),
+    Mutation(
+        "one good shard makes a group that was read",
+        DISK_CHUNKS,
+        "        bad = {space.parts[part].group for part in wrong}\n",
+        "        bad = {space.parts[part].group for part in wrong if len(wrong) > 1}\n",
+    ),
+    Mutation(
+        "extents of a parent go first",
+        "index/eviction.py",
+        "or disk.children or node.pins or node.state",
+        "or node.pins or node.state",
+    ),
+    Mutation(
+        "a chain is written tail first",
+        "service/disk_writes.py",
+        "dict.fromkeys(reversed(chain), ",
+        "dict.fromkeys(chain, ",
+        unseen=True,
+    ),
+    Mutation(
+        "a child is written whose parent is not",
+        "service/disk_writes.py",
+        "if _is_wanted(core, space, node) and _parent_claims(node):",
+        "if _is_wanted(core, space, node):",
+        unseen=True,
+    ),
+    Mutation(
+        "the budget is not charged",
+        "tiers/placement.py",
+        "            self._bytes -= count\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "what is queued is not counted", "tiers/placement.py", "        self.queued_bytes += count\n", "        pass\n"
+    ),
+    Mutation(
+        "every write has the same generation",
+        "service/disk_writes.py",
+        "generation = core.chunks.generation = core.chunks.generation + 1",
+        "generation = 1",
+    ),
+    Mutation(
+        "another device is read than was written",
+        DISK_CHUNKS,
+        "                    device=place.device,\n",
+        "                    device=0 if job.kind == 'read' else place.device,\n",
+    ),
+    Mutation(
+        "a retrieve does not wait for its chunks",
+        "service/transfers.py",
+        "            if not node.in_dram & bit:\n",
+        "            if not node.present & bit:\n",
+    ),
+    Mutation(
+        "nobody who waits is told that the disk mover is gone",
+        "service/disk.py",
+        "    disk_reads.fail_all(core, tier, tier.waiters, disk_reads.mover_lost(), now_ns)\n",
+        "    pass\n",
+        unseen=True,
+    ),
+    Mutation(
+        "slots of a read are free before its mover is reaped",
+        "service/disk.py",
+        'movers.kill(core, tier.mover, f"did not end disk job {number}")\n',
+        'movers.kill(core, tier.mover, f"did not end disk job {number}")\n    gone(core, tier, now_ns)\n',
+    ),
+    Mutation(
+        "leaving DRAM forgets what is on disk",
+        CHUNKS,
+        "if node.disk is None or not node.disk.keeps:",
+        "if node.disk is None or not node.disk.keeps or node.children is None:",
+        unseen=True,
+    ),
+    Mutation(
+        "a cleared namespace is not void on disk",
+        "service/recovery.py",
+        "[record for record in records if record.generation > void]",
+        "[record for record in records if record.generation]",
+    ),
+    Mutation(
+        "cleared before the devices know it",
+        "service/disk.py",
+        "    return clearing is not None\n",
+        "    return False\n",
+    ),
+    Mutation("recover groups with shards missing", "service/recovery.py", "len(whole) == len(parts)", "whole"),
+    Mutation(
+        "write before everything on disk is known",
+        "service/disk.py",
+        "    if tier.recovered:\n        disk_writes.choose",
+        "    if True:\n        disk_writes.choose",
+    ),
+)

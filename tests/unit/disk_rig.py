@@ -1,0 +1,81 @@
+"""A Rig whose service has a disk tier: its disk mover does at once what it is told, or waits for finish_disk()."""
+
+from brain_rig import SLAB_BYTES, Rig
+
+from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
+from kvserver.wire.orders import (
+    Demote,
+    DeviceIs,
+    Fault,
+    FoundNote,
+    FoundRecords,
+    ItemFault,
+    Moved,
+    Note,
+    Noted,
+    Order,
+    Promote,
+    Recover,
+    Recovered,
+)
+
+SEGMENT_BYTES = 20 << 10
+"""Two extents of a page, their headers, and its own."""
+DISK = {
+    "arena_bytes": 4 * SLAB_BYTES,
+    "disk_devices": 1,
+    "disk_device_bytes": 200 * SEGMENT_BYTES,
+    "disk_segment_bytes": SEGMENT_BYTES,
+    "disk_write_through": True,
+}
+
+
+class DiskRig(Rig):
+    def __init__(self, **bounds: int) -> None:
+        self.disk_works = True
+        """False: reads and writes stay under way until finish_disk()."""
+        self.moving: list[tuple[int, Demote | Promote]] = []
+        """(mover, order) of what is under way."""
+        self.written: list[list[DiskRecord]] = []
+        """The records of each write, in the order of the writes."""
+        self.read: list[list[DiskRecord]] = []
+        self.notes: list[Note] = []
+        self.devices: dict[tuple[int, int], DiskRecord] = {}
+        self.fault: Fault | None = None
+        """What happens to the first record of each job."""
+        super().__init__(**{**DISK, **bounds})
+        self.wait_ms(50)
+
+    def finish_disk(self) -> None:
+        moving, self.moving = self.moving, []
+        for mover, order in moving:
+            records = list(unpack_disk(order.records))
+            if isinstance(order, Demote):
+                self.devices.update({(record.device, record.offset): record for record in records})
+            faults = [ItemFault(0, self.fault)] if self.fault is not None else []
+            self.report(mover, Moved(order.job, faults, 1))
+
+    def keys_written(self) -> list[bytes]:
+        return [records[0].key for records in self.written]
+
+    def _obey(self, mover: int, order: Order) -> None:
+        match order:
+            case Demote() | Promote():
+                log = self.written if isinstance(order, Demote) else self.read
+                log.append(list(unpack_disk(order.records)))
+                self.moving.append((mover, order))
+                if self.disk_works:
+                    self.finish_disk()
+            case Note(namespace, _, void):
+                self.notes.append(order)
+                self.report(mover, Noted(namespace, void))
+            case Recover():
+                for note in self.notes:
+                    self.report(mover, FoundNote(note.namespace, note.document, note.void))
+                for device in range(self.bounds.disk_devices):
+                    self.report(mover, DeviceIs(device, 0, ""))
+                records = b"".join(pack_disk(record._replace(arena_offset=-1)) for record in self.devices.values())
+                self.report(mover, FoundRecords(records))
+                self.report(mover, Recovered(0))
+            case _:
+                super()._obey(mover, order)

@@ -1,0 +1,61 @@
+"""Extents: places on devices, and which device a chunk lies on."""
+
+from collections import Counter
+from hashlib import sha256
+
+import pytest
+
+from kvserver._native import DiskStore
+from kvserver.tiers.extents import Extents, extent_at, extents_per_segment, place_of
+
+PAGE = 4096
+
+
+def extents(devices: int = 3, segments: int = 5, pages: int = 13) -> Extents[str]:
+    return Extents(devices=devices, device_bytes=segments * pages * PAGE, segment_bytes=pages * PAGE)
+
+
+@pytest.mark.parametrize("segment_pages", [2, 3, 13, 256, 4097])
+@pytest.mark.parametrize("extent_pages", [1, 2, 5, 12, 255])
+def test_a_segment_has_as_many_positions_as_the_store_says(segment_pages: int, extent_pages: int) -> None:
+    sizes = segment_pages * PAGE, extent_pages * PAGE
+    assert extents_per_segment(*sizes) == DiskStore.extents_per_segment(*sizes)
+
+
+def test_an_extent_is_named_by_device_and_offset() -> None:
+    places = extents()
+    extent = places.allocate(2, 3 * PAGE, "a")
+    assert extent is not None
+    assert place_of(extent).device == 2
+    assert extent_at(*place_of(extent)) == extent
+
+
+def test_a_device_gives_no_more_than_fits_with_headers() -> None:
+    places = extents(devices=1)
+    taken = 0
+    while places.allocate(0, 3 * PAGE, "a") is not None:
+        taken += 1
+    assert taken == 5 * 3
+    places.check()
+
+
+def test_a_key_stays_with_its_device_while_another_fails() -> None:
+    places = extents()
+    keys = [sha256(bytes([number])).digest() for number in range(200)]
+    before = {key: places.device_for(key) for key in keys}
+    assert min(Counter(before.values()).values()) > 40
+    places.takes_writes[1] = False
+    assert all(places.device_for(key) == before[key] for key in keys if before[key] != 1)
+    assert {places.device_for(key) for key in keys if before[key] == 1} == {0, 2}
+    places.takes_writes[:] = [False] * 3
+    assert places.device_for(keys[0]) is None
+
+
+def test_what_was_taken_before_can_be_taken_again_and_nothing_that_clashes() -> None:
+    places = extents()
+    assert places.restore(extent_at(1, 3 * PAGE), 3 * PAGE, "a")
+    assert not places.restore(extent_at(1, 3 * PAGE), 3 * PAGE, "b")
+    assert not places.restore(extent_at(1, PAGE), 2 * PAGE, "b"), "its segment serves another size"
+    assert not places.restore(extent_at(3, 0), PAGE, "b"), "no such device"
+    assert not places.restore(extent_at(0, 0), 13 * PAGE, "b"), "no segment holds it"
+    places.check()
