@@ -22,6 +22,8 @@ PART_CHUNKS_MAX = 128
 PART_FRAME_BYTES = 60 << 10
 """Of keys and block ids: with these the request is short enough for the local connection, on which the parts of a store
 arrive in their order."""
+STREAMED_BYTES = 32 << 20
+"""Parts of a retrieve from disk. The last one is copied when the disks have nothing left to read, so it is small."""
 
 
 class StorePart(NamedTuple):
@@ -84,15 +86,26 @@ def _buffer(ids: BlockIds) -> memoryview | None:
         return None
 
 
-def check_retrieve(groups: list[GroupBlocks], limits: Limits) -> None:
-    """A retrieve cannot be cut: each rank may use its lease once."""
-    blocks = _count(groups)
-    if blocks > limits.blocks_max:
+def cut_retrieve(
+    spec: CacheSpec, groups: list[GroupBlocks], limits: Limits, *, from_disk: bool
+) -> list[list[GroupBlocks]]:
+    """The requests of a retrieve whose groups are packed, in chain order; one where the server takes it whole.
+
+    from_disk: some of it has yet to be read. Then it is cut although the server would take it whole: a part is copied
+    when its own chunks have been read, while disks read the next."""
+    per_chunk = _blocks_per_chunk(spec, groups)
+    per_chunk_all = sum(per_chunk)
+    step = min(limits.blocks_max // per_chunk_all, PLACES_MAX // (per_chunk_all + 2 * len(per_chunk)))
+    ranges = [_chunk_range(item, blocks) for item, blocks in zip(groups, per_chunk, strict=True)]
+    first, end = min(first for first, _ in ranges), max(end for _, end in ranges)
+    if not step:
         raise RequestError(
-            "too-large",
-            f"a retrieve of {blocks} blocks, the server accepts {limits.blocks_max}; it cannot be cut in two, because "
-            "each rank may use a lease once: look up fewer chunks, or use larger blocks",
+            "too-large", f"one chunk has {per_chunk_all} blocks, the server accepts {limits.blocks_max} in a request"
         )
+    if from_disk:
+        step = min(step, max(1, STREAMED_BYTES // max(1, _chunk_bytes(spec, groups, per_chunk))))
+    parts = (_within(groups, per_chunk, start, start + step) for start in range(first, end, step))
+    return [part for part in parts if part]
 
 
 def cut_store(spec: CacheSpec, store: StorePart, limits: Limits) -> list[StorePart]:
@@ -101,7 +114,7 @@ def cut_store(spec: CacheSpec, store: StorePart, limits: Limits) -> list[StorePa
     A large store is cut although the server would take it whole: while the mover copies one part, the server decides
     over the next, and no single request keeps it from answering lookups."""
     _check_chain(store)
-    per_chunk = [spec.chunk_tokens // spec.groups[item.group].block_tokens for item in store.groups]
+    per_chunk = _blocks_per_chunk(spec, store.groups)
     _check_whole_chunks(store, per_chunk)
     places = sum(per_chunk) + 2 * len(per_chunk)
     step = min(limits.chunks_max, limits.blocks_max // sum(per_chunk), PLACES_MAX // places)
@@ -116,8 +129,18 @@ def cut_store(spec: CacheSpec, store: StorePart, limits: Limits) -> list[StorePa
     return [_part(store, per_chunk, start, min(start + step, store.chunks)) for start in range(0, store.chunks, step)]
 
 
+def _blocks_per_chunk(spec: CacheSpec, groups: list[GroupBlocks]) -> list[int]:
+    return [spec.chunk_tokens // spec.groups[item.group].block_tokens for item in groups]
+
+
+def _chunk_range(item: GroupBlocks, blocks_per_chunk: int) -> tuple[int, int]:
+    """[first, end) of the chunks that the blocks touch."""
+    last_block = item.first_block + len(item.block_ids) // BLOCK_ID_BYTES
+    return item.first_block // blocks_per_chunk, -(-last_block // blocks_per_chunk)
+
+
 def _chunk_bytes(spec: CacheSpec, groups: list[GroupBlocks], per_chunk: list[int]) -> int:
-    """Bytes of one chunk in the groups that a store brings."""
+    """Bytes of one chunk in these groups."""
     return sum(
         blocks * sum(run.regions * run.page_bytes for run in spec.groups[item.group].regions)
         for item, blocks in zip(groups, per_chunk, strict=True)
@@ -157,16 +180,18 @@ def _check_whole_chunks(store: StorePart, per_chunk: list[int]) -> None:
 
 def _part(whole: StorePart, per_chunk: list[int], start: int, end: int) -> StorePart:
     """The request for chunks [start, end) of the keys; groups that have nothing there stay away."""
-    groups = []
-    for item, blocks_per_chunk in zip(whole.groups, per_chunk, strict=True):
-        first = max((whole.first_chunk + start) * blocks_per_chunk, item.first_block)
-        begin = (first - item.first_block) * BLOCK_ID_BYTES
-        stop = ((whole.first_chunk + end) * blocks_per_chunk - item.first_block) * BLOCK_ID_BYTES
-        if begin < min(stop, len(item.block_ids)):
-            groups.append(GroupBlocks(item.group, first, item.block_ids[begin:stop]))
+    groups = _within(whole.groups, per_chunk, whole.first_chunk + start, whole.first_chunk + end)
     parent = whole.keys[(start - 1) * KEY_BYTES : start * KEY_BYTES] if start else whole.parent
     return StorePart(whole.first_chunk + start, parent, whole.keys[start * KEY_BYTES : end * KEY_BYTES], groups)
 
 
-def _count(groups: list[GroupBlocks]) -> int:
-    return sum(len(item.block_ids) for item in groups) // BLOCK_ID_BYTES
+def _within(groups: list[GroupBlocks], per_chunk: list[int], start: int, end: int) -> list[GroupBlocks]:
+    """What of the blocks lies in chunks [start, end) of the prefix."""
+    found = []
+    for item, blocks_per_chunk in zip(groups, per_chunk, strict=True):
+        first = max(start * blocks_per_chunk, item.first_block)
+        begin = (first - item.first_block) * BLOCK_ID_BYTES
+        stop = (end * blocks_per_chunk - item.first_block) * BLOCK_ID_BYTES
+        if begin < min(stop, len(item.block_ids)):
+            found.append(GroupBlocks(item.group, first, item.block_ids[begin:stop]))
+    return found

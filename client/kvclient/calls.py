@@ -75,7 +75,8 @@ def found_from(reply: wire.Found, incarnation: int, asked_s: float) -> Found:
     """The lease is counted from before the question, so it never seems to live longer than it does."""
     lease = None
     if reply.lease:
-        lease = Lease(reply.lease, reply.chunks, incarnation, asked_s + reply.ttl_ms / 1000)
+        expires_s = asked_s + reply.ttl_ms / 1000
+        lease = Lease(reply.lease, reply.chunks, incarnation, expires_s, reply.chunks_on_disk)
     return Found(reply.chunks, lease)
 
 

@@ -18,7 +18,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import Any, TypeVar
 
-from kvclient.blocks import StorePart, check_keys, check_retrieve, cut_store, pack_groups
+from kvclient.blocks import StorePart, check_keys, cut_retrieve, cut_store, pack_groups
 from kvclient.caches import Cache, check_event, prepare
 from kvclient.calls import Calls, found_from
 from kvclient.connection import Connection
@@ -274,14 +274,14 @@ class Client:
         before the future completes, and nobody writes them afterwards, whatever the result is.
 
         after: as in store(): the event behind which the engine no longer uses the blocks.
-        A retrieve cannot be cut, since each rank may use a lease once: more blocks than the server takes in one
-        request are refused with RequestError("too-large")."""
+        Blocks of chunks that come from disk are filled part by part, while disks read the next."""
         self._check_alive()
         self._check_own(cache)
         link = self._gate.link
         check_event(cache, after)
         packed = pack_groups(cache.spec, groups)
-        check_retrieve(packed, link.limits if link is not None else ASSUMED_LIMITS)
+        limits = link.limits if link is not None else ASSUMED_LIMITS
+        parts = cut_retrieve(cache.spec, packed, limits, from_disk=lease.chunks_on_disk > 0)
         due_s = time.monotonic() + (self.timeouts.retrieve_s if timeout_s is None else timeout_s)
         answer: Future[RetrieveResult] = _future()
         self.counters.add("retrieves")
@@ -289,7 +289,7 @@ class Client:
             why = "lease-lost"
         else:
             why = self._begin_job(cache, link) or self._start(
-                self._job_slots, lambda: self._jobs.retrieve(cache, lease, packed, due_s, answer, after=after)
+                self._job_slots, lambda: self._jobs.retrieve(cache, lease, parts, due_s, answer, after=after)
             )
         if why:
             self.counters.add("retrieves_failed")

@@ -9,8 +9,9 @@ became of the deadline, the session or the server.
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvclient.blocks import StorePart
 from kvclient.caches import Cache, Registration
@@ -32,9 +33,10 @@ QUIET_POLL_S_MAX = 0.02
 
 PARTS_AHEAD_MAX = 3
 SPARE_SHARE = 4
-"""A quarter of the jobs that the server allows a session is for further parts of stores that run already."""
+"""A quarter of the jobs that the server allows a session is for further parts of jobs that run already."""
 
 T = TypeVar("T")
+R = TypeVar("R", StoreResult, RetrieveResult)
 
 
 class Jobs:
@@ -67,53 +69,23 @@ class Jobs:
             self._complete(answer, total, problem)
 
     async def _store_parts(self, cache: Cache, parts: list[StorePart], due_s: float) -> StoreResult:
-        """Some parts are under way at a time. Counted are the leading chunks; what follows a short part is not, though
-        it may have been written. Ends when all that was begun has ended, so that the blocks are the caller's again."""
-        total = StoreResult(0, 0, 0, "")
-        rest = deque(parts)
-        running: deque[tuple[StorePart, Waiter]] = deque()
-        problem: RequestError | None = None
-        whole = True
-        while running or (rest and whole):
-            while rest and whole and (not running or self._may_go_ahead(cache, len(running))):
-                running.append((rest[0], self._begin_part(cache, rest.popleft(), due_s)))
-            part, waiter = running.popleft()
-            try:
-                result: StoreResult = await waiter
-            except RequestError as error:
-                problem, whole = problem or error, False
-                continue
-            finally:
-                self._parts_running -= 1
-            chunks, why = (result.chunks, result.why) if whole else (0, total.why)
-            total = StoreResult(
-                total.chunks + chunks, total.chunks_written + result.chunks_written, total.bytes + result.bytes, why
-            )
-            whole = whole and result.chunks == part.chunks
-        if problem is not None:
-            raise problem
-        return total
+        """Counted are the leading chunks; what follows a part that was stored short is not, though it may have been
+        written."""
 
-    def _may_go_ahead(self, cache: Cache, running: int) -> bool:
-        """A part beside one that runs already; Slots bound only the first part of each store."""
-        session = cache.registration.session if cache.registration is not None else None
-        spare = session.welcome.limits.jobs_max // SPARE_SHARE if session is not None else 0
-        return running < PARTS_AHEAD_MAX and self._parts_running <= spare
+        async def begin(index: int) -> StoreResult:
+            return await self._store_part(cache, parts[index], due_s)
 
-    def _begin_part(self, cache: Cache, part: StorePart, due_s: float) -> Waiter:
-        ended = Waiter()
-        self._parts_running += 1
-        self._connection.loop.start(self._settle_part(cache, part, due_s, ended))
-        return ended
+        def is_whole(index: int, result: StoreResult) -> bool:
+            return result.chunks == parts[index].chunks
 
-    async def _settle_part(self, cache: Cache, part: StorePart, due_s: float, ended: Waiter) -> None:
-        loop = self._connection.loop
-        try:
-            loop.settle(ended, await self._store_part(cache, part, due_s))
-        except RequestError as error:
-            loop.fail(ended, error)
-        finally:
-            loop.settle(ended, StoreResult(0, 0, 0, "client-bug"))  # nothing, unless neither of the above came
+        results = await self._in_parts(cache, len(parts), begin, is_whole, StoreResult(0, 0, 0, "client-bug"))
+        leading = next((index for index, result in enumerate(results) if not is_whole(index, result)), len(results) - 1)
+        return StoreResult(
+            sum(result.chunks for result in results[: leading + 1]),
+            sum(result.chunks_written for result in results),
+            sum(result.bytes for result in results),
+            results[leading].why,
+        )
 
     async def _store_part(self, cache: Cache, part: StorePart, due_s: float) -> StoreResult:
         registration = cache.registration
@@ -144,7 +116,7 @@ class Jobs:
         self,
         cache: Cache,
         lease: Lease,
-        groups: list[GroupBlocks],
+        parts: list[list[GroupBlocks]],
         due_s: float,
         answer: "Future[RetrieveResult]",
         *,
@@ -154,7 +126,7 @@ class Jobs:
         problem: RequestError | None = None
         try:
             why = await self._happened(cache, after, due_s)
-            result = RetrieveResult(False, 0, why) if why else await self._retrieve(cache, lease, groups, due_s)
+            result = RetrieveResult(False, 0, why) if why else await self._retrieve_parts(cache, lease, parts, due_s)
         except RequestError as error:
             problem = error
         finally:
@@ -163,11 +135,28 @@ class Jobs:
                 self._counters.add("retrieves_failed")
             self._complete(answer, result, problem)
 
-    async def _retrieve(self, cache: Cache, lease: Lease, groups: list[GroupBlocks], due_s: float) -> RetrieveResult:
+    async def _retrieve_parts(
+        self, cache: Cache, lease: Lease, parts: list[list[GroupBlocks]], due_s: float
+    ) -> RetrieveResult:
+        async def begin(index: int) -> RetrieveResult:
+            return await self._retrieve(cache, lease, parts[index], due_s, more=index + 1 < len(parts))
+
+        def is_whole(index: int, result: RetrieveResult) -> bool:
+            return result.ok
+
+        results = await self._in_parts(cache, len(parts), begin, is_whole, RetrieveResult(False, 0, "client-bug"))
+        why = next((result.why for result in results if not result.ok), "")
+        return RetrieveResult(not why, sum(result.bytes for result in results), why)
+
+    async def _retrieve(
+        self, cache: Cache, lease: Lease, groups: list[GroupBlocks], due_s: float, *, more: bool
+    ) -> RetrieveResult:
         registration = cache.registration
         if registration is None:
             return RetrieveResult(False, 0, "not-registered")
         session = registration.session
+        if session.welcome.incarnation != lease.incarnation:  # the server may have started anew since the job began
+            return RetrieveResult(False, 0, "lease-lost")
         if not session.words:
             return RetrieveResult(False, 0, "busy")
         word = session.words.popleft()
@@ -177,7 +166,7 @@ class Jobs:
             cache.device.retrieve_begins()
         try:
             head = next(session.ids), registration.number, lease.number, word, generation, _patience_ms(due_s)
-            request = Retrieve(*head, groups)
+            request = Retrieve(*head, groups, more)
             await session.ask(request, Retrieved, due_s)
             why = "doubt"
         except Trouble as trouble:
@@ -211,6 +200,58 @@ class Jobs:
         return state
 
     # ---------------------------------------------------------------- both
+
+    async def _in_parts(
+        self,
+        cache: Cache,
+        count: int,
+        begin: Callable[[int], Coroutine[Waiter, Any, R]],
+        is_whole: Callable[[int, R], bool],
+        nothing: R,
+    ) -> list[R]:
+        """The results of a job's parts, in order. Some are under way at a time, and none is begun after one that is not
+        whole. Ends when all that was begun has ended, so that the blocks are the caller's again."""
+        if count == 1:
+            return [await begin(0)]
+        results: list[R] = []
+        running: deque[Waiter] = deque()
+        problem: RequestError | None = None
+        begun, whole = 0, True
+        while running or (whole and begun < count):
+            while whole and begun < count and (not running or self._may_go_ahead(cache, len(running))):
+                running.append(self._begin_part(begin(begun), nothing))
+                begun += 1
+            try:
+                results.append(await running.popleft())
+                whole = whole and is_whole(len(results) - 1, results[-1])
+            except RequestError as error:
+                problem, whole = problem or error, False
+            finally:
+                self._parts_running -= 1
+        if problem is not None:
+            raise problem
+        return results
+
+    def _may_go_ahead(self, cache: Cache, running: int) -> bool:
+        """A part beside one that runs already; Slots bound only the first part of each job."""
+        session = cache.registration.session if cache.registration is not None else None
+        spare = session.welcome.limits.jobs_max // SPARE_SHARE if session is not None else 0
+        return running < PARTS_AHEAD_MAX and self._parts_running <= spare
+
+    def _begin_part(self, part: Coroutine[Waiter, Any, R], nothing: R) -> Waiter:
+        ended = Waiter()
+        self._parts_running += 1
+        self._connection.loop.start(self._settle_part(part, nothing, ended))
+        return ended
+
+    async def _settle_part(self, part: Coroutine[Waiter, Any, R], nothing: R, ended: Waiter) -> None:
+        loop = self._connection.loop
+        try:
+            loop.settle(ended, await part)
+        except RequestError as error:
+            loop.fail(ended, error)
+        finally:
+            loop.settle(ended, nothing)  # unless one of the above came
 
     async def _happened(self, cache: Cache, after: object, due_s: float) -> str:
         """Why the job cannot begin; empty when the event that it waits for is done, or there is none."""

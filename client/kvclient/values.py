@@ -133,6 +133,8 @@ class Lease(NamedTuple):
     """Of the server that granted it; another one does not know it."""
     expires_monotonic_s: float
     """On CLOCK_MONOTONIC of this machine; never later than the server's own idea."""
+    chunks_on_disk: int = 0
+    """How many of the chunks had to be read from disk when the lease was granted, which began then."""
 
 
 class Found(NamedTuple):

@@ -1,8 +1,8 @@
 """Lookups and the leases that they grant.
 
-A lease belongs to an engine, not to a connection: each of its ranks may use it for one retrieve. The first retrieve
-extends it for the other ranks; it ends when all ranks have used it, when it is released, or when its time is over. Pins
-move to the job at submit, so the end of a lease never frees a slot under a copy.
+A lease belongs to an engine, not to a connection: each of its ranks may retrieve under it, in one or more parts. Every
+retrieve extends it for those that follow; it ends when all ranks have had their last, when it is released, or when its
+time is over. Pins move to the job at submit, so the end of a lease never frees a slot under a copy.
 """
 
 from kvserver.errors import RequestError, ResourceError
@@ -119,17 +119,18 @@ def usable(core: Core, session: Session, number: int, now_ns: int) -> Lease:
             "lease-rank", f"rank {session.rank} cannot retrieve; ranks are 0 to {session.engine.ranks - 1}"
         )
     if session.rank in lease.ranks_used:
-        raise RequestError("lease-used", f"rank {session.rank} has used lease {number} before; each rank may once")
+        raise RequestError("lease-used", f"rank {session.rank} has had its last retrieve under lease {number}")
     return lease
 
 
-def use(core: Core, session: Session, lease: Lease, now_ns: int) -> None:
-    """Marks the lease as used by this rank, after its pins were taken over by the job."""
-    if not lease.ranks_used:
-        extended_ns = now_ns + core.bounds.lease_extended_ms * MILLISECOND_NS
-        if extended_ns > lease.expires_ns:
-            lease.expires_ns = extended_ns
-            core.timers.set(extended_ns, "lease", lease.number)
+def use(core: Core, session: Session, lease: Lease, now_ns: int, *, more: bool) -> None:
+    """A rank retrieves under the lease, and its pins were taken over by the job. more: it will do so again."""
+    extended_ns = now_ns + core.bounds.lease_extended_ms * MILLISECOND_NS
+    if extended_ns > lease.expires_ns:
+        lease.expires_ns = extended_ns
+        core.timers.set(extended_ns, "lease", lease.number)
+    if more:
+        return
     lease.ranks_used.add(session.rank)
     if len(lease.ranks_used) == lease.engine.ranks:
         end(core, lease)

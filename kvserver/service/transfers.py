@@ -208,7 +208,7 @@ def discard_overdue(core: Core, now_ns: int) -> None:
 
 
 def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns: int) -> None:
-    """Has the mover copy leased blocks into the cache. The lease is used up for this rank only if all is well."""
+    """Has the mover copy leased blocks into the cache. A lease is used up for this rank only if all is well."""
     cache = _usable_cache(core, session, request)
     lease = leases.usable(core, session, request.lease, now_ns)
     if lease.space.digest != cache.digest:
@@ -231,7 +231,7 @@ def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns:
     job = Job(core.number("job"), "retrieve", session, cache, lease.space, peer, request.id, now_ns, tail=lease.tail)
     core.counters.retrieves += 1
     core.chunks.pin(lease.tail)
-    leases.use(core, session, lease, now_ns)
+    leases.use(core, session, lease, now_ns, more=request.more)
     _register(core, job, request.deadline_ms, now_ns)
     if needs:
         assert core.disk is not None

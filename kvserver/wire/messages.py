@@ -263,6 +263,8 @@ class Retrieve(Frame, tag="retrieve", frozen=True):
     generation: int
     deadline_ms: int
     groups: list[GroupBlocks]
+    more: bool
+    """This rank will retrieve under the same lease again."""
 
 
 class Clear(Frame, tag="clear", frozen=True):

@@ -155,7 +155,7 @@ class Abuser:
     def retrieving(self, lease: int, blocks: Sequence[int], first_block: int = 0) -> wire.Retrieve:
         word, generation = self.begin_word()
         groups = [GroupBlocks(0, first_block, pack(blocks))]
-        return wire.Retrieve(self.next_id(), self.cache, lease, word, generation, 10_000, groups)
+        return wire.Retrieve(self.next_id(), self.cache, lease, word, generation, 10_000, groups, False)
 
     def lookup(self, keys: bytes, namespace: bytes = NAMESPACE) -> wire.Found:
         reply = self.ask(wire.Lookup(self.next_id(), namespace, keys, 1))

@@ -146,6 +146,7 @@ MUTATIONS = (
         "if lease is None or lease.expires_ns <= now_ns:",
         "if lease is None:",
     ),
+    Mutation("a part of a retrieve uses up its lease", LEASES, "    if more:\n        return\n", ""),
     Mutation("lease used twice by one rank", LEASES, "if session.rank in lease.ranks_used:", "if session.rank == -2:"),
     Mutation(
         "lease of another engine",
@@ -168,7 +169,7 @@ MUTATIONS = (
         "        core.counters",
     ),
     Mutation(
-        "the first retrieve does not extend its lease",
+        "a retrieve does not extend its lease",
         LEASES,
         "if extended_ns > lease.expires_ns:",
         "if extended_ns < 0:",

@@ -121,7 +121,7 @@ def _bad_number(world: "World", process: "Process") -> None:
     choices: tuple[Request, ...] = (
         Unregister(request_id, 4097),
         Clear(request_id, b"short"),
-        Retrieve(request_id, 4098, 1, 0, 1, 10, [GroupBlocks(0, 0, FOUR)]),
+        Retrieve(request_id, 4098, 1, 0, 1, 10, [GroupBlocks(0, 0, FOUR)], False),
         Store(request_id, 4099, 0, 1, 10, 0, b"", bytes(32), [GroupBlocks(0, 0, FOUR)]),
     )
     _refused(world, process.quick_peer(), world.rng.choice(choices))
@@ -190,7 +190,7 @@ def _bad_transfer(world: "World", process: "Process") -> None:
     per_chunk = shape.blocks_per_chunk(0)
     whole = GroupBlocks(0, 0, bytes(4 * per_chunk))
     store = Store(process.next_id(), process.cache, 0, 1, 10, 0, b"", b"k" * 32, [whole])
-    retrieve = Retrieve(process.next_id(), process.cache, 1 << 40, 0, 1, 10, [whole])
+    retrieve = Retrieve(process.next_id(), process.cache, 1 << 40, 0, 1, 10, [whole], False)
     choices: tuple[Request, ...] = (
         _with(store, word=-1),
         _with(store, word=4096),

@@ -313,7 +313,10 @@ class Process:
         generation = board.begin(word)
         for group, block in expected:
             pool.targets[group, block] = (word, generation)
-        request = Retrieve(self.next_id(), self.cache, granted.number, word, generation, deadline_ms, groups)
+        more = world.chance("more-parts")
+        if more:
+            self.todo.append(task)
+        request = Retrieve(self.next_id(), self.cache, granted.number, word, generation, deadline_ms, groups, more)
         transfer = Transfer(request, board, self._live_mover(), self._until(deadline_ms), blocks, expected)
         self._begin(transfer, sound=sound)
 

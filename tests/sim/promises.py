@@ -331,9 +331,9 @@ class Promises:
             raise Wrong(f"a retrieve under a good lease was refused: {effects}")
         if begun:
             session, lease = self.by_peer[peer], self.leases[request.lease]
-            if not lease.ranks_used:
-                lease.expires_ns = max(lease.expires_ns, now_ns + self._lease_extended_ms * MS)
-            lease.ranks_used.append(session.rank)
+            lease.expires_ns = max(lease.expires_ns, now_ns + self._lease_extended_ms * MS)
+            if not request.more:
+                lease.ranks_used.append(session.rank)
             if len(lease.ranks_used) == lease.engine.ranks:
                 del self.leases[request.lease]
 

@@ -57,6 +57,7 @@ CHANCES = {
     "rank-skips": 0.06,
     "rank-differs": 0.08,
     "rank-repeats": 0.06,
+    "more-parts": 0.2,
     "wrong-parent": 0.03,
     "twin-word": 0.03,
     "foreign-lease": 0.12,

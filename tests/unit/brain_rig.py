@@ -286,8 +286,8 @@ class Client:
     def release(self, found: Found) -> None:
         self.ask(Release(self.rig.number(), found.lease))
 
-    def retrieving(self, lease: int, *groups: GroupBlocks) -> Retrieve:
-        return Retrieve(self.rig.number(), self.cache, lease, 5, 1, 10_000, list(groups))
+    def retrieving(self, lease: int, *groups: GroupBlocks, more: bool = False) -> Retrieve:
+        return Retrieve(self.rig.number(), self.cache, lease, 5, 1, 10_000, list(groups), more)
 
 
 def is_refusal(reply: object, family: str, code: str, *says: str) -> bool:

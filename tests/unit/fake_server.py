@@ -64,6 +64,7 @@ class FakeServer:
         self.requests: list[tuple[str, Any]] = []
         """(door, request) in the order of their arrival; door is "zmq" or "local"."""
         self.chunks_stored_max = sys.maxsize
+        self.chunks_on_disk = 0
         """Of one request; a store of more comes back short, as from a full server."""
         self.mover = _start_mover()
         self.sessions: dict[bytes, mmap.mmap] = {}
@@ -305,7 +306,8 @@ class FakeServer:
                 held = self.stored.get(request.namespace, set())
                 chunks = len(list(itertools.takewhile(held.__contains__, keys)))
                 lease = next(self._numbers) if chunks >= request.chunks_wanted_min else 0
-                return wire.Found(request.id, chunks, lease, self.limits.lease_ttl_ms if lease else 0, 0)
+                away = min(chunks, self.chunks_on_disk)
+                return wire.Found(request.id, chunks, lease, self.limits.lease_ttl_ms if lease else 0, away)
             case wire.Release():
                 return wire.Released(request.id)
             case wire.Store():

@@ -69,7 +69,7 @@ def scene() -> Scene:
         Lookup(1, NAMESPACE, chain(1, 3), 1),
         Release(1, 1),
         Store(1, 1, 0, 1, 9, 0, b"", chain(1, 1), [GroupBlocks(0, 0, ids(0, 1, 2))]),
-        Retrieve(1, 1, 1, 0, 1, 9, [GroupBlocks(0, 0, ids(0))]),
+        Retrieve(1, 1, 1, 0, 1, 9, [GroupBlocks(0, 0, ids(0))], False),
         Clear(1, NAMESPACE),
         Status(1),
         Register(1, "kv", NAMESPACE, 6, "host", "", "", "direct", "", [Buffer(1, b"", 9)], [FULL], [], 0),
@@ -295,14 +295,19 @@ def test_a_lease_of_another_engine_is_of_no_use(scene: Scene) -> None:
     assert isinstance(scene.keeper.ask(scene.keeper.retrieving(lease, GroupBlocks(0, 0, ids(0)))), Retrieved)
 
 
-def test_a_lease_is_used_once_by_each_rank(scene: Scene) -> None:
+def test_a_lease_is_used_by_each_rank_until_its_last_retrieve(scene: Scene) -> None:
     ranks = [Client(scene.rig, engine="pair", ranks=2, rank=rank).register() for rank in (0, 1)]
     lease = ranks[0].lookup(scene.keys).lease
     blocks = GroupBlocks(0, 0, ids(0))
-    assert isinstance(ranks[0].ask(ranks[0].retrieving(lease, blocks)), Retrieved)
-    scene.refused(
-        lambda: ranks[0].ask(ranks[0].retrieving(lease, blocks)), "request", "lease-used", "rank 0 has used lease"
-    )
+    for more in (True, True, False):
+        assert isinstance(ranks[0].ask(ranks[0].retrieving(lease, blocks, more=more)), Retrieved)
+    for more in (True, False):
+        scene.refused(
+            lambda more=more: ranks[0].ask(ranks[0].retrieving(lease, blocks, more=more)),
+            "request",
+            "lease-used",
+            "rank 0 has had its last retrieve under lease",
+        )
     assert isinstance(ranks[1].ask(ranks[1].retrieving(lease, blocks)), Retrieved)
     for rank in ranks:
         request = rank.retrieving(lease, blocks)

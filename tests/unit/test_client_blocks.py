@@ -1,14 +1,15 @@
-"""Block ids in every shape that engines have them in, and stores cut into requests."""
+"""Block ids in every shape that engines have them in; stores and retrieves cut into requests."""
 
 from array import array
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvclient import CacheSpec, GroupSpec, RequestError
-from kvclient.blocks import StorePart, cut_store, pack_ids
+from kvclient import CacheSpec, GroupSpec, RegionRun, RequestError
+from kvclient.blocks import STREAMED_BYTES, StorePart, cut_retrieve, cut_store, pack_ids
 from kvclient.doors import LOCAL_FRAME_BYTES_MAX
 from kvserver.wire.codec import encode
 from kvserver.wire.messages import GroupBlocks, Limits, Store
@@ -121,3 +122,51 @@ def test_chunk_that_no_request_can_carry_is_refused() -> None:
     store = StorePart(0, b"", bytes(32), [GroupBlocks(0, 0, bytes(12))])
     with pytest.raises(RequestError, match="one chunk has 3 blocks, the server accepts 2 in a request"):
         cut_store(spec, store, Limits(5, 2, 1, 1))
+
+
+@given(stores(), st.data())
+def test_parts_of_a_retrieve_are_the_retrieve(store: tuple[CacheSpec, StorePart, Limits], data: st.DataObject) -> None:
+    spec, whole, limits = store
+    groups = [_some_of(data, group) for group in whole.groups]
+    parts = cut_retrieve(spec, groups, limits, from_disk=data.draw(st.booleans()))
+    assert all(parts)
+    for part in parts:
+        assert sum(len(group.block_ids) for group in part) // 4 <= limits.blocks_max
+        for group in part:
+            assert array("i", group.block_ids)[0] == 1000 * group.group + group.first_block
+    for before, after in pairwise(parts):
+        assert max(_chunks(spec, group)[1] for group in before) <= min(_chunks(spec, group)[0] for group in after)
+    for group in groups:
+        pieces = [piece.block_ids for part in parts for piece in part if piece.group == group.group]
+        assert b"".join(pieces) == group.block_ids
+
+
+def _some_of(data: st.DataObject, group: GroupBlocks) -> GroupBlocks:
+    """Blocks that may start and end inside a chunk."""
+    blocks = len(group.block_ids) // 4
+    begin = data.draw(st.integers(0, blocks - 1))
+    end = data.draw(st.integers(begin + 1, blocks))
+    return GroupBlocks(group.group, group.first_block + begin, group.block_ids[4 * begin : 4 * end])
+
+
+def _chunks(spec: CacheSpec, group: GroupBlocks) -> tuple[int, int]:
+    blocks = 210 // spec.groups[group.group].block_tokens
+    return group.first_block // blocks, -(-(group.first_block + len(group.block_ids) // 4) // blocks)
+
+
+def test_a_retrieve_from_disk_is_cut_by_bytes_and_one_from_memory_is_not() -> None:
+    page_bytes = STREAMED_BYTES // 9
+    pages = [RegionRun(0, 0, 1, 1 << 40, page_bytes, page_bytes)]
+    spec = CacheSpec(
+        name="kv",
+        namespace=bytes(32),
+        chunk_tokens=12,
+        buffers=[],
+        groups=[GroupSpec(4, 99, "full", 0, 1, 0, 1, 0, pages)],
+    )
+    blocks = [GroupBlocks(0, 2, array("i", range(40)).tobytes())]
+    assert cut_retrieve(spec, blocks, Limits(5, 1000, 1, 1), from_disk=False) == [blocks]
+    parts = cut_retrieve(spec, blocks, Limits(5, 1000, 1, 1), from_disk=True)
+    assert [(part[0].first_block, len(part[0].block_ids) // 4) for part in parts] == [
+        *((2, 7), (9, 9), (18, 9), (27, 9), (36, 6))
+    ]

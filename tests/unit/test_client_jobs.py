@@ -3,14 +3,14 @@
 from concurrent.futures import Future
 from pathlib import Path
 
+import msgspec
 import pytest
 from client_rig import BLOCK_BYTES, Rig, chunks, keys_of, rig, start_retrieve, start_store, turns
 from fake_server import WAIT_S, until
 
-from kvclient import Blocks, RequestError, RetrieveResult, StoreResult
-from kvclient.blocks import PART_CHUNKS_MAX
+from kvclient import Blocks, Cache, RequestError, RetrieveResult, StoreResult
 from kvclient.doors import LocalTransport
-from kvclient.jobs import SPARE_SHARE
+from kvclient.jobs import SPARE_SHARE, Jobs
 from kvserver._native import ABANDONED, DONE, FAILED, LIVE, SUBMITTED
 from kvserver.wire import messages as wire
 
@@ -327,11 +327,22 @@ def test_lease_of_an_earlier_server_is_lost_without_asking(tmp_path: Path) -> No
         assert at.fake.count(wire.Retrieve) == 0
 
 
-def test_retrieve_beyond_the_servers_limit_is_refused_because_it_cannot_be_cut(tmp_path: Path) -> None:
+def test_a_lease_is_not_used_in_a_later_life_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have started anew while the job waited for the event behind which its blocks are free."""
     with rig(tmp_path) as at:
         lease = at.lease()
-        with pytest.raises(RequestError, match=r"too-large: a retrieve of 1001 blocks, the server accepts 1000"):
-            at.client.retrieve(at.cache, lease, [Blocks(0, 0, bytes(4 * 1001))])
+
+        async def happened(jobs: Jobs, cache: Cache, after: object, due_s: float) -> str:
+            assert cache.registration is not None
+            session = cache.registration.session
+            later = msgspec.structs.replace(session.welcome, incarnation=lease.incarnation + 1)
+            monkeypatch.setattr(session, "welcome", later)
+            return ""
+
+        monkeypatch.setattr(Jobs, "_happened", happened)
+        future = at.client.retrieve(at.cache, lease, chunks(0, 1))
+        assert future.result(WAIT_S) == RetrieveResult(False, 0, "lease-lost")
+        assert at.fake.count(wire.Retrieve) == 0
 
 
 # ---------------------------------------------------------------- both
@@ -340,22 +351,6 @@ def test_retrieve_beyond_the_servers_limit_is_refused_because_it_cannot_be_cut(t
 def jobs_in_flight_max(limit: int) -> int:
     """The client keeps a share of the server's limit for further parts of stores that run."""
     return limit - limit // SPARE_SHARE
-
-
-def test_parts_of_a_large_store_run_side_by_side(tmp_path: Path) -> None:
-    with rig(tmp_path) as at:
-        part_chunks = at.fake.limits.chunks_max
-        assert part_chunks < PART_CHUNKS_MAX
-        many = part_chunks * 2 + 5
-        at.fake.hold.add(wire.Store)
-        future = at.client.store(at.cache, 0, b"", keys_of(*range(1, many + 1)), chunks(0, many))
-        first, second = at.fake.wait_for(wire.Store, 1), at.fake.wait_for(wire.Store, 2)
-        assert (second.first_chunk, second.parent) == (part_chunks, first.keys[-32:])
-        assert not future.done()
-        at.fake.hold.clear()
-        at.fake.answer_as_usual(second)
-        at.fake.answer_as_usual(first)
-        assert future.result(WAIT_S).chunks == many
 
 
 def test_jobs_beyond_the_servers_limit_are_busy_at_once(tmp_path: Path) -> None:

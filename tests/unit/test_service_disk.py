@@ -80,6 +80,23 @@ def test_a_retrieve_waits_for_the_last_of_its_chunks() -> None:
     assert isinstance(rig.answers[client.peer, request.id], Retrieved)
 
 
+def test_a_part_of_a_retrieve_waits_for_its_own_chunks_only() -> None:
+    rig = DiskRig(disk_jobs_max=1)
+    client, keys = cold_prompt(rig)
+    rig.disk_works = False
+    found = client.lookup(keys)
+    parts = [
+        client.retrieving(found.lease, GroupBlocks(0, 3 * chunk, ids(0, 1, 2)), more=chunk + 1 < CHUNKS)
+        for chunk in range(CHUNKS)
+    ]
+    assert [client.ask(part) for part in parts] == [None] * CHUNKS
+    for chunk in range(CHUNKS):
+        assert rig.read[-1][0].key == key(keys, chunk)
+        assert (client.peer, parts[chunk].id) not in rig.answers
+        rig.finish_disk()
+        assert isinstance(rig.answers[client.peer, parts[chunk].id], Retrieved)
+
+
 def test_a_retrieve_of_what_is_in_dram_already_does_not_wait_for_the_rest() -> None:
     rig = DiskRig()
     client, keys = cold_prompt(rig)

@@ -112,7 +112,8 @@ def test_what_follows_a_request_is_refused(frame: Request, golden: bytes) -> Non
 def test_a_field_of_another_type_is_named(frame: Request, golden: bytes) -> None:
     fields = msgspec.msgpack.decode(golden)
     for position, right in enumerate(fields):
-        for wrong in (None, True, 1.5, {"a": 1}, "word" if isinstance(right, int | bytes) else 7):
+        other = 3 if isinstance(right, bool) else True
+        for wrong in (None, other, 1.5, {"a": 1}, "word" if isinstance(right, int | bytes) else 7):
             reply = refusal(encode([*fields[:position], wrong, *fields[position + 1 :]]))
             is_protocol = fields[0] == "hello" and position == 2
             assert (reply.family, reply.code) == ("request", "protocol" if is_protocol else "frame")
