@@ -1,0 +1,211 @@
+"""Do disk and device work at the same time?
+
+`python -m benchmarks.bench_streaming [--device host|cuda] [--directory DIR] [--request-mib 512]
+[--engine auto|uring|threads] [--json]`; cuda needs torch and a GPU.
+
+Prompts that are on disk alone, in turn. Of one, the two stages are timed each by itself: `disk`, from the lookup, whose
+lease has it read, until all of it is in DRAM; then `copy`, from the call of retrieve to the completed future. Of the
+next one, both at once: `both`, from the lookup to the completed future of a retrieve that follows at once. The ceiling
+of `both` is the slower stage of the prompt before; its ratio is what both took as a share of that stage alone. Blocks
+are shuffled, pages are 32 KiB in 64 regions (an 8B model). Every byte of every prompt is compared, outside the timed
+part.
+"""
+
+import argparse
+import os
+import random
+import tempfile
+import time
+from array import array
+from collections.abc import Callable
+from typing import Protocol
+
+from benchmarks import bench_host
+from benchmarks.arena import wait_for_arena
+from benchmarks.rows import Rows, say
+from kvclient import Blocks, Cache, Client, Lease
+from kvserver.replay.served import Served
+from kvserver.wire.messages import KEY_BYTES
+
+MIB = 1 << 20
+PAGE_BYTES = 32 << 10
+PROMPTS = 6
+"""Of which the arena holds three: each has left it when its turn comes again."""
+ARENA_PROMPTS = 3
+ROUNDS = 4
+"""Through all prompts; the first one warms up."""
+SEGMENT_BYTES = 256 * MIB
+POLL_S = 0.001
+WAIT_S = 120.0
+
+
+class Pool(Protocol):
+    """The engine's KV memory, and what lies in which block of it."""
+
+    cache: Cache
+    namespace: bytes
+    chunks: int
+    request_blocks: int
+    request_bytes: int
+
+    def fill(self) -> None: ...
+    def wipe(self) -> None: ...
+    def wrong(self, sources: list[int], targets: list[int]) -> int: ...
+    def close(self) -> None: ...
+
+
+class HostPool(bench_host.Pool):
+    def fill(self) -> None:
+        everything = list(range(self.blocks))
+        self.pattern.fill(self.ranges(everything, everything))
+
+    def wipe(self) -> None:
+        self.pattern.fill(bench_host.WIPE.pack(0, self.bytes, 0))
+
+    def wrong(self, sources: list[int], targets: list[int]) -> int:
+        """Bytes of `targets` that are not what `sources` held when the pool was filled."""
+        return self.pattern.wrong(self.ranges(sources, targets))
+
+
+def pool_of(device: str, client: Client, request_bytes: int) -> Pool:
+    if device == "host":
+        return HostPool(client, PAGE_BYTES, request_bytes)
+    from benchmarks.device_pool import DevicePool  # noqa: PLC0415  (torch is only needed here)
+
+    return DevicePool(client, PAGE_BYTES >> 10, request_bytes, "auto")
+
+
+class Prompt:
+    """A request's worth of blocks, in an order of its own."""
+
+    def __init__(self, client: Client, pool: Pool, seed: int) -> None:
+        self._client, self._pool = client, pool
+        self._keys = os.urandom(pool.chunks * KEY_BYTES)
+        self._sources, self._targets = list(range(pool.request_blocks)), list(range(pool.request_blocks))
+        for order in (self._sources, self._targets):
+            random.Random(seed).shuffle(order)
+            seed += 1000
+
+    def store(self) -> None:
+        blocks = [Blocks(0, 0, array("i", self._sources))]
+        stored = self._client.store(self._pool.cache, 0, b"", self._keys, blocks).result(WAIT_S)
+        assert stored.chunks == self._pool.chunks, stored
+
+    def lease(self) -> Lease:
+        found = self._client.lookup(self._pool.namespace, self._keys)
+        assert found.chunks == self._pool.chunks, found
+        assert found.lease is not None
+        return found.lease
+
+    def read(self) -> float:
+        """Seconds until all of it is in DRAM."""
+        began = time.perf_counter()
+        lease = self._from_disk()
+        while (left := self.lease()).chunks_on_disk:
+            self._client.release(left)
+            time.sleep(POLL_S)
+        took_s = time.perf_counter() - began
+        self._client.release(left)
+        self._client.release(lease)
+        return took_s
+
+    def copy(self) -> float:
+        """Seconds for what is in DRAM."""
+        lease = self.lease()
+        assert lease.chunks_on_disk == 0, lease
+        began = time.perf_counter()
+        self._retrieve(lease)
+        return time.perf_counter() - began
+
+    def both(self) -> float:
+        began = time.perf_counter()
+        self._retrieve(self._from_disk())
+        return time.perf_counter() - began
+
+    def compare(self) -> None:
+        self._pool.wipe()
+        self._retrieve(self.lease())
+        wrong = self._pool.wrong(self._sources, self._targets)
+        assert wrong == 0, f"{wrong} wrong bytes"
+
+    def _from_disk(self) -> Lease:
+        lease = self.lease()
+        assert lease.chunks_on_disk == self._pool.chunks, f"some of it was in DRAM: {lease}"
+        return lease
+
+    def _retrieve(self, lease: Lease) -> None:
+        retrieved = self._client.retrieve(self._pool.cache, lease, [Blocks(0, 0, array("i", self._targets))])
+        result = retrieved.result(WAIT_S)
+        assert result.ok, result
+        assert result.bytes == self._pool.request_bytes
+
+
+def until(what: str, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {WAIT_S:g} s for {what}")
+        time.sleep(0.01)
+
+
+def store_all(client: Client, pool: Pool) -> list[Prompt]:
+    """Each is on disk before the next comes."""
+    prompts = [Prompt(client, pool, seed) for seed in range(PROMPTS)]
+    pool.fill()
+    for number, prompt in enumerate(prompts, 1):
+        prompt.store()
+        chunks = number * pool.chunks
+        until("its chunks to be on disk", lambda chunks=chunks: client.status()["chunks_on_disk"] >= chunks)
+    return prompts
+
+
+def measure(rows: Rows, device: str, prompts: list[Prompt], request_bytes: int) -> None:
+    reads, copies, boths, slower = [], [], [], []
+    for number in range(ROUNDS):
+        for alone, together in zip(prompts[::2], prompts[1::2], strict=True):
+            times = alone.read(), alone.copy(), together.both()
+            if number:
+                reads.append(times[0])
+                copies.append(times[1])
+                slower.append(max(times[:2]) * 1e3)
+                boths.append(times[2] * 1e3)
+    rows.add(f"{device}_disk", [request_bytes / seconds / 1e9 for seconds in reads], "GB/s")
+    rows.add(f"{device}_copy", [request_bytes / seconds / 1e9 for seconds in copies], "GB/s")
+    rows.add(f"{device}_both", boths, "ms", ceilings=slower)
+    for prompt in prompts:
+        prompt.compare()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser.add_argument("--device", choices=("host", "cuda"), default="host")
+    parser.add_argument("--directory", help="where the disk tier lies, in a directory of its own; a temporary one")
+    parser.add_argument("--request-mib", type=int, default=512)
+    parser.add_argument("--engine", choices=("auto", "uring", "threads"), default="auto")
+    given = parser.parse_args()
+    request_bytes = given.request_mib * MIB
+    rows = Rows("streaming", as_json=given.json, config=f"{given.request_mib} MiB of 32 KiB pages, shuffled blocks")
+    with tempfile.TemporaryDirectory(prefix="kvserver-bench-", dir=given.directory) as directory:
+        disk = ("--disk-paths", directory, "--disk-bytes", str(2 * PROMPTS * request_bytes))
+        disk += ("--disk-segment-bytes", str(SEGMENT_BYTES), "--disk-write-policy", "through")
+        disk += ("--disk-engine", given.engine, "--slab-bytes", str(request_bytes))
+        with Served(disk, ARENA_PROMPTS * request_bytes) as served:
+            client = Client(str(served.socket), engine="bench-streaming", timeouts=bench_host.PATIENT)
+            assert client.wait_connected(30), served.last_words()
+            wait_for_arena(client)
+            until("the disk tier", lambda: client.status()["disk_state"] == "ready")
+            try:
+                pool = pool_of(given.device, client, request_bytes)
+                measure(rows, given.device, store_all(client, pool), pool.request_bytes)
+                say(str(client.status()["counters"]["disk_faults"]))
+                client.unregister(pool.cache).result(30)
+                pool.close()
+            except BaseException:
+                say(served.last_words())
+                raise
+            client.close()
+
+
+if __name__ == "__main__":
+    main()
