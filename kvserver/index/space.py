@@ -144,6 +144,7 @@ class Space:
         self.parts: list[Part] = []
         self.part_of: list[int] = []
         """Group -> its first part; part_of[g] + shard is the part."""
+        self._group_parts: list[range] = []
         self.needed = 0
         """Bits of the groups of kind full: a ready node has all of them."""
         self.slot_sizes: set[int] = set()
@@ -153,6 +154,7 @@ class Space:
         for index, group in enumerate(geometry.groups):
             self.part_of.append(len(self.parts))
             self.parts.extend(Part(index, shard) for shard in range(group.shards))
+            self._group_parts.append(range(self.part_of[index], len(self.parts)))
             if group.kind == "full":
                 self.needed |= 1 << index
         self.only_full = self.needed == (1 << len(geometry.groups)) - 1
@@ -178,8 +180,7 @@ class Space:
         self.slot_sizes.add(slot_bytes)
 
     def group_parts(self, group: int) -> range:
-        first = self.part_of[group]
-        return range(first, first + self.geometry.groups[group].shards)
+        return self._group_parts[group]
 
     def add(self, key: bytes, parent: Node, used: int, tenant: int) -> Node:
         """A new node without any part, waiting."""
@@ -279,7 +280,8 @@ class Space:
                 continue
             at.state = READY
             ready.append(at)
-            stack.extend(at.child_nodes())
+            if at.children is not None:
+                stack.extend(at.child_nodes())
         return ready
 
     def subtree(self, node: Node) -> list[Node]:

@@ -121,7 +121,8 @@ class Chunks:
         node.pins -= 1
         child.pins += 1
         settle(child)
-        self.settled(space, node)
+        if node.disk is not None:  # otherwise it cannot go before the child does
+            self.settled(space, node)
 
     def offer(self, space: Space, node: Node) -> None:
         """Tells the orders of eviction that the node may go, where it may."""
@@ -151,32 +152,27 @@ class Chunks:
 
         The caller pins the node: making room may evict any other."""
         assert node.pins > 0
-        pending = self.pendings.get(node)
-        parts = [
-            part
-            for group in groups
-            if not node.present >> group & 1
-            for part in space.group_parts(group)
-            if pending is None or part not in pending.parts
-        ]
-        if not parts:
-            return True
-        started = pending is None
-        if pending is None:
-            pending = Pending(space, node, deadline_ns)
+        known = self.pendings.get(node)
+        pending = known or Pending(space, node, deadline_ns)
         taken: dict[int, int] = {}
-        for part in parts:
-            offset = self.room.take(space.parts[part].slot_bytes, pending)
-            if offset is None:
-                for mine in taken.values():
-                    self.pool.free(mine)
-                return False
-            taken[part] = offset
-        pending.parts.update(dict.fromkeys(parts, UNASSIGNED))
-        pending.slots.update(taken)
-        if started:
-            self.pendings[node] = pending
-            self.pin(node)
+        for group in groups:
+            if node.present >> group & 1:
+                continue
+            for part in space.group_parts(group):
+                if part in pending.parts:
+                    continue
+                offset = self.room.take(space.parts[part].slot_bytes, pending)
+                if offset is None:
+                    for mine in taken.values():
+                        self.pool.free(mine)
+                    return False
+                taken[part] = offset
+        if taken:
+            pending.parts.update(dict.fromkeys(taken, UNASSIGNED))
+            pending.slots.update(taken)
+            if known is None:
+                self.pendings[node] = pending
+                self.pin(node)
         return True
 
     def assign(self, node: Node, part: int, job: int) -> int:
@@ -325,7 +321,8 @@ class Chunks:
             del self.pendings[node]
             self._drop_pin(node)
         for ready in space.make_ready(node):
-            self.offer(space, ready)
+            if ready is not node:
+                self.offer(space, ready)
         self.settled(space, node)
 
     def drop_pending(self, node: Node) -> None:
@@ -350,43 +347,16 @@ class Chunks:
         at = node.parent
         while at is not None and at.depth and not at.present and at not in self.marks:
             assert at.parent is not None
-            self.records.append(
-                pack(
-                    Record(
-                        offset=self.marks.take(at),
-                        namespace=space.digest,
-                        key=at.key,
-                        parent=at.parent.key or NO_PARENT,
-                        group=NO_GROUP,
-                        shard=0,
-                        payload_bytes=0,
-                        tenant=at.tenant,
-                        slot_bytes=SLOT_ALIGN,
-                        generation=self.generation,
-                    )
-                )
-            )
+            place = self.marks.take(at), space.digest, at.key, at.parent.key or NO_PARENT, NO_GROUP, 0
+            self.records.append(pack(Record(*place, 0, at.tenant, SLOT_ALIGN, self.generation)))
             at = at.parent
 
     def record(self, space: Space, node: Node, part: int, offset: int) -> None:
         assert node.parent is not None
         shape = space.parts[part]
-        self.records.append(
-            pack(
-                Record(
-                    offset=offset,
-                    namespace=space.digest,
-                    key=node.key,
-                    parent=node.parent.key or NO_PARENT,
-                    group=shape.group,
-                    shard=shape.shard,
-                    payload_bytes=shape.payload_bytes,
-                    tenant=node.tenant,
-                    slot_bytes=shape.slot_bytes,
-                    generation=self.generation,
-                )
-            )
-        )
+        place = offset, space.digest, node.key, node.parent.key or NO_PARENT, shape.group, shape.shard
+        size = shape.payload_bytes, node.tenant, shape.slot_bytes
+        self.records.append(pack(Record(*place, *size, self.generation)))
 
     def remove(self, space: Space, node: Node) -> None:
         """Takes a node without pins or pending parts out of the index and frees its slots."""

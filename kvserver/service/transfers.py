@@ -143,14 +143,20 @@ def _store_ended(core: Core, job: Job, done: Done) -> None:
     kept = done.status == "done" and not job.session.ended
     died = job.session.ended or done.code == "mover-lost"
     reason = "died" if died else "abandoned" if done.status == "abandoned" else "failed"
-    written = 0
-    for position, parts in _parts_written(job):
-        if kept:
-            written += sum(core.chunks.seal(job.walk[position], part, job.number) for part in parts) > 0
-    if not kept:
-        for position, parts in reversed(list(_parts_written(job))):
-            for part in parts:
-                core.chunks.give_up(job.walk[position], part, job.number, reason)
+    chunks_written: set[int] = set()
+    mine = [
+        (run.first + index, job.cache.parts[run.group])
+        for run in job.runs
+        for index, slot in enumerate(run.slots)
+        if slot != ABSENT
+    ]
+    if kept:
+        for position, part in sorted(mine):  # head of the chain first
+            if core.chunks.seal(job.walk[position], part, job.number):
+                chunks_written.add(position)
+    else:
+        for position, part in sorted(mine, reverse=True):
+            core.chunks.give_up(job.walk[position], part, job.number, reason)
     core.chunks.job_ended(job.number)
     if done.status == "failed":
         core.refuse(job.peer, job.request_id, DeviceError(done.code, done.message))
@@ -160,17 +166,9 @@ def _store_ended(core: Core, job: Job, done: Done) -> None:
         if done.status == "abandoned":
             job.why = "abandoned"
         core.counters.bytes_stored += done.bytes if kept else 0
-        _answer_store(core, job, bytes_written=done.bytes if kept else 0, chunks_written=written, asked=len(job.walk))
-
-
-def _parts_written(job: Job) -> list[tuple[int, list[int]]]:
-    """(position in the walk, parts) of what the job has slots for, head of the chain first."""
-    parts: dict[int, list[int]] = {}
-    for run in job.runs:
-        for index, slot in enumerate(run.slots):
-            if slot != ABSENT:
-                parts.setdefault(run.first + index, []).append(job.cache.parts[run.group])
-    return sorted(parts.items())
+        _answer_store(
+            core, job, bytes_written=done.bytes if kept else 0, chunks_written=len(chunks_written), asked=len(job.walk)
+        )
 
 
 def _answer_store(core: Core, job: Job, *, bytes_written: int, chunks_written: int, asked: int) -> None:

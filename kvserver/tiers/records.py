@@ -71,8 +71,7 @@ def unpack_disk(records: bytes) -> Iterator[DiskRecord]:
 
 
 def pack(record: Record) -> bytes:
-    *head, slot_bytes, generation = record
-    return RECORD.pack(*head, slot_bytes // SLOT_ALIGN, generation)
+    return RECORD.pack(*record[:8], record.slot_bytes // SLOT_ALIGN, record.generation)
 
 
 def unpack_all(records: bytes) -> Iterator[Record]:
