@@ -38,6 +38,7 @@ def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
         chain: list[Node] = []
         node: Node | None = leaf
         while node is not None and node.depth:
+            node.used = max(node.used, leaf.used)  # it was asked for with the leaf; else two chains drop each other's
             if node.in_dram & ~node.on_disk:
                 chain.append(node)
             node = node.parent

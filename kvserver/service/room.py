@@ -243,7 +243,7 @@ class Room:
                 too_warm = colder_than is not None and node.used >= colder_than
                 if node.pins or node.state != READY or too_warm:
                     return Closure(_victims(doomed), "stays")
-                if node.disk is not None and node.disk.cold_children and not node.disk.keeps:
+                if _holds_up(node):
                     return Closure(_victims(doomed), "stays")
                 if len(doomed) == chunks_max:
                     return Closure(_victims(doomed), "dear")
@@ -253,7 +253,8 @@ class Room:
 
     def _evict_all(self, doomed: list[Victim]) -> None:
         for space, node in doomed:
-            self._evict(space, node)
+            if not node.cold:  # what had nothing in DRAM of its own is, once all below it went
+                self._evict(space, node)
 
     def _evict(self, space: Space, node: Node) -> None:
         assert evictable(node)
@@ -265,6 +266,13 @@ class Room:
 
 def _victims(doomed: dict[Node, Space]) -> list[Victim]:
     return [Victim(doomed[node], node) for node in sorted(doomed, key=lambda node: -node.depth)]
+
+
+def _holds_up(node: Node) -> bool:
+    """It is not on disk, and a chunk below it is, or will be when it leaves DRAM."""
+    if node.disk is None or node.disk.keeps:
+        return False
+    return any(child.disk is not None and child.disk.keeps for child in node.child_nodes())
 
 
 def _inner(owners: list[SlotOwner]) -> int:

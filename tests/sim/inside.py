@@ -219,6 +219,11 @@ def is_idle(service: Service) -> bool:
     )
 
 
+def is_index_full(service: Service) -> bool:
+    chunks = _core(service).chunks
+    return chunks.chunks >= chunks.chunks_max
+
+
 def check_idle(service: Service, ledger: Ledger) -> None:
     core, chunks = _core(service), _core(service).chunks
     if service.counters.sessions_opened != service.counters.sessions_closed:

@@ -1,7 +1,7 @@
 """The disk tier as the brain decides it: what is written when, what is read for whom, and what a fault costs."""
 
 from brain_rig import Client, chain, ids, is_refusal, key
-from disk_rig import DiskRig
+from disk_rig import SEGMENT_BYTES, DiskRig
 
 from kvserver.wire.messages import KEY_BYTES, Clear, Cleared, Error, GroupBlocks, Retrieved
 from kvserver.wire.orders import Copy
@@ -54,6 +54,22 @@ def test_nothing_is_written_while_enough_of_dram_is_free() -> None:
     assert rig.written == []
     fill(client, first=2000, prompts=10)
     assert rig.written != []
+
+
+def test_two_chains_do_not_push_each_other_off_a_device_that_is_too_small_for_both() -> None:
+    """Their heads are older than their tails, which were asked for since."""
+    rig = DiskRig(disk_device_bytes=2 * SEGMENT_BYTES)
+    client, prompts = Client(rig).register(), [chain(seed, CHUNKS) for seed in (1, 2)]
+    for keys in prompts:
+        client.store(keys)
+        rig.now_ns += 1_000_000
+    for prompt, chunks in ((1, 1), (0, 3), (1, 3), (0, 3), (1, 2)):
+        rig.now_ns += 1_000_000
+        client.release(client.lookup(prompts[prompt][: chunks * KEY_BYTES]))
+    rig.wait_ms(2_000)
+    settled = len(rig.written)
+    rig.wait_ms(2_000)
+    assert len(rig.written) == settled
 
 
 def test_what_leaves_dram_is_found_on_disk_and_read_once_for_all() -> None:
