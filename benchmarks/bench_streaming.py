@@ -72,7 +72,7 @@ def pool_of(device: str, client: Client, request_bytes: int) -> Pool:
         return HostPool(client, PAGE_BYTES, request_bytes)
     from benchmarks.device_pool import DevicePool  # noqa: PLC0415  (torch is only needed here)
 
-    return DevicePool(client, PAGE_BYTES >> 10, request_bytes, "auto")
+    return DevicePool(client, PAGE_BYTES >> 10, request_bytes, "staged")
 
 
 class Prompt:
