@@ -1,13 +1,13 @@
 """How fast are records written to disk and read back, beside fio on the same file system?
 
 python -m benchmarks.bench_disk [--json] [--directory DIR] [--kinds write,read] [--kib 256,1024,4096] [--depths 1,8,32]
-[--recovery-records 100000] [--smoke]
+[--rounds 7] [--fio PATH] [--recovery-records 100000] [--smoke]
 
 Both use O_DIRECT and io_uring on a preallocated file whose every block was written before, in random order, with the
-same number of payloads under way. Ours computes a checksum of each payload, and writes beside it: a block of zeros
-over the header that was there, and the new header. A round is ours, then fio; the ratio is that of each round.
-The rate is payload bytes over the time from the first request to the last end. Without fio only our rates are shown.
-Recovery: of a store that is full of records of 16 KiB, which were written and not flushed before; it reads 4 KiB each.
+same number of payloads under way. Ours computes a checksum of each payload, and writes beside it: zeros over the header
+that was there, and the new header. A round is ours and fio, which take turns in being first; the ratio is that of each
+round. The rate is payload bytes over the time from the first request to the last end. Without fio only our rates are
+shown. Recovery: of a store that is full of records of 16 KiB, which were written and not flushed before.
 """
 
 import argparse
@@ -113,15 +113,24 @@ class Ours:
         return len(extents) * self.record_bytes / (time.perf_counter() - begun) / 1e9
 
 
-def fio_gb_per_s(path: Path, kind: Kind, *, file_bytes: int, record_bytes: int, round_bytes: int, depth: int) -> float:
-    """One round of fio on a file that it lays out, and writes, the first time."""
-    command = ["fio", "--name=bench", f"--filename={path}", f"--size={file_bytes}", f"--bs={record_bytes}"]
-    command += ["--direct=1", "--ioengine=io_uring", f"--iodepth={depth}", "--output-format=json", "--thread"]
-    if not path.exists():
-        subprocess.run([*command, "--rw=write", "--bs=1m", "--iodepth=8"], check=True, capture_output=True)
-    command += [f"--rw=rand{kind}", f"--io_size={round_bytes}", "--norandommap"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(json.loads(done.stdout)["jobs"][0][kind]["bw_bytes"]) / 1e9
+class Fio:
+    """The same work by fio, on a file that it lays out, and writes, the first time."""
+
+    def __init__(
+        self, fio: str, path: Path, *, file_bytes: int, record_bytes: int, round_bytes: int, depth: int
+    ) -> None:
+        self._command = [fio, "--name=bench", f"--filename={path}", f"--size={file_bytes}", f"--bs={record_bytes}"]
+        self._command += ["--direct=1", "--ioengine=io_uring", f"--iodepth={depth}", "--output-format=json", "--thread"]
+        self._round = [f"--io_size={round_bytes}", "--norandommap"]
+        if not path.exists():
+            self._run("--rw=write", "--bs=1m", "--iodepth=8")
+
+    def gb_per_s(self, kind: Kind) -> float:
+        """Of one round."""
+        return float(json.loads(self._run(f"--rw=rand{kind}", *self._round))["jobs"][0][kind]["bw_bytes"]) / 1e9
+
+    def _run(self, *options: str) -> str:
+        return subprocess.run([*self._command, *options], check=True, capture_output=True, text=True).stdout
 
 
 def main() -> None:
@@ -134,38 +143,46 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--file-mib", type=int, default=1024)
     parser.add_argument("--round-mib", type=int, default=256)
+    parser.add_argument("--fio", help="its path; without, whatever PATH has")
     parser.add_argument("--recovery-records", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="tiny, to see that it runs")
     given = parser.parse_args()
     if given.smoke:
         given.kib, given.depths, given.rounds, given.file_mib, given.round_mib = "128", "2", 2, 129, 8
         given.recovery_records = 500
-    has_fio = shutil.which("fio") is not None
-    if not has_fio:
+    given.fio = given.fio or shutil.which("fio")
+    if given.fio is None:
         say("no fio here: our rates alone")
     with tempfile.TemporaryDirectory(dir=given.directory or Path.cwd(), prefix="bench-disk-") as name:
-        rates(given, Path(name), has_fio=has_fio)
+        rates(given, Path(name))
 
 
-def rates(given: argparse.Namespace, directory: Path, *, has_fio: bool) -> None:
-    beside = f"fio {_fio_version()}" if has_fio else "no fio"
+def rates(given: argparse.Namespace, directory: Path) -> None:
+    beside = "no fio" if given.fio is None else f"fio {_version(given.fio)}"
     rows = Rows("disk", as_json=given.json, config=f"file {given.file_mib} MiB, round {given.round_mib} MiB, {beside}")
+    kinds: list[Kind] = ["write", "read"]
     for kib in map(int, given.kib.split(",")):
         for depth in map(int, given.depths.split(",")):
             file_bytes, record_bytes, round_bytes = given.file_mib << 20, kib << 10, given.round_mib << 20
             sizes = {"file_bytes": file_bytes, "record_bytes": record_bytes, "round_bytes": round_bytes}
             ours = Ours(directory, **sizes, depth=depth)
+            fio = None if given.fio is None else Fio(given.fio, directory / "fio", **sizes, depth=depth)
             say(ours.engine.backend)
-            kinds: list[Kind] = ["write", "read"]
             for kind in [kind for kind in kinds if kind in given.kinds]:
                 runs, ceilings = [], []
-                for _ in range(given.rounds):
-                    runs.append(ours.gb_per_s(kind))
-                    if has_fio:
-                        ceilings.append(fio_gb_per_s(directory / "fio", kind, **sizes, depth=depth))
+                for turn in range(given.rounds):
+                    if fio is None:
+                        runs.append(ours.gb_per_s(kind))
+                    elif turn % 2:
+                        ceilings.append(fio.gb_per_s(kind))
+                        runs.append(ours.gb_per_s(kind))
+                    else:
+                        runs.append(ours.gb_per_s(kind))
+                        ceilings.append(fio.gb_per_s(kind))
                 rows.add(f"{kind}_{kib}k_depth{depth}", runs, "GB/s", ceilings=ceilings)
             ours.close()
-            (directory / DiskStore.FILE).unlink()
+            for half in (DiskStore.FILE, DiskStore.HEADERS):
+                (directory / half).unlink()
     if given.recovery_records:
         recovery(rows, directory, given)
 
@@ -173,7 +190,7 @@ def rates(given: argparse.Namespace, directory: Path, *, has_fio: bool) -> None:
 def recovery(rows: Rows, directory: Path, given: argparse.Namespace) -> None:
     record_bytes = 16 << 10
     segments = -(-given.recovery_records // DiskStore.extents_per_segment(SEGMENT_BYTES, record_bytes))
-    file_bytes = 8192 + segments * SEGMENT_BYTES
+    file_bytes = 16384 + segments * SEGMENT_BYTES
     ours = Ours(directory, file_bytes=file_bytes, record_bytes=record_bytes, round_bytes=16 << 20, depth=32)
     found = [ours.recovery_s() for _ in range(given.rounds)]
     say(f"{found[0][1]} records")
@@ -181,8 +198,8 @@ def recovery(rows: Rows, directory: Path, given: argparse.Namespace) -> None:
     ours.close()
 
 
-def _fio_version() -> str:
-    return subprocess.run(["fio", "--version"], check=True, capture_output=True, text=True).stdout.strip()
+def _version(fio: str) -> str:
+    return subprocess.run([fio, "--version"], check=True, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

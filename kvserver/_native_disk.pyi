@@ -34,13 +34,13 @@ class DiskFaults:
         """How many wait for release()."""
     def record(self) -> None:
         """From now on keeps what trace() tells."""
-    def trace(self) -> list[tuple[Literal["begin", "end", "flush"], int, int, bytes]]:
-        """(event, request, offset, bytes) of writes: "begin" has offset and bytes, "end" says that it was completed
-        with success, "flush" that all that had ended is durable."""
+    def trace(self) -> list[tuple[Literal["begin", "end", "flush"], int, Literal["payloads", "headers"], int, bytes]]:
+        """(event, request, file, offset, bytes) of writes: "begin" has file, offset and bytes, "end" says that it was
+        completed with success, "flush" that all that had ended is durable."""
 
 class DiskStore:
-    """One device: a directory with one preallocated file of equal segments. docs/disk-format.md is its format,
-    csrc/disk/store.h its manual.
+    """One device: a directory with two preallocated files, of payloads and of headers, which have equal segments.
+    docs/disk-format.md is its format, csrc/disk/store.h its manual.
 
     A segment serves extents of one size at a time. An *extent* is named as a slot of the arena is: segment *
     segment_bytes + position * extent_bytes. Which extents are used is the caller's business; a write with another
@@ -54,12 +54,13 @@ class DiskStore:
 
     RECORD_BYTES: int  # 144
     FILE: str
-    """Name of the one file in the directory. All others are left alone."""
+    HEADERS: str
+    """Names of the files in the directory, of payloads and of headers. All others are left alone."""
 
     @staticmethod
     def extents_per_segment(segment_bytes: int, extent_bytes: int) -> int:
-        """Positions of a segment; 0 = not even one fits. Each costs SLOT_ALIGN more than its extent, the segment
-        SLOT_ALIGN once."""
+        """Positions of a segment; 0 = not even one fits. A 64th of the segment is its table: 256 bytes for each of
+        them, and 256 more, which limits how many there are of less than 16 KiB."""
     def __init__(
         self,
         directory: str,
@@ -85,7 +86,7 @@ class DiskStore:
     def segments(self) -> int: ...
     @property
     def file_bytes(self) -> int:
-        """Physical bytes, all of them preallocated."""
+        """Physical bytes of both files, all of them preallocated."""
     @property
     def created(self) -> bool:
         """It is new (or recreated): there is nothing to recover."""
@@ -96,17 +97,18 @@ class DiskStore:
     def facts(self) -> list[tuple[str, str]]:
         """For /status: file, id, direct, ..."""
     def recover(self) -> bytes:
-        """All valid records, ascending by extent; waits. Reads one block a record and one a segment. Must come before
+        """All valid records, ascending by extent; waits. Reads 256 bytes a record and a segment. Must come before
         an engine uses the store. What cannot be read is not found, and counted; OSError when nothing can be."""
     @property
     def damaged(self) -> int:
-        """Blocks that recover() found to be neither valid, nor empty, nor of an earlier life."""
+        """Headers and labels that recover() found to be neither valid, nor empty, nor of an earlier life."""
     @property
     def unreadable(self) -> int:
-        """Blocks that recover() could not read."""
+        """Headers and labels that recover() could not read."""
     def flush(self) -> None:
-        """What was reported as written survives a power cut as well (fdatasync); waits. Without it that depends on the
-        device; a crash of the process or the kernel never needs it."""
+        """What was reported as written survives a crash of the kernel and a power cut as well (fdatasync); waits.
+        Without it the kernel writes headers in its time, within half a minute. The end of the process never needs
+        it."""
     def close(self) -> None:
         """After its engine. Lets the lock go."""
 

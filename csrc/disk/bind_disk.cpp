@@ -83,7 +83,8 @@ void bind_faults(nb::module_& module) {
         .def("trace", [](PyFaults& self) {
             nb::list events;
             for (const Faults::Event& event : self.faults->trace()) {
-                events.append(nb::make_tuple(event.event, event.request, event.offset,
+                events.append(nb::make_tuple(event.event, event.request,
+                                             event.file == File::PAYLOADS ? "payloads" : "headers", event.offset,
                                              nb::bytes(event.bytes.data(), event.bytes.size())));
             }
             return events;
@@ -117,6 +118,7 @@ void bind_store(nb::module_& module) {
     nb::class_<PyStore> store(module, "DiskStore");
     store.attr("RECORD_BYTES") = sizeof(DiskRecord);
     store.attr("FILE") = FILE_NAME;
+    store.attr("HEADERS") = HEADERS_NAME;
     store
         .def_static(
             "extents_per_segment",

@@ -56,7 +56,7 @@ Faults::Planned Faults::next(const Request& request, uint64_t& number) {
     number = ++requests_;
     if (recording_ && request.direction == Direction::WRITE) {
         const auto* const bytes = reinterpret_cast<const char*>(request.memory);
-        trace_.push_back({"begin", number, request.offset, std::string(bytes, request.bytes)});
+        trace_.push_back({"begin", number, request.file, request.offset, std::string(bytes, request.bytes)});
     }
     const auto found = planned_.find(number);
     if (found != planned_.end()) return found->second;
@@ -65,12 +65,12 @@ Faults::Planned Faults::next(const Request& request, uint64_t& number) {
 
 void Faults::ended(uint64_t number) {
     const std::lock_guard lock(mutex_);
-    if (recording_) trace_.push_back({"end", number, 0, {}});
+    if (recording_) trace_.push_back({"end", number, File::PAYLOADS, 0, {}});
 }
 
 void Faults::flushed() {
     const std::lock_guard lock(mutex_);
-    if (recording_) trace_.push_back({"flush", 0, 0, {}});
+    if (recording_) trace_.push_back({"flush", 0, File::PAYLOADS, 0, {}});
 }
 
 bool Faults::hold(Request& request, Io& io) {
@@ -116,6 +116,8 @@ class FaultyIo : public Io {
         pass_on(changed);
     }
 
+    void start() override { io_->start(); }
+
     void collect(std::vector<Request*>& ended) override {
         for (Request* request : faults_->released(*this)) pass_on(*request);
         std::vector<Request*> inner;
@@ -160,13 +162,13 @@ class FaultyIo : public Io {
         const bool writes = changed.direction == Direction::WRITE;
         switch (passed.planned.fault) {
             case Fault::SHORT:
-                changed.bytes = half(changed.bytes);
+                changed.bytes = half(changed);
                 break;
             case Fault::TORN:
-                if (writes) changed.bytes = half(changed.bytes);
+                if (writes) changed.bytes = half(changed);
                 break;
             case Fault::MISDIRECT:
-                changed.offset += BLOCK_BYTES;
+                changed.offset += unit(changed);
                 break;
             case Fault::FLIP:
                 if (!writes) break;
@@ -191,7 +193,11 @@ class FaultyIo : public Io {
         if (asked.direction == Direction::WRITE && asked.result == asked.bytes) faults_->ended(passed.number);
     }
 
-    static uint32_t half(uint32_t bytes) { return static_cast<uint32_t>(bytes / 2 / BLOCK_BYTES * BLOCK_BYTES); }
+    static uint64_t unit(const Request& request) { return request.file == File::PAYLOADS ? BLOCK_BYTES : ENTRY_BYTES; }
+    static uint32_t half(const Request& request) {
+        if (request.file == File::HEADERS) return request.bytes / 2;
+        return static_cast<uint32_t>(request.bytes / 2 / BLOCK_BYTES * BLOCK_BYTES);
+    }
     // Somewhere in what a header holds, each time elsewhere.
     static void flip(const Request& request, uint64_t number) { request.memory[number * 37 % 192] ^= std::byte{0x10}; }
 

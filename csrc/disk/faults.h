@@ -24,6 +24,7 @@ class Faults {
     struct Event {
         const char* event;  // "begin" of a write, "end" of one that succeeded, "flush"
         uint64_t request;
+        File file;
         uint64_t offset;
         std::string bytes;
     };

@@ -54,7 +54,8 @@ struct RecordBytes {
     uint32_t reserved;
     uint64_t seal;
 };
-static_assert(sizeof(RecordBytes) == 192, "no padding is hashed, and one sector of 512 bytes holds it all");
+static_assert(sizeof(RecordBytes) == 192, "no padding is hashed");
+static_assert(sizeof(RecordBytes) <= ENTRY_BYTES && 512 % ENTRY_BYTES == 0, "one sector of 512 bytes holds it all");
 
 // The seal is the last member: it covers everything before it.
 template <typename Bytes>
@@ -62,18 +63,18 @@ uint64_t right_seal(const Bytes& content) {
     return xxh3({reinterpret_cast<const std::byte*>(&content), offsetof(Bytes, seal)});
 }
 
-template <typename Bytes>
-Block seal(Bytes& content) {
+template <typename Room, typename Bytes>
+Room seal(Bytes& content) {
     content.seal = right_seal(content);
-    Block block{};
-    std::memcpy(block.bytes, &content, sizeof content);
-    return block;
+    Room room{};
+    std::memcpy(room.bytes, &content, sizeof content);
+    return room;
 }
 
-template <typename Bytes>
-Bytes contents(const Block& block) {
+template <typename Bytes, typename Room>
+Bytes contents(const Room& room) {
     Bytes content;
-    std::memcpy(&content, block.bytes, sizeof content);
+    std::memcpy(&content, room.bytes, sizeof content);
     return content;
 }
 
@@ -95,7 +96,7 @@ Place Geometry::place_of(int64_t extent, uint64_t extent_bytes) const {
 Block encode(const Superblock& superblock) {
     SuperblockBytes content{SUPERBLOCK_MAGIC,       FORMAT, BLOCK_BYTES, superblock.segment_bytes, superblock.store,
                             superblock.fingerprint, 0};
-    return seal(content);
+    return seal<Block>(content);
 }
 
 SuperblockFound decode(const Block& block, Superblock& superblock) {
@@ -108,13 +109,13 @@ SuperblockFound decode(const Block& block, Superblock& superblock) {
     return SuperblockFound::VALID;
 }
 
-Block encode(const StoreId& store, const SegmentLabel& label) {
+Entry encode(const StoreId& store, const SegmentLabel& label) {
     SegmentBytes content{SEGMENT_MAGIC, store, label.segment, label.extent_bytes, label.epoch, 0};
-    return seal(content);
+    return seal<Entry>(content);
 }
 
-Found decode(const Block& block, const StoreId& store, uint64_t segment, SegmentLabel& label) {
-    const auto content = contents<SegmentBytes>(block);
+Found decode(const Entry& entry, const StoreId& store, uint64_t segment, SegmentLabel& label) {
+    const auto content = contents<SegmentBytes>(entry);
     if (content.magic != SEGMENT_MAGIC) return content.magic == 0 ? Found::EMPTY : Found::EARLIER;
     if (content.seal != right_seal(content)) return Found::DAMAGED;
     if (content.store != store) return Found::EARLIER;
@@ -125,7 +126,7 @@ Found decode(const Block& block, const StoreId& store, uint64_t segment, Segment
     return Found::RECORD;
 }
 
-Block encode(const StoreId& store, uint64_t epoch, Place place, const Sealed& sealed) {
+Entry encode(const StoreId& store, uint64_t epoch, Place place, const Sealed& sealed) {
     const LedgerRecord& shard = sealed.record.shard;
     RecordBytes content{};
     content.magic = RECORD_MAGIC;
@@ -144,11 +145,11 @@ Block encode(const StoreId& store, uint64_t epoch, Place place, const Sealed& se
     content.generation = shard.generation;
     content.payload_hash = sealed.payload_hash;
     content.stored_s = sealed.record.stored_s;
-    return seal(content);
+    return seal<Entry>(content);
 }
 
-Found decode(const Block& block, const StoreId& store, const SegmentLabel& label, Place place, Sealed& sealed) {
-    const auto content = contents<RecordBytes>(block);
+Found decode(const Entry& entry, const StoreId& store, const SegmentLabel& label, Place place, Sealed& sealed) {
+    const auto content = contents<RecordBytes>(entry);
     if (content.magic != RECORD_MAGIC) return content.magic == 0 ? Found::EMPTY : Found::EARLIER;
     if (content.seal != right_seal(content)) return Found::DAMAGED;
     if (content.store != store) return Found::EARLIER;

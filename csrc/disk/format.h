@@ -1,11 +1,12 @@
 // What lies on a device, byte by byte; docs/disk-format.md tells why. Pure: nothing here does I/O.
 //
-// The file: two copies of a superblock, then segments of equal size. A segment: one block that says which extent size
-// it serves, one header block for each position, then the payloads. All numbers are little-endian, like every machine
-// that this runs on.
+// Two files, each with two copies of a superblock in front. One holds the payloads, a row of extents for each segment.
+// The other holds a table for each segment: a label that says which extent size it serves, then the header of each
+// extent. All numbers are little-endian, like every machine that this runs on.
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -16,13 +17,13 @@
 
 namespace kv::disk {
 
-// The unit of all I/O: O_DIRECT's alignment on every device that we know.
+// The unit of payloads: O_DIRECT's alignment on every device that we know.
 constexpr uint64_t BLOCK_BYTES = 4096;
 static_assert(BLOCK_BYTES == SLOT_ALIGN, "payloads go straight between slots and extents");
 
-constexpr uint32_t FORMAT = 1;
+constexpr uint32_t FORMAT = 2;
 constexpr uint64_t SUPERBLOCKS = 2;
-constexpr uint64_t SEGMENTS_OFFSET = SUPERBLOCKS * BLOCK_BYTES;
+constexpr uint64_t SEGMENTS_OFFSET = SUPERBLOCKS * BLOCK_BYTES;  // in both files
 constexpr uint64_t SEGMENT_BYTES_MAX = uint64_t{1} << 34;
 constexpr uint64_t EXTENT_BYTES_MAX = uint64_t{1} << 30;  // one request moves it: the system's bound is 2 GiB
 constexpr uint64_t FILE_BYTES_MAX = uint64_t{1} << 50;
@@ -49,31 +50,47 @@ struct alignas(BLOCK_BYTES) Block {
     std::byte bytes[BLOCK_BYTES];
 };
 
+// A label or a header in its table. It lies within one sector of 512 bytes, which devices write as a whole.
+struct Entry {
+    std::byte bytes[256];
+};
+constexpr uint64_t ENTRY_BYTES = sizeof(Entry);
+
 struct Place {
     uint64_t segment;
     uint64_t position;
     bool operator==(const Place&) const = default;
 };
 
-// Where things are. Extents are named as slots are: segment * segment_bytes + position * extent_bytes.
+// Where things are. Extents are named as slots are: segment * segment_bytes + position * extent_bytes. What a segment
+// has in both files is segment_bytes together.
 struct Geometry {
     uint64_t segment_bytes;
     uint64_t segments;
 
+    // 1/64 is what extents of 16 KiB need. Of smaller ones a segment has no more than the table has entries.
+    static constexpr uint64_t table_bytes(uint64_t segment_bytes) {
+        const uint64_t bytes = segment_bytes / 64 / BLOCK_BYTES * BLOCK_BYTES;
+        return bytes == 0 ? BLOCK_BYTES : bytes;
+    }
     static uint64_t extents_per_segment(uint64_t segment_bytes, uint64_t extent_bytes) {
-        return (segment_bytes - BLOCK_BYTES) / (BLOCK_BYTES + extent_bytes);
+        const uint64_t table = table_bytes(segment_bytes);
+        return std::min((segment_bytes - table) / extent_bytes, table / ENTRY_BYTES - 1);
     }
     uint64_t extents_per_segment(uint64_t extent_bytes) const {
         return extents_per_segment(segment_bytes, extent_bytes);
     }
-    uint64_t file_bytes() const { return SEGMENTS_OFFSET + segments * segment_bytes; }
-    uint64_t segment_offset(uint64_t segment) const { return SEGMENTS_OFFSET + segment * segment_bytes; }
+    uint64_t row_bytes() const { return segment_bytes - table_bytes(segment_bytes); }
+    uint64_t payload_file_bytes() const { return SEGMENTS_OFFSET + segments * row_bytes(); }
+    uint64_t header_file_bytes() const { return SEGMENTS_OFFSET + segments * table_bytes(segment_bytes); }
+    uint64_t file_bytes() const { return payload_file_bytes() + header_file_bytes(); }
+
+    uint64_t label_offset(uint64_t segment) const { return SEGMENTS_OFFSET + segment * table_bytes(segment_bytes); }
     uint64_t header_offset(Place place) const {
-        return segment_offset(place.segment) + (1 + place.position) * BLOCK_BYTES;
+        return label_offset(place.segment) + (1 + place.position) * ENTRY_BYTES;
     }
     uint64_t payload_offset(Place place, uint64_t extent_bytes) const {
-        const uint64_t table_bytes = (1 + extents_per_segment(extent_bytes)) * BLOCK_BYTES;
-        return segment_offset(place.segment) + table_bytes + place.position * extent_bytes;
+        return SEGMENTS_OFFSET + place.segment * row_bytes() + place.position * extent_bytes;
     }
     int64_t extent(Place place, uint64_t extent_bytes) const {
         return static_cast<int64_t>(place.segment * segment_bytes + place.position * extent_bytes);
@@ -95,7 +112,7 @@ struct SegmentLabel {
     uint64_t epoch;
 };
 
-// What a header block says beside the record.
+// What a header says beside the record.
 struct Sealed {
     DiskRecord record;
     uint64_t payload_hash;
@@ -113,12 +130,12 @@ enum class SuperblockFound { NONE, VALID, OTHER_FORMAT, DAMAGED };
 Block encode(const Superblock& superblock);
 SuperblockFound decode(const Block& block, Superblock& superblock);
 
-Block encode(const StoreId& store, const SegmentLabel& label);
-Found decode(const Block& block, const StoreId& store, uint64_t segment, SegmentLabel& label);
+Entry encode(const StoreId& store, const SegmentLabel& label);
+Found decode(const Entry& entry, const StoreId& store, uint64_t segment, SegmentLabel& label);
 
-Block encode(const StoreId& store, uint64_t epoch, Place place, const Sealed& sealed);
+Entry encode(const StoreId& store, uint64_t epoch, Place place, const Sealed& sealed);
 // `label` is the segment's. device and arena_offset of the record are the caller's to fill in.
-Found decode(const Block& block, const StoreId& store, const SegmentLabel& label, Place place, Sealed& sealed);
+Found decode(const Entry& entry, const StoreId& store, const SegmentLabel& label, Place place, Sealed& sealed);
 
 // One number for what a caller must know to get a payload: namespace, key, group and shard.
 uint64_t identity_of(const LedgerRecord& shard);

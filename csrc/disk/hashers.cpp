@@ -1,5 +1,7 @@
 #include "disk/hashers.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "check.h"
@@ -23,12 +25,13 @@ Hashers::~Hashers() {
     for (std::thread& thread : threads_) thread.join();
 }
 
-void Hashers::hash(std::span<const std::byte> bytes, std::function<void(uint64_t)> done) {
+void Hashers::hash(std::vector<Task>& tasks) {
     {
         const std::lock_guard lock(mutex_);
-        tasks_.push_back({bytes, std::move(done)});
+        std::move(tasks.begin(), tasks.end(), std::back_inserter(tasks_));
     }
-    work_ready_.notify_one();
+    for (size_t i = 0; i < std::min(tasks.size(), threads_.size()); ++i) work_ready_.notify_one();
+    tasks.clear();
 }
 
 void Hashers::work() {

@@ -16,19 +16,19 @@ namespace kv::disk {
 
 class Hashers {
   public:
+    struct Task {
+        std::span<const std::byte> bytes;    // must stay until `done` was called
+        std::function<void(uint64_t)> done;  // with the checksum, by another thread
+    };
+
     explicit Hashers(unsigned threads);
     // Ends what was asked for, joins.
     ~Hashers();
 
-    // Calls `done` with the checksum, by another thread. The bytes must stay until then.
-    void hash(std::span<const std::byte> bytes, std::function<void(uint64_t)> done);
+    // Takes all of them, in order.
+    void hash(std::vector<Task>& tasks);
 
   private:
-    struct Task {
-        std::span<const std::byte> bytes;
-        std::function<void(uint64_t)> done;
-    };
-
     void work();
 
     std::mutex mutex_;  // guards everything below

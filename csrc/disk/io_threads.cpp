@@ -18,7 +18,7 @@ namespace {
 
 class ThreadsIo : public Io {
   public:
-    ThreadsIo(int fd, unsigned threads) : fd_(fd) {
+    ThreadsIo(Files files, unsigned threads) : files_(files) {
         for (unsigned i = 0; i < threads; ++i)
             threads_.push_back(start_thread(format("kv-io-%u", i), [this] { work(); }));
     }
@@ -75,16 +75,17 @@ class ThreadsIo : public Io {
     }
 
     void carry_out(Request& request) const {
+        const int fd = files_.of(request.file);
         const auto offset = static_cast<off_t>(request.offset);
         ssize_t moved;
         do {
-            moved = request.direction == Direction::READ ? ::pread(fd_, request.memory, request.bytes, offset)
-                                                         : ::pwrite(fd_, request.memory, request.bytes, offset);
+            moved = request.direction == Direction::READ ? ::pread(fd, request.memory, request.bytes, offset)
+                                                         : ::pwrite(fd, request.memory, request.bytes, offset);
         } while (moved < 0 && errno == EINTR);
         request.result = moved < 0 ? -errno : moved;
     }
 
-    const int fd_;
+    const Files files_;
     std::mutex mutex_;  // guards everything below
     std::condition_variable work_ready_;
     std::condition_variable something_ended_;
@@ -97,6 +98,6 @@ class ThreadsIo : public Io {
 
 }  // namespace
 
-std::unique_ptr<Io> open_threads(int fd, unsigned threads) { return std::make_unique<ThreadsIo>(fd, threads); }
+std::unique_ptr<Io> open_threads(Files files, unsigned threads) { return std::make_unique<ThreadsIo>(files, threads); }
 
 }  // namespace kv::disk

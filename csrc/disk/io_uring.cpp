@@ -47,8 +47,8 @@ class RingMapping {
 
 class UringIo : public Io {
   public:
-    UringIo(int fd, Descriptor ring, const io_uring_params& params)
-        : fd_(fd),
+    UringIo(Files files, Descriptor ring, const io_uring_params& params)
+        : files_(files),
           ring_(std::move(ring)),
           queues_(ring_.get(),
                   std::max(params.sq_off.array + params.sq_entries * sizeof(uint32_t),
@@ -80,12 +80,14 @@ class UringIo : public Io {
         entry.opcode = static_cast<uint8_t>(buffer < 0 ? (reads ? IORING_OP_READ : IORING_OP_WRITE)
                                                        : (reads ? IORING_OP_READ_FIXED : IORING_OP_WRITE_FIXED));
         entry.buf_index = static_cast<uint16_t>(std::max(buffer, 0));
-        entry.fd = fd_;
+        entry.fd = files_.of(request.file);
         entry.off = request.offset;
         entry.addr = reinterpret_cast<uint64_t>(request.memory);
         entry.len = request.bytes;
         entry.user_data = reinterpret_cast<uint64_t>(&request);
     }
+
+    void start() override { enter(false); }
 
     void collect(std::vector<Request*>& ended) override {
         enter(nothing_ended());
@@ -171,7 +173,7 @@ class UringIo : public Io {
         } while (unsubmitted_ > 0 || (wait && nothing_ended()));
     }
 
-    const int fd_;
+    const Files files_;
     const Descriptor ring_;
     const RingMapping queues_;
     const RingMapping entries_;
@@ -203,7 +205,7 @@ bool knows_what_we_ask(int ring) {
 
 }  // namespace
 
-std::unique_ptr<Io> open_uring(int fd, unsigned requests, std::string& why) {
+std::unique_ptr<Io> open_uring(Files files, unsigned requests, std::string& why) {
     io_uring_params params{};
     // Two more for the eventfd's poll, which is watched again before its last entry was taken out.
     const unsigned entries = std::bit_ceil(requests + 2);
@@ -222,7 +224,7 @@ std::unique_ptr<Io> open_uring(int fd, unsigned requests, std::string& why) {
         why = "this kernel's is too old";
         return nullptr;
     }
-    return std::make_unique<UringIo>(fd, std::move(ring), params);
+    return std::make_unique<UringIo>(files, std::move(ring), params);
 }
 
 }  // namespace kv::disk
@@ -233,7 +235,7 @@ std::unique_ptr<Io> open_uring(int fd, unsigned requests, std::string& why) {
 
 namespace kv::disk {
 
-std::unique_ptr<Io> open_uring(int, unsigned, std::string& why) {
+std::unique_ptr<Io> open_uring(Files, unsigned, std::string& why) {
     why = "not known where this was built";
     return nullptr;
 }

@@ -37,7 +37,7 @@ struct Item : Request {
     enum class Step {
         QUEUED,
         FORMING,      // a new label of its segment is being written
-        WITHDRAWING,  // the header that lies there is being overwritten with zeros
+        WITHDRAWING,  // the header that is there is being overwritten with zeros
         WAITING,      // for its turn at the device
         MOVING,       // its payload is under way
         HASHING,      // nothing but its checksum is missing
@@ -64,7 +64,7 @@ struct Item : Request {
     uint64_t hash = 0;   // when READY
     uint32_t moved = 0;  // bytes of the payload
     uint64_t epoch = 0;  // that is being written, while FORMING
-    std::unique_ptr<Block> block;
+    Entry entry;         // that is being written, a label or a header
     Outcome outcome = Outcome::DONE;
     int error = 0;
     uint64_t queued_ns = 0;

@@ -17,8 +17,6 @@ namespace {
 // Items that cannot begin yet do not hold up others, of which so many are looked at.
 constexpr size_t LOOK_AHEAD = 64;
 
-Block zeros;
-
 uint64_t now_ns() {
     return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
 }
@@ -88,7 +86,9 @@ void Lane::run() {
         begin_items(reads_);
         begin_items(writes_);
         begin_moves();
+        begin_entries();
         if (closing && active_.empty()) return;
+        start_hashing();
         register_next();
         ended.clear();
         io_->collect(ended);
@@ -203,9 +203,8 @@ void Lane::form(Item& item) {
     segment.extents.clear();
     item.epoch = draw_epoch();
     item.step = Item::Step::FORMING;
-    item.block = std::make_unique<Block>(
-        encode(store_->id(), SegmentLabel{item.place.segment, item.record.extent_bytes(), item.epoch}));
-    submit_block(item, store_->geometry().segment_offset(item.place.segment), item.block->bytes);
+    const SegmentLabel label{item.place.segment, item.record.extent_bytes(), item.epoch};
+    write_entry(item, store_->geometry().label_offset(item.place.segment), encode(store_->id(), label));
 }
 
 void Lane::formed(Item& item) {
@@ -233,7 +232,7 @@ void Lane::prepare_write(Item& item) {
 
 void Lane::withdraw(Item& item) {
     item.step = Item::Step::WITHDRAWING;
-    submit_block(item, store_->geometry().header_offset(item.place), zeros.bytes);
+    write_entry(item, store_->geometry().header_offset(item.place), Entry{});
 }
 
 void Lane::withdrawn(Item& item) {
@@ -268,8 +267,8 @@ void Lane::begin_moves() {
 // What is left of the payload: a device may move less than it was asked to.
 void Lane::move(Item& item) {
     const uint64_t offset = store_->geometry().payload_offset(item.place, item.record.extent_bytes());
-    static_cast<Request&>(item) = {item.kind == Kind::READ ? Direction::READ : Direction::WRITE, offset + item.moved,
-                                   arena_ + item.record.shard.arena_offset + item.moved,
+    static_cast<Request&>(item) = {item.kind == Kind::READ ? Direction::READ : Direction::WRITE, File::PAYLOADS,
+                                   offset + item.moved, arena_ + item.record.shard.arena_offset + item.moved,
                                    static_cast<uint32_t>(item.record.payload_block_bytes() - item.moved)};
     io_->submit(item);
 }
@@ -293,7 +292,7 @@ void Lane::moved(Item& item) {
 void Lane::hash(Item& item) {
     item.hash_state = Item::Hash::COMPUTING;
     const std::span<const std::byte> payload(arena_ + item.record.shard.arena_offset, item.record.shard.payload_bytes);
-    hashers_.hash(payload, [this, &item](uint64_t hash) {
+    const auto done = [this, &item](uint64_t hash) {
         item.hash = hash;
         if (item.hash_state.exchange(Item::Hash::READY) != Item::Hash::AWAITED) return;  // the lane may end it now
         {
@@ -301,7 +300,15 @@ void Lane::hash(Item& item) {
             inbox_.hashed.push_back(&item);
         }
         io_->wake();
-    });
+    };
+    to_hash_.push_back({payload, done});
+}
+
+// The device has its next requests before the hashers are woken up, which takes as long as a small request.
+void Lane::start_hashing() {
+    if (to_hash_.empty()) return;
+    io_->start();
+    hashers_.hash(to_hash_);
 }
 
 // Whether no hasher looks at the item any more; otherwise hashed() comes when that is so. To be asked once.
@@ -327,9 +334,9 @@ void Lane::seal(Item& item) {
     item.step = Item::Step::SEALING;
     item.record.stored_s = static_cast<uint32_t>(std::time(nullptr));
     const Sealed sealed{item.record, item.hash};
-    item.block = std::make_unique<Block>(encode(store_->id(), segment_of(item).epoch, item.place, sealed));
     extent_of(item).header_found = true;  // even if the device says no
-    submit_block(item, store_->geometry().header_offset(item.place), item.block->bytes);
+    const Entry header = encode(store_->id(), segment_of(item).epoch, item.place, sealed);
+    write_entry(item, store_->geometry().header_offset(item.place), header);
 }
 
 void Lane::sealed(Item& item) {
@@ -361,9 +368,16 @@ void Lane::request_ended(Item& item) {
     }
 }
 
-void Lane::submit_block(Item& item, uint64_t offset, std::byte* block) {
-    static_cast<Request&>(item) = {Direction::WRITE, offset, block, BLOCK_BYTES};
-    io_->submit(item);
+void Lane::write_entry(Item& item, uint64_t offset, const Entry& entry) {
+    item.entry = entry;
+    static_cast<Request&>(item) = {Direction::WRITE, File::HEADERS, offset, item.entry.bytes, ENTRY_BYTES};
+    entries_waiting_.push_back(&item);
+}
+
+// After payloads: the kernel hands each of these to a thread of its own, and a device waits for none of them.
+void Lane::begin_entries() {
+    for (Item* item : entries_waiting_) io_->submit(*item);
+    entries_waiting_.clear();
 }
 
 // Whether the request moved all it should; otherwise the item ends.

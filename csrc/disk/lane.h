@@ -67,12 +67,14 @@ class Lane {
     void move(Item& item);
     void moved(Item& item);
     void hash(Item& item);
+    void start_hashing();
     bool has_hash(Item& item);
     void hashed(Item& item);
     void seal(Item& item);
     void sealed(Item& item);
     void request_ended(Item& item);
-    void submit_block(Item& item, uint64_t offset, std::byte* block);
+    void write_entry(Item& item, uint64_t offset, const Entry& entry);
+    void begin_entries();
     bool succeeded(Item& item);
     void end(Item& item, Outcome outcome);
     void report(const Item& item);
@@ -100,6 +102,8 @@ class Lane {
     std::deque<Item*> reads_waiting_;  // for their turn at the device
     std::deque<Item*> writes_waiting_;
     unsigned moving_ = 0;
+    std::vector<Item*> entries_waiting_;
+    std::vector<Hashers::Task> to_hash_;
     std::deque<std::pair<uint64_t, uint64_t>> memory_;
 
     std::thread thread_;

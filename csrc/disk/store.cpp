@@ -11,35 +11,38 @@ namespace kv::disk {
 namespace {
 
 constexpr unsigned RECOVERY_DEPTH = 16;
-constexpr uint64_t PIECE_BLOCKS = 64;  // of a header table, read at once
+constexpr uint64_t PIECE_ENTRIES = 256;  // of a table, read at once: what one unreadable block hides
 
 }  // namespace
 
-// Consecutive blocks of one segment; `first` counts from its label.
+// Consecutive entries of one table; `first` counts from its label.
 struct Store::Piece {
     uint64_t segment;
     uint64_t first;
-    uint64_t blocks;
+    uint64_t entries;
 };
 
 Store::Store(const FileOptions& options, uint32_t device, std::shared_ptr<Faults> faults)
     : directory_(options.directory),
       device_(device),
-      file_(open_store_file(options)),
+      files_(open_store_files(options)),
       faults_(std::move(faults)),
-      segments_(file_.geometry.segments) {}
+      segments_(files_.geometry.segments) {}
 
 void Store::flush() {
-    if (::fdatasync(file_.file.get()) != 0) throw_errno("fdatasync of the store in " + directory_);
+    for (const Descriptor* file : {&files_.payloads, &files_.headers}) {
+        if (::fdatasync(file->get()) != 0) throw_errno("fdatasync of the store in " + directory_);
+    }
     if (faults_ != nullptr) faults_->flushed();
 }
 
 std::unique_ptr<Io> Store::open_io(Choice choice, IoBounds bounds, std::string& backend) const {
     std::string why;
-    std::unique_ptr<Io> io = choice == Choice::THREADS ? nullptr : open_uring(file_.file.get(), bounds.requests, why);
+    const Files files{files_.payloads.get(), files_.headers.get()};
+    std::unique_ptr<Io> io = choice == Choice::THREADS ? nullptr : open_uring(files, bounds.requests, why);
     if (io == nullptr) {
         if (choice == Choice::URING) throw Refusal("disk-engine", "no io_uring: " + why);
-        io = open_threads(file_.file.get(), bounds.threads);
+        io = open_threads(files, bounds.threads);
     }
     backend = why.empty() ? io->name() : io->name() + " (io_uring: " + why + ")";
     return with_faults(std::move(io), faults_);
@@ -47,7 +50,7 @@ std::unique_ptr<Io> Store::open_io(Choice choice, IoBounds bounds, std::string& 
 
 std::vector<DiskRecord> Store::recover() {
     damaged_ = unreadable_ = 0;
-    segments_.assign(file_.geometry.segments, {});
+    segments_.assign(files_.geometry.segments, {});
     read_labels();
     std::vector<DiskRecord> records;
     read_tables(records);
@@ -57,10 +60,10 @@ std::vector<DiskRecord> Store::recover() {
 }
 
 // Visits each piece once, in any order; with nullptr for one that could not be read as a whole.
-void Store::read_all(const std::vector<Piece>& pieces, const std::function<void(const Piece&, const Block*)>& visit) {
+void Store::read_all(const std::vector<Piece>& pieces, const std::function<void(const Piece&, const Entry*)>& visit) {
     struct Reading : Request {
         const Piece* piece;
-        std::vector<Block> blocks;
+        std::vector<Entry> entries;
     };
     std::string backend;
     const std::unique_ptr<Io> io = open_io(Choice::AUTO, {RECOVERY_DEPTH, RECOVERY_DEPTH}, backend);
@@ -68,11 +71,11 @@ void Store::read_all(const std::vector<Piece>& pieces, const std::function<void(
     auto next = pieces.begin();
     const auto begin = [&](Reading& reading) {
         reading.piece = &*next++;
-        reading.blocks.resize(reading.piece->blocks);
-        const Place first{reading.piece->segment, reading.piece->first};
-        const uint64_t offset = file_.geometry.segment_offset(first.segment) + first.position * BLOCK_BYTES;
-        static_cast<Request&>(reading) = {Direction::READ, offset, reading.blocks.front().bytes,
-                                          static_cast<uint32_t>(reading.blocks.size() * BLOCK_BYTES)};
+        reading.entries.resize(reading.piece->entries);
+        const uint64_t table = files_.geometry.label_offset(reading.piece->segment);
+        static_cast<Request&>(reading) = {Direction::READ, File::HEADERS, table + reading.piece->first * ENTRY_BYTES,
+                                          reading.entries.front().bytes,
+                                          static_cast<uint32_t>(reading.entries.size() * ENTRY_BYTES)};
         io->submit(reading);
     };
     for (Reading& reading : readings) begin(reading);
@@ -83,23 +86,23 @@ void Store::read_all(const std::vector<Piece>& pieces, const std::function<void(
         for (Request* request : ended) {
             auto& reading = static_cast<Reading&>(*request);
             const bool whole = reading.result == reading.bytes;
-            visit(*reading.piece, whole ? reading.blocks.data() : nullptr);
+            visit(*reading.piece, whole ? reading.entries.data() : nullptr);
             if (next != pieces.end()) begin(reading);
         }
     }
 }
 
 void Store::read_labels() {
-    const Geometry& geometry = file_.geometry;
+    const Geometry& geometry = files_.geometry;
     std::vector<Piece> pieces;
     for (uint64_t segment = 0; segment < geometry.segments; ++segment) pieces.push_back({segment, 0, 1});
-    read_all(pieces, [&](const Piece& piece, const Block* block) {
-        if (block == nullptr) {
+    read_all(pieces, [&](const Piece& piece, const Entry* entry) {
+        if (entry == nullptr) {
             ++unreadable_;
             return;
         }
         SegmentLabel label{};
-        const Found found = decode(*block, file_.store, piece.segment, label);
+        const Found found = decode(*entry, files_.store, piece.segment, label);
         if (found == Found::DAMAGED) ++damaged_;
         if (found != Found::RECORD) return;
         SegmentState& segment = segments_[piece.segment];
@@ -117,15 +120,15 @@ void Store::read_tables(std::vector<DiskRecord>& records) {
     std::vector<Piece> pieces;
     for (uint64_t segment = 0; segment < segments_.size(); ++segment) {
         const uint64_t positions = segments_[segment].extents.size();
-        for (uint64_t first = 0; first < positions; first += PIECE_BLOCKS) {
-            pieces.push_back({segment, 1 + first, std::min(PIECE_BLOCKS, positions - first)});
+        for (uint64_t first = 0; first < positions; first += PIECE_ENTRIES) {
+            pieces.push_back({segment, 1 + first, std::min(PIECE_ENTRIES, positions - first)});
         }
     }
-    read_all(pieces, [&](const Piece& piece, const Block* blocks) {
-        for (uint64_t i = 0; i < piece.blocks; ++i) {
+    read_all(pieces, [&](const Piece& piece, const Entry* entries) {
+        for (uint64_t i = 0; i < piece.entries; ++i) {
             const Place place{piece.segment, piece.first - 1 + i};
-            if (blocks != nullptr) {
-                take_header(blocks[i], place, records);
+            if (entries != nullptr) {
+                take_header(entries[i], place, records);
             } else {
                 ++unreadable_;
                 // Whatever lies there may be readable, and valid, another time: it must go before a payload does.
@@ -135,12 +138,12 @@ void Store::read_tables(std::vector<DiskRecord>& records) {
     });
 }
 
-void Store::take_header(const Block& block, Place place, std::vector<DiskRecord>& records) {
+void Store::take_header(const Entry& entry, Place place, std::vector<DiskRecord>& records) {
     SegmentState& segment = segments_[place.segment];
     ExtentState& extent = segment.extents[place.position];
     Sealed sealed{};
     const SegmentLabel label{place.segment, segment.extent_bytes, segment.epoch};
-    const Found found = decode(block, file_.store, label, place, sealed);
+    const Found found = decode(entry, files_.store, label, place, sealed);
     // Even what looks damaged now may be read as valid another time.
     extent.header_found = found != Found::EMPTY;
     if (found == Found::DAMAGED) ++damaged_;
@@ -150,7 +153,7 @@ void Store::take_header(const Block& block, Place place, std::vector<DiskRecord>
     extent.identity = identity_of(shard);
     extent.payload_hash = sealed.payload_hash;
     extent.payload_bytes = shard.payload_bytes;
-    sealed.record.extent = file_.geometry.extent(place, segment.extent_bytes);
+    sealed.record.extent = files_.geometry.extent(place, segment.extent_bytes);
     sealed.record.device = device_;
     records.push_back(sealed.record);
 }

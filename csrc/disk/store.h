@@ -1,10 +1,11 @@
-// One device: its file, and what each of its extents holds as far as carrying out orders needs it.
+// One device: its files, and what each of its extents holds as far as carrying out orders needs it.
 //
 // A record is made of three writes, each begun when the one before has ended: the header of what the extent held is
-// overwritten with zeros, the payload goes into its place, the header is written. So a process that is killed at any
-// instant leaves the old record, none, or the new one. Whatever else happens (a power cut that loses or reorders what
-// the device had taken, a torn or misdirected write, decay), the header's checksum of the payload says so when it is
-// read. The index of what is where is the caller's: nothing here looks a key up.
+// overwritten with zeros, the payload goes into its place, the header is written. Only the payload goes to the device;
+// headers go to the page cache, which the kernel writes back in its time. So a process that is killed at any instant
+// leaves the old record, none, or the new one. Whatever else happens (a power cut that takes the page cache and loses
+// or reorders what the device had taken, a torn or misdirected write, decay), the header's checksum of the payload says
+// so when it is read. The index of what is where is the caller's: nothing here looks a key up.
 //
 // Threads: recover() by the caller's, before an engine uses the store; then segments() belongs to the engine's lane.
 
@@ -20,7 +21,7 @@
 #include "disk/faults.h"
 #include "disk/format.h"
 #include "disk/io.h"
-#include "disk/store_file.h"
+#include "disk/store_files.h"
 
 namespace kv::disk {
 
@@ -30,7 +31,7 @@ struct ExtentState {
     uint64_t identity = 0;
     uint64_t payload_hash = 0;
     uint32_t payload_bytes = 0;
-    bool header_found = false;  // a recovery would, or might, accept the header block that lies there
+    bool header_found = false;  // a recovery would, or might, accept the header that is there
     bool busy = false;          // an item works on it
 
     void forget() { generation = 0; }
@@ -58,12 +59,12 @@ struct IoBounds {
 
 class Store {
   public:
-    // As open_store_file(). `device`: the store's number in records.
+    // As open_store_files(). `device`: the store's number in records.
     Store(const FileOptions& options, uint32_t device, std::shared_ptr<Faults> faults);
 
     // All valid records, ascending by extent. std::system_error when not one segment could be read.
     std::vector<DiskRecord> recover();
-    // Blocks that were neither valid, nor empty, nor of an earlier life; and blocks that could not be read.
+    // Entries that were neither valid, nor empty, nor of an earlier life; and entries that could not be read.
     uint64_t damaged() const { return damaged_; }
     uint64_t unreadable() const { return unreadable_; }
 
@@ -75,24 +76,24 @@ class Store {
     std::unique_ptr<Io> open_io(Choice choice, IoBounds bounds, std::string& backend) const;
 
     uint32_t device() const { return device_; }
-    const Geometry& geometry() const { return file_.geometry; }
-    const StoreId& id() const { return file_.store; }
+    const Geometry& geometry() const { return files_.geometry; }
+    const StoreId& id() const { return files_.store; }
     const std::string& directory() const { return directory_; }
-    bool created() const { return file_.created; }
-    bool direct() const { return file_.direct; }
+    bool created() const { return files_.created; }
+    bool direct() const { return files_.direct; }
     std::vector<SegmentState>& segments() { return segments_; }
 
   private:
     struct Piece;
 
-    void read_all(const std::vector<Piece>& pieces, const std::function<void(const Piece&, const Block*)>& visit);
+    void read_all(const std::vector<Piece>& pieces, const std::function<void(const Piece&, const Entry*)>& visit);
     void read_labels();
     void read_tables(std::vector<DiskRecord>& records);
-    void take_header(const Block& block, Place place, std::vector<DiskRecord>& records);
+    void take_header(const Entry& entry, Place place, std::vector<DiskRecord>& records);
 
     const std::string directory_;
     const uint32_t device_;
-    const StoreFile file_;
+    const StoreFiles files_;
     const std::shared_ptr<Faults> faults_;
     std::vector<SegmentState> segments_;
     uint64_t damaged_ = 0;

@@ -17,6 +17,9 @@ DEVICES_MAX = 64
 DEVICE_SPAN = 1 << 48
 """Bytes that the names of one device's extents span."""
 
+ENTRY_BYTES = 256
+"""What a header takes in its table, and the table's label."""
+
 Owner = TypeVar("Owner")
 
 
@@ -28,9 +31,10 @@ class Place(NamedTuple):
 
 
 def extents_per_segment(segment_bytes: int, extent_bytes: int) -> int:
-    """Positions of a segment; 0 = not even one fits. Its header and those of the records take a page each. Equal to
+    """Positions of a segment; 0 = not even one fits. A 64th of it is the table of their headers. Equal to
     kvserver._native.DiskStore.extents_per_segment, which a test holds against it."""
-    return max(0, segment_bytes - SLOT_ALIGN) // (extent_bytes + SLOT_ALIGN)
+    table_bytes = max(1, segment_bytes // 64 // SLOT_ALIGN) * SLOT_ALIGN
+    return min((segment_bytes - table_bytes) // extent_bytes, table_bytes // ENTRY_BYTES - 1)
 
 
 def place_of(extent: int) -> Place:

@@ -15,11 +15,14 @@ from native_rig import Memory
 from kvserver._native import DiskEngine, DiskFaults, DiskStore
 
 BLOCK = 4096
+ENTRY = 256
 WAIT_MS = 30_000
 FINGERPRINT = b"fingerprint".ljust(32, b".")
 SEGMENT_BYTES = 13 * BLOCK
+TABLE_BYTES = BLOCK
+"""Of each segment in the file of headers; what is left of it is a row of payloads."""
 SIZES = (BLOCK, 3 * BLOCK)
-"""Extents: six to a segment, and three. Payloads are no whole number of blocks."""
+"""Extents: twelve to a segment, and four. Payloads are no whole number of blocks."""
 RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
 COMPLETION = struct.Struct("<QIHHQQQ")
 
@@ -85,7 +88,7 @@ def unpack(records: bytes) -> list[Record]:
 def open_store(
     directory: Path, *, device: int = 0, segments: int = 3, faults: DiskFaults | None = None, recreate: bool = False
 ) -> DiskStore:
-    capacity = 2 * BLOCK + segments * SEGMENT_BYTES + 1234
+    capacity = 4 * BLOCK + segments * SEGMENT_BYTES + 1234
     return DiskStore(
         str(directory),
         device=device,

@@ -113,6 +113,28 @@ def test_overwritten_and_withdrawn_records_are_gone_for_good(tmp_path: Path) -> 
     assert set(kept(tmp_path)) == {old[0], new, old[3], old[5]}
 
 
+def test_of_an_overwrite_the_device_sees_the_payload_alone_after_its_old_header_is_gone(
+    tmp_path: Path, faults: DiskFaults
+) -> None:
+    store = open_store(tmp_path, faults=faults)
+    rig = Rig(store)
+    old = Record(Extent(0, 1, 2, LARGE), 70)
+    rig.run("write", [old])
+    faults.record()
+    new = old._replace(generation=71)
+    assert rig.run("write", [new]) == [DONE]
+    rig.close()
+    begun = {request: (file, bytes) for event, request, file, _, bytes in faults.trace() if event == "begin"}
+    (void, payload, header) = begun
+    assert [event[:2] for event in faults.trace()] == [
+        (event, request) for request in (void, payload, header) for event in ("begin", "end")
+    ]
+    assert begun[void] == ("headers", bytes(256))
+    assert begun[payload][0] == "payloads"
+    assert begun[payload][1][: new.payload_bytes] == new.payload
+    assert (begun[header][0], len(begun[header][1])) == ("headers", 256)
+
+
 def test_a_segment_that_changes_its_size_loses_its_records_and_no_other(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     rig = Rig(store)
@@ -198,7 +220,7 @@ def test_what_a_killed_process_has_written_needs_no_flush(tmp_path: Path) -> Non
         (8, 0, "extent="),
         (8, 1 << 19, "extent="),
         (9, 0, "generation=0"),
-        (10, 6 * SMALL, "extent="),
+        (10, 12 * SMALL, "extent="),
         (10, 1, "extent="),
         (10, 3 * SEGMENT_BYTES, "extent="),
         (10, -SMALL, "extent="),

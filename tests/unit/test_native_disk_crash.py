@@ -1,8 +1,9 @@
 """Whatever of the writes a crash left, recovery finds no record that was not whole, and none that was given up.
 
-Two kinds of crash. A *kill* takes the process: what had ended is there, what was under way is there in any part. A
-*power cut* takes what the device had not made durable as well: of all writes since the last flush any sectors may be
-missing, in any order. The images are made from the trace of a run, for every instant of it.
+Two kinds of crash. A *kill* takes the process: what had ended is there, on the device or in the page cache, and what
+was under way is there in any part. A *power cut* takes the page cache, and what the device had not made durable: of all
+writes since the last flush, to either file, any parts may be missing, in any order. The images are made from the trace
+of a run, for every instant of it.
 """
 
 import random
@@ -16,10 +17,14 @@ from native_disk_rig import CHECKSUM, DONE, SEGMENT_BYTES, SIZES, Extent, Kind, 
 
 from kvserver._native import DiskFaults, DiskStore
 
-SECTOR = 512
+UNIT = {"payloads": 512, "headers": 8}
+"""What of a write is there or not: sectors; of a header, which the kernel copies, each word."""
+NAMES = {"payloads": DiskStore.FILE, "headers": DiskStore.HEADERS}
 SEGMENTS = 2
 
-Trace = list[tuple[str, int, int, bytes]]
+Trace = list[tuple[str, int, str, int, bytes]]
+Image = dict[str, bytearray]
+"""By file."""
 
 
 class Job(NamedTuple):
@@ -31,8 +36,8 @@ class Job(NamedTuple):
 
 
 class Run(NamedTuple):
-    empty: bytes
-    """The image before the first write."""
+    before: Image
+    """The first write comes after it."""
     trace: Trace
     jobs: list[Job]
     marks: list[int]
@@ -46,11 +51,24 @@ def conflicts(old: Extent, new: Extent) -> bool:
     return old.extent_bytes != new.extent_bytes or old.position == new.position
 
 
+def image_of(directory: Path) -> Image:
+    return {file: bytearray((directory / name).read_bytes()) for file, name in NAMES.items()}
+
+
+def lay(directory: Path, image: Image) -> None:
+    for file, name in NAMES.items():
+        (directory / name).write_bytes(image[file])
+
+
+def copy_of(image: Image) -> Image:
+    return {file: bytearray(content) for file, content in image.items()}
+
+
 def recorded(directory: Path, jobs: list[Job]) -> Run:
-    path = directory / DiskStore.FILE
-    path.unlink(missing_ok=True)
+    for name in NAMES.values():
+        (directory / name).unlink(missing_ok=True)
     open_store(directory, segments=SEGMENTS).close()
-    empty = path.read_bytes()
+    before = image_of(directory)
     faults = DiskFaults()
     faults.record()
     store = open_store(directory, segments=SEGMENTS, faults=faults)
@@ -63,8 +81,7 @@ def recorded(directory: Path, jobs: list[Job]) -> Run:
         marks.append(len(faults.trace()))
     rig.close()
     store.close()
-    path.unlink()
-    return Run(empty, list(faults.trace()), jobs, marks)
+    return Run(before, list(faults.trace()), jobs, marks)
 
 
 def sure_and_gone(run: Run, instant: int, since: int = 0) -> tuple[set[Record], set[Record]]:
@@ -87,44 +104,45 @@ def sure_and_gone(run: Run, instant: int, since: int = 0) -> tuple[set[Record], 
     return sure, gone - sure
 
 
-def in_part(chooser: random.Random, image: bytearray, offset: int, content: bytes) -> None:
-    """Any sectors of a write: none, some or all."""
+def in_part(chooser: random.Random, image: Image, file: str, offset: int, content: bytes) -> None:
+    """Any parts of a write: none, some or all."""
     share = chooser.choice((0.0, 0.5, 1.0))
-    for at in range(0, len(content), SECTOR):
+    unit = UNIT[file]
+    for at in range(0, len(content), unit):
         if chooser.random() < share:
-            image[offset + at : offset + at + SECTOR] = content[at : at + SECTOR]
+            image[file][offset + at : offset + at + unit] = content[at : at + unit]
 
 
-def after_kill(run: Run, instant: int, chooser: random.Random) -> bytes:
-    image = bytearray(run.empty)
-    under_way: dict[int, tuple[int, bytes]] = {}
-    for event, request, offset, content in run.trace[:instant]:
+def after_kill(run: Run, instant: int, chooser: random.Random) -> Image:
+    image = copy_of(run.before)
+    under_way: dict[int, tuple[str, int, bytes]] = {}
+    for event, request, file, offset, content in run.trace[:instant]:
         if event == "begin":
-            under_way[request] = (offset, content)
+            under_way[request] = (file, offset, content)
         elif event == "end":
-            offset, content = under_way.pop(request)
-            image[offset : offset + len(content)] = content
-    for offset, content in under_way.values():
-        in_part(chooser, image, offset, content)
-    return bytes(image)
+            file, offset, content = under_way.pop(request)
+            image[file][offset : offset + len(content)] = content
+    for file, offset, content in under_way.values():
+        in_part(chooser, image, file, offset, content)
+    return image
 
 
-def after_power_cut(run: Run, instant: int, chooser: random.Random) -> tuple[bytes, int]:
+def after_power_cut(run: Run, instant: int, chooser: random.Random) -> tuple[Image, int]:
     """The image, and where the last flush was."""
     flushed = max((at + 1 for at in range(instant) if run.trace[at][0] == "flush"), default=0)
-    image = bytearray(run.empty)
-    for at, (event, _, offset, content) in enumerate(run.trace[:instant]):
+    image = copy_of(run.before)
+    for at, (event, _, file, offset, content) in enumerate(run.trace[:instant]):
         if event != "begin":
             continue
         if at < flushed:
-            image[offset : offset + len(content)] = content
+            image[file][offset : offset + len(content)] = content
         else:
-            in_part(chooser, image, offset, content)
-    return bytes(image), flushed
+            in_part(chooser, image, file, offset, content)
+    return image, flushed
 
 
-def check(directory: Path, image: bytes, run: Run, *, sure: set[Record], gone: set[Record], whole: bool) -> None:
-    (directory / DiskStore.FILE).write_bytes(image)
+def check(directory: Path, image: Image, run: Run, *, sure: set[Record], gone: set[Record], whole: bool) -> None:
+    lay(directory, image)
     found = kept(directory, segments=SEGMENTS)  # compares the bytes of all that is read as right
     written = {record for job in run.jobs if job.kind == "write" for record in job.records}
     assert set(found) <= written
@@ -201,9 +219,8 @@ def test_a_store_goes_on_after_every_crash_of_it(tmp_path: Path) -> None:
     generation = 1000
     held: set[Record] = set()
     open_store(tmp_path, segments=SEGMENTS).close()
-    path = tmp_path / DiskStore.FILE
     for _ in range(40):
-        empty = path.read_bytes()
+        before = image_of(tmp_path)
         faults = DiskFaults()
         faults.record()
         store = open_store(tmp_path, segments=SEGMENTS, faults=faults)
@@ -218,9 +235,9 @@ def test_a_store_goes_on_after_every_crash_of_it(tmp_path: Path) -> None:
         assert rig.run("write", batch) == [DONE, DONE]
         rig.close()
         store.close()
-        run = Run(empty, list(faults.trace()), [Job("write", batch)], [len(faults.trace())])
+        run = Run(before, list(faults.trace()), [Job("write", batch)], [len(faults.trace())])
         instant = chooser.randrange(len(run.trace) + 1)
-        path.write_bytes(after_kill(run, instant, chooser))
+        lay(tmp_path, after_kill(run, instant, chooser))
         found = kept(tmp_path, segments=SEGMENTS)
         assert set(found.values()) <= {DONE}
         untouched = {old for old in held if not any(conflicts(old.extent, new.extent) for new in batch)}

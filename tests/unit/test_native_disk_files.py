@@ -1,10 +1,13 @@
 """What lies in a directory when a store is opened: ours, somebody else's, damaged, moved, or of another size."""
 
+import contextlib
 import errno
 import os
 import random
+import resource
 import struct
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +15,11 @@ from native_disk_rig import (
     BLOCK,
     CHECKSUM,
     DONE,
+    ENTRY,
     FINGERPRINT,
     SEGMENT_BYTES,
     SIZES,
+    TABLE_BYTES,
     Extent,
     Record,
     Rig,
@@ -27,6 +32,25 @@ from native_disk_rig import (
 from kvserver._native import DiskStore, xxh3
 
 SMALL, LARGE = SIZES
+HEADS = 2 * BLOCK
+"""The superblocks of either file."""
+ROW_BYTES = SEGMENT_BYTES - TABLE_BYTES
+HALVES = {DiskStore.FILE: ROW_BYTES, DiskStore.HEADERS: TABLE_BYTES}
+"""Bytes of a segment, by file."""
+
+
+def store_with(directory: Path, records: list[Record], *, segments: int = 3) -> None:
+    store = open_store(directory, segments=segments)
+    if not store.created:
+        store.recover()
+    rig = Rig(store)
+    assert set(rig.run("write", records)) <= {DONE}
+    rig.close()
+    store.close()
+
+
+def shifted(records: list[Record], by: int) -> list[Record]:
+    return [record._replace(generation=record.generation + by) for record in records]
 
 
 def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
@@ -41,34 +65,39 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").write_bytes(b"mine")
     (tmp_path / "sub").mkdir()
     open_store(tmp_path).close()
-    assert sorted(os.listdir(tmp_path)) == sorted(["notes", "sub", DiskStore.FILE])
+    assert sorted(os.listdir(tmp_path)) == sorted(["notes", "sub", DiskStore.FILE, DiskStore.HEADERS])
     assert (tmp_path / "notes").read_bytes() == b"mine"
 
 
-def test_a_file_of_that_name_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [DiskStore.FILE, DiskStore.HEADERS])
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside its other half"])
+def test_a_file_of_that_name_that_is_not_ours_is_refused_and_left_alone(
+    tmp_path: Path, name: str, beside: bool
+) -> None:
+    if beside:
+        open_store(tmp_path).close()
+        (tmp_path / name).unlink()
     content = b"precious" * 5000
-    (tmp_path / DiskStore.FILE).write_bytes(content)
+    (tmp_path / name).write_bytes(content)
+    there = sorted(os.listdir(tmp_path))
     for recreate in (False, True):
-        with pytest.raises(ValueError, match="disk-unknown"):
+        with pytest.raises(ValueError, match=f"disk-unknown.*{name}"):
             open_store(tmp_path, recreate=recreate)
-    assert (tmp_path / DiskStore.FILE).read_bytes() == content
-    (tmp_path / DiskStore.FILE).unlink()
-    (tmp_path / DiskStore.FILE).symlink_to("/dev/null")
+    assert (tmp_path / name).read_bytes() == content
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/null")
     with pytest.raises(ValueError, match="disk-unknown"):
         open_store(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == there
 
 
-@pytest.mark.parametrize("what", ["fingerprint", "segment", "format", "damage"])
+@pytest.mark.parametrize("what", ["fingerprint", "segment", "format", "damage", "headers' format", "headers' damage"])
 def test_another_store_of_ours_is_refused_or_begun_anew(tmp_path: Path, what: str) -> None:
-    store = open_store(tmp_path)
-    rig = Rig(store)
-    rig.run("write", filled())
-    rig.close()
-    store.close()
-    path = tmp_path / DiskStore.FILE
+    store_with(tmp_path, filled())
+    path = tmp_path / (DiskStore.HEADERS if "headers" in what else DiskStore.FILE)
     options = {
         "device": 0,
-        "capacity_bytes": 2 * BLOCK + 3 * SEGMENT_BYTES,
+        "capacity_bytes": 4 * BLOCK + 3 * SEGMENT_BYTES,
         "segment_bytes": SEGMENT_BYTES,
         "fingerprint": FINGERPRINT,
     }
@@ -79,7 +108,7 @@ def test_another_store_of_ours_is_refused_or_begun_anew(tmp_path: Path, what: st
     else:
         image = bytearray(path.read_bytes())
         for copy in (0, BLOCK):
-            image[copy + (8 if what == "format" else 30)] ^= 2
+            image[copy + (8 if "format" in what else 30)] ^= 2
         path.write_bytes(image)
     with pytest.raises(ValueError, match="disk-foreign"):
         DiskStore(str(tmp_path), **options)  # type: ignore[arg-type]
@@ -93,42 +122,95 @@ def test_another_store_of_ours_is_refused_or_begun_anew(tmp_path: Path, what: st
     again.close()
 
 
-def test_one_damaged_superblock_does_no_harm(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    rig = Rig(store)
-    rig.run("write", filled())
-    rig.close()
-    store.close()
-    with (tmp_path / DiskStore.FILE).open("r+b") as file:
+@pytest.mark.parametrize("name", [DiskStore.FILE, DiskStore.HEADERS])
+def test_one_damaged_superblock_does_no_harm(tmp_path: Path, name: str) -> None:
+    store_with(tmp_path, filled())
+    with (tmp_path / name).open("r+b") as file:
         file.write(random.Random(1).randbytes(BLOCK))
     assert set(kept(tmp_path)) == set(filled())
 
 
 def test_a_store_grows_and_shrinks_with_its_capacity(tmp_path: Path) -> None:
-    store = open_store(tmp_path, segments=3)
-    rig = Rig(store)
-    rig.run("write", filled())
-    rig.close()
-    store.close()
+    store_with(tmp_path, filled())
     grown = open_store(tmp_path, segments=5)
     assert grown.segments == 5
     assert len(unpack(grown.recover())) == 6
-    assert (tmp_path / DiskStore.FILE).stat().st_blocks * 512 >= grown.file_bytes == 2 * BLOCK + 5 * SEGMENT_BYTES
+    files = [(tmp_path / name).stat() for name in (DiskStore.FILE, DiskStore.HEADERS)]
+    assert sum(file.st_size for file in files) == grown.file_bytes == 2 * HEADS + 5 * SEGMENT_BYTES
+    assert all(file.st_blocks * 512 >= file.st_size for file in files)
     grown.close()
     assert set(kept(tmp_path, segments=1)) == set(filled()[:4])
-    assert (tmp_path / DiskStore.FILE).stat().st_size == 2 * BLOCK + SEGMENT_BYTES
+    assert (tmp_path / DiskStore.FILE).stat().st_size == HEADS + ROW_BYTES
+    assert (tmp_path / DiskStore.HEADERS).stat().st_size == HEADS + TABLE_BYTES
 
 
-def test_a_truncated_file_costs_what_was_cut_off(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    rig = Rig(store)
-    rig.run("write", filled())
-    rig.close()
-    store.close()
-    os.truncate(tmp_path / DiskStore.FILE, 2 * BLOCK + 2 * SEGMENT_BYTES + 3000)
-    assert set(kept(tmp_path)) == set(filled()[:4])
+def test_truncated_payloads_cost_what_was_cut_off(tmp_path: Path) -> None:
+    store_with(tmp_path, filled())
+    os.truncate(tmp_path / DiskStore.FILE, HEADS + 2 * ROW_BYTES + 3000)
+    assert kept(tmp_path) == dict.fromkeys(filled()[:4], DONE)
+    assert kept(tmp_path) == dict.fromkeys(filled()[:4], DONE)  # also now that the file is whole again
     os.truncate(tmp_path / DiskStore.FILE, 0)
     assert kept(tmp_path) == {}
+
+
+def test_truncated_headers_cost_what_was_cut_off(tmp_path: Path) -> None:
+    store_with(tmp_path, filled())
+    os.truncate(tmp_path / DiskStore.HEADERS, HEADS + ENTRY + 4 * ENTRY)  # the label, positions 0 to 3
+    assert kept(tmp_path) == dict.fromkeys(filled()[:3], DONE)
+    store_with(tmp_path, shifted(filled(), 10))  # as if nothing had been there
+    assert kept(tmp_path) == dict.fromkeys(shifted(filled(), 10), DONE)
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["missing", "empty"])
+def test_a_store_without_headers_is_begun_anew(tmp_path: Path, empty: bool) -> None:
+    store_with(tmp_path, filled())
+    (tmp_path / DiskStore.HEADERS).unlink()
+    if empty:
+        (tmp_path / DiskStore.HEADERS).touch()
+    store = open_store(tmp_path)
+    assert store.created
+    assert store.recover() == b""
+    store.close()
+    store_with(tmp_path, filled()[:2])
+    assert kept(tmp_path) == dict.fromkeys(filled()[:2], DONE)
+
+
+def test_headers_without_their_store_are_replaced(tmp_path: Path) -> None:
+    """What a server leaves that died while it made a store, or a user who removed one of two files."""
+    store_with(tmp_path, filled())
+    (tmp_path / DiskStore.FILE).unlink()
+    (tmp_path / f"{DiskStore.FILE}.new").write_bytes(b"half")
+    (tmp_path / f"{DiskStore.HEADERS}.new").write_bytes(b"half")
+    store = open_store(tmp_path)
+    assert store.created
+    assert store.recover() == b""
+    store.close()
+    assert sorted(os.listdir(tmp_path)) == sorted([DiskStore.FILE, DiskStore.HEADERS])
+
+
+def test_headers_of_another_store_are_refused_or_begun_anew(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        store_with(tmp_path / name, filled())
+    theirs = (tmp_path / "b" / DiskStore.HEADERS).read_bytes()
+    (tmp_path / "a" / DiskStore.HEADERS).write_bytes(theirs)
+    with pytest.raises(ValueError, match=r"disk-foreign.*belongs to another store"):
+        open_store(tmp_path / "a")
+    assert (tmp_path / "a" / DiskStore.HEADERS).read_bytes() == theirs
+    store = open_store(tmp_path / "a", recreate=True)
+    assert store.created
+    store.close()
+    assert kept(tmp_path / "a") == {}
+
+
+def test_headers_of_an_earlier_day_vouch_for_no_byte_that_was_written_since(tmp_path: Path) -> None:
+    """As after a power cut that took the page cache, or a backup that was laid back."""
+    before, after = filled(), shifted(filled(), 10)[1:]
+    store_with(tmp_path, before)
+    earlier = (tmp_path / DiskStore.HEADERS).read_bytes()
+    store_with(tmp_path, after)
+    (tmp_path / DiskStore.HEADERS).write_bytes(earlier)
+    assert kept(tmp_path) == {before[0]: DONE} | dict.fromkeys(before[1:], CHECKSUM)
 
 
 def test_a_file_that_is_truncated_while_it_is_used_gives_misses(tmp_path: Path) -> None:
@@ -136,7 +218,7 @@ def test_a_file_that_is_truncated_while_it_is_used_gives_misses(tmp_path: Path) 
     rig = Rig(store)
     records = filled()
     rig.run("write", records)
-    os.truncate(tmp_path / DiskStore.FILE, 2 * BLOCK + 2 * SEGMENT_BYTES)
+    os.truncate(tmp_path / DiskStore.FILE, HEADS + 2 * ROW_BYTES)
     outcomes = rig.run("read", records)
     assert outcomes[:4] == [DONE] * 4
     assert DONE not in outcomes[4:]
@@ -166,51 +248,57 @@ def test_files_that_changed_places_bring_their_records_along(tmp_path: Path) -> 
         rig.run("write", [record._replace(generation=record.generation + shift) for record in filled()])
         rig.close()
         store.close()
-    files = [tmp_path / name / DiskStore.FILE for name in ("a", "b")]
-    contents = [file.read_bytes() for file in files]
-    for file, content in zip(files, reversed(contents), strict=True):
-        file.write_bytes(content)
+    for half in (DiskStore.FILE, DiskStore.HEADERS):
+        files = [tmp_path / name / half for name in ("a", "b")]
+        contents = [file.read_bytes() for file in files]
+        for file, content in zip(files, reversed(contents), strict=True):
+            file.write_bytes(content)
     assert {record.generation for record in kept(tmp_path / "a")} == {r.generation + 1000 for r in filled()}
 
 
 def test_a_segment_copied_from_another_store_is_not_believed(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        store = open_store(tmp_path / name)
-        if name == "a":
-            rig = Rig(store)
-            rig.run("write", filled())
-            rig.close()
-        store.close()
-    images = [bytearray((tmp_path / name / DiskStore.FILE).read_bytes()) for name in ("a", "b")]
-    images[1][2 * BLOCK :] = images[0][2 * BLOCK :]
-    (tmp_path / "b" / DiskStore.FILE).write_bytes(images[1])
+        store_with(tmp_path / name, filled() if name == "a" else [])
+    ours, theirs = ({half: bytearray((tmp_path / name / half).read_bytes()) for half in HALVES} for name in ("a", "b"))
+    for half in HALVES:
+        theirs[half][HEADS:] = ours[half][HEADS:]
+        (tmp_path / "b" / half).write_bytes(theirs[half])
     assert kept(tmp_path / "b") == {}
-    moved = images[0]
-    first = slice(2 * BLOCK, 2 * BLOCK + SEGMENT_BYTES)
-    moved[2 * BLOCK + SEGMENT_BYTES : 2 * BLOCK + 2 * SEGMENT_BYTES] = moved[first]
-    (tmp_path / "a" / DiskStore.FILE).write_bytes(moved)
+    for half, span in HALVES.items():
+        ours[half][HEADS + span : HEADS + 2 * span] = ours[half][HEADS : HEADS + span]
+        (tmp_path / "a" / half).write_bytes(ours[half])
     assert set(kept(tmp_path / "a")) == set(filled())
 
 
+def test_a_header_in_anothers_place_is_not_believed(tmp_path: Path) -> None:
+    store_with(tmp_path, filled())
+    headers = bytearray((tmp_path / DiskStore.HEADERS).read_bytes())
+    first = HEADS + ENTRY
+    headers[first + 2 * ENTRY : first + 3 * ENTRY] = headers[first : first + ENTRY]  # where nothing was written
+    headers[first + 3 * ENTRY : first + 4 * ENTRY] = headers[first : first + ENTRY]
+    (tmp_path / DiskStore.HEADERS).write_bytes(headers)
+    assert set(kept(tmp_path)) == set(filled()) - {filled()[2]}
+
+
 def test_every_flipped_bit_of_a_header_or_payload_is_noticed(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    rig = Rig(store)
     record = Record(Extent(0, 0, 2, SMALL), 1021 * 3 + 1000)
-    rig.run("write", [record])
-    rig.close()
-    store.close()
-    path = tmp_path / DiskStore.FILE
-    image = path.read_bytes()
-    header = 2 * BLOCK + (1 + 2) * BLOCK
-    payload = 2 * BLOCK + 7 * BLOCK + 2 * SMALL
-    assert image[payload : payload + record.payload_bytes] == record.payload
-    for byte in (*range(header, header + 192), *range(payload, payload + record.payload_bytes, 7)):
-        broken = bytearray(image)
-        broken[byte] ^= 1 << byte % 8
-        path.write_bytes(broken)
-        outcomes = kept(tmp_path)
-        assert outcomes == ({} if byte < payload else {record: CHECKSUM}), byte - header
+    store_with(tmp_path, [record])
+    header = HEADS + (1 + 2) * ENTRY
+    payload = HEADS + 2 * SMALL
+    assert (tmp_path / DiskStore.FILE).read_bytes()[payload:][: record.payload_bytes] == record.payload
+    broken: list[tuple[str, range, dict[Record, int]]] = [
+        (DiskStore.HEADERS, range(header, header + 192), {}),
+        (DiskStore.FILE, range(payload, payload + record.payload_bytes, 7), {record: CHECKSUM}),
+    ]
+    for name, places, expected in broken:
+        image = (tmp_path / name).read_bytes()
+        for byte in places:
+            flipped = bytearray(image)
+            flipped[byte] ^= 1 << byte % 8
+            (tmp_path / name).write_bytes(flipped)
+            assert kept(tmp_path) == expected, byte - places.start
+        (tmp_path / name).write_bytes(image)
 
 
 def test_bad_sizes_and_places_say_what_is_wrong(tmp_path: Path) -> None:
@@ -234,7 +322,30 @@ def test_bad_sizes_and_places_say_what_is_wrong(tmp_path: Path) -> None:
         DiskStore(str(tmp_path), **options(capacity_bytes=1 << 45))  # type: ignore[arg-type]
     assert too_large.value.errno in (errno.ENOSPC, errno.EFBIG)
     assert os.listdir(tmp_path) == []
-    assert DiskStore.extents_per_segment(SEGMENT_BYTES, 12 * BLOCK) == 0
+    assert DiskStore.extents_per_segment(SEGMENT_BYTES, 13 * BLOCK) == 0
+
+
+@contextlib.contextmanager
+def files_at_most(limit_bytes: int) -> Iterator[None]:
+    """As if the file system had room for headers and not for payloads."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_store_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    with files_at_most(HEADS + ROW_BYTES + BLOCK), pytest.raises(OSError, match="preallocating"):
+        open_store(tmp_path, segments=3)
+    assert os.listdir(tmp_path) == []
+    store_with(tmp_path, filled()[:4], segments=1)
+    sizes = {name: (tmp_path / name).stat().st_size for name in HALVES}
+    with files_at_most(HEADS + ROW_BYTES + BLOCK), pytest.raises(OSError, match="preallocating"):
+        open_store(tmp_path, segments=3)
+    assert {name: (tmp_path / name).stat().st_size for name in HALVES} == sizes
+    assert set(kept(tmp_path, segments=1)) == set(filled()[:4])
 
 
 def test_the_header_on_disk_is_as_documented(tmp_path: Path) -> None:
@@ -244,20 +355,22 @@ def test_the_header_on_disk_is_as_documented(tmp_path: Path) -> None:
     record = Record(Extent(0, 1, 2, LARGE), 77)
     rig.run("write", [record])
     rig.close()
-    image = (tmp_path / DiskStore.FILE).read_bytes()
+    image, headers = ((tmp_path / half).read_bytes() for half in HALVES)
+    assert headers[:HEADS] == image[:HEADS]
     magic, version, block, segment_bytes = struct.unpack_from("<8sIIQ", image)
-    assert (magic, version, block, segment_bytes) == (b"\0KVDISK1", 1, BLOCK, SEGMENT_BYTES)
+    assert (magic, version, block, segment_bytes) == (b"\0KVDISK1", 2, BLOCK, SEGMENT_BYTES)
     store_id, fingerprint, seal = struct.unpack_from("<16s32sQ", image, 24)
     assert (fingerprint, seal) == (FINGERPRINT, xxh3(image[:72]))
-    label = 2 * BLOCK + SEGMENT_BYTES
-    fields = struct.unpack_from("<8s16sQQQQ", image, label)
+    label = HEADS + TABLE_BYTES
+    fields = struct.unpack_from("<8s16sQQQQ", headers, label)
     assert fields[:4] == (b"\0KVSEGM1", store_id, 1, LARGE)
-    assert fields[5] == xxh3(image[label : label + 48])
-    header = label + 3 * BLOCK
-    found = struct.unpack_from("<8s16sQQQ32s32s32sHHIIIQQIIQ", image, header)
+    assert fields[5] == xxh3(headers[label : label + 48])
+    header = label + 3 * ENTRY
+    found = struct.unpack_from("<8s16sQQQ32s32s32sHHIIIQQIIQ", headers, header)
     assert found[:5] == (b"\0KVRECD1", store_id, fields[4], 1, 2)
     assert found[5:8] == (record.digest("namespace"), record.digest("key"), record.digest("parent"))
     assert found[8:14] == (77 % 5, 77 % 3, record.payload_bytes, 77 % 7, LARGE // BLOCK, 77)
     assert found[14] == xxh3(record.payload)
-    assert found[17] == xxh3(image[header : header + 184])
+    assert found[17] == xxh3(headers[header : header + 184])
+    assert image[HEADS + ROW_BYTES + 2 * LARGE :][: record.payload_bytes] == record.payload
     store.close()

@@ -1,4 +1,4 @@
-// The one file of a device: found or made, locked, preallocated, and as large as it may be.
+// The two files of a device: found or made, locked, preallocated, and as large as they may be.
 
 #pragma once
 
@@ -10,6 +10,7 @@
 namespace kv::disk {
 
 constexpr const char* FILE_NAME = "kvserver.store";
+constexpr const char* HEADERS_NAME = "kvserver.headers";
 
 struct FileOptions {
     std::string directory;
@@ -19,17 +20,18 @@ struct FileOptions {
     bool recreate;  // begins anew in place of a store that is ours, but not this one
 };
 
-struct StoreFile {
+struct StoreFiles {
     Descriptor directory;  // holds the lock
-    Descriptor file;
+    Descriptor payloads;
+    Descriptor headers;  // through the page cache
     Geometry geometry;
     StoreId store;
     bool created;
-    bool direct;
+    bool direct;  // of payloads
 };
 
 // Refusal: "disk-size", "disk-locked", "disk-foreign", "disk-unknown", "disk-filesystem". std::system_error: the
 // system's own. Nothing is changed then, and nothing new left behind.
-StoreFile open_store_file(const FileOptions& options);
+StoreFiles open_store_files(const FileOptions& options);
 
 }  // namespace kv::disk

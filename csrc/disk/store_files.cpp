@@ -1,0 +1,296 @@
+#include "disk/store_files.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstring>
+#include <memory>
+
+#include "check.h"
+
+namespace kv::disk {
+namespace {
+
+// A file in the store's directory.
+struct Named {
+    const FileOptions& options;
+    int directory;
+    std::string name;
+    std::string path() const { return options.directory + "/" + name; }  // for errors
+};
+
+Geometry geometry_of(const FileOptions& options) {
+    const uint64_t segment = options.segment_bytes;
+    if (segment % BLOCK_BYTES != 0 || segment < 3 * BLOCK_BYTES || segment > SEGMENT_BYTES_MAX) {
+        throw Refusal("disk-size", format("segment_bytes=%" PRIu64 " must be a multiple of %" PRIu64 " in [%" PRIu64
+                                          ", %" PRIu64 "]",
+                                          segment, BLOCK_BYTES, 3 * BLOCK_BYTES, SEGMENT_BYTES_MAX));
+    }
+    constexpr uint64_t superblocks = 2 * SEGMENTS_OFFSET;
+    if (options.capacity_bytes < superblocks + segment || options.capacity_bytes > FILE_BYTES_MAX) {
+        throw Refusal("disk-size", format("capacity_bytes=%" PRIu64 " must be in [%" PRIu64 ", %" PRIu64
+                                          "]: one segment and %" PRIu64 " bytes at least",
+                                          options.capacity_bytes, superblocks + segment, FILE_BYTES_MAX, superblocks));
+    }
+    return {segment, (options.capacity_bytes - superblocks) / segment};
+}
+
+// The directory is locked, not the file: two servers that begin at once must not both make one.
+Descriptor lock_directory(const std::string& path) {
+    Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (directory.get() < 0) throw_errno("opening the disk directory " + path);
+    if (::flock(directory.get(), LOCK_EX | LOCK_NB) == 0) return directory;
+    if (errno == EWOULDBLOCK) throw Refusal("disk-locked", "another server uses the disk directory " + path);
+    throw_errno("locking the disk directory " + path);
+}
+
+void preallocate(int fd, uint64_t bytes, const std::string& path) {
+    int result;
+    do {
+        result = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes));
+    } while (result != 0 && errno == EINTR);
+    if (result == 0) return;
+    if (errno == EOPNOTSUPP) {
+        throw Refusal("disk-filesystem", "the file system of " + path + " cannot preallocate, so it could fill up");
+    }
+    throw_errno(format("preallocating %" PRIu64 " bytes for %s", bytes, path.c_str()));
+}
+
+void write_superblocks(int fd, const Superblock& superblock, const std::string& path) {
+    const Block block = encode(superblock);
+    for (uint64_t copy = 0; copy < SUPERBLOCKS; ++copy) {
+        const ssize_t written = ::pwrite(fd, block.bytes, BLOCK_BYTES, static_cast<off_t>(copy * BLOCK_BYTES));
+        if (written != static_cast<ssize_t>(BLOCK_BYTES)) throw_errno("writing the superblock of " + path);
+    }
+    if (::fsync(fd) != 0) throw_errno("fsync of " + path);
+}
+
+Superblock fresh_superblock(const FileOptions& options) {
+    Superblock superblock{options.segment_bytes, {}, options.fingerprint};
+    const ssize_t drawn = ::getrandom(superblock.store.data(), superblock.store.size(), 0);
+    KV_ASSERT(drawn == static_cast<ssize_t>(superblock.store.size()));
+    return superblock;
+}
+
+// Made under another name first: a file of the right name is whole.
+void create(const Named& named, uint64_t bytes, const Superblock& superblock) {
+    const Named fresh{named.options, named.directory, named.name + ".new"};
+    ::unlinkat(fresh.directory, fresh.name.c_str(), 0);  // of a server that died here
+    const Descriptor file(
+        ::openat(fresh.directory, fresh.name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (file.get() < 0) throw_errno("creating " + fresh.path());
+    try {
+        preallocate(file.get(), bytes, fresh.path());
+        write_superblocks(file.get(), superblock, fresh.path());
+        if (::renameat(fresh.directory, fresh.name.c_str(), fresh.directory, named.name.c_str()) != 0 ||
+            ::fsync(fresh.directory) != 0) {
+            throw_errno("renaming " + fresh.path());
+        }
+    } catch (...) {
+        ::unlinkat(fresh.directory, fresh.name.c_str(), 0);
+        throw;
+    }
+}
+
+Descriptor open_file(const Named& named, int flags) {
+    return Descriptor(::openat(named.directory, named.name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags));
+}
+
+Descriptor open_cached(const Named& named) {
+    Descriptor file = open_file(named, 0);
+    if (file.get() < 0) throw_errno("opening " + named.path());
+    return file;
+}
+
+// Opened for direct I/O if a block can be read so, else through the page cache.
+Descriptor open_direct(const Named& named, bool& direct) {
+    Descriptor file = open_file(named, O_DIRECT);
+    const auto block = std::make_unique<Block>();
+    direct = file.get() >= 0 && ::pread(file.get(), block->bytes, BLOCK_BYTES, 0) >= 0;
+    if (direct) return file;
+    if (errno != EINVAL) throw_errno("opening " + named.path());
+    return open_cached(named);
+}
+
+// The first copy that is whole; else what is to be said of the file.
+SuperblockFound read_superblock(int fd, Superblock& superblock, const std::string& path) {
+    SuperblockFound best = SuperblockFound::NONE;
+    const auto block = std::make_unique<Block>();
+    for (uint64_t copy = 0; copy < SUPERBLOCKS; ++copy) {
+        const ssize_t bytes = ::pread(fd, block->bytes, BLOCK_BYTES, static_cast<off_t>(copy * BLOCK_BYTES));
+        if (bytes < 0 && copy + 1 == SUPERBLOCKS) throw_errno("reading the superblock of " + path);
+        if (bytes != static_cast<ssize_t>(BLOCK_BYTES)) continue;
+        const SuperblockFound found = decode(*block, superblock);
+        if (found == SuperblockFound::VALID) return found;
+        if (best == SuperblockFound::NONE) best = found;
+    }
+    return best;
+}
+
+std::string difference(const Superblock& found, const FileOptions& options) {
+    if (found.segment_bytes != options.segment_bytes) {
+        return format("has segments of %" PRIu64 " bytes, not %" PRIu64, found.segment_bytes, options.segment_bytes);
+    }
+    return found.fingerprint == options.fingerprint ? "" : "was made under another configuration";
+}
+
+void refuse_what_is_not_ours(SuperblockFound found, const Named& named) {
+    if (found == SuperblockFound::NONE) {
+        throw Refusal("disk-unknown", named.path() + " is no file of ours: move it away");
+    }
+}
+
+// Why a file of ours is not the one that is asked for, as a refusal says it; empty when it is.
+std::string objection(SuperblockFound found, const std::string& difference, const Named& named) {
+    refuse_what_is_not_ours(found, named);
+    if (found == SuperblockFound::OTHER_FORMAT) return named.path() + " is of another format version";
+    if (found == SuperblockFound::DAMAGED) return named.path() + " has a damaged superblock";
+    return difference.empty() ? "" : named.path() + " " + difference;
+}
+
+// Whether there is such a file with anything in it.
+bool exists(const Named& named) {
+    struct stat status{};
+    if (::fstatat(named.directory, named.name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (errno == ENOENT) return false;
+        throw_errno("looking for " + named.path());
+    }
+    if (!S_ISREG(status.st_mode)) throw Refusal("disk-unknown", named.path() + " is no plain file");
+    return status.st_size > 0;
+}
+
+// Grows or shrinks, and makes real what was lost of the file.
+void resize(int fd, uint64_t bytes, const std::string& path) {
+    if (file_bytes(fd) > bytes && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw_errno("shortening " + path);
+    preallocate(fd, bytes, path);
+}
+
+// Gives back what a file has grown by; when even that fails, the failure before is what is worth telling.
+void give_back(int fd, uint64_t bytes) {
+    if (file_bytes(fd) > bytes) (void)!::ftruncate(fd, static_cast<off_t>(bytes));
+}
+
+class Opening {
+  public:
+    explicit Opening(const FileOptions& options) : options_(options) {
+        files_.geometry = geometry_of(options);
+        files_.directory = lock_directory(options.directory);
+    }
+
+    StoreFiles open() && {
+        if (!exists(payloads())) create_both();
+        files_.payloads = open_direct(payloads(), files_.direct);
+        check_payloads();
+        if (!files_.created) check_headers();
+        files_.headers = open_cached(headers());
+        resize_both();
+        files_.store = superblock_.store;
+        return std::move(files_);
+    }
+
+  private:
+    Named payloads() const { return {options_, files_.directory.get(), FILE_NAME}; }
+    Named headers() const { return {options_, files_.directory.get(), HEADERS_NAME}; }
+
+    // Without payloads, headers that are there already are worth nothing.
+    void create_both() {
+        if (exists(headers())) refuse_what_is_not_ours(read_headers_superblock().found, headers());
+        superblock_ = fresh_superblock(options_);
+        create_headers();
+        try {
+            create(payloads(), files_.geometry.payload_file_bytes(), superblock_);
+        } catch (...) {
+            ::unlinkat(files_.directory.get(), HEADERS_NAME, 0);
+            throw;
+        }
+    }
+
+    // Without headers there are no records, whatever payloads there are.
+    void create_headers() {
+        create(headers(), files_.geometry.header_file_bytes(), superblock_);
+        files_.created = true;
+    }
+
+    void check_payloads() {
+        const SuperblockFound found = read_superblock(files_.payloads.get(), superblock_, payloads().path());
+        const std::string why = found == SuperblockFound::VALID ? difference(superblock_, options_) : "";
+        begin_anew_because(objection(found, why, payloads()));
+    }
+
+    void check_headers() {
+        if (!exists(headers())) {
+            create_headers();
+            return;
+        }
+        const auto [found, superblock] = read_headers_superblock();
+        const bool belongs = found != SuperblockFound::VALID || superblock.store == superblock_.store;
+        begin_anew_because(objection(found, belongs ? "" : "belongs to another store", headers()));
+    }
+
+    struct Read {
+        SuperblockFound found;
+        Superblock superblock;
+    };
+    Read read_headers_superblock() const {
+        Superblock superblock{};
+        const Descriptor file = open_cached(headers());
+        const SuperblockFound found = read_superblock(file.get(), superblock, headers().path());
+        return {found, superblock};
+    }
+
+    // Where that was asked for: with a new id, under which nothing that is there is valid any more. The headers go
+    // first: a server that dies here leaves a store without records, and not two files that do not belong together.
+    void begin_anew_because(const std::string& why) {
+        if (why.empty()) return;
+        if (!options_.recreate) throw Refusal("disk-foreign", why);
+        if (exists(headers())) refuse_what_is_not_ours(read_headers_superblock().found, headers());
+        ::unlinkat(files_.directory.get(), HEADERS_NAME, 0);
+        superblock_ = fresh_superblock(options_);
+        write_superblocks(files_.payloads.get(), superblock_, payloads().path());
+        create_headers();
+    }
+
+    void resize_both() {
+        const int payloads_fd = files_.payloads.get();
+        const int headers_fd = files_.headers.get();
+        const uint64_t payloads_before = file_bytes(payloads_fd);
+        const uint64_t headers_before = file_bytes(headers_fd);
+        try {
+            resize(headers_fd, files_.geometry.header_file_bytes(), headers().path());
+            wipe_labels(payloads_before);
+            resize(payloads_fd, files_.geometry.payload_file_bytes(), payloads().path());
+        } catch (...) {
+            give_back(headers_fd, headers_before);
+            give_back(payloads_fd, payloads_before);
+            throw;
+        }
+    }
+
+    // Of a row that is not there as a whole no record is left.
+    void wipe_labels(uint64_t payload_bytes) const {
+        const Geometry& geometry = files_.geometry;
+        const uint64_t rows_bytes = payload_bytes - std::min(payload_bytes, SEGMENTS_OFFSET);
+        for (uint64_t segment = rows_bytes / geometry.row_bytes(); segment < geometry.segments; ++segment) {
+            const Entry zeros{};
+            const auto offset = static_cast<off_t>(geometry.label_offset(segment));
+            const ssize_t written = ::pwrite(files_.headers.get(), zeros.bytes, ENTRY_BYTES, offset);
+            if (written != static_cast<ssize_t>(ENTRY_BYTES)) throw_errno("writing a label of " + headers().path());
+        }
+    }
+
+    const FileOptions& options_;
+    StoreFiles files_{};
+    Superblock superblock_{};
+};
+
+}  // namespace
+
+StoreFiles open_store_files(const FileOptions& options) { return Opening(options).open(); }
+
+}  // namespace kv::disk
