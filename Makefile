@@ -20,7 +20,7 @@ BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/disk/* csrc/g
 .PHONY: help install demo test sim faults leaks drill drill-device test-asan bench objects lint format clean
 
 help:
-	@echo 'make demo        replay recorded traffic against a server, compare every byte (under two minutes)'
+	@echo 'make demo        replay recorded traffic against servers without and with a disk tier, compare every byte (a minute)'
 	@echo 'make test        unit tests, tests with real processes, a hundred seeds of the simulator (no GPU)'
 	@echo 'make sim         the simulator: SEEDS=$(SEEDS) seeds from SEED0=$(SEED0); a failing seed is printed'
 	@echo 'make faults      processes killed and stopped at every instant: ROUNDS=$(ROUNDS) rounds, 4 times that with SIGSTOP'

@@ -12,15 +12,19 @@ import shlex
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 
 import typer
 
 import kvserver
 from kvserver.config import KEYS, Config, Key, default_socket, example, load, parse_bytes
 from kvserver.errors import ConfigError, KvError, ResourceError
+
+if TYPE_CHECKING:
+    from kvclient.client import Client
 
 STATUS_S = 5.0
 CHECKOUT = Path(kvserver.__file__).resolve().parent.parent
@@ -115,7 +119,12 @@ REPLAY_FLAGS = (
     Flag("blocks_per_chunk", "N", "4", "Blocks of a chunk."),
     Flag("regions", "N", "8", "Layers x K/V."),
     Flag("page_bytes", "BYTES", "8KiB", "Bytes of one block in one region."),
-    Flag("arena_bytes", "BYTES", "2GiB", "Arena of the server that is started."),
+    Flag("arena_bytes", "BYTES", "384MiB", "Arena of the servers that are started."),
+    Flag("disk_dir", "PATH", "/var/tmp", "Where disk tiers of arms with --disk-bytes lie; removed at the end."),
+    Flag("restart_after", "N", "0", "Kill the server after so many requests, and start it again. 0: never."),
+    Flag("prefill_times", "RATIO", "8.75", "Time to prefill, over that of Llama-3.1-8B on an H200."),
+    Flag("model_token_bytes", "BYTES", "160KiB", "KV of a token of the modelled model."),
+    Flag("model_disk_bytes_per_s", "RATE", "0.0", "Rate of the modelled disks. 0: as measured in the run."),
     Flag("socket", "PATH", "start one", "Use the server at this socket."),
     Flag("seed", "N", "42", "Of everything that is drawn."),
     Flag("name", "WORD", "replay", "First word of the last line."),
@@ -230,14 +239,30 @@ def disk_(
     given: dict[str, str],
     *,
     what: Annotated[
-        Literal["inspect", "verify"], typer.Argument(help="inspect: what lies there. verify: read it all.")
+        Literal["inspect", "verify", "drain"],
+        typer.Argument(
+            help="inspect: what lies there. verify: read it all. drain: empty a device of a running server."
+        ),
     ],
+    device: Annotated[
+        str | None, typer.Argument(help="Of drain: the number of the device, or its directory.", show_default=False)
+    ] = None,
 ) -> None:
-    """Look at the disk tier of these flags while no server uses it; verify exits with 1 if a record is wrong."""
+    """Look at the disk tier while no server uses it (verify exits with 1 if a record is wrong), or drain a device."""
     config, _ = _load(given)
+    from kvserver.showing import shown
+
+    if (what == "drain") != (device is not None):
+        raise ConfigError("disk-device", f"disk {what}: drain names a device, inspect and verify take all of the flags")
+    if device is not None:
+        from kvserver.disk_drain import drain
+
+        with _client(config.socket) as client, shown() as show:
+            said = drain(client, device, show)
+        typer.echo(said)
+        return
     from kvserver.disk_tool import inspect as inspect_disks
     from kvserver.disk_tool import verify as verify_disks
-    from kvserver.showing import shown
 
     if what == "inspect":
         typer.echo("\n".join(inspect_disks(config)))
@@ -258,9 +283,13 @@ def replay(
         typer.Option(metavar="'NAME: FLAGS'", help="A server to compare, with its own serve flags; may be repeated."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw hit rates and times to first token, as an SVG file.")
+    ] = None,
 ) -> None:
     """Replay recorded traffic with engine-like workers and compare every byte; exits with 1 if one is wrong."""
     from kvserver.replay.options import Arm, ReplayOptions
+    from kvserver.replay.plot import draw
     from kvserver.replay.progress import Progress
     from kvserver.replay.report import progress_line, render, render_json
     from kvserver.replay.run import run
@@ -270,6 +299,8 @@ def replay(
     if arm:
         pairs = [text.partition(":") for text in arm]
         values["arms"] = tuple(Arm(name.strip(), tuple(shlex.split(flags))) for name, _, flags in pairs)
+    elif "socket" in given:
+        values["arms"] = (Arm("with kvserver"),)
     options = ReplayOptions(**values)
     with shown() as show:
 
@@ -277,6 +308,8 @@ def replay(
             show(progress.requests_ended, progress.requests, progress_line(progress))
 
         result = run(options, tell)
+    if plot is not None:
+        plot.write_text(draw(result))
     typer.echo(render_json(result) if as_json else render(result))
     raise typer.Exit(result.exit_code)
 
@@ -304,7 +337,7 @@ def _load(given: Mapping[str, str]) -> tuple[Config, dict[str, str]]:
 
 def _replay_value(options: type, name: str, text: str) -> Any:
     """The text as what the field of that name holds."""
-    if name == "socket":
+    if name in ("socket", "disk_dir"):
         return Path(text)
     try:
         if name.endswith("_bytes"):
@@ -319,12 +352,19 @@ def _replay_value(options: type, name: str, text: str) -> Any:
 
 def _ask_status(socket: str) -> dict[str, Any]:
     """The document of the server at that socket. Raises ResourceError when none answers in STATUS_S."""
+    with _client(socket) as client:
+        return client.status()
+
+
+@contextmanager
+def _client(socket: str) -> Iterator["Client"]:
+    """A connection to the server at that socket. Raises ResourceError when none answers in STATUS_S."""
     from kvclient.client import Client
 
-    with Client(socket, engine="kvserver-status", epoch=os.getpid(), rank=-1) as client:
+    with Client(socket, engine="kvserver-cli", epoch=os.getpid(), rank=-1) as client:
         if not client.wait_connected(STATUS_S):
             raise ResourceError("server-absent", f"no server answers at {socket} within {STATUS_S:g} s")
-        return client.status()
+        yield client
 
 
 def _print_json(value: object) -> None:

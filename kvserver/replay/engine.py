@@ -29,6 +29,8 @@ class Hit:
     lease: object | None
     problem: str = ""
     """Why the server could not be asked; empty when it answered."""
+    chunks_on_disk: int = 0
+    """Of those that the lease covers, how many have to be read from disk first."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class _Request:
     held: int
     """Leading blocks that were in HBM."""
     found_chunks: int = 0
+    chunks_on_disk: int = 0
+    """Of these. They are its last ones, since the tail of a chain leaves DRAM before its head."""
     usable: int = 0
     """Leading blocks that may be served instead of computed."""
     stored: list[int] = field(default_factory=list)
@@ -148,6 +152,7 @@ class Engine:
         request.outcome.lookup_ns = monotonic_ns() - started_ns
         request.outcome.lookup_problem = hit.problem
         request.found_chunks = hit.chunks
+        request.chunks_on_disk = hit.chunks_on_disk
         served = min(hit.chunks * self._blocks_per_chunk, request.usable)
         if served > request.held and hit.lease is not None:
             self._retrieve(request, hit.lease, served)
@@ -178,6 +183,8 @@ class Engine:
         outcome.foreign_tokens = self._block_tokens * sum(
             request.keys[block // self._blocks_per_chunk] not in self._sent for block in range(request.held, served)
         )
+        first_on_disk = (request.found_chunks - request.chunks_on_disk) * self._blocks_per_chunk
+        outcome.disk_tokens = self._block_tokens * max(0, served - max(request.held, first_on_disk))
         self._compute(request, served)
 
     def _compute(self, request: _Request, done: int) -> None:

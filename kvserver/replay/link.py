@@ -22,8 +22,6 @@ from kvserver.wire.status import Status
 
 TIMEOUTS = Timeouts(lookup_s=2.0, store_s=10.0, retrieve_s=10.0)
 """A replay shares its cores with the server that it measures: a slow lookup is to be seen, not to become a miss."""
-COUNTERS = ("evictions", "evicted_bytes", "chunks_stored", "stores_short", "leases_expired", "mover_restarts")
-"""Of the server's status document, those that a replay shows."""
 Call = Callable[[], None]
 
 
@@ -68,7 +66,8 @@ class ServerLink:
 
     def lookup(self, keys: Sequence[bytes], chunks_wanted_min: int) -> Hit:
         found = self._client.lookup(self._namespace, b"".join(keys), chunks_wanted_min=chunks_wanted_min)
-        return Hit(found.chunks, found.lease, found.why)
+        on_disk = found.lease.chunks_on_disk if found.lease is not None else 0
+        return Hit(found.chunks, found.lease, found.why, on_disk)
 
     def release(self, lease: object) -> None:
         assert isinstance(lease, Lease)
@@ -115,30 +114,8 @@ class Control:
     def connected(self, wait_s: float) -> bool:
         return self._client.wait_connected(wait_s)
 
-    def grown(self) -> bool:
-        """Whether the arena is as large as it will be."""
-        status = self._status()
-        return status is not None and (
-            status.arena.slabs_ready == status.arena.slabs_total or status.arena.problem != ""
-        )
-
-    def counters(self) -> dict[str, int | float | str]:
-        """What the server says that it holds and counted; empty when it does not answer."""
-        status = self._status()
-        if status is None:
-            return {}
-        shown: dict[str, int | float | str] = {
-            "chunks held": status.chunks,
-            "arena used bytes": status.arena.used_bytes,
-            "arena bytes": status.arena.total_bytes,
-        }
-        for name in COUNTERS:
-            count = status.counters[name]
-            assert isinstance(count, int)
-            shown[name.replace("_", " ")] = count
-        return shown
-
-    def _status(self) -> Status | None:
+    def status(self) -> Status | None:
+        """None when the server does not answer."""
         try:
             return msgspec.convert(self._client.status(), Status)
         except ResourceError:

@@ -19,6 +19,7 @@ _POSITIVE = (
     "regions",
     "model_token_bytes",
 )
+DISK_FLAG, DISK_PATHS_FLAG = "--disk-bytes", "--disk-paths"
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,13 @@ class Arm:
 
     name: str
     serve_flags: tuple[str, ...] = ()
-    """Added to `kvserver serve`."""
+    """Added to `kvserver serve`. With --disk-bytes and without --disk-paths the server gets a directory that lives as
+    long as it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions:
-    """The defaults are those of `make demo`: 2 cores, less than two minutes, less than 4 GiB."""
+    """The defaults are those of `make demo`: 2 cores, a minute, 2 GiB of memory, 3 GiB of disk."""
 
     # -- who asks what, when
     trace: str = "claude-code"
@@ -67,15 +69,24 @@ class ReplayOptions:
     # -- the server
     socket: Path | None = None
     """Use the server at this socket instead of starting one; then there can be only one arm."""
-    arena_bytes: int = 2048 * MIB
-    arms: tuple[Arm, ...] = field(default=(Arm("HBM + DRAM"),))
+    arena_bytes: int = 384 * MIB
+    """Too small for the working set, and smaller than what the workers' pools hold: what a disk is for."""
+    arms: tuple[Arm, ...] = field(default=(Arm("+ DRAM"), Arm("+ DRAM + NVMe", (DISK_FLAG, "3GiB"))))
+    disk_dir: Path = Path("/var/tmp")
+    """Where directories of disk tiers are made, and removed at the end. On a real disk, so not in /tmp."""
+    restart_after: int = 0
+    """Once so many requests have ended, the server is killed (all its processes) and started again. 0: never."""
     start_s_max: float = 30.0
     stall_s_max: float = 60.0
     """A replay in which nothing ends for so long is given up."""
 
     # -- what the cost model scales to (cost.py)
-    model_token_bytes: int = 128 * 1024
-    """KV bytes of one token of the modelled model: Llama-3.1-8B in bf16."""
+    prefill_times: float = 8.75
+    """How much longer the modelled model takes to prefill than Llama-3.1-8B: 70e9 parameters over 8e9."""
+    model_token_bytes: int = 160 * 1024
+    """KV bytes of one token of the modelled model: Llama-3.1-70B in fp8."""
+    model_disk_bytes_per_s: float = 0.0
+    """Rate of the modelled disks. 0: as this run measures it."""
     link_bytes_per_s: float = 55e9
     """Rate at which the modelled engine gets its bytes back: PCIe gen5 x16 as measured."""
 
@@ -101,7 +112,8 @@ class ReplayOptions:
     def __post_init__(self) -> None:
         for name in _POSITIVE:
             _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
-        _require(self.requests >= 0, f"requests={self.requests} must not be negative")
+        for name in ("requests", "restart_after", "model_disk_bytes_per_s"):
+            _require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative")
         _require(self.think_s_max >= 0, f"think_s_max={self.think_s_max} must not be negative")
         for name in ("warm_prefix_ratio", "migrate_ratio"):
             _require(0.0 <= getattr(self, name) <= 1.0, f"{name}={getattr(self, name)} must be in [0, 1]")
@@ -122,7 +134,12 @@ class ReplayOptions:
         )
         _require(len(self.arms) >= 1, "arms must name at least one server configuration")
         _require(self.socket is None or len(self.arms) == 1, "a server that is used cannot be started in several arms")
-        _require(self.link_bytes_per_s > 0, f"link_bytes_per_s={self.link_bytes_per_s} must be positive")
+        _require(
+            self.socket is None or not self.restart_after,
+            "a server that is used is not killed: restart_after must be 0",
+        )
+        for name in ("link_bytes_per_s", "prefill_times"):
+            _require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be positive")
 
 
 def _require(holds: bool, message: str) -> None:

@@ -13,6 +13,8 @@ class Outcome(msgspec.Struct, array_like=True, kw_only=True):
     retrieved_tokens: int = 0
     foreign_tokens: int = 0
     """Of retrieved_tokens: those of chunks that this worker never sent in a store, so another one must have."""
+    disk_tokens: int = 0
+    """Of retrieved_tokens: those that had to be read from disk first."""
     computed_tokens: int = 0
     lookup_ns: int = 0
     """0 when the prompt has no whole chunk to ask for."""

@@ -1,14 +1,6 @@
-"""The result of a replay: sums over outcomes, one ArmResult per server configuration, and what was wrong."""
-
-from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+"""The result of a replay: what was counted and estimated for each server configuration, and what was wrong."""
 
 import msgspec
-
-from kvserver.replay.cost import CostModel
-from kvserver.replay.options import ReplayOptions
-from kvserver.replay.outcome import Outcome
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -16,12 +8,7 @@ class Quantiles(msgspec.Struct, frozen=True):
     p50: float
     p95: float
     p99: float
-
-
-class Job(NamedTuple):
-    began_ns: int
-    ended_ns: int
-    bytes: int
+    largest: float
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -31,8 +18,74 @@ class Traffic(msgspec.Struct, frozen=True):
     bytes: int
     gb_per_s: float
     """Bytes over the time in which at least one of them, of any worker, was under way."""
-    ms: "Quantiles"
+    ms: Quantiles
     """How long one takes."""
+
+
+class Sources(msgspec.Struct, frozen=True, kw_only=True):
+    """Where prompts' tokens came from; the rest of them was computed."""
+
+    prompt_tokens: int
+    hbm_tokens: int
+    dram_tokens: int
+    disk_tokens: int
+
+    @property
+    def hit_tokens(self) -> int:
+        return self.hbm_tokens + self.dram_tokens + self.disk_tokens
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Estimated times to first token (cost.py), in seconds."""
+
+    alone: Quantiles
+    """Of requests that never wait for one another."""
+    queued: Quantiles
+    """Of requests that wait for their worker and for the disk (queueing.py)."""
+    requests_per_hour: float
+    """Answered, with that waiting, from the first request to the last."""
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive requests of the run."""
+
+    at_s: float
+    """On the workload's clock, in their middle."""
+    sources: Sources
+    ttft_p95_s: float
+    """With waiting."""
+    ttft_hbm_only_p95_s: float
+
+
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    """The server was killed (SIGKILL) and started again; the engines and their HBM lived on."""
+
+    requests: int
+    """That had ended by then."""
+    ready_s: float
+    """From its start until it served again, with what it found on disk."""
+    window: int
+    """How many requests the next two are about: the last before and the first after."""
+    before: Sources
+    after: Sources
+
+
+class DiskUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk tier, as the server counts it, all its lives together."""
+
+    total_bytes: int
+    used_bytes: int
+    written_bytes: int
+    """In records, without their headers."""
+    read_bytes: int
+    process_written_bytes: int
+    """What the disk mover has sent to the device (write_bytes of /proc/PID/io); 0 when that cannot be read."""
+    evictions: int
+    recovered: int
+    """Chunks that were found on disk by a server that was started again."""
+    refused: dict[str, int]
+    """Chunks that left DRAM and are not on disk, by reason (tiers/placement.py)."""
+    faults: dict[str, int]
 
 
 class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,13 +98,18 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     """hbm + retrieved + computed = prompt, exactly."""
     foreign_tokens: int
     """Of retrieved_tokens: at least so many were stored by another worker."""
+    disk_tokens: int
+    """Of retrieved_tokens: those that were read from disk first."""
     retrieve: Traffic
     store: Traffic
+    from_disk: Traffic
+    """Those retrieves that waited for the disk; bytes: what they waited for."""
     lookup_us: Quantiles
-    ttft_s: Quantiles
-    """Estimated (cost.py), with the server."""
-    ttft_hbm_only_s: Quantiles
-    """Estimated for the same requests and the same HBM contents, without a server."""
+    ttft: Latency
+    ttft_hbm_only: Latency
+    """For the same requests and the same HBM contents, without a server."""
+    disk_bytes_per_s: float
+    """With which both were estimated; 0 when nothing came from disk."""
     lookups_unserved: dict[str, int]
     """Counts by reason. Each is a miss."""
     retrieves_failed: dict[str, int]
@@ -61,9 +119,17 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of retrieved and of spot-checked bytes."""
     spot_bytes: int
     hbm_evictions: int
-    server: dict[str, int | float | str]
+    server: dict[str, int]
     """What the server counted, by the names of its status document."""
+    disk: DiskUse | None
+    """None without a disk tier."""
+    restart: Restart | None
+    series: list[Window]
     wall_s: float
+
+    @property
+    def dram_tokens(self) -> int:
+        return self.retrieved_tokens - self.disk_tokens
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,60 +154,6 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
         return 0 if self.ok else 1
 
 
-def sum_up(
-    name: str,
-    outcomes: Sequence[Outcome],
-    options: ReplayOptions,
-    *,
-    hbm_evictions: int,
-    server: dict[str, int | float | str],
-    wall_s: float,
-) -> ArmResult:
-    cost = CostModel(options.model_token_bytes, options.link_bytes_per_s)
-    retrieves = [o for o in outcomes if o.retrieve_asked_bytes and not o.retrieve_problem]
-    stores = [o for o in outcomes if o.store_chunks_asked]
-    for o in outcomes:
-        assert o.hbm_tokens + o.retrieved_tokens + o.computed_tokens == o.prompt_tokens
-    return ArmResult(
-        name=name,
-        requests=len(outcomes),
-        prompt_tokens=sum(o.prompt_tokens for o in outcomes),
-        hbm_tokens=sum(o.hbm_tokens for o in outcomes),
-        retrieved_tokens=sum(o.retrieved_tokens for o in outcomes),
-        computed_tokens=sum(o.computed_tokens for o in outcomes),
-        foreign_tokens=sum(o.foreign_tokens for o in outcomes),
-        retrieve=_traffic([Job(o.retrieve_began_ns, o.retrieve_ended_ns, o.retrieve_asked_bytes) for o in retrieves]),
-        store=_traffic([Job(o.store_began_ns, o.store_ended_ns, o.store_bytes) for o in stores if o.store_bytes]),
-        lookup_us=quantiles([o.lookup_ns / 1e3 for o in outcomes if o.lookup_ns]),
-        ttft_s=quantiles(
-            [
-                cost.ttft_s(
-                    prompt_tokens=o.prompt_tokens,
-                    hbm_tokens=o.hbm_tokens,
-                    retrieved_tokens=o.retrieved_tokens,
-                    lookup_s=o.lookup_ns / 1e9,
-                )
-                for o in outcomes
-            ]
-        ),
-        ttft_hbm_only_s=quantiles(
-            [
-                cost.ttft_s(prompt_tokens=o.prompt_tokens, hbm_tokens=o.hbm_tokens, retrieved_tokens=0, lookup_s=0.0)
-                for o in outcomes
-            ]
-        ),
-        lookups_unserved=dict(Counter(o.lookup_problem for o in outcomes if o.lookup_problem)),
-        retrieves_failed=dict(Counter(o.retrieve_problem for o in outcomes if o.retrieve_problem)),
-        stores_cut_short=dict(Counter(o.store_why for o in stores if o.store_chunks_held < o.store_chunks_asked)),
-        compared_bytes=sum(o.compared_bytes for o in outcomes),
-        wrong_bytes=sum(o.wrong_bytes + o.spot_wrong_bytes for o in outcomes),
-        spot_bytes=sum(o.spot_bytes for o in outcomes),
-        hbm_evictions=hbm_evictions,
-        server=server,
-        wall_s=wall_s,
-    )
-
-
 def byte_problems(arm: ArmResult) -> list[str]:
     """A run that moved nothing or compared nothing has shown nothing, so it has not passed."""
     problems = []
@@ -152,32 +164,3 @@ def byte_problems(arm: ArmResult) -> list[str]:
     if arm.compared_bytes != arm.retrieve.bytes or arm.compared_bytes == 0:
         problems.append(f"{arm.name}: {arm.compared_bytes} bytes compared of {arm.retrieve.bytes} retrieved")
     return problems
-
-
-def quantiles(values: Sequence[float]) -> Quantiles:
-    """Nearest rank. All 0 when there are no values."""
-    if not values:
-        return Quantiles(0.0, 0.0, 0.0, 0.0)
-    ranked = sorted(values)
-    p50, p95, p99 = (ranked[-(-len(ranked) * percent // 100) - 1] for percent in (50, 95, 99))
-    return Quantiles(sum(ranked) / len(ranked), p50, p95, p99)
-
-
-def _traffic(jobs: Sequence[Job]) -> Traffic:
-    moved_bytes = sum(job.bytes for job in jobs)
-    busy_ns = _covered_ns(jobs)
-    return Traffic(
-        jobs=len(jobs),
-        bytes=moved_bytes,
-        gb_per_s=moved_bytes / busy_ns if busy_ns else 0.0,  # bytes per nanosecond are GB per second
-        ms=quantiles([(job.ended_ns - job.began_ns) / 1e6 for job in jobs]),
-    )
-
-
-def _covered_ns(jobs: Sequence[Job]) -> int:
-    """The length of the union of the jobs' times."""
-    covered = until = 0
-    for job in sorted(jobs):
-        covered += max(0, job.ended_ns - max(until, job.began_ns))
-        until = max(until, job.ended_ns)
-    return covered

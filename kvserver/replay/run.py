@@ -10,22 +10,26 @@ from time import monotonic, sleep
 
 from kvserver.errors import ResourceError
 from kvserver.replay import pipe
-from kvserver.replay.cost import CostModel
 from kvserver.replay.crew import Crew
 from kvserver.replay.link import Control
 from kvserver.replay.options import Arm, ReplayOptions
 from kvserver.replay.outcome import Outcome
 from kvserver.replay.progress import Progress
-from kvserver.replay.result import ArmResult, ReplayResult, byte_problems, sum_up
+from kvserver.replay.result import ArmResult, ReplayResult, Restart, byte_problems
 from kvserver.replay.schedule import Schedule
+from kvserver.replay.seen import Seen, joined, seen_in
 from kvserver.replay.served import Served
+from kvserver.replay.summing import cost_model, sources_of, sum_up
 from kvserver.replay.trace import load
 from kvserver.replay.workload import Prompt, make_workload
+from kvserver.wire.status import Status
 
 TURN_S = 0.5
 """Longest wait before the server, the stall clock and the progress are looked at again."""
 
-GROWTH_POLL_S = 0.1
+POLL_S = 0.05
+RESTART_WINDOW = 100
+"""Requests before and after a restart that are looked at."""
 
 
 def run(options: ReplayOptions, progress: Callable[[Progress], None]) -> ReplayResult:
@@ -45,7 +49,7 @@ def run(options: ReplayOptions, progress: Callable[[Progress], None]) -> ReplayR
         workers=options.workers,
         users=options.users,
         token_bytes=options.block_bytes // options.block_tokens,
-        cost_model=CostModel(options.model_token_bytes, options.link_bytes_per_s).formula(),
+        cost_model=cost_model(options).formula(),
         arms=arms,
         problems=problems,
     )
@@ -60,6 +64,7 @@ class _ArmRun:
         self.problems: list[str] = []
         self._arm = arm
         self._options = options
+        self._workload = workload
         self._progress = progress
         self._schedule = Schedule(workload, workers=options.workers, in_flight=options.in_flight)
         self._outcomes: list[Outcome] = []
@@ -68,6 +73,9 @@ class _ArmRun:
         self._hbm_evictions = 0
         self._server: Served | None = None
         self._server_ended = False
+        self._seen = Seen()
+        """Of the server that was killed, and at the end of all."""
+        self._sent, self._may_send = 0, len(workload)
         self._so_far = Progress(arm.name, len(workload))
         self._started_s = monotonic()
 
@@ -76,23 +84,28 @@ class _ArmRun:
             self._show()
             socket = self._options.socket
             if socket is None:
-                self._server = stack.enter_context(Served(self._arm.serve_flags, self._options.arena_bytes))
+                served = Served(self._arm.serve_flags, self._options.arena_bytes, self._options.disk_dir)
+                self._server = stack.enter_context(served)
                 socket = self._server.socket
             control = stack.enter_context(Control(socket))
             self._await_server(control)
             crew = stack.enter_context(Crew(self._options, socket))
             self._until(crew, lambda: self._here == self._options.workers, self._options.start_s_max)
-            wall_s, counters = self._play(crew, control)
+            wall_s, restarted_s = self._play(crew, control)
         return sum_up(
             self._arm.name,
+            self._workload,
             self._outcomes,
             self._options,
             hbm_evictions=self._hbm_evictions,
-            server=counters,
+            seen=self._seen,
+            restart=self._restart_seen(restarted_s),
             wall_s=wall_s,
         )
 
-    def _await_server(self, control: Control) -> None:
+    def _await_server(self, control: Control, killed: int = 0, caches: int = 0) -> None:
+        """Until it serves, and, after another one was killed, until so many caches are registered again.
+        killed: the other one's incarnation."""
         give_up_s = monotonic() + self._options.start_s_max
         while not control.connected(TURN_S):
             self._show()
@@ -102,28 +115,68 @@ class _ArmRun:
                 raise ResourceError(
                     "server-start", ended or f"not ready after {self._options.start_s_max:g} s: {words}"
                 )
-        # Our own server is given its whole arena first: a run should not depend on how fast memory is touched.
-        while self._server and not control.grown() and monotonic() < give_up_s:
+        # Our own server is given its whole arena and its disks first: a run should not depend on how fast memory is
+        # touched.
+        while self._server and monotonic() < give_up_s:
+            status = control.status()
+            if status is not None and status.incarnation != killed and _serves(status) and status.caches >= caches:
+                return
             self._show()
-            sleep(GROWTH_POLL_S)
+            sleep(POLL_S)
 
-    def _play(self, crew: Crew, control: Control) -> tuple[float, dict[str, int | float | str]]:
+    def _play(self, crew: Crew, control: Control) -> tuple[float, float]:
         """Sends everything and ends the workers in good order, which checks their pools. A worker that dies or a stall
-        ends the run where it is. Returns the seconds and what the server counted."""
+        ends the run where it is. Returns the seconds that it took, and those that a restart did."""
         self._so_far.phase, self._started_s = "running", monotonic()
-        counters: dict[str, int | float | str] = {}
-        wall_s = 0.0
+        wall_s = restarted_s = 0.0
         try:
+            if self._options.restart_after:
+                self._may_send = self._options.restart_after
+                self._until(crew, self._all_sent_have_ended, self._options.stall_s_max)
+                restarted_s = self._restart(control)
+                self._may_send = len(self._workload)
             self._until(crew, lambda: self._schedule.finished, self._options.stall_s_max)
             wall_s = monotonic() - self._started_s
             self._so_far.phase = "stopping"
-            counters = control.counters()
+            self._look_at(control)
             for worker in range(self._options.workers):
                 crew.send(worker, pipe.Stop())
             self._until(crew, lambda: self._left == self._options.workers, self._options.stall_s_max)
         except ResourceError as error:
             self.problems.append(f"{self._arm.name}: {error}")
-        return wall_s or monotonic() - self._started_s, counters
+        return wall_s or monotonic() - self._started_s, restarted_s
+
+    def _all_sent_have_ended(self) -> bool:
+        return self._schedule.running == 0 and len(self._outcomes) >= min(self._may_send, len(self._workload))
+
+    def _restart(self, control: Control) -> float:
+        """Nothing is under way, so that both halves of the run are what they are because of what was kept alone."""
+        assert self._server is not None
+        status = control.status()
+        self._look_at(control)
+        self._server.restart()
+        began_s = monotonic()
+        if status is not None:
+            self._await_server(control, killed=status.incarnation, caches=self._options.workers)
+        return monotonic() - began_s
+
+    def _look_at(self, control: Control) -> None:
+        status = control.status()
+        if status is not None:
+            self._seen = joined(self._seen, seen_in(status))
+
+    def _restart_seen(self, ready_s: float) -> Restart | None:
+        after = self._options.restart_after
+        if not after or len(self._outcomes) < after:
+            return None
+        window = min(RESTART_WINDOW, after)
+        return Restart(
+            requests=after,
+            ready_s=ready_s,
+            window=window,
+            before=sources_of(self._outcomes[after - window : after]),
+            after=sources_of(self._outcomes[after : after + window]),
+        )
 
     def _until(self, crew: Crew, reached: Callable[[], bool], silence_s_max: float) -> None:
         """Sends and hears until `reached`. ResourceError when no worker says anything for so long."""
@@ -144,7 +197,8 @@ class _ArmRun:
         if self._so_far.phase != "running":
             return
         for worker in range(self._options.workers):
-            while (prompt := self._schedule.take(worker)) is not None:
+            while self._sent < self._may_send and (prompt := self._schedule.take(worker)) is not None:
+                self._sent += 1
                 crew.send(worker, pipe.Begin(prompt.index, prompt.tokens, pipe.pack_blocks(prompt.blocks)))
 
     def _hear(self, message: pipe.FromWorker) -> None:
@@ -171,3 +225,8 @@ class _ArmRun:
     def _show(self) -> None:
         self._so_far.elapsed_s = monotonic() - self._started_s
         self._progress(self._so_far)
+
+
+def _serves(status: Status) -> bool:
+    arena = status.arena
+    return (arena.slabs_ready == arena.slabs_total or arena.problem != "") and status.disk_state in ("", "ready")

@@ -26,8 +26,12 @@ SMALL = ReplayOptions(
     page_bytes=64,
     pool_tokens=70_000,
     arena_bytes=16 << 20,
+    arms=(Arm("+ DRAM"),),
     stall_s_max=40.0,
 )
+DISK_FLAGS = ("--disk-bytes", "40MiB", "--disk-segment-bytes", "1MiB")
+TOO_SMALL = replace(SMALL, page_bytes=512, arena_bytes=1 << 20, arms=(Arm("+ DRAM"), Arm("+ DRAM + NVMe", DISK_FLAGS)))
+"""A chunk is a page, a token 16 bytes: the arena holds one long prompt, the disk everything."""
 
 
 def _quiet(_: Progress) -> None:
@@ -69,7 +73,8 @@ def test_small_replay_moves_bytes_between_workers_and_all_are_right() -> None:
     assert arm.hbm_tokens + arm.retrieved_tokens + arm.computed_tokens == arm.prompt_tokens
     assert arm.compared_bytes == arm.retrieve.bytes > 1_000_000
     assert 0 < arm.foreign_tokens < arm.retrieved_tokens
-    assert arm.ttft_s.mean < arm.ttft_hbm_only_s.mean
+    assert arm.ttft.alone.mean < arm.ttft_hbm_only.alone.mean
+    assert arm.disk is None
     assert arm.server["evictions"] == 0
     assert arm.server["chunks stored"] == arm.server["chunks held"]
     assert _leaves_nothing()
@@ -91,6 +96,58 @@ def test_tiny_arena_evicts_and_every_byte_is_right() -> None:
     assert small.server["evictions"] != 0
     assert small.retrieved_tokens < large.retrieved_tokens
     assert small.wrong_bytes == 0
+
+
+def test_disk_gives_back_what_a_small_arena_lost_and_its_directory_is_removed(tmp_path: Path) -> None:
+    result = run(replace(TOO_SMALL, disk_dir=tmp_path), _quiet)
+    dram, nvme = result.arms
+    assert result.problems == []
+    assert dram.disk_tokens == 0
+    assert nvme.disk_tokens > 0
+    assert nvme.retrieved_tokens > dram.retrieved_tokens
+    assert nvme.from_disk.bytes == 16 * nvme.disk_tokens
+    assert nvme.disk is not None
+    assert nvme.disk.read_bytes >= nvme.from_disk.bytes
+    assert 0 < nvme.disk.used_bytes <= nvme.disk.total_bytes <= 40 << 20
+    assert not list(tmp_path.iterdir())
+
+
+def test_killed_server_finds_on_disk_what_another_one_lost(tmp_path: Path) -> None:
+    result = run(replace(TOO_SMALL, disk_dir=tmp_path, restart_after=100), _quiet)
+    dram, nvme = result.arms
+    assert result.problems == []
+    for arm in (dram, nvme):
+        assert arm.requests == 150
+        assert arm.restart is not None
+        assert arm.restart.before.prompt_tokens + arm.restart.after.prompt_tokens == arm.prompt_tokens
+    assert nvme.disk is not None
+    assert nvme.disk.recovered > 0
+    assert nvme.restart is not None
+    assert nvme.restart.after.disk_tokens > 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("admission", ["all", "second-touch"])
+def test_daily_write_budget_holds_in_a_replay_that_would_exceed_it_ten_times(tmp_path: Path, admission: str) -> None:
+    disk_arm = TOO_SMALL.arms[1]
+    free = run(replace(TOO_SMALL, disk_dir=tmp_path, arms=(disk_arm,)), _quiet).arms[0]
+    assert free.disk is not None
+    at_once_bytes = free.disk.written_bytes // 10
+    budget = ("--disk-daily-write-bytes", str(24 * at_once_bytes), "--disk-admission", admission)
+    frugal_arm = Arm("frugal", disk_arm.serve_flags + budget)
+    frugal = run(replace(TOO_SMALL, disk_dir=tmp_path, arms=(frugal_arm,)), _quiet).arms[0]
+    assert frugal.disk is not None
+    refilled_bytes = 24 * at_once_bytes * (frugal.wall_s + TOO_SMALL.start_s_max) / 86_400
+    assert 0 < frugal.disk.written_bytes <= at_once_bytes + refilled_bytes
+    assert frugal.disk.refused["budget"] + frugal.disk.refused["second-touch"] > 0
+    assert frugal.wrong_bytes == free.wrong_bytes == 0
+
+
+def test_disk_directory_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError) as refusal:
+        run(replace(TOO_SMALL, disk_dir=tmp_path / "absent", arms=TOO_SMALL.arms[1:]), _quiet)
+    assert refusal.value.code == "disk-dir"
+    assert _leaves_nothing()
 
 
 def test_arrival_trace_is_replayed() -> None:

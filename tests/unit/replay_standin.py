@@ -35,6 +35,8 @@ class Standin:
     """Flip one byte of every retrieve."""
     move_nothing: bool = False
     """Say that a retrieve is done, without having moved anything."""
+    on_disk: set[bytes] = field(default_factory=set)
+    """Keys that a lookup says it has to read first."""
     refuse_retrieves: str = ""
     refuse_stores: str = ""
 
@@ -58,7 +60,7 @@ class StandinLink:
             return Hit(found, None)
         lease = len(self.leases) + 1
         self.leases[lease] = list(keys[:found])
-        return Hit(found, lease)
+        return Hit(found, lease, chunks_on_disk=sum(key in self.server.on_disk for key in keys[:found]))
 
     def release(self, lease: object) -> None:
         self.server.released.append(lease)

@@ -62,7 +62,7 @@ def test_retrieve_ends_inside_a_chunk_because_the_last_token_is_computed() -> No
     rig.forget()
     outcome = rig.ask(PROMPT[:6], more_tokens=0)
     assert rig.server.retrieves == [(0, 5)]
-    assert (outcome.retrieved_tokens, outcome.computed_tokens) == (20, 4)
+    assert (outcome.retrieved_tokens, outcome.disk_tokens, outcome.computed_tokens) == (20, 0, 4)
     rig.pool.check()
 
 
@@ -126,13 +126,33 @@ def test_blocks_of_a_retrieve_stay_pinned_until_it_has_ended() -> None:
     assert rig.pool.pinned == 0
 
 
+def test_tokens_from_disk_are_those_of_the_last_chunks_that_hbm_did_not_have() -> None:
+    rig = Rig(Standin(), blocks=13)
+    rig.ask(PROMPT)
+    first, last = rig.server.chunks
+    taken = rig.pool.allocate(13 - 4)  # evicts all but the first 4 blocks, so the second chunk is in HBM in part
+    assert taken is not None
+    rig.pool.release(taken)
+    rig.server.on_disk = {first, last}
+    outcome = rig.ask(PROMPT)
+    assert (outcome.retrieved_tokens, outcome.disk_tokens) == (8, 8)
+    rig.forget()
+    rig.server.on_disk = {last}
+    outcome = rig.ask(PROMPT)
+    assert (outcome.retrieved_tokens, outcome.disk_tokens) == (24, 12)
+    rig.forget()
+    rig.server.on_disk = set()
+    assert rig.ask(PROMPT).disk_tokens == 0
+
+
 def test_failed_retrieve_is_computed_and_counted() -> None:
     rig = Rig(Standin())
     rig.ask(PROMPT)
     rig.forget()
+    rig.server.on_disk = set(rig.server.chunks)
     rig.server.refuse_retrieves = "timeout"
     outcome = rig.ask(PROMPT)
-    assert (outcome.retrieved_tokens, outcome.computed_tokens) == (0, 33)
+    assert (outcome.retrieved_tokens, outcome.disk_tokens, outcome.computed_tokens) == (0, 0, 33)
     assert outcome.retrieve_problem == "timeout"
     assert outcome.compared_bytes == 0
     again = rig.ask(PROMPT)

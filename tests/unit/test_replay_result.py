@@ -1,17 +1,39 @@
 """Sums, quantiles, the cost model and the verdict: what a replay says must follow from its outcomes."""
 
 import json
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
-from kvserver.replay.cost import CostModel, prefill_s
+from kvserver.replay.cost import CostModel
 from kvserver.replay.options import ReplayOptions
 from kvserver.replay.outcome import Outcome
+from kvserver.replay.plot import draw
 from kvserver.replay.report import render, render_json
-from kvserver.replay.result import ReplayResult, byte_problems, quantiles, sum_up
+from kvserver.replay.result import DiskUse, ReplayResult, byte_problems
+from kvserver.replay.seen import Seen, joined
+from kvserver.replay.summing import WINDOWS, quantiles, sum_up
+from kvserver.replay.workload import Prompt
 
-OPTIONS = ReplayOptions()
+OPTIONS = ReplayOptions(block_tokens=64, regions=1, page_bytes=64)  # a token is a byte
+PROMPTS = [
+    Prompt(index=index, at_s=10.0 * index, conversation=0, worker=index % 2, tokens=1000, blocks=[], after=())
+    for index in range(4)
+]
+DISK = DiskUse(
+    total_bytes=8000,
+    used_bytes=2000,
+    written_bytes=450,
+    read_bytes=640,
+    process_written_bytes=900,
+    evictions=5,
+    recovered=0,
+    refused={"late": 11, "budget": 0},
+    faults={"io": 0},
+)
+MEASURED = CostModel(model_token_bytes=1, link_bytes_per_s=1.0)
+"""Of the model that the constants were measured with."""
 HIT = Outcome(
     index=0,
     worker=0,
@@ -19,6 +41,7 @@ HIT = Outcome(
     hbm_tokens=256,
     retrieved_tokens=640,
     foreign_tokens=128,
+    disk_tokens=320,
     computed_tokens=104,
     lookup_ns=70_000,
     retrieve_asked_bytes=5000,
@@ -46,8 +69,9 @@ MISS = Outcome(
 )
 
 
-def _result(*outcomes: Outcome, problems: tuple[str, ...] = ()) -> ReplayResult:
-    arm = sum_up("HBM + DRAM", outcomes, OPTIONS, hbm_evictions=7, server={"evictions": 3}, wall_s=1.5)
+def _result(*outcomes: Outcome, problems: tuple[str, ...] = (), disk: DiskUse | None = DISK) -> ReplayResult:
+    seen = Seen({"evictions": 3}, disk)
+    arm = sum_up("+ DRAM", PROMPTS, outcomes, OPTIONS, hbm_evictions=7, seen=seen, restart=None, wall_s=1.5)
     return ReplayResult(
         name="demo",
         trace="t",
@@ -65,7 +89,10 @@ def test_sums_are_those_of_the_outcomes() -> None:
     (arm,) = _result(HIT, MISS).arms
     assert (arm.requests, arm.prompt_tokens) == (2, 1300)
     assert (arm.hbm_tokens, arm.retrieved_tokens, arm.computed_tokens, arm.foreign_tokens) == (256, 640, 404, 128)
+    assert (arm.disk_tokens, arm.dram_tokens) == (320, 320)
     assert (arm.retrieve.jobs, arm.retrieve.bytes, arm.retrieve.gb_per_s) == (1, 5000, 2.5)
+    assert (arm.from_disk.jobs, arm.from_disk.bytes, arm.from_disk.gb_per_s) == (1, 320, 0.16)
+    assert arm.disk_bytes_per_s == 0.16e9
     assert (arm.store.jobs, arm.store.bytes, arm.store.gb_per_s) == (1, 900, 3.0)
     assert arm.retrieves_failed == {"timeout": 1}
     assert arm.stores_cut_short == {"full": 1}
@@ -74,7 +101,10 @@ def test_sums_are_those_of_the_outcomes() -> None:
 
 def test_gb_per_s_is_over_the_time_in_which_some_job_was_under_way() -> None:
     times = [(100, 300), (200, 400), (250, 260), (900, 1000)]  # 400 ns in all
-    jobs = [msgspec.structs.replace(HIT, retrieve_began_ns=began, retrieve_ended_ns=ended) for began, ended in times]
+    jobs = [
+        msgspec.structs.replace(HIT, index=index, retrieve_began_ns=began, retrieve_ended_ns=ended)
+        for index, (began, ended) in enumerate(times)
+    ]
     (arm,) = _result(*jobs).arms
     assert arm.retrieve.gb_per_s == 4 * 5000 / 400
     assert arm.retrieve.ms.p99 == 0.0002
@@ -89,7 +119,15 @@ def test_good_run_is_ok_and_says_so_on_its_last_line() -> None:
     result = _result(HIT, MISS)
     assert result.exit_code == 0
     last = render(result).splitlines()[-1]
-    assert last.startswith("demo: ok, wrong bytes 0, 2 requests, token hit rate 68.9 % (HBM 19.7 % + server 49.2 %)")
+    assert last.startswith(
+        "demo: ok, wrong bytes 0, 2 requests, token hit rate 68.9 % (HBM 19.7 % + DRAM 24.6 % + disk 24.6 %)"
+    )
+
+
+def test_last_line_speaks_of_no_disk_where_there_is_none() -> None:
+    last = render(_result(msgspec.structs.replace(HIT, disk_tokens=0), disk=None)).splitlines()[-1]
+    assert "(HBM 25.6 % + DRAM 64.0 %)" in last
+    assert "disk" not in last
 
 
 @pytest.mark.parametrize(
@@ -124,30 +162,79 @@ def test_json_holds_every_number_of_the_result() -> None:
 
 def test_table_tells_where_tokens_came_from() -> None:
     text = render(_result(HIT, MISS))
-    for cell in ("256 (19.7 %)", "640 (49.2 %)", "404 (31.1 %)", "1,044 (80.3 %)", "1 (1 timeout)", "server evictions"):
+    cells = ("256 (19.7 %)", "320 (24.6 %)", "404 (31.1 %)", "1,044 (80.3 %)", "1 (1 timeout)", "server evictions")
+    for cell in (*cells, "11 (11 late)", "25.0 % of 0.00 GB"):
         assert cell in text
+
+
+def test_table_tells_what_was_written_for_each_byte_stored() -> None:
+    lines = {line[:40].strip(): line[40:].split() for line in render(_result(HIT, MISS)).splitlines()}
+    assert lines["for each byte stored"] == ["0.500"]
+    assert lines["sent to the device for each byte of it"] == ["2.000"]
+
+
+def test_two_lives_of_a_server_are_added_and_what_it_holds_is_the_last_ones() -> None:
+    names = ("evictions", "evicted bytes", "chunks stored", "stores short", "leases expired", "mover restarts")
+    life = Seen(dict.fromkeys(names, 3) | {"chunks held": 7}, DISK)
+    both = joined(life, Seen({**life.server, "chunks held": 2}, msgspec.structs.replace(DISK, used_bytes=100)))
+    assert both.server == dict.fromkeys(names, 6) | {"chunks held": 2}
+    assert both.disk is not None
+    assert (both.disk.written_bytes, both.disk.used_bytes, both.disk.refused["late"]) == (900, 100, 22)
+    assert (both.disk.evictions, both.disk.read_bytes, both.disk.process_written_bytes) == (10, 1280, 1800)
+    assert joined(Seen(), life) is life
+
+
+def test_series_are_windows_of_the_requests_in_the_order_of_the_workload() -> None:
+    (arm,) = _result(MISS, HIT).arms
+    assert len(arm.series) == 2 <= WINDOWS
+    assert [window.at_s for window in arm.series] == [0.0, 10.0]
+    first, second = (window.sources for window in arm.series)
+    assert (first.prompt_tokens, first.hbm_tokens, first.dram_tokens, first.disk_tokens) == (1000, 256, 320, 320)
+    assert (second.prompt_tokens, second.hit_tokens) == (300, 0)
+    assert arm.series[0].ttft_p95_s == arm.ttft.queued.largest
+    assert arm.series[1].ttft_p95_s == pytest.approx(arm.series[1].ttft_hbm_only_p95_s + MISS.lookup_ns / 1e9)
+
+
+def test_drawing_is_an_svg_with_a_line_for_each_arm() -> None:
+    root = ElementTree.fromstring(draw(_result(HIT, MISS)))
+    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 4  # two panels, HBM only and an arm
+    ends = [float(line.attrib["points"].split()[-1].split(",")[0]) for line in lines]
+    assert len(set(ends)) == 1
+    first_y, second_y = (line.attrib["points"].split()[0].split(",")[1] for line in lines[:2])
+    assert float(second_y) < float(first_y)  # the arm hits more than HBM alone, so its line is higher
 
 
 def test_quantiles_are_nearest_ranks() -> None:
     some = quantiles([float(v) for v in range(40, 0, -1)])
-    assert (some.mean, some.p50, some.p95, some.p99) == (20.5, 20.0, 38.0, 40.0)
+    assert (some.mean, some.p50, some.p95, some.p99, some.largest) == (20.5, 20.0, 38.0, 40.0, 40.0)
     assert quantiles([3.0]).p50 == 3.0
     assert quantiles([]).p99 == 0.0
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(8192, 0.209), (32768, 1.18), (65536, 3.26)])
 def test_cost_model_is_within_3_percent_of_the_known_prefills(tokens: int, seconds: float) -> None:
-    assert prefill_s(new_tokens=tokens, prefix_tokens=0) == pytest.approx(seconds, rel=0.03)
+    assert MEASURED.prefill_s(tokens, 0) == pytest.approx(seconds, rel=0.03)
 
 
 def test_prefill_in_two_parts_costs_what_one_costs() -> None:
-    whole = prefill_s(new_tokens=5000, prefix_tokens=100)
-    parts = prefill_s(new_tokens=1200, prefix_tokens=100) + prefill_s(new_tokens=3800, prefix_tokens=1300)
-    assert parts - prefill_s(new_tokens=0, prefix_tokens=0) == pytest.approx(whole)
+    whole = MEASURED.prefill_s(5100, 100)
+    parts = MEASURED.prefill_s(1300, 100) + MEASURED.prefill_s(5100, 1300)
+    assert parts - MEASURED.prefill_s(5100, 5100) == pytest.approx(whole)
 
 
-def test_retrieved_tokens_cost_their_bytes_over_the_link_and_the_lookup() -> None:
-    cost = CostModel(model_token_bytes=1000, link_bytes_per_s=1e6)
-    hit = cost.ttft_s(prompt_tokens=800, hbm_tokens=300, retrieved_tokens=500, lookup_s=0.25)
-    full = cost.ttft_s(prompt_tokens=800, hbm_tokens=800, retrieved_tokens=0, lookup_s=0.0)
-    assert hit - full == pytest.approx(0.5 + 0.25)
+def test_a_slower_model_takes_longer_for_what_it_computes_and_not_for_a_full_hit() -> None:
+    slower = CostModel(model_token_bytes=1, link_bytes_per_s=1.0, prefill_times=3.0)
+    base = slower.prefill_s(900, 900)
+    assert base == MEASURED.prefill_s(900, 900)
+    assert slower.prefill_s(900, 100) - base == pytest.approx(3 * (MEASURED.prefill_s(900, 100) - base))
+
+
+def test_retrieved_tokens_cost_their_bytes_over_the_link_those_on_disk_before_that_and_the_lookup() -> None:
+    cost = CostModel(model_token_bytes=1000, link_bytes_per_s=1e6, disk_bytes_per_s=1e5)
+    request = Outcome(index=0, worker=0, prompt_tokens=800, hbm_tokens=300, retrieved_tokens=500, lookup_ns=250_000_000)
+    full = cost.prefill_s(800, 800)
+    assert cost.ttft_s(request) - full == pytest.approx(0.5 + 0.25)
+    from_disk = msgspec.structs.replace(request, disk_tokens=40)
+    assert cost.ttft_s(from_disk) - full == pytest.approx(0.5 + 0.25 + 0.4)
+    assert cost.hbm_only_s(from_disk) == cost.prefill_s(800, 300)

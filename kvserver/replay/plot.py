@@ -1,0 +1,114 @@
+"""A replay over time as an SVG drawing: the token hit rate, and the estimated time to first token, of each arm."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from kvserver.replay.result import ReplayResult
+
+WIDTH, PANEL_HEIGHT = 840, 210
+LEFT, RIGHT, TOP, GAP, BOTTOM = 64, 16, 62, 48, 52
+COLOURS = ("#888888", "#1f77b4", "#d95f02", "#2ca02c", "#9467bd", "#8c564b")
+"""The first is HBM only; all are told apart in grey as well, by their dashes."""
+DASHES = ("2 3", "7 3", "", "9 3 2 3", "4 2", "1 2")
+GRID_LINES = 5
+ROUND_STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)
+
+
+class Line(NamedTuple):
+    name: str
+    values: list[float]
+
+
+class Panel(NamedTuple):
+    title: str
+    lines: list[Line]
+    top: float
+
+
+def draw(result: ReplayResult) -> str:
+    """Needs an arm. All arms send the same requests, so they share the horizontal axis."""
+    first = result.arms[0]
+    hours = [window.at_s / 3600 for window in first.series]
+    hit_rates = [Line("HBM only", [_percent(w.sources.hbm_tokens, w.sources.prompt_tokens) for w in first.series])]
+    hit_rates += [
+        Line(arm.name, [_percent(w.sources.hit_tokens, w.sources.prompt_tokens) for w in arm.series])
+        for arm in result.arms
+    ]
+    times = [Line("HBM only", [w.ttft_hbm_only_p95_s for w in first.series])]
+    times += [Line(arm.name, [w.ttft_p95_s for w in arm.series]) for arm in result.arms]
+    panels = [
+        Panel("token hit rate, %", hit_rates, 100.0),
+        Panel("estimated time to first token with waiting, p95 of a window, s", times, _round_up(_largest(times))),
+    ]
+    height = TOP + len(panels) * PANEL_HEIGHT + (len(panels) - 1) * GAP + BOTTOM
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        _text(LEFT, 20, f"{result.trace}: {first.requests} requests, {result.users} users, {result.workers} workers"),
+        *_legend([line.name for line in hit_rates]),
+    ]
+    for number, panel in enumerate(panels):
+        parts += _panel(panel, hours, TOP + number * (PANEL_HEIGHT + GAP))
+    parts.append(_text(WIDTH / 2, height - 12, "hours on the clock of the recorded traffic", anchor="middle"))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _panel(panel: Panel, hours: Sequence[float], y: float) -> list[str]:
+    bottom, last = y + PANEL_HEIGHT, max(hours, default=0.0) or 1.0
+    parts = [_text(LEFT, y - 6, panel.title)]
+    for step in range(GRID_LINES + 1):
+        value = panel.top * step / GRID_LINES
+        at = bottom - PANEL_HEIGHT * step / GRID_LINES
+        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#dddddd"/>')
+        parts.append(_text(LEFT - 6, at + 4, f"{value:g}", anchor="end"))
+        parts.append(
+            _text(_x(last * step / GRID_LINES, last), bottom + 16, f"{last * step / GRID_LINES:.1f}", "middle")
+        )
+    for number, line in enumerate(panel.lines):
+        points = " ".join(
+            f"{_x(hour, last):.1f},{bottom - PANEL_HEIGHT * min(value, panel.top) / panel.top:.1f}"
+            for hour, value in zip(hours, line.values, strict=False)
+        )
+        parts.append(f'<polyline points="{points}" fill="none" {_stroke(number)}/>')
+    return parts
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    parts, x = [], float(LEFT)
+    for number, name in enumerate(names):
+        parts.append(f'<path d="M{x:.0f} 34h28" fill="none" {_stroke(number)}/>')
+        parts.append(_text(x + 34, 38, name))
+        x += 64 + 7.5 * len(name)
+    return parts
+
+
+def _stroke(number: int) -> str:
+    colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+    return f'stroke="{colour}" stroke-width="2"' + (f' stroke-dasharray="{dash}"' if dash else "")
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222222">{escape(text)}</text>'
+
+
+def _x(value: float, last: float) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * value / last
+
+
+def _percent(part: int, whole: int) -> float:
+    return 100 * part / whole if whole else 0.0
+
+
+def _largest(lines: Sequence[Line]) -> float:
+    return max((value for line in lines for value in line.values), default=0.0)
+
+
+def _round_up(value: float) -> float:
+    """To a step times a power of ten."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in ROUND_STEPS if step * power >= value)
