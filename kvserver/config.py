@@ -121,8 +121,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     disk_paths: Annotated[
         str,
         About(
-            "Directories of the disk tier, one for each device, with commas between them; file:// before a path is "
-            "accepted. They must exist. Empty: no disk tier."
+            "Directories of the disk tier, one for each device, with commas between them, or in a file a list; file:// "
+            "before a path is accepted. They must exist. Empty: no disk tier."
         ),
     ] = ""
     disk_bytes: Annotated[
@@ -160,8 +160,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     disk_clean_percent: Annotated[
         int,
         About(
-            "Share of the arena that is kept free, or on disk as well, so that it can be taken at once. Chunks that "
-            "leave DRAM before they were written are lost.",
+            "Share of the arena, by age its coldest, that is kept free, or on disk as well, so that it can be taken at "
+            "once. Chunks that leave DRAM before they were written are lost.",
             1,
             100,
         ),
@@ -252,7 +252,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if not self.copy_threads:
             choose(self, "copy_threads", min(cores, THREADS_AUTO_MAX))
         if not self.slab_bytes:
-            slab_bytes = min(SLAB_BYTES_AUTO_MAX, max(MIB, _power_of_two_below(self.arena_bytes // SLABS_AUTO_MIN)))
+            part = 1 << (self.arena_bytes // SLABS_AUTO_MIN).bit_length() - 1  # the power of two that is not above
+            slab_bytes = min(SLAB_BYTES_AUTO_MAX, max(MIB, part))
             choose(self, "slab_bytes", max(slab_bytes, self.huge_page_bytes))
         page_bytes = self.huge_page_bytes or PAGE_BYTES
         choose(self, "slab_bytes", -(-self.slab_bytes // page_bytes) * page_bytes)
@@ -309,7 +310,9 @@ class Key(NamedTuple):
         return value
 
     def read(self, value: object) -> object:
-        """The value that stands in a TOML file, checked; sizes may be text there."""
+        """The value that stands in a TOML file, checked; sizes may be text there, and paths a list."""
+        if self.name == "disk_paths" and isinstance(value, list):
+            value = ",".join(map(str, value))
         if self.in_bytes and isinstance(value, str):
             return self.parse(value)
         self.check(value)
@@ -447,10 +450,6 @@ def _check_socket(socket: str) -> None:
     came = len(os.fsencode(socket))
     if came > most:
         raise ConfigError("config-socket", f"socket={socket!r} has {came} bytes; as a socket's path it may have {most}")
-
-
-def _power_of_two_below(count: int) -> int:
-    return 1 << (count.bit_length() - 1) if count else 0
 
 
 # ---------------------------------------------------------------- text

@@ -5,11 +5,9 @@ import os
 import stat
 from typing import NamedTuple
 
+from kvserver import disk_leave
 from kvserver.config import Config, show_bytes
 from kvserver.errors import ConfigError
-
-STORE_FILE = "kvserver.store"
-"""The one file in a directory that is ours (kvserver._native.DiskStore.FILE)."""
 
 
 class Problem(NamedTuple):
@@ -33,10 +31,11 @@ def examine(directory: str, disk_bytes: int) -> Problem | None:
         if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
             return Problem("disk-path", f"{directory} cannot be written to: mounted read-only, or no permission")
         space = os.statvfs(directory)
-        path = os.path.join(directory, STORE_FILE)
-        held = os.stat(path).st_blocks * 512 if os.path.exists(path) else 0
+        if disk_leave.is_marked(directory) and disk_leave.is_empty(directory):
+            return None  # nothing will be made there
+        held = sum(_physical_bytes(os.path.join(directory, name)) for name in disk_leave.STORE_FILES)
         if _is_locked(directory):
-            return Problem("disk-locked", f"{directory} belongs to another server that lives")
+            return Problem("disk-locked", f"{directory} belongs to another server that lives{_holder(directory)}")
     except OSError as problem:
         return Problem("disk-path", f"{directory}: {problem.strerror}")
     free_bytes = space.f_bavail * space.f_frsize
@@ -49,6 +48,10 @@ def examine(directory: str, disk_bytes: int) -> Problem | None:
     return None
 
 
+def _physical_bytes(path: str) -> int:
+    return os.stat(path).st_blocks * 512 if os.path.exists(path) else 0
+
+
 def _is_locked(directory: str) -> bool:
     """The store locks its directory for as long as it is open."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -59,3 +62,14 @@ def _is_locked(directory: str) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def _holder(directory: str) -> str:
+    """Which process has locked the directory, as far as the kernel tells (it does not across containers)."""
+    inode = os.stat(directory).st_ino
+    with open("/proc/locks") as locks:
+        for line in locks:
+            _, kind, _, _, pid, place, *_ = line.split()
+            if kind == "FLOCK" and place.endswith(f":{inode}") and int(pid) > 0:
+                return f" (process {pid})"
+    return ""

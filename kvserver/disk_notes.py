@@ -69,6 +69,16 @@ def save(directory: str, namespace: bytes, document: bytes, void: int) -> None:
         os.close(descriptor)
 
 
+def erase(directory: str) -> None:
+    """Removes all notes of a device, and nothing else. Raises OSError."""
+    folder = Path(directory) / FOLDER
+    if folder.is_dir():
+        for path in [*folder.glob("*.note"), *folder.glob("*.new")]:
+            path.unlink()
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
 def _read(content: bytes) -> NoteFile | None:
     try:
         note: NoteFile = _decode(content)

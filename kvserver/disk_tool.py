@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from kvserver import disk_notes
+from kvserver import disk_leave, disk_notes
 from kvserver.config import Config, show_bytes
 from kvserver.errors import ConfigError, DeviceError
 from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
@@ -20,6 +20,9 @@ BATCH = 32
 def inspect(config: Config) -> Iterator[str]:
     """Lines about each device: how full it is, of what, and how old. Raises ConfigError."""
     for device, directory in enumerate(_directories(config)):
+        if _is_drained(directory):
+            yield f"device {device}  {directory}: drained"
+            continue
         store, packed = _open(config, device, directory)
         records = list(unpack_disk(packed))
         notes, damaged = disk_notes.load(directory)
@@ -47,6 +50,8 @@ def verify(config: Config, tell: Callable[[int, int], None]) -> Counter[str]:
     """Reads every record and compares its checksum; counts what is wrong, by fault, and "right". tell: (done, all)."""
     counts: Counter[str] = Counter()
     for device, directory in enumerate(_directories(config)):
+        if _is_drained(directory):
+            continue
         store, packed = _open(config, device, directory)
         records = list(unpack_disk(packed))
         if records:
@@ -85,6 +90,10 @@ def _verify_store(
         tell(first + len(batch), len(records))
     engine.close()
     os.close(arena)
+
+
+def _is_drained(directory: str) -> bool:
+    return disk_leave.is_marked(directory) and disk_leave.is_empty(directory)
 
 
 def _directories(config: Config) -> tuple[str, ...]:

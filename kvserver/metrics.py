@@ -5,7 +5,7 @@ size, never sessions, caches or namespaces. Counters start at zero with every br
 """
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from kvserver.service.counters import Counters, Histogram
-from kvserver.wire.status import Status
+from kvserver.wire.status import DiskStatus, Status
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MOVER_STATES = ("starting", "ready", "killed")
@@ -173,21 +173,16 @@ class SnapshotCollector(Collector):
     def _disk(self) -> Iterator[Metric]:
         """All of it 0 without a disk tier."""
         status, seen = self._status, self._counters
-        disks = {str(disk.device): disk for disk in status.disks}
-        used = {device: disk.used_bytes for device, disk in disks.items()}
-        yield _gauge("disk_used_bytes", "Bytes in extents that are taken.", "device", used)
-        total = {device: disk.total_bytes for device, disk in disks.items()}
-        yield _gauge("disk_total_bytes", "Bytes of all segments of a device.", "device", total)
-        works = {device: int(disk.takes_writes) for device, disk in disks.items()}
-        yield _gauge("disk_takes_writes", "1 while a device takes writes, else 0; /status says why.", "device", works)
+        yield from self._devices()
         yield _gauge("disk_chunks", "Chunks that have something on disk.", value=status.chunks_on_disk)
         yield _gauge("arena_clean_bytes", "Bytes of the arena that are on disk as well.", value=status.clean_bytes)
+        yield _gauge(
+            "keys_touched", "Keys remembered beyond their chunks, for second touch.", value=status.keys_touched
+        )
         yield _counter("lookup_disk_chunks", "Of the chunks hit, those read from disk.", value=seen.chunks_hit_on_disk)
         yield _counter(
             "lookups_declined",
             "Lookups answered with less: reading was slower than computing.",
-            "",
-            None,
             value=seen.lookups_declined,
         )
         moved = {"write": seen.disk_writes, "read": seen.disk_reads}
@@ -205,6 +200,40 @@ class SnapshotCollector(Collector):
             "disk_refused_chunks", "Chunks that left DRAM unwritten, by reason.", "reason", seen.disk_refused
         )
         yield _counter("disk_faults", "Records that were not written or read, by fault.", "fault", seen.disk_faults)
+        text = "Blocks that recovery found damaged or could not read."
+        yield _counter("disk_damaged_blocks", text, value=seen.disk_damaged)
+        yield _counter(
+            "disk_drained_chunks", "Chunks that left a drained device, by where they are now.", "end", seen.disk_drained
+        )
+
+    def _devices(self) -> Iterator[Metric]:
+        """Of each device by its number, which is its place in disk_paths."""
+
+        def each(value: Callable[[DiskStatus], float]) -> dict[str, float]:
+            return {str(disk.device): value(disk) for disk in self._status.disks}
+
+        def gauge(name: str, text: str, value: Callable[[DiskStatus], float]) -> Metric:
+            return _gauge(f"disk_{name}", text, "device", each(value))
+
+        yield gauge("used_bytes", "Bytes in extents that are taken.", lambda disk: disk.used_bytes)
+        yield gauge("total_bytes", "Bytes of all segments of a device.", lambda disk: disk.total_bytes)
+        text = "1 while a device takes writes, else 0; /status says why."
+        yield gauge("takes_writes", text, lambda disk: disk.takes_writes)
+        yield gauge("draining", "1 while a device is drained or has been, else 0.", lambda disk: disk.drain != "")
+        yield gauge("queued_bytes", "Bytes ordered to be written and not written yet.", lambda disk: disk.queued_bytes)
+        text = "Bytes that may be written in 24 hours (disk_daily_write_bytes); 0: no limit."
+        yield gauge("daily_write_bytes", text, lambda disk: disk.daily_write_bytes)
+        text = "Of those, the bytes that may be written now; 0 without a limit."
+        yield gauge("budget_bytes", text, lambda disk: disk.budget_bytes)
+        text = "Bytes per second that a device wrote while it had something to write."
+        yield gauge("write_bytes_per_second", text, lambda disk: disk.write_bytes_per_s)
+        text = "Bytes per second that a device read while it had something to read."
+        yield gauge("read_bytes_per_second", text, lambda disk: disk.read_bytes_per_s)
+        written, read = each(lambda disk: disk.written_bytes), each(lambda disk: disk.read_bytes)
+        yield _counter("disk_device_written_bytes", "Bytes written to a device.", "device", written)
+        yield _counter("disk_device_read_bytes", "Bytes read from a device.", "device", read)
+        faults = each(lambda disk: disk.faults)
+        yield _counter("disk_device_faults", "Reads and writes of a device with a bad record.", "device", faults)
 
 
 def _gauge(
@@ -219,7 +248,7 @@ def _gauge(
 
 
 def _counter(
-    name: str, text: str, label: str = "", values: Mapping[str, int] | None = None, *, value: int = 0
+    name: str, text: str, label: str = "", values: Mapping[str, float] | None = None, *, value: int = 0
 ) -> Metric:
     if values is None:
         return CounterMetricFamily(f"kvserver_{name}", text, value=value)

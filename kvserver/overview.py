@@ -36,8 +36,16 @@ def _disks(status: Status) -> Iterator[str]:
         yield (
             f"  device {disk.device}  {_size(disk.used_bytes)} used of {_size(disk.total_bytes)}, "
             f"writes {_size(int(disk.write_bytes_per_s))}/s, reads {_size(int(disk.read_bytes_per_s))}/s"
-            + (f"; takes no writes: {disk.problem}" if not disk.takes_writes else "")
+            f"  {disk.directory}"
         )
+        if disk.daily_write_bytes:
+            today = _size(disk.daily_write_bytes)
+            yield f"            {_size(disk.budget_bytes)} may be written now, {today} a day"
+        if disk.drain:
+            waits = f"; waits for {disk.drain_waits}" if disk.drain_waits else ""
+            yield f"            {disk.drain}{waits}"
+        if disk.problem:
+            yield f"            takes no writes: {disk.problem}"
 
 
 def _counts(status: Status) -> Iterator[str]:

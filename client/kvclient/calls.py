@@ -45,7 +45,7 @@ class Calls:
             _complete(answer, found, problem)
 
     async def call(
-        self, request: wire.Status | wire.Clear, expects: type[R], timeout_s: float, answer: "Future[R]"
+        self, request: wire.Status | wire.Clear | wire.Drain, expects: type[R], timeout_s: float, answer: "Future[R]"
     ) -> None:
         """Completes with the reply, or with RequestError or Trouble."""
         reply: R | None = None

@@ -305,6 +305,11 @@ class Client:
             raise _wrong_namespace(namespace)
         return self._call(wire.Clear(next(self._connection.ids), namespace), wire.Cleared).chunks
 
+    def drain(self, device: int) -> None:
+        """Has a device of the server's disk tier emptied; status() tells how far it is. RequestError when there is no
+        such device."""
+        self._call(wire.Drain(next(self._connection.ids), device), wire.Draining)
+
     def status(self) -> dict[str, Any]:
         """The server's /status document. ResourceError when it does not answer."""
         document: dict[str, Any] = json.loads(
@@ -355,9 +360,9 @@ class Client:
         slots.give()
         return "closed"
 
-    def _call(self, request: wire.Status | wire.Clear, expects: type[R]) -> R:
+    def _call(self, request: wire.Status | wire.Clear | wire.Drain, expects: type[R]) -> R:
         self._check_alive()
-        self._refuse_in_callback("status and clear")
+        self._refuse_in_callback("status, clear and drain")
         timeout_s = self.timeouts.request_s
         answer: Future[R] = _future()
         if self._gate.link is None:

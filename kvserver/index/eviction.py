@@ -78,7 +78,7 @@ class LeafLru:
             used, tie, node = self._heap[0]
             if not self._may_go(node):
                 heapq.heappop(self._heap)
-                node.queued &= ~self._mark
+                self._forget(node)
             elif node.used != used:
                 heapq.heapreplace(self._heap, (node.used, tie, node))
             else:
@@ -87,3 +87,31 @@ class LeafLru:
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    def _forget(self, node: Node) -> None:
+        """Its entry is gone; the next offer makes another."""
+        node.queued &= ~self._mark
+
+
+class DeviceLru(LeafLru):
+    """The order of what may leave one disk. A chunk that has moved to another disk leaves its entry behind, which falls
+    when it comes to the top."""
+
+    def __init__(self, device: int) -> None:
+        super().__init__(self._may_leave, DISK)
+        self._device = device
+
+    def offer(self, node: Node) -> None:
+        assert node.disk is not None
+        if node.disk.ordered_at != self._device:
+            node.disk.ordered_at = self._device
+            node.queued &= ~DISK
+        super().offer(node)
+
+    def _may_leave(self, node: Node) -> bool:
+        return droppable(node) and node.disk is not None and node.disk.ordered_at == self._device
+
+    def _forget(self, node: Node) -> None:
+        assert node.disk is not None
+        if node.disk.ordered_at == self._device:
+            super()._forget(node)

@@ -93,7 +93,17 @@ class Node:
 class OnDisk:
     """What a node has on disk, and what its children have."""
 
-    __slots__ = ("children", "cold", "cold_children", "extents", "generation", "groups", "keeps", "written")
+    __slots__ = (
+        "children",
+        "cold",
+        "cold_children",
+        "extents",
+        "generation",
+        "groups",
+        "keeps",
+        "ordered_at",
+        "written",
+    )
 
     def __init__(self) -> None:
         self.groups = 0
@@ -101,6 +111,8 @@ class OnDisk:
         """The extent of each part, or ABSENT. Empty: none."""
         self.generation = 0
         """Of all its records."""
+        self.ordered_at = -1
+        """The device whose order of eviction (eviction.DeviceLru) knows it; that on which it lies, once it may go."""
         self.keeps = False
         """What is on disk keeps the chunk servable without its slots."""
         self.written = False
@@ -243,13 +255,18 @@ class Space:
 
     def put_on_disk(self, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> Node:
         """What the node has on disk from now on; groups = 0: nothing. Returns what settle() does."""
+        self.note_on_disk(node, groups, extents, generation)
+        return settle(node)
+
+    def note_on_disk(self, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> None:
+        """The same, for many nodes at once: settle() is to be called for each before anything else happens, children
+        first. After each of them, parents first, every chain would be walked as often as it is long."""
         assert node.parent is not None
         disk = node.disk = node.disk or OnDisk()
         before = disk.claims
         disk.groups, disk.extents, disk.generation = groups, extents if groups else (), generation
         disk.keeps = groups != 0 and groups & self.needed == self.needed
         _claim(node.parent, disk.claims - before)
-        return settle(node)
 
     @staticmethod
     def set_written(node: Node, written: bool) -> None:

@@ -4,6 +4,7 @@ from collections import Counter
 
 from kvserver.index.eviction import DIRTY, DISK, dirty, droppable
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space
+from kvserver.service.disk_room import device_of
 from kvserver.service.owners import DiskJob
 from kvserver.service.state import Core, DiskTier, Fetch
 
@@ -18,6 +19,7 @@ def check_disk(core: Core, tier: DiskTier) -> None:
         assert away == space.away, "what is on disk alone is counted"
     _check_totals(core, tier, spaces)
     _check_extents(core, tier, spaces)
+    _check_drains(tier)
     _check_jobs(core, tier)
     _check_fetches(core, tier)
 
@@ -39,7 +41,9 @@ def _check_node(space: Space, node: Node) -> None:
         extents = [disk.extents[part] if disk.extents else ABSENT for part in space.group_parts(group)]
         on_disk = bool(disk.groups >> group & 1)
         assert all((extent != ABSENT) == on_disk for extent in extents), "a group is on disk with all its shards"
-    assert node.queued & DISK or not droppable(node), "the order knows all extents that may go"
+    if droppable(node):
+        assert node.queued & DISK, "the order knows all extents that may go"
+        assert disk.ordered_at == device_of(node), "and it is the order of their device"
     assert node.queued & DIRTY or not dirty(node), "the order knows all that is dirty"
 
 
@@ -85,6 +89,16 @@ def _check_extents(core: Core, tier: DiskTier, spaces: list[Space]) -> None:
                 assert tier.chunks.jobs[owner.number] is owner
     for pool in tier.chunks.extents.pools:
         assert pool.slabs_total * pool.slab_bytes <= core.bounds.disk_device_bytes
+
+
+def _check_drains(tier: DiskTier) -> None:
+    """What is being emptied takes nothing; what is empty holds nothing."""
+    for device, drain in tier.drains.items():
+        assert drain.device == device
+        assert not tier.chunks.extents.takes_writes[device]
+        if drain.erasing or drain.state == "drained":
+            assert not tier.chunks.extents.pools[device].bytes_used, "nothing is erased that somebody holds"
+        assert not (drain.state == "drained" and drain.moving)
 
 
 def _check_jobs(core: Core, tier: DiskTier) -> None:

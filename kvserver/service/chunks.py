@@ -288,9 +288,10 @@ class Chunks:
         return space.add(key, parent, used, tenant)
 
     def made_ready(self, space: Space, node: Node) -> None:
-        """Recovery: a node was adopted; it, and what waited for it, may be ready."""
+        """Recovery: a node was adopted; it, and what waited for it, may be ready. The caller settles the node."""
         for ready in space.make_ready(node):
-            self.settled(space, ready)
+            if ready is not node:
+                self.settled(space, ready)
 
     # ---------------------------------------------------------------- inside
 

@@ -16,6 +16,7 @@ from kvserver.wire.orders import Fault
 DISCARD_REASONS = ("died", "failed", "abandoned", "deadline", "cleared")
 ERROR_FAMILIES = ("request", "resource", "device")
 DISK_FAULTS = (*get_args(Fault), "lost")
+DRAIN_ENDS = ("moved", "kept", "given-up")
 JOB_ENDS = ("done", "abandoned", "failed", "invalid")
 JOB_KINDS = ("store", "retrieve")
 MODES: tuple[str, ...] = get_args(Mode)
@@ -61,6 +62,8 @@ class Counters:
         "chunks_hit_on_disk",
         "chunks_stored",
         "discarded",
+        "disk_damaged",
+        "disk_drained",
         "disk_evictions",
         "disk_faults",
         "disk_lost",
@@ -141,6 +144,10 @@ class Counters:
         """Chunks whose extents went because they could not be read."""
         self.disk_recovered = 0
         """Chunks that this brain found on disk when it began."""
+        self.disk_damaged = 0
+        """Blocks and notes that were then damaged, or could not be read: what they described is not found."""
+        self.disk_drained = dict.fromkeys(DRAIN_ENDS, 0)
+        """Chunks that left a device which is drained: moved to another one, kept in DRAM alone, or given up."""
         self.disk_refused = dict.fromkeys(REFUSALS, 0)
         """Chunks that left DRAM and are not on disk, by reason (tiers/placement.py). All 0 without a disk."""
         self.disk_faults = dict.fromkeys(DISK_FAULTS, 0)

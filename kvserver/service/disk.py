@@ -7,7 +7,7 @@ is away, lookups answer what DRAM can serve, and nothing waits for it. What is o
 import logging
 
 from kvserver.errors import DeviceError
-from kvserver.service import disk_reads, disk_writes, movers, recovery
+from kvserver.service import disk_drain, disk_reads, disk_writes, movers, recovery
 from kvserver.service.documents import document_of
 from kvserver.service.owners import DiskJob
 from kvserver.service.state import MILLISECOND_NS, Clearing, Core, DiskTier
@@ -39,14 +39,16 @@ def tick(core: Core, now_ns: int) -> None:
     tier.starved = False
     if tier.mover is None and now_ns >= tier.start_at_ns:
         tier.mover = movers.ensure(core, "disk", "", now_ns)
+    disk_drain.turn(core, tier, now_ns)
 
 
 def ready(core: Core, tier: DiskTier, now_ns: int) -> None:
     """The mover has opened its devices. What it was told before, another one was told: notes are sent again."""
     assert tier.mover is not None
-    tier.problems = [""] * len(tier.problems)
+    for device in range(len(tier.problems)):
+        tier.set_problem(device, "")
     tier.failures = [0] * len(tier.failures)
-    tier.chunks.extents.takes_writes = [True] * len(tier.problems)
+    disk_drain.ready(core, tier)
     for digest in list(tier.noted):
         _note(core, tier, digest)
     if not tier.recovered:
@@ -59,6 +61,7 @@ def gone(core: Core, tier: DiskTier, now_ns: int) -> None:
     """The mover has been reaped: no I/O of it can still touch the arena."""
     assert tier.mover is not None
     core.timers.cancel("recover", tier.mover.number)
+    disk_drain.gone(core, tier)
     tier.mover = None
     tier.start_at_ns = now_ns + core.bounds.disk_restart_ms * MILLISECOND_NS
     if not tier.recovered:
@@ -96,11 +99,12 @@ def reported(core: Core, tier: DiskTier, report: DiskReport, now_ns: int) -> Non
             job = tier.chunks.jobs.get(report.job)
             if job is not None:
                 _moved(core, tier, job, report, now_ns)
+                disk_drain.turn(core, tier, now_ns)
         case Noted(namespace, void):
             _noted(core, tier, namespace, void)
-        case DeviceIs(device, _, problem):
-            if device < len(tier.problems):
-                _device_is(core, tier, device, problem)
+        case DeviceIs():
+            if report.device < len(tier.problems):
+                _device_is(core, tier, report)
         case FoundNote() | FoundRecords() | Recovered():
             if not tier.recovered:
                 recovery.found(core, tier, report)
@@ -116,6 +120,7 @@ def _moved(core: Core, tier: DiskTier, job: DiskJob, moved: Moved, now_ns: int) 
     core.timers.cancel("disk", job.number)
     for fault in moved.faults:
         core.counters.disk_faults[fault.fault] += 1
+    tier.placements[job.device].faults += bool(moved.faults)
     disk_writes.judge(core, tier, job.device, moved)
     if job.kind == "write":
         disk_writes.ended(core, tier, job, kept=not moved.faults, now_ns=now_ns)
@@ -124,14 +129,15 @@ def _moved(core: Core, tier: DiskTier, job: DiskJob, moved: Moved, now_ns: int) 
         disk_reads.ended(core, tier, job, wrong, now_ns, lost=True)
 
 
-def _device_is(core: Core, tier: DiskTier, device: int, problem: str) -> None:
-    tier.problems[device] = problem
-    tier.chunks.extents.takes_writes[device] = not problem
+def _device_is(core: Core, tier: DiskTier, report: DeviceIs) -> None:
+    disk_drain.said(core, tier, report)
+    tier.set_problem(report.device, report.problem)
     core.log(
         "disk device",
-        ("device", device),
-        ("problem", problem or "none"),
-        level=logging.WARNING if problem else logging.INFO,
+        *core.named(report.device),
+        ("bytes", report.bytes),
+        ("problem", report.problem or "none"),
+        level=logging.WARNING if report.problem else logging.INFO,
     )
 
 

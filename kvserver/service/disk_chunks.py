@@ -4,7 +4,9 @@ Life of a chunk's groups on disk:
 
     begin_write() ──> the job owns the extents ──end_write()──> on disk ──┬── drop(): room is needed; nothing is lost if
                               │ failed: extents are free                  │           it is in DRAM too
-                                                                          └── lose(): it could not be read
+                                                                          ├── lose(): it could not be read
+                                                                          └── begin_write() again, to another device:
+                                                                              it moves with end_write()
 
     begin_read() ──> the job owns fresh slots ──end_read()──> in DRAM as well
 
@@ -12,8 +14,8 @@ A job pins its node, so slots are not freed under a write nor extents under a re
 their extents go leaf first: what is on disk is closed under prefixes, until something is lost.
 """
 
-from kvserver.index.eviction import DIRTY, REFUSED, LeafLru, dirty
-from kvserver.index.space import ABSENT, READY, Node, Space
+from kvserver.index.eviction import DIRTY, REFUSED, LeafLru, dirty, droppable
+from kvserver.index.space import ABSENT, GONE, READY, Node, Space
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
 from kvserver.service.disk_room import DiskRoom, device_of
@@ -83,8 +85,8 @@ class DiskChunks:
     # ---------------------------------------------------------------- writes
 
     def begin_write(self, job: DiskJob, used: int) -> bool:
-        """Takes extents for every shard that is in DRAM and not on disk; all of them or none. What was used before
-        `used` may go for them."""
+        """Takes extents for every shard of the job's groups, which are in DRAM; all of them or none. What was used
+        before `used` may go for them."""
         space, node = job.space, job.node
         assert node not in self.busy
         self._take_parts(job)
@@ -111,13 +113,15 @@ class DiskChunks:
         if kept and node.state == READY and self._lives(job.space):
             extents = list(node.disk.extents) if node.on_disk and node.disk else [ABSENT] * len(job.space.parts)
             for part, extent in zip(job.parts, job.extents, strict=True):
+                if extents[part] != ABSENT:
+                    self.extents.free(extents[part])
                 extents[part] = extent
                 self.extents.hand_over(extent, node)
             self._chunks.count(job.space, node, -1)
             self._put(job.space, node, node.on_disk | job.groups, tuple(extents), job.generation)
             self._chunks.count(job.space, node, 1)
         else:
-            self.chains_whole = False
+            self.chains_whole &= job.groups & ~node.on_disk == 0
             for extent in job.extents:
                 self.extents.free(extent)
         self._chunks.unpin(job.space, node)
@@ -198,7 +202,8 @@ class DiskChunks:
         return self._chunks.cut(space, node)
 
     def adopt(self, space: Space, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> bool:
-        """Recovery: a chunk that was found on disk. False when its extents clash with others."""
+        """Recovery: a chunk that was found on disk. False when its extents clash with others. Else the caller calls
+        Chunks.settled() for it before the event is over, for children before their parents."""
         taken: list[int] = []
         for part, extent in zip(space.parts, extents, strict=True):
             if extent == ABSENT:
@@ -211,11 +216,22 @@ class DiskChunks:
         assert node.parent is not None
         self.chains_whole &= node.parent.depth == 0 or node.parent.on_disk != 0
         self._chunks.count(space, node, -1)
-        self._put(space, node, groups, extents, generation)
+        self.held += not node.on_disk
+        space.note_on_disk(node, groups, extents, generation)
         node.present |= groups
         self._chunks.count(space, node, 1)
-        self._chunks.settled(space, node)
         return True
+
+    def give_up(self, node: Node) -> list[bool]:
+        """Takes its extents from a node, and from all below it, which would not be found after a restart; out of the
+        index goes what was nowhere else. For each chunk whether it went; none when one of them must stay."""
+        doomed = self.room.closure([node], None) or {}
+        went: list[bool] = []
+        for at in sorted(doomed, key=lambda at: -at.depth):
+            if droppable(at):
+                self._drop(doomed[at], at)
+                went.append(at.state == GONE)
+        return went
 
     def evict_leaf(self) -> bool:
         """Takes a chunk that is on disk alone out of the index."""

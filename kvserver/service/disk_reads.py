@@ -27,13 +27,14 @@ def start(core: Core, tier: DiskTier, now_ns: int) -> None:
             return
         groups &= node.on_disk & ~node.in_dram
         assert groups, "what is wanted from disk is there"
-        if not _order(core, tier, space, node, groups=groups, now_ns=now_ns):
+        if not order(core, tier, space, node, groups=groups, now_ns=now_ns):
             tier.starved = True
             return
         del tier.reads[node]
 
 
-def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> bool:
+def order(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> bool:
+    """Orders the read of groups (bits) of one chunk; False when no slots can be had for them."""
     assert node.disk is not None
     assert tier.mover is not None
     job = DiskJob(
@@ -57,6 +58,7 @@ def ended(core: Core, tier: DiskTier, job: DiskJob, wrong: set[int], now_ns: int
     if not wrong:
         core.counters.disk_reads += 1
     core.counters.disk_read_bytes += good
+    tier.placements[job.device].read_bytes += good
     tier.starved = False
     groups = sum({1 << space.parts[part].group for part in wrong}) & node.on_disk
     if groups and lost and core.chunks.spaces.get(space.digest) is space:

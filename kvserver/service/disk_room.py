@@ -4,9 +4,9 @@ The order is that of DRAM, leaf first and least recently used first, among what 
 extents: nothing, when the chunk is in DRAM as well; or the chunk, which must then be a leaf of the index.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from kvserver.index.eviction import DISK, LeafLru, droppable
+from kvserver.index.eviction import DeviceLru, droppable
 from kvserver.index.space import ABSENT, READY, Node, Space
 from kvserver.service.owners import ExtentOwner
 from kvserver.tiers.extents import Extents, place_of
@@ -22,10 +22,10 @@ class DiskRoom:
         """drop: takes its extents from a chunk, and the chunk out of the index when it is nowhere else."""
         self.extents = extents
         self._drop = drop
-        self._orders: dict[Space, list[LeafLru]] = {}
+        self._orders: dict[Space, list[DeviceLru]] = {}
 
     def add_space(self, space: Space) -> None:
-        self._orders[space] = [LeafLru(droppable, DISK) for _ in self.extents.pools]
+        self._orders[space] = [DeviceLru(device) for device in range(len(self.extents.pools))]
 
     def drop_space(self, space: Space) -> None:
         self._orders.pop(space, None)
@@ -33,6 +33,12 @@ class DiskRoom:
     def offer(self, space: Space, node: Node) -> None:
         if droppable(node) and space in self._orders:
             self._orders[space][device_of(node)].offer(node)
+
+    def has(self, device: int, extent_bytes: int, used: int) -> bool:
+        """take() is likely to give one."""
+        coldest = self._coldest(device)
+        free = self.extents.pools[device].has_room(extent_bytes)
+        return free or (coldest is not None and coldest[1].used < used)
 
     def take(self, device: int, extent_bytes: int, owner: ExtentOwner, used: int) -> int | None:
         """An extent that now belongs to `owner`; what was used before `used` goes for it. None when nothing can go.
@@ -72,39 +78,14 @@ class DiskRoom:
         """Takes the extents of one chunk; False when none can go."""
         return any(self._drop_coldest(device, None) for device in range(len(self.extents.pools)))
 
-    # ---------------------------------------------------------------- inside
-
-    def _drop_coldest(self, device: int, used: int | None) -> bool:
-        best: tuple[Space, Node] | None = None
-        for space, orders in self._orders.items():
-            node = orders[device].coldest()
-            if node is not None and (best is None or node.used < best[1].used):
-                best = space, node
-        if best is None or (used is not None and best[1].used >= used):
-            return False
-        self._drop(*best)
-        return True
-
-    def _empty_a_segment(self, device: int, extent_bytes: int, used: int) -> bool:
-        """A segment's worth went and no extent of this size came free: the emptiest segment of another size that can be
-        emptied is."""
-        pool = self.extents.pools[device]
-        for segment in pool.emptiest_of_other_sizes(extent_bytes, SEGMENTS_LOOKED_AT):
-            doomed = self._closure(pool.slab_owners(segment), used)
-            if doomed is not None:
-                for node in sorted(doomed, key=lambda node: -node.depth):
-                    if droppable(node):
-                        self._drop(doomed[node], node)
-                return True
-        return False
-
-    def _closure(self, owners: list[ExtentOwner], used: int) -> dict[Node, Space] | None:
-        """Every chunk that has to give its extents back so that these do; None when one of them must stay."""
+    def closure(self, owners: Sequence[ExtentOwner], used: int | None) -> dict[Node, Space] | None:
+        """Every chunk that has to give its extents back so that these do; None when one of them must stay:
+        it is pinned, was used since `used`, or something below it that is in DRAM hangs on it."""
         doomed: dict[Node, Space] = {}
         for owner in owners:
             if not isinstance(owner, Node):
                 return None
-            space = next((space for space in self._orders if space.nodes.get(owner.key) is owner), None)
+            space = self.space_of(owner)
             if space is None:
                 return None
             below = [owner]
@@ -116,13 +97,47 @@ class DiskRoom:
                 if (
                     node.pins
                     or node.state != READY
-                    or node.used >= used
+                    or (used is not None and node.used >= used)
                     or (lost and any(not child.away for child in node.child_nodes()))
                 ):
                     return None
                 doomed[node] = space
                 below.extend(child for child in node.child_nodes() if child.on_disk)
         return doomed
+
+    def space_of(self, node: Node) -> Space | None:
+        """The namespace of a node; None when it was cleared, or cut off."""
+        return next((space for space in self._orders if space.nodes.get(node.key) is node), None)
+
+    # ---------------------------------------------------------------- inside
+
+    def _drop_coldest(self, device: int, used: int | None) -> bool:
+        best = self._coldest(device)
+        if best is None or (used is not None and best[1].used >= used):
+            return False
+        self._drop(*best)
+        return True
+
+    def _coldest(self, device: int) -> tuple[Space, Node] | None:
+        best: tuple[Space, Node] | None = None
+        for space, orders in self._orders.items():
+            node = orders[device].coldest()
+            if node is not None and (best is None or node.used < best[1].used):
+                best = space, node
+        return best
+
+    def _empty_a_segment(self, device: int, extent_bytes: int, used: int) -> bool:
+        """A segment's worth went and no extent of this size came free: the emptiest segment of another size that can be
+        emptied is."""
+        pool = self.extents.pools[device]
+        for segment in pool.emptiest_of_other_sizes(extent_bytes, SEGMENTS_LOOKED_AT):
+            doomed = self.closure(pool.slab_owners(segment), used)
+            if doomed is not None:
+                for node in sorted(doomed, key=lambda node: -node.depth):
+                    if droppable(node):
+                        self._drop(doomed[node], node)
+                return True
+        return False
 
 
 def device_of(node: Node) -> int:

@@ -1,10 +1,12 @@
 """Chunks from DRAM to disk: which, in which order, and when not.
 
-Writes run ahead of evictions. A share of DRAM is kept free or clean (on disk as well), so that what a store needs can
-be taken at once; the coldest leaf that would be lost is written next, and before it whatever of its chain is not on
-disk, head first. A store never waits for a write: what is not written in time is dropped, as it would be without a
-disk.
+Writes run ahead of evictions. The coldest share of DRAM is kept free or clean (on disk as well), so that what a store
+needs can be taken at once; the coldest leaf that would be lost is written next, and before it whatever of its chain is
+not on disk, head first. A store never waits for a write: what is not written in time is dropped, as it would be without
+a disk.
 """
+
+import logging
 
 from kvserver.index.eviction import REFUSED
 from kvserver.index.space import READY, Node, Space
@@ -17,6 +19,8 @@ from kvserver.wire.orders import Demote, Moved, Note
 
 WRITING_SHARE = 8
 """At most this part of the arena is under writes, since it cannot be evicted meanwhile."""
+LOOK_AGAIN_MS = 1
+"""After nothing was due: what lookups and ends of copies change of that in a millisecond is not worth looks at each."""
 PAUSE_MS = 100
 """After a refusal, before something else is chosen."""
 FAILURES_MAX = 8
@@ -24,12 +28,15 @@ FAILURES_MAX = 8
 
 
 def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """Queues the chain of the coldest leaf that would be lost, when too little of DRAM can be taken at once."""
-    while not tier.writes and now_ns >= tier.wait_until_ns and _is_short(core, tier):
+    """Queues the chain of the coldest leaf that would be lost, when it is among those that go next."""
+    while not tier.writes and now_ns >= tier.wait_until_ns:
         found = tier.chunks.coldest_dirty()
         if found is None:
             return
         space, leaf = found
+        if not _is_due(core, leaf, now_ns):
+            tier.wait_until_ns = now_ns + LOOK_AGAIN_MS * MILLISECOND_NS
+            return
         untouched = core.bounds.disk_second_touch and leaf.key not in tier.touched
         if not tier.chunks.writable(space) or untouched:
             leaf.queued |= REFUSED
@@ -45,13 +52,20 @@ def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
         tier.writes = dict.fromkeys(reversed(chain), (space, leaf.used))
 
 
-def _is_short(core: Core, tier: DiskTier) -> bool:
+def _is_due(core: Core, leaf: Node, now_ns: int) -> bool:
+    """Whether the coldest leaf that would be lost is among the coldest share of DRAM, by the time since its last use:
+    what is free counts as colder than all. The bytes that are clean say nothing, since what was read from disk is clean
+    and the warmest of all."""
     if core.bounds.disk_write_through:
         return True
     pool = core.chunks.pool
     ready_bytes = pool.slabs_ready * pool.slab_bytes
     free_bytes = ready_bytes - pool.bytes_used
-    return free_bytes + core.chunks.clean_bytes < ready_bytes * core.bounds.disk_clean_percent // 100
+    ahead_percent = core.bounds.disk_clean_percent - free_bytes * 100 // ready_bytes if ready_bytes else 0
+    if ahead_percent <= 0:
+        return False
+    oldest_ns = core.chunks.room.coldest_used(leaf.used)
+    return leaf.used <= oldest_ns + (now_ns - oldest_ns) * ahead_percent // 100
 
 
 def start(core: Core, tier: DiskTier, now_ns: int) -> None:
@@ -90,7 +104,6 @@ def _parent_claims(node: Node) -> bool:
 
 def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, used: int, now_ns: int) -> str:
     """Orders the write of one chunk. Returns why not (placement.REFUSALS, or "queue"); empty when it was ordered."""
-    assert tier.mover is not None
     extents = tier.chunks.extents
     device = tier.chunks.device_of(node) if node.on_disk else extents.device_for(node.key)
     if device is None or not extents.takes_writes[device]:
@@ -100,16 +113,22 @@ def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, used: int, n
         assert node.disk is not None
         generation = node.disk.generation
     groups = node.in_dram & ~node.on_disk
-    count = space.group_bytes(groups)
-    refusal = tier.placements[device].refusal(count, now_ns)
+    job = DiskJob(core.number("disk"), "write", space, node, device, groups, generation, now_ns)
+    return order(core, tier, job, used=used, now_ns=now_ns)
+
+
+def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int) -> str:
+    """Orders a write for which what was used before `used` may go. Returns why not, as above."""
+    assert tier.mover is not None
+    count = job.space.group_bytes(job.groups)
+    refusal = tier.placements[job.device].refusal(count, now_ns)
     if refusal:
         return refusal
-    job = DiskJob(core.number("disk"), "write", space, node, device, groups, generation, now_ns)
     if not tier.chunks.begin_write(job, used):
         return "room"
     assert job.bytes == count
-    tier.placements[device].ordered(count, now_ns)
-    note(core, tier, space)
+    tier.placements[job.device].ordered(count, now_ns)
+    note(core, tier, job.space)
     core.instruct(tier.mover, Demote(job.number, records_of(job)))
     core.timers.set(now_ns + core.bounds.disk_job_ms * MILLISECOND_NS, "disk", job.number)
     return ""
@@ -131,6 +150,7 @@ def ended(core: Core, tier: DiskTier, job: DiskJob, *, kept: bool, now_ns: int) 
     if kept:
         core.counters.disk_writes += 1
         core.counters.disk_written_bytes += job.bytes
+        tier.placements[job.device].written_bytes += job.bytes
 
 
 def judge(core: Core, tier: DiskTier, device: int, moved: Moved) -> None:
@@ -140,6 +160,5 @@ def judge(core: Core, tier: DiskTier, device: int, moved: Moved) -> None:
         return
     tier.failures[device] += 1
     if tier.failures[device] == FAILURES_MAX and tier.chunks.extents.takes_writes[device]:
-        tier.chunks.extents.takes_writes[device] = False
-        tier.problems[device] = f"{FAILURES_MAX} reads or writes in a row failed"
-        core.log("disk fails", ("device", device), ("why", tier.problems[device]), level=40)
+        tier.set_problem(device, f"{FAILURES_MAX} reads or writes in a row failed")
+        core.log("disk fails", *core.named(device), ("why", tier.problems[device]), level=logging.ERROR)

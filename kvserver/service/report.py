@@ -22,7 +22,8 @@ def status(core: Core, now_ns: int) -> Status:
         incarnation=core.incarnation,
         uptime_s=(now_ns - core.started_ns) / 1e9,
         arena=_arena(core),
-        disks=_disks(core.disk) if core.disk is not None else [],
+        disks=_disks(core, core.disk, now_ns) if core.disk is not None else [],
+        keys_touched=len(core.disk.touched) if core.disk is not None else 0,
         chunks_on_disk=core.disk.chunks.held if core.disk is not None else 0,
         clean_bytes=core.chunks.clean_bytes,
         disk_state=_disk_state(core.disk) if core.disk is not None else "",
@@ -56,21 +57,31 @@ def _arena(core: Core) -> ArenaStatus:
     )
 
 
-def _disks(tier: DiskTier) -> list[DiskStatus]:
-    extents = tier.chunks.extents
-    return [
-        DiskStatus(
-            device=device,
-            total_bytes=pool.slabs_total * pool.slab_bytes,
-            used_bytes=pool.bytes_used,
-            takes_writes=extents.takes_writes[device],
-            problem=tier.problems[device],
-            queued_bytes=tier.placements[device].queued_bytes,
-            write_bytes_per_s=tier.placements[device].writes.bytes_per_s,
-            read_bytes_per_s=tier.placements[device].reads.bytes_per_s,
-        )
-        for device, pool in enumerate(extents.pools)
-    ]
+def _disks(core: Core, tier: DiskTier, now_ns: int) -> list[DiskStatus]:
+    return [_disk(core, tier, device, now_ns) for device in range(core.bounds.disk_devices)]
+
+
+def _disk(core: Core, tier: DiskTier, device: int, now_ns: int) -> DiskStatus:
+    pool, placement, drain = tier.chunks.extents.pools[device], tier.placements[device], tier.drains.get(device)
+    directories = core.bounds.disk_directories
+    return DiskStatus(
+        device=device,
+        directory=directories[device] if directories else "",
+        total_bytes=pool.slabs_total * pool.slab_bytes,
+        used_bytes=pool.bytes_used,
+        takes_writes=tier.chunks.extents.takes_writes[device],
+        problem=tier.problems[device],
+        drain=drain.state if drain is not None else "",
+        drain_waits=drain.waits if drain is not None else "",
+        queued_bytes=placement.queued_bytes,
+        written_bytes=placement.written_bytes,
+        read_bytes=placement.read_bytes,
+        faults=placement.faults,
+        daily_write_bytes=placement.budget.daily_bytes,
+        budget_bytes=placement.budget.left_bytes(now_ns),
+        write_bytes_per_s=placement.writes.bytes_per_s,
+        read_bytes_per_s=placement.reads.bytes_per_s,
+    )
 
 
 def _disk_state(tier: DiskTier) -> str:

@@ -111,6 +111,11 @@ class Room:
         self._evict(*min(victims, key=lambda victim: victim.node.used))
         return True
 
+    def coldest_used(self, default: int) -> int:
+        """When the chunk that goes next was used last; default: nothing can go."""
+        victim = self._coldest()
+        return victim.node.used if victim is not None else default
+
     # ---------------------------------------------------------------- inside
 
     def _coldest(self) -> Victim | None:

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable
 
 from kvserver.errors import KvError, RequestError
-from kvserver.service import caches, disk, leases, movers, restore, sessions, transfers
+from kvserver.service import caches, disk, disk_drain, leases, movers, restore, sessions, transfers
 from kvserver.service.check import check
 from kvserver.service.counters import Counters
 from kvserver.service.effects import CloseDescriptors, Effect, Publish, Withdraw
@@ -19,6 +19,8 @@ from kvserver.service.state import Bounds, Core, Session
 from kvserver.wire.messages import (
     Attach,
     Clear,
+    Drain,
+    Draining,
     Hello,
     Lane,
     Lookup,
@@ -92,6 +94,12 @@ class Service:
         disk.turn(core, now_ns)
         return self.effects()
 
+    @property
+    def recovers(self) -> bool:
+        """There is more to take in than was done with the last event; any event goes on with it."""
+        disk = self._core.disk
+        return disk is not None and disk.found is not None and disk.found.complete
+
     def effects(self) -> list[Effect]:
         """What is to be done now, ledger first (see effects.py)."""
         core, chunks = self._core, self._core.chunks
@@ -158,6 +166,9 @@ class Service:
                 caches.watch(core, session, peer, request)
             case Clear():
                 caches.clear(core, peer, request, now_ns)
+            case Drain():
+                disk_drain.begin(core, request.device)
+                core.answer(peer, Draining(request.id))
             case Status():
                 core.answer(peer, StatusIs(request.id, encode_status(status(core, now_ns))))
             case _:
@@ -216,6 +227,8 @@ class Service:
                     disk.overdue(core, core.disk, number, now_ns)
                 case ("recover", _) if core.disk is not None:
                     disk.recover_overdue(core, core.disk)
+                case ("erase", number) if core.disk is not None:
+                    disk_drain.erase_overdue(core, core.disk, number)
                 case ("clear", number) if core.disk is not None:
                     disk.clear_overdue(core, core.disk, number)
                 case (kind, _):

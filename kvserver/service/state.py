@@ -18,7 +18,7 @@ from kvserver.tiers.records import DiskRecord
 from kvserver.transfer.layout import Layout
 from kvserver.wire.codec import error_reply
 from kvserver.wire.messages import NAME_BYTES_MAX, Mode, Reply, Retrieve, Why
-from kvserver.wire.orders import MoverKind, Order
+from kvserver.wire.orders import DrainState, MoverKind, Order
 
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000_000_000
@@ -55,6 +55,8 @@ class Bounds:
     mover_start_ms: int = 30_000
     disk_devices: int = 0
     """0: no disk tier."""
+    disk_directories: tuple[str, ...] = ()
+    """Of each device, for logs and /status."""
     disk_device_bytes: int = 0
     """Of each device, whole segments."""
     disk_segment_bytes: int = 64 << 20
@@ -235,6 +237,29 @@ class Clearing:
     """Generation up to which its records are void; 0 until it is known what there is on disk."""
 
 
+@dataclass(slots=True, eq=False)
+class Drain:
+    """A device that is being emptied, or is empty and takes nothing any more."""
+
+    device: int
+    state: DrainState = "draining"
+    segment: int = 0
+    """The next one whose chunks are looked at."""
+    queue: list[Node] = field(default_factory=list)
+    """Chunks of the segment before, still to be looked at."""
+    moving: dict[Node, Space] = field(default_factory=dict)
+    """What is on its way to another place, or waits for that."""
+    used_before: int = -1
+    """Bytes that were taken when the last walk over all segments began; -1 before the first."""
+    stuck: bool = False
+    """That walk freed nothing."""
+    wait_until_ns: int = 0
+    erasing: bool = False
+    """The mover was told to erase it."""
+    waits: str = ""
+    """What it waits for now; empty while it goes on."""
+
+
 class DiskTier:
     """What is on disk, what is to be written and read, and the process that does it."""
 
@@ -256,6 +281,8 @@ class DiskTier:
         """Why a device takes no writes."""
         self.failures = [0] * bounds.disk_devices
         """Jobs in a row that the device failed."""
+        self.drains: dict[int, Drain] = {}
+        """Devices that are being emptied, or are empty."""
         self.touched = Touched(bounds.chunks_max)
         self.mover: Mover | None = None
         self.start_at_ns = now_ns
@@ -279,6 +306,11 @@ class DiskTier:
         self.void_later: set[bytes] = set()
         """Namespaces that were cleared before everything on disk was known."""
         self.clearing: dict[bytes, list[Clearing]] = {}
+
+    def set_problem(self, device: int, problem: str) -> None:
+        """Why the device takes no writes; empty: it takes them, unless it is drained."""
+        self.problems[device] = problem
+        self.chunks.extents.takes_writes[device] = not problem and device not in self.drains
 
     @property
     def readable(self) -> bool:
@@ -359,6 +391,11 @@ class Core:
                 "cache-unknown", f"this session has no cache {number}: never registered, or its mover died"
             )
         return cache
+
+    def named(self, device: int) -> tuple[tuple[str, object], ...]:
+        """The fields of a log line that say which disk it is about."""
+        directories = self.bounds.disk_directories
+        return ("device", device), *((("directory", directories[device]),) if directories else ())
 
     # ---------------------------------------------------------------- outbox
 

@@ -46,6 +46,11 @@ class Budget:
             assert count <= self._bytes, "what is not allowed is not written"
             self._bytes -= count
 
+    def left_bytes(self, now_ns: int) -> int:
+        """What may be written now; 0 without a limit."""
+        self._refill(now_ns)
+        return int(self._bytes)
+
     def _refill(self, now_ns: int) -> None:
         if now_ns > self._at_ns:
             self._bytes = min(self._most, self._bytes + (now_ns - self._at_ns) * self._bytes_per_ns)
@@ -109,6 +114,9 @@ class Placement:
         self.writes, self.reads = Rate(), Rate()
         self.queued_bytes = 0
         """Ordered and not yet written."""
+        self.written_bytes = self.read_bytes = 0
+        self.faults = 0
+        """Reads and writes with a record that did not go well."""
         self._queue_s = queue_ms / 1000
 
     def refusal(self, count: int, now_ns: int) -> Refusal:

@@ -66,8 +66,7 @@ def pack_disk(record: DiskRecord) -> bytes:
 
 def unpack_disk(records: bytes) -> Iterator[DiskRecord]:
     for fields in DISK_RECORD.iter_unpack(records):
-        record = DiskRecord._make(fields)
-        yield record._replace(extent_bytes=record.extent_bytes * SLOT_ALIGN)
+        yield DiskRecord(*fields[:8], fields[8] * SLOT_ALIGN, *fields[9:])
 
 
 def pack(record: Record) -> bytes:

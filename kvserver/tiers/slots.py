@@ -31,8 +31,8 @@ class _Slab(Generic[Owner]):
         self.used = 0
         self.fresh = 0
         """Positions from here on were never taken."""
-        self.free: list[int] = []
-        """Positions below `fresh` that were given back."""
+        self.free: dict[int, None] = {}
+        """Positions below `fresh` that were given back, the last one last. restore() takes them from anywhere."""
         self.owners: list[Owner | None] = [None] * slots
 
     @property
@@ -53,8 +53,8 @@ class SlotPool(Generic[Owner]):
         self.slabs_ready = 0
         self.bytes_used = 0
         self._slabs: list[_Slab[Owner] | None] = [None] * self.slabs_total
-        self._empty: list[int] = []
-        """Ready slabs that serve no size."""
+        self._empty: dict[int, None] = {}
+        """Ready slabs that serve no size; the last one is taken next."""
         self._open: dict[int, dict[int, _Slab[Owner]]] = {}
         """slot_bytes -> slabs with a free slot, by index."""
 
@@ -62,7 +62,7 @@ class SlotPool(Generic[Owner]):
         """The first `slabs_ready` slabs may be used from now on."""
         assert self.slabs_ready <= slabs_ready <= self.slabs_total
         fresh = [index for index in range(self.slabs_ready, slabs_ready) if self._slabs[index] is None]
-        self._empty.extend(reversed(fresh))
+        self._empty.update(dict.fromkeys(reversed(fresh)))
         self.slabs_ready = slabs_ready
 
     def allocate(self, slot_bytes: int, owner: Owner) -> int | None:
@@ -71,11 +71,11 @@ class SlotPool(Generic[Owner]):
         if slabs:
             slab = next(iter(slabs.values()))
         elif self._empty:
-            slab = self._start(self._empty.pop(), slot_bytes)
+            slab = self._start(self._empty.popitem()[0], slot_bytes)
         else:
             return None
         if slab.free:
-            position = slab.free.pop()
+            position, _ = slab.free.popitem()
         else:
             position = slab.fresh
             slab.fresh += 1
@@ -92,7 +92,7 @@ class SlotPool(Generic[Owner]):
         slab, position = self._find(offset)
         assert slab.owners[position] is not None
         slab.owners[position] = None
-        slab.free.append(position)
+        slab.free[position] = None
         if slab.full:
             self._open.setdefault(slab.slot_bytes, {})[slab.index] = slab
         slab.used -= 1
@@ -101,7 +101,7 @@ class SlotPool(Generic[Owner]):
             self._slabs[slab.index] = None
             del self._open[slab.slot_bytes][slab.index]
             if slab.index < self.slabs_ready:
-                self._empty.append(slab.index)
+                self._empty[slab.index] = None
 
     def hand_over(self, offset: int, owner: Owner) -> None:
         """The slot belongs to another owner from now on."""
@@ -119,20 +119,22 @@ class SlotPool(Generic[Owner]):
         """Takes exactly this slot, while the pool is rebuilt. False when it does not fit what was restored before."""
         index = offset // self.slab_bytes
         position, rest = divmod(offset % self.slab_bytes, slot_bytes)
-        if rest or index >= self.slabs_total or position >= self.slots_per_slab(slot_bytes):
+        if rest or index >= self.slabs_total:
             return False
         slab = self._slabs[index]
+        if position >= (self.slots_per_slab(slot_bytes) if slab is None else len(slab.owners)):
+            return False
         if slab is None:
             if index < self.slabs_ready:
-                self._empty.remove(index)
+                del self._empty[index]
             slab = self._start(index, slot_bytes)
         if slab.slot_bytes != slot_bytes or slab.owners[position] is not None:
             return False
         if position >= slab.fresh:
-            slab.free.extend(range(slab.fresh, position))
+            slab.free.update(dict.fromkeys(range(slab.fresh, position)))
             slab.fresh = position + 1
         else:
-            slab.free.remove(position)
+            del slab.free[position]
         slab.owners[position] = owner
         slab.used += 1
         self.bytes_used += slot_bytes
@@ -189,7 +191,6 @@ class SlotPool(Generic[Owner]):
             assert slab.index == index
             assert slab.used == sum(owner is not None for owner in slab.owners) > 0
             assert slab.used + len(slab.free) == slab.fresh
-            assert len(set(slab.free)) == len(slab.free)
             assert all(slab.owners[position] is None for position in slab.free)
             assert slab.full != (index in self._open.get(slab.slot_bytes, {}))
         assert sorted(self._empty) == [i for i in range(self.slabs_ready) if self._slabs[i] is None]

@@ -274,6 +274,14 @@ class Clear(Frame, tag="clear", frozen=True):
     namespace: bytes
 
 
+class Drain(Frame, tag="drain", frozen=True):
+    """Empties a device of the disk tier, so that it can be taken away. Reply: Draining, at once; /status tells how far
+    it is. Asking again changes nothing."""
+
+    id: int
+    device: int
+
+
 class Status(Frame, tag="status", frozen=True):
     """Asks for the /status document. Reply: StatusIs."""
 
@@ -281,8 +289,9 @@ class Status(Frame, tag="status", frozen=True):
 
 
 Request = (
-    Hello | Attach | Lane | Offer | Watch | Register | Unregister | Lookup | Release | Store | Retrieve | Clear | Status
-)
+    Hello | Attach | Lane | Offer | Watch | Register | Unregister | Lookup | Release | Store | Retrieve | Clear | Drain
+    | Status
+)  # fmt: skip
 
 # ---------------------------------------------------------------- replies
 
@@ -366,6 +375,10 @@ class Cleared(Frame, tag="cleared", frozen=True):
     chunks: int
 
 
+class Draining(Frame, tag="draining", frozen=True):
+    id: int
+
+
 class StatusIs(Frame, tag="status-is", frozen=True):
     id: int
     document: bytes
@@ -384,5 +397,5 @@ class Error(Frame, tag="error", frozen=True):
 
 Reply = (
     Welcome | Attached | LaneOpen | Offered | Watched | Registered | Unregistered | Found | Released | Stored
-    | Retrieved | Cleared | StatusIs | Error
+    | Retrieved | Cleared | Draining | StatusIs | Error
 )  # fmt: skip

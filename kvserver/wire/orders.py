@@ -119,7 +119,22 @@ class Recover(Frame, tag="recover", frozen=True):
     """Asks for what earlier brains have written: FoundNote and FoundRecords, then Recovered."""
 
 
-Order = MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady | Demote | Promote | Note | Recover
+class DrainDevice(Frame, tag="drain-device", frozen=True):
+    """The device is being emptied, and must not be taken for an ordinary one after a restart. Report: DeviceIs."""
+
+    device: int
+
+
+class EraseDevice(Frame, tag="erase-device", frozen=True):
+    """The device holds nothing any more: its file goes. Report: DeviceIs."""
+
+    device: int
+
+
+Order = (
+    MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady
+    | Demote | Promote | Note | Recover | DrainDevice | EraseDevice
+)  # fmt: skip
 
 # ---------------------------------------------------------------- mover → brain
 
@@ -172,6 +187,10 @@ Fault = Literal["io", "checksum", "stale", "short", "cancelled"]
 ended. cancelled: the mover gave it up."""
 
 
+DrainState = Literal["", "draining", "drained"]
+"""drained: its store is gone. Empty: nobody wants to take it away."""
+
+
 class ItemFault(Frame, frozen=True):
     """A record of an order that did not go well."""
 
@@ -204,6 +223,8 @@ class DeviceIs(Frame, tag="device-is", frozen=True):
     """Physical bytes of its file."""
     problem: str
     """Why it takes no writes; empty while all is well."""
+    drain: DrainState
+    """What its directory says."""
 
 
 class FoundNote(Frame, tag="found-note", frozen=True):
@@ -220,7 +241,7 @@ class Recovered(Frame, tag="recovered", frozen=True):
     """All that Recover had to find was told."""
 
     damaged: int
-    """Records that were neither whole nor empty."""
+    """Blocks and notes that were neither whole nor empty, or could not be read."""
 
 
 Report = Ready | Mapped | MapFailed | Unmapped | Done | Moved | Noted | DeviceIs | FoundNote | FoundRecords | Recovered

@@ -40,6 +40,7 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One device of the disk tier."""
 
     device: int
+    directory: str = ""
     total_bytes: int
     """Of all segments, all of them taken from the file system at the start."""
     used_bytes: int
@@ -47,8 +48,21 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     takes_writes: bool
     problem: str
     """Why it takes no writes; empty while all is well."""
+    drain: Literal["", "draining", "drained"] = ""
+    """draining: its chunks are moved to other places. drained: it holds nothing, and may be taken away."""
+    drain_waits: str = ""
+    """What draining waits for: budget or queue of another device, slots of the arena."""
     queued_bytes: int
     """Ordered and not yet written."""
+    written_bytes: int = 0
+    """Since the brain started, as are the next two."""
+    read_bytes: int = 0
+    faults: int = 0
+    """Reads and writes with a record that did not go well."""
+    daily_write_bytes: int = 0
+    """May be written in 24 hours; 0: no limit."""
+    budget_bytes: int = 0
+    """Of those, what may be written now; 0 where there is no limit."""
     write_bytes_per_s: float
     """As measured, as is the next; a guess until then."""
     read_bytes_per_s: float
@@ -104,6 +118,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Chunks that have something on disk, in DRAM as well or not."""
     clean_bytes: int = 0
     """Of the arena's used bytes, those that may go without loss."""
+    keys_touched: int = 0
+    """Keys that are remembered beyond their chunks, for admission on second touch."""
     disk_state: str = ""
     """Empty without a disk tier; away: its mover does not run; recovering: what is on disk is being taken into the
     index, and nothing is written yet; ready."""

@@ -15,6 +15,9 @@ from kvserver.wire.orders import (
     ArenaReady,
     Demote,
     DeviceIs,
+    DrainDevice,
+    DrainState,
+    EraseDevice,
     Fault,
     FoundNote,
     FoundRecords,
@@ -56,6 +59,8 @@ class Devices:
     def __init__(self, segment_bytes: int) -> None:
         self.records: dict[tuple[int, int], Stored] = {}
         self.notes: dict[bytes, tuple[bytes, int]] = {}
+        self.drains: dict[int, DrainState] = {}
+        """What the directory of a device says of it."""
         self._segment_bytes = segment_bytes
 
     def withdraw(self, record: DiskRecord) -> None:
@@ -69,6 +74,10 @@ class Devices:
 
     def put(self, record: DiskRecord, blocks: list[Block], *, sound: bool) -> None:
         self.records[record.device, record.offset] = Stored(record, blocks, sound)
+
+    def erase(self, device: int) -> None:
+        self.drains[device] = "drained"
+        self.records = {at: stored for at, stored in self.records.items() if at[0] != device}
 
     def read(self, wanted: DiskRecord) -> Stored | None:
         """The record if it is exactly this one."""
@@ -139,8 +148,12 @@ class SimDiskMover:
         self.state = "running"
         self.reports.append(Ready(2000 + self.number, "simulated", []))
         for device in range(self._world.swarm.bounds.disk_devices):
-            problem = "simulated" if self._world.chance("device-fails") else ""
-            self.reports.append(DeviceIs(device, self._world.swarm.bounds.disk_device_bytes, problem))
+            self._tell(device, "simulated" if self._world.chance("device-fails") else "")
+
+    def _tell(self, device: int, problem: str) -> None:
+        state = self._world.devices.drains.get(device, "")
+        problem = problem or ("drained" if state == "drained" else "")
+        self.reports.append(DeviceIs(device, self._world.swarm.bounds.disk_device_bytes, problem, state))
 
     def _take(self, order: Order) -> None:
         match order:
@@ -154,10 +167,22 @@ class SimDiskMover:
                 self.reports.append(Noted(namespace, void))
             case Recover():
                 self._recover()
+            case DrainDevice(device):
+                self._world.devices.drains.setdefault(device, "draining")
+                self._tell(device, "")
+            case EraseDevice(device):
+                self._erase(device)
             case ArenaReady():
                 pass
             case _:
                 raise Wrong(f"{order} was sent to the mover of the disks")
+
+    def _erase(self, device: int) -> None:
+        if any(record.device == device for run in self.runs for _, record, _ in run.left):
+            raise Wrong(f"device {device} is to be erased while it is read or written")
+        self._world.devices.erase(device)
+        self._world.counts["device drained"] += 1
+        self._tell(device, "")
 
     def _recover(self) -> None:
         devices = self._world.devices

@@ -34,6 +34,8 @@ class DiskPromises:
         """Of a write -> its chunk."""
         self.reads: dict[int, list[DiskRecord]] = {}
         self.now_ns = 0
+        self.drained: set[int] = set()
+        """Devices of which the service has said that it empties them."""
         self._began_ns = 0
         self._daily_bytes = 0
         self.namespaces: dict[int, bytes] = {}
@@ -54,6 +56,8 @@ class DiskPromises:
             self.namespaces[order.job] = record.namespace
             units = range(record.arena_offset // SLOT_ALIGN, (record.arena_offset + record.extent_bytes) // SLOT_ALIGN)
             if isinstance(order, Demote):
+                if record.device in self.drained:
+                    raise Wrong(f"disk job {order.job} writes to device {record.device}, which is drained")
                 self._check_source(record)
                 self._promises.disk_reads_slot(order.job, list(units))
                 self._charge(record)

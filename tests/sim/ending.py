@@ -30,6 +30,7 @@ def drain(world: "World") -> None:
         process.die()
     _until(world, lambda: inside.is_idle(world.shell.service), "sessions, caches, jobs, leases and pins are gone")
     inside.check_idle(world.shell.service, world.ledger)
+    _until(world, lambda: inside.drains_are_over(world.shell.service), "what is drained is empty, or waits for its day")
     if world.shell.descriptors:
         raise Wrong(f"descriptors {list(world.shell.descriptors)} were never closed")
     _restart(world)
@@ -50,8 +51,8 @@ def _restart(world: "World") -> None:
             after = inside.servable_chunks_of(world.shell.service, digest, keys)
             split = [keys[at : at + 32] for at in range(0, len(keys), 32)]
             wanted = servable(kept, world.shapes[digest], digest, split)
-            crowded = world.shell.service.counters.disk_evictions or inside.is_index_full(world.shell.service)
-            if after < wanted and not crowded:  # records that were given up before the restart may be back
+            gave_way = world.shell.service.counters.disk_evictions or inside.index_is_full(world.shell.service)
+            if after < wanted and not gave_way:
                 raise Wrong(f"after a restart {after} chunks of a prefix of {len(split)} are servable, not {wanted}")
             world.counts["prefixes served again from disk" if wiped else "prefixes served again"] += after > 0
 

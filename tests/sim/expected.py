@@ -5,11 +5,11 @@ SEEDS_FOR_ALL = 400
 _EVENTS = ("Arrived", "PeerGone", "Unheard", "WorkerGone", "Reported", "MoverGone", "ArenaGrew", "Tick")
 _REQUESTS = (
     "Hello", "Attach", "Lane", "Offer", "Watch", "Register", "Unregister", "Lookup", "Release", "Store", "Retrieve",
-    "Clear", "Status",
+    "Clear", "Drain", "Status",
 )  # fmt: skip
 _REPLIES = (
     "Welcome", "Attached", "LaneOpen", "Offered", "Watched", "Registered", "Unregistered", "Found", "Released",
-    "Stored", "Retrieved", "Cleared", "StatusIs", "Error",
+    "Stored", "Retrieved", "Cleared", "Draining", "StatusIs", "Error",
 )  # fmt: skip
 _EFFECTS = (
     "Publish", "Withdraw", "PutNamespace", "DropNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct",
@@ -17,7 +17,7 @@ _EFFECTS = (
 )  # fmt: skip
 _ORDERS = (
     *("MapBoard", "DropBoard", "MapCache", "UnmapCache", "Copy", "Cancel", "ArenaReady"),
-    *("Demote", "Promote", "Note", "Recover"),
+    *("Demote", "Promote", "Note", "Recover", "DrainDevice", "EraseDevice"),
 )
 _REPORTS = (
     *("Ready", "Mapped", "MapFailed", "Unmapped", "Done"),
@@ -51,6 +51,8 @@ EXPECTED = (
     *(f"disk_{name}" for name in ("writes", "reads", "evictions", "lost", "recovered")),
     *(f"disk {what}" for what in ("rot", "torn", "fault io", "fault checksum")),
     *(f"disk refused {reason}" for reason in ("budget", "late", "second-touch", "room", "shape")),
+    *(f"drained {end}" for end in ("moved", "kept", "given-up")),
+    "device drained",
     "memory lost",
     "prefixes served again from disk",
     "brain died",

@@ -99,6 +99,26 @@ def disk_recovered(service: Service) -> bool:
     return tier is None or tier.recovered
 
 
+def fullest_device(service: Service) -> int:
+    """The device whose drain has most to do."""
+    tier = _core(service).disk
+    used = [pool.bytes_used for pool in tier.chunks.extents.pools] if tier is not None else [0]
+    return used.index(max(used))
+
+
+def index_is_full(service: Service) -> bool:
+    """Not everything that was found on disk had a place."""
+    core = _core(service)
+    return core.chunks.chunks >= core.bounds.chunks_max
+
+
+def drains_are_over(service: Service) -> bool:
+    """Whatever is drained is empty, or waits for another day's bytes; nothing of it is in flight."""
+    tier = _core(service).disk
+    drains = tier.drains.values() if tier is not None else ()
+    return all(drain.state == "drained" or drain.waits == "budget" for drain in drains) and is_idle(service)
+
+
 def is_disk_mover(service: Service, number: int) -> bool:
     tier = _core(service).disk
     return tier is not None and tier.mover is not None and tier.mover.number == number
@@ -217,11 +237,6 @@ def is_idle(service: Service) -> bool:
         and not disk_busy
         and all(mover.state == "ready" for mover in core.movers.values())
     )
-
-
-def is_index_full(service: Service) -> bool:
-    chunks = _core(service).chunks
-    return chunks.chunks >= chunks.chunks_max
 
 
 def check_idle(service: Service, ledger: Ledger) -> None:

@@ -123,4 +123,28 @@ MUTATIONS = (
         "    if tier.recovered:\n        disk_writes.choose",
         "    if True:\n        disk_writes.choose",
     ),
+    Mutation(
+        "a chunk that moves keeps its old extents",
+        DISK_CHUNKS,
+        "                if extents[part] != ABSENT:\n                    self.extents.free(extents[part])\n",
+        "",
+    ),
+    Mutation(
+        "a device that is drained takes writes",
+        "service/state.py",
+        "= not problem and device not in self.drains",
+        "= not problem",
+    ),
+    Mutation(
+        "a device is erased before it is empty",
+        "service/disk_drain.py",
+        "    if not pool.bytes_used:\n",
+        "    if True:\n",
+    ),
+    Mutation(
+        "the order of its old device keeps a chunk that moved",
+        "index/eviction.py",
+        "        if node.disk.ordered_at != self._device:\n            node.disk.ordered_at = self._device\n",
+        "        if False:\n",
+    ),
 )

@@ -14,6 +14,7 @@ from kvserver.wire.messages import (
     Attach,
     Attached,
     Clear,
+    Drain,
     Error,
     Found,
     GroupBlocks,
@@ -215,6 +216,9 @@ class Process:
 
     def clear(self, digest: bytes) -> None:
         self.send(Clear(self.next_id(), digest), self.quick_peer())
+
+    def drain(self, device: int, *, exists: bool) -> None:
+        self.send(Drain(self.next_id(), device), self.quick_peer(), must_fail=not exists)
 
     def ask_status(self) -> None:
         self.send(Status(self.next_id()), self.quick_peer())

@@ -10,6 +10,8 @@ from kvserver.wire.messages import (
     Attached,
     Clear,
     Cleared,
+    Drain,
+    Draining,
     Error,
     Found,
     Hello,
@@ -57,6 +59,7 @@ ANSWERS: dict[type, type] = {
     Store: Stored,
     Retrieve: Retrieved,
     Clear: Cleared,
+    Drain: Draining,
     Status: StatusIs,
 }
 KEY = 32
@@ -186,6 +189,8 @@ class Promises:
         match request, reply:
             case Lookup(), Found():
                 self._check_found(self.by_peer[peer], request, reply, now_ns)
+            case Drain(), Draining():
+                self.disk.drained.add(request.device)
             case Store(), Stored():
                 self._check_stored(request, reply)
             case Release(), Released():

@@ -29,6 +29,7 @@ ACTS = {
     "resume": 3.0,
     "brain-dies": 0.09,
     "clear": 0.15,
+    "drain": 0.05,
     "release": 1.0,
     "unregister": 0.6,
     "abandon": 1.0,
@@ -91,6 +92,8 @@ class Swarm:
                 )  # chunks must be stored, leave DRAM and be asked for again
             if rng.random() < 0.5:
                 self._be_gentle(rng)
+            if rng.random() < 0.3:
+                self.acts["drain"] = 0.3
         self.engines = rng.choice((1, 2, 2, 3)) if not self.has_disk else rng.choice((1, 1, 2))
         self.depth = rng.choice((2, 4, 6, 8))
         """Chunks of the longest prefix."""

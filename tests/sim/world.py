@@ -160,6 +160,8 @@ class World:
         self.counts["leases expired"] += counters.leases_expired
         for name in ("disk_evictions", "disk_lost", "disk_reads", "disk_recovered", "disk_writes", "lookups_declined"):
             self.counts[name] += getattr(counters, name)
+        for end, chunks in counters.disk_drained.items():
+            self.counts[f"drained {end}"] += chunks
         for reason, chunks in counters.disk_refused.items():
             self.counts[f"disk refused {reason}"] += chunks
         self.counts["slots of another size overwritten"] = self.arena.resized
@@ -297,6 +299,11 @@ class World:
                 process.unregister()
             case "clear" if process.ready:
                 process.clear(self.rng.choice([*self.shapes, bytes(32)]))
+            case "drain" if process.ready:
+                devices = self.swarm.bounds.disk_devices
+                fullest = inside.fullest_device(self.shell.service)
+                device = self.rng.choice((-1, *range(devices), devices, *[fullest] * 9))
+                process.drain(device, exists=0 <= device < devices)
             case "lane" if process.ready:
                 process.open_lane()
             case "give-lane-up" if process.ready:

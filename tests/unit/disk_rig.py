@@ -6,6 +6,9 @@ from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
 from kvserver.wire.orders import (
     Demote,
     DeviceIs,
+    DrainDevice,
+    DrainState,
+    EraseDevice,
     Fault,
     FoundNote,
     FoundRecords,
@@ -20,7 +23,7 @@ from kvserver.wire.orders import (
 )
 
 SEGMENT_BYTES = 20 << 10
-"""Two extents of a page, their headers, and its own."""
+"""Four extents of a page, and a page for their headers."""
 DISK = {
     "arena_bytes": 4 * SLAB_BYTES,
     "disk_devices": 1,
@@ -41,6 +44,8 @@ class DiskRig(Rig):
         self.read: list[list[DiskRecord]] = []
         self.notes: list[Note] = []
         self.devices: dict[tuple[int, int], DiskRecord] = {}
+        self.drains: dict[int, DrainState] = {}
+        """What the directories say."""
         self.fault: Fault | None = None
         """What happens to the first record of each job."""
         super().__init__(**{**DISK, **bounds})
@@ -73,9 +78,16 @@ class DiskRig(Rig):
                 for note in self.notes:
                     self.report(mover, FoundNote(note.namespace, note.document, note.void))
                 for device in range(self.bounds.disk_devices):
-                    self.report(mover, DeviceIs(device, 0, ""))
+                    self.report(mover, DeviceIs(device, 0, "", self.drains.get(device, "")))
                 records = b"".join(pack_disk(record._replace(arena_offset=-1)) for record in self.devices.values())
                 self.report(mover, FoundRecords(records))
                 self.report(mover, Recovered(0))
+            case DrainDevice(device):
+                self.drains[device] = "draining"
+                self.report(mover, DeviceIs(device, 0, "", "draining"))
+            case EraseDevice(device):
+                self.drains[device] = "drained"
+                self.devices = {at: record for at, record in self.devices.items() if at[0] != device}
+                self.report(mover, DeviceIs(device, 0, "drained", "drained"))
             case _:
                 super()._obey(mover, order)

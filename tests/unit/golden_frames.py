@@ -6,6 +6,8 @@ from kvserver.wire.messages import (
     Buffer,
     Clear,
     Cleared,
+    Drain,
+    Draining,
     Error,
     Found,
     Frame,
@@ -105,6 +107,10 @@ GOLDEN: list[tuple[Frame, str]] = [
         "92a6737461747573cf7fffffffffffffff",
     ),
     (
+        Drain(14, 3),
+        "93a5647261696e0e03",
+    ),
+    (
         Welcome(1, b"0123456789abcdef", "kvserver 0.1", 1 << 60, Limits(4096, 65_536, 64, 30_000)),
         "96a777656c636f6d6501c41030313233343536373839616263646566ac6b7673657276657220302e31cf1000"
         "00000000000094cd1000ce0001000040cd7530",
@@ -152,6 +158,10 @@ GOLDEN: list[tuple[Frame, str]] = [
     (
         Cleared(12, 5),
         "93a7636c65617265640c05",
+    ),
+    (
+        Draining(14),
+        "92a8647261696e696e670e",
     ),
     (
         StatusIs(13, b"{}"),

@@ -242,3 +242,22 @@ def test_sizes_are_shown_exactly() -> None:
         shown = show_bytes(count)
         assert config_file.parse_bytes(shown) == count
     assert show_bytes(1536 * MIB) == "1536MiB"
+
+
+# ---------------------------------------------------------------- devices of the disk tier
+
+
+def test_disk_paths_are_a_list_in_a_file_or_have_commas_between_them(tmp_path: Path) -> None:
+    file = tmp_path / "kv.toml"
+    for written in ('["/a", "file:///b"]', '"/a,/b"', '"/a/, file:///b/"'):
+        file.write_text(f"disk_paths = {written}\n")
+        directories = load(file, {})[0].disk_directories
+        assert tuple(path.rstrip("/") for path in directories) == ("/a", "/b")
+
+
+@pytest.mark.parametrize("written", ["[5]", '["a"]', '["/a", "/a"]', '[["/a"]]', "7", '["/a,b"]'])
+def test_paths_that_are_none_are_refused_with_the_line_on_which_they_stand(tmp_path: Path, written: str) -> None:
+    file = tmp_path / "kv.toml"
+    file.write_text(f"\ndisk_paths = {written}\n")
+    with pytest.raises(ConfigError, match="disk_paths"):
+        load(file, {})

@@ -56,9 +56,24 @@ def test_nothing_is_written_while_enough_of_dram_is_free() -> None:
     assert rig.written != []
 
 
+def test_clean_chunks_that_are_warm_do_not_stand_for_those_that_go_next() -> None:
+    rig = DiskRig(disk_write_through=False, disk_clean_percent=50)
+    client = Client(rig).register()
+    fill(client)
+    prompts = {seed: chain(seed, CHUNKS) for seed in range(1000, 1000 + PROMPTS_OF_ARENA + 3)}
+    clean = {seed for seed, keys in prompts.items() if keys[-KEY_BYTES:] in rig.keys_written()}
+    dirty = prompts.keys() - clean
+    assert min(len(clean), len(dirty)) > 6
+    for seed in sorted(clean):  # from now on the clean ones are the warmest of DRAM
+        rig.now_ns += 1_000_000
+        client.release(client.lookup(prompts[seed]))
+    fill(client, first=2000, prompts=6)
+    assert [seed for seed in sorted(dirty) if client.lookup(prompts[seed]).chunks < CHUNKS] == []
+
+
 def test_two_chains_do_not_push_each_other_off_a_device_that_is_too_small_for_both() -> None:
     """Their heads are older than their tails, which were asked for since."""
-    rig = DiskRig(disk_device_bytes=2 * SEGMENT_BYTES)
+    rig = DiskRig(disk_device_bytes=SEGMENT_BYTES)
     client, prompts = Client(rig).register(), [chain(seed, CHUNKS) for seed in (1, 2)]
     for keys in prompts:
         client.store(keys)

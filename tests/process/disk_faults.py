@@ -1,0 +1,136 @@
+"""The disk tier under every fault: python -m tests.process.disk_faults --kills 300 --rounds 20
+
+The same scenarios that `make test` runs a little of. A line per scenario; exit status 1 when one fails, with what
+failed and the server's log. --only takes a part of a name, for example io-flip; --part 2/3 runs the second third of the
+kills, or of the requests that fail, by other seeds and other requests.
+"""
+
+import argparse
+import errno
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from tests.process import disk_faults_io as io
+from tests.process import disk_faults_kills as kills
+from tests.process import disk_faults_stops as stops
+from tests.process.disk_faults_mover import Kind
+
+STALL_S = 5.0
+PATIENT_MS, IMPATIENT_MS = 20_000, 300
+
+
+class Fault(NamedTuple):
+    kind: Kind
+    errno: int = errno.EIO
+
+
+FAULTS = {
+    "eio": Fault("error"),
+    "enospc": Fault("error", errno.ENOSPC),
+    "short": Fault("short"),
+    "torn": Fault("torn"),
+    "flip": Fault("flip"),
+    "misdirect": Fault("misdirect"),
+    "stall": Fault("stall"),
+}
+
+
+def run_kills(count: int, seed: int) -> str:
+    began_s = time.monotonic()
+    with kills.open_campaign(seed) as campaign:
+        for _ in range(count):
+            campaign.round()
+        took_s = (time.monotonic() - began_s) / count
+    told = ", ".join(f"{what} {seen}" for what, seen in sorted(campaign.seen.items()))
+    return (
+        f"{count} kills, {took_s:.2f} s each, ready again after {median(campaign.ready_s):.2f} s "
+        f"(longest {max(campaign.ready_s):.2f}); {told}"
+    )
+
+
+class Workload(NamedTuple):
+    filled: Path
+    sound: io.Outcome
+
+
+@contextmanager
+def open_workload() -> Iterator[Workload]:
+    """A store to begin with, and what a run sees in which nothing goes wrong."""
+    with io.filled_store() as filled:
+        sound = io.run(filled, None)
+        assert not sound.counted, sound
+        yield Workload(filled, sound)
+
+
+def run_io(
+    workload: Workload, fault: Fault, *, lasting: bool, stall_s: float, first: int = 1, every: int = 1
+) -> io.Table:
+    """Every request of the workload fails, or each `every`th from `first` on."""
+    table = io.Table()
+    for nth in range(first, 2 * workload.sound.requests, every):
+        plan = io.Plan(nth=nth, kind=fault.kind, errno=fault.errno, lasting=lasting, stall_s=stall_s)
+        outcome = io.run(workload.filled, plan)
+        table.add(fault.kind, outcome, workload.sound)
+        if outcome.requests < nth:
+            break
+    return table
+
+
+def run_io_alone(fault: Fault, *, lasting: bool, first: int, every: int) -> io.Table:
+    with open_workload() as workload:
+        return run_io(workload, fault, lasting=lasting, stall_s=STALL_S, first=first, every=every)
+
+
+def run_stops(scenario: Callable[[stops.StopScene, int], None], patience_ms: int, rounds: int) -> str:
+    with stops.open_stop_scene(patience_ms=patience_ms) as scene:
+        for round_ in range(rounds):
+            scene.begin(round_)
+            scenario(scene, round_)
+            scene.end()
+    told = ", ".join(f"{what} {seen}" for what, seen in sorted(scene.seen.items()))
+    return f"{told}; longest /healthz {scene.health_s * 1e3:.0f} ms"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=20, help="of each scenario with SIGSTOP")
+    parser.add_argument("--only", default="", help="scenarios whose name contains this")
+    parser.add_argument("--seed", type=int, default=1, help="of the kills")
+    parser.add_argument("--part", default="1/1", help="a share of the kills and of the requests that fail")
+    options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
+    jobs: dict[str, Callable[[], object]] = {
+        "kills": partial(run_kills, options.kills // parts, 1000 * options.seed + part),
+        "stop-goes-on": partial(run_stops, stops.goes_on, PATIENT_MS, options.rounds),
+        "stop-is-replaced": partial(run_stops, stops.is_replaced, IMPATIENT_MS, options.rounds),
+    }
+    for name, fault in FAULTS.items():
+        for lasting in (False, True):
+            named = f"io-{name}-{'lasting' if lasting else 'once'}"
+            jobs[named] = partial(run_io_alone, fault, lasting=lasting, first=part, every=parts)
+    failed = []
+    for name, job in jobs.items():
+        if options.only not in name:
+            continue
+        began_s = time.monotonic()
+        try:
+            told = job()
+        except Exception:  # one failure hides no other
+            failed.append(name)
+            traceback.print_exc()
+            told = "FAILED"
+        print(f"{name}: {told} ({time.monotonic() - began_s:.0f} s)", flush=True)
+    print(f"disk faults: {'FAILED: ' + ', '.join(failed) if failed else 'ok'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The brain with a witness: whatever it comes to hold on disk, and gives up there, is in a file before it goes on.
+
+So a test that kills the brain at any instant knows what had been sealed on disk then: a chunk is *sealed on disk* from
+the moment at which the brain has heard that its records are there, until it gives their places up. A line is written
+by one system call, which survives the process.
+"""
+
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+from kvserver import server
+from kvserver.index.space import Node, Space
+from kvserver.service import recovery
+from kvserver.service.disk_chunks import DiskChunks
+from kvserver.service.owners import DiskJob
+from kvserver.service.state import Core, DiskTier
+from tests.process.disk_faults_program import FOLDER
+
+LINE = struct.Struct("<c32s32sB")
+"""What happened, namespace, key, groups (bits)."""
+FILE = "witness"
+BORN, RECOVERED, HOLDS, WRITES, READS, ENDED = b"b", b"c", b"p", b"w", b"r", b"e"
+NOBODY = bytes(32)
+
+Name = tuple[bytes, bytes]
+"""Namespace and key."""
+
+
+class Account:
+    """What the witness says. Of a brain that died before it had taken in what was on disk, nothing counts: it wrote
+    nothing and gave nothing up, so what the one before it held is still there."""
+
+    def __init__(self) -> None:
+        self.held: dict[Name, int] = {}
+        """Groups on disk (bits), by chunk."""
+        self.taken_in: dict[Name, int] = {}
+        """The same, at the moment when the last brain had taken in all that it found. It began to write then."""
+        self.writing: set[Name] = set()
+        self.reading: set[Name] = set()
+        """Chunks whose order to the disk mover has not ended."""
+
+
+def read(folder: Path) -> Account:
+    """As it was when the last brain wrote its last line."""
+    whole = (folder / FILE).read_bytes()
+    account, held = Account(), dict[Name, int]()
+    for what, namespace, key, groups in LINE.iter_unpack(whole[: len(whole) // LINE.size * LINE.size]):
+        name = namespace, key
+        match what:
+            case b"b":
+                held = {}
+                account.writing, account.reading = set(), set()
+            case b"c":
+                account.held, account.taken_in = held, dict(held)
+            case b"p" if groups:
+                held[name] = groups
+            case b"p":
+                held.pop(name, None)
+            case b"w":
+                account.writing.add(name)
+            case b"r":
+                account.reading.add(name)
+            case b"e":
+                account.writing.discard(name)
+                account.reading.discard(name)
+    return account
+
+
+class Witness:
+    """Stands between product code and what it changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._recovered = False
+        self._say(BORN)
+
+    def _say(self, what: bytes, namespace: bytes = NOBODY, key: bytes = NOBODY, groups: int = 0) -> None:
+        os.write(self._file, LINE.pack(what, namespace, key, groups))
+
+    def watch(self) -> None:
+        note, began, ended, take_in = Space.note_on_disk, DiskChunks._began, DiskChunks._ended, recovery.take_in
+
+        def note_seen(self: Space, node: Node, groups: int, *rest: Any) -> None:
+            note(self, node, groups, *rest)
+            say(HOLDS, self.digest, node.key, groups)
+
+        def began_seen(self: DiskChunks, job: DiskJob) -> None:
+            began(self, job)
+            say(WRITES if job.kind == "write" else READS, job.space.digest, job.node.key)
+
+        def ended_seen(self: DiskChunks, job: DiskJob) -> None:
+            ended(self, job)
+            say(ENDED, job.space.digest, job.node.key)
+
+        def take_in_seen(core: Core, tier: DiskTier) -> None:
+            take_in(core, tier)
+            if tier.recovered:
+                say(RECOVERED)
+
+        say = self._say
+        Space.note_on_disk = note_seen  # type: ignore[method-assign]
+        DiskChunks._began, DiskChunks._ended = began_seen, ended_seen  # type: ignore[method-assign]
+        recovery.take_in = take_in_seen
+
+
+if __name__ == "__main__":
+    Witness(Path(os.environ[FOLDER])).watch()
+    server.main()

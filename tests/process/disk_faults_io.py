@@ -1,0 +1,159 @@
+"""Every request to the disk goes wrong, one after the other, under a small workload that is always the same.
+
+A run: a store that an earlier server filled → a server whose disk mover errs as planned → the workload → kill -9 → a
+server on what is left, whose disk is sound → everything is asked for again. Whatever went wrong is a miss that some
+counter tells of; no byte is wrong, every request is answered in time, and /healthz is answered meanwhile.
+"""
+
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from kvclient import Timeouts
+from kvserver.wire.status import Status
+from tests.process.disk_faults_mover import Kind, Plan, leave, requests
+from tests.process.disk_faults_scene import DiskServer, healthy, misses
+from tests.process.disk_faults_stories import bring, keep
+from tests.process.engine import Engine, Group, Shape, prompt
+from tests.process.harness import until
+
+SHAPE = Shape(groups=(Group(block_tokens=4, blocks=29, regions=3, page_bytes=17_777),))
+SETTINGS = {
+    "arena_bytes": 1 << 20,
+    "slab_bytes": 512 << 10,
+    "disk_bytes": 1400 << 10,
+    "disk_segment_bytes": 660 << 10,
+}
+"""Six chunks in DRAM, eight on disk: two segments of four extents."""
+OLD = (prompt(1, chunks=2), prompt(2, chunks=3))
+"""On disk when the server begins."""
+NEW = (prompt(3, chunks=3), prompt(4, chunks=2))
+"""With them more than the disk holds: something is overwritten."""
+TIMEOUTS = Timeouts(lookup_s=2.0, backoff_first_s=0.005, backoff_max_s=0.05)
+JOB_S = 1.0
+ANSWER_S_MAX = JOB_S + 2.0
+"""No request takes longer, on however busy a machine."""
+READY_S = 30.0
+
+
+class Outcome(NamedTuple):
+    """Of one run."""
+
+    requests: int
+    """That the disk mover made, all of its lives together as far as they were seen."""
+    found: tuple[int, int]
+    """Chunks on disk when each of the two servers began to serve."""
+    served: tuple[int, ...]
+    """Chunks of each story that came at the end, and again after the restart."""
+    counted: Counter[str]
+    """What counters and logs say went wrong."""
+    health_s: float
+    """The longest answer of /healthz."""
+    answer_s: float
+    """The longest store or retrieve."""
+
+
+@contextmanager
+def filled_store() -> Iterator[Path]:
+    """A store with the old stories, from the life of a server that was killed; to be copied."""
+    with tempfile.TemporaryDirectory(prefix="kv-filled-") as name, DiskServer(None, **SETTINGS) as server:
+        with Engine(server.path, SHAPE, timeouts=TIMEOUTS) as engine:
+            server.disk_ready()
+            engine.ready()
+            for story in OLD:
+                assert keep(engine, story, JOB_S) == story.chunks
+            chunks = sum(story.chunks for story in OLD)
+            until("the old stories to be on disk", lambda: server.status().chunks_on_disk == chunks)
+        server.kill()
+        assert set(server.verified()) == {"right"}
+        yield shutil.copytree(server.store, Path(name) / "store")
+
+
+def run(filled: Path, plan: Plan | None) -> Outcome:
+    """One run. AssertionError when a promise is broken."""
+    unstarted = DiskServer(filled, **SETTINGS)
+    leave(unstarted.folder, plan)
+    with unstarted as server, Engine(server.path, SHAPE, timeouts=TIMEOUTS) as engine:
+        with healthy(server) as health:
+            found = server.disk_ready(READY_S).chunks_on_disk
+            answers_s = _work(server, engine)
+            asked = requests(server.folder)[0]
+            first_life = [bring(engine, story, JOB_S) or 0 for story in (*OLD, *NEW)]
+            counted = _counted(server, server.status())
+        server.kill()
+        leave(server.folder, None)
+        counted += Counter({f"verify {fault}": count for fault, count in server.verified().items() if fault != "right"})
+        server.start()
+        found_again = server.disk_ready().chunks_on_disk
+        engine.ready()
+        second_life = [bring(engine, story, JOB_S) or 0 for story in (*OLD, *NEW)]
+        counted += _counted(server, server.status())
+    return Outcome(asked, (found, found_again), (*first_life, *second_life), counted, health.longest_s, max(answers_s))
+
+
+def _work(server: DiskServer, engine: Engine) -> list[float]:
+    """How long each store and retrieve took."""
+    engine.ready()
+    answers_s = []
+    for act, story in [*((bring, story) for story in OLD), *((keep, story) for story in NEW), (bring, OLD[1])]:
+        began_s = time.monotonic()
+        act(engine, story, JOB_S)
+        answers_s.append(time.monotonic() - began_s)
+        assert answers_s[-1] < ANSWER_S_MAX, f"{act.__name__} took {answers_s[-1]:.1f} s"
+        until("writes to end, or to stall", lambda: _is_quiet(server), READY_S)
+    until("writes to end", lambda: not server.status().disks[0].queued_bytes, READY_S)
+    return answers_s
+
+
+def _is_quiet(server: DiskServer) -> bool:
+    return not server.status().disks[0].queued_bytes or requests(server.folder)[1] > 0
+
+
+def _counted(server: DiskServer, status: Status) -> Counter[str]:
+    """What the server says went wrong in this life."""
+    counted = Counter(misses(status))
+    damaged = status.counters["disk_damaged"]
+    assert isinstance(damaged, int)
+    counted["damaged"] = damaged
+    counted["device"] = bool(status.disks[0].problem)
+    return +counted
+
+
+class Table:
+    """What the runs of one kind of fault saw."""
+
+    def __init__(self) -> None:
+        self.runs = self.missed = self.untold = 0
+        self.counted: Counter[str] = Counter()
+        self.health_s = self.answer_s = 0.0
+
+    def add(self, kind: Kind, outcome: Outcome, sound: Outcome) -> None:
+        """sound: of a run in which nothing went wrong.
+
+        Of a write that the device did elsewhere, or not at all, and called done, nothing is left to count: a start does
+        not find the record, and nobody can know that there was one. The same when it reads its labels elsewhere."""
+        self.runs += 1
+        hurt = any(came < expected for came, expected in zip(outcome.served, sound.served, strict=True))
+        if kind == "stall":  # what is late is used in another order, so other chunks go for room; nothing went wrong
+            hurt = outcome.found[1] < sound.found[1]
+        if hurt and not outcome.counted:
+            lied = kind in ("torn", "misdirect") and outcome.found < sound.found
+            assert lied, f"misses that nothing tells of: {outcome}, expected {sound}"
+            self.untold += 1
+        self.missed += hurt
+        self.counted += Counter(outcome.counted.keys())
+        self.health_s = max(self.health_s, outcome.health_s)
+        self.answer_s = max(self.answer_s, outcome.answer_s)
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{what} in {runs}" for what, runs in sorted(self.counted.items()))
+        return (
+            f"{self.runs} runs, misses in {self.missed} (not found and not countable: {self.untold}); counted: "
+            f"{told or 'nothing'}; longest /healthz {self.health_s * 1e3:.0f} ms, longest answer "
+            f"{self.answer_s * 1e3:.0f} ms"
+        )

@@ -1,0 +1,38 @@
+"""`kvserver serve` with two processes of the tests in place of its own: a brain with a witness, and a disk mover whose
+I/O goes wrong as planned. Everything else, and all that these two do, is the product's.
+
+    python -m tests.process.disk_faults_program FOLDER serve --socket=...
+
+FOLDER is where witness and plan are (disk_faults_brain.py, disk_faults_mover.py).
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from kvserver import cli, supervisor
+
+FOLDER = "KVSERVER_TESTS_FOLDER"
+"""The environment variable that tells the two where they write and read."""
+STAND_INS = {
+    "kvserver.server": "tests.process.disk_faults_brain",
+    "kvserver.disk_mover": "tests.process.disk_faults_mover",
+}
+
+
+def main() -> None:
+    os.environ[FOLDER] = sys.argv.pop(1)
+    spawn: Callable[..., Any] = supervisor.Supervisor._spawn
+
+    def spawn_stand_in(self: supervisor.Supervisor, module: str, *rest: object) -> subprocess.Popen[bytes]:
+        child: subprocess.Popen[bytes] = spawn(self, STAND_INS.get(module, module), *rest)
+        return child
+
+    supervisor.Supervisor._spawn = spawn_stand_in  # type: ignore[assignment,method-assign]
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

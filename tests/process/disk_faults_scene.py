@@ -1,0 +1,151 @@
+"""A server with a disk tier whose processes die, stop and err, and what must be true of it whatever happens."""
+
+import http.client
+import shutil
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvserver import disk_tool
+from kvserver.config import Config
+from kvserver.wire.status import Status
+from tests.process import disk_faults_brain as witness
+from tests.process.disk_faults_program import STAND_INS
+from tests.process.harness import Server, until
+
+ARENA_BYTES = 1 << 20
+SLAB_BYTES = 256 << 10
+DISK_BYTES = 5 << 20
+SEGMENT_BYTES = 272 << 10
+"""No whole number of extents, nor of slabs."""
+MISSES = ("checksum", "stale", "io", "short")
+"""Faults that a device that works never has, whenever its processes die."""
+HEALTH_S_MAX = 2.0
+"""No answer of /healthz may take longer, on however busy a machine."""
+
+
+class DiskServer(Server):
+    """Its brain has a witness, and its disk's I/O goes wrong as planned. The store is in `store`."""
+
+    def __init__(self, filled: Path | None = None, **settings: object) -> None:
+        """filled: a store to begin with a copy of."""
+        self.port = _free_port()
+        super().__init__(
+            **{
+                "arena_bytes": ARENA_BYTES,
+                "slab_bytes": SLAB_BYTES,
+                "disk_bytes": DISK_BYTES,
+                "disk_segment_bytes": SEGMENT_BYTES,
+                "disk_write_policy": "through",
+                "mover_grace_ms": 700,
+                "http_port": self.port,
+                **settings,
+            }
+        )
+        self.store = self.folder / "store"
+        if filled is None:
+            self.store.mkdir()
+        else:
+            shutil.copytree(filled, self.store)
+        self.settings["disk_paths"] = str(self.store)
+        self.PROGRAM = ("-m", "tests.process.disk_faults_program", str(self.folder))
+
+    def _child(self, module: str) -> int:
+        return super()._child(STAND_INS.get(module, module))
+
+    def disk_mover_pid_now(self) -> int:
+        """0 when there is none."""
+        return self._child("kvserver.disk_mover")
+
+    def account(self) -> witness.Account:
+        """What the brain held on disk when it was last heard of."""
+        return witness.read(self.folder)
+
+    def disk_ready(self, within_s: float = 20.0) -> Status:
+        """Waits until all that is on disk is in the index, and the disk mover runs."""
+
+        def ready() -> Status | None:
+            status = self.status()
+            return status if status.disk_state == "ready" else None
+
+        return until("the disk to be ready", ready, within_s)
+
+    def verified(self) -> Counter[str]:
+        """While it does not run: what `kvserver disk verify` counts, and that the store has the bytes it was given."""
+        disk_bytes, segment_bytes = self.settings["disk_bytes"], self.settings["disk_segment_bytes"]
+        assert isinstance(disk_bytes, int)
+        assert isinstance(segment_bytes, int)
+        taken_bytes = sum(path.stat().st_blocks * 512 for path in self.store.iterdir() if path.is_file())
+        assert taken_bytes <= disk_bytes, "a device takes no more than it was given"
+        config = Config(disk_paths=str(self.store), disk_bytes=disk_bytes, disk_segment_bytes=segment_bytes)
+        return disk_tool.verify(config, lambda done, of: None)
+
+
+class Health(threading.Thread):
+    """Asks /healthz again and again; how long the longest answer took."""
+
+    PAUSE_S = 0.005
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.longest_s = 0.0
+        self.problem = ""
+        self._port = port
+        self._over = threading.Event()
+
+    def is_well(self) -> bool:
+        """Asks once."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=HEALTH_S_MAX)
+        try:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status == http.client.OK
+        finally:
+            connection.close()
+
+    def run(self) -> None:
+        while not self._over.wait(self.PAUSE_S) and not self.problem:
+            began_s = time.monotonic()
+            try:
+                self.problem = "" if self.is_well() else "/healthz says that it is not"
+            except OSError as problem:
+                self.problem = f"{type(problem).__name__}: {problem}"
+            self.longest_s = max(self.longest_s, time.monotonic() - began_s)
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+
+@contextmanager
+def healthy(server: DiskServer) -> Iterator[Health]:
+    """While the block runs, /healthz answers."""
+    health = Health(server.port)
+    until("the brain to be well", health.is_well)
+    health.start()
+    try:
+        yield health
+    finally:
+        health.end()
+    assert not health.problem, health.problem
+    assert health.longest_s < HEALTH_S_MAX, f"an answer of /healthz took {health.longest_s:.1f} s"
+
+
+def misses(status: Status) -> dict[str, int]:
+    """What a device did wrong, of what the status counts; empty when it did nothing wrong."""
+    faults = status.counters["disk_faults"]
+    assert isinstance(faults, dict)
+    counts = {name: faults[name] for name in MISSES if faults[name]}
+    lost = status.counters["disk_lost"]
+    assert isinstance(lost, int)
+    return counts | ({"lost": lost} if lost else {})
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

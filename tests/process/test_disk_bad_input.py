@@ -1,0 +1,206 @@
+"""Directories, sizes and files that the disk tier cannot use, or not as they are: refused or set aside, and said."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvclient import namespace_digest
+from tests.process.engine import Engine, Group, Prompt, Shape, prompt
+from tests.process.harness import WAIT_S, Server
+from tests.process.test_disk import CHUNKS, PROMPTS, SHAPE, bring_back, disk_ready, store_slowly
+from tests.process.test_disk_drain import ALL, filled, served, small
+
+OTHER_SHAPE = Shape(chunk_tokens=15, groups=(Group(block_tokens=5, blocks=53, regions=2, page_bytes=7001),))
+NOBODY = 65_534
+OTHER_MODEL = namespace_digest({"model": "other"})
+
+
+@pytest.fixture
+def stories() -> list[Prompt]:
+    return [prompt(seed, chunks=CHUNKS) for seed in range(PROMPTS)]
+
+
+def refused(server: Server, *said: str) -> None:
+    """The server does not start, and says why in one line."""
+    try:
+        assert server.spawn().wait(WAIT_S) == 2
+        log = server.log()
+        assert "Traceback" not in log
+        for text in said:
+            assert text in log
+    finally:
+        server.close()
+
+
+# ---------------------------------------------------------------- directories
+
+
+def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused(small([tmp_path / "absent"]), "disk-path", f"{tmp_path}/absent", "No such file")
+    refused(small([tmp_path / "file"]), "disk-path", "is no directory")
+
+
+def start_by(prefix: list[str], server: Server, before: str = "true") -> subprocess.CompletedProcess[str]:
+    """Starts a server that is to be refused by way of another program, behind a line of shell."""
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in server.settings.items()]
+    program = [sys.executable, "-m", "kvserver", "serve", f"--socket={server.path}", *flags]
+    command = [*prefix, "sh", "-c", f"{before} && exec {shlex.join(program)}"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def unwritable() -> Iterator[Path]:
+    """A directory that everybody may read and nobody may write to, but root."""
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o555)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def test_a_directory_without_permission_is_refused(unwritable: Path) -> None:
+    server = small([unwritable])
+    prefix: list[str] = []
+    if os.geteuid() == 0:
+        os.chown(server.folder, NOBODY, NOBODY)
+        prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        program = [*prefix, "sh", "-c", f"exec {sys.executable} -c 'import kvserver._native'"]
+        if subprocess.run(program, check=False, capture_output=True).returncode:
+            server.close()
+            pytest.skip("nobody cannot run this interpreter")
+    run = start_by(prefix, server)
+    assert run.returncode == 2
+    assert f"{unwritable} cannot be written to: mounted read-only, or no permission" in run.stderr
+
+
+def test_a_directory_mounted_read_only_is_refused(tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine allows no mounts")
+    mount = f"mount -t tmpfs -o ro,size=64m none {tmp_path}"
+    run = start_by(["unshare", "-rm"], small([tmp_path]), mount)
+    assert run.returncode == 2
+    assert "mounted read-only" in run.stderr
+
+
+def test_the_second_server_on_a_directory_is_told_who_holds_it(tmp_path: Path) -> None:
+    with small([tmp_path]) as server:
+        disk_ready(server)
+        refused(small([tmp_path]), "disk-locked", f"(process {server.disk_mover_pid()})")
+        assert server.status().disks[0].takes_writes
+
+
+def test_memory_serves_as_a_device_and_says_whether_it_is_reached_directly(stories: list[Prompt]) -> None:
+    directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        with small([directory]) as server, Engine(server.path, SHAPE) as engine:
+            disk_ready(server)
+            facts = next(mover.facts for mover in server.status().movers if mover.device == "disk")
+            assert facts["device 0 direct"] in ("yes", "no")
+            engine.ready()
+            store_slowly(server, engine, stories)
+            assert bring_back(engine, stories) == ALL
+            assert engine.pool.wrong() == 0
+    finally:
+        shutil.rmtree(directory)
+
+
+def test_files_that_are_not_ours_are_left_alone(tmp_path: Path, stories: list[Prompt]) -> None:
+    strange = {f"file {number}": bytes([number]) * (100 + number) for number in range(50)}
+    strange |= {"kvserver.notes.txt": b"mine", "kvserver.store.old": b"a copy"}
+    for name, content in strange.items():
+        (tmp_path / name).write_bytes(content)
+    filled([tmp_path], stories)
+    assert {name: (tmp_path / name).read_bytes() for name in strange} == strange
+
+
+def test_a_file_of_that_name_that_is_no_store_is_set_aside_and_said(tmp_path: Path) -> None:
+    (tmp_path / "kvserver.store").write_bytes(b"a letter" * 4000)
+    with small([tmp_path]) as server:
+        status = disk_ready(server)
+        assert not status.disks[0].takes_writes
+        assert "disk-unknown" in status.disks[0].problem
+        assert "disk not usable" in server.log()
+    assert (tmp_path / "kvserver.store").read_bytes() == b"a letter" * 4000
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def test_sizes_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    refused(small([tmp_path], disk_bytes="900TiB"), "disk-space", "do not fit")
+    refused(small([tmp_path], disk_bytes=1 << 20, disk_segment_bytes=1 << 20), "config-disk", "a segment and its head")
+
+
+def test_records_larger_than_a_segment_are_not_written_and_counted(tmp_path: Path, stories: list[Prompt]) -> None:
+    """And the server serves what DRAM holds."""
+    with small([tmp_path], disk_segment_bytes=64 << 10) as server, Engine(server.path, SHAPE) as engine:
+        disk_ready(server)
+        engine.ready()
+        for story in stories:
+            assert engine.store(story).chunks == CHUNKS
+        refused_by = server.status().counters["disk_refused"]
+        assert isinstance(refused_by, dict)
+        assert refused_by["shape"] > 0
+        assert server.status().chunks_on_disk == 0
+
+
+# ---------------------------------------------------------------- what an earlier server left
+
+
+def test_another_segment_size_sets_the_device_aside_until_it_is_taken_back(
+    tmp_path: Path, stories: list[Prompt]
+) -> None:
+    filled([tmp_path], stories)
+    with small([tmp_path], disk_segment_bytes=1 << 20) as server:
+        status = disk_ready(server)
+        assert not status.disks[0].takes_writes
+        assert "disk-foreign" in status.disks[0].problem
+        assert served(server, stories) == 0
+    with small([tmp_path]) as server:
+        assert disk_ready(server).chunks_on_disk == ALL
+        assert served(server, stories) == ALL
+
+
+def test_another_format_is_set_aside_and_left_as_it_is(tmp_path: Path, stories: list[Prompt]) -> None:
+    filled([tmp_path], stories)
+    with (tmp_path / "kvserver.store").open("r+b") as file:
+        for superblock in (0, 4096):
+            file.seek(superblock + 8)
+            file.write((99).to_bytes(4, "little"))
+    with small([tmp_path]) as server:
+        status = disk_ready(server)
+        assert not status.disks[0].takes_writes
+        assert "disk-foreign" in status.disks[0].problem
+        assert served(server, stories) == 0
+
+
+def test_two_models_live_side_by_side(tmp_path: Path, stories: list[Prompt]) -> None:
+    others = [prompt(seed, chunks=CHUNKS) for seed in range(100, 103)]
+    filled([tmp_path], stories)
+    with small([tmp_path]) as server:
+        disk_ready(server)
+        with Engine(server.path, OTHER_SHAPE, OTHER_MODEL, name="other") as engine:
+            engine.ready()
+            for story in others:
+                assert engine.lookup(story).lease is None
+                assert engine.store(story).chunks == CHUNKS
+        assert served(server, stories) == ALL
+
+
+def test_a_truncated_store_is_made_whole_and_costs_what_was_cut_off(tmp_path: Path, stories: list[Prompt]) -> None:
+    filled([tmp_path], stories)
+    os.truncate(tmp_path / "kvserver.store", 3 << 20)
+    with small([tmp_path]) as server:
+        disk_ready(server)
+        assert served(server, stories) < ALL
+        assert (tmp_path / "kvserver.store").stat().st_size > 15 << 20
