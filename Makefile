@@ -31,6 +31,7 @@ help:
 	@echo 'make bench       all benchmarks, one JSON object a row; for engines: python -m benchmarks.bench_vllm --help'
 	@echo 'make objects     compiles the GPU kernels again and compares them with those in csrc/gpu/objects (no GPU)'
 	@echo 'make e2e         real vLLM on the CPU, with an environment of its own (4 GB): same tokens with and without us'
+	@echo 'make e2e-ci      as much of it as .ci/run has time for: one model, another engine, a restart from disk'
 	@echo 'make e2e-all     the same and what takes longest: two ranks of an MLA model, every failure scenario, OpenAI server'
 	@echo 'make lint        ruff, mypy --strict, clang-format; changes nothing'
 	@echo 'make format      writes what lint asks of the format'
@@ -106,9 +107,13 @@ E2E_VENV ?= .venv-e2e
 E2E_PIP ?=
 E2E ?= tests/e2e
 
-.PHONY: e2e e2e-all
+.PHONY: e2e e2e-ci e2e-all
 e2e: $(E2E_VENV)/installed
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' $(E2E)
+
+e2e-ci: $(E2E_VENV)/installed
+	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' \
+		-k 'test_connector or test_disk or test_models and llama' tests/e2e
 
 e2e-all: $(E2E_VENV)/installed
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 $(E2E)

@@ -6,7 +6,9 @@ blocks, is computed in steps of 2048 tokens, decodes beside 31 others, and finis
 scheduler's thread, median over the requests of a round, and that of the rounds; behind the slash the length of the
 prompt.
 
-new: on_new_request, which names the chunks. match: get_num_new_matched_tokens, with its lookup over the socket.
+new: on_new_request, which names the chunks and asks the server. match: get_num_new_matched_tokens in a step that has
+other work: at once behind on_new_request (the answer is seldom there; the step goes on without the request), and in the
+step after that, a millisecond later. alone: the same in an engine without other work, which waits for the answer.
 allocated: update_state_after_alloc. prefill: build_connector_meta of a step that completes eight chunks, which are
 stored. decode: build_connector_meta of a step of 32 requests that decode, per request. finished: request_finished.
 "tokens": keys from token ids; "hashes": from the engine's block hashes (--prefix-caching-hash-algo sha256_cbor).
@@ -42,6 +44,7 @@ from kvserver.replay.served import Served
 
 BLOCK, CHUNK, STEP = 16, 256, 2048
 LENGTHS = (1024, 8192, 32768)
+STEP_S = 0.001
 DECODING = 32
 """Requests of a step."""
 BLOCKS = 40_000
@@ -65,6 +68,7 @@ class Bench:
         self._tables = BlockTables()
         self._names = itertools.count()
         self._random = random.Random(1)
+        self._beside = False
         self.took_us: dict[str, list[float]] = defaultdict(list)
 
     def request(self, tokens: int) -> Request:
@@ -79,9 +83,15 @@ class Bench:
         return value
 
     def admit(self, request: Request) -> list[int]:
-        """Until it has its blocks."""
+        """Until it has its blocks, beside others and alone by turns."""
+        self._beside = not self._beside
+        other = {"other": 1} if self._beside else {}
+        self._step(step_of(other, other, [], is_new=False))
         self.timed("new", lambda: self.half.new(request))
-        matched = self.timed("match", lambda: self.half.match(request, 0))
+        matched = self.timed("match at once" if other else "match alone", lambda: self.half.match(request, 0))
+        while matched[0] is None:
+            compute(STEP_S)
+            matched = self.timed("match", lambda: self.half.match(request, 0))
         assert matched == (0, False), matched
         blocks = self._pool.get_new_blocks(-(-(request.num_tokens + 16) // BLOCK))
         ids = [block.block_id for block in blocks]
@@ -121,6 +131,13 @@ class Bench:
 
     def _step(self, output: Any) -> Any:
         return self.half.step(lambda: (scheduled(output), self._tables.of_step(output)))
+
+
+def compute(seconds: float) -> None:
+    """As an engine does between two steps: a processor that sleeps would have to wake up inside of the next call."""
+    due_s = time.perf_counter() + seconds
+    while time.perf_counter() < due_s:
+        pass
 
 
 def step_of(counts: dict[str, int], computed: dict[str, int], ids: list[int], *, is_new: bool) -> Any:

@@ -13,6 +13,7 @@
 #include <optional>
 #include <system_error>
 
+#include "bind_keys.h"
 #include "board.h"
 #include "check.h"
 #include "convert.h"
@@ -332,6 +333,7 @@ NB_MODULE(_native, module) {
     bind_board(module);
     bind_copies(module);
     bind_pattern(module);
+    kv::bind_keys(module);
     kv::gpu::bind_driver(module);
     kv::gpu::bind_engine(module);
     kv::gpu::bind_client(module);

@@ -41,6 +41,35 @@ class ArenaGrower:
         """Stops and joins the threads, unmaps. Every class here: closing twice is allowed, use afterwards raises
         ValueError."""
 
+# ---------------------------------------------------------------- names of chunks
+
+def sha256(bytes: bytes, portable: bool = False) -> bytes:
+    """By the processor's instructions for it, where it has them. portable: without, for tests."""
+
+def chain_keys(token_ids: list[int], begin: int, end: int, chunk_tokens: int, before: bytes) -> bytes:
+    """The chain of client/kvclient/keys.py over the whole chunks of token_ids[begin:end], by SHA-256; packed."""
+
+def chain_keys_of_packed(tokens: bytes, chunk_tokens: int, before: bytes) -> bytes:
+    """The same of tokens that are packed as little-endian u32."""
+
+def block_hash_keys(block_hashes: list[bytes], first: int, stride: int, head: bytes) -> bytes:
+    """SHA-256 of head || block_hashes[i] for i = first, first + stride, ...; packed."""
+
+class Naming:
+    """The keys of one prompt, now or soon."""
+
+    @property
+    def ready(self) -> bool: ...
+    def keys(self) -> bytes:
+        """What chain_keys() returns. Hashes here what the thread has not begun, else waits for it."""
+
+class Namer:
+    """Owns a thread, from the first prompt on."""
+
+    def __init__(self) -> None: ...
+    def name(self, token_ids: list[int], begin: int, end: int, chunk_tokens: int, before: bytes) -> Naming:
+        """chain_keys() in that thread; the tokens are read before it returns."""
+
 # ---------------------------------------------------------------- ledger
 
 class Ledger:

@@ -25,6 +25,7 @@ from kvclient.connection import Connection
 from kvclient.counters import Counters
 from kvclient.doors import R
 from kvclient.gate import Gate, Link
+from kvclient.inquiries import Inquiries
 from kvclient.jobs import SPARE_SHARE, Jobs
 from kvclient.loop import Conversation, Loop, Lost, Overdue, Trouble
 from kvclient.session import Identity, local_path
@@ -201,6 +202,18 @@ class Client:
             self.counters.add_lookup(found.chunks, served=not found.why)
             answer.set_result(found)
         return answer
+
+    def inquiries(self) -> Inquiries:
+        """Lookups whose answers the caller's thread collects later, for one that has other work meanwhile."""
+        self._check_alive()
+        return Inquiries(
+            self._gate,
+            self._connection.ids,
+            self.counters,
+            timeout_s=self.timeouts.lookup_s,
+            compose=self._lookup_request,
+            shut_gate=self._shut_gate,
+        )
 
     def honours(self, lease: Lease) -> bool:
         """Whether the server that granted it answers and still has it, as far as is known without asking."""

@@ -9,11 +9,13 @@ import math
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Literal, get_args
 
 from blake3 import blake3
 
+from kvserver import _native
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 
@@ -29,8 +31,8 @@ _TOKEN_BYTES = 4
 _NESTING_MAX = 32
 _UNSIGNED_FORMATS = ("I", "L")
 
-_HASHES: dict[str, Callable[[bytes], Any]] = {"sha256": hashlib.sha256, "blake3": blake3}
-"""With update() and digest()."""
+LONG_TOKENS = 16_384
+"""Takes some 40 us to hash; to wake another thread up, and to wait for it, may take longer."""
 
 
 # ---------------------------------------------------------------- chunks
@@ -55,27 +57,31 @@ def chunk_keys(
     multimodal hashes), encoded by the caller; namespace_digest() of a mapping is a good encoding.
     parent: the key before token_ids[0], to go on with a chain; its chain holds the extra already.
     """
-    hashed = _hash(algorithm)
-    if chunk_tokens < 1:
-        raise RequestError("chunk-tokens", f"chunk_tokens={chunk_tokens} must be at least 1")
-    if parent and len(parent) != KEY_BYTES:
-        raise RequestError(
-            "parent", f"{len(parent)} bytes of parent; expected {KEY_BYTES}, or none at the start of a chain"
-        )
-    if parent and extra:
-        raise RequestError(
-            "extra", "extra goes into the start of a chain; this one has a parent, which holds it already"
-        )
+    before = _before(algorithm, chunk_tokens, extra, parent)
+    if algorithm == "sha256":
+        return _sha256_chain(token_ids, chunk_tokens, before)
     tokens = _packed_tokens(token_ids)
-    key = parent or hashed(_SEED_TEXT + struct.pack("<Q", chunk_tokens) + extra).digest()
     chunk_bytes = chunk_tokens * _TOKEN_BYTES
     keys = []
     for start in range(0, len(tokens) - chunk_bytes + 1, chunk_bytes):
-        link = hashed(key)
-        link.update(tokens[start : start + chunk_bytes])  # a quarter cheaper than joining them first
-        key = link.digest()
-        keys.append(key)
+        before = blake3(before + tokens[start : start + chunk_bytes]).digest()
+        keys.append(before)
     return b"".join(keys)
+
+
+class Namer:
+    """Names long prompts in a thread of its own: packing the tokens is the caller's work, hashing them is not."""
+
+    def __init__(self) -> None:
+        self._namer = _native.Namer()
+
+    def begin(self, token_ids: list[int], chunk_tokens: int, *, extra: bytes = b"") -> "bytes | _native.Naming":
+        """chunk_keys() of a whole prompt, or, of a long one, what has them soon."""
+        before = _before("sha256", chunk_tokens, extra, b"")
+        if len(token_ids) >= LONG_TOKENS:
+            with suppress(ValueError):  # not integers alone; below is said which
+                return self._namer.name(token_ids, 0, len(token_ids), chunk_tokens, before)
+        return _sha256_chain(token_ids, chunk_tokens, before)
 
 
 def keys_from_block_hashes(
@@ -93,16 +99,20 @@ def keys_from_block_hashes(
         key[i] = H("kvserver.block-hash.1" 0x00 || u64(blocks_per_chunk) || u64(len(extra)) || extra
                    || block_hashes[(i+1)*blocks_per_chunk - 1])
     """
-    hashed = _hash(algorithm)
+    _check_algorithm(algorithm)
     if blocks_per_chunk < 1:
         raise RequestError("blocks-per-chunk", f"blocks_per_chunk={blocks_per_chunk} must be at least 1")
+    head = _BLOCK_HASH_TEXT + struct.pack("<QQ", blocks_per_chunk, len(extra)) + extra
+    if algorithm == "sha256" and isinstance(block_hashes, list):
+        with suppress(ValueError):  # below is said what is wrong
+            return _native.block_hash_keys(block_hashes, blocks_per_chunk - 1, blocks_per_chunk, head)
     last_hashes = block_hashes[blocks_per_chunk - 1 :: blocks_per_chunk]
     wrong = sorted(set(map(len, last_hashes)) - {KEY_BYTES})
     if wrong:
         raise RequestError(
             "block-hash", f"block hashes of {wrong} bytes; only {KEY_BYTES} bytes are enough to name content by"
         )
-    head = _BLOCK_HASH_TEXT + struct.pack("<QQ", blocks_per_chunk, len(extra)) + extra
+    hashed = hashlib.sha256 if algorithm == "sha256" else blake3
     return b"".join([hashed(head + last).digest() for last in last_hashes])
 
 
@@ -195,10 +205,33 @@ def _append(parts: list[bytes], tag: bytes, content: bytes) -> None:
 # ---------------------------------------------------------------- tokens
 
 
-def _hash(algorithm: str) -> Callable[[bytes], Any]:
-    if algorithm not in _HASHES:
-        raise RequestError("algorithm", f"algorithm={algorithm!r} must be one of {sorted(_HASHES)}")
-    return _HASHES[algorithm]
+def _check_algorithm(algorithm: str) -> None:
+    if algorithm not in get_args(Algorithm):
+        raise RequestError("algorithm", f"algorithm={algorithm!r} must be one of {sorted(get_args(Algorithm))}")
+
+
+def _before(algorithm: Algorithm, chunk_tokens: int, extra: bytes, parent: bytes) -> bytes:
+    """key[-1] of chunk_keys()."""
+    _check_algorithm(algorithm)
+    if chunk_tokens < 1:
+        raise RequestError("chunk-tokens", f"chunk_tokens={chunk_tokens} must be at least 1")
+    if parent and len(parent) != KEY_BYTES:
+        raise RequestError(
+            "parent", f"{len(parent)} bytes of parent; expected {KEY_BYTES}, or none at the start of a chain"
+        )
+    if parent and extra:
+        raise RequestError(
+            "extra", "extra goes into the start of a chain; this one has a parent, which holds it already"
+        )
+    seed = _SEED_TEXT + struct.pack("<Q", chunk_tokens) + extra
+    return parent or (hashlib.sha256(seed).digest() if algorithm == "sha256" else blake3(seed).digest())
+
+
+def _sha256_chain(token_ids: TokenIds, chunk_tokens: int, before: bytes) -> bytes:
+    if isinstance(token_ids, list):
+        with suppress(ValueError):  # numbers of some other kind, or no tokens at all: packing tells them apart
+            return _native.chain_keys(token_ids, 0, len(token_ids), chunk_tokens, before)
+    return _native.chain_keys_of_packed(bytes(_packed_tokens(token_ids)), chunk_tokens, before)
 
 
 def _packed_tokens(token_ids: TokenIds) -> memoryview:

@@ -1,7 +1,9 @@
-"""The lane: a local connection on which a caller's own thread asks and waits, for lookups on the engine's hot path.
+"""The lane: a local connection on which a caller's own thread asks, for lookups on the engine's hot path.
 
 A round trip costs two system calls on each side and no thread hop. The background thread opens lanes; callers only use
 them, so no caller ever waits for a connection. A lane that fails once is closed and never used again.
+
+ask() waits for its reply. send() does not: the replies to it are had from take(), in any order, whoever reads them.
 """
 
 import socket
@@ -27,29 +29,60 @@ class Lane:
         self._patience_ms = 0
         """What SO_RCVTIMEO is set to: one blocking recv costs less than poll and recv."""
         self._buffer = bytearray(FRAME_BYTES_MAX)
+        self._sent: set[int] = set()
+        """Requests of send() that have no reply yet."""
+        self._arrived: list[Reply] = []
+        """Replies to them that were not taken yet."""
 
     def ask(self, request: Lookup | Release, expects: type[R], due_s: float) -> R:
         """The typed reply. RequestError when the caller is wrong. Trouble("busy") when other threads used all the time
         up: nothing was sent then. Overdue or Lost when the lane does not work any more."""
-        if not self._lock.acquire(timeout=max(0.0, due_s - time.monotonic())):
-            raise Trouble("busy", "other threads hold the lane")
+        self._enter(due_s)
         try:
             reply = self._round_trip(request, due_s)
         except Overdue:
             self._shut = True
             raise
         except (OSError, RequestError) as problem:
-            self._shut = True
-            raise Lost("connection-lost", str(problem)) from problem
+            raise self._lost(problem) from problem
         finally:
-            if self._shut:
-                self._socket.close()
-            self._lock.release()
+            self._leave()
         if isinstance(reply, expects):
             return reply
         if isinstance(reply, Error):
             raise refusal(reply)
         raise Lost("frame", f"expected {expects.__name__}, the server said {type(reply).__name__}")
+
+    def send(self, request: Lookup | Release) -> None:
+        """Returns at once: Trouble("busy") when another thread has the lane. Overdue or Lost as in ask()."""
+        self._enter(0.0)
+        try:
+            self._send(request)
+            self._sent.add(request.id)
+        except Overdue:
+            self._shut = True
+            raise
+        except OSError as problem:
+            raise self._lost(problem) from problem
+        finally:
+            self._leave()
+
+    def take(self, due_s: float = 0.0) -> list[Reply]:
+        """Replies to what was sent, since the last call. Waits until due_s when there is none; after that it is the
+        caller who knows whether any is overdue. Nothing when other threads hold the lane. Lost as in ask()."""
+        if not self._sent and not self._arrived:
+            return []
+        if not self._lock.acquire(blocking=False):
+            return []
+        try:
+            while self._sent and self._receive(0.0 if self._arrived else due_s):
+                pass
+        except (OSError, RequestError) as problem:
+            raise self._lost(problem) from problem
+        finally:
+            self._leave()
+        taken, self._arrived = self._arrived, []
+        return taken
 
     def shut(self) -> None:
         """From any thread: ends the lane, and a request that waits on it."""
@@ -66,31 +99,69 @@ class Lane:
         """In a forked child: closes its copy of the descriptor; the connection stays the parent's."""
         self._socket.close()
 
+    # ---------------------------------------------------------------- turns
+
+    def _enter(self, due_s: float) -> None:
+        if not self._lock.acquire(timeout=max(0.0, due_s - time.monotonic())):
+            raise Trouble("busy", "other threads hold the lane")
+
+    def _leave(self) -> None:
+        if self._shut:
+            self._socket.close()
+        self._lock.release()
+
+    def _lost(self, problem: Exception) -> Lost:
+        self._shut = True
+        return Lost("connection-lost", str(problem))
+
+    # ---------------------------------------------------------------- frames
+
     def _round_trip(self, request: Lookup | Release, due_s: float) -> Reply:
+        self._send(request)
+        while (left_s := due_s - time.monotonic()) > 0:
+            self._wait_at_most(left_s)
+            try:
+                reply = self._read(0)
+            except BlockingIOError:
+                raise Overdue from None
+            if reply.id == request.id:
+                return reply
+            self._keep(reply)
+        raise Overdue
+
+    def _send(self, request: Lookup | Release) -> None:
         if self._shut:
             raise ConnectionError("closed")
         try:
             self._socket.send(encode(request), socket.MSG_DONTWAIT)
         except BlockingIOError:
             raise Overdue from None  # what was sent before fills the socket: the server has not read for long
-        while (left_s := due_s - time.monotonic()) > 0:
-            self._wait_at_most(left_s)
-            try:
-                size = self._socket.recv_into(self._buffer, 0, socket.MSG_TRUNC)
-            except BlockingIOError:
-                raise Overdue from None
-            if not 0 < size <= len(self._buffer):
-                raise ConnectionError("closed by the server" if size == 0 else f"a reply of {size} bytes")
-            reply = decode_reply(memoryview(self._buffer)[:size])
-            if reply.id == request.id:
-                return reply
-            self._drop(reply)
-        raise Overdue
 
-    def _drop(self, reply: Reply) -> None:
-        """The reply to a request whose caller was interrupted (KeyboardInterrupt) while it waited; or to what is sent
-        here. Nobody knows of the lease that it brings."""
-        if isinstance(reply, Found) and reply.lease:
+    def _receive(self, due_s: float) -> bool:
+        """One reply to what was sent; False when there is none until due_s."""
+        left_s = due_s - time.monotonic() if due_s else 0.0
+        if left_s > 0:
+            self._wait_at_most(left_s)
+        try:
+            reply = self._read(0 if left_s > 0 else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        self._keep(reply)
+        return True
+
+    def _read(self, flags: int) -> Reply:
+        size = self._socket.recv_into(self._buffer, 0, socket.MSG_TRUNC | flags)
+        if not 0 < size <= len(self._buffer):
+            raise ConnectionError("closed by the server" if size == 0 else f"a reply of {size} bytes")
+        return decode_reply(memoryview(self._buffer)[:size])
+
+    def _keep(self, reply: Reply) -> None:
+        """What nobody waits for just now: a reply to what was sent. Or to a request whose caller was interrupted
+        (KeyboardInterrupt) while he waited: then nobody knows of the lease that it brings."""
+        if reply.id in self._sent:
+            self._sent.discard(reply.id)
+            self._arrived.append(reply)
+        elif isinstance(reply, Found) and reply.lease:
             self._socket.send(encode(Release(reply.id, reply.lease)), socket.MSG_DONTWAIT)
 
     def _wait_at_most(self, left_s: float) -> None:

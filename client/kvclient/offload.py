@@ -6,7 +6,7 @@ asks what to do; time is an argument. The way of a request:
     begin ─► match ─► allocated ─► (all ranks: retrieve_ended) ─► computed, store ─► … ─► finish
               │  ▲        └─► admitted, when nothing is retrieved ─┘        │
               │  └──────────────────────── preempted ◄──────────────────────┘
-              └─ asks the server: take_lookups, found; take_releases
+              └─ asks the server: take_lookups, found; take_releases. Before that, perhaps: next_to_ask, ask
 
 Rule 1: a lease ends on every way out: used up by the ranks of a retrieve, or in take_releases().
 Rule 2: a job ends when all ranks have reported, and not before; a deadline never hands blocks back. Jobs have numbers
@@ -53,6 +53,10 @@ class Offload:
         self._numbers = itertools.count(1)
         """Of jobs and of lookups."""
         self._questions = Questions(options, self.statistics, self._numbers)
+        self._unasked: dict[Hashable, Request] = {}
+        """That nobody has asked for or matched yet, first come first."""
+        self._ahead: set[Hashable] = set()
+        """Asked for, and not matched yet: a question is in flight, or a lease was granted."""
         self._retrieves: Jobs[RetrieveOrder] = Jobs(options.ranks)
         self._stores: Jobs[StoreOrder] = Jobs(options.ranks)
         self._chunks_storing = 0
@@ -78,12 +82,20 @@ class Offload:
         if it.is_keyed:
             it.keys += keys
 
-    def ask(self, request: Hashable, now_s: float) -> None:
-        """Puts the question to the server before match() needs the answer. Optional; the request may get its lease
-        long before it gets its blocks, and the server keeps what it has promised."""
-        it = self._requests[request]
-        if it.phase is Phase.WAITING and it.keys and it.question is None and it.answer is None:
-            self._questions.ask(it, hbm_tokens=0 if it.reads else it.tokens, now_s=now_s)
+    def next_to_ask(self) -> Hashable | None:
+        """The request to ask() for next: the first that nobody has asked for, while not too many are ahead."""
+        return next(iter(self._unasked), None) if len(self._ahead) < self._options.ahead_max else None
+
+    def ask(self, request: Hashable, now_s: float, *, hbm_tokens: int = 0) -> None:
+        """Puts the question to the server before match() needs the answer. Optional.
+
+        hbm_tokens: what the engine holds itself, as far as is known. Too few, and a lease may be granted that goes back
+        unused; too many, and match() has to ask again."""
+        it = self._unasked.pop(request, None)
+        if it is not None:
+            self._questions.ask(it, hbm_tokens=hbm_tokens if it.reads else it.tokens, now_s=now_s, is_ahead=True)
+            if it.question is not None:
+                self._ahead.add(request)
 
     def match(self, request: Hashable, *, tokens: int, hbm_tokens: int, now_s: float) -> int | None:
         """Tokens behind the engine's own prefix that the server can bring; None: ask again, the answer is under way.
@@ -92,6 +104,7 @@ class Offload:
         May be called any number of times; it promises what allocated() then does. Each reason for None has its bound:
         lookup_deadline_s for an answer, of which at most two are waited for, and retrieve_wait_s for a turn."""
         it = self._requests[request]
+        self._forget_ahead(request)
         if it.phase is not Phase.WAITING and not it.is_barred:
             self.preempted(request)
         it.tokens = tokens
@@ -100,7 +113,7 @@ class Offload:
         may_read = it.reads and (self._options.resumes_output or tokens <= it.prompt_tokens)
         if not may_read or usable_tokens(self._options, tokens) - hbm_tokens < self._options.gain_min:
             # Asked all the same, and not waited for: what the server holds is not stored again.
-            if it.question is None and it.answer is None:
+            if it.question is None and (it.answer is None or not it.answer.still_good(self._options, now_s)):
                 self._questions.ask(it, hbm_tokens=tokens, now_s=now_s)
             return 0
         return self._offer(it, hbm_tokens, now_s)
@@ -139,6 +152,7 @@ class Offload:
         it = self._requests[request]
         if it.phase is not Phase.WAITING:
             return
+        self._forget_ahead(request)
         self._count_admission(it, hbm_tokens)
         if it.is_keyed and it.why:
             reach = usable_tokens(self._options, it.tokens)
@@ -194,6 +208,7 @@ class Offload:
         it = self._requests.pop(request, None)
         if it is None:
             return
+        self._forget_ahead(request)
         if self._options.stores and it.due > it.frontier:
             why = it.stopped or ("unanswered" if it.question is not None else "busy")
             self.statistics.skip(why, (it.due - it.frontier) * self._options.chunk_tokens)
@@ -214,7 +229,9 @@ class Offload:
 
     def found(self, lookup: int, found: Found) -> None:
         """The answer, late or not."""
-        self._questions.answered(lookup, found)
+        it = self._questions.answered(lookup, found)
+        if self._requests.get(it.name) is it and (it.answer is None or it.answer.lease is None):
+            self._ahead.discard(it.name)
 
     def take_releases(self) -> list[Lease]:
         """Leases to give back since the last call; look after every step, and when idle."""
@@ -266,6 +283,10 @@ class Offload:
         self._sum_up(it)
         return StoreEnd(order, ended.chunks)
 
+    def is_asking(self, request: Hashable) -> bool:
+        """Whether an answer is under way that match() may wait for."""
+        return self._requests[request].question is not None
+
     def busy(self) -> bool:
         """Whether anything is in flight whose end has to be delivered, so that an idle engine must go on polling."""
         return bool(len(self._retrieves) or len(self._stores) or self._questions.releases)
@@ -280,7 +301,13 @@ class Offload:
     def _begin(self, it: Request) -> None:
         assert it.name not in self._requests, f"request {it.name!r} has begun and not finished"
         self._requests[it.name] = it
+        if it.keys:
+            self._unasked[it.name] = it
         self.statistics.requests += 1
+
+    def _forget_ahead(self, request: Hashable) -> None:
+        self._unasked.pop(request, None)
+        self._ahead.discard(request)
 
     def _offer(self, it: Request, hbm_tokens: int, now_s: float) -> int | None:
         """match() for a request that may read and has something to win."""
@@ -289,6 +316,8 @@ class Offload:
                 self._questions.ask(it, hbm_tokens=hbm_tokens, now_s=now_s)
             elif self._questions.gave_up(it, now_s):
                 self._questions.miss(it, "late")
+            if it.question is not None:
+                it.question = it.question._replace(is_ahead=False)
             if it.question is not None or it.answer is None:
                 return None
         gain = self._gain(it, hbm_tokens)

@@ -24,7 +24,7 @@ class Questions:
         self._in_flight: dict[int, Request] = {}
         """Also those that nobody waits for any more."""
 
-    def ask(self, it: Request, *, hbm_tokens: int, now_s: float) -> None:
+    def ask(self, it: Request, *, hbm_tokens: int, now_s: float, is_ahead: bool = False) -> None:
         """Wants a lease only for what is worth a retrieve behind hbm_tokens."""
         chunk_tokens = self._options.chunk_tokens
         chunks = min(chunks_to_look_up(self._options, it.tokens), it.chunks)
@@ -35,7 +35,8 @@ class Questions:
         enough = wanted <= usable_tokens(self._options, it.tokens)
         wanted_min = -(-wanted // chunk_tokens) if enough else chunks + 1
         number = next(self._numbers)
-        it.question = Question(number, chunks, wanted_min, now_s + self._options.lookup_deadline_s)
+        due_s = now_s + self._options.lookup_deadline_s
+        it.question = Question(number, chunks, wanted_min, now_s, due_s, is_ahead)
         it.stored_until = 0
         self._in_flight[number] = it
         self.lookups.append(LookupOrder(number, it.key_range(0, chunks), wanted_min))
@@ -64,8 +65,8 @@ class Questions:
         if lease is not None:
             self.releases.append(lease)
 
-    def answered(self, lookup: int, found: Found) -> None:
-        """Once for each order."""
+    def answered(self, lookup: int, found: Found) -> Request:
+        """Once for each order; whose it was."""
         it = self._in_flight.pop(lookup)
         question = it.question if it.question is not None and it.question.number == lookup else None
         self._statistics.lookups_unserved += bool(found.why)
@@ -78,8 +79,12 @@ class Questions:
             it.frontier = max(it.frontier, found.chunks)
         if question is None or it.phase is not Phase.WAITING:
             self.release(found.lease)
-            return
-        self.set_answer(it, Answer(found.chunks, found.lease, question.chunks, question.chunks_wanted_min, found.why))
+            return it
+        # What came before anybody wanted to know has grown old since then.
+        until_s = question.asked_s + self._options.moment_s if question.is_ahead else None
+        wanted_min = question.chunks_wanted_min
+        self.set_answer(it, Answer(found.chunks, found.lease, question.chunks, wanted_min, found.why, until_s))
+        return it
 
     def leases_lost(self, requests: Iterable[Request]) -> None:
         self.releases.clear()

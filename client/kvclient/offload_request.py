@@ -25,7 +25,10 @@ class Question(NamedTuple):
     number: int
     chunks: int
     chunks_wanted_min: int
+    asked_s: float
     due_s: float
+    is_ahead: bool = False
+    """Nobody has wanted to know yet."""
 
 
 @dataclass(eq=False, slots=True)
@@ -38,7 +41,7 @@ class Answer:
     chunks_wanted_min: int
     why: str = ""
     believed_until_s: float | None = None
-    """None until somebody has looked at it."""
+    """None until somebody has looked at it, who had waited for it."""
 
     def still_good(self, options: Options, now_s: float) -> bool:
         """Whole and leased: for as long as the lease. Otherwise for a moment: more may come, and without a lease what

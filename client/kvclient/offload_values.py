@@ -49,6 +49,9 @@ class Options:
     """How long it is believed that a sequence is not held whole; somebody may be storing it."""
     lease_spare_s: float = 1.0
     """A lease that ends sooner is not used: the ranks still have to submit their retrieves."""
+    ahead_max: int = 32
+    """Requests that are asked for before the engine wants to know, at a time: each may get a lease, which keeps what it
+    promises in the server's memory, or brings it there from disk."""
     retrieve_wait_s: float = 1.0
     """How long a request waits for its turn when retrieves_max are in flight; then it computes."""
     retrieves_max: int = 32
@@ -60,7 +63,7 @@ class Options:
         for name in ("chunk_tokens", "ranks", "retrieves_max", "stores_max", "store_chunks_max"):
             if getattr(self, name) < 1:
                 raise RequestError("options", f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("lookup_deadline_s", "lease_spare_s", "retrieve_wait_s", "retrieve_tokens_min"):
+        for name in ("lookup_deadline_s", "lease_spare_s", "retrieve_wait_s", "retrieve_tokens_min", "ahead_max"):
             if not getattr(self, name) >= 0:
                 raise RequestError("options", f"{name}={getattr(self, name)} must not be negative")
         if not self.moment_s > 0:

@@ -134,7 +134,13 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             engine=f"{self._engine}:{self._epoch}",
         )
         client = self._client(rank=-1)
-        half = Scheduler(client, options, keyer, store_output=self._settings.store_output)
+        half = Scheduler(
+            client,
+            options,
+            keyer,
+            store_output=self._settings.store_output,
+            step_wait_s=self._settings.step_wait_us / 1e6,
+        )
         return GuardedScheduler(half, self._groups)
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
@@ -172,7 +178,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self._scheduler.finished(request.request_id)
+        self._scheduler.finished(request.request_id, block_ids)
         self._tables.forget(request.request_id)
         return False, None
 

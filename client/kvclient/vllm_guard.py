@@ -126,11 +126,11 @@ class GuardedScheduler:
         assert self._inert is not None
         self._inert.ended(reports)
 
-    def finished(self, name: str) -> None:
+    def finished(self, name: str, tables: Sequence[Sequence[int]]) -> None:
         self._promised.pop(name, None)
         with self._guard as serves:
             if serves:
-                self._half.finished(name)
+                self._half.finished(name, tables)
 
     def busy(self) -> bool:
         with self._guard as serves:

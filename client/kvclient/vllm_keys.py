@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvclient.identity import adapter_digest
-from kvclient.keys import chunk_keys, keys_from_block_hashes, namespace_digest
+from kvclient.keys import Namer, chunk_keys, keys_from_block_hashes, namespace_digest
+from kvserver._native import Naming
 from kvserver.errors import RequestError
 
 
@@ -21,6 +22,7 @@ class Request(Protocol):
     num_tokens: int
     num_prompt_tokens: int
     num_computed_tokens: int
+    prompt_token_ids: list[int] | None
     block_hashes: Sequence[bytes]
     lora_request: Any
     cache_salt: str | None
@@ -42,6 +44,7 @@ class Keyer:
         self._chunk_tokens = chunk_tokens
         self._hash_block_tokens = hash_block_tokens
         self._engine = engine
+        self._namer = Namer()
         self._resets = 0
         self._adapters: dict[tuple[str, str, int], str] = {}
 
@@ -63,11 +66,20 @@ class Keyer:
             facts |= _content_facts(request)
         return namespace_digest(facts) if facts else b""
 
+    def begin(self, request: Request, *, extra: bytes) -> bytes | Naming:
+        """keys() of a request that is new, or what will have them soon: a long prompt takes a while to hash."""
+        prompt = request.prompt_token_ids
+        is_plain = not (self._hash_block_tokens or getattr(request, "mm_features", None))
+        if is_plain and isinstance(prompt, list) and len(prompt) == request.num_tokens:
+            return self._namer.begin(prompt, self._chunk_tokens, extra=extra)
+        return self.keys(request, extra=extra, parent=b"", first_chunk=0)
+
     def keys(self, request: Request, *, extra: bytes, parent: bytes, first_chunk: int) -> bytes:
         """Of all whole chunks from first_chunk on, output included. parent: the key before them."""
         if self._hash_block_tokens:
             blocks = self._chunk_tokens // self._hash_block_tokens
-            return keys_from_block_hashes(request.block_hashes[first_chunk * blocks :], blocks, extra=extra)
+            hashes = request.block_hashes[first_chunk * blocks :] if first_chunk else request.block_hashes
+            return keys_from_block_hashes(hashes, blocks, extra=extra)
         tokens = request.all_token_ids[first_chunk * self._chunk_tokens : request.num_tokens]
         features = getattr(request, "mm_features", None)
         if features:

@@ -4,8 +4,8 @@ its preemption can give them to somebody else meanwhile.
 Apart from the decisions, so that blocks come back also when these have failed.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from kvclient.offload_values import StoreOrder
 
@@ -19,14 +19,24 @@ class Pool(Protocol):
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None: ...
 
 
+class Pinned(NamedTuple):
+    """What a store reads."""
+
+    request: Hashable
+    blocks: list[Any]
+    ranks_left: set[int]
+    """That have not reported its end."""
+
+
 class Pins:
     """Of all stores in flight, by job."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._pool: Pool | None = None
-        self._held: dict[int, tuple[list[Any], set[int]]] = {}
-        """The blocks of a job, and the ranks that have not reported."""
+        self._held: dict[int, Pinned] = {}
+        self._kept: dict[Hashable, list[list[Any]]] = {}
+        """Finished request -> all its blocks, by group."""
         self._untold: list[int] = []
         """Jobs that no rank knows of yet."""
 
@@ -40,8 +50,17 @@ class Pins:
         assert self._pool is not None, "the pool comes before the first step"
         blocks = [self._pool.blocks[block] for item in order.blocks for block in item.block_ids]
         self._pool.touch(blocks)
-        self._held[order.job] = blocks, set(range(self._ranks))
+        self._held[order.job] = Pinned(order.request, blocks, set(range(self._ranks)))
         self._untold.append(order.job)
+
+    def keep(self, request: Hashable, tables: Sequence[Sequence[int]]) -> None:
+        """The request has finished: while stores of it run, all its blocks stay, and then go together, the last one
+        first. Else those before the last store would go at once and those of it later, and the engine, which evicts
+        first what it got back first, would lose the head of a prefix before the tail, which is of no use without."""
+        if self._pool is not None and any(held.request == request for held in self._held.values()):
+            self._kept[request] = [[self._pool.blocks[block] for block in table] for table in tables]
+            for blocks in self._kept[request]:
+                self._pool.touch(blocks)
 
     def told(self) -> None:
         """The ranks get the orders whose blocks were pinned since the last call."""
@@ -51,7 +70,7 @@ class Pins:
         """A rank has ended a job. Said twice, or of something else than a store, it has no effect."""
         if job not in self._held:
             return
-        ranks_left = self._held[job][1]
+        ranks_left = self._held[job].ranks_left
         ranks_left.discard(rank)
         if not ranks_left:
             self._free(job)
@@ -63,5 +82,8 @@ class Pins:
 
     def _free(self, job: int) -> None:
         assert self._pool is not None
-        blocks, _ = self._held.pop(job)
+        request, blocks, _ = self._held.pop(job)
         self._pool.free_blocks(reversed(blocks))
+        if request in self._kept and not any(held.request == request for held in self._held.values()):
+            for blocks in self._kept.pop(request):
+                self._pool.free_blocks(reversed(blocks))

@@ -1,8 +1,10 @@
 """The scheduler half of the vLLM connector: translates what vLLM's scheduler says and asks to kvclient.offload.
 
-Rule 1: it decides nothing. Rule 2: nothing here waits for the server longer than a lookup may take, and a server that
-did not answer is not asked again before it has given a sign of life (Client). Rule 3: blocks of a store are pinned in
-the engine's pool, so that neither the end nor a preemption of their request can give them to somebody else.
+Rule 1: it decides nothing. Rule 2: a step that has other work waits for nobody, or for the moment that it was allowed.
+Requests are looked up when they come, and answers collected when the engine comes by; an engine with nothing else to do
+waits for one, no longer than a lookup may take. A server that did not answer is not asked again before it has given a
+sign of life (Inquiries). Rule 3: blocks of a store are pinned in the engine's pool, so that neither the end nor a
+preemption of their request can give them to somebody else.
 """
 
 import logging
@@ -12,12 +14,14 @@ from typing import Any, NamedTuple
 
 from kvclient.client import Client
 from kvclient.offload import Offload
-from kvclient.offload_values import LookupOrder, Options, RetrieveOrder, StoreOrder
+from kvclient.offload_values import Options, RetrieveOrder, StoreOrder
 from kvclient.values import Found, RetrieveResult
 from kvclient.vllm_ends import Report
+from kvclient.vllm_hbm import Holdings
 from kvclient.vllm_keys import Keyer, Request
 from kvclient.vllm_pins import Pins, Pool
-from kvserver.errors import KvError, RequestError
+from kvserver._native import Naming
+from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 
 log = logging.getLogger("vllm.kvserver.scheduler")
@@ -48,10 +52,17 @@ class _Live:
 class Scheduler:
     """One engine's scheduler. Belongs to its thread."""
 
-    def __init__(self, client: Client, options: Options, keyer: Keyer, *, store_output: bool) -> None:
+    def __init__(
+        self, client: Client, options: Options, keyer: Keyer, *, store_output: bool, step_wait_s: float = 0.0
+    ) -> None:
+        """step_wait_s: what a step that has other work may wait for answers, all its requests together."""
         self._client = client
+        self._inquiries = client.inquiries()
         self._offload = Offload(options)
+        self._holdings = Holdings(options.groups)
         self._chunk_tokens = options.chunk_tokens
+        self._patience_s = options.lookup_deadline_s
+        self._step_wait_s = self._step_wait_left_s = step_wait_s
         self._keyer = keyer
         self._store_output = store_output
         self._namespace = b""
@@ -59,12 +70,17 @@ class Scheduler:
         self._told: dict[str, int] = {}
         self._said: set[str] = set()
         self._live: dict[str, _Live] = {}
+        self._unnamed: dict[str, Naming] = {}
+        """Requests that have not begun: their keys are being made."""
+        self._computing: set[str] = set()
+        """Requests of the last step that have not finished: the engine has work."""
         self.pins = Pins(options.ranks)
         self.untold: list[RetrieveOrder] = []
         """Retrieves that the engine waits for and no rank knows of yet."""
 
     def use_pool(self, pool: Pool) -> None:
         self.pins.use_pool(pool)
+        self._holdings.use_pool(pool)
 
     def use_namespace(self, namespaces: set[bytes]) -> None:
         """What the ranks have registered under. Until then nothing is looked up or stored."""
@@ -81,31 +97,35 @@ class Scheduler:
             return
         try:
             extra = self._keyer.extra(request)
-            live = _Live(request, extra)
-            keys = self._more_keys(live)
+            keys = self._keyer.begin(request, extra=extra)
         except RequestError as problem:
             log.debug("request not cached request=%s %s", name, problem)
             self._begin_unkeyed(request, problem.code)
             return
-        self._live[name] = live
-        self._offload.begin(
-            name,
-            tokens=request.num_prompt_tokens,
-            keys=keys,
-            reads=not getattr(request, "skip_reading_prefix_cache", False),
-        )
+        live = self._live[name] = _Live(request, extra)
+        if isinstance(keys, bytes):
+            self._begin(live, keys)
+            self._ask_ahead()
+        else:
+            self._unnamed[name] = keys
 
     def match(self, request: Request, hbm_tokens: int) -> tuple[int | None, bool]:
         """Tokens that can be retrieved, and whether that happens between steps; (None, False): ask again."""
         self.new(request)
+        naming = self._unnamed.get(request.request_id)
+        if naming is not None and self._computing and not naming.ready:
+            return None, False
+        self._settle(request.request_id)
         live = self._live[request.request_id]
         live.hbm_tokens = hbm_tokens
         if not self._namespace:
             return 0, False
         self._notice_a_loss()
+        self._listen()
         tokens = self._match(request, hbm_tokens)
-        if tokens is None and self._look_up():
-            tokens = self._match(request, hbm_tokens)
+        self._send_lookups()
+        if tokens is None:
+            tokens = self._wait_and_match(request, hbm_tokens)
         return tokens, bool(tokens)
 
     def allocated(self, request: Request, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
@@ -113,6 +133,7 @@ class Scheduler:
         live = self._live.get(request.request_id)
         if live is None:
             return
+        self._settle(request.request_id)
         if external_tokens == 0:
             self._offload.admitted(request.request_id, hbm_tokens=live.hbm_tokens)
             return
@@ -122,10 +143,14 @@ class Scheduler:
         assert order is not None, "match() knew the engine's own tokens"
         self.untold.append(order)
 
-    def finished(self, name: str) -> None:
+    def finished(self, name: str, tables: Sequence[Sequence[int]] = ()) -> None:
         """Finished or aborted. Jobs in flight go on: a retrieve's blocks stay until the worker has reported its end,
-        a store's are pinned."""
-        if self._live.pop(name, None) is not None:
+        a store's are pinned, and with them the request's others (tables: its blocks, by group)."""
+        self.pins.keep(name, tables)
+        self._computing.discard(name)
+        if name in self._live:
+            self._settle(name)
+            del self._live[name]
             self._offload.finish(name)
 
     # ---------------------------------------------------------------- steps
@@ -134,12 +159,18 @@ class Scheduler:
         self, scheduled: Iterable[Scheduled], tables_of: Any
     ) -> tuple[tuple[RetrieveOrder, ...], tuple[StoreOrder, ...]]:
         """What the workers are to do in this step. tables_of: the block ids of a request, by group."""
+        self._listen()
         self._tidy()
+        for name in [name for name, naming in self._unnamed.items() if naming.ready]:
+            self._settle(name)
+        self._ask_ahead()
         stores = []
+        self._computing.clear()
+        self._step_wait_left_s = self._step_wait_s
         if self._namespace:
-            self._look_up()  # of requests that nobody waits for, so that what is held is not stored again
             now_s = time.monotonic()
             for item in scheduled:
+                self._computing.add(item.name)
                 order = self._store(item, tables_of, now_s)
                 if order is not None:
                     stores.append(order)
@@ -169,12 +200,13 @@ class Scheduler:
 
     def busy(self) -> bool:
         """Whether an idle engine has to go on stepping, so that ends are delivered."""
-        return self._offload.busy()
+        return self._offload.busy() or len(self._inquiries) > 0
 
     def reset(self) -> None:
         """The engine's weights may be others now: nothing that was stored before is found by it again."""
         self._keyer.reset()
         for name, live in list(self._live.items()):
+            self._settle(name)
             self._offload.finish(name)
             del self._live[name]
             if live.request.num_computed_tokens:
@@ -186,6 +218,21 @@ class Scheduler:
         self._client.close()
 
     # ---------------------------------------------------------------- helpers
+
+    def _begin(self, live: _Live, keys: bytes) -> None:
+        self._add_keys(live, keys)
+        self._offload.begin(
+            live.request.request_id,
+            tokens=live.request.num_prompt_tokens,
+            keys=keys,
+            reads=not getattr(live.request, "skip_reading_prefix_cache", False),
+        )
+
+    def _settle(self, name: str) -> None:
+        """The request has its keys from now on. To wait for them takes no longer than to make them here."""
+        naming = self._unnamed.pop(name, None)
+        if naming is not None:
+            self._begin(self._live[name], naming.keys())
 
     def _begin_unkeyed(self, request: Request, why: str) -> None:
         self._live[request.request_id] = _Live(request, None)
@@ -203,21 +250,48 @@ class Scheduler:
             request.request_id, tokens=request.num_tokens, hbm_tokens=hbm_tokens, now_s=time.monotonic()
         )
 
-    def _look_up(self) -> bool:
-        """True when something was asked and answered, well or not."""
-        lookups = self._offload.take_lookups()
-        for lookup in lookups:
-            self._offload.found(lookup.number, self._found(lookup))
-        return bool(lookups)
+    def _wait_and_match(self, request: Request, hbm_tokens: int) -> int | None:
+        """match() once more, if the answer is there already or the engine has nothing else to do than wait for it."""
+        tokens = None
+        while tokens is None and self._offload.is_asking(request.request_id):
+            began_s = time.monotonic()
+            if not self._computing:
+                self._inquiries.wait(began_s + self._patience_s)
+            elif self._step_wait_left_s > 0:
+                self._inquiries.wait(began_s + self._step_wait_left_s)
+                self._step_wait_left_s -= time.monotonic() - began_s
+            if not (self._inquiries.ready and self._listen()):
+                break
+            tokens = self._match(request, hbm_tokens)
+            self._send_lookups()
+        return tokens
 
-    def _found(self, lookup: LookupOrder) -> Found:
-        try:
-            return self._client.lookup(self._namespace, lookup.keys, chunks_wanted_min=lookup.chunks_wanted_min)
-        except KvError as problem:
-            self._say(problem)
-            return Found(0, None, problem.code)
+    def _ask_ahead(self) -> None:
+        while self._namespace and (name := self._offload.next_to_ask()) is not None:
+            held = self._holdings.tokens_of(self._live[str(name)].request)
+            self._offload.ask(name, time.monotonic(), hbm_tokens=held)
+        self._send_lookups()
 
-    def _say(self, problem: KvError) -> None:
+    def _send_lookups(self) -> None:
+        for lookup in self._offload.take_lookups():
+            try:
+                self._inquiries.ask(
+                    lookup.number, self._namespace, lookup.keys, chunks_wanted_min=lookup.chunks_wanted_min
+                )
+            except RequestError as problem:
+                self._say(problem)
+                self._offload.found(lookup.number, Found(0, None, problem.code))
+
+    def _listen(self) -> bool:
+        """Hands on what the server has answered; True when that was anything."""
+        answers = self._inquiries.take()
+        for number, found, refusal in answers:
+            if refusal is not None:
+                self._say(refusal)
+            self._offload.found(number, found)
+        return bool(answers)
+
+    def _say(self, problem: RequestError) -> None:
         """What the server will go on refusing is said once, and is no reason for the engine to stop."""
         if problem.code not in self._said:
             self._said.add(problem.code)
@@ -242,15 +316,15 @@ class Scheduler:
         """Of the chunks that have none yet."""
         assert live.extra is not None
         keys = self._keyer.keys(live.request, extra=live.extra, parent=live.key, first_chunk=live.chunks)
+        self._add_keys(live, keys)
+        return keys
+
+    def _add_keys(self, live: _Live, keys: bytes) -> None:
         live.chunks += len(keys) // KEY_BYTES
         live.key = keys[-KEY_BYTES:] or live.key
-        return keys
 
     def _tidy(self) -> None:
         for lease in self._offload.take_releases():
-            try:
-                self._client.release(lease)
-            except KvError as problem:
-                self._say(problem)
+            self._inquiries.release(lease)
         for summary in self._offload.take_summaries():
             log.info("%s", summary)

@@ -24,6 +24,8 @@ class Settings:
     """A hit that brings fewer tokens than this beyond what the engine has is computed instead."""
     lookup_timeout_ms: int = 20
     """From a request's arrival. A lookup that has not been answered by then is a miss."""
+    step_wait_us: int = 500
+    """What a step that has other work waits for lookups, all its requests together."""
     load_timeout_ms: int = 10_000
     store_timeout_ms: int = 30_000
     model_id: str = ""

@@ -66,7 +66,7 @@ def pack_disk(record: DiskRecord) -> bytes:
 
 def unpack_disk(records: bytes) -> Iterator[DiskRecord]:
     for fields in DISK_RECORD.iter_unpack(records):
-        yield DiskRecord(*fields[:8], fields[8] * SLOT_ALIGN, *fields[9:])
+        yield DiskRecord._make((*fields[:8], fields[8] * SLOT_ALIGN, *fields[9:]))
 
 
 def pack(record: Record) -> bytes:

@@ -59,12 +59,10 @@ class Engine:
             self.offload.begin_unkeyed(name, tokens=len(prompt), why="multimodal")
             return
         self.offload.begin(name, tokens=len(prompt), keys=b"".join(named), reads=reads)
-        if self._ways.asks_early:
-            self.offload.ask(name, now_s)
-            self._send_lookups(sequence, now_s)
+        self._ask_ahead(now_s)
 
     def abort(self, sequence: Sequence) -> None:
-        self.offload.finish(sequence.name)
+        self._finish(sequence)
         sequence.aborted = True
         if sequence in self.parked:
             return  # its blocks are being written
@@ -89,6 +87,7 @@ class Engine:
 
     def step(self, now_s: float, prompts: Prompts) -> None:
         self._deliver()
+        self._ask_ahead(now_s)
         self._preempted.clear()
         work = [(sequence, count) for sequence in list(self.running) if (count := self._room_to_go_on(sequence))]
         work += self._admit(now_s)
@@ -271,8 +270,12 @@ class Engine:
             if order is not None:
                 self.ranks.begin(order)
         self.running.remove(sequence)
-        self.offload.finish(sequence.name)
+        self._finish(sequence)
         self._let_go(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        self.offload.finish(sequence.name)
+        sequence.life.finished = True
 
     def _extend(self, sequence: Sequence) -> None:
         if len(sequence.tokens) % self._options.chunk_tokens == 0 and sequence.life.keyed:
@@ -305,10 +308,19 @@ class Engine:
             self._server.tokens_of.setdefault(key, bytes(tokens[: (index + 1) * self._options.chunk_tokens]))
         return named
 
-    def _send_lookups(self, sequence: Sequence, now_s: float) -> bool:
+    def _ask_ahead(self, now_s: float) -> None:
+        """With a guess of what the engine holds: nothing, as it is just now, or far too much."""
+        while self._ways.asks_early and (name := self.offload.next_to_ask()) is not None:
+            sequence = next(sequence for sequence in self.waiting if sequence.name == name)
+            tokens = len(sequence.tokens)
+            guess = self._rng.choice((0, self._memory.hbm_hit(sequence.tokens), tokens))
+            self.offload.ask(name, now_s, hbm_tokens=guess)
+            self._send_lookups(sequence, now_s, is_ahead=True)
+
+    def _send_lookups(self, sequence: Sequence, now_s: float, *, is_ahead: bool = False) -> bool:
         orders = self.offload.take_lookups()
         for order in orders:
-            self.watch.asked(sequence.life, order, now_s)
+            self.watch.asked(sequence.life, order, now_s, is_ahead=is_ahead)
             if self._ways.looks_up_in_line:
                 self.answer(order, self._server.lookup(order, now_s), now_s)
             else:

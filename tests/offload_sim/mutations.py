@@ -142,6 +142,43 @@ MUTATIONS = (
         "it.question is not None and it.question.number == lookup else None",
         "it.question is not None else None",
     ),
+    # ------------------------------------------------------------ ahead of time
+    Mutation(
+        "everybody is asked for ahead of time",
+        OFFLOAD,
+        "if len(self._ahead) < self._options.ahead_max else None",
+        "if True else None",
+    ),
+    Mutation(
+        "an answer that nobody waited for stays fresh",
+        QUESTIONS,
+        "question.asked_s + self._options.moment_s if question.is_ahead else None",
+        "None",
+    ),
+    Mutation(
+        "an answer that was waited for is old when it comes",
+        OFFLOAD,
+        "                it.question = it.question._replace(is_ahead=False)\n",
+        "                pass\n",
+    ),
+    Mutation(
+        "a request is asked for twice",
+        OFFLOAD,
+        "it = self._unasked.pop(request, None)\n        if it is not None:\n            self._questions",
+        "it = self._unasked.get(request)\n        if it is not None:\n            self._questions",
+    ),
+    Mutation(
+        "who was aborted is ahead for ever",
+        OFFLOAD,
+        "        if it is None:\n            return\n        self._forget_ahead(request)\n",
+        "        if it is None:\n            return\n",
+    ),
+    Mutation(
+        "who has no lease is ahead for ever",
+        OFFLOAD,
+        "            self._ahead.discard(it.name)\n",
+        "            pass\n",
+    ),
     # ------------------------------------------------------------ leases
     Mutation(
         "a failed retrieve keeps its lease",

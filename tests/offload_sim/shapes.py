@@ -73,6 +73,7 @@ def draw_options(rng: Random) -> Options:
         lookup_deadline_s=rng.choice((0.02, 0.1)),
         moment_s=rng.choice((0.02, 0.25)),
         lease_spare_s=rng.choice((0.0, 1.0)),
+        ahead_max=rng.choice((0, 1, 3, 32)),
         retrieve_wait_s=rng.choice((0.0, 0.5)),
         retrieves_max=rng.choice((1, 2, 32)),
         stores_max=rng.choice((1, 2, 16, 16, 16)),

@@ -39,10 +39,15 @@ class Life:
     stored_since_asked: int = 0
     retrieving: int = 0
     failed: bool = False
+    is_ahead: bool = False
+    """It was asked for, and the engine has not wanted to know yet."""
+    ahead_s: float | None = None
+    """When the question to `answer` was put, if nobody waited for it."""
     questions: int = 0
-    """Since it was told anything but to wait."""
+    """That it had to wait for, since it was told anything but to wait."""
     queued_s: float | None = None
     summaries: int = 0
+    finished: bool = False
 
 
 class Watch:
@@ -65,7 +70,7 @@ class Watch:
 
     # ---------------------------------------------------------------- lookups and leases
 
-    def asked(self, life: Life, order: LookupOrder, now_s: float) -> None:
+    def asked(self, life: Life, order: LookupOrder, now_s: float, *, is_ahead: bool) -> None:
         self._new_number(order.number)
         require(life.keyed, "a request without keys is looked up")
         require(not life.failed, "a request whose retrieve failed asks again")
@@ -73,11 +78,15 @@ class Watch:
         require(cut(order.keys) == life.keys[: len(cut(order.keys))] and order.keys != b"", "looked up by other keys")
         life.question, life.asked_due_s = order.number, now_s + self._options.lookup_deadline_s
         life.stored_since_asked = 0
-        life.questions += 1
+        life.questions += not is_ahead
+        life.is_ahead, life.ahead_s = is_ahead, now_s if is_ahead else None
         self._asked[order.number] = life
+        ahead = sum(other.is_ahead for other in self.lives if not other.finished)
+        require(not is_ahead or ahead <= self._options.ahead_max, f"{ahead} requests are asked for ahead of time")
 
     def answered(self, number: int, found: Found, now_s: float) -> None:
         life = self._asked.pop(number)
+        life.is_ahead &= found.lease is not None
         if found.lease is not None:
             self._lent[found.lease.incarnation, found.lease.number] = "answer"
         if found.why:
@@ -112,9 +121,12 @@ class Watch:
     # ---------------------------------------------------------------- match
 
     def matched(self, life: Life, said: int | None, *, tokens: int, hbm: int, now_s: float, retrieves: int) -> None:
+        life.is_ahead = False
         if said is None:
+            life.ahead_s = None if life.question else life.ahead_s  # somebody waits for the answer from now on
             self._has_to_wait(life, now_s, retrieves)
             return
+        require(not self._is_stale(life, tokens, hbm, now_s), "an answer from long ago is believed")
         life.questions, life.queued_s = 0, None
         if said:
             require(life.reads and not life.failed and retrieves < self._options.retrieves_max, "may not retrieve")
@@ -124,6 +136,15 @@ class Watch:
             require(False, f"offers nothing, expected {self._gain(life, tokens, hbm)}")
         elif retrieves >= self._options.retrieves_max:
             life.answer = None  # it may have waited for its turn for too long
+
+    def _is_stale(self, life: Life, tokens: int, hbm: int, now_s: float) -> bool:
+        """Whether it goes by an answer that nobody waited for, and that has grown old."""
+        answer, may_read = life.answer, self._options.resumes_output or tokens <= life.prompt_tokens
+        if answer is None or life.ahead_s is None or life.question or life.failed or not (life.reads and may_read):
+            return False
+        is_whole = answer.lease is not None and (answer.chunks + 1) * self._options.chunk_tokens >= tokens
+        gains = tokens - self._options.chunk_tokens - hbm >= max(1, self._options.retrieve_tokens_min)
+        return gains and not is_whole and now_s >= life.ahead_s + self._options.moment_s
 
     def _has_to_wait(self, life: Life, now_s: float, retrieves: int) -> None:
         if life.question:

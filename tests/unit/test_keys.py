@@ -6,6 +6,7 @@ import random
 import struct
 import subprocess
 import sys
+import time
 from array import array
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvclient import RequestError, chunk_keys, key_from_text, key_to_text, keys_from_block_hashes, namespace_digest
+from kvclient.keys import LONG_TOKENS, Namer
+from kvserver._native import sha256
 
 TOKENS = [7, 0, 4_294_967_295, 151_643, 9, 11, 13, 2, 5]
 FACTS = {
@@ -129,6 +132,64 @@ def test_long_prompt_is_hashed_chunk_by_chunk() -> None:
 def test_what_cannot_be_a_chain_is_refused(arguments: Any, options: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         chunk_keys(*arguments, **options)
+
+
+def test_a_prompt_is_named_alike_whoever_hashes_it() -> None:
+    namer = Namer()
+    for tokens in (0, 5, 255, LONG_TOKENS - 1, LONG_TOKENS, 20_011):
+        ids = random.Random(tokens).choices(range(2**32), k=tokens)
+        begun = [namer.begin(ids, 256, extra=b"lora") for _ in range(3)]
+        assert {isinstance(item, bytes) for item in begun} == {tokens < LONG_TOKENS}
+        ids_then, ids[:] = list(ids), [0] * tokens  # what they were when it was begun
+        named = [item if isinstance(item, bytes) else item.keys() for item in begun]
+        assert named == [b"".join(reference_keys(ids_then, 256, b"lora"))] * 3
+        assert all(isinstance(item, bytes) or item.ready for item in begun)
+
+
+def test_a_naming_ends_also_where_its_thread_is_gone() -> None:
+    ids = list(range(LONG_TOKENS * 9))
+    namer = Namer()
+    begun = [namer.begin(ids, 256) for _ in range(30)]
+    del namer  # what the thread has not begun, it never will
+    assert {item if isinstance(item, bytes) else item.keys() for item in begun} == {chunk_keys(ids, 256)}
+
+
+def test_a_prompt_is_named_while_nobody_waits_for_it() -> None:
+    namer = Namer()
+    naming = namer.begin(list(range(LONG_TOKENS)), 256)
+    assert not isinstance(naming, bytes)
+    due_s = time.monotonic() + 10
+    while not naming.ready:
+        assert time.monotonic() < due_s
+        time.sleep(0.001)
+    assert naming.keys() == chunk_keys(list(range(LONG_TOKENS)), 256)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**32, 2**64, -(2**70), 1.5, "1", None])
+def test_a_long_prompt_of_anything_else_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(RequestError, match=r"token ids must be integers in \[0, 2\^32\)"):
+        Namer().begin([*range(LONG_TOKENS), wrong], 256)
+
+
+def test_ids_of_every_size_are_read() -> None:
+    values = (0, 1, 2**15, 2**30 - 1, 2**30, 2**31, 2**32 - 1)
+    assert chunk_keys(list(values), 1) == chunk_keys(array("I", values), 1)
+    assert chunk_keys([True, *values], 1) == chunk_keys([1, *values], 1)
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_sha256_is_sha256(portable: bool) -> None:
+    """FIPS 180-4's examples, and every length around a block and its padding."""
+    known = {
+        b"abc": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+        b"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq": (
+            "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"
+        ),
+    }
+    assert {text: sha256(text, portable=portable).hex() for text in known} == known
+    for length in [*range(200), 1061, 4096]:
+        text = random.Random(length).randbytes(length)
+        assert sha256(text, portable=portable) == hashlib.sha256(text).digest()
 
 
 # ---------------------------------------------------------------- engine block hashes

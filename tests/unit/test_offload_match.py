@@ -20,15 +20,6 @@ def test_a_request_waits_for_the_answer_and_is_told_what_the_server_can_bring() 
     assert desk.offload.take_lookups() == []
 
 
-def test_the_question_can_be_put_before_the_answer_is_needed() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.offload.ask("r", desk.now_s)
-    desk.offload.ask("r", desk.now_s)
-    desk.answer(2)
-    assert desk.match(tokens=40, hbm=BLOCK) == 2 * CHUNK - BLOCK
-
-
 def test_matching_again_changes_nothing() -> None:
     desk = Desk()
     desk.begin(tokens=40)

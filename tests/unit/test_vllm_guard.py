@@ -98,6 +98,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.server, self.pool = Server(), Pool()
+        self.server.is_slow = True  # until it is waited for
         options = Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),), ranks=RANKS, engine_steps_back=True, null_block=0)
         self.keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0, engine="e")
         self.inner = Scheduler(self.server, options, self.keyer, store_output=True)  # type: ignore[arg-type]
@@ -124,11 +125,11 @@ class Engine:
 
     def run(self) -> None:
         requests = [request("held")]
-        requests += [request(f"new {first}", all_token_ids=list(range(first, first + 41))) for first in (100, 200)]
+        requests += [request(f"new {first}", first=first) for first in (100, 200)]
         for asked in requests:
             self.scheduler.new(asked)
         self.match(request("aborted"))
-        self.scheduler.finished("aborted")
+        self.scheduler.finished("aborted", ())
         self.step({})
         for asked in requests:
             tokens = self.match(asked)
@@ -141,7 +142,7 @@ class Engine:
         assert self.waiting == {}, "a request waits for ever"
         self.step({"held": 41})
         for asked in requests:
-            self.scheduler.finished(asked.request_id)
+            self.scheduler.finished(asked.request_id, ())
         self.scheduler.reset()
         steps = 0
         while self.scheduler.busy():
@@ -194,9 +195,11 @@ PLACES: dict[str, Callable[[Engine], tuple[Any, str]]] = {
     },
     "client.retrieve": lambda engine: (engine.clients[0], "retrieve"),
     "client.store": lambda engine: (engine.clients[1], "store"),
-    "server.lookup": lambda engine: (engine.server, "lookup"),
-    "server.release": lambda engine: (engine.server, "release"),
-    "keys": lambda engine: (engine.keyer, "keys"),
+    **{
+        f"server.{name}": lambda engine, name=name: (engine.server, name)  # type: ignore[misc]
+        for name in ("ask", "take", "wait", "release")
+    },
+    "keys": lambda engine: (engine.keyer, "begin"),
     "pool.touch": lambda engine: (engine.pool, "touch"),
 }
 
@@ -211,7 +214,7 @@ def test_without_a_bug_the_prompt_is_retrieved_and_the_other_stored() -> None:
 
 HANDS_OVER = ("scheduler.step", "worker.take_ended", "client.retrieve", "client.store", "pool.touch")
 """What these return or do belongs to the other side from then on, so nothing of ours can fail behind it."""
-NEVER_CALLED = {f"decisions.{name}" for name in ("ask", "begin_unkeyed", "extend", "holds", "leases_lost", "preempted")}
+NEVER_CALLED = {f"decisions.{name}" for name in ("begin_unkeyed", "extend", "holds", "leases_lost", "preempted")}
 """Verbs of the decisions that this engine has no use for, or only after trouble."""
 
 

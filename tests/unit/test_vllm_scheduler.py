@@ -1,5 +1,6 @@
 """The scheduler half between vLLM's scheduler and the decisions, with a server and a pool that are played."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from kvclient.inquiries import Answered
+from kvclient.keys import LONG_TOKENS
 from kvclient.offload_values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.values import Found, Lease, RetrieveResult, StoreResult
 from kvclient.vllm_ends import Report
@@ -20,28 +23,62 @@ NAMESPACE = b"n" * 32
 
 
 class Server:
-    """What Client is to the scheduler."""
+    """What Client and its Inquiries are to the scheduler. Answers when it is listened to, or when it is waited for."""
 
     def __init__(self) -> None:
         self.connected = True
         self.held: set[bytes] = set()
         self.asked = 0
+        self.waited = 0
+        self.leased = 0
         self.released: list[int] = []
         self.closed = False
         self.refusal: RequestError | None = None
+        self.is_slow = False
+        """Answers only to who waits."""
+        self.is_late = False
+        """Nor to him."""
+        self._questions: list[tuple[int, bytes, int]] = []
 
-    def lookup(self, namespace: bytes, keys: bytes, *, chunks_wanted_min: int) -> Found:
+    def inquiries(self) -> "Server":
+        return self
+
+    def __len__(self) -> int:
+        return len(self._questions)
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._questions) and not self.is_slow
+
+    def ask(self, number: int, namespace: bytes, keys: bytes, *, chunks_wanted_min: int) -> None:
         assert namespace == NAMESPACE
         self.asked += 1
+        self._questions.append((number, keys, chunks_wanted_min))
+
+    def take(self) -> list[Answered]:
+        if self.is_slow:
+            return []
+        asked, self._questions = self._questions, []
+        return [Answered(number, self._found(keys, wanted), self.refusal) for number, keys, wanted in asked]
+
+    def wait(self, due_s: float) -> None:
+        self.waited += 1
+        self.is_slow = self.is_late
+        while self.is_late and time.monotonic() < due_s:
+            pass
+
+    def _found(self, keys: bytes, chunks_wanted_min: int) -> Found:
         if self.refusal is not None:
-            raise self.refusal
+            return Found(0, None, self.refusal.code)
         if not self.connected:
             return Found(0, None, "not-connected")
         chunks = 0
         while keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES] in self.held:
             chunks += 1
-        granted = chunks >= max(1, chunks_wanted_min)
-        return Found(chunks, Lease(self.asked, chunks, 1, float("inf")) if granted else None)
+        if chunks < max(1, chunks_wanted_min):
+            return Found(chunks, None)
+        self.leased += 1
+        return Found(chunks, Lease(self.leased, chunks, 1, float("inf")))
 
     def release(self, lease: Lease) -> None:
         self.released.append(lease.number)
@@ -56,6 +93,11 @@ class Pool:
     def __init__(self) -> None:
         self.blocks = [SimpleNamespace(block_id=block) for block in range(100)]
         self.pins: Counter[int] = Counter()
+        self.cached: set[bytes] = set()
+
+    def get_cached_block(self, block_hash: bytes, groups: list[int]) -> list[Any] | None:
+        assert groups == [0]
+        return [self.blocks[0]] if block_hash in self.cached else None
 
     def touch(self, blocks: Sequence[Any]) -> None:
         self.pins.update(block.block_id for block in blocks)
@@ -65,14 +107,16 @@ class Pool:
         assert min(self.pins.values()) >= 0
 
 
-def request(name: str = "r", tokens: int = 41, **more: object) -> Any:
+def request(name: str = "r", tokens: int = 41, *, first: int = 0, **more: object) -> Any:
+    ids = list(range(first, first + tokens))
     fields: dict[str, object] = {
         "request_id": name,
-        "all_token_ids": list(range(tokens)),
+        "all_token_ids": ids,
         "num_tokens": tokens,
         "num_prompt_tokens": tokens,
         "num_computed_tokens": 0,
-        "block_hashes": [],
+        "prompt_token_ids": list(ids),
+        "block_hashes": [block.to_bytes(32, "big") for block in range(tokens // BLOCK)],
         "lora_request": None,
         "cache_salt": None,
     }
@@ -80,11 +124,19 @@ def request(name: str = "r", tokens: int = 41, **more: object) -> Any:
 
 
 class Bench:
-    def __init__(self, *, ranks: int = 1) -> None:
+    def __init__(self, *, ranks: int = 1, ahead_max: int = 32, step_wait_s: float = 0.0) -> None:
         self.server, self.pool = Server(), Pool()
-        options = Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),), ranks=ranks, engine_steps_back=True, null_block=0)
+        options = Options(
+            chunk_tokens=CHUNK,
+            groups=(Group(BLOCK),),
+            ranks=ranks,
+            engine_steps_back=True,
+            null_block=0,
+            ahead_max=ahead_max,
+        )
         keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0, engine="e")
-        self.half = Scheduler(self.server, options, keyer, store_output=True)  # type: ignore[arg-type]
+        server: Any = self.server
+        self.half = Scheduler(server, options, keyer, store_output=True, step_wait_s=step_wait_s)
         self.half.use_pool(self.pool)
         self.half.use_namespace({NAMESPACE})
         self.keyer = keyer
@@ -93,6 +145,10 @@ class Bench:
     def hold(self, asked: Any, chunks: int) -> None:
         keys = self.keyer.keys(asked, extra=self.keyer.extra(asked), parent=b"", first_chunk=0)
         self.server.held = {keys[place * KEY_BYTES : (place + 1) * KEY_BYTES] for place in range(chunks)}
+
+    def keys_of(self, asked: Any) -> set[bytes]:
+        keys = self.keyer.keys(asked, extra=b"", parent=b"", first_chunk=0)
+        return {keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)}
 
     def admit(self, asked: Any, hbm_tokens: int = 0) -> int:
         """match() and what vLLM's scheduler does with it."""
@@ -245,3 +301,148 @@ def test_a_lost_server_is_a_miss_and_its_leases_are_forgotten() -> None:
     assert bench.half.match(asked, 0) == (0, False)
     bench.step()
     assert bench.server.released == []
+
+
+# ---------------------------------------------------------------- who waits for whom
+
+
+def test_a_request_is_asked_for_when_it_comes_and_matched_when_the_answer_is_there() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    bench.half.new(asked)
+    assert bench.server.asked == 1
+    assert bench.admit(asked) == 36
+    assert (bench.server.asked, bench.server.waited) == (1, 0)
+
+
+def test_a_step_that_has_other_work_waits_for_no_answer() -> None:
+    bench, other, asked = Bench(), request("other"), request()
+    bench.hold(asked, 3)
+    bench.admit(other, hbm_tokens=40)
+    bench.step(other=41)
+    bench.server.is_slow = True
+    for _ in range(3):
+        assert bench.half.match(asked, 0) == (None, False)
+        bench.step(other=41)
+    assert bench.server.waited == 0
+    bench.server.is_slow = False
+    assert bench.admit(asked) == 36
+
+
+def test_a_step_waits_a_little_where_that_was_asked_for_and_once_for_all_its_requests() -> None:
+    bench, other = Bench(step_wait_s=0.001), request("other")
+    bench.admit(other, hbm_tokens=40)
+    bench.step(other=41)
+    bench.server.is_slow = bench.server.is_late = True
+    for name in "ab":
+        assert bench.half.match(request(name), 0) == (None, False)
+    assert bench.server.waited == 1
+    bench.step(other=41)
+    bench.server.is_late = False
+    assert bench.half.match(request("a"), 0) == (0, False)
+    assert bench.server.waited == 2
+
+
+def test_an_engine_without_other_work_waits_for_the_answer() -> None:
+    bench, other, asked = Bench(), request("other"), request()
+    bench.hold(asked, 3)
+    bench.admit(other, hbm_tokens=40)
+    bench.step(other=41)
+    bench.half.finished("other")
+    bench.server.is_slow = True
+    assert bench.admit(asked) == 36
+    assert bench.server.waited == 1
+
+
+def test_an_engine_goes_on_stepping_until_the_lease_of_an_aborted_request_is_back() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    bench.server.is_slow = True
+    bench.half.new(asked)
+    bench.half.finished("r")
+    assert bench.half.busy()
+    bench.step()
+    assert bench.half.busy()
+    bench.server.is_slow = False
+    bench.step()
+    assert not bench.half.busy()
+    assert bench.server.released == [1]
+
+
+@pytest.mark.parametrize(("blocks", "leases"), [(0, 1), (5, 1), (8, 1), (9, 0), (10, 0)])
+def test_no_lease_is_taken_for_what_hbm_holds(blocks: int, leases: int) -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    bench.pool.cached = set(asked.block_hashes[:blocks])
+    bench.half.new(asked)
+    tokens, _ = bench.half.match(asked, BLOCK * blocks)
+    assert tokens == max(0, 36 - BLOCK * blocks)
+    assert (bench.server.asked, bench.server.leased) == (1, leases)
+
+
+def test_what_hbm_has_lost_since_is_asked_for_once_more() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    bench.pool.cached = set(asked.block_hashes)
+    bench.half.new(asked)
+    assert bench.admit(asked) == 36
+    assert (bench.server.asked, bench.server.leased) == (2, 1)
+
+
+def test_few_requests_are_asked_for_ahead_of_time_and_the_next_when_one_is_admitted() -> None:
+    bench = Bench(ahead_max=2)
+    waiting = [request(name, first=100 * place) for place, name in enumerate("abcd")]
+    for asked in waiting:
+        bench.half.new(asked)
+        bench.server.held |= bench.keys_of(asked)
+    assert bench.server.asked == 2
+    bench.step()
+    assert bench.server.asked == 2
+    assert bench.admit(waiting[0]) == 36
+    bench.step()
+    assert bench.server.asked == 3
+    bench.half.finished("b")
+    bench.step()
+    assert bench.server.asked == 4
+
+
+def test_a_long_prompt_has_its_keys_from_elsewhere_and_is_asked_for_at_the_next_step() -> None:
+    bench, asked = Bench(), request(tokens=LONG_TOKENS + 5)
+    bench.hold(asked, 7)
+    bench.half.new(asked)
+    assert bench.server.asked == 0
+    naming = bench.half._unnamed["r"]
+    assert len(naming.keys()) == LONG_TOKENS // CHUNK * KEY_BYTES
+    bench.step()
+    assert bench.server.asked == 1
+    bench.table = list(range(1, 90))
+    assert bench.admit(asked) == 7 * CHUNK
+
+
+def test_a_step_that_has_other_work_waits_for_no_keys() -> None:
+    bench, other, asked = Bench(), request("other"), request(tokens=LONG_TOKENS)
+    bench.admit(other, hbm_tokens=40)
+    bench.step(other=41)
+    bench.half.new(asked)
+    naming: Any = SimpleNamespace(ready=False)
+    keys, bench.half._unnamed["r"] = bench.half._unnamed["r"], naming
+    assert bench.half.match(asked, 0) == (None, False)
+    bench.half._unnamed["r"] = keys
+    bench.half.finished("other")
+    assert bench.half.match(asked, 0) == (0, False)
+
+
+@pytest.mark.parametrize("end", ["match", "finish", "reset"])
+def test_a_long_prompt_may_be_wanted_before_it_is_named(end: str) -> None:
+    bench, asked = Bench(), request(tokens=LONG_TOKENS)
+    bench.hold(asked, 7)
+    bench.half.new(asked)
+    if end == "match":
+        assert bench.half.match(asked, 0) == (7 * CHUNK, True)
+    if end == "reset":
+        bench.half.reset()
+        assert bench.half.match(asked, 0) == (0, False)
+    bench.half.finished("r")
+    bench.step()
+    assert not bench.half.busy()
+    assert bench.half._unnamed == {}

@@ -1,0 +1,137 @@
+// kvserver._native, names of chunks: converts and releases the GIL; no logic.
+
+#include "bind_keys.h"
+
+#include <nanobind/stl/shared_ptr.h>
+
+#include <cstring>
+
+#include "check.h"
+#include "namer.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kv {
+namespace {
+
+// Tokens that are hashed in some 20 us. Whoever gives the interpreter up may wait much longer to get it back.
+constexpr size_t QUICK_TOKENS = 8192;
+
+// A Python number that is a token, or -1. Nearly all have one digit of 30 bits, for which no call is needed.
+int64_t token_from(PyObject* number) {
+    if (!PyLong_Check(number)) return -1;
+#if PY_VERSION_HEX >= 0x030c0000
+    auto* whole = reinterpret_cast<PyLongObject*>(number);
+    if (PyUnstable_Long_IsCompact(whole)) return PyUnstable_Long_CompactValue(whole);
+#else
+    if (Py_SIZE(number) == 1) return reinterpret_cast<PyLongObject*>(number)->ob_digit[0];
+    if (Py_SIZE(number) <= 0) return Py_SIZE(number);
+#endif
+    int overflow = 0;
+    const int64_t value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return overflow == 0 && value <= UINT32_MAX ? value : -1;
+}
+
+// Of ids[begin:end]. Runs no Python code, so nobody can change the list meanwhile.
+std::vector<uint32_t> tokens_from(const nb::list& ids, size_t begin, size_t end) {
+    if (begin > end || end > ids.size()) {
+        bad_argument(format("tokens [%zu, %zu) of %zu", begin, end, ids.size()));
+    }
+    std::vector<uint32_t> tokens(end - begin);
+    for (size_t i = begin; i < end; ++i) {
+        const int64_t token = token_from(PyList_GET_ITEM(ids.ptr(), static_cast<Py_ssize_t>(i)));
+        if (token < 0) bad_argument(format("token %zu must be an integer in [0, 2^32)", i));
+        tokens[i - begin] = static_cast<uint32_t>(token);
+    }
+    return tokens;
+}
+
+Digest digest_from(const nb::bytes& bytes, const char* what) {
+    Digest digest;
+    if (bytes.size() != sizeof digest) bad_argument(format("%s: %zu bytes; expected 32", what, bytes.size()));
+    std::memcpy(digest.data(), bytes.c_str(), sizeof digest);
+    return digest;
+}
+
+nb::bytes bytes_of(const Keys& keys) { return nb::bytes(keys.data(), keys.size()); }
+
+void check(size_t chunk_tokens) {
+    if (chunk_tokens == 0) bad_argument("chunk_tokens=0 must be at least 1");
+}
+
+nb::bytes chain_keys_of_list(const nb::list& ids, size_t begin, size_t end, size_t chunk_tokens,
+                             const nb::bytes& before) {
+    check(chunk_tokens);
+    const Digest first = digest_from(before, "before");
+    const std::vector<uint32_t> tokens = tokens_from(ids, begin, end);
+    if (tokens.size() <= QUICK_TOKENS) return bytes_of(chain_keys(tokens, chunk_tokens, first));
+    Keys keys;
+    {
+        const nb::gil_scoped_release released;
+        keys = chain_keys(tokens, chunk_tokens, first);
+    }
+    return bytes_of(keys);
+}
+
+nb::bytes chain_keys_of_packed(const nb::bytes& packed, size_t chunk_tokens, const nb::bytes& before) {
+    check(chunk_tokens);
+    const Digest first = digest_from(before, "before");
+    std::vector<uint32_t> tokens(packed.size() / sizeof(uint32_t));
+    if (!tokens.empty()) std::memcpy(tokens.data(), packed.c_str(), tokens.size() * sizeof(uint32_t));
+    Keys keys;
+    {
+        const nb::gil_scoped_release released;
+        keys = chain_keys(tokens, chunk_tokens, first);
+    }
+    return bytes_of(keys);
+}
+
+nb::bytes block_hash_keys_of_list(const nb::list& hashes, size_t first, size_t stride, const nb::bytes& head) {
+    if (stride == 0) bad_argument("stride=0 must be at least 1");
+    std::vector<Digest> taken;
+    for (size_t i = first; i < hashes.size(); i += stride) {
+        const nb::handle hash = PyList_GET_ITEM(hashes.ptr(), static_cast<Py_ssize_t>(i));
+        if (!PyBytes_Check(hash.ptr())) bad_argument(format("hash %zu is not bytes", i));
+        taken.push_back(digest_from(nb::borrow<nb::bytes>(hash), "block hash"));
+    }
+    const std::span<const std::byte> begin(reinterpret_cast<const std::byte*>(head.c_str()), head.size());
+    return bytes_of(block_hash_keys(begin, taken));
+}
+
+}  // namespace
+
+void bind_keys(nb::module_& module) {
+    module.def(
+        "sha256",
+        [](const nb::bytes& bytes, bool portable) {
+            const std::span<const std::byte> whole(reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size());
+            const Digest digest = sha256(std::array{whole}, portable ? Sha256Path::PORTABLE : Sha256Path::BEST);
+            return nb::bytes(digest.data(), digest.size());
+        },
+        "bytes"_a, "portable"_a = false);
+    module.def("chain_keys", chain_keys_of_list, "token_ids"_a, "begin"_a, "end"_a, "chunk_tokens"_a, "before"_a);
+    module.def("chain_keys_of_packed", chain_keys_of_packed, "tokens"_a, "chunk_tokens"_a, "before"_a);
+    module.def("block_hash_keys", block_hash_keys_of_list, "block_hashes"_a, "first"_a, "stride"_a, "head"_a);
+
+    nb::class_<Naming>(module, "Naming").def_prop_ro("ready", &Naming::ready).def("keys", [](Naming& naming) {
+        if (!naming.ready()) {
+            const nb::gil_scoped_release released;
+            naming.keys();
+        }
+        return bytes_of(naming.keys());
+    });
+    nb::class_<Namer>(module, "Namer")
+        .def(nb::init<>())
+        .def(
+            "name",
+            [](Namer& namer, const nb::list& ids, size_t begin, size_t end, size_t chunk_tokens,
+               const nb::bytes& before) {
+                check(chunk_tokens);
+                const Digest first = digest_from(before, "before");
+                return namer.name(tokens_from(ids, begin, end), chunk_tokens, first);
+            },
+            "token_ids"_a, "begin"_a, "end"_a, "chunk_tokens"_a, "before"_a);
+}
+
+}  // namespace kv

@@ -1,0 +1,103 @@
+"""What DRAM has lost and disk still has: the same tokens, and no step waits for the reads.
+
+The server writes through, is killed with its arena, and is started again at the same directory.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.checks import assert_same, prompt, settled, whole_chunks
+from tests.e2e.engine import Answer, Engine
+from tests.process.harness import Server, resume, stop, until
+
+TOKENS = 8
+LENGTH = 900
+OTHER = 300
+"""A prompt that the server is asked for as well, and does not have."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(
+        arena_bytes=64 << 20,
+        disk_paths=str(tmp_path_factory.mktemp("disk")),
+        disk_bytes=64 << 20,
+        disk_segment_bytes=8 << 20,
+        disk_write_policy="through",
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def engine(models: Path, server: Server) -> Iterator[Engine]:
+    until("the disk", lambda: server.status().disk_state == "ready")
+    with Engine(models / "llama", server.path, block_size=32) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def computed(engine: Engine, server: Server) -> Answer:
+    """By the engine alone; afterwards the disk holds it, and what shows that the server is asked again."""
+    answer = ask(engine)
+    assert answer.cached_tokens == 0
+    engine.generate([prompt(2, OTHER)], tokens=1)
+    until("its chunks to be on disk", lambda: server.status().chunks_on_disk >= LENGTH // 256 + OTHER // 256)
+    return answer
+
+
+@pytest.fixture
+def only_on_disk(engine: Engine, computed: Answer, server: Server) -> Answer:
+    """The server was killed, and its arena went with it; the engine has forgotten the prompt."""
+    server.kill()
+    server.start()
+    until("the disk", lambda: server.status().disk_state == "ready")
+    assert server.status().arena.used_bytes == 0
+    assert server.status().chunks_on_disk >= LENGTH // 256
+    until("the engine's cache to be registered", lambda: server.status().caches == 1)
+    until("the engine to look up again", lambda: looks_up(engine))
+    return computed
+
+
+def looks_up(engine: Engine) -> bool:
+    """Its scheduler connects by itself, some time after its worker or before."""
+    engine.evict()
+    return engine.generate([prompt(2, OTHER)], tokens=1)[0].cached_tokens > 0
+
+
+def ask(engine: Engine) -> Answer:
+    return engine.generate([prompt(1, LENGTH)], tokens=TOKENS)[0]
+
+
+def test_after_a_restart_the_prefix_comes_from_disk(engine: Engine, only_on_disk: Answer, server: Server) -> None:
+    read = disk_reads(server)
+    found = ask(engine)
+    assert found.cached_tokens == whole_chunks(LENGTH)
+    assert_same(found, only_on_disk)
+    assert disk_reads(server) == read + LENGTH // 256
+    until("the server to be at rest", lambda: settled(server))
+
+
+def test_others_go_on_while_a_prefix_is_read(engine: Engine, only_on_disk: Answer, server: Server) -> None:
+    mover = server.disk_mover_pid()
+    stop(mover)
+    try:
+        engine.call("add", "from disk", prompt(1, LENGTH), TOKENS)
+        until("the load to be under way", lambda: server.status().retrieves == 1)
+        engine.call("add", "other", prompt(3, OTHER), TOKENS)
+        until("the other request to finish", lambda: "other" in engine.call("drain"))
+        assert server.status().retrieves == 1
+    finally:
+        resume(mover)
+    until("the request to finish", lambda: "from disk" in engine.call("drain"))
+    engine.evict()
+    found = ask(engine)
+    assert found.cached_tokens == whole_chunks(LENGTH)
+    assert_same(found, only_on_disk)
+
+
+def disk_reads(server: Server) -> int:
+    count = server.status().counters["disk_reads"]
+    assert isinstance(count, int)
+    return count
