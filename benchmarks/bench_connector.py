@@ -109,7 +109,7 @@ class Bench:
             self.half.ended([report], namespaces=set(), is_inert=False)
 
     def finish(self, request: Request, ids: list[int]) -> None:
-        self.timed("finished", lambda: self.half.finished(request.request_id))
+        self.timed("finished", lambda: self.half.finished(request.request_id, (ids,)))
         self._tables.forget(request.request_id)
         self._pool.free_blocks(reversed([self._pool.blocks[block] for block in ids]))
 

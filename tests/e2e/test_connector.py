@@ -81,7 +81,7 @@ def test_the_benchmark_of_the_schedulers_calls_runs() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     cases = {json.loads(line)["case"] for line in done.stdout.splitlines() if line.startswith("{")}
-    assert {"tokens new/8192", "hashes match/1024", "tokens decode/1024", "hashes prefill/32768"} <= cases
+    assert {"tokens new/8192", "hashes match at once/1024", "tokens decode/1024", "hashes prefill/32768"} <= cases
 
 
 def config(**more: Any) -> SimpleNamespace:
