@@ -59,9 +59,9 @@ def local(victim: Victim) -> Iterator[RawLocal]:
 
 def test_another_protocol_is_told_both_versions(victim: Victim, peer: RawPeer) -> None:
     reply = peer.ask(wire.Hello(5, wire.PROTOCOL + 1, "engine", 1, 1, 0, "tests"))
-    refusal(reply, "request", "protocol", "speaks protocol 2", "said 3")
+    refusal(reply, "request", "protocol", f"speaks protocol {wire.PROTOCOL}", f"said {wire.PROTOCOL + 1}")
     peer.send(encode(["hello", 6, "2.0", {"of": "another kind"}]))
-    refusal(peer.receive(), "request", "protocol", "speaks protocol 2", "said '2.0'")
+    refusal(peer.receive(), "request", "protocol", f"speaks protocol {wire.PROTOCOL}", "said '2.0'")
 
 
 def test_random_frames_over_zeromq_get_one_reply_each(victim: Victim, peer: RawPeer) -> None:

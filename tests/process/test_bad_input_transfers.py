@@ -135,7 +135,7 @@ def test_two_ranks_use_one_lease_once_each(victim: Victim, abuser: Abuser) -> No
         one.register(), two.register()
         lease = one.lookup(HELD.keys).lease
         assert isinstance(one.ask(one.retrieving(lease, [0])), wire.Retrieved)
-        refusal(one.ask(one.retrieving(lease, [0])), "request", "lease-used", "rank 0 has used lease")
+        refusal(one.ask(one.retrieving(lease, [0])), "request", "lease-used", "rank 0 has had its last retrieve")
         assert isinstance(two.ask(two.retrieving(lease, [0])), wire.Retrieved)
 
 
