@@ -138,8 +138,8 @@ class Table:
         Of a write that the device did elsewhere, or not at all, and called done, nothing is left to count: a start does
         not find the record, and nobody can know that there was one. The same when it reads its labels elsewhere.
 
-        What stalls is no fault, only late: retrieves miss by their deadline, and stores find less room, and say so, in an
-        arena whose slots wait for the disk."""
+        What stalls is no fault, only late: retrieves miss by their deadline, and stores find less room, and say so, in
+        an arena whose slots wait for the disk."""
         self.runs += 1
         hurt = any(came < expected for came, expected in zip(outcome.served, sound.served, strict=True))
         if hurt and not outcome.counted and kind != "stall":
