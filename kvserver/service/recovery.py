@@ -26,8 +26,8 @@ def found(core: Core, tier: DiskTier, report: FoundNote | FoundRecords | Recover
         case FoundNote(namespace, document, void):
             tier.found.void[namespace] = max(void, tier.found.void.get(namespace, 0))
             tier.noted[namespace] = max(void, tier.noted.get(namespace, 0))
+            tier.found.documents[namespace] = document
             core.chunks.generation = max(core.chunks.generation, void + 1)
-            _add_space(core, namespace, document)
         case FoundRecords(records):
             for record in unpack_disk(records):
                 _remember(tier.found, record)
@@ -35,20 +35,26 @@ def found(core: Core, tier: DiskTier, report: FoundNote | FoundRecords | Recover
         case Recovered(damaged):
             core.counters.disk_damaged += damaged
             tier.found.complete = True
+            _add_spaces(core, tier.found)
             tier.found.frontier = _known_parents(core, tier.found)
             core.log("disk read", ("records", tier.found.records), ("damaged", damaged))
 
 
-def _add_space(core: Core, namespace: bytes, raw: bytes) -> None:
-    document = decode_document(raw) if raw else None
+def _add_spaces(core: Core, found: Found) -> None:
+    """The namespaces that have records which are not void, those written last first: what was cleared must not take
+    the place of what can be served."""
+    alive = [digest for digest, newest in found.newest.items() if newest > found.void.get(digest, 0)]
     spaces = core.chunks.spaces
-    if document is None or document.digest != namespace or namespace in spaces:
-        return
-    free = set(range(core.bounds.namespaces_max)) - {space.number for space in spaces.values()}
-    if free:
-        number = min(free)
-        core.chunks.add_space(space_from(number, document))
-        core.effects.append(PutNamespace(number, raw))
+    free = sorted(set(range(core.bounds.namespaces_max)) - {space.number for space in spaces.values()})
+    for digest in sorted(alive, key=lambda digest: found.newest[digest], reverse=True):
+        raw = found.documents.get(digest, b"")
+        document = decode_document(raw) if raw and free else None
+        if document is not None and document.digest == digest and digest not in spaces:
+            number = free.pop(0)
+            space = space_from(number, document)
+            space.root.used = found.newest[digest]
+            core.chunks.add_space(space)
+            core.effects.append(PutNamespace(number, raw))
 
 
 def _known_parents(core: Core, found: Found) -> list[tuple[Space, Node]]:
@@ -64,6 +70,7 @@ def _known_parents(core: Core, found: Found) -> list[tuple[Space, Node]]:
 
 def _remember(found: Found, record: DiskRecord) -> None:
     found.records += 1
+    found.newest[record.namespace] = max(record.generation, found.newest.get(record.namespace, 0))
     name = (record.namespace, record.key)
     known = found.chunks.get(name)
     if known is None:

@@ -330,6 +330,10 @@ class Found:
     def __init__(self) -> None:
         self.void: dict[bytes, int] = {}
         """Namespace -> generation up to which records are void."""
+        self.documents: dict[bytes, bytes] = {}
+        """Namespace -> its document, as it was noted."""
+        self.newest: dict[bytes, int] = {}
+        """Namespace -> the newest generation of its records."""
         self.chunks: dict[tuple[bytes, bytes], list[DiskRecord]] = {}
         """(namespace, key) -> its records."""
         self.below: dict[tuple[bytes, bytes], list[bytes]] = {}

@@ -1,9 +1,21 @@
 """The disk tier as the brain decides it: what is written when, what is read for whom, and what a fault costs."""
 
+from dataclasses import replace
+
+import pytest
 from brain_rig import Client, chain, ids, is_refusal, key
 from disk_rig import SEGMENT_BYTES, DiskRig
 
-from kvserver.wire.messages import KEY_BYTES, Clear, Cleared, Error, GroupBlocks, Retrieved
+from kvserver.wire.messages import (
+    KEY_BYTES,
+    Clear,
+    Cleared,
+    Error,
+    GroupBlocks,
+    Retrieved,
+    Unregister,
+    Unregistered,
+)
 from kvserver.wire.orders import Copy
 
 CHUNKS = 3
@@ -246,6 +258,34 @@ def test_what_was_cleared_does_not_come_back() -> None:
     rig.service = rig.new_service()
     rig.wait_ms(100)
     assert Client(rig).register().lookup(keys).chunks == 0
+
+
+def test_a_namespace_that_was_cleared_does_not_take_the_place_of_one_with_chunks() -> None:
+    rig = DiskRig(namespaces_max=1)
+    old = Client(rig).register(namespace=b"o" * 32)
+    old.store(chain(7, CHUNKS))
+    assert isinstance(old.ask(Unregister(rig.number(), old.cache)), Unregistered)
+    _, keys = cold_prompt(rig)
+    assert rig.notes[0].namespace == b"o" * 32
+    rig.service = rig.new_service()
+    rig.copies.clear()
+    rig.wait_ms(100)
+    assert Client(rig).register().lookup(keys).chunks == CHUNKS
+
+
+@pytest.mark.parametrize(("name", "newcomer", "chunks"), [("x", "", 3), ("z", "", 3), ("y", "", 0), ("x", "n", 3)])
+def test_of_the_namespaces_on_disk_those_written_last_get_the_places(name: str, newcomer: str, chunks: int) -> None:
+    rig, keys = DiskRig(namespaces_max=3), chain(1, CHUNKS)
+    for which in "yzx":
+        Client(rig).register(namespace=which.encode() * 32).store(keys)
+    rig.bounds = replace(rig.bounds, namespaces_max=2)
+    rig.service = rig.new_service()
+    rig.copies.clear()
+    rig.wait_ms(100)
+    if newcomer:
+        Client(rig).register(namespace=newcomer.encode() * 32)
+    namespace = name.encode() * 32
+    assert Client(rig).register(namespace=namespace).lookup(keys, namespace).chunks == chunks
 
 
 def test_a_clear_before_everything_is_known_counts_for_what_is_found_later() -> None:
