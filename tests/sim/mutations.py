@@ -60,7 +60,7 @@ MUTATIONS = (
     Mutation(
         "reserve without giving back what was taken",
         CHUNKS,
-        "                for mine in taken.values():\n                    self.pool.free(mine)\n",
+        "                    for mine in taken.values():\n                        self.pool.free(mine)\n",
         "",
     ),
     Mutation(
@@ -401,13 +401,13 @@ MUTATIONS = (
     Mutation(
         "restore a slot and leave it free",
         "tiers/slots.py",
-        "            slab.free.remove(position)\n",
+        "            del slab.free[position]\n",
         "            pass\n",
     ),
     Mutation(
         "an emptied slab is forgotten",
         "tiers/slots.py",
-        "            if slab.index < self.slabs_ready:\n                self._empty.append(slab.index)\n",
+        "            if slab.index < self.slabs_ready:\n                self._empty[slab.index] = None\n",
         "",
     ),
     Mutation(
