@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import kvserver._native as native
+
 from . import mutations_disk
 from .mutations import MUTATIONS as CORE_MUTATIONS
 from .mutations import Mutation
@@ -29,16 +31,8 @@ SECONDS_MAX = 600
 UNIT_TESTS = tuple(
     f"tests/unit/test_{name}.py"
     for name in (
-        *("index", "slots", "layout", "marks"),
-        *(
-            "service_timers",
-            "service_namespaces",
-            "service_room",
-            "service_pins",
-            "service_disk",
-            "placement",
-            "extents",
-        ),
+        *("index", "slots", "layout", "marks", "placement", "extents"),
+        *("service_timers", "service_namespaces", "service_room", "service_pins", "service_restore", "service_disk"),
     )
 )
 
@@ -98,6 +92,7 @@ def _try(mutation: Mutation, seeds: int, events: int) -> Verdict:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kvserver-drill-") as folder:
         shutil.copytree(ROOT / "kvserver", Path(folder) / "kvserver", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(native.__file__, Path(folder) / "kvserver")
         (Path(folder) / "kvserver" / mutation.file).write_text(_mutated(mutation))
         by, count, message = ("", 0, "") if mutation.unseen else _hunt(folder, seeds, events)
         if not by:
@@ -124,7 +119,9 @@ def _unit_tests(folder: str) -> tuple[str, str]:
         arguments, cwd=ROOT, env=_environment(folder), capture_output=True, text=True, timeout=SECONDS_MAX, check=False
     )
     failed = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
-    return ("unit tests", failed[0]) if run.returncode == 1 and failed else ("", "")
+    if run.returncode and not failed:
+        raise SystemExit(f"the unit tests could not run: {(run.stdout + run.stderr)[-2000:]}")
+    return ("unit tests", failed[0]) if failed else ("", "")
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ import pytest
 from brain_rig import Client, chain, ids, is_refusal, key
 from disk_rig import SEGMENT_BYTES, DiskRig
 
+from kvserver.service.events import MoverGone
 from kvserver.wire.messages import (
     KEY_BYTES,
     Clear,
@@ -195,6 +196,20 @@ def test_a_disk_mover_that_hangs_is_killed_and_lookups_answer_what_dram_has() ->
     rig.disk_works = True
     rig.wait_ms(5_100)
     assert client.lookup(keys).chunks == CHUNKS
+
+
+def test_when_the_disk_mover_dies_who_waits_for_its_turn_is_told_as_well() -> None:
+    rig = DiskRig(disk_jobs_max=1)
+    client, first = cold_prompt(rig)
+    second = chain(1000, CHUNKS)
+    rig.disk_works = False
+    assert client.lookup(first).chunks == CHUNKS  # its first chunk is under way
+    waiting = client.retrieving(client.lookup(second).lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS))))
+    assert client.ask(waiting) is None
+    ((mover, _),) = rig.moving
+    rig.moving.clear()
+    rig.handle(MoverGone(mover, "signal 9"))
+    assert is_refusal(rig.answers[client.peer, waiting.id], "device", "disk-lost")
 
 
 def test_the_daily_budget_holds_and_says_so() -> None:
