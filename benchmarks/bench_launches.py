@@ -1,0 +1,234 @@
+"""What does an engine that is bound by its kernel launches lose while its own process stores and retrieves?
+
+`python -m benchmarks.bench_launches [--request-mib 256] [--page-kib 64] [--json]`; needs torch and a GPU.
+
+The engine is the main thread. A step copies eight small inputs to the device, launches 32 layers of twelve small
+kernels, as a decoder does that runs without graphs, copies a result back, and waits for it. It is timed alone, and
+while something else goes on without a pause: stores by this process (`store`), each begun between two steps and behind
+an event of the step before, as a connector does; retrieves (`retrieve`); stores by another process on the same GPU
+(`elsewhere`); and contiguous copies of 256 MiB by this process without any server (`to_host`, `to_device`), which is
+what the GPU itself costs. Rows:
+median and ninth decile of the steps in ms, their ceiling the same of the steps alone in that round (100 % = nothing
+lost). The last
+store of each round and the retrieves behind it are compared, byte by byte, outside the timed part.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import statistics
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from multiprocessing.synchronize import Event as ProcessEvent
+from typing import Any
+
+import torch
+
+from benchmarks.arena import wait_for_arena
+from benchmarks.bench_copy import MIB, PATIENT
+from benchmarks.device_pool import DevicePool
+from benchmarks.rows import Rows, say
+from kvclient import Blocks, Client, Lease
+from kvserver.replay.served import Served
+from kvserver.wire.messages import KEY_BYTES
+
+LAYERS, KERNELS, INPUTS = 32, 12, 8
+LINK_BYTES = 256 * MIB
+WIDTH = 4096
+STEPS = 60
+ROUNDS = 7
+"""The first one warms up."""
+WAIT_S = 120.0
+
+
+class Engine:
+    """Steps as an engine without graphs makes them: some inputs to the device, many small kernels, a result back."""
+
+    def __init__(self) -> None:
+        self._hidden = torch.zeros((32, WIDTH), device="cuda", dtype=torch.bfloat16)
+        self._here = [torch.zeros(2048, dtype=torch.int64, pin_memory=True) for _ in range(INPUTS)]
+        self._there = [torch.zeros(2048, dtype=torch.int64, device="cuda") for _ in range(INPUTS)]
+        self._result = torch.zeros(32, dtype=torch.bfloat16, pin_memory=True)
+
+    def step(self) -> float:
+        """Seconds from the first input until the result is here."""
+        began = time.perf_counter()
+        for there, here in zip(self._there, self._here, strict=True):
+            there.copy_(here, non_blocking=True)
+        for _ in range(LAYERS * KERNELS):
+            self._hidden.add_(1.0)
+        self._result.copy_(self._hidden[:, 0], non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        return time.perf_counter() - began
+
+    def steps(self, between: Callable[[], None]) -> tuple[float, float]:
+        """Median and ninth decile, in ms."""
+        times = []
+        for _ in range(STEPS):
+            between()
+            times.append(self.step() * 1e3)
+        return statistics.median(times), statistics.quantiles(times, n=10)[-1]
+
+
+class Link:
+    """Contiguous copies of this process, as an engine that offloads by itself makes them: two of them ahead."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+        self._here = torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._there = torch.empty(LINK_BYTES, dtype=torch.uint8, device="cuda")
+        self._events: deque[torch.cuda.Event] = deque()
+
+    def to_host(self) -> None:
+        self._copy(self._here, self._there)
+
+    def to_device(self) -> None:
+        self._copy(self._there, self._here)
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+    def _copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        while self._events and self._events[0].query():
+            self._events.popleft()
+        while len(self._events) < 2:
+            with torch.cuda.stream(self._stream):
+                to.copy_(source, non_blocking=True)
+                self._events.append(torch.cuda.Event())
+                self._events[-1].record()
+
+
+class Requests:
+    """One store or retrieve after the other, never two at once."""
+
+    def __init__(self, client: Client, pool: DevicePool) -> None:
+        self._client, self._pool = client, pool
+        self._blocks = list(range(pool.request_blocks))
+        random.Random(7).shuffle(self._blocks)
+        self._keys = b""
+        """Of the last store."""
+        self._running: Future[Any] | None = None
+        self.done = 0
+
+    def store(self) -> None:
+        """Begins the next store behind what was launched so far, unless one goes on."""
+        if self._ended():
+            self._keys = os.urandom(self._pool.chunks * KEY_BYTES)
+            event = torch.cuda.Event()
+            event.record()
+            blocks = [Blocks(0, 0, array("i", self._blocks))]
+            self._running = self._client.store(self._pool.cache, 0, b"", self._keys, blocks, after=event)
+
+    def retrieve(self) -> None:
+        if self._ended():
+            blocks = [Blocks(0, 0, array("i", self._blocks))]
+            self._running = self._client.retrieve(self._pool.cache, self._lease(), blocks)
+
+    def finish(self) -> None:
+        if self._running is not None:
+            result = self._running.result(WAIT_S)
+            assert not result.why, result
+            self._running = None
+
+    def compare(self) -> None:
+        self._pool.wipe()
+        self.retrieve()
+        self.finish()
+        wrong = self._pool.wrong(self._blocks, self._blocks)
+        assert wrong == 0, f"{wrong} wrong bytes"
+
+    def _ended(self) -> bool:
+        if self._running is not None:
+            if not self._running.done():
+                return False
+            self.finish()
+            self.done += 1
+        return True
+
+    def _lease(self) -> Lease:
+        found = self._client.lookup(self._pool.namespace, self._keys)
+        assert found.chunks == self._pool.chunks, found
+        assert found.lease is not None
+        return found.lease
+
+
+def store_elsewhere(socket: str, page_kib: int, request_bytes: int, go: ProcessEvent, over: ProcessEvent) -> None:
+    """Another engine, which stores whenever it is told to."""
+    client = Client(socket, engine="bench-launches-elsewhere", timeouts=PATIENT)
+    assert client.wait_connected(30)
+    pool = DevicePool(client, page_kib, request_bytes, "staged")
+    pool.fill()
+    requests = Requests(client, pool)
+    while not over.is_set():
+        if go.wait(0.1):
+            requests.store()
+            requests.finish()
+    client.close()
+
+
+def measure(rows: Rows, client: Client, pool: DevicePool, go: ProcessEvent) -> None:
+    engine, requests, link = Engine(), Requests(client, pool), Link()
+    rounds: list[dict[str, tuple[float, float]]] = []
+    for number in range(ROUNDS):
+        pool.fill()
+        times = {"alone": engine.steps(lambda: None)}
+        for name, copy in (("to_host", link.to_host), ("to_device", link.to_device)):
+            times[name] = engine.steps(copy)
+            link.finish()
+        times["store"] = engine.steps(requests.store)
+        requests.finish()
+        requests.compare()
+        times["retrieve"] = engine.steps(requests.retrieve)
+        requests.finish()
+        requests.compare()
+        go.set()
+        time.sleep(0.2)
+        times["elsewhere"] = engine.steps(lambda: None)
+        go.clear()
+        time.sleep(0.2)
+        if number:
+            rounds.append(times)
+    for at, which in enumerate(("", "_p90")):
+        alone = [times["alone"][at] for times in rounds]
+        rows.add(f"step_alone{which}", alone, "ms")
+        for name in ("to_host", "to_device", "store", "retrieve", "elsewhere"):
+            rows.add(f"step_{name}{which}", [times[name][at] for times in rounds], "ms", ceilings=alone)
+    say(f"requests done beside steps: {requests.done}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser.add_argument("--request-mib", type=int, default=256)
+    parser.add_argument("--page-kib", type=int, default=64, choices=(2, 4, 8, 16, 32, 64))
+    given = parser.parse_args()
+    request_bytes = given.request_mib * MIB
+    device = torch.cuda.get_device_name(0)
+    config = f"{device}, torch {torch.__version__}, {given.request_mib} MiB of {given.page_kib} KiB"
+    rows = Rows("launches", as_json=given.json, config=config)
+    context = multiprocessing.get_context("spawn")
+    go, over = context.Event(), context.Event()
+    with Served(("--http-port", "0", "--slab-bytes", str(512 * MIB)), 12 * request_bytes) as served:
+        client = Client(str(served.socket), engine="bench-launches", timeouts=PATIENT)
+        assert client.wait_connected(30), served.last_words()
+        wait_for_arena(client)
+        arguments = str(served.socket), given.page_kib, request_bytes, go, over
+        other = context.Process(target=store_elsewhere, args=arguments)
+        other.start()
+        try:
+            measure(rows, client, DevicePool(client, given.page_kib, request_bytes, "staged"), go)
+        except BaseException:
+            say(served.last_words())
+            raise
+        finally:
+            over.set()
+            other.join(30)
+        client.close()
+
+
+if __name__ == "__main__":
+    main()
