@@ -1,15 +1,23 @@
-"""What the documents list is what the code says: error codes, log events, the frames of the protocol."""
+"""What the documents list is what the code says: error codes, log events, the frames of the protocol.
+
+What they tell the reader to run, to read and to follow is there.
+"""
 
 import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from kvserver.wire import messages
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOREIGN = "vllm."
+"""What modules of others begin with."""
 
 SPEAKERS = ("service", "wire", "index", "tiers", "transfer/layout.py", "doors.py", "server.py")
 """Where what a client hears is written, below kvserver/."""
@@ -68,3 +76,45 @@ def test_the_protocol_tells_of_every_frame() -> None:
     frames = [*messages.Request.__args__, *messages.Reply.__args__]
     assert [frame.__name__ for frame in frames if not re.search(rf"\b{frame.__name__}\b", PROTOCOL)] == []
     assert f"Protocol number: **{messages.PROTOCOL}**" in PROTOCOL
+
+
+# ---------------------------------------------------------------- what the reader is to run and to follow
+
+
+def in_code(text: str) -> str:
+    return "\n".join(re.findall(r"^```.*?^```|`[^`]+`", text, re.MULTILINE | re.DOTALL))
+
+
+def sources_of(module: str) -> str:
+    """Of a module, or of a whole package with what lies beside its begin."""
+    path = ROOT / module.replace(".", "/")
+    files = list(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    text = "".join(file.read_text() for file in files)
+    packages = re.findall(r"^from benchmarks\.(\w+)\.", text, re.MULTILINE)
+    return text + "".join(file.read_text() for name in packages for file in (path.parent / name).glob("*.py"))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_of_a_document_exists(document: Path) -> None:
+    code = in_code(document.read_text()).replace("\\\n", " ")
+    code = re.sub(r'"[^"\n]*"', "", code)  # what is handed on to somebody else
+    for module, arguments in re.findall(r"python -m ([\w.]+)([^\n`]*)", code):
+        if not module.startswith(FOREIGN):
+            sources = sources_of(module)
+            wrong = [flag for flag in re.findall(r"(?<!\S)--[a-z-]+", arguments) if f'"{flag}"' not in sources]
+            assert set(wrong) <= {"--help"}, (module, wrong)
+    targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"(?<!\S)`?make ([a-z0-9-]+)", code)) <= set(targets)
+    commands = re.findall(r'@app\.command\((?:"(\w+)")?\)\n(?:@.*\n)*def (\w+)', (ROOT / "kvserver/cli.py").read_text())
+    assert set(re.findall(r"^`?kvserver ([a-z]+)", code, re.MULTILINE)) <= {named or name for named, name in commands}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_and_path_of_a_document_leads_somewhere(document: Path) -> None:
+    text = document.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if not link.startswith("http")]
+    assert [link for link in links if not (document.parent / link).exists()] == []
+    paths = re.findall(r"`((?:benchmarks|client|csrc|deploy|docs|kvserver|tests|tools)/[\w./*-]+)`", text)
+    assert [path for path in paths if not list(ROOT.glob(path.rstrip("/")))] == []
+    titles = [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)", text, re.M)]
+    assert [anchor for anchor in re.findall(r"\]\(#([^)]*)\)", text) if anchor not in titles] == []
