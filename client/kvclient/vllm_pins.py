@@ -36,7 +36,7 @@ class Pins:
         self._pool: Pool | None = None
         self._held: dict[int, Pinned] = {}
         self._kept: dict[Hashable, list[list[Any]]] = {}
-        """Finished request -> all its blocks, by group."""
+        """Name of finished requests -> all their blocks, by request and group."""
         self._untold: list[int] = []
         """Jobs that no rank knows of yet."""
 
@@ -57,10 +57,12 @@ class Pins:
         """The request has finished: while stores of it run, all its blocks stay, and then go together, the last one
         first. Else those before the last store would go at once and those of it later, and the engine, which evicts
         first what it got back first, would lose the head of a prefix before the tail, which is of no use without."""
-        if self._pool is not None and any(held.request == request for held in self._held.values()):
-            self._kept[request] = [[self._pool.blocks[block] for block in table] for table in tables]
-            for blocks in self._kept[request]:
+        if self._pool is not None and self._is_storing(request):
+            tables_kept = [[self._pool.blocks[block] for block in table] for table in tables]
+            for blocks in tables_kept:
                 self._pool.touch(blocks)
+            # Added: a name may be used again while a store of its earlier request still runs.
+            self._kept.setdefault(request, []).extend(tables_kept)
 
     def told(self) -> None:
         """The ranks get the orders whose blocks were pinned since the last call."""
@@ -84,6 +86,9 @@ class Pins:
         assert self._pool is not None
         request, blocks, _ = self._held.pop(job)
         self._pool.free_blocks(reversed(blocks))
-        if request in self._kept and not any(held.request == request for held in self._held.values()):
+        if request in self._kept and not self._is_storing(request):
             for blocks in self._kept.pop(request):
                 self._pool.free_blocks(reversed(blocks))
+
+    def _is_storing(self, request: Hashable) -> bool:
+        return any(held.request == request for held in self._held.values())

@@ -91,6 +91,19 @@ def test_blocks_stay_until_the_last_rank_of_the_last_store(last: int) -> None:
     assert len(engine.pins) == 0
 
 
+def test_a_name_that_is_used_again_while_its_first_store_runs_loses_no_blocks() -> None:
+    engine = Engine()
+    engine.store(1, [3, 4])
+    engine.finish()
+    engine.pool.touch(again := [engine.pool.blocks[block] for block in (31, 32, 33)])
+    engine.pins.keep("r", [[31, 32, 33]])
+    engine.pool.free_blocks(reversed(again))
+    assert not engine.pool.free
+    engine.pins.reported(1, 0)
+    assert list(engine.pool.free) == [*IN_ORDER, 33, 32, 31]
+    assert not +engine.pool.references
+
+
 def test_stores_that_nobody_was_told_of_give_everything_back() -> None:
     engine = Engine()
     engine.store(1, [3, 4])
