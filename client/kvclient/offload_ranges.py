@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kvclient.offload_values import Group, Options, Tables
 from kvclient.values import Blocks
+from kvserver.wire.messages import CHUNKS_MAX
 
 
 def usable_tokens(options: Options, tokens: int) -> int:
@@ -20,7 +21,7 @@ def usable_tokens(options: Options, tokens: int) -> int:
 def chunks_to_look_up(options: Options, tokens: int) -> int:
     """Whole chunks that could serve usable_tokens(); where they reach behind it, the last is used in part."""
     whole = (tokens if options.is_plain else tokens - 1) // options.chunk_tokens
-    return min(whole, options.lookup_chunks_max)
+    return min(whole, CHUNKS_MAX)
 
 
 def is_aligned(options: Options, hbm_tokens: int) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kvclient.values import Blocks, Lease
 from kvserver.errors import RequestError
-from kvserver.wire.messages import BLOCKS_MAX, CHUNKS_MAX, KEY_BYTES, PLACES_MAX, Kind
+from kvserver.wire.messages import KEY_BYTES, Kind
 
 Tables = Sequence[Sequence[int]]
 
@@ -85,12 +85,6 @@ class Options:
     def gain_min(self) -> int:
         """Tokens that a retrieve has to bring."""
         return max(1, self.retrieve_tokens_min)
-
-    @property
-    def lookup_chunks_max(self) -> int:
-        """Chunks whose blocks fit into one retrieve, which cannot be cut."""
-        blocks = sum(self.chunk_tokens // group.block_tokens for group in self.groups)
-        return min(CHUNKS_MAX, BLOCKS_MAX // blocks, PLACES_MAX // (blocks + 2 * len(self.groups)))
 
 
 def _check_group(index: int, group: Group, chunk_tokens: int) -> None:

@@ -5,6 +5,7 @@ from offload_rig import BLOCK, CHUNK, FULL, PER_CHUNK, Desk, keys_of, table
 
 from kvclient.offload_values import Group, Options
 from kvserver.errors import RequestError
+from kvserver.wire.messages import BLOCKS_MAX, CHUNKS_MAX
 
 
 def test_a_request_waits_for_the_answer_and_is_told_what_the_server_can_bring() -> None:
@@ -356,12 +357,20 @@ def test_a_request_that_cannot_be_keyed_is_skipped_and_counted() -> None:
     assert [summary.why for summary in desk.offload.take_summaries()] == ["multimodal"]
 
 
-def test_a_retrieve_is_never_larger_than_a_request_may_be() -> None:
-    desk = Desk(chunk_tokens=CHUNK, groups=(Group(1), Group(1)))
-    assert desk.options.lookup_chunks_max == 65_536 // (2 * CHUNK)
-    desk.begin(tokens=9000 * CHUNK)
-    desk.match(tokens=9000 * CHUNK)
-    assert desk.lookup().keys == keys_of(desk.options.lookup_chunks_max)
+def test_a_prompt_of_more_blocks_than_one_request_takes_is_found_whole() -> None:
+    """The client cuts its retrieve."""
+    chunks = BLOCKS_MAX // 32 + 3
+    desk = Desk(chunk_tokens=32, groups=(Group(1),))
+    desk.begin(tokens=chunks * 32)
+    desk.match(tokens=chunks * 32)
+    assert desk.lookup().keys == keys_of(chunks)
+
+
+def test_a_lookup_asks_for_no_more_chunks_than_one_request_takes() -> None:
+    desk = Desk()
+    desk.begin(tokens=(CHUNKS_MAX + 2) * CHUNK)
+    desk.match(tokens=(CHUNKS_MAX + 2) * CHUNK)
+    assert desk.lookup().keys == keys_of(CHUNKS_MAX)
 
 
 # ---------------------------------------------------------------- the engine's own prefix is known after allocation
