@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvclient import CacheSpec, GroupSpec, RegionRun, RequestError
-from kvclient.blocks import STREAMED_BYTES, StorePart, cut_retrieve, cut_store, pack_ids
+from kvclient.blocks import PART_BYTES, STREAMED_BYTES, StorePart, cut_retrieve, cut_store, pack_ids
 from kvclient.doors import LOCAL_FRAME_BYTES_MAX
 from kvserver.wire.codec import encode
-from kvserver.wire.messages import GroupBlocks, Limits, Store
+from kvserver.wire.messages import BLOCKS_MAX, PLACES_MAX, GroupBlocks, Limits, Store
 
 PACKED = b"\x05\0\0\0\x00\x01\0\0\xff\xff\xff\xff"
 
@@ -139,6 +139,27 @@ def test_parts_of_a_retrieve_are_the_retrieve(store: tuple[CacheSpec, StorePart,
     for group in groups:
         pieces = [piece.block_ids for part in parts for piece in part if piece.group == group.group]
         assert b"".join(pieces) == group.block_ids
+
+
+def test_parts_of_many_small_groups_fit_one_order_to_a_mover() -> None:
+    """The server counts the chunks that blocks touch beside the blocks: groups of one block a chunk meet that first."""
+    groups = [GroupSpec(12, 1, "full", 0, 1, 0, 1, 0, []) for _ in range(7)]
+    spec = CacheSpec(name="kv", namespace=bytes(32), chunk_tokens=12, buffers=[], groups=groups)
+    chunks, limits = 6000, Limits(8000, BLOCKS_MAX, 1, 1)
+    blocks = [GroupBlocks(group, 0, bytes(4 * chunks)) for group in range(7)]
+    stored = [part.groups for part in cut_store(spec, StorePart(0, b"", bytes(32 * chunks), blocks), limits)]
+    for parts in (stored, cut_retrieve(spec, blocks, limits, from_disk=False)):
+        assert all(3 * sum(len(group.block_ids) // 4 for group in part) <= PLACES_MAX for part in parts)
+        assert sum(len(part[0].block_ids) // 4 for part in parts) == chunks
+
+
+def test_a_store_is_cut_by_bytes_where_its_blocks_are_large() -> None:
+    page_bytes = PART_BYTES // 11
+    pages = [RegionRun(0, 0, 1, 1 << 40, page_bytes, page_bytes)]
+    groups = [GroupSpec(4, 99, "full", 0, 1, 0, 1, 0, pages)]
+    spec = CacheSpec(name="kv", namespace=bytes(32), chunk_tokens=12, buffers=[], groups=groups)
+    store = StorePart(0, b"", bytes(32 * 10), [GroupBlocks(0, 0, bytes(4 * 30))])
+    assert [part.chunks for part in cut_store(spec, store, Limits(4096, 60_000, 1, 1))] == [3, 3, 3, 1]
 
 
 def _some_of(data: st.DataObject, group: GroupBlocks) -> GroupBlocks:

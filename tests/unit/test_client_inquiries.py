@@ -47,6 +47,31 @@ def test_who_has_nothing_else_to_do_waits_for_the_first(tmp_path: Path) -> None:
         assert [answer.found.chunks for answer in inquiries.take()] == [1]
 
 
+def test_who_waits_does_not_wait_for_the_others(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        inquiries = held(at, 1)
+        at.fake.hold.add(wire.Lookup)
+        for number in (1, 2):
+            inquiries.ask(number, NAMESPACE, keys_of(1))
+        at.fake.answer_as_usual(at.fake.wait_for(wire.Lookup, 2))
+        inquiries.wait(time.monotonic() + WAIT_S)
+        assert inquiries.ready
+        assert len(inquiries) == 1
+        assert [answer.number for answer in inquiries.take()] == [2]
+
+
+def test_a_lease_is_counted_from_the_question(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        inquiries = held(at, 1)
+        at.fake.hold.add(wire.Lookup)
+        inquiries.ask(1, NAMESPACE, keys_of(1))
+        asked_s = time.monotonic()
+        at.fake.answer_as_usual(at.fake.wait_for(wire.Lookup))
+        ((_, found, _),) = answers(inquiries, 1)
+        assert found.lease is not None
+        assert found.lease.expires_monotonic_s <= asked_s + at.fake.limits.lease_ttl_ms / 1000
+
+
 def test_a_lookup_between_them_gets_its_own_answer(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         inquiries = held(at, 1, 2)
@@ -74,7 +99,9 @@ def test_a_lease_of_an_earlier_life_is_not_given_back_to_the_next(tmp_path: Path
         inquiries, lease = held(at, 1), at.lease()
         at.restart()
         inquiries.release(lease)
-        assert not [request for _, request in at.fake.requests if isinstance(request, wire.Release)]
+        inquiries.ask(1, NAMESPACE, keys_of(1))
+        answers(inquiries, 1)  # by the same lane, so what went before has come
+        assert at.fake.count(wire.Release) == 0
 
 
 def test_a_server_that_is_late_is_a_miss_and_is_asked_again_when_it_lives(tmp_path: Path) -> None:
@@ -106,6 +133,49 @@ def test_what_was_asked_of_a_server_that_died_is_a_miss(tmp_path: Path) -> None:
         (answer,) = inquiries.take()
         assert (answer.number, answer.found.chunks) == (2, 0)
         assert answer.found.why in ("connection-lost", "not-connected")
+
+
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_a_lane_that_closed_is_a_miss_and_is_opened_again(tmp_path: Path, asked_first: bool) -> None:
+    with rig(tmp_path) as at:
+        inquiries = held(at, 1)
+        at.fake.hold.add(wire.Lookup)
+        if asked_first:
+            inquiries.ask(1, NAMESPACE, keys_of(1))
+            at.fake.wait_for(wire.Lookup)
+        at.fake.close_lanes()
+        if not asked_first:
+            inquiries.ask(1, NAMESPACE, keys_of(1))
+        (answer,) = answers(inquiries, 1)
+        assert answer.found == (0, None, "connection-lost")
+        at.fake.hold.clear()
+        at.fake.wait_for(wire.Lane, 2)
+        assert at.client.wait_connected(WAIT_S)
+        inquiries.ask(2, NAMESPACE, keys_of(1))
+        assert [answer.found.chunks for answer in answers(inquiries, 1)] == [1]
+        assert (at.client.counters.trips, at.client.counters.timeouts) == (1, 0)
+
+
+def test_a_session_that_the_server_forgot_is_a_miss_and_not_asked_by_again(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        inquiries = held(at, 1)
+        at.fake.refuse[wire.Lookup] = ("request", "session-unknown")
+        inquiries.ask(1, NAMESPACE, keys_of(1))
+        (answer,) = answers(inquiries, 1)
+        assert (answer.found, answer.refusal) == ((0, None, "session-unknown"), None)
+        assert at.client.counters.trips == 1
+
+
+def test_a_reply_of_another_kind_is_a_miss_and_the_end_of_its_lane(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        inquiries = held(at, 1)
+        at.fake.hold.add(wire.Lookup)
+        inquiries.ask(1, NAMESPACE, keys_of(1))
+        request = at.fake.wait_for(wire.Lookup)
+        at.fake.answer(request, wire.Released(request.id))
+        (answer,) = answers(inquiries, 1)
+        assert answer.found == (0, None, "frame")
+        assert at.client.counters.trips == 1
 
 
 def test_no_more_are_in_flight_than_their_answers_have_room(tmp_path: Path) -> None:

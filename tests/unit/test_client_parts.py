@@ -7,9 +7,10 @@ import pytest
 from client_rig import BLOCK_BYTES, BLOCKS_PER_CHUNK, Rig, chunks, keys_of, rig, turns
 from fake_server import WAIT_S
 
-from kvclient import Blocks, RetrieveResult
+from kvclient import Blocks, RequestError, RetrieveResult, StoreResult
 from kvclient.blocks import PART_CHUNKS_MAX
-from kvserver._native import FAILED
+from kvclient.jobs import PARTS_AHEAD_MAX
+from kvserver._native import DONE, FAILED
 from kvserver.wire import messages as wire
 
 
@@ -27,6 +28,24 @@ def test_parts_of_a_large_store_run_side_by_side(tmp_path: Path) -> None:
         at.fake.answer_as_usual(second)
         at.fake.answer_as_usual(first)
         assert future.result(WAIT_S).chunks == many
+
+
+def test_a_store_claims_what_leads_and_not_what_follows_a_short_part(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        at.fake.limits = wire.Limits(2, 100, 20, 1000)
+        at.restart()
+        at.fake.hold.add(wire.Store)
+        future = at.client.store(at.cache, 0, b"", keys_of(1, 2, 3, 4, 5), chunks(0, 5))
+        first, second, third = (at.fake.wait_for(wire.Store, number) for number in (1, 2, 3))
+        for part, reply in (
+            (third, wire.Stored(third.id, 1, 1, 7, "")),
+            (second, wire.Stored(second.id, 1, 1, 7, "full")),
+            (first, wire.Stored(first.id, 2, 0, 0, "")),
+        ):
+            assert not future.done()
+            at.fake.set_word(part, DONE)
+            at.fake.answer(part, reply)
+        assert future.result(WAIT_S) == StoreResult(3, 2, 14, "full")
 
 
 def test_a_retrieve_beyond_the_servers_limit_is_cut(tmp_path: Path) -> None:
@@ -78,3 +97,54 @@ def test_a_retrieve_ends_with_its_first_part_that_fails_when_no_other_is_being_w
         at.fake.answer_as_usual(second)
         assert future.result(WAIT_S) == RetrieveResult(False, BLOCKS_PER_CHUNK * BLOCK_BYTES, "disk-io")
         assert at.fake.count(wire.Retrieve) == 2
+
+
+def test_a_few_parts_are_ahead_however_many_jobs_the_server_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Again and again: what is ahead is given back with its job."""
+    with rig(tmp_path) as at:
+        at.fake.limits = wire.Limits(100, 1000, 24, 30_000)
+        at.restart()
+        for begun in (0, 9, 18):
+            at.fake.hold.add(wire.Retrieve)
+            future = from_disk(at, monkeypatch, 9)
+            ahead = [at.fake.wait_for(wire.Retrieve, begun + number) for number in range(1, PARTS_AHEAD_MAX + 1)]
+            turns(at)
+            assert at.fake.count(wire.Retrieve) == begun + PARTS_AHEAD_MAX
+            at.fake.hold.clear()
+            for request in ahead:
+                at.fake.answer_as_usual(request)
+            assert future.result(WAIT_S).ok
+
+
+def test_a_part_that_is_the_callers_mistake_is_an_exception_when_no_other_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rig(tmp_path) as at:
+        at.fake.hold.add(wire.Retrieve)
+        future = from_disk(at, monkeypatch, 5)
+        first, second = (at.fake.wait_for(wire.Retrieve, number) for number in (1, 2))
+        at.fake.answer(first, wire.Error(first.id, "request", "block-range", "as the test wants it"))
+        turns(at)
+        assert not future.done()
+        at.fake.answer_as_usual(second)
+        with pytest.raises(RequestError, match="block-range"):
+            future.result(WAIT_S)
+        assert at.fake.count(wire.Retrieve) == 2
+
+
+def test_an_unexpected_error_in_a_part_is_the_jobs_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(tmp_path, bugs=1) as at:
+        at.fake.hold.add(wire.Retrieve)
+        future = from_disk(at, monkeypatch, 5)
+        first, second = (at.fake.wait_for(wire.Retrieve, number) for number in (1, 2))
+        at.fake.answer_as_usual(second)
+        with monkeypatch.context() as patch:
+            patch.setattr("kvclient.jobs._bytes_of", lambda cache, groups: 1 // 0)
+            at.fake.answer_as_usual(first)
+            result = future.result(WAIT_S)
+        assert (result.ok, result.why) == (False, "client-bug")
+        at.fake.hold.clear()
+        at.connected_again(2)
+        assert from_disk(at, monkeypatch, 2).result(WAIT_S).ok
