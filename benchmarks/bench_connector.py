@@ -30,17 +30,16 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
-from benchmarks.arena import wait_for_arena
 from benchmarks.rows import Rows
+from benchmarks.serving import serving
 from kvclient.client import Client
 from kvclient.offload_values import Group, Options
-from kvclient.values import StoreResult
+from kvclient.values import StoreResult, Timeouts
 from kvclient.vllm_ends import Report
 from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer
 from kvclient.vllm_scheduler import Scheduler
 from kvclient.vllm_versions import BlockTables, scheduled
-from kvserver.replay.served import Served
 
 BLOCK, CHUNK, STEP = 16, 256, 2048
 LENGTHS = (1024, 8192, 32768)
@@ -181,9 +180,7 @@ def main() -> None:
     given = parser.parse_args()
     requests, rounds = (3, 1) if given.smoke else (30, 5)
     rows = Rows("connector", as_json=given.json, config=f"{requests} requests a round, chunk {CHUNK}, block {BLOCK}")
-    with Served((), ARENA_BYTES) as server, Client(server.socket, engine="bench", ranks=1, rank=-1) as client:
-        client.wait_connected(30)
-        wait_for_arena(client)
+    with serving((), ARENA_BYTES, engine="bench", rank=-1, timeouts=Timeouts()) as (_, client):
         for by_hashes in (False, True):
             for tokens in LENGTHS:
                 runs: dict[str, list[float]] = defaultdict(list)

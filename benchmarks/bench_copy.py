@@ -28,11 +28,10 @@ from typing import TypeVar
 
 import torch
 
-from benchmarks.arena import wait_for_arena
 from benchmarks.rows import Rows, say
-from kvclient import Blocks, CacheSpec, Client, DeviceBuffer, Lease, RegionRun, Timeouts, full_group
+from benchmarks.serving import serving
+from kvclient import Blocks, CacheSpec, Client, DeviceBuffer, Lease, RegionRun, full_group
 from kvclient.values import RetrieveResult, StoreResult
-from kvserver.replay.served import Served
 from kvserver.wire.messages import KEY_BYTES
 
 MIB = 1 << 20
@@ -45,7 +44,6 @@ REQUESTS_MIN, REQUESTS_MAX = 6, 200
 ROUNDS = 6
 """The first one warms up."""
 SINGLES = 48
-PATIENT = Timeouts(lookup_s=5.0, store_s=60.0, retrieve_s=60.0, register_s=120.0)
 T = TypeVar("T")
 
 
@@ -299,29 +297,20 @@ def main() -> None:
     device = torch.cuda.get_device_name(0)
     rows = Rows("copy", as_json=given.json, config=f"{device}, torch {torch.__version__}, 256-token chunks, shuffled")
     arena = 2 * max(BURST_BYTES, REQUESTS_MIN * max(requests))
-    with Served(("--http-port", "0", "--slab-bytes", str(512 * MIB)), arena) as served:
-        client = Client(str(served.socket), engine="bench-copy", timeouts=PATIENT)
-        assert client.wait_connected(30), served.last_words()
-        wait_for_arena(client)
+    with serving(("--slab-bytes", str(512 * MIB)), arena, engine="bench-copy") as (_, client):
         link = Link(256 * MIB)
         CEILINGS.update({kind: link.sample(kind) for kind in ("store", "retrieve")})
         say(f"link {CEILINGS}")
-        try:
-            for engine_kind in given.engine.split(","):
-                if engine_kind != "idle":
-                    measure_link(rows, link, engine_kind)
-                for mode in given.modes.split(","):
-                    for kib in map(int, given.pages_kib.split(",")):
-                        for request_bytes in requests:
-                            measure(
-                                client, rows, link, mode=mode, kib=kib, request_bytes=request_bytes,
-                                engine_kind=engine_kind,
-                            )  # fmt: skip
-                say(str([mover["facts"] for mover in client.status()["movers"]]))
-        except BaseException:
-            say(served.last_words())
-            raise
-        client.close()
+        for engine_kind in given.engine.split(","):
+            if engine_kind != "idle":
+                measure_link(rows, link, engine_kind)
+            for mode in given.modes.split(","):
+                for kib in map(int, given.pages_kib.split(",")):
+                    for request_bytes in requests:
+                        measure(
+                            client, rows, link, mode=mode, kib=kib, request_bytes=request_bytes, engine_kind=engine_kind
+                        )
+            say(str([mover["facts"] for mover in client.status()["movers"]]))
 
 
 if __name__ == "__main__":

@@ -20,12 +20,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from benchmarks.arena import wait_for_arena
 from benchmarks.rows import Rows, say
+from benchmarks.serving import serving
 from kvclient.client import Cache, Client
-from kvclient.values import Blocks, CacheSpec, HostBuffer, RetrieveResult, StoreResult, Timeouts, full_group
+from kvclient.values import Blocks, CacheSpec, HostBuffer, RetrieveResult, StoreResult, full_group
 from kvserver._native import Pattern, copy_seconds, create_memfd
-from kvserver.replay.served import Served
 from kvserver.wire.messages import KEY_BYTES, RegionRun
 
 REGIONS_OF_PAGE = {
@@ -49,7 +48,6 @@ WIPE = struct.Struct("<QQQ")
 MIB = 1 << 20
 NAMESPACE_TAIL = struct.Struct(">28sI")
 T = TypeVar("T")
-PATIENT = Timeouts(lookup_s=5.0, store_s=60.0, retrieve_s=60.0)
 
 
 class Pool:
@@ -194,11 +192,7 @@ def run(*, request_bytes: int, page_sizes: tuple[int, ...], rounds: int, as_json
     rows = Rows(
         "host", as_json=as_json, config=f"requests of {request_bytes / MIB:g} MiB, 256-token chunks, shuffled blocks"
     )
-    slab = str(request_bytes)
-    with Served(("--http-port", "0", "--slab-bytes", slab), arena_bytes) as served:
-        client = Client(str(served.socket), engine="bench-host", timeouts=PATIENT)
-        assert client.wait_connected(30), served.last_words()
-        wait_for_arena(client)
+    with serving(("--slab-bytes", str(request_bytes)), arena_bytes, engine="bench-host") as (_, client):
         for page_bytes in page_sizes:
             pool = Pool(client, page_bytes, request_bytes)
             ceiling = Ceiling(request_bytes)
@@ -221,7 +215,6 @@ def run(*, request_bytes: int, page_sizes: tuple[int, ...], rounds: int, as_json
             client.clear(pool.namespace)
             pool.close()
             ceiling.close()
-        client.close()
 
 
 def main() -> None:

@@ -22,12 +22,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from benchmarks.arena import wait_for_arena
+from benchmarks import device_cache
 from benchmarks.bench_copy import Link
 from benchmarks.rows import Rows, say
-from kvclient import Blocks, CacheSpec, Client, DeviceBuffer, Timeouts, full_group, namespace_digest
-from kvclient.layouts import describe
-from kvserver.replay.served import Served
+from benchmarks.serving import serving
+from kvclient import Blocks, Client, namespace_digest
 from kvserver.wire.messages import KEY_BYTES
 
 LAYERS, HEADS, HEAD, BLOCK_TOKENS, CHUNK_TOKENS = 62, 4, 128, 16, 256
@@ -38,7 +37,6 @@ TOKEN_BYTES = LAYERS * 2 * (HEADS * HEAD + HEADS * 4)
 MIB = 1 << 20
 SLAB_BYTES = 512 * MIB
 NAMESPACE = namespace_digest({"model": "bench_prompt"})
-PATIENT = Timeouts(lookup_s=5.0, store_s=60.0, retrieve_s=60.0, register_s=120.0)
 CHUNK_ROUNDS = 60
 T = TypeVar("T")
 
@@ -51,18 +49,15 @@ class Pool:
         self.blocks = blocks
         self.values = torch.zeros((2 * LAYERS, blocks, PAGE_BYTES), dtype=torch.uint8, device="cuda")
         self.scales = torch.zeros((2 * LAYERS, blocks, SCALES), dtype=torch.float32, device="cuda")
-        described = describe([*self.values, *self.scales], blocks=blocks, block_dim=0)
-        self.cache = client.register_cache(
-            CacheSpec(
-                name="kv",
-                namespace=NAMESPACE,
-                chunk_tokens=CHUNK_TOKENS,
-                buffers=[DeviceBuffer(*extent) for extent in described.extents],
-                groups=[full_group(block_tokens=BLOCK_TOKENS, blocks=blocks, regions=described.regions)],
-                device="cuda",
-            )
+        self.cache = device_cache.register(
+            client,
+            [*self.values, *self.scales],
+            namespace=NAMESPACE,
+            blocks=blocks,
+            block_dim=0,
+            block_tokens=BLOCK_TOKENS,
+            chunk_tokens=CHUNK_TOKENS,
         )
-        assert self.cache.wait_registered(120), self.cache
 
     @property
     def memory(self) -> tuple[Tensor, Tensor]:
@@ -203,21 +198,12 @@ def main() -> None:
     arena = -(-max(lengths) * TOKEN_BYTES // SLAB_BYTES) * SLAB_BYTES + 2 * SLAB_BYTES
     config = f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, {TOKEN_BYTES} bytes a token, shuffled"
     rows = Rows("prompt", as_json=given.json, config=config)
-    with (
-        Served(("--http-port", "0", "--slab-bytes", str(SLAB_BYTES)), arena) as served,
-        Client(str(served.socket), engine="bench-prompt", timeouts=PATIENT) as client,
-    ):
-        assert client.wait_connected(30), served.last_words()
-        try:
-            pool = Pool(client, 2 * max(lengths) // BLOCK_TOKENS)
-            wait_for_arena(client)
-            link = Link(256 * MIB)
-            for tokens in lengths:
-                measure(pool, rows, link, tokens=tokens, rounds=given.rounds)
-            say(str([mover["facts"] for mover in client.status()["movers"]]))
-        except BaseException:
-            say(served.last_words())
-            raise
+    with serving(("--slab-bytes", str(SLAB_BYTES)), arena, engine="bench-prompt") as (_, client):
+        pool = Pool(client, 2 * max(lengths) // BLOCK_TOKENS)
+        link = Link(256 * MIB)
+        for tokens in lengths:
+            measure(pool, rows, link, tokens=tokens, rounds=given.rounds)
+        say(str([mover["facts"] for mover in client.status()["movers"]]))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from array import array
 from collections.abc import Callable
 from multiprocessing.synchronize import Event
 
-from benchmarks.arena import wait_for_arena
 from benchmarks.rows import Rows, say
+from benchmarks.serving import serving
 from kvclient.client import Client
 from kvclient.values import Blocks, CacheSpec, HostBuffer, Timeouts, full_group
 from kvserver._native import create_memfd
@@ -129,10 +129,7 @@ def run(*, chains: int, count: int, rounds: int, storers: int, as_json: bool) ->
     arena_bytes = (chains * CHAIN_CHUNKS * 4096 >> 28) + 9 << 28
     rows = Rows("service", as_json=as_json, config=f"{chains * CHAIN_CHUNKS} chunks, arena {arena_bytes >> 20} MiB")
     flags = ("--http-port", str(HTTP_PORT))
-    with Served(flags, arena_bytes) as served:
-        client = Client(str(served.socket), engine="bench", timeouts=PATIENT)
-        assert client.wait_connected(30), served.last_words()
-        wait_for_arena(client)
+    with serving(flags, arena_bytes, engine="bench", timeouts=PATIENT) as (served, client):
         namespace = bytes(31) + b"\x01"
         empty_mib = brain_rss_mib(served.pid)
         prompts = fill(client, namespace, chains)
@@ -157,7 +154,6 @@ def run(*, chains: int, count: int, rounds: int, storers: int, as_json: bool) ->
         rows.add("lookup_512_handle_us", handles, "us")
         rows.add("lookup_512_busy_p50_us", busy(served, storers, look, rounds), "us")
         rows.add("store_4_p50_us", stores(client, count // 4, rounds), "us")
-        client.close()
 
 
 def busy(served: Served, storers: int, look: Callable[[int], list[float]], rounds: int) -> list[float]:

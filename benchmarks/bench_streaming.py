@@ -21,10 +21,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from benchmarks import bench_host
-from benchmarks.arena import wait_for_arena
 from benchmarks.rows import Rows, say
+from benchmarks.serving import serving
 from kvclient import Blocks, Cache, Client, Lease
-from kvserver.replay.served import Served
 from kvserver.wire.messages import KEY_BYTES
 
 MIB = 1 << 20
@@ -190,21 +189,13 @@ def main() -> None:
         disk = ("--disk-paths", directory, "--disk-bytes", str(2 * PROMPTS * request_bytes))
         disk += ("--disk-segment-bytes", str(SEGMENT_BYTES), "--disk-write-policy", "through")
         disk += ("--disk-engine", given.engine, "--slab-bytes", str(request_bytes))
-        with Served(disk, ARENA_PROMPTS * request_bytes) as served:
-            client = Client(str(served.socket), engine="bench-streaming", timeouts=bench_host.PATIENT)
-            assert client.wait_connected(30), served.last_words()
-            wait_for_arena(client)
+        with serving(disk, ARENA_PROMPTS * request_bytes, engine="bench-streaming") as (_, client):
             until("the disk tier", lambda: client.status()["disk_state"] == "ready")
-            try:
-                pool = pool_of(given.device, client, request_bytes)
-                measure(rows, given.device, store_all(client, pool), pool.request_bytes)
-                say(str(client.status()["counters"]["disk_faults"]))
-                client.unregister(pool.cache).result(30)
-                pool.close()
-            except BaseException:
-                say(served.last_words())
-                raise
-            client.close()
+            pool = pool_of(given.device, client, request_bytes)
+            measure(rows, given.device, store_all(client, pool), pool.request_bytes)
+            say(str(client.status()["counters"]["disk_faults"]))
+            client.unregister(pool.cache).result(30)
+            pool.close()
 
 
 if __name__ == "__main__":

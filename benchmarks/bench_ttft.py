@@ -26,13 +26,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.arena import wait_for_arena
+from benchmarks import device_cache
 from benchmarks.bench_copy import Link
 from benchmarks.llama import Decoder, Shape, fastest_attention
 from benchmarks.rows import Rows, say
-from kvclient import Blocks, Cache, CacheSpec, Client, DeviceBuffer, Timeouts, chunk_keys, full_group, namespace_digest
-from kvclient.layouts import describe
-from kvserver.replay.served import Served
+from benchmarks.serving import serving
+from kvclient import Blocks, Client, chunk_keys, namespace_digest
 from kvserver.wire.messages import KEY_BYTES
 
 MIB = 1 << 20
@@ -43,7 +42,6 @@ NEAR = 0.5
 """Logits of one prompt, computed in another order, differ by a few hundredths of their spread; those of another prompt
 by several times their spread."""
 NAMESPACE = namespace_digest({"model": "bench_ttft"})
-PATIENT = Timeouts(lookup_s=5.0, store_s=60.0, retrieve_s=60.0, register_s=120.0)
 
 
 class Timed(NamedTuple):
@@ -66,24 +64,16 @@ class Engine:
         attention = fastest_attention(shape, device)
         self.decoder = Decoder(shape, blocks=self.blocks, positions=tokens, attention=attention, device=device)
         self.attention = attention.__name__
-        self.cache = self._register()
-
-    def _register(self) -> Cache:
-        layers = list(self.decoder.cache)
-        described = describe(layers, blocks=self.blocks, block_dim=1)
-        group = full_group(block_tokens=self.shape.block_tokens, blocks=self.blocks, regions=described.regions)
-        cache = self.client.register_cache(
-            CacheSpec(
-                name="kv",
-                namespace=NAMESPACE,
-                chunk_tokens=CHUNK_TOKENS,
-                buffers=[DeviceBuffer(*extent) for extent in described.extents],
-                groups=[group],
-                device=self.device,
-            )
+        self.cache = device_cache.register(
+            client,
+            list(self.decoder.cache),
+            namespace=NAMESPACE,
+            blocks=self.blocks,
+            block_dim=1,
+            block_tokens=shape.block_tokens,
+            chunk_tokens=CHUNK_TOKENS,
+            device=device,
         )
-        assert cache.wait_registered(120), cache
-        return cache
 
     def first_token(self, prepare: Callable[[], None], tokens: Tensor, block_ids: Tensor, computed: int) -> Timed:
         """`prepare` is part of it. Everything before has ended on the device."""
@@ -217,23 +207,14 @@ def main() -> None:
     arena = -(-max(prefixes) * shape.token_bytes // slab) * slab + 2 * slab
     torch.manual_seed(7)
     device = torch.cuda.get_device_name(0)
-    with (
-        Served(("--http-port", "0", "--slab-bytes", str(slab)), arena) as served,
-        Client(str(served.socket), engine="bench-ttft", timeouts=PATIENT) as client,
-    ):
-        assert client.wait_connected(30), served.last_words()
-        try:
-            engine = Engine(client, shape, prefix_tokens_max=max(prefixes))
-            config = f"{device}, torch {torch.__version__}, {engine.attention}, steps of 8192, random weights"
-            rows = Rows("ttft", as_json=given.json, config=config)
-            wait_for_arena(client)
-            link = Link(LINK_BYTES)
-            for prefix_tokens in prefixes:
-                measure(engine, rows, link, prefix_tokens=prefix_tokens, rounds=given.rounds)
-            say(str([mover["facts"] for mover in client.status()["movers"]]))
-        except BaseException:
-            say(served.last_words())
-            raise
+    with serving(("--slab-bytes", str(slab)), arena, engine="bench-ttft") as (_, client):
+        engine = Engine(client, shape, prefix_tokens_max=max(prefixes))
+        config = f"{device}, torch {torch.__version__}, {engine.attention}, steps of 8192, random weights"
+        rows = Rows("ttft", as_json=given.json, config=config)
+        link = Link(LINK_BYTES)
+        for prefix_tokens in prefixes:
+            measure(engine, rows, link, prefix_tokens=prefix_tokens, rounds=given.rounds)
+        say(str([mover["facts"] for mover in client.status()["movers"]]))
 
 
 if __name__ == "__main__":

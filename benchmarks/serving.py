@@ -1,18 +1,45 @@
-"""Waiting for the arena, so that a benchmark measures neither its growth nor page faults."""
+"""A server of a benchmark's own, and a client of it."""
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from benchmarks.rows import say
 from kvclient.client import Client
+from kvclient.values import Timeouts
+from kvserver.replay.served import Served
 
+CONNECT_S = 60.0
 GROW_S_MAX = 300.0
+PATIENT = Timeouts(lookup_s=5.0, store_s=60.0, retrieve_s=60.0, register_s=120.0)
+"""No deadline that a busy machine meets: what is late is to be seen as a time, not as a miss."""
 
 
-def wait_for_arena(client: Client) -> None:
-    """Until all of it has been touched."""
+@contextmanager
+def serving(
+    flags: Sequence[str], arena_bytes: int, *, engine: str, rank: int = 0, timeouts: Timeouts = PATIENT
+) -> Iterator[tuple[Served, Client]]:
+    """Both, when all of the arena has been touched. The end of the server's log is printed if the benchmark fails."""
+    with Served(flags, arena_bytes) as served:
+        failed = True
+        try:
+            with Client(served.socket, engine=engine, rank=rank, timeouts=timeouts) as client:
+                if not client.wait_connected(CONNECT_S):
+                    raise TimeoutError(f"the server did not answer within {CONNECT_S:g} s")
+                _wait_for_arena(client)
+                yield served, client
+            failed = False
+        finally:
+            if failed:
+                say(served.last_words())
+
+
+def _wait_for_arena(client: Client) -> None:
+    """So that a benchmark measures neither its growth nor page faults."""
     deadline = time.monotonic() + GROW_S_MAX
     while time.monotonic() < deadline:
         arena = client.status()["arena"]
         if arena["ready_bytes"] == arena["total_bytes"]:
             return
         time.sleep(0.1)
-    raise RuntimeError("the arena did not grow to its size")
+    raise TimeoutError(f"the arena did not grow to its size within {GROW_S_MAX:g} s")

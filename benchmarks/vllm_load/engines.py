@@ -82,11 +82,10 @@ class Engines:
         self._stack = ExitStack()
 
     def __enter__(self) -> list[Arm]:
-        try:
-            return [self._start(kind) for kind in self._kinds]
-        except BaseException:
-            self._stack.close()
-            raise
+        with self._stack as started:  # one that does not start ends those before it
+            arms = [self._start(kind) for kind in self._kinds]
+            self._stack = started.pop_all()
+        return arms
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
