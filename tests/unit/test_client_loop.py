@@ -79,6 +79,20 @@ def test_loop_ends_after_its_last_conversation_and_takes_no_more(loop: Loop) -> 
     assert not loop.post(lambda: None)
 
 
+def test_a_post_that_was_taken_happens_before_the_loop_ends(loop: Loop) -> None:
+    taken: list[bool] = []
+    done = threading.Event()
+
+    def begin() -> None:
+        loop.stop()
+        loop.post(lambda: taken.append(loop.post(done.set)))  # in the turn in which the loop could end
+
+    loop.post(begin)
+    assert loop.join(WAIT_S)
+    assert taken == [True]
+    assert done.is_set()
+
+
 # ---------------------------------------------------------------- guests
 
 

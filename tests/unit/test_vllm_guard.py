@@ -210,6 +210,7 @@ def test_without_a_bug_the_prompt_is_retrieved_and_the_other_stored() -> None:
     assert all(set(TABLE[1:9]) <= client.written for client in engine.clients)
     counts = engine.scheduler.take_counts()
     assert (counts["retrieves"], counts["stores"], counts.get("bugs", 0)) == (1, 2, 0)
+    assert not engine.scheduler._promised, "a request that is no more leaves nothing behind"
 
 
 HANDS_OVER = ("scheduler.step", "worker.take_ended", "client.retrieve", "client.store", "pool.touch")
@@ -237,6 +238,7 @@ def test_the_engine_goes_on_whichever_call_raises(when: str, place: str, caplog:
         assert len(traces) == 1
         bugs = [half.take_counts().get("bugs", 0) for half in (engine.scheduler, *engine.workers)]
         assert sum(bugs) == 1
+        assert not any("bugs" in half.take_counts() for half in (engine.scheduler, *engine.workers))
     else:
         raise AssertionError("never got through untouched")
     assert raised or place in NEVER_CALLED
@@ -244,13 +246,16 @@ def test_the_engine_goes_on_whichever_call_raises(when: str, place: str, caplog:
 
 def test_what_is_meant_to_end_the_process_gets_through() -> None:
     engine = Engine()
-    engine.inner.new = interrupted  # type: ignore[method-assign]
+    engine.inner.new = interrupted_by(KeyboardInterrupt())  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         engine.scheduler.new(request())
 
 
-def interrupted(asked: Any) -> None:
-    raise KeyboardInterrupt
+def interrupted_by(problem: BaseException) -> Callable[..., Any]:
+    def call(*_: object) -> Any:
+        raise problem
+
+    return call
 
 
 def test_a_bug_in_what_the_engine_tells_is_caught_as_well() -> None:
@@ -265,6 +270,16 @@ def test_a_bug_in_what_the_engine_tells_is_caught_as_well() -> None:
     assert (order.request, order.refused, stores) == ("held", "connector-bug", ())
     assert [(item.first_block, list(item.block_ids)) for item in order.blocks] == [(1, TABLE[1:9])]
     assert engine.scheduler.step(broken) == ((), ())
+
+
+def test_what_was_promised_and_not_ordered_fails_behind_the_engines_own_prefix() -> None:
+    engine, asked = Engine(), request("held")
+    assert engine.match(asked) > 0
+    engine.inner.allocated = interrupted_by(Boom())  # type: ignore[method-assign]
+    engine.scheduler.allocated(asked, [TABLE], 30)
+    (order,), _ = engine.scheduler.step(lambda: ([], lambda name: [TABLE]))
+    assert (order.hbm_tokens, order.end_tokens, order.refused) == (BLOCK, BLOCK + 30, "connector-bug")
+    assert [(item.first_block, list(item.block_ids)) for item in order.blocks] == [(1, TABLE[1:9])]
 
 
 def test_ranks_that_disagree_are_still_refused_at_the_start() -> None:

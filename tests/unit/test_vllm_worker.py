@@ -145,6 +145,17 @@ def test_what_was_refused_and_then_given_up_is_reported_once() -> None:
     assert bench.worker.take_ended().reports == []
 
 
+def test_what_runs_is_not_given_up_with_the_rest() -> None:
+    """Its blocks are still being written."""
+    bench = Bench()
+    bench.worker.begin([retrieve(1)], [store(3)])
+    bench.worker.ends.note([retrieve(1), store(3)])  # again, as after a bug
+    bench.worker.ends.end_unbegun("given-up")
+    assert [report.job for report in bench.worker.take_ended().reports] == [3]
+    bench.client.futures[0].set_result(RetrieveResult(True, 8, ""))
+    assert [report.job for report in bench.worker.take_ended().reports] == [1]
+
+
 @pytest.mark.parametrize(("is_there", "waits"), [(True, ["connected", "registered"]), (False, ["connected"])])
 def test_an_engine_waits_for_a_server_only_if_there_is_one(is_there: bool, waits: list[str]) -> None:
     client = Client(is_there=is_there)
