@@ -93,6 +93,13 @@ class Connection:
         self._gate.shut(why)
         self.probe()
 
+    def job_overdue(self, session: Session, asked_s: float, why: str) -> None:
+        """As trip(), unless the server has said something else meanwhile: then it is a disk or a mover that is late."""
+        if session.heard_s > max(asked_s, time.monotonic() - self.timeouts.probe_s):
+            self.counters.add("timeouts")
+        else:
+            self.trip(why)
+
     def probe(self) -> None:
         self.loop.settle(self._tripped)
 

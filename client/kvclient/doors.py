@@ -5,8 +5,10 @@ any more, and ends every wait when the connection is lost.
 """
 
 import logging
+import math
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeVar
@@ -145,6 +147,8 @@ class Door:
         self._on_lost = on_lost
         self._asks: dict[int, Waiter] = {}
         self._lost: Lost | None = None
+        self.heard_s = -math.inf
+        """When the last frame came."""
         loop.watch(transport.source, self._readable)
 
     async def ask(self, request: Request, expects: type[R], due_s: float, *, descriptor: int = -1) -> R:
@@ -206,6 +210,7 @@ class Door:
                 received = None if self._lost else self._transport.receive()
                 if received is None:
                     return
+                self.heard_s = time.monotonic()
                 self._take(*received)
         except OSError as problem:
             self.lose(Lost("connection-lost", str(problem)))

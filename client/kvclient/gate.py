@@ -1,7 +1,7 @@
 """The circuit breaker: whether the server may be asked at all. Shut, a call costs one attribute read.
 
-It is shut until the first connection, after every timeout, and after a loss of the connection; only the background
-thread opens it, when the server has answered a probe.
+It is shut until the first connection, after a timeout in which the server was silent, and after a loss of the
+connection; only the background thread opens it, when the server has answered a probe.
 """
 
 import random

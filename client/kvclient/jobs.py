@@ -96,12 +96,13 @@ class Jobs:
             return StoreResult(0, 0, 0, "busy")
         word = session.words.popleft()
         generation = session.board.begin(word)
+        asked_s = time.monotonic()
         try:
             head = next(session.ids), registration.number, word, generation, _patience_ms(due_s)
             request = Store(*head, part.first_chunk, part.parent, part.keys, part.groups)
             reply = await session.ask(request, Stored, due_s)
         except Trouble as trouble:
-            self._note(session, "store", trouble)
+            self._note(session, "store", asked_s, trouble)
             late = session.board.abandon_store(word, generation) == DONE
             return StoreResult(0, 0, 0, "late" if late else trouble.why)
         finally:
@@ -164,13 +165,14 @@ class Jobs:
         registration.users += 1
         if cache.device is not None:
             cache.device.retrieve_begins()
+        asked_s = time.monotonic()
         try:
             head = next(session.ids), registration.number, lease.number, word, generation, _patience_ms(due_s)
             request = Retrieve(*head, groups, more)
             await session.ask(request, Retrieved, due_s)
             why = "doubt"
         except Trouble as trouble:
-            self._note(session, "retrieve", trouble)
+            self._note(session, "retrieve", asked_s, trouble)
             why = trouble.why
         finally:
             state = await self._quiet(registration, word, generation)
@@ -264,9 +266,9 @@ class Jobs:
             return trouble.why
         return ""
 
-    def _note(self, session: Session, kind: str, trouble: Trouble) -> None:
+    def _note(self, session: Session, kind: str, asked_s: float, trouble: Trouble) -> None:
         if isinstance(trouble, Overdue) and session.lost is None:
-            self._connection.trip(trouble.why)
+            self._connection.job_overdue(session, asked_s, trouble.why)
         log.debug("%s failed why=%s", kind, trouble)
 
     def _complete(self, answer: "Future[T]", result: T, problem: RequestError | None) -> None:

@@ -85,6 +85,11 @@ class Session:
         finally:
             self._asks_by_zmq -= 1
 
+    @property
+    def heard_s(self) -> float:
+        """When the server said something last, at either door."""
+        return max(self.local.heard_s, self.zmq.heard_s)
+
     def lose(self, lost: Lost) -> None:
         """Ends both connections and everything that waits on the session."""
         if self.lost is not None:

@@ -106,7 +106,8 @@ class Timeouts:
     connect_s: float = 5.0
     """From a connection that was accepted to the end of the handshake."""
     probe_s: float = 1.0
-    """After a timeout: how long the background probe waits for a sign of life before it tries again."""
+    """After a timeout: how long the background probe waits for a sign of life before it tries again. A job's timeout
+    leads to a probe when the server has said nothing for as long."""
     backoff_first_s: float = 0.02
     backoff_max_s: float = 1.0
     """Between attempts to connect, probe or register; doubles from first to max, with jitter."""

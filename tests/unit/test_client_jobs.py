@@ -424,6 +424,26 @@ def test_job_cannot_be_cancelled_while_its_blocks_are_busy(tmp_path: Path) -> No
         assert future.result(WAIT_S).chunks == 2
 
 
+def test_deadline_of_a_job_does_not_trip_the_breaker_while_the_server_talks(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        at.fake.hold.add(wire.Retrieve)
+        future = start_retrieve(at, timeout_s=0.5)
+        while not future.done():
+            turns(at)
+        assert future.result(0).why == "timeout"
+        assert at.client.connected
+        assert (at.client.counters.timeouts, at.client.counters.trips) == (1, 0)
+
+
+def test_what_the_server_said_long_before_the_deadline_does_not_count(tmp_path: Path) -> None:
+    with rig(tmp_path, probe_s=0.01) as at:
+        at.fake.hold.add(wire.Retrieve)
+        future = start_retrieve(at, timeout_s=0.5)
+        turns(at)
+        assert future.result(WAIT_S).why == "timeout"
+        assert at.client.counters.trips == 1
+
+
 def test_deadline_of_a_job_trips_the_breaker(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         at.fake.hold |= {wire.Store, wire.Status}
