@@ -9,7 +9,6 @@ import argparse
 import errno
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +19,7 @@ from typing import NamedTuple
 from tests.process import disk_faults_io as io
 from tests.process import disk_faults_kills as kills
 from tests.process import disk_faults_stops as stops
+from tests.process.campaign import counted, run_campaign
 from tests.process.disk_faults_mover import Kind
 
 STALL_S = 5.0
@@ -48,10 +48,9 @@ def run_kills(count: int, seed: int) -> str:
         for _ in range(count):
             campaign.round()
         took_s = (time.monotonic() - began_s) / count
-    told = ", ".join(f"{what} {seen}" for what, seen in sorted(campaign.seen.items()))
     return (
         f"{count} kills, {took_s:.2f} s each, ready again after {median(campaign.ready_s):.2f} s "
-        f"(longest {max(campaign.ready_s):.2f}); {told}"
+        f"(longest {max(campaign.ready_s):.2f}); {counted(campaign.seen)}"
     )
 
 
@@ -94,8 +93,7 @@ def run_stops(scenario: Callable[[stops.StopScene, int], None], patience_ms: int
             scene.begin(round_)
             scenario(scene, round_)
             scene.end()
-    told = ", ".join(f"{what} {seen}" for what, seen in sorted(scene.seen.items()))
-    return f"{told}; longest /healthz {scene.health_s * 1e3:.0f} ms"
+    return f"{counted(scene.seen)}; longest /healthz {scene.health_s * 1e3:.0f} ms"
 
 
 def main() -> int:
@@ -116,20 +114,7 @@ def main() -> int:
         for lasting in (False, True):
             named = f"io-{name}-{'lasting' if lasting else 'once'}"
             jobs[named] = partial(run_io_alone, fault, lasting=lasting, first=part, every=parts)
-    failed = []
-    for name, job in jobs.items():
-        if options.only not in name:
-            continue
-        began_s = time.monotonic()
-        try:
-            told = job()
-        except Exception:  # one failure hides no other
-            failed.append(name)
-            traceback.print_exc()
-            told = "FAILED"
-        print(f"{name}: {told} ({time.monotonic() - began_s:.0f} s)", flush=True)
-    print(f"disk faults: {'FAILED: ' + ', '.join(failed) if failed else 'ok'}")
-    return 1 if failed else 0
+    return run_campaign("disk faults", jobs, only=options.only)
 
 
 if __name__ == "__main__":

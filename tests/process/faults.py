@@ -6,13 +6,12 @@ what failed and the server's log. Scenarios with SIGSTOP run four times as many 
 
 import argparse
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from tests.process import deaths, lives, stops
+from tests.process.campaign import counted, run_campaign
 from tests.process.scene import Scene, open_scene
 
 GIL_S = 120.0
@@ -72,24 +71,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="scenarios whose name contains this")
     parser.add_argument("--gil-seconds", type=float, default=GIL_S, help="how long a worker holds the GIL")
     options = parser.parse_args()
-    jobs = {name: partial(run, name, options.rounds * scenario.rounds_factor) for name, scenario in SCENARIOS.items()}
-    jobs["gil-holder"] = partial(run_gil, options.gil_seconds)
-    failed = []
-    for name, job in jobs.items():
-        if options.only not in name:
-            continue
-        began_s = time.monotonic()
-        try:
-            seen = job()
-        except Exception:  # one failure hides no other
-            failed.append(name)
-            traceback.print_exc()
-            print(f"{name}: FAILED after {time.monotonic() - began_s:.0f} s", flush=True)
-            continue
-        told = ", ".join(f"{what} {count}" for what, count in sorted(seen.items()))
-        print(f"{name}: ok in {time.monotonic() - began_s:.0f} s; {told}", flush=True)
-    print(f"faults: {'FAILED: ' + ', '.join(failed) if failed else 'ok'}")
-    return 1 if failed else 0
+    runs = {name: partial(run, name, options.rounds * scenario.rounds_factor) for name, scenario in SCENARIOS.items()}
+    runs["gil-holder"] = partial(run_gil, options.gil_seconds)
+    return run_campaign("faults", {name: partial(_told, seen) for name, seen in runs.items()}, only=options.only)
+
+
+def _told(seen: Callable[[], dict[str, int]]) -> str:
+    return counted(seen())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,27 @@
+"""The long runs tell of every scenario, and say at the end whether all held."""
+
+import pytest
+
+from tests.process.campaign import counted, run_campaign
+
+
+def wrong() -> str:
+    raise AssertionError("3 wrong bytes")
+
+
+def test_a_scenario_that_fails_hides_no_other_and_is_the_status(capsys: pytest.CaptureFixture[str]) -> None:
+    scenarios = {"one": lambda: counted({"rounds": 3, "kills": 2}), "two": wrong, "three": lambda: "fine"}
+    assert run_campaign("faults", scenarios, only="") == 1
+    told = capsys.readouterr()
+    assert [line.split(" (")[0] for line in told.out.splitlines()] == [
+        "one: ok, kills 2, rounds 3",
+        "two: FAILED",
+        "three: ok, fine",
+        "faults: FAILED: two",
+    ]
+    assert "3 wrong bytes" in told.err
+
+
+def test_only_what_is_named_is_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_campaign("faults", {"one": lambda: "fine", "two": wrong}, only="on") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "faults: ok"
