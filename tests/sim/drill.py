@@ -6,28 +6,20 @@ when a bug survives.
 """
 
 import argparse
-import os
-import shutil
-import subprocess
 import sys
-import sysconfig
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
-import kvserver._native as native
+from tests.drilling import Copy, copy_with, text_with
 
 from . import mutations_disk
 from .mutations import MUTATIONS as CORE_MUTATIONS
 from .mutations import Mutation
 
 MUTATIONS = (*CORE_MUTATIONS, *mutations_disk.MUTATIONS)
-ROOT = Path(__file__).resolve().parents[2]
 SEED0 = 500_000
 """Other seeds than those that `make sim` runs by default."""
-SECONDS_MAX = 600
 UNIT_TESTS = tuple(
     f"tests/unit/test_{name}.py"
     for name in (
@@ -66,7 +58,7 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [mutation for mutation in MUTATIONS if options.only in mutation.name]
     for mutation in chosen:
-        _mutated(mutation)
+        text_with(mutation, "kvserver")
     began = time.monotonic()
     survivors = 0
     print(f"{'mutation':<52}{'seeds':>6}{'s':>7}  noticed by", flush=True)
@@ -79,56 +71,23 @@ def main() -> int:
     return 1 if survivors else 0
 
 
-def _mutated(mutation: Mutation) -> str:
-    """The text of the file with the bug in it; an error when the drill no longer fits the code."""
-    text = (ROOT / "kvserver" / mutation.file).read_text()
-    count = text.count(mutation.old)
-    if count != 1:
-        raise SystemExit(f"{mutation.name}: its text stands {count} times in kvserver/{mutation.file}, expected once")
-    return text.replace(mutation.old, mutation.new)
-
-
 def _try(mutation: Mutation, seeds: int, events: int) -> Verdict:
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="kvserver-drill-") as folder:
-        shutil.copytree(ROOT / "kvserver", Path(folder) / "kvserver", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(native.__file__, Path(folder) / "kvserver")
-        (Path(folder) / "kvserver" / mutation.file).write_text(_mutated(mutation))
-        by, count, message = ("", 0, "") if mutation.unseen else _hunt(folder, seeds, events)
-        if not by:
-            by, message = _unit_tests(folder)
+    with copy_with(mutation, "kvserver") as copy:
+        by, count, message = ("", 0, "") if mutation.unseen else _hunt(copy, seeds, events)
+        if not by and (message := copy.failed_test(UNIT_TESTS)):
+            by = "unit tests"
     return Verdict(mutation, by, count, message, time.monotonic() - began)
 
 
-def _hunt(folder: str, seeds: int, events: int) -> tuple[str, int, str]:
-    arguments = [sys.executable, "-S", "-P", "-c", HUNT, str(SEED0), str(seeds), str(events), folder]
-    run = subprocess.run(
-        arguments, cwd=ROOT, env=_environment(folder), capture_output=True, text=True, timeout=SECONDS_MAX, check=False
-    )
+def _hunt(copy: Copy, seeds: int, events: int) -> tuple[str, int, str]:
+    run = copy.run("-c", HUNT, str(SEED0), str(seeds), str(events), str(copy.folder))
     if run.returncode:
         raise SystemExit(f"the simulator could not run: {run.stderr[-2000:]}")
     if not run.stdout:
         return "", seeds, ""
     seed, count, message = run.stdout.rstrip("\n").split("\t", 2)
     return f"seed {seed}", int(count), message
-
-
-def _unit_tests(folder: str) -> tuple[str, str]:
-    arguments = [sys.executable, "-S", "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *UNIT_TESTS]
-    run = subprocess.run(
-        arguments, cwd=ROOT, env=_environment(folder), capture_output=True, text=True, timeout=SECONDS_MAX, check=False
-    )
-    failed = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
-    if run.returncode and not failed:
-        raise SystemExit(f"the unit tests could not run: {(run.stdout + run.stderr)[-2000:]}")
-    return ("unit tests", failed[0]) if failed else ("", "")
-
-
-def _environment(folder: str) -> dict[str, str]:
-    """No site: an editable installation would put the unbroken package first."""
-    packages = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    path = [folder, str(ROOT), str(ROOT / "client"), *sorted(packages)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,80 @@
+"""What the drills share: copies of both packages with a deliberate bug in one, and interpreters that run on them."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, Protocol
+
+import kvserver._native as native
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = {"kvserver": ROOT / "kvserver", "kvclient": ROOT / "client" / "kvclient"}
+SECONDS_MAX = 600
+
+Package = Literal["kvserver", "kvclient"]
+
+
+class Bug(Protocol):
+    """`old` stands exactly once in `file`, a path below its package, and becomes `new`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def file(self) -> str: ...
+    @property
+    def old(self) -> str: ...
+    @property
+    def new(self) -> str: ...
+
+
+class Copy:
+    """Both packages, one of them broken. `folder` is where they were imported from, for a program to make sure."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Python with these arguments. No site: an editable installation would put the unbroken packages first."""
+        outer = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+        path = os.pathsep.join([str(self.folder), str(ROOT), *outer])
+        return subprocess.run(
+            [sys.executable, "-S", "-P", *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+
+    def failed_test(self, tests: Sequence[str]) -> str:
+        """The first that fails of these files; empty when none does. An error when they cannot run."""
+        said = self.run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "30", *tests)
+        failed = [line for line in said.stdout.splitlines() if line.startswith("FAILED")]
+        if said.returncode and not failed:
+            raise SystemExit(f"the unit tests could not run: {(said.stdout + said.stderr)[-2000:]}")
+        return failed[0] if failed else ""
+
+
+def text_with(bug: Bug, package: Package) -> str:
+    """The text of the file with the bug in it; an error when the drill no longer fits the code."""
+    text = (PACKAGES[package] / bug.file).read_text()
+    if text.count(bug.old) != 1:
+        raise SystemExit(f"{bug.name}: its text stands {text.count(bug.old)} times in {bug.file}, expected once")
+    return text.replace(bug.old, bug.new)
+
+
+@contextmanager
+def copy_with(bug: Bug, package: Package) -> Iterator[Copy]:
+    with tempfile.TemporaryDirectory(prefix="kvserver-drill-") as folder:
+        for name, source in PACKAGES.items():
+            shutil.copytree(source, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(native.__file__, Path(folder) / "kvserver")
+        (Path(folder) / package / bug.file).write_text(text_with(bug, package))
+        yield Copy(Path(folder))
