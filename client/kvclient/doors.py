@@ -71,7 +71,10 @@ class ZmqTransport:
     for_guests = False
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", path: str) -> None:
-        self._socket = context.socket(zmq.DEALER)
+        try:
+            self._socket = context.socket(zmq.DEALER)
+        except zmq.ZMQError as problem:  # no descriptors are left
+            raise OSError(problem.errno, problem.strerror) from problem
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, ZMQ_RECONNECT_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, ZMQ_RECONNECT_MS_MAX)

@@ -7,7 +7,7 @@ fails at once, and the end of the server is its end of file.
 import itertools
 import os
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from kvclient.counters import Counters
@@ -47,12 +47,16 @@ class Session:
         self._loop = loop
         self._tied: set[Waiter] = set()
         self._asks_by_zmq = 0
-        try:
-            local = LocalTransport(local_path(path))
-        except OSError as problem:
-            raise Lost("not-connected", str(problem)) from problem
+        with ExitStack() as undo:
+            try:
+                local = LocalTransport(local_path(path))
+                undo.callback(local.close)
+                by_zmq = ZmqTransport(loop.context, path)
+            except OSError as problem:
+                raise Lost("not-connected", str(problem)) from problem
+            undo.pop_all()
         self.local = Door(loop, counters, local, self.lose)
-        self.zmq = Door(loop, counters, ZmqTransport(loop.context, path), self.lose)
+        self.zmq = Door(loop, counters, by_zmq, self.lose)
 
     async def open(self, identity: Identity, due_s: float) -> None:
         """Hello, then Attach. RequestError when the server refuses us, Trouble when it is not there."""

@@ -1,5 +1,6 @@
 """Connecting, registering and coming back: what the client does by itself while servers and movers come and go."""
 
+import errno
 import gc
 import logging
 import os
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zmq
 from client_rig import NAMESPACE, POOL_BYTES, QUICK, chunks, keys_of, rig, spec
 from fake_server import WAIT_S, FakeServer, descriptors_open, until
 
@@ -78,6 +80,25 @@ def test_server_that_speaks_something_else_is_named(tmp_path: Path) -> None:
         fake.raw[wire.Hello] = b"HTTP/1.1 400 Bad Request"
         with client_of(fake) as client, pytest.raises(RequestError, match="frame: not a reply of protocol 3"):
             client.wait_connected(WAIT_S)
+
+
+def test_a_process_without_descriptors_tries_again_and_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(context: object, kind: int) -> object:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    with FakeServer(tmp_path / "s") as fake, client_of(fake) as client:
+        assert client.wait_connected(WAIT_S)
+        before = len(descriptors_open())
+        with monkeypatch.context() as patch:
+            patch.setattr("zmq.Context.socket", none_left)
+            fake.close_attached()
+            until("some attempts", lambda: client.counters.connects_failed > 5)
+            until("their descriptors to be closed", lambda: len(descriptors_open()) <= before)
+            assert client.problem is None
+        assert client.wait_connected(WAIT_S)
+        assert client.counters.bugs == 0
 
 
 def test_server_that_never_answers_hello_is_asked_again_later(tmp_path: Path) -> None:
