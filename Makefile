@@ -25,7 +25,7 @@ help:
 	@echo 'make sim         the simulator: SEEDS=$(SEEDS) seeds from SEED0=$(SEED0); a failing seed is printed'
 	@echo 'make faults      processes killed and stopped at every instant: ROUNDS=$(ROUNDS) rounds, 4 times that with SIGSTOP'
 	@echo 'make leaks       OPERATIONS=$(OPERATIONS) stores, lookups and retrieves: does any process keep memory or descriptors?'
-	@echo 'make drill       deliberate bugs, one by one: which of them does the simulator catch?'
+	@echo 'make drill       deliberate bugs, one by one: which of them do the simulators and the unit tests catch?'
 	@echo 'make drill-device  the same for the GPU part: which of them do its tests on the simulated drivers catch?'
 	@echo 'make test-asan   the native tests under address and undefined-behaviour sanitizers'
 	@echo 'make bench       all benchmarks, one JSON object a row; for engines: python -m benchmarks.bench_vllm --help'
@@ -66,6 +66,8 @@ leaks: $(STAMP)
 
 drill: $(STAMP)
 	$(RUN)/python -m tests.sim.drill
+	$(RUN)/python -m tests.offload_sim.drill
+	$(RUN)/python -m tests.client_drill
 
 drill-device: $(STAMP)
 	$(RUN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])' \

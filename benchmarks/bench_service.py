@@ -18,7 +18,7 @@ from collections.abc import Callable
 from multiprocessing.synchronize import Event
 
 from benchmarks.rows import Rows, say
-from benchmarks.serving import serving
+from benchmarks.serving import HOST, free_port, serving
 from kvclient.client import Client
 from kvclient.values import Blocks, CacheSpec, HostBuffer, Timeouts, full_group
 from kvserver._native import create_memfd
@@ -28,7 +28,6 @@ from kvserver.wire.messages import KEY_BYTES, RegionRun
 CHAIN_CHUNKS = 512
 PAUSE_S = 0.0005
 PATIENT = Timeouts(lookup_s=2.0)
-HTTP_PORT = 19710
 
 
 def cache_spec(name: str, namespace: bytes, *, blocks: int, blocks_per_chunk: int, page_bytes: int) -> CacheSpec:
@@ -94,10 +93,10 @@ def storer(socket: str, number: int, ready: Event, stop: Event) -> None:
     client.close()
 
 
-def handle_us(before: tuple[float, float]) -> tuple[float, tuple[float, float]]:
+def handle_us(http_port: int, before: tuple[float, float]) -> tuple[float, tuple[float, float]]:
     """Mean microseconds inside Service.handle since `before`, and the totals now."""
     time.sleep(0.6)  # the brain publishes its counters every 250 ms
-    with urllib.request.urlopen(f"http://127.0.0.1:{HTTP_PORT}/metrics", timeout=5) as page:
+    with urllib.request.urlopen(f"http://{HOST}:{http_port}/metrics", timeout=5) as page:
         lines = page.read().decode().splitlines()
     total = {
         line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("kvserver_lookup_handle_seconds_")
@@ -128,8 +127,8 @@ def brain_rss_mib(supervisor: int) -> float:
 def run(*, chains: int, count: int, rounds: int, storers: int, as_json: bool) -> None:
     arena_bytes = (chains * CHAIN_CHUNKS * 4096 >> 28) + 9 << 28
     rows = Rows("service", as_json=as_json, config=f"{chains * CHAIN_CHUNKS} chunks, arena {arena_bytes >> 20} MiB")
-    flags = ("--http-port", str(HTTP_PORT))
-    with serving(flags, arena_bytes, engine="bench", timeouts=PATIENT) as (served, client):
+    http_port = free_port()
+    with serving(("--http-port", str(http_port)), arena_bytes, engine="bench", timeouts=PATIENT) as (served, client):
         namespace = bytes(31) + b"\x01"
         empty_mib = brain_rss_mib(served.pid)
         prompts = fill(client, namespace, chains)
@@ -142,12 +141,12 @@ def run(*, chains: int, count: int, rounds: int, storers: int, as_json: bool) ->
 
         look(-1)
         medians, tails, handles = [], [], []
-        _, totals = handle_us((0.0, 0.0))
+        _, totals = handle_us(http_port, (0.0, 0.0))
         for number in range(rounds):
             taken = look(number)
             medians.append(percentile(taken, 0.5))
             tails.append(percentile(taken, 0.99))
-            mean, totals = handle_us(totals)
+            mean, totals = handle_us(http_port, totals)
             handles.append(mean)
         rows.add("lookup_512_p50_us", medians, "us")
         rows.add("lookup_512_p99_us", tails, "us")

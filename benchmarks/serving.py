@@ -1,5 +1,6 @@
 """A server of a benchmark's own, and a client of it."""
 
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from kvclient.client import Client
 from kvclient.values import Timeouts
 from kvserver.replay.served import Served
 
+HOST = "127.0.0.1"
 CONNECT_S = 60.0
 GROW_S_MAX = 300.0
 PATIENT = Timeouts(lookup_s=5.0, store_s=60.0, retrieve_s=60.0, register_s=120.0)
@@ -32,6 +34,13 @@ def serving(
         finally:
             if failed:
                 say(served.last_words())
+
+
+def free_port() -> int:
+    """Of HOST, for a server that is started next."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 def _wait_for_arena(client: Client) -> None:

@@ -13,7 +13,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,12 +27,12 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks.rows import say
+from benchmarks.serving import HOST, free_port
 from kvserver.replay.served import TETHER, Served
 
 START_S_MAX = 400.0
 STOP_S_MAX = 20.0
 POLL_S = 0.3
-HOST = "127.0.0.1"
 LOG_TAIL_BYTES = 6000
 GIB = 1 << 30
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -95,10 +94,10 @@ class Engines:
             shutil.rmtree(self._folder)
 
     def _start(self, kind: ArmKind) -> Arm:
-        port, server_url = _free_port(), ""
+        port, server_url = free_port(), ""
         arguments = engine_arguments(self._options, port)
         if kind is ArmKind.KVSERVER:
-            http_port = _free_port()
+            http_port = free_port()
             served = self._stack.enter_context(Served(("--http-port", str(http_port)), self._options.arena_bytes))
             server_url = f"http://{HOST}:{http_port}"
             arguments += ["--kv-transfer-config", json.dumps(connector_config(self._options, served.socket))]
@@ -193,9 +192,3 @@ def _wait(url: str, problem: Callable[[], str]) -> None:
         except (urllib.error.URLError, OSError):
             time.sleep(POLL_S)
     raise RuntimeError(f"{url} did not answer within {START_S_MAX:g} s")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.client_drill.mutations import MUTATIONS as OF_CLIENT
 from tests.device.mutations import MUTATIONS as OF_DEVICE
 from tests.offload_sim.mutations import MUTATIONS as OF_OFFLOAD
 from tests.sim.drill import MUTATIONS as OF_SERVICE
@@ -13,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 BUGS = [
     *((f"kvserver/{bug.file}", bug) for bug in OF_SERVICE),
-    *((f"client/kvclient/{bug.file}", bug) for bug in OF_OFFLOAD),
+    *((f"client/kvclient/{bug.file}", bug) for bug in (*OF_OFFLOAD, *OF_CLIENT)),
     *((bug.file, bug) for bug in OF_DEVICE),
 ]
 

@@ -110,3 +110,16 @@ def test_stores_that_nobody_was_told_of_give_everything_back() -> None:
     engine.finish()
     engine.pins.drop_untold()
     assert list(engine.pool.free) == IN_ORDER
+
+
+def test_stores_that_ranks_were_told_of_keep_their_blocks() -> None:
+    engine = Engine()
+    engine.store(1, [3, 4])
+    engine.pins.told()
+    engine.store(2, [5, 6])
+    engine.finish()
+    engine.pins.drop_untold()
+    assert len(engine.pins) == 1
+    assert not engine.pool.free
+    engine.pins.reported(1, 0)
+    assert list(engine.pool.free) == IN_ORDER

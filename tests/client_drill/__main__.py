@@ -1,0 +1,41 @@
+"""`python -m tests.client_drill`: breaks the client on purpose, one bug at a time, and reports which unit test noticed.
+
+Exit status 1 when a bug survives.
+"""
+
+import argparse
+import sys
+import time
+
+from tests.drilling import copy_with, text_with
+
+from .mutations import MUTATIONS, TESTS, Mutation
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.client_drill", description=__doc__)
+    parser.add_argument("--only", default="", help="mutations whose name or file contains this")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="leave out so many at the beginning")
+    parser.add_argument("--count", type=int, default=len(MUTATIONS))
+    options = parser.parse_args()
+    chosen = [mutation for mutation in MUTATIONS if options.only in mutation.name or options.only in mutation.file]
+    for mutation in chosen:
+        text_with(mutation, "kvclient")
+    chosen = chosen[options.first : options.first + options.count]
+    began, survivors = time.monotonic(), 0
+    for mutation in chosen:
+        noticed = _noticed(mutation)
+        survivors += not noticed
+        print(f"{mutation.name:<60} {noticed[:150] or 'NOBODY'}", flush=True)
+    print(f"{len(chosen)} mutations, {survivors} survived, {time.monotonic() - began:.0f} s")
+    return 1 if survivors else 0
+
+
+def _noticed(mutation: Mutation) -> str:
+    """By whom; empty when nobody did."""
+    with copy_with(mutation, "kvclient") as copy:
+        return copy.failed_test([f"tests/unit/test_{name}.py" for name in TESTS[mutation.file]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

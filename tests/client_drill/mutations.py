@@ -1,0 +1,405 @@
+"""Deliberate bugs in the client, a line or two each: every one of them must be noticed by a unit test of its file."""
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    """`old` stands exactly once in `file` (below client/kvclient/) and becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+TESTS = {
+    "jobs.py": ("client_jobs", "client_parts"),
+    "blocks.py": ("client_blocks",),
+    "inquiries.py": ("client_inquiries",),
+    "lane.py": ("client_lane", "client_inquiries", "client_lookup"),
+    "loop.py": ("client_loop", "client_guests"),
+    "vllm_pins.py": ("vllm_pins",),
+    "vllm_hbm.py": ("vllm_hbm",),
+    "sequences.py": ("client_sequences",),
+    "session.py": ("client_jobs", "client_connection"),
+    "doors.py": ("client_lookup", "client_jobs", "client_connection"),
+    "gate.py": ("client_lookup", "client_connection"),
+    "connection.py": ("client_connection", "client_jobs"),
+    "calls.py": ("client_lookup",),
+    "client.py": ("client_jobs", "client_lookup"),
+    "caches.py": ("client_connection", "client_jobs"),
+}
+"""File -> those of tests/unit that are asked, without test_ and .py."""
+
+MUTATIONS = (
+    # ------------------------------------------------------------ jobs.py
+    Mutation(
+        "parts run ahead without bound",
+        "jobs.py",
+        "return running < PARTS_AHEAD_MAX and self._parts_running <= spare",
+        "return True",
+    ),
+    Mutation(
+        "many parts run ahead when the server allows many jobs",
+        "jobs.py",
+        "return running < PARTS_AHEAD_MAX and self._parts_running <= spare",
+        "return self._parts_running <= spare",
+    ),
+    Mutation(
+        "parts are begun after one that is not whole",
+        "jobs.py",
+        "whole = whole and is_whole(len(results) - 1, results[-1])",
+        "whole = True",
+    ),
+    Mutation(
+        "a job ends before all its parts have",
+        "jobs.py",
+        "while running or (whole and begun < count):",
+        "while whole and (running or begun < count):",
+    ),
+    Mutation(
+        "what runs ahead is never given back",
+        "jobs.py",
+        "            finally:\n                self._parts_running -= 1",
+        "            finally:\n                pass",
+    ),
+    Mutation("the first part of a retrieve ends the lease", "jobs.py", "more=index + 1 < len(parts)", "more=False"),
+    Mutation(
+        "a part that is the caller's mistake is a miss",
+        "jobs.py",
+        "problem, whole = problem or error, False",
+        "whole = False",
+    ),
+    Mutation(
+        "an unexpected error in a part is waited for",
+        "jobs.py",
+        "            loop.settle(ended, nothing)  # unless one of the above came",
+        "            pass",
+    ),
+    Mutation(
+        "a lease of an earlier life is used",
+        "jobs.py",
+        "if session.welcome.incarnation != lease.incarnation:",
+        "if False:",
+    ),
+    Mutation(
+        "a store claims what follows a short part",
+        "jobs.py",
+        "sum(result.chunks for result in results[: leading + 1])",
+        "sum(result.chunks for result in results)",
+    ),
+    Mutation("a store says why of its last part", "jobs.py", "results[leading].why", "results[-1].why"),
+    # ------------------------------------------------------------ blocks.py
+    Mutation(
+        "the chunks that blocks touch are not counted",
+        "blocks.py",
+        "step = min(limits.blocks_max // per_chunk_all, PLACES_MAX // (per_chunk_all + 2 * len(per_chunk)))",
+        "step = limits.blocks_max // per_chunk_all",
+    ),
+    Mutation(
+        "a retrieve begins at its first group",
+        "blocks.py",
+        "first, end = min(first for first, _ in ranges), max(end for _, end in ranges)",
+        "first, end = ranges[0][0], max(end for _, end in ranges)",
+    ),
+    Mutation(
+        "a retrieve ends with its first group",
+        "blocks.py",
+        "first, end = min(first for first, _ in ranges), max(end for _, end in ranges)",
+        "first, end = min(first for first, _ in ranges), ranges[0][1]",
+    ),
+    Mutation(
+        "parts without blocks are sent", "blocks.py", "return [part for part in parts if part]", "return list(parts)"
+    ),
+    Mutation(
+        "a store is not cut by bytes",
+        "blocks.py",
+        "step = min(step, PART_CHUNKS_MAX, max(1, by_bytes), max(1, by_frame))",
+        "step = min(step, PART_CHUNKS_MAX, max(1, by_frame))",
+    ),
+    # ------------------------------------------------------------ inquiries.py
+    Mutation(
+        "a server that is late is asked on",
+        "inquiries.py",
+        "                self._shut_gate(asked.link, Overdue())\n",
+        "",
+    ),
+    Mutation(
+        "what has time left is overdue",
+        "inquiries.py",
+        "                if time.monotonic() < asked.due_s:\n                    break\n",
+        "",
+    ),
+    Mutation(
+        "a lost session stays in use",
+        "inquiries.py",
+        "            if isinstance(problem, Lost):\n                self._shut_gate(link, problem)\n",
+        "",
+    ),
+    Mutation(
+        "a reply of another kind keeps its lane",
+        "inquiries.py",
+        '            self._shut_gate(link, Lost("frame", f"expected Found, the server said {type(reply).__name__}"))',
+        "            pass",
+    ),
+    Mutation(
+        "one answer is waited for until the last",
+        "inquiries.py",
+        "while self._asked and not self._answered and",
+        "while self._asked and",
+    ),
+    Mutation(
+        "a lease is counted from its answer",
+        "inquiries.py",
+        "found_from(reply, link.incarnation, asked.asked_s)",
+        "found_from(reply, link.incarnation, time.monotonic())",
+    ),
+    Mutation(
+        "a lease of an earlier life is given back",
+        "inquiries.py",
+        "if link is None or lease.incarnation != link.incarnation:",
+        "if link is None:",
+    ),
+    Mutation(
+        "a lane that fails to send stays open",
+        "inquiries.py",
+        "            self._shut_gate(link, trouble)\n            self._end(number",
+        "            self._end(number",
+    ),
+    Mutation(
+        "a lane that fails to receive stays open",
+        "inquiries.py",
+        "            self._shut_gate(link, trouble)\n\n    def _take(",
+        "            pass\n\n    def _take(",
+    ),
+    # ------------------------------------------------------------ lane.py
+    Mutation(
+        "a lane that was shut stays open",
+        "lane.py",
+        "    def _leave(self) -> None:\n        if self._shut:\n            self._socket.close()",
+        "    def _leave(self) -> None:\n        if False:\n            self._socket.close()",
+    ),
+    Mutation(
+        "a lane that is full stays in use",
+        "lane.py",
+        "        except Overdue:\n            self._shut = True\n            raise\n        except OSError as problem:",
+        "        except Overdue:\n            raise\n        except OSError as problem:",
+    ),
+    Mutation(
+        "replies are told twice", "lane.py", "taken, self._arrived = self._arrived, []", "taken = list(self._arrived)"
+    ),
+    Mutation(
+        "who collects waits behind who asks",
+        "lane.py",
+        "        if not self._lock.acquire(blocking=False):\n            return []",
+        "        self._lock.acquire()",
+    ),
+    Mutation(
+        "one reply is waited for until the last",
+        "lane.py",
+        "self._receive(0.0 if self._arrived else due_s)",
+        "self._receive(due_s)",
+    ),
+    Mutation(
+        "the lease of an interrupted lookup is kept",
+        "lane.py",
+        "elif isinstance(reply, Found) and reply.lease:",
+        "elif False:",
+    ),
+    Mutation("replies that came are waited for", "lane.py", "            self._sent.discard(reply.id)\n", ""),
+    Mutation(
+        "a patience below a millisecond is for ever",
+        "lane.py",
+        "patience_ms = int(left_s * 1000) + 1",
+        "patience_ms = int(left_s * 1000)",
+    ),
+    # ------------------------------------------------------------ loop.py
+    Mutation("a guest overtakes what was posted", "loop.py", "not (self._posts or self._ready)", "True"),
+    Mutation(
+        "a guest's deadline wakes nobody",
+        "loop.py",
+        "if self._ready or self._wake_at_s < self._sleeps_until_s:",
+        "if self._ready:",
+    ),
+    Mutation("what a guest has begun is lost", "loop.py", "            self._ready.extend(self._new)\n", ""),
+    Mutation(
+        "deadlines are not looked at",
+        "loop.py",
+        "        self._wake_at_s = min(self._wake_at_s, waiter.due_s)",
+        "        pass",
+    ),
+    Mutation(
+        "the loop ends before what was posted",
+        "loop.py",
+        "            if self._posts:\n                return False\n",
+        "",
+    ),
+    # ------------------------------------------------------------ vllm_pins.py
+    Mutation(
+        "the first rank unpins for all",
+        "vllm_pins.py",
+        "ranks_left.discard(rank)\n        if not ranks_left:",
+        "ranks_left.discard(rank)\n        if True:",
+    ),
+    Mutation(
+        "the head of a prefix comes back before its tail",
+        "vllm_pins.py",
+        "for blocks in self._kept.pop(request):\n                self._pool.free_blocks(reversed(blocks))",
+        "for blocks in self._kept.pop(request):\n                self._pool.free_blocks(blocks)",
+    ),
+    Mutation("what ranks know of is dropped as untold", "vllm_pins.py", "        self._untold.clear()", "        pass"),
+    Mutation("what no rank knows of stays pinned", "vllm_pins.py", "        self._untold.append(order.job)\n", ""),
+    Mutation(
+        "a name that is used again loses its first blocks",
+        "vllm_pins.py",
+        "self._kept.setdefault(request, []).extend(tables_kept)",
+        "self._kept[request] = tables_kept",
+    ),
+    Mutation(
+        "blocks are kept though nothing is stored",
+        "vllm_pins.py",
+        "if self._pool is not None and self._is_storing(request):",
+        "if self._pool is not None:",
+    ),
+    Mutation(
+        "kept blocks come back with the first store",
+        "vllm_pins.py",
+        "if request in self._kept and not self._is_storing(request):",
+        "if request in self._kept:",
+    ),
+    # ------------------------------------------------------------ vllm_hbm.py
+    Mutation(
+        "hybrid engines are guessed at",
+        "vllm_hbm.py",
+        'is_plain = len(groups) == 1 and groups[0].kind == "full"',
+        "is_plain = True",
+    ),
+    Mutation("HBM holds a block more", "vllm_hbm.py", "held = probe + 1", "held = probe + 2"),
+    Mutation(
+        "hashes of other blocks are believed",
+        "vllm_hbm.py",
+        "if self._cached is None or len(hashes) != request.num_tokens // (self._block_tokens or 1):",
+        "if self._cached is None:",
+    ),
+    Mutation(
+        "HBM holds nothing but its begin",
+        "vllm_hbm.py",
+        "                end = probe\n",
+        "                end = held\n",
+    ),
+    # ------------------------------------------------------------ sequences.py
+    Mutation(
+        "a lease is good until its end",
+        "sequences.py",
+        "found.lease.expires_monotonic_s - LEASE_SPARE_S",
+        "found.lease.expires_monotonic_s",
+    ),
+    Mutation("an answer outlives its server", "sequences.py", "and (lease is None or self._client.honours(lease))", ""),
+    Mutation(
+        "sequences are remembered without bound",
+        "sequences.py",
+        "if len(self._answers) >= self._sequences_max:",
+        "if False:",
+    ),
+    # ------------------------------------------------------------ session.py
+    Mutation(
+        "a store overtakes the one that it continues",
+        "session.py",
+        "        if not self._asks_by_zmq:",
+        "        if True:",
+    ),
+    Mutation(
+        "a wait on a lost session has no end",
+        "session.py",
+        "        if self.lost is not None:\n            self._loop.fail(waiter, self.lost)\n        else:",
+        "        if True:",
+    ),
+    # ------------------------------------------------------------ doors.py
+    Mutation(
+        "a lease that comes late is kept",
+        "doors.py",
+        "            case Found(lease=lease) if lease:",
+        "            case Found(lease=lease) if False:",
+    ),
+    Mutation(
+        "what races can bring is the caller's mistake",
+        "doors.py",
+        '(error.family == "request" and error.code not in RACES)',
+        'error.family == "request"',
+    ),
+    Mutation("a bound that stays is tried again", "doors.py", "if error.code in LASTING or", "if"),
+    # ------------------------------------------------------------ gate.py
+    Mutation(
+        "who is late to notice undoes a reconnect",
+        "gate.py",
+        "if shut is None or (link is not None and shut is not link):",
+        "if shut is None:",
+    ),
+    Mutation(
+        "the lane before stays open", "gate.py", "        if before is not None:\n            before.lane.shut()\n", ""
+    ),
+    # ------------------------------------------------------------ connection.py
+    Mutation(
+        "pauses never get shorter again",
+        "connection.py",
+        "                backoff.reset()  # not for a server",
+        "                pass  # not for a server",
+    ),
+    Mutation(
+        "a mover's end that the client saw first is its mistake",
+        "connection.py",
+        "            if error.code == TWICE and cache.name in session.names:",
+        "            if False:",
+    ),
+    Mutation(
+        "descriptors that were used up are offered again",
+        "connection.py",
+        "                if not trouble.unchanged:\n                    offered.clear()\n",
+        "",
+    ),
+    Mutation(
+        "a slow disk shuts the gate",
+        "connection.py",
+        "if session.heard_s > max(asked_s, time.monotonic() - self.timeouts.probe_s):",
+        "if False:",
+    ),
+    Mutation(
+        "what was said before a job counts as a sign of life",
+        "connection.py",
+        "max(asked_s, time.monotonic() - self.timeouts.probe_s)",
+        "time.monotonic() - self.timeouts.probe_s",
+    ),
+    Mutation(
+        "what was said long ago counts as a sign of life",
+        "connection.py",
+        "max(asked_s, time.monotonic() - self.timeouts.probe_s)",
+        "asked_s",
+    ),
+    # ------------------------------------------------------------ calls.py
+    Mutation(
+        "an async lookup that is late trips nothing", "calls.py", "            self._connection.trip(overdue.why)\n", ""
+    ),
+    # ------------------------------------------------------------ client.py
+    Mutation(
+        "first parts take the spare jobs",
+        "client.py",
+        "link.limits.jobs_max - link.limits.jobs_max // SPARE_SHARE",
+        "link.limits.jobs_max",
+    ),
+    Mutation(
+        "async lookups have no bound",
+        "client.py",
+        "elif not self._lookup_slots.take(ASYNC_LOOKUPS_MAX):",
+        "elif False:",
+    ),
+    # ------------------------------------------------------------ caches.py
+    Mutation(
+        "pidfds of movers stay open",
+        "caches.py",
+        "        if self._retired and self.users == 0:\n            self._close()",
+        "        pass",
+    ),
+    Mutation(
+        "a pidfd is closed under its job", "caches.py", "if self._retired and self.users == 0:", "if self._retired:"
+    ),
+)
