@@ -83,19 +83,22 @@ class Keyer:
         tokens = request.all_token_ids[first_chunk * self._chunk_tokens : request.num_tokens]
         features = getattr(request, "mm_features", None)
         if features:
-            return self._keys_with_features(tokens, features, parent or extra, first_chunk)
+            return self._keys_with_features(tokens, features, b"" if parent else extra, parent, first_chunk)
         return chunk_keys(tokens, self._chunk_tokens, extra=b"" if parent else extra, parent=parent)
 
-    def _keys_with_features(self, tokens: Sequence[int], features: Sequence[Any], before: bytes, first: int) -> bytes:
-        """before: what the first of these chunks follows: a key, or what starts the chain."""
+    def _keys_with_features(
+        self, tokens: Sequence[int], features: Sequence[Any], extra: bytes, parent: bytes, first_chunk: int
+    ) -> bytes:
+        """Chunks in which none of the features lies are named as in a request that has none."""
         keys = b""
         for chunk in range(len(tokens) // self._chunk_tokens):
-            start = (first + chunk) * self._chunk_tokens
+            start = (first_chunk + chunk) * self._chunk_tokens
             inside = [fact for item in features if (fact := _feature(item, start, self._chunk_tokens))]
-            parent = namespace_digest({"before": before, "features": inside})
+            if inside:
+                extra, parent = b"", namespace_digest({"before": parent or extra, "features": inside})
             part = tokens[chunk * self._chunk_tokens : (chunk + 1) * self._chunk_tokens]
-            before = chunk_keys(part, self._chunk_tokens, parent=parent)
-            keys += before
+            extra, parent = b"", chunk_keys(part, self._chunk_tokens, extra=extra, parent=parent)
+            keys += parent
         return keys
 
     def _adapter(self, lora: Any) -> str:

@@ -111,6 +111,26 @@ def test_an_image_over_the_edge_of_a_chunk_is_in_both() -> None:
     assert names.keys(other, extra=extra, parent=one[:KEY_BYTES], first_chunk=1) != one[KEY_BYTES:]
 
 
+def test_an_image_that_begins_or_ends_at_the_edge_of_a_chunk_is_in_one() -> None:
+    names, plain = keyer(), request(48)
+    text = keys_of(names, plain)
+    for offset, shared in ((12, 1), (24, 2), (21, 1)):
+        image = request(48, mm_features=[feature("x", offset)])
+        found = keys_of(names, image)
+        same = [found[at : at + KEY_BYTES] == text[at : at + KEY_BYTES] for at in range(0, len(text), KEY_BYTES)]
+        assert same == [True] * shared + [False] * (4 - shared), "what comes before it is shared, also with text alone"
+        rest = [names.keys(asked, extra=b"", parent=text[:KEY_BYTES], first_chunk=2) for asked in (image, plain)]
+        assert (rest[0] == rest[1]) == (offset != 24), "what comes behind it is told by the key before alone"
+
+
+@pytest.mark.parametrize("salt", ["", "pepper"])
+def test_what_lies_before_an_image_is_named_as_in_a_request_without(salt: str) -> None:
+    names = keyer()
+    text, image = (request(48, cache_salt=salt, mm_features=features) for features in ([], [feature("x", 30)]))
+    assert keys_of(names, image)[: 2 * KEY_BYTES] == keys_of(names, text)[: 2 * KEY_BYTES]
+    assert keys_of(names, image)[2 * KEY_BYTES :] != keys_of(names, text)[2 * KEY_BYTES :]
+
+
 @pytest.mark.parametrize("hashes", [False, True])
 def test_an_adapter_is_told_by_content_and_not_by_place(tmp_path: Path, hashes: bool) -> None:
     one, copy, other = (adapter(tmp_path / name, fill) for name, fill in (("a", 1), ("b", 1), ("c", 2)))
