@@ -179,6 +179,16 @@ def test_a_computed_prompt_is_stored_and_its_blocks_are_pinned_until_it_is() -> 
     assert bench.half.busy()
 
 
+def test_all_blocks_of_a_request_that_has_finished_stay_while_one_of_its_stores_runs() -> None:
+    bench, asked = Bench(), request()
+    bench.admit(asked)
+    _, (order,) = bench.step(r=20)
+    bench.half.finished("r", [bench.table])
+    assert all(bench.pool.pins[block] for block in bench.table)
+    bench.half.ended([stored(order, 1)])
+    assert +bench.pool.pins == Counter()
+
+
 def test_a_prompt_that_is_held_is_retrieved_and_not_stored() -> None:
     bench, asked = Bench(), request()
     bench.hold(asked, 3)
@@ -343,12 +353,16 @@ def test_a_step_waits_a_little_where_that_was_asked_for_and_once_for_all_its_req
     assert bench.server.waited == 2
 
 
-def test_an_engine_without_other_work_waits_for_the_answer() -> None:
+@pytest.mark.parametrize("end", ["finished", "preempted"])
+def test_an_engine_without_other_work_waits_for_the_answer(end: str) -> None:
     bench, other, asked = Bench(), request("other"), request()
     bench.hold(asked, 3)
     bench.admit(other, hbm_tokens=40)
     bench.step(other=41)
-    bench.half.finished("other")
+    if end == "finished":
+        bench.half.finished("other")
+    else:
+        bench.step()  # it is in none any more
     bench.server.is_slow = True
     assert bench.admit(asked) == 36
     assert bench.server.waited == 1
