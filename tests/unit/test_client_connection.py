@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from client_rig import NAMESPACE, POOL_BYTES, QUICK, chunks, keys_of, rig, spec
 from fake_server import WAIT_S, FakeServer, descriptors_open, until
 
 from kvclient import Cache, Client, RequestError, ResourceError, Timeouts
+from kvclient.gate import Backoff
 from kvserver._native import create_memfd
 from kvserver.wire import messages as wire
 
@@ -80,6 +82,29 @@ def test_server_that_speaks_something_else_is_named(tmp_path: Path) -> None:
         fake.raw[wire.Hello] = b"HTTP/1.1 400 Bad Request"
         with client_of(fake) as client, pytest.raises(RequestError, match="frame: not a reply of protocol 3"):
             client.wait_connected(WAIT_S)
+
+
+@pytest.mark.parametrize("lived", ["long", "short"])
+def test_pauses_begin_anew_behind_a_session_that_lived_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lived: str
+) -> None:
+    first_s, max_s = (0.0001, 0.001) if lived == "long" else (0.0001, 86_400.0)
+    pauses: list[float] = []
+
+    class Noting(Backoff):
+        def next_s(self) -> float:
+            pauses.append(self._next_s)
+            return min(0.001, super().next_s())
+
+    monkeypatch.setattr("kvclient.connection.Backoff", Noting)
+    with FakeServer(tmp_path / "s") as fake, client_of(fake, backoff_first_s=first_s, backoff_max_s=max_s) as client:
+        for sessions in range(1, 4):
+            until("the session", lambda n=sessions: client.counters.connects == n and client.connected)
+            opened_s = time.monotonic()
+            until("some life", lambda opened_s=opened_s: time.monotonic() > opened_s + 0.005)
+            fake.close_attached()
+        until("the last session", lambda: client.counters.connects == 4)
+    assert pauses == ([first_s] * 3 if lived == "long" else [first_s, 2 * first_s, 4 * first_s])
 
 
 def test_a_process_without_descriptors_tries_again_and_keeps_none(
