@@ -18,6 +18,8 @@ from tests.process.test_disk import CHUNKS, PROMPTS, SHAPE, bring_back, disk_rea
 from tests.process.test_disk_drain import ALL, filled, served, small
 
 OTHER_SHAPE = Shape(chunk_tokens=15, groups=(Group(block_tokens=5, blocks=53, regions=2, page_bytes=7001),))
+HEADERS_AT, HEADER_BYTES = 8192, 256
+"""Of kvserver.headers: see docs/disk-format.md."""
 OTHER_MODEL = namespace_digest({"model": "other"})
 
 
@@ -173,6 +175,19 @@ def test_another_format_is_set_aside_and_left_as_it_is(tmp_path: Path, stories: 
         assert not status.disks[0].takes_writes
         assert "disk-foreign" in status.disks[0].problem
         assert served(server, stories) == 0
+
+
+def test_a_header_that_rotted_is_counted_and_costs_no_other_record(tmp_path: Path, stories: list[Prompt]) -> None:
+    filled([tmp_path], stories)
+    headers = (tmp_path / "kvserver.headers").read_bytes()
+    first = next(at for at in range(HEADERS_AT, len(headers), HEADER_BYTES) if any(headers[at : at + HEADER_BYTES]))
+    with (tmp_path / "kvserver.headers").open("r+b") as file:
+        file.seek(first + HEADER_BYTES + 60)  # behind the label of its segment
+        file.write(bytes([headers[first + HEADER_BYTES + 60] ^ 1]))
+    with small([tmp_path]) as server:
+        status = disk_ready(server)
+        assert status.counters["disk_damaged"] == 1
+        assert 0 < served(server, stories) < ALL
 
 
 def test_two_models_live_side_by_side(tmp_path: Path, stories: list[Prompt]) -> None:
