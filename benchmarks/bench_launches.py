@@ -28,12 +28,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.arena import wait_for_arena
-from benchmarks.bench_copy import MIB, PATIENT
+from benchmarks.bench_copy import MIB
 from benchmarks.device_pool import DevicePool
 from benchmarks.rows import Rows, say
+from benchmarks.serving import PATIENT, serving
 from kvclient import Blocks, Client, Lease
-from kvserver.replay.served import Served
 from kvserver.wire.messages import KEY_BYTES
 
 LAYERS, KERNELS, INPUTS = 32, 12, 8
@@ -212,22 +211,16 @@ def main() -> None:
     rows = Rows("launches", as_json=given.json, config=config)
     context = multiprocessing.get_context("spawn")
     go, over = context.Event(), context.Event()
-    with Served(("--http-port", "0", "--slab-bytes", str(512 * MIB)), 12 * request_bytes) as served:
-        client = Client(str(served.socket), engine="bench-launches", timeouts=PATIENT)
-        assert client.wait_connected(30), served.last_words()
-        wait_for_arena(client)
+    flags = ("--slab-bytes", str(512 * MIB))
+    with serving(flags, 12 * request_bytes, engine="bench-launches") as (served, client):
         arguments = str(served.socket), given.page_kib, request_bytes, go, over
         other = context.Process(target=store_elsewhere, args=arguments)
         other.start()
         try:
             measure(rows, client, DevicePool(client, given.page_kib, request_bytes, "staged"), go)
-        except BaseException:
-            say(served.last_words())
-            raise
         finally:
             over.set()
             other.join(30)
-        client.close()
 
 
 if __name__ == "__main__":
