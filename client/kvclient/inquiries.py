@@ -6,12 +6,14 @@ attribute read, and one that does not answer in time is not asked again before i
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from kvclient.calls import found_from
 from kvclient.counters import Counters
-from kvclient.doors import refusal
+from kvclient.doors import Full, refusal
 from kvclient.gate import Gate, Link
 from kvclient.loop import Lost, Overdue, Trouble
 from kvclient.values import Found, Lease
@@ -20,6 +22,8 @@ from kvserver.wire import messages as wire
 
 INQUIRIES_MAX = 256
 """In flight. Their replies, unread, fit into what the kernel grants a socket by default."""
+
+UNSENT_MAX = 2 * INQUIRIES_MAX
 
 Compose = Callable[[Link | None, bytes, bytes, int], wire.Lookup]
 """A checked request of namespace, keys and chunks_wanted_min; RequestError when the caller is wrong."""
@@ -61,6 +65,9 @@ class Inquiries:
         self._asked: dict[int, _Asked] = {}
         """By the id of the request, oldest first."""
         self._answered: list[Answered] = []
+        self._unsent: deque[wire.Lookup | wire.Release] = deque()
+        """For which the lane has no room yet; in the order of the calls."""
+        self._unsent_on: Link | None = None
 
     def __len__(self) -> int:
         """That have no answer yet."""
@@ -81,7 +88,7 @@ class Inquiries:
             self._end(number, Found(0, None, why))
             return
         try:
-            link.lane.send(request)
+            self._send(link, request)
         except Trouble as trouble:
             self._shut_gate(link, trouble)
             self._end(number, Found(0, None, trouble.why))
@@ -94,7 +101,7 @@ class Inquiries:
         if link is None or lease.incarnation != link.incarnation:
             return
         try:
-            link.lane.send(wire.Release(next(self._ids), lease.number))
+            self._send(link, wire.Release(next(self._ids), lease.number))
         except Trouble as trouble:
             self._shut_gate(link, trouble)
 
@@ -113,11 +120,32 @@ class Inquiries:
 
     # ---------------------------------------------------------------- helpers
 
+    def _send(self, link: Link, request: wire.Lookup | wire.Release) -> None:
+        """Behind what is unsent, and later if the lane is full: a dozen lookups of long prompts fill it, which a server
+        reads in a millisecond. If it does not, they are overdue as any other."""
+        self._send_unsent(link)
+        if not self._unsent:
+            with suppress(Full):
+                link.lane.send(request)
+                return
+        if len(self._unsent) < UNSENT_MAX:  # only releases ever come so far; leases expire
+            self._unsent.append(request)
+            self._unsent_on = link
+
+    def _send_unsent(self, link: Link) -> None:
+        if self._unsent_on is not link:
+            self._unsent.clear()
+        with suppress(Full):
+            while self._unsent:
+                link.lane.send(self._unsent[0])
+                self._unsent.popleft()
+
     def _receive(self, due_s: float) -> None:
         link = self._gate.link
         if link is None:
             return
         try:
+            self._send_unsent(link)
             for reply in link.lane.take(due_s):
                 self._take(link, reply)
         except Trouble as trouble:

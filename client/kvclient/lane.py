@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 
-from kvclient.doors import R, refusal
+from kvclient.doors import Full, R, refusal
 from kvclient.loop import Lost, Overdue, Trouble
 from kvserver.errors import RequestError
 from kvserver.wire.codec import decode_reply, encode
@@ -36,7 +36,8 @@ class Lane:
 
     def ask(self, request: Lookup | Release, expects: type[R], due_s: float) -> R:
         """The typed reply. RequestError when the caller is wrong. Trouble("busy") when other threads used all the time
-        up: nothing was sent then. Overdue or Lost when the lane does not work any more."""
+        up, or what they have sent fills the lane: nothing was sent then. Overdue or Lost when the lane does not work
+        any more."""
         self._enter(due_s)
         try:
             reply = self._round_trip(request, due_s)
@@ -54,14 +55,12 @@ class Lane:
         raise Lost("frame", f"expected {expects.__name__}, the server said {type(reply).__name__}")
 
     def send(self, request: Lookup | Release) -> None:
-        """Returns at once: Trouble("busy") when another thread has the lane. Overdue or Lost as in ask()."""
+        """Returns at once: Trouble("busy") when another thread has the lane, Full when the server has yet to read what
+        was sent before. Lost as in ask()."""
         self._enter(0.0)
         try:
             self._send(request)
             self._sent.add(request.id)
-        except Overdue:
-            self._shut = True
-            raise
         except OSError as problem:
             raise self._lost(problem) from problem
         finally:
@@ -135,7 +134,7 @@ class Lane:
         try:
             self._socket.send(encode(request), socket.MSG_DONTWAIT)
         except BlockingIOError:
-            raise Overdue from None  # what was sent before fills the socket: the server has not read for long
+            raise Full("busy", "what was sent before fills the socket") from None
 
     def _receive(self, due_s: float) -> bool:
         """One reply to what was sent; False when there is none until due_s."""

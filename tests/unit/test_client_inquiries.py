@@ -1,5 +1,6 @@
 """Lookups that nobody waits for: each is answered once, whatever becomes of the server, and leases go back unasked."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from client_rig import NAMESPACE, Rig, keys_of, rig
 from fake_server import WAIT_S, until
 
-from kvclient import RequestError
+from kvclient import Lease, RequestError
 from kvclient.inquiries import INQUIRIES_MAX, Answered, Inquiries
 from kvserver.wire import messages as wire
 
@@ -176,6 +177,44 @@ def test_a_reply_of_another_kind_is_a_miss_and_the_end_of_its_lane(tmp_path: Pat
         (answer,) = answers(inquiries, 1)
         assert answer.found == (0, None, "frame")
         assert at.client.counters.trips == 1
+
+
+def test_a_burst_of_long_prompts_waits_for_a_server_that_reads_a_moment_later(tmp_path: Path) -> None:
+    """More than a socket holds: all are asked, in order, and so are the releases behind them."""
+    with rig(tmp_path) as at:
+        reads = threading.Event()
+        at.fake.before[wire.Lookup] = lambda _: reads.wait(WAIT_S)
+        longest = range(1, at.fake.limits.chunks_max + 1)
+        inquiries, lease = held(at, *longest), Lease(7, 1, 1, 0.0)
+        for number in range(INQUIRIES_MAX):
+            inquiries.ask(number, NAMESPACE, keys_of(*longest))
+        inquiries.release(lease)
+        assert len(inquiries) == INQUIRIES_MAX
+        assert at.fake.count(wire.Lookup) <= 1
+        reads.set()
+        found = answers(inquiries, INQUIRIES_MAX)
+        assert [(answer.number, answer.found.chunks) for answer in found] == [
+            (number, len(longest)) for number in range(INQUIRIES_MAX)
+        ]
+        until("the release", lambda: inquiries.take() or at.fake.count(wire.Release))
+        assert (at.client.counters.trips, at.client.counters.timeouts) == (0, 0)
+
+
+def test_what_waits_for_room_is_not_sent_to_the_next_server(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        reads = threading.Event()
+        at.fake.before[wire.Lookup] = lambda _: reads.wait(WAIT_S)
+        longest = keys_of(*range(1, at.fake.limits.chunks_max + 1))
+        inquiries = held(at, 1)
+        for number in range(INQUIRIES_MAX):
+            inquiries.ask(number, NAMESPACE, longest)
+        reads.set()
+        at.restart()
+        before = at.fake.count(wire.Lookup)
+        assert {answer.found.why for answer in answers(inquiries, INQUIRIES_MAX)} == {"connection-lost"}
+        inquiries.ask(999, NAMESPACE, keys_of(1))
+        assert [answer.found.chunks for answer in answers(inquiries, 1)] == [1]
+        assert at.fake.count(wire.Lookup) == before + 1
 
 
 def test_no_more_are_in_flight_than_their_answers_have_room(tmp_path: Path) -> None:
