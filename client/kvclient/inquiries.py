@@ -68,6 +68,8 @@ class Inquiries:
         self._unsent: deque[wire.Lookup | wire.Release] = deque()
         """For which the lane has no room yet; in the order of the calls."""
         self._unsent_on: Link | None = None
+        self._unreleased: deque[Lease] = deque(maxlen=UNSENT_MAX)
+        """Leases to give back as soon as their server answers."""
 
     def __len__(self) -> int:
         """That have no answer yet."""
@@ -96,12 +98,14 @@ class Inquiries:
             self._asked[request.id] = _Asked(number, link, now_s, now_s + self._timeout_s)
 
     def release(self, lease: Lease) -> None:
-        """Gives a lease back, without asking whether that came to pass: otherwise it expires."""
+        """Gives a lease back when the server that granted it answers, without asking whether that came to pass:
+        otherwise it expires."""
+        self._unreleased.append(lease)
         link = self._gate.link
-        if link is None or lease.incarnation != link.incarnation:
+        if link is None:
             return
         try:
-            self._send(link, wire.Release(next(self._ids), lease.number))
+            self._release_all(link)
         except Trouble as trouble:
             self._shut_gate(link, trouble)
 
@@ -132,6 +136,13 @@ class Inquiries:
             self._unsent.append(request)
             self._unsent_on = link
 
+    def _release_all(self, link: Link) -> None:
+        while self._unreleased:
+            lease = self._unreleased[0]
+            if lease.incarnation == link.incarnation:
+                self._send(link, wire.Release(next(self._ids), lease.number))
+            self._unreleased.popleft()
+
     def _send_unsent(self, link: Link) -> None:
         if self._unsent_on is not link:
             self._unsent.clear()
@@ -145,6 +156,7 @@ class Inquiries:
         if link is None:
             return
         try:
+            self._release_all(link)
             self._send_unsent(link)
             for reply in link.lane.take(due_s):
                 self._take(link, reply)

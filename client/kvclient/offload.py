@@ -239,7 +239,8 @@ class Offload:
         return taken
 
     def leases_lost(self) -> None:
-        """The server has ended, has started again, or was cleared: what it promised means nothing now."""
+        """The server does not answer, has started again, or was cleared: nothing relies on what it promised any more.
+        It goes back all the same: a server that was only late keeps it."""
         self._questions.leases_lost(self._requests.values())
 
     # ---------------------------------------------------------------- the ranks

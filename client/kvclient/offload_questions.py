@@ -87,7 +87,6 @@ class Questions:
         return it
 
     def leases_lost(self, requests: Iterable[Request]) -> None:
-        self.releases.clear()
         for it in requests:
             if it.answer is not None and it.answer.lease is not None:
-                it.answer = None
+                self.set_answer(it, None)

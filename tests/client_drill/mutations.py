@@ -157,8 +157,8 @@ MUTATIONS = (
     Mutation(
         "a lease of an earlier life is given back",
         "inquiries.py",
-        "if link is None or lease.incarnation != link.incarnation:",
-        "if link is None:",
+        "if lease.incarnation == link.incarnation:",
+        "if True:",
     ),
     Mutation(
         "a lane that fails to send stays open",
@@ -171,6 +171,18 @@ MUTATIONS = (
         "inquiries.py",
         "            self._shut_gate(link, trouble)\n\n    def _take(",
         "            pass\n\n    def _take(",
+    ),
+    Mutation(
+        "a lease is not given back while the gate is shut",
+        "inquiries.py",
+        "self._unreleased.append(lease)",
+        "self._unreleased.extend([lease] if self._gate.link else [])",
+    ),
+    Mutation(
+        "a lease is given back again and again",
+        "inquiries.py",
+        "            self._unreleased.popleft()\n\n",
+        "            break\n\n",
     ),
     Mutation(
         "what waits for room is sent to the next server",

@@ -217,10 +217,10 @@ MUTATIONS = (
         "        self._questions.set_answer(it, None)\n",
     ),
     Mutation(
-        "lost leases are given back",
+        "leases of a server that was only late are kept",
         QUESTIONS,
-        "lease is not None:\n                it.answer = None\n",
         "lease is not None:\n                self.set_answer(it, None)\n",
+        "lease is not None:\n                it.answer = None\n",
     ),
     # ------------------------------------------------------------ failure
     Mutation(

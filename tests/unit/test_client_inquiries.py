@@ -105,6 +105,25 @@ def test_a_lease_of_an_earlier_life_is_not_given_back_to_the_next(tmp_path: Path
         assert at.fake.count(wire.Release) == 0
 
 
+def test_a_lease_goes_back_when_its_server_answers_again(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        inquiries, lease = held(at, 1), at.lease()
+        at.fake.hold.add(wire.Status)
+        at.client.lookup(NAMESPACE, keys_of(1), timeout_s=1e-9)  # late, as far as this client sees
+        assert not at.client.connected
+        inquiries.release(lease)
+        assert inquiries.take() == []
+        assert at.fake.count(wire.Release) == 0
+        at.fake.hold.clear()
+        at.fake.answer_as_usual(at.fake.wait_for(wire.Status))
+        assert at.client.wait_connected(WAIT_S)
+        inquiries.take()
+        assert at.fake.wait_for(wire.Release).lease == lease.number
+        inquiries.ask(1, NAMESPACE, keys_of(1))
+        answers(inquiries, 1)  # by the same lane, so what went before has come
+        assert at.fake.count(wire.Release) == 1
+
+
 def test_a_server_that_is_late_is_a_miss_and_is_asked_again_when_it_lives(tmp_path: Path) -> None:
     with rig(tmp_path, lookup_s=0.005) as at:
         inquiries = held(at, 1)

@@ -265,16 +265,16 @@ def test_a_lease_that_is_too_short_to_be_used_is_a_miss_and_not_another_question
     assert desk.offload.take_releases() == [lease]
 
 
-def test_leases_of_a_server_that_is_gone_are_neither_used_nor_given_back() -> None:
+def test_leases_of_a_server_that_does_not_answer_are_not_used_and_go_back() -> None:
     desk = Desk()
     desk.begin(tokens=40)
     desk.match(tokens=40)
-    desk.answer(3)
+    lease = desk.answer(3)
     desk.offload.leases_lost()
     assert desk.match(tokens=40) is None
     desk.answer(0, why="connection-lost")
     assert desk.match(tokens=40) == 0
-    assert desk.offload.take_releases() == []
+    assert desk.offload.take_releases() == [lease]
 
 
 # ---------------------------------------------------------------- who may retrieve, and when

@@ -303,14 +303,14 @@ def test_a_refusal_is_a_miss_and_said_once(caplog: pytest.LogCaptureFixture) -> 
     assert len(caplog.records) == 1
 
 
-def test_a_lost_server_is_a_miss_and_its_leases_are_forgotten() -> None:
+def test_a_lost_server_is_a_miss_and_its_leases_go_back_unused() -> None:
     bench, asked = Bench(), request()
     bench.hold(asked, 3)
     assert bench.half.match(asked, 0) == (36, True)
     bench.server.connected = False
     assert bench.half.match(asked, 0) == (0, False)
     bench.step()
-    assert bench.server.released == []
+    assert bench.server.released == [1]
 
 
 # ---------------------------------------------------------------- who waits for whom
