@@ -13,7 +13,7 @@ import logging
 import os
 
 from kvclient.device import EventWatch, StagedCopier, event_watch, export, staged_copier
-from kvclient.loop import Loop, Trouble, Waiter
+from kvclient.loop import Loop, Lost, Trouble, Waiter
 from kvclient.values import CacheSpec
 from kvserver.errors import RequestError
 from kvserver.wire.messages import STAGING_SEGMENTS, GroupSpec, Staging
@@ -87,6 +87,8 @@ class DeviceCache:
         watch, self._watch = self._watch, None
         if watch is not None and self._loop is not None:
             self._loop.unwatch(watch.eventfd)  # its number is soon another descriptor's
+            for waiter, _ in self._awaited.values():  # nobody else will tell them
+                self._loop.fail(waiter, Lost("closed"))
         copier, self._copier = self._copier, None
         if copier is None:
             return

@@ -11,7 +11,7 @@ from tests.device.simulated import CODE, HANG, Machine
 from tests.process.engine import SMALL, Engine
 from tests.process.harness import until
 
-FAILED_LAUNCH = 719
+NOT_READY, FAILED_LAUNCH = 600, 719
 
 
 @pytest.fixture
@@ -46,6 +46,15 @@ def test_an_event_that_failed_ends_the_job(worker: DeviceWorker, server: DeviceS
         worker.call("begin_store", 1, 3, None, True)
         assert worker.call("outcome")["why"] == "device-error"
     assert server.status().counters["stores"] == 0
+
+
+def test_a_store_whose_event_is_not_done_ends_with_its_cache(worker: DeviceWorker, machine: Machine) -> None:
+    with machine.rule("event_query", CODE, code=NOT_READY, pid=worker.pid) as rule:
+        worker.call("begin_store", 1, 3, None, True)
+        until("the event to be looked at", rule.met)
+        worker.call("move_to_twin")
+        assert worker.call("outcome")["why"] == "closed"
+    assert worker.call("store", 2, 3)["chunks"] == 3
 
 
 def test_a_cache_that_has_waited_for_events_is_unregistered_whole(worker: DeviceWorker) -> None:
