@@ -67,11 +67,11 @@ class Lane:
             self._leave()
 
     def take(self, due_s: float = 0.0) -> list[Reply]:
-        """Replies to what was sent, since the last call. Waits until due_s when there is none; after that it is the
-        caller who knows whether any is overdue. Nothing when other threads hold the lane. Lost as in ask()."""
+        """Replies to what was sent, since the last call. Waits until due_s when there is none, or other threads hold
+        the lane; after that it is the caller who knows whether any is overdue. Lost as in ask()."""
         if not self._sent and not self._arrived:
             return []
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(timeout=max(0.0, due_s - time.monotonic())):
             return []
         try:
             while self._sent and self._receive(0.0 if self._arrived else due_s):

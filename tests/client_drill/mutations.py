@@ -209,7 +209,7 @@ MUTATIONS = (
     Mutation(
         "who collects waits behind who asks",
         "lane.py",
-        "        if not self._lock.acquire(blocking=False):\n            return []",
+        "        if not self._lock.acquire(timeout=max(0.0, due_s - time.monotonic())):\n            return []",
         "        self._lock.acquire()",
     ),
     Mutation(

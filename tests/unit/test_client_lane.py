@@ -83,6 +83,9 @@ def test_nobody_waits_behind_a_thread_that_waits_for_its_own_reply(ends: Ends) -
         assert ends.lane.take() == []
         with pytest.raises(Trouble, match="busy"):
             ends.lane.send(lookup(5))
+        due_s = time.monotonic() + 0.02
+        assert ends.lane.take(due_s) == []
+        assert time.monotonic() >= due_s, "who waits is not to try again and again"
         assert not asked.done()
         ends.answer(3, chunks=7)
         ends.answer(4, chunks=8)
