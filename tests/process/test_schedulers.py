@@ -1,11 +1,15 @@
 """A process that only looks up has no pool, no threads beyond those of its connection, and starts nothing."""
 
 import json
+import os
 import subprocess
 import sys
 
+from kvclient import Client, Timeouts
+from kvclient.inquiries import Answered
+from kvserver.wire.messages import KEY_BYTES
 from tests.process.engine import NAMESPACE, Engine, prompt
-from tests.process.harness import OBSERVER_SESSIONS, WAIT_S, Server
+from tests.process.harness import OBSERVER_SESSIONS, WAIT_S, Server, stopped, until
 
 STORY = prompt(1, chunks=5)
 SCRIPT = """
@@ -49,3 +53,16 @@ def test_a_scheduler_finds_what_workers_stored(server: Server) -> None:
     with Engine(server.path) as engine:
         assert engine.ready().store(STORY).chunks == STORY.chunks
         assert ask(server)["chunks"] == STORY.chunks
+
+
+def test_a_burst_of_long_prompts_is_answered_whole(server: Server) -> None:
+    """More than the socket holds until the brain reads: 32 prompts of 128K tokens that come at once."""
+    with Client(server.path, engine="scheduler", rank=-1, timeouts=Timeouts(lookup_s=WAIT_S)) as client:
+        assert client.wait_connected(WAIT_S)
+        inquiries, found = client.inquiries(), list[Answered]()
+        with stopped(server.brain_pid()):
+            for number in range(32):
+                inquiries.ask(number, NAMESPACE, os.urandom(512 * KEY_BYTES))
+        until("all answers", lambda: found.extend(inquiries.take()) or len(found) == 32)
+        assert {answer.found for answer in found} == {(0, None, "")}
+        assert client.counters.trips == 0
