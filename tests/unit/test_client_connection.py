@@ -18,6 +18,7 @@ from fake_server import WAIT_S, FakeServer, descriptors_open, until
 
 from kvclient import Cache, Client, RequestError, ResourceError, Timeouts
 from kvclient.gate import Backoff
+from kvclient.loop import Lost, Waiter
 from kvserver._native import create_memfd
 from kvserver.wire import messages as wire
 
@@ -82,6 +83,18 @@ def test_server_that_speaks_something_else_is_named(tmp_path: Path) -> None:
         fake.raw[wire.Hello] = b"HTTP/1.1 400 Bad Request"
         with client_of(fake) as client, pytest.raises(RequestError, match="frame: not a reply of protocol 3"):
             client.wait_connected(WAIT_S)
+
+
+def test_who_begins_to_wait_on_a_session_that_is_lost_is_told_at_once(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        connection = at.client._connection
+        session, waiter = connection.session, Waiter()
+        assert session is not None
+        at.fake.close_attached()
+        until("the loss", lambda: session.lost)
+        connection.loop.post(lambda: session.tie(waiter))
+        until("the waiter to be told", lambda: waiter.settled)
+        assert isinstance(waiter.error, Lost)
 
 
 @pytest.mark.parametrize("lived", ["long", "short"])

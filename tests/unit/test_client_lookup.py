@@ -187,6 +187,20 @@ def test_caller_that_is_late_to_notice_does_not_undo_a_reconnect() -> None:
         assert (gate.link, gate.why) == (None, "timeout")
 
 
+def test_a_gate_that_is_opened_again_closes_the_lane_before() -> None:
+    gate, ends = Gate(Counters()), [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+    links = [Link(Lane(ours), LIMITS, 1) for ours, _ in ends]
+    for link in links:
+        gate.open(link)
+    ends[0][1].settimeout(WAIT_S)
+    assert ends[0][1].recv(1) == b"", "the end of the first"
+    with pytest.raises(BlockingIOError):
+        ends[1][1].recv(1, socket.MSG_DONTWAIT)
+    gate.shut("over")
+    for _, theirs in ends:
+        theirs.close()
+
+
 def test_reply_to_an_interrupted_request_is_skipped(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         hold_keys(at.fake, 1)

@@ -7,7 +7,7 @@ import pytest
 from client_rig import BLOCK_BYTES, BLOCKS_PER_CHUNK, Rig, chunks, keys_of, rig, turns
 from fake_server import WAIT_S
 
-from kvclient import Blocks, RequestError, RetrieveResult, StoreResult
+from kvclient import Blocks, Cache, RequestError, RetrieveResult, StoreResult
 from kvclient.blocks import PART_CHUNKS_MAX
 from kvclient.jobs import PARTS_AHEAD_MAX
 from kvserver._native import DONE, FAILED
@@ -135,13 +135,16 @@ def test_a_part_that_is_the_callers_mistake_is_an_exception_when_no_other_is_bei
 
 
 def test_an_unexpected_error_in_a_part_is_the_jobs_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_others(cache: Cache, groups: list[wire.GroupBlocks]) -> int:
+        return 1 // groups[0].first_block  # the first part begins at 0
+
     with rig(tmp_path, bugs=1) as at:
         at.fake.hold.add(wire.Retrieve)
         future = from_disk(at, monkeypatch, 5)
         first, second = (at.fake.wait_for(wire.Retrieve, number) for number in (1, 2))
         at.fake.answer_as_usual(second)
         with monkeypatch.context() as patch:
-            patch.setattr("kvclient.jobs._bytes_of", lambda cache, groups: 1 // 0)
+            patch.setattr("kvclient.jobs._bytes_of", of_others)
             at.fake.answer_as_usual(first)
             result = future.result(WAIT_S)
         assert (result.ok, result.why) == (False, "client-bug")
