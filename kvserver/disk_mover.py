@@ -86,7 +86,7 @@ class DiskMover:
         for number, device in enumerate(self._devices):
             if disk_leave.is_marked(device.directory):
                 device.drain = "draining"
-                if disk_leave.is_empty(device.directory):
+                if disk_leave.is_drained(device.directory):
                     device.drain, device.problem = "drained", DRAINED
                     continue
             try:

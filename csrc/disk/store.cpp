@@ -22,10 +22,10 @@ struct Store::Piece {
     uint64_t entries;
 };
 
-Store::Store(const FileOptions& options, uint32_t device, std::shared_ptr<Faults> faults)
-    : directory_(options.directory),
+Store::Store(const std::string& directory, StoreFiles files, uint32_t device, std::shared_ptr<Faults> faults)
+    : directory_(directory),
       device_(device),
-      files_(open_store_files(options)),
+      files_(std::move(files)),
       faults_(std::move(faults)),
       segments_(files_.geometry.segments) {}
 
