@@ -231,7 +231,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def disk_directories(self) -> tuple[str, ...]:
         """One for each device."""
         paths = [path.strip().removeprefix("file://") for path in self.disk_paths.split(",")]
-        return tuple(path for path in paths if path)
+        return tuple(os.path.normpath(path) for path in paths if path)
 
     @property
     def disk_segments(self) -> int:
@@ -428,11 +428,11 @@ def _check_arena(config: Config) -> None:
 
 def _check_disk(config: Config) -> None:
     directories, paths = config.disk_directories, f"disk_paths={config.disk_paths!r}"
-    odd = [path for path in directories if not path.startswith("/") or "\0" in path]
+    odd = "\0" in config.disk_paths or not all(path.startswith("/") for path in directories)
     problem = ""
     if odd or (config.disk_paths and not directories):
         problem = f"{paths} must be absolute paths with commas between them"
-    elif len({os.path.normpath(path) for path in directories}) < len(directories):
+    elif len(set(directories)) < len(directories):
         problem = f"{paths} names a directory twice"
     elif len(directories) > DEVICES_MAX:
         problem = f"{paths} names {len(directories)} devices, at most {DEVICES_MAX} are used"
