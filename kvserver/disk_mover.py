@@ -30,6 +30,7 @@ from kvserver.wire.orders import (
     DrainDevice,
     DrainState,
     EraseDevice,
+    Fault,
     FoundNote,
     FoundRecords,
     ItemFault,
@@ -51,6 +52,15 @@ RECORDS_A_REPORT = 64
 """The brain reads up to 32 reports while others wait; at some 5 us a record that is 10 ms."""
 HASH_THREADS = 2
 DRAINED = f"it was drained; remove {disk_leave.MARK} there, while no server runs, to have it used again"
+
+FAULTS: dict[Fault, str] = {
+    "io": "the device failed",
+    "checksum": "a record has other bytes than were written",
+    "stale": "a record is not there any more",
+    "short": "a file has become shorter",
+    "cancelled": "given up",
+}
+"""For the log, where the device gave no errno."""
 
 
 @dataclass(slots=True)
@@ -182,17 +192,22 @@ class DiskMover:
         self._engine.submit(job, kind, records)
 
     def _note(self, namespace: bytes, document: bytes, void: int) -> None:
-        """Durable on every device that works; one that fails here would bring back what is void, so it is given up."""
+        """Durable on every device that has a store. One that fails takes no more writes; what is void there is void for
+        as long as another device has the note, so only when none could write it is that said."""
+        kept, failed = 0, 0
         for number, device in enumerate(self._devices):
-            if device.problem:
+            if device.store is None:
                 continue
             try:
                 disk_notes.save(device.directory, namespace, document, void)
+                kept += 1
             except OSError as problem:
-                device.problem = f"its notes cannot be written: {problem.strerror}"
-                logs.event(logging.ERROR, "disk fails", ("directory", device.directory), ("why", device.problem))
-                self._tell_device(number)
-        self._report(Noted(namespace, void))
+                failed += 1
+                if not device.problem:
+                    device.problem = f"its notes cannot be written: {problem.strerror}"
+                    logs.event(logging.ERROR, "disk fails", ("directory", device.directory), ("why", device.problem))
+                    self._tell_device(number)
+        self._report(Noted(namespace, void, kept > 0 or not failed))
 
     def _drain(self, number: int) -> None:
         """What cannot be marked is emptied all the same; but a restart would take it for an ordinary device."""
@@ -256,18 +271,18 @@ class DiskMover:
                 job.io_ns = max(job.io_ns, done.io_ns)
                 if done.fault is not None:
                     job.faults.append(ItemFault(done.item, done.fault))
-                    self._tell_error(done.errno)
+                    self._tell_error(done.fault, done.errno)
                 if not job.left:
                     del self._jobs[done.job]
                     self._report(Moved(done.job, job.faults, job.io_ns))
             if seen < COMPLETIONS_PER_TURN:
                 return
 
-    def _tell_error(self, errno: int) -> None:
+    def _tell_error(self, fault: Fault, errno: int) -> None:
         """The first, and then each time that ten times as many were seen: a failing disk must not fill the log."""
         self._errors += 1
         if str(self._errors).rstrip("0") == "1":
-            why = os.strerror(errno) if errno else "a record is not what was written"
+            why = os.strerror(errno) if errno else FAULTS[fault]
             logs.event(logging.WARNING, "disk errors", ("so_far", self._errors), ("last", why))
 
     def _report(self, report: Report) -> None:

@@ -100,8 +100,8 @@ def reported(core: Core, tier: DiskTier, report: DiskReport, now_ns: int) -> Non
             if job is not None:
                 _moved(core, tier, job, report, now_ns)
                 disk_drain.turn(core, tier, now_ns)
-        case Noted(namespace, void):
-            _noted(core, tier, namespace, void)
+        case Noted():
+            _noted(core, tier, report)
         case DeviceIs():
             if report.device < len(tier.problems):
                 _device_is(core, tier, report)
@@ -178,24 +178,30 @@ def _note(core: Core, tier: DiskTier, digest: bytes) -> None:
     core.instruct(tier.mover, Note(digest, document, tier.noted[digest]))
 
 
-def _noted(core: Core, tier: DiskTier, digest: bytes, generation: int) -> None:
-    waiting = tier.clearing.pop(digest, [])
-    later = [clearing for clearing in waiting if not 0 < clearing.void <= generation]
+def _noted(core: Core, tier: DiskTier, noted: Noted) -> None:
+    waiting = tier.clearing.pop(noted.namespace, [])
+    later = [clearing for clearing in waiting if not 0 < clearing.void <= noted.void]
     if later:
-        tier.clearing[digest] = later
+        tier.clearing[noted.namespace] = later
     for clearing in waiting:
         if clearing not in later:
             core.timers.cancel("clear", clearing.number)
-            core.answer(clearing.peer, Cleared(clearing.request_id, clearing.chunks))
+            if noted.kept:
+                core.answer(clearing.peer, Cleared(clearing.request_id, clearing.chunks))
+            else:
+                _clear_failed(core, clearing, "no disk could note it")
+
+
+def _clear_failed(core: Core, clearing: Clearing, why: str) -> None:
+    """The namespace is empty, but after a restart of the whole server its chunks may be back."""
+    core.refuse(clearing.peer, clearing.request_id, DeviceError("disk-clear", f"cleared in memory; {why}"))
 
 
 def clear_overdue(core: Core, tier: DiskTier, number: int) -> None:
-    """Nobody waits longer for the devices than for a job: the namespace is empty, but after a restart of the whole
-    server its chunks may be back."""
+    """Nobody waits longer for the devices than for a job."""
     for digest, waiting in list(tier.clearing.items()):
         for clearing in [clearing for clearing in waiting if clearing.number == number]:
             waiting.remove(clearing)
-            error = DeviceError("disk-clear", "cleared in memory; the disks have not confirmed it in time")
-            core.refuse(clearing.peer, clearing.request_id, error)
+            _clear_failed(core, clearing, "the disks have not confirmed it in time")
         if not waiting:
             del tier.clearing[digest]

@@ -283,7 +283,7 @@ class DiskTier:
         """Jobs in a row that the device failed."""
         self.drains: dict[int, Drain] = {}
         """Devices that are being emptied, or are empty."""
-        self.touched = Touched(bounds.chunks_max)
+        self.touched = Touched(bounds.chunks_max if bounds.disk_second_touch else 0)
         self.mover: Mover | None = None
         self.start_at_ns = now_ns
         self.recovered = False

@@ -43,6 +43,8 @@ class DiskRig(Rig):
         """The records of each write, in the order of the writes."""
         self.read: list[list[DiskRecord]] = []
         self.notes: list[Note] = []
+        self.notes_kept = True
+        """Some device could write them."""
         self.devices: dict[tuple[int, int], DiskRecord] = {}
         self.drains: dict[int, DrainState] = {}
         """What the directories say."""
@@ -73,7 +75,7 @@ class DiskRig(Rig):
                     self.finish_disk()
             case Note(namespace, _, void):
                 self.notes.append(order)
-                self.report(mover, Noted(namespace, void))
+                self.report(mover, Noted(namespace, void, self.notes_kept))
             case Recover():
                 for note in self.notes:
                     self.report(mover, FoundNote(note.namespace, note.document, note.void))
