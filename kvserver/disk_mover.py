@@ -210,8 +210,12 @@ class DiskMover:
         self._report(Noted(namespace, void, kept > 0 or not failed))
 
     def _drain(self, number: int) -> None:
-        """What cannot be marked is emptied all the same; but a restart would take it for an ordinary device."""
+        """What cannot be marked is emptied all the same; but a restart would take it for an ordinary device. What is not
+        open is left as it is."""
         device = self._devices[number]
+        if device.store is None:
+            self._tell_device(number)
+            return
         device.drain = device.drain or "draining"
         try:
             disk_leave.mark(device.directory)
@@ -221,8 +225,12 @@ class DiskMover:
         self._tell_device(number)
 
     def _erase(self, number: int) -> None:
-        """No order names it any more, and none of its records is told to the next brain."""
+        """No order names it any more, and none of its records is told to the next brain. What is not open is not ours to
+        erase: nobody knows what it holds."""
         device = self._devices[number]
+        if device.store is None:
+            self._tell_device(number)
+            return
         device.store, device.records = None, b""
         device.drain, device.problem = "drained", DRAINED
         try:

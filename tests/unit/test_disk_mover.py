@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -13,7 +12,18 @@ from kvserver.config import Config
 from kvserver.disk_mover import DiskMover
 from kvserver.passing import Inheritance, Receiver, pair, send
 from kvserver.transfer.engines import create_memfd
-from kvserver.wire.orders import DeviceIs, Note, Noted, Order, Ready, Report, decode_report, encode
+from kvserver.wire.orders import (
+    DeviceIs,
+    DrainDevice,
+    EraseDevice,
+    Note,
+    Noted,
+    Order,
+    Ready,
+    Report,
+    decode_report,
+    encode,
+)
 
 WAIT_S = 30
 NAMESPACE = b"n" * 32
@@ -63,10 +73,10 @@ class Brain:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+def places(tmp_path: Path) -> tuple[Path, Path]:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    yield tmp_path / "a", tmp_path / "b"
+    return tmp_path / "a", tmp_path / "b"
 
 
 def blocked(directory: Path) -> None:
@@ -104,6 +114,31 @@ def test_a_note_that_no_device_can_write_is_not_said_to_be_kept(places: tuple[Pa
             if void == 5:
                 brain.devices(1)  # once: it is given up
             assert brain.next() == Noted(NAMESPACE, void, kept=False)
+
+
+def test_what_could_not_be_opened_is_neither_marked_nor_erased(places: tuple[Path, Path]) -> None:
+    foreign, _ = places
+    content = b"a letter" * 2000
+    (foreign / "kvserver.store").write_bytes(content)
+    with Brain(foreign) as brain:
+        before = brain.devices(1)
+        for order in (DrainDevice(0), EraseDevice(0)):
+            brain.order(order)
+            assert brain.devices(1) == before
+    assert os.listdir(foreign) == ["kvserver.store"]
+    assert (foreign / "kvserver.store").read_bytes() == content
+
+
+def test_a_drained_device_is_marked_erased_and_told(places: tuple[Path, Path]) -> None:
+    place, _ = places
+    with Brain(place) as brain:
+        (told,) = brain.devices(1)
+        assert (told.drain, told.bytes > 0) == ("", True)
+        for order, drain in ((DrainDevice(0), "draining"), (EraseDevice(0), "drained")):
+            brain.order(order)
+            (told,) = brain.devices(1)
+            assert told.drain == drain
+    assert os.listdir(place) == ["kvserver.drained"]
 
 
 def test_without_a_store_there_is_nothing_to_note(places: tuple[Path, Path]) -> None:
