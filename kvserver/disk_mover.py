@@ -51,6 +51,7 @@ COMPLETIONS_PER_TURN = 256
 RECORDS_A_REPORT = 64
 """The brain reads up to 32 reports while others wait; at some 5 us a record that is 10 ms."""
 HASH_THREADS = 2
+ENGINE_REFUSED = "disk-engine:"
 DRAINED = f"it was drained; remove {disk_leave.MARK} there, while no server runs, to have it used again"
 
 FAULTS: dict[Fault, str] = {
@@ -109,10 +110,16 @@ class DiskMover:
             except Unusable as why:
                 device.problem = str(why)
                 logs.event(logging.ERROR, "disk not usable", ("directory", device.directory), ("why", why))
+        self._engine = self._open_engine(inherited)
+
+    def _open_engine(self, inherited: Inheritance) -> DiskEngine | None:
+        """None where there is nothing to move, or not by the means that were asked for: then no device is used."""
+        config = inherited.config
         stores = [device.store for device in self._devices if device.store is not None]
-        self._engine: DiskEngine | None = None
-        if stores:
-            self._engine = DiskEngine(
+        if not stores:
+            return None
+        try:
+            return DiskEngine(
                 arena_fd=inherited.arena,
                 arena_bytes=config.arena_bytes,
                 stores=stores,
@@ -120,6 +127,15 @@ class DiskMover:
                 depth=config.disk_depth,
                 hash_threads=HASH_THREADS,
             )
+        except ValueError as why:
+            if not str(why).startswith(ENGINE_REFUSED):
+                raise
+            logs.event(logging.ERROR, "disk not usable", ("disk_engine", config.disk_engine), ("why", why))
+            for device in self._devices:
+                if device.store is not None:
+                    device.store, device.records = None, b""
+                    device.problem = f"{why} (disk_engine={config.disk_engine})"
+            return None
 
     def run(self) -> None:
         """Until the brain's end of the socket closes."""
@@ -210,8 +226,8 @@ class DiskMover:
         self._report(Noted(namespace, void, kept > 0 or not failed))
 
     def _drain(self, number: int) -> None:
-        """What cannot be marked is emptied all the same; but a restart would take it for an ordinary device. What is not
-        open is left as it is."""
+        """What cannot be marked is emptied all the same; but a restart would take it for an ordinary device. What is
+        not open is left as it is."""
         device = self._devices[number]
         if device.store is None:
             self._tell_device(number)
@@ -225,8 +241,8 @@ class DiskMover:
         self._tell_device(number)
 
     def _erase(self, number: int) -> None:
-        """No order names it any more, and none of its records is told to the next brain. What is not open is not ours to
-        erase: nobody knows what it holds."""
+        """No order names it any more, and none of its records is told to the next brain. What is not open is not ours
+        to erase: nobody knows what it holds."""
         device = self._devices[number]
         if device.store is None:
             self._tell_device(number)

@@ -7,7 +7,7 @@ from typing import Self
 
 import pytest
 
-from kvserver import disk_notes
+from kvserver import disk_mover, disk_notes
 from kvserver.config import Config
 from kvserver.disk_mover import DiskMover
 from kvserver.passing import Inheritance, Receiver, pair, send
@@ -150,3 +150,28 @@ def test_without_a_store_there_is_nothing_to_note(places: tuple[Path, Path]) -> 
         brain.order(Note(NAMESPACE, b"document", 5))
         assert brain.next() == Noted(NAMESPACE, 5, kept=True)
     assert sorted(os.listdir(foreign)) == ["kvserver.store"]
+
+
+def test_an_engine_that_is_not_to_be_had_is_said_of_every_device(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where io_uring is asked for by name and a container forbids it: the process stays, and is not started again
+    every second."""
+
+    def refused(**_: object) -> None:
+        raise ValueError("disk-engine: no io_uring: Operation not permitted")
+
+    monkeypatch.setattr(disk_mover, "DiskEngine", refused)
+    with Brain(*places) as brain:
+        for told in brain.devices(2):
+            assert told.bytes == 0
+            assert told.problem == "disk-engine: no io_uring: Operation not permitted (disk_engine=auto)"
+
+
+def test_an_engine_that_fails_otherwise_is_a_bug(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(**_: object) -> None:
+        raise ValueError("depth=0 must be in [1, 1024]")
+
+    monkeypatch.setattr(disk_mover, "DiskEngine", wrong)
+    with pytest.raises(ValueError, match="depth"):
+        Brain(*places)
