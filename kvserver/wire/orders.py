@@ -244,7 +244,7 @@ class Recovered(Frame, tag="recovered", frozen=True):
     """All that Recover had to find was told."""
 
     damaged: int
-    """Blocks and notes that were neither whole nor empty, or could not be read."""
+    """Headers, labels and notes that were neither whole nor empty, or could not be read."""
 
 
 Report = Ready | Mapped | MapFailed | Unmapped | Done | Moved | Noted | DeviceIs | FoundNote | FoundRecords | Recovered
