@@ -40,7 +40,7 @@ def begin(core: Core, device: int) -> None:
     known = tier.drains.get(device)
     if not tier.opened[device] and (known is None or known.state == "draining"):
         raise DeviceError(
-            "disk-device",
+            "disk-not-open",
             f"device {device} is not open, so nothing on it can be moved, and nothing there is touched: "
             f"{tier.problems[device]}",
         )
