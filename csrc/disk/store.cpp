@@ -65,9 +65,9 @@ void Store::read_all(const std::vector<Piece>& pieces, const std::function<void(
         const Piece* piece;
         std::vector<Entry> entries;
     };
+    std::vector<Reading> readings(std::min<size_t>(RECOVERY_DEPTH, pieces.size()));  // outlive the io
     std::string backend;
     const std::unique_ptr<Io> io = open_io(Choice::AUTO, {RECOVERY_DEPTH, RECOVERY_DEPTH}, backend);
-    std::vector<Reading> readings(std::min<size_t>(RECOVERY_DEPTH, pieces.size()));
     auto next = pieces.begin();
     const auto begin = [&](Reading& reading) {
         reading.piece = &*next++;

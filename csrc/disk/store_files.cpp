@@ -11,6 +11,7 @@
 #include <cinttypes>
 #include <cstring>
 #include <memory>
+#include <span>
 
 #include "check.h"
 
@@ -66,11 +67,18 @@ void preallocate(int fd, uint64_t bytes, const std::string& path) {
     throw_errno(format("preallocating %" PRIu64 " bytes for %s", bytes, path.c_str()));
 }
 
+// A short write means that the rest did not fit: it has no errno of its own.
+void write_whole(int fd, std::span<const std::byte> bytes, uint64_t offset, const std::string& what) {
+    const ssize_t written = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (written == static_cast<ssize_t>(bytes.size())) return;
+    if (written >= 0) errno = ENOSPC;
+    throw_errno("writing " + what);
+}
+
 void write_superblocks(int fd, const Superblock& superblock, const std::string& path) {
     const Block block = encode(superblock);
     for (uint64_t copy = 0; copy < SUPERBLOCKS; ++copy) {
-        const ssize_t written = ::pwrite(fd, block.bytes, BLOCK_BYTES, static_cast<off_t>(copy * BLOCK_BYTES));
-        if (written != static_cast<ssize_t>(BLOCK_BYTES)) throw_errno("writing the superblock of " + path);
+        write_whole(fd, block.bytes, copy * BLOCK_BYTES, "the superblock of " + path);
     }
     if (::fsync(fd) != 0) throw_errno("fsync of " + path);
 }
@@ -278,9 +286,8 @@ class Opening {
         const Geometry& geometry = files_.geometry;
         for (uint64_t segment = whole_rows; segment < geometry.segments; ++segment) {
             const Entry zeros{};
-            const auto offset = static_cast<off_t>(geometry.label_offset(segment));
-            const ssize_t written = ::pwrite(files_.headers.get(), zeros.bytes, ENTRY_BYTES, offset);
-            if (written != static_cast<ssize_t>(ENTRY_BYTES)) throw_errno("writing a label of " + headers().path());
+            const std::string what = "a label of " + headers().path();
+            write_whole(files_.headers.get(), zeros.bytes, geometry.label_offset(segment), what);
         }
     }
 
