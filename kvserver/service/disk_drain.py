@@ -98,9 +98,10 @@ def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 
 def _go_on(core: Core, tier: DiskTier, drain: Drain, now_ns: int) -> None:
-    drain.waits = "" if tier.opened[drain.device] else "store"
-    if drain.waits:
+    if not tier.opened[drain.device]:
+        drain.waits = "store"
         return
+    drain.waits = ""
     for node, space in list(drain.moving.items()):
         _step(core, tier, drain, (space, node), now_ns)
     for _ in range(LOOKS_MAX):
