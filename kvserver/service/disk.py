@@ -6,7 +6,7 @@ is away, lookups answer what DRAM can serve, and nothing waits for it. What is o
 
 import logging
 
-from kvserver.errors import DeviceError
+from kvserver.errors import DeviceError, ResourceError
 from kvserver.service import disk_drain, disk_reads, disk_writes, movers, recovery
 from kvserver.service.documents import document_of
 from kvserver.service.owners import DiskJob
@@ -14,6 +14,9 @@ from kvserver.service.state import MILLISECOND_NS, Clearing, Core, DiskTier
 from kvserver.tiers.records import encode_document
 from kvserver.wire.messages import Cleared
 from kvserver.wire.orders import DeviceIs, FoundNote, FoundRecords, Moved, Note, Noted, Recover, Recovered
+
+CLEARS_MAX = 1024
+"""Clears that wait for the disks to note them; each is an order to their mover."""
 
 DiskReport = Moved | Noted | DeviceIs | FoundNote | FoundRecords | Recovered
 
@@ -142,6 +145,12 @@ def _device_is(core: Core, tier: DiskTier, report: DeviceIs) -> None:
 
 
 # ---------------------------------------------------------------- cleared namespaces
+
+
+def check_clears(core: Core) -> None:
+    """ResourceError when too many clears wait already. Nothing was cleared then."""
+    if core.disk is not None and sum(map(len, core.disk.clearing.values())) >= CLEARS_MAX:
+        raise ResourceError("clears", f"{CLEARS_MAX} clears wait for the disks already")
 
 
 def void(core: Core, digest: bytes, clearing: Clearing | None, now_ns: int) -> bool:

@@ -7,7 +7,7 @@ from brain_rig import Client, chain, ids, is_refusal, key
 from disk_rig import SEGMENT_BYTES, DiskRig
 
 from kvserver.index.space import READY, Node, Space
-from kvserver.service import disk_writes
+from kvserver.service import disk, disk_writes
 from kvserver.service.disk_chunks import DiskChunks
 from kvserver.service.disk_room import DiskRoom
 from kvserver.service.events import MoverGone
@@ -350,6 +350,27 @@ def test_a_clear_that_no_disk_could_note_says_so() -> None:
     assert client.lookup(keys).chunks == 0
     rig.notes_kept = True
     assert isinstance(client.ask(Clear(rig.number(), rig.notes[0].namespace)), Cleared)
+
+
+def test_clears_that_wait_for_the_disks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is an order to a mover that may not read them."""
+    monkeypatch.setattr(disk, "CLEARS_MAX", 2)
+    rig = DiskRig(disk_restart_ms=5_000)
+    client, keys = cold_prompt(rig)
+    (mover,) = (mover.mover for mover in rig.service.status(rig.now_ns).movers if mover.device == "disk")
+    rig.handle(MoverGone(mover, "signal 9"))
+    warm = chain(77, CHUNKS)
+    waiting = []
+    for _ in range(2):
+        waiting.append(Clear(rig.number(), rig.notes[0].namespace))
+        assert client.ask(waiting[-1]) is None
+        client.store(warm)
+    assert is_refusal(client.ask(Clear(rig.number(), rig.notes[0].namespace)), "resource", "clears")
+    assert client.lookup(warm).chunks == CHUNKS, "nothing was cleared"
+    rig.wait_ms(6_000)
+    assert all(isinstance(rig.answers[client.peer, request.id], Cleared) for request in waiting)
+    assert isinstance(client.ask(Clear(rig.number(), rig.notes[0].namespace)), Cleared)
+    assert client.lookup(keys).chunks == 0
 
 
 def test_a_namespace_that_was_cleared_does_not_take_the_place_of_one_with_chunks() -> None:
