@@ -21,7 +21,9 @@
 
 namespace kv {
 
-// A sealed shard, as Python packs it.
+// A sealed shard, as Python packs it. What lies in the ledger and on disk has the same fields in places of its own,
+// since neither may change with this one, nor with the other: so they are copied one by one, in ledger.cpp and
+// disk/format.cpp.
 struct LedgerRecord {
     int64_t arena_offset;
     std::byte namespace_digest[32];

@@ -1,5 +1,7 @@
 #include "namer.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 #include "named_thread.h"
@@ -32,31 +34,38 @@ const Keys& Naming::keys() {
     return keys_;
 }
 
+Namer::Namer() : owner_(::getpid()), work_(std::make_unique<Work>()) {}
+
 Namer::~Namer() {
-    {
-        const std::lock_guard lock(mutex_);
-        closing_ = true;
+    if (::getpid() != owner_) {
+        (void)work_.release();  // a thread that is not here cannot be joined, nor what it waits for be destroyed
+        return;
     }
-    work_ready_.notify_all();
-    if (thread_.joinable()) thread_.join();
+    {
+        const std::lock_guard lock(work_->mutex);
+        work_->closing = true;
+    }
+    work_->ready.notify_all();
+    if (work_->thread.joinable()) work_->thread.join();
 }
 
 std::shared_ptr<Naming> Namer::name(std::vector<uint32_t> tokens, size_t chunk_tokens, const Digest& before) {
     auto naming = std::make_shared<Naming>(std::move(tokens), chunk_tokens, before);
-    const std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) thread_ = start_thread("kv-keys", [this] { work(); });
-    queue_.push_back(naming);
-    work_ready_.notify_one();
+    if (::getpid() != owner_) return naming;
+    const std::lock_guard lock(work_->mutex);
+    if (!work_->thread.joinable()) work_->thread = start_thread("kv-keys", [work = work_.get()] { work->run(); });
+    work_->queue.push_back(naming);
+    work_->ready.notify_one();
     return naming;
 }
 
-void Namer::work() {
-    std::unique_lock lock(mutex_);
+void Namer::Work::run() {
+    std::unique_lock lock(mutex);
     for (;;) {
-        work_ready_.wait(lock, [this] { return closing_ || !queue_.empty(); });
-        if (closing_) return;
-        const std::shared_ptr<Naming> naming = std::move(queue_.front());
-        queue_.pop_front();
+        ready.wait(lock, [this] { return closing || !queue.empty(); });
+        if (closing) return;
+        const std::shared_ptr<Naming> naming = std::move(queue.front());
+        queue.pop_front();
         lock.unlock();
         naming->carry_out();
         lock.lock();

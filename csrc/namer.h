@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <sys/types.h>
+
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -24,8 +26,7 @@ class Naming {
     // Hashes, unless somebody else does already.
     void carry_out();
 
-    // What nobody has begun is hashed by the caller: he would only wait for another thread to wake up. So it also comes
-    // to an end where that thread is gone, as after fork().
+    // What nobody has begun is hashed by the caller: he would only wait for another thread to wake up.
     const Keys& keys();
 
   private:
@@ -40,20 +41,28 @@ class Naming {
     Keys keys_;
 };
 
-// Owns the thread, which begins with the first naming. The destructor forgets what is queued and joins.
+// Owns the thread, which begins with the first naming. The destructor forgets what is queued and joins. In a child
+// after fork() there is no such thread: what its parent had asked for and nobody had begun can still be hashed there.
 class Namer {
   public:
+    Namer();
     ~Namer();
     std::shared_ptr<Naming> name(std::vector<uint32_t> tokens, size_t chunk_tokens, const Digest& before);
 
   private:
-    void work();
+    // All that the thread uses.
+    struct Work {
+        std::mutex mutex;
+        std::condition_variable ready;
+        std::deque<std::shared_ptr<Naming>> queue;
+        bool closing = false;
+        std::thread thread;
 
-    std::mutex mutex_;
-    std::condition_variable work_ready_;
-    std::deque<std::shared_ptr<Naming>> queue_;
-    bool closing_ = false;
-    std::thread thread_;
+        void run();
+    };
+
+    const pid_t owner_;
+    std::unique_ptr<Work> work_;
 };
 
 }  // namespace kv

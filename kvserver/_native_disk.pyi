@@ -69,7 +69,6 @@ class DiskStore:
         capacity_bytes: int,
         segment_bytes: int,
         fingerprint: bytes,
-        recreate: bool = False,
         faults: DiskFaults | None = None,
     ) -> None:
         """Opens the store, or creates it: the directory must exist. device: its number in records, below 64.
@@ -77,19 +76,26 @@ class DiskStore:
         grows, or loses the segments that are too many. fingerprint: 32 bytes; equal ones may share a store.
 
         ValueError with a code in front: "disk-locked" (another process has it), "disk-foreign" (another fingerprint,
-        format version or segment_bytes, or damaged; `recreate` begins anew in its place), "disk-unknown" (a file of
-        that name is no store of ours), "disk-size" (not one segment, or impossible), "disk-filesystem" (it cannot
-        preallocate). OSError: ENOSPC (nothing is left behind then), EROFS, EACCES, ENOENT and others."""
+        format version or segment_bytes, or damaged), "disk-unknown" (a file of that name is no store of ours),
+        "disk-size" (not one segment, or impossible), "disk-filesystem" (it cannot preallocate). OSError: ENOSPC
+        (nothing is left behind then), EROFS, EACCES, ENOENT and others."""
+    @staticmethod
+    def open_to_read(directory: str, *, device: int, fingerprint: bytes) -> "DiskStore":
+        """The store as it was left: nothing is made, resized or written, and its sizes are its own. What a file has
+        lost counts as unreadable, or reads SHORT. Raises as above; "disk-foreign" also where one of both files is
+        missing or empty."""
     @property
     def device(self) -> int: ...
     @property
     def segments(self) -> int: ...
     @property
+    def segment_bytes(self) -> int: ...
+    @property
     def file_bytes(self) -> int:
         """Physical bytes of both files, all of them preallocated."""
     @property
     def created(self) -> bool:
-        """It is new (or recreated): there is nothing to recover."""
+        """It is new: there is nothing to recover."""
     @property
     def direct(self) -> bool:
         """O_DIRECT works. Otherwise the page cache takes part, which costs memory and copies; say so."""

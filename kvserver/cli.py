@@ -248,27 +248,30 @@ def disk_(
         str | None, typer.Argument(help="Of drain: the number of the device, or its directory.", show_default=False)
     ] = None,
 ) -> None:
-    """Look at the disk tier while no server uses it (verify exits with 1 if a record is wrong), or drain a device."""
+    """Look at the disk tier while no server uses it (exit 1: a device or record is wrong), or drain a device."""
     config, _ = _load(given)
     from kvserver.showing import shown
 
-    if (what == "drain") != (device is not None):
-        raise ConfigError("disk-device", f"disk {what}: drain names a device, inspect and verify take all of the flags")
-    if device is not None:
+    if what == "drain":
+        if device is None:
+            raise ConfigError("disk-device", "disk drain: name the device, by its number or its directory")
         from kvserver.disk_drain import drain
 
         with _client(config.socket) as client, shown() as show:
             said = drain(client, device, show)
         typer.echo(said)
         return
+    if device is not None:
+        raise ConfigError("disk-device", f"disk {what} {device!r}: it looks at all devices of --disk-paths")
     from kvserver.disk_tool import inspect as inspect_disks
     from kvserver.disk_tool import verify as verify_disks
 
     if what == "inspect":
-        typer.echo("\n".join(inspect_disks(config)))
-        return
+        raise typer.Exit(0 if inspect_disks(config, typer.echo) else 1)
     with shown() as show:
-        counts = verify_disks(config, lambda done, total: show(done, total, f"{done:,} of {total:,} records"))
+        counts = verify_disks(
+            config, lambda done, total: show(done, total, f"{done:,} of {total:,} records"), typer.echo
+        )
     typer.echo(", ".join(f"{count:,} {fault}" for fault, count in counts.items()) or "no records")
     raise typer.Exit(1 if counts.total() > counts["right"] else 0)
 

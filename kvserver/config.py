@@ -32,6 +32,7 @@ THREADS_AUTO_MAX = 4
 """One socket's memory is saturated by about this many copying threads."""
 
 DEVICES_MAX = 64
+DISK_SEGMENTS_MAX = 1 << 20  # of a device; brain and mover keep something of each, also when it is empty
 DISK_HEAD_BYTES = 64 * KIB
 """No less than lies before the first segment of a device."""
 
@@ -128,7 +129,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     disk_bytes: Annotated[
         int,
         About(
-            "Physical bytes that may be taken in each directory, all of them at the start.", least=MIB, most=1024 * TIB
+            "Physical bytes that may be taken in each directory, all of them at the start.", least=MIB, most=255 * TIB
         ),
     ] = 64 * GIB
     disk_segment_bytes: Annotated[
@@ -231,7 +232,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def disk_directories(self) -> tuple[str, ...]:
         """One for each device."""
         paths = [path.strip().removeprefix("file://") for path in self.disk_paths.split(",")]
-        return tuple(path for path in paths if path)
+        return tuple(os.path.normpath(path) for path in paths if path)
 
     @property
     def disk_segments(self) -> int:
@@ -428,19 +429,19 @@ def _check_arena(config: Config) -> None:
 
 def _check_disk(config: Config) -> None:
     directories, paths = config.disk_directories, f"disk_paths={config.disk_paths!r}"
-    odd = [path for path in directories if not path.startswith("/") or "\0" in path]
-    problem = ""
-    if odd or (config.disk_paths and not directories):
-        problem = f"{paths} must be absolute paths with commas between them"
-    elif len({os.path.normpath(path) for path in directories}) < len(directories):
-        problem = f"{paths} names a directory twice"
-    elif len(directories) > DEVICES_MAX:
-        problem = f"{paths} names {len(directories)} devices, at most {DEVICES_MAX} are used"
-    elif directories and config.disk_segments < 1:
-        least = config.disk_segment_bytes + DISK_HEAD_BYTES
-        problem = f"disk_bytes={show_bytes(config.disk_bytes)} must hold a segment and its head, {show_bytes(least)}"
-    if problem:
-        raise ConfigError("config-disk", problem)
+    absolute = directories and all(path.startswith("/") for path in directories)
+    if "\0" in config.disk_paths or (config.disk_paths and not absolute):
+        raise ConfigError("config-disk", f"{paths} must be absolute paths with commas between them")
+    if len(set(directories)) < len(directories):
+        raise ConfigError("config-disk", f"{paths} names a directory twice")
+    if len(directories) > DEVICES_MAX:
+        raise ConfigError("config-disk", f"{paths} names {len(directories)} devices, at most {DEVICES_MAX} are used")
+    if directories and not 1 <= config.disk_segments <= DISK_SEGMENTS_MAX:
+        raise ConfigError(
+            "config-disk",
+            f"disk_bytes={show_bytes(config.disk_bytes)} hold {max(config.disk_segments, 0):,} segments of "
+            f"disk_segment_bytes={show_bytes(config.disk_segment_bytes)}; a device has 1 to {DISK_SEGMENTS_MAX:,}",
+        )
 
 
 def _check_socket(socket: str) -> None:

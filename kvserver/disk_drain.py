@@ -1,5 +1,6 @@
 """`kvserver disk drain`: asks a server to empty a device, and shows how far it is until it can be taken away."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -46,8 +47,8 @@ def drain(
 
 def _number_of(status: dict[str, Any], device: str) -> int:
     directories = {disk["directory"]: disk["device"] for disk in status["disks"]}
-    if device in directories:
-        return int(directories[device])
+    if os.path.normpath(device) in directories:
+        return int(directories[os.path.normpath(device)])
     if device.isdecimal() and int(device) in directories.values():
         return int(device)
     there = ", ".join(f"{number} ({directory})" for directory, number in directories.items()) or "none"

@@ -11,8 +11,10 @@ from pathlib import Path
 from kvserver import disk_notes
 
 MARK = "kvserver.drained"
-STORE_FILES = ("kvserver.store", "kvserver.headers")
-"""Whatever the native store keeps in a directory, whole or in the making."""
+STORE_FILES = ("kvserver.headers", "kvserver.store")
+"""What the native store keeps in a directory."""
+UNFINISHED = ".new"
+"""Behind the name of a file that the store is making, or was when it died."""
 TEXT = """\
 `kvserver disk drain` has been asked to empty this directory, or has done so: then no other file of kvserver is here.
 To have it used again, stop the server and remove this file.
@@ -23,9 +25,9 @@ def is_marked(directory: str) -> bool:
     return os.path.exists(os.path.join(directory, MARK))
 
 
-def is_empty(directory: str) -> bool:
-    """Nothing is left in it that the server would have to read."""
-    return not os.path.exists(os.path.join(directory, STORE_FILES[0]))
+def is_drained(directory: str) -> bool:
+    """It is marked, and nothing is left in it that the server would have to read."""
+    return is_marked(directory) and not os.path.exists(os.path.join(directory, STORE_FILES[-1]))
 
 
 def mark(directory: str) -> None:
@@ -37,24 +39,16 @@ def mark(directory: str) -> None:
         file.write(TEXT)
         file.flush()
         os.fsync(file.fileno())
-    _make_durable(directory)
+    disk_notes.make_durable(directory)
 
 
 def erase(directory: str) -> None:
-    """Removes all files of ours but the mark. Their bytes are given back at once, although the mover has them open.
-    Raises OSError."""
-    for name in STORE_FILES:
-        path = os.path.join(directory, name)
-        with suppress(FileNotFoundError):
-            os.truncate(path, 0)
-            os.unlink(path)
+    """Removes all files of ours but the mark, the payloads last: a directory without them is drained. Their bytes are
+    given back at once, although the mover has them open. Raises OSError."""
     disk_notes.erase(directory)
-    _make_durable(directory)
-
-
-def _make_durable(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    for name in STORE_FILES:
+        for path in (os.path.join(directory, name + UNFINISHED), os.path.join(directory, name)):
+            with suppress(FileNotFoundError):
+                os.truncate(path, 0)
+                os.unlink(path)
+    disk_notes.make_durable(directory)

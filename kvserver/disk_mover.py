@@ -30,6 +30,7 @@ from kvserver.wire.orders import (
     DrainDevice,
     DrainState,
     EraseDevice,
+    Fault,
     FoundNote,
     FoundRecords,
     ItemFault,
@@ -50,7 +51,17 @@ COMPLETIONS_PER_TURN = 256
 RECORDS_A_REPORT = 64
 """The brain reads up to 32 reports while others wait; at some 5 us a record that is 10 ms."""
 HASH_THREADS = 2
+ENGINE_REFUSED = "disk-engine:"
 DRAINED = f"it was drained; remove {disk_leave.MARK} there, while no server runs, to have it used again"
+
+FAULTS: dict[Fault, str] = {
+    "io": "the device failed",
+    "checksum": "a record has other bytes than were written",
+    "stale": "a record is not there any more",
+    "short": "a file has become shorter",
+    "cancelled": "given up",
+}
+"""For the log, where the device gave no errno."""
 
 
 @dataclass(slots=True)
@@ -86,7 +97,7 @@ class DiskMover:
         for number, device in enumerate(self._devices):
             if disk_leave.is_marked(device.directory):
                 device.drain = "draining"
-                if disk_leave.is_empty(device.directory):
+                if disk_leave.is_drained(device.directory):
                     device.drain, device.problem = "drained", DRAINED
                     continue
             try:
@@ -99,10 +110,16 @@ class DiskMover:
             except Unusable as why:
                 device.problem = str(why)
                 logs.event(logging.ERROR, "disk not usable", ("directory", device.directory), ("why", why))
+        self._engine = self._open_engine(inherited)
+
+    def _open_engine(self, inherited: Inheritance) -> DiskEngine | None:
+        """None where there is nothing to move, or not by the means that were asked for: then no device is used."""
+        config = inherited.config
         stores = [device.store for device in self._devices if device.store is not None]
-        self._engine: DiskEngine | None = None
-        if stores:
-            self._engine = DiskEngine(
+        if not stores:
+            return None
+        try:
+            return DiskEngine(
                 arena_fd=inherited.arena,
                 arena_bytes=config.arena_bytes,
                 stores=stores,
@@ -110,6 +127,15 @@ class DiskMover:
                 depth=config.disk_depth,
                 hash_threads=HASH_THREADS,
             )
+        except ValueError as why:
+            if not str(why).startswith(ENGINE_REFUSED):
+                raise
+            logs.event(logging.ERROR, "disk not usable", ("disk_engine", config.disk_engine), ("why", why))
+            for device in self._devices:
+                if device.store is not None:
+                    device.store, device.records = None, b""
+                    device.problem = f"{why} (disk_engine={config.disk_engine})"
+            return None
 
     def run(self) -> None:
         """Until the brain's end of the socket closes."""
@@ -182,21 +208,30 @@ class DiskMover:
         self._engine.submit(job, kind, records)
 
     def _note(self, namespace: bytes, document: bytes, void: int) -> None:
-        """Durable on every device that works; one that fails here would bring back what is void, so it is given up."""
+        """Durable on every device that has a store. One that fails takes no more writes; what is void there is void for
+        as long as another device has the note, so only when none could write it is that said."""
+        kept, failed = 0, 0
         for number, device in enumerate(self._devices):
-            if device.problem:
+            if device.store is None:
                 continue
             try:
                 disk_notes.save(device.directory, namespace, document, void)
+                kept += 1
             except OSError as problem:
-                device.problem = f"its notes cannot be written: {problem.strerror}"
-                logs.event(logging.ERROR, "disk fails", ("directory", device.directory), ("why", device.problem))
-                self._tell_device(number)
-        self._report(Noted(namespace, void))
+                failed += 1
+                if not device.problem:
+                    device.problem = f"its notes cannot be written: {problem.strerror}"
+                    logs.event(logging.ERROR, "disk fails", ("directory", device.directory), ("why", device.problem))
+                    self._tell_device(number)
+        self._report(Noted(namespace, void, kept > 0 or not failed))
 
     def _drain(self, number: int) -> None:
-        """What cannot be marked is emptied all the same; but a restart would take it for an ordinary device."""
+        """What cannot be marked is emptied all the same; but a restart would take it for an ordinary device. What is
+        not open is left as it is."""
         device = self._devices[number]
+        if device.store is None:
+            self._tell_device(number)
+            return
         device.drain = device.drain or "draining"
         try:
             disk_leave.mark(device.directory)
@@ -206,8 +241,12 @@ class DiskMover:
         self._tell_device(number)
 
     def _erase(self, number: int) -> None:
-        """No order names it any more, and none of its records is told to the next brain."""
+        """No order names it any more, and none of its records is told to the next brain. What is not open is not ours
+        to erase: nobody knows what it holds."""
         device = self._devices[number]
+        if device.store is None:
+            self._tell_device(number)
+            return
         device.store, device.records = None, b""
         device.drain, device.problem = "drained", DRAINED
         try:
@@ -256,18 +295,18 @@ class DiskMover:
                 job.io_ns = max(job.io_ns, done.io_ns)
                 if done.fault is not None:
                     job.faults.append(ItemFault(done.item, done.fault))
-                    self._tell_error(done.errno)
+                    self._tell_error(done.fault, done.errno)
                 if not job.left:
                     del self._jobs[done.job]
                     self._report(Moved(done.job, job.faults, job.io_ns))
             if seen < COMPLETIONS_PER_TURN:
                 return
 
-    def _tell_error(self, errno: int) -> None:
+    def _tell_error(self, fault: Fault, errno: int) -> None:
         """The first, and then each time that ten times as many were seen: a failing disk must not fill the log."""
         self._errors += 1
         if str(self._errors).rstrip("0") == "1":
-            why = os.strerror(errno) if errno else "a record is not what was written"
+            why = os.strerror(errno) if errno else FAULTS[fault]
             logs.event(logging.WARNING, "disk errors", ("so_far", self._errors), ("last", why))
 
     def _report(self, report: Report) -> None:

@@ -49,7 +49,9 @@ def load(directory: str) -> tuple[list[NoteFile], int]:
 def save(directory: str, namespace: bytes, document: bytes, void: int) -> None:
     """Durable when it returns. An empty document keeps the one that is there. Raises OSError."""
     folder = Path(directory) / FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
+    if not folder.exists():
+        folder.mkdir(mode=0o700)
+        make_durable(directory)
     path = folder / f"{namespace.hex()}.note"
     if path.exists():
         known = _read(path.read_bytes())
@@ -62,11 +64,7 @@ def save(directory: str, namespace: bytes, document: bytes, void: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    make_durable(folder)
 
 
 def erase(directory: str) -> None:
@@ -77,6 +75,15 @@ def erase(directory: str) -> None:
             path.unlink()
         if not any(folder.iterdir()):
             folder.rmdir()
+
+
+def make_durable(directory: str | Path) -> None:
+    """Which files are in it. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _read(content: bytes) -> NoteFile | None:

@@ -1,83 +1,142 @@
-"""`kvserver disk`: what lies on a device, looked at while no server uses it."""
+"""`kvserver disk`: what lies on a device, looked at while no server uses it. Nothing there is changed by it."""
 
 import os
 import select
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from kvserver import disk_leave, disk_notes
 from kvserver.config import Config, show_bytes
-from kvserver.errors import ConfigError, DeviceError
+from kvserver.errors import ConfigError
 from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
-from kvserver.transfer.disk import Unusable, completions, open_store
+from kvserver.transfer.disk import Unusable, completions, open_to_read
 from kvserver.transfer.engines import DiskEngine, DiskStore, create_memfd
 
 BATCH = 32
 """Records that are verified at once, each in a slot of its own."""
 
-
-def inspect(config: Config) -> Iterator[str]:
-    """Lines about each device: how full it is, of what, and how old. Raises ConfigError."""
-    for device, directory in enumerate(_directories(config)):
-        if _is_drained(directory):
-            yield f"device {device}  {directory}: drained"
-            continue
-        store, packed = _open(config, device, directory)
-        records = list(unpack_disk(packed))
-        notes, damaged = disk_notes.load(directory)
-        payload_bytes = sum(record.payload_bytes for record in records)
-        yield f"device {device}  {directory}: {store.segments} segments of {show_bytes(config.disk_segment_bytes)}"
-        yield f"  {len(records):,} records, {payload_bytes:,} bytes, {store.damaged + damaged} damaged"
-        chunks: dict[bytes, set[bytes]] = {}
-        for record in records:
-            chunks.setdefault(record.namespace, set()).add(record.key)
-        voids = {note.namespace: note.void for note in notes}
-        for namespace, keys in chunks.items():
-            mine = [record for record in records if record.namespace == namespace]
-            void = sum(record.generation <= voids.get(namespace, 0) for record in mine)
-            age_s = time.time() - min(record.stored_s for record in mine)
-            sizes = Counter(record.extent_bytes for record in mine)
-            yield (
-                f"  namespace {namespace[:6].hex()}: {len(keys):,} chunks, {len(mine):,} records ({void} void), "
-                f"oldest {age_s:,.0f} s, "
-                + ", ".join(f"{count} x {show_bytes(size)}" for size, count in sorted(sizes.items()))
-            )
-        store.close()
+Say = Callable[[str], None]
+"""Shows a line."""
 
 
-def verify(config: Config, tell: Callable[[int, int], None]) -> Counter[str]:
-    """Reads every record and compares its checksum; counts what is wrong, by fault, and "right". tell: (done, all)."""
+class Device(NamedTuple):
+    """One that could be opened, and its records as they are packed."""
+
+    number: int
+    directory: str
+    store: DiskStore
+    records: bytes
+
+
+def inspect(config: Config, say: Say) -> bool:
+    """Says of each device how full it is, of what, and how old. False when one could not be looked at. Raises
+    ConfigError."""
+    failed: list[str] = []
+    for device in _opened(config, failed, say):
+        _say_of(device, say)
+    return not failed
+
+
+def verify(config: Config, tell: Callable[[int, int], None], say: Say) -> Counter[str]:
+    """Reads every record and compares its checksum; counts those that are "right", what is wrong with others, and
+    devices that are not opened. tell: (done, all), of a device. Raises ConfigError."""
     counts: Counter[str] = Counter()
-    for device, directory in enumerate(_directories(config)):
-        if _is_drained(directory):
+    failed: list[str] = []
+    for device in _opened(config, failed, say):
+        counts["damaged headers"] += device.store.damaged
+        counts["unreadable headers"] += device.store.unreadable
+        if device.records:
+            _verify(device, counts, tell)
+    counts["devices not opened"] = len(failed)
+    return +counts
+
+
+def _opened(config: Config, failed: list[str], say: Say) -> Iterator[Device]:
+    """Each device with something on it, one after the other. Says of the others why they are none, and adds those that
+    cannot be opened to `failed`."""
+    if not config.disk_directories:
+        raise ConfigError("config-disk", 'disk_paths="" names no directory')
+    for number, directory in enumerate(config.disk_directories):
+        if disk_leave.is_drained(directory):
+            say(f"device {number}  {directory}: drained")
             continue
-        store, packed = _open(config, device, directory)
-        records = list(unpack_disk(packed))
-        if records:
-            _verify_store(store, records, counts, tell)
+        try:
+            store, records = open_to_read(directory, device=number)
+        except Unusable as why:
+            say(f"device {number}  {directory}: {why}")
+            failed.append(directory)
+            continue
+        yield Device(number, directory, store, records)
         store.close()
-    return counts
 
 
-def _verify_store(
-    store: DiskStore, records: list[DiskRecord], counts: Counter[str], tell: Callable[[int, int], None]
-) -> None:
-    slot_bytes = max(record.extent_bytes for record in records)
-    arena = create_memfd("kvserver-verify", BATCH * slot_bytes)
-    engine = DiskEngine(
-        arena_fd=arena,
-        arena_bytes=BATCH * slot_bytes,
-        stores=[store],
-        engine="auto",
-        depth=BATCH,
-        hash_threads=2,
+# ---------------------------------------------------------------- inspect
+
+
+class Content:
+    """What a device has of one namespace."""
+
+    def __init__(self) -> None:
+        self.keys: set[bytes] = set()
+        self.records = self.void = 0
+        self.oldest_s = time.time()
+        self.sizes: Counter[int] = Counter()
+
+    def add(self, record: DiskRecord, void: int) -> None:
+        self.keys.add(record.key)
+        self.records += 1
+        self.void += record.generation <= void
+        self.oldest_s = min(self.oldest_s, record.stored_s)
+        self.sizes[record.extent_bytes] += 1
+
+
+def _say_of(device: Device, say: Say) -> None:
+    store = device.store
+    try:
+        notes, damaged_notes = disk_notes.load(device.directory)
+    except OSError as problem:
+        say(f"device {device.number}  {device.directory}: its notes cannot be read: {problem.strerror}")
+        notes, damaged_notes = [], 0
+    voids = {note.namespace: note.void for note in notes}
+    contents: dict[bytes, Content] = {}
+    payload_bytes = 0
+    for record in unpack_disk(device.records):
+        payload_bytes += record.payload_bytes
+        contents.setdefault(record.namespace, Content()).add(record, voids.get(record.namespace, 0))
+    say(
+        f"device {device.number}  {device.directory}: {store.segments} segments of {show_bytes(store.segment_bytes)}, "
+        f"{show_bytes(store.file_bytes)}"
     )
-    engine.arena_ready(BATCH * slot_bytes)
+    records = sum(content.records for content in contents.values())
+    damaged = f"{store.damaged + damaged_notes} damaged, {store.unreadable} unreadable"
+    say(f"  {records:,} records, {payload_bytes:,} bytes, {damaged}")
+    for namespace, content in contents.items():
+        known = "" if namespace in voids else ", without a note: not found at a start"
+        sizes = ", ".join(f"{count} x {show_bytes(size)}" for size, count in sorted(content.sizes.items()))
+        say(
+            f"  namespace {namespace[:6].hex()}: {len(content.keys):,} chunks, {content.records:,} records "
+            f"({content.void} void), oldest {time.time() - content.oldest_s:,.0f} s, {sizes}{known}"
+        )
+
+
+# ---------------------------------------------------------------- verify
+
+
+def _verify(device: Device, counts: Counter[str], tell: Callable[[int, int], None]) -> None:
+    slot_bytes = max(record.extent_bytes for record in unpack_disk(device.records))
+    arena_bytes = BATCH * slot_bytes
+    arena = create_memfd("kvserver-verify", arena_bytes)
+    engine = DiskEngine(
+        arena_fd=arena, arena_bytes=arena_bytes, stores=[device.store], engine="auto", depth=BATCH, hash_threads=2
+    )
+    engine.arena_ready(arena_bytes)
     poll = select.poll()
     poll.register(engine.eventfd, select.POLLIN)
-    for first in range(0, len(records), BATCH):
-        batch = records[first : first + BATCH]
+    step = BATCH * DiskStore.RECORD_BYTES
+    for first in range(0, len(device.records), step):
+        batch = list(unpack_disk(device.records[first : first + step]))
         packed = [pack_disk(record._replace(arena_offset=at * slot_bytes)) for at, record in enumerate(batch)]
         engine.submit(first + 1, "read", b"".join(packed))
         left = len(batch)
@@ -87,28 +146,6 @@ def _verify_store(
             for done in completions(engine, BATCH):
                 left -= 1
                 counts[done.fault or "right"] += 1
-        tell(first + len(batch), len(records))
+        tell(first // DiskStore.RECORD_BYTES + len(batch), len(device.records) // DiskStore.RECORD_BYTES)
     engine.close()
     os.close(arena)
-
-
-def _is_drained(directory: str) -> bool:
-    return disk_leave.is_marked(directory) and disk_leave.is_empty(directory)
-
-
-def _directories(config: Config) -> tuple[str, ...]:
-    if not config.disk_directories:
-        raise ConfigError("config-disk", 'disk_paths="" names no directory')
-    return config.disk_directories
-
-
-def _open(config: Config, device: int, directory: str) -> tuple[DiskStore, bytes]:
-    """Raises DeviceError for what is no store of ours, or belongs to a server that lives. Makes none."""
-    if not os.path.exists(os.path.join(directory, DiskStore.FILE)):
-        raise DeviceError("disk-path", f"there is no store in {directory}")
-    try:
-        return open_store(
-            directory, device=device, capacity_bytes=config.disk_bytes, segment_bytes=config.disk_segment_bytes
-        )
-    except Unusable as why:
-        raise DeviceError("disk-path", str(why)) from why

@@ -19,9 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from kvserver import doctor_device
+from kvserver import disk_check, doctor_device
 from kvserver.config import Config, show_bytes
-from kvserver.disk_check import examine as examine_disk
 from kvserver.memory import RESERVE_BYTES, read_memory
 
 ZEROMQ_MS = 2000
@@ -250,11 +249,11 @@ def pidfds(_: Config) -> Answer:
 
 def disks(config: Config) -> Answer:
     """Each directory can be used. Whether O_DIRECT works there says the server's log."""
-    problems = [examine_disk(directory, config.disk_bytes) for directory in config.disk_directories]
-    wrong = "; ".join(problem.message for problem in problems if problem is not None)
+    wrong = "; ".join(problem.message for problem in disk_check.problems(config))
     if wrong:
         return "fail", wrong
-    return "ok", f"{len(problems)} devices of {show_bytes(config.disk_bytes)}" if problems else "no disk tier"
+    count = len(config.disk_directories)
+    return "ok", f"{count} devices of {show_bytes(config.disk_bytes)}" if count else "no disk tier"
 
 
 CHECKS: tuple[tuple[str, Check], ...] = (

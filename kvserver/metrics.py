@@ -200,8 +200,8 @@ class SnapshotCollector(Collector):
             "disk_refused_chunks", "Chunks that left DRAM unwritten, by reason.", "reason", seen.disk_refused
         )
         yield _counter("disk_faults", "Records that were not written or read, by fault.", "fault", seen.disk_faults)
-        text = "Blocks that recovery found damaged or could not read."
-        yield _counter("disk_damaged_blocks", text, value=seen.disk_damaged)
+        text = "Headers, labels and notes that were damaged at the start, or could not be read."
+        yield _counter("disk_damaged_headers", text, value=seen.disk_damaged)
         yield _counter(
             "disk_drained_chunks", "Chunks that left a drained device, by where they are now.", "end", seen.disk_drained
         )

@@ -387,6 +387,8 @@ class Client:
         except FutureTimeoutError:
             raise _unreachable("timeout") from None
         except Trouble as trouble:
+            if trouble.message:
+                raise ResourceError(trouble.why, trouble.message) from trouble
             raise _unreachable(trouble.why) from trouble
 
     def _why_shut(self) -> str:

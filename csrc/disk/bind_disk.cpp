@@ -91,17 +91,33 @@ void bind_faults(nb::module_& module) {
         });
 }
 
-void open_store(PyStore* self, const std::string& directory, uint32_t device, uint64_t capacity_bytes,
-                uint64_t segment_bytes, nb::bytes fingerprint, bool recreate, const PyFaults* faults) {
-    FileOptions options{directory, capacity_bytes, segment_bytes, {}, recreate};
+void check_device(uint32_t device) {
     if (device >= DEVICES_MAX) bad_argument(format("device=%u must be in [0, %u)", device, DEVICES_MAX));
-    if (fingerprint.size() != options.fingerprint.size()) {
-        bad_argument(
-            format("a fingerprint of %zu bytes must have %zu", fingerprint.size(), options.fingerprint.size()));
+}
+
+Fingerprint fingerprint_from(const nb::bytes& bytes) {
+    Fingerprint fingerprint;
+    if (bytes.size() != fingerprint.size()) {
+        bad_argument(format("a fingerprint of %zu bytes must have %zu", bytes.size(), fingerprint.size()));
     }
-    std::memcpy(options.fingerprint.data(), fingerprint.c_str(), fingerprint.size());
+    std::memcpy(fingerprint.data(), bytes.c_str(), bytes.size());
+    return fingerprint;
+}
+
+void open_store(PyStore* self, const std::string& directory, uint32_t device, uint64_t capacity_bytes,
+                uint64_t segment_bytes, nb::bytes fingerprint, const PyFaults* faults) {
+    check_device(device);
+    const FileOptions options{directory, capacity_bytes, segment_bytes, fingerprint_from(fingerprint)};
     ReleaseGil released;
-    new (self) PyStore{std::make_shared<Store>(options, device, faults != nullptr ? faults->faults : nullptr)};
+    new (self) PyStore{std::make_shared<Store>(directory, open_store_files(options), device,
+                                               faults != nullptr ? faults->faults : nullptr)};
+}
+
+PyStore open_store_to_read(const std::string& directory, uint32_t device, nb::bytes fingerprint) {
+    check_device(device);
+    const Fingerprint expected = fingerprint_from(fingerprint);
+    ReleaseGil released;
+    return {std::make_shared<Store>(directory, open_store_files_to_read(directory, expected), device, nullptr)};
 }
 
 std::vector<std::pair<std::string, std::string>> facts_of(const Store& store) {
@@ -130,9 +146,11 @@ void bind_store(nb::module_& module) {
             },
             "segment_bytes"_a, "extent_bytes"_a)
         .def("__init__", &open_store, "directory"_a, nb::kw_only(), "device"_a, "capacity_bytes"_a, "segment_bytes"_a,
-             "fingerprint"_a, "recreate"_a = false, "faults"_a.none() = nb::none())
+             "fingerprint"_a, "faults"_a.none() = nb::none())
+        .def_static("open_to_read", &open_store_to_read, "directory"_a, nb::kw_only(), "device"_a, "fingerprint"_a)
         .def_prop_ro("device", [](PyStore& self) { return self.get()->device(); })
         .def_prop_ro("segments", [](PyStore& self) { return self.get()->geometry().segments; })
+        .def_prop_ro("segment_bytes", [](PyStore& self) { return self.get()->geometry().segment_bytes; })
         .def_prop_ro("file_bytes", [](PyStore& self) { return self.get()->geometry().file_bytes(); })
         .def_prop_ro("created", [](PyStore& self) { return self.get()->created(); })
         .def_prop_ro("direct", [](PyStore& self) { return self.get()->direct(); })

@@ -22,10 +22,10 @@ struct Store::Piece {
     uint64_t entries;
 };
 
-Store::Store(const FileOptions& options, uint32_t device, std::shared_ptr<Faults> faults)
-    : directory_(options.directory),
+Store::Store(const std::string& directory, StoreFiles files, uint32_t device, std::shared_ptr<Faults> faults)
+    : directory_(directory),
       device_(device),
-      files_(open_store_files(options)),
+      files_(std::move(files)),
       faults_(std::move(faults)),
       segments_(files_.geometry.segments) {}
 
@@ -65,9 +65,9 @@ void Store::read_all(const std::vector<Piece>& pieces, const std::function<void(
         const Piece* piece;
         std::vector<Entry> entries;
     };
+    std::vector<Reading> readings(std::min<size_t>(RECOVERY_DEPTH, pieces.size()));  // outlive the io
     std::string backend;
     const std::unique_ptr<Io> io = open_io(Choice::AUTO, {RECOVERY_DEPTH, RECOVERY_DEPTH}, backend);
-    std::vector<Reading> readings(std::min<size_t>(RECOVERY_DEPTH, pieces.size()));
     auto next = pieces.begin();
     const auto begin = [&](Reading& reading) {
         reading.piece = &*next++;

@@ -25,7 +25,7 @@
 
 namespace kv::disk {
 
-// What a position of a segment holds. 40 bytes, times all extents of a device.
+// What a position of a segment holds, times all extents of a device.
 struct ExtentState {
     uint64_t generation = 0;  // 0: no record that may be read
     uint64_t identity = 0;
@@ -40,6 +40,7 @@ struct ExtentState {
                identity == identity_of(shard);
     }
 };
+static_assert(sizeof(ExtentState) == 32);
 
 struct SegmentState {
     uint64_t extent_bytes = 0;  // 0: it serves no size
@@ -59,8 +60,8 @@ struct IoBounds {
 
 class Store {
   public:
-    // As open_store_files(). `device`: the store's number in records.
-    Store(const FileOptions& options, uint32_t device, std::shared_ptr<Faults> faults);
+    // `device`: the store's number in records.
+    Store(const std::string& directory, StoreFiles files, uint32_t device, std::shared_ptr<Faults> faults);
 
     // All valid records, ascending by extent. std::system_error when not one segment could be read.
     std::vector<DiskRecord> recover();

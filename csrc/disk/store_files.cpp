@@ -11,6 +11,7 @@
 #include <cinttypes>
 #include <cstring>
 #include <memory>
+#include <span>
 
 #include "check.h"
 
@@ -19,15 +20,19 @@ namespace {
 
 // A file in the store's directory.
 struct Named {
-    const FileOptions& options;
+    const std::string& parent;
     int directory;
     std::string name;
-    std::string path() const { return options.directory + "/" + name; }  // for errors
+    std::string path() const { return parent + "/" + name; }  // for errors
 };
+
+bool is_segment_bytes(uint64_t bytes) {
+    return bytes % BLOCK_BYTES == 0 && bytes >= 3 * BLOCK_BYTES && bytes <= SEGMENT_BYTES_MAX;
+}
 
 Geometry geometry_of(const FileOptions& options) {
     const uint64_t segment = options.segment_bytes;
-    if (segment % BLOCK_BYTES != 0 || segment < 3 * BLOCK_BYTES || segment > SEGMENT_BYTES_MAX) {
+    if (!is_segment_bytes(segment)) {
         throw Refusal("disk-size", format("segment_bytes=%" PRIu64 " must be a multiple of %" PRIu64 " in [%" PRIu64
                                           ", %" PRIu64 "]",
                                           segment, BLOCK_BYTES, 3 * BLOCK_BYTES, SEGMENT_BYTES_MAX));
@@ -62,11 +67,18 @@ void preallocate(int fd, uint64_t bytes, const std::string& path) {
     throw_errno(format("preallocating %" PRIu64 " bytes for %s", bytes, path.c_str()));
 }
 
+// A short write means that the rest did not fit: it has no errno of its own.
+void write_whole(int fd, std::span<const std::byte> bytes, uint64_t offset, const std::string& what) {
+    const ssize_t written = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (written == static_cast<ssize_t>(bytes.size())) return;
+    if (written >= 0) errno = ENOSPC;
+    throw_errno("writing " + what);
+}
+
 void write_superblocks(int fd, const Superblock& superblock, const std::string& path) {
     const Block block = encode(superblock);
     for (uint64_t copy = 0; copy < SUPERBLOCKS; ++copy) {
-        const ssize_t written = ::pwrite(fd, block.bytes, BLOCK_BYTES, static_cast<off_t>(copy * BLOCK_BYTES));
-        if (written != static_cast<ssize_t>(BLOCK_BYTES)) throw_errno("writing the superblock of " + path);
+        write_whole(fd, block.bytes, copy * BLOCK_BYTES, "the superblock of " + path);
     }
     if (::fsync(fd) != 0) throw_errno("fsync of " + path);
 }
@@ -80,7 +92,7 @@ Superblock fresh_superblock(const FileOptions& options) {
 
 // Made under another name first: a file of the right name is whole.
 void create(const Named& named, uint64_t bytes, const Superblock& superblock) {
-    const Named fresh{named.options, named.directory, named.name + ".new"};
+    const Named fresh{named.parent, named.directory, named.name + ".new"};
     ::unlinkat(fresh.directory, fresh.name.c_str(), 0);  // of a server that died here
     const Descriptor file(
         ::openat(fresh.directory, fresh.name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
@@ -98,24 +110,25 @@ void create(const Named& named, uint64_t bytes, const Superblock& superblock) {
     }
 }
 
-Descriptor open_file(const Named& named, int flags) {
-    return Descriptor(::openat(named.directory, named.name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags));
+// access: O_RDWR or O_RDONLY, here and below.
+Descriptor open_file(const Named& named, int access, int flags) {
+    return Descriptor(::openat(named.directory, named.name.c_str(), access | O_CLOEXEC | O_NOFOLLOW | flags));
 }
 
-Descriptor open_cached(const Named& named) {
-    Descriptor file = open_file(named, 0);
+Descriptor open_cached(const Named& named, int access) {
+    Descriptor file = open_file(named, access, 0);
     if (file.get() < 0) throw_errno("opening " + named.path());
     return file;
 }
 
 // Opened for direct I/O if a block can be read so, else through the page cache.
-Descriptor open_direct(const Named& named, bool& direct) {
-    Descriptor file = open_file(named, O_DIRECT);
+Descriptor open_direct(const Named& named, int access, bool& direct) {
+    Descriptor file = open_file(named, access, O_DIRECT);
     const auto block = std::make_unique<Block>();
     direct = file.get() >= 0 && ::pread(file.get(), block->bytes, BLOCK_BYTES, 0) >= 0;
     if (direct) return file;
     if (errno != EINVAL) throw_errno("opening " + named.path());
-    return open_cached(named);
+    return open_cached(named, access);
 }
 
 // The first copy that is whole; else what is to be said of the file.
@@ -133,25 +146,35 @@ SuperblockFound read_superblock(int fd, Superblock& superblock, const std::strin
     return best;
 }
 
-std::string difference(const Superblock& found, const FileOptions& options) {
-    if (found.segment_bytes != options.segment_bytes) {
-        return format("has segments of %" PRIu64 " bytes, not %" PRIu64, found.segment_bytes, options.segment_bytes);
-    }
-    return found.fingerprint == options.fingerprint ? "" : "was made under another configuration";
+[[noreturn]] void refuse_unknown(const Named& named) {
+    throw Refusal("disk-unknown", named.path() + " is no file of ours: move it away");
 }
 
-void refuse_what_is_not_ours(SuperblockFound found, const Named& named) {
-    if (found == SuperblockFound::NONE) {
-        throw Refusal("disk-unknown", named.path() + " is no file of ours: move it away");
+// Of a file that must be ours, and whole.
+Superblock sound_superblock(int fd, const Named& named) {
+    Superblock superblock{};
+    switch (read_superblock(fd, superblock, named.path())) {
+        case SuperblockFound::VALID:
+            break;
+        case SuperblockFound::NONE:
+            refuse_unknown(named);
+        case SuperblockFound::OTHER_FORMAT:
+            throw Refusal("disk-foreign", named.path() + " is of another format version");
+        case SuperblockFound::DAMAGED:
+            throw Refusal("disk-foreign", named.path() + " has a damaged superblock");
     }
+    return superblock;
 }
 
-// Why a file of ours is not the one that is asked for, as a refusal says it; empty when it is.
-std::string objection(SuperblockFound found, const std::string& difference, const Named& named) {
-    refuse_what_is_not_ours(found, named);
-    if (found == SuperblockFound::OTHER_FORMAT) return named.path() + " is of another format version";
-    if (found == SuperblockFound::DAMAGED) return named.path() + " has a damaged superblock";
-    return difference.empty() ? "" : named.path() + " " + difference;
+Superblock payloads_superblock(int fd, const Named& named, const Fingerprint& fingerprint) {
+    const Superblock superblock = sound_superblock(fd, named);
+    if (superblock.fingerprint == fingerprint && is_segment_bytes(superblock.segment_bytes)) return superblock;
+    throw Refusal("disk-foreign", named.path() + " was made under another configuration");
+}
+
+void check_same_store(int headers, const Named& named, const StoreId& store) {
+    if (sound_superblock(headers, named).store == store) return;
+    throw Refusal("disk-foreign", named.path() + " belongs to another store");
 }
 
 // Whether there is such a file with anything in it.
@@ -165,6 +188,11 @@ bool exists(const Named& named) {
     return status.st_size > 0;
 }
 
+void refuse_nothing(const Named& named) {
+    if (exists(named)) return;
+    throw Refusal("disk-foreign", named.path() + " is missing or empty, so there are no records");
+}
+
 // Grows or shrinks, and makes real what was lost of the file.
 void resize(int fd, uint64_t bytes, const std::string& path) {
     if (file_bytes(fd) > bytes && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw_errno("shortening " + path);
@@ -176,6 +204,11 @@ void give_back(int fd, uint64_t bytes) {
     if (file_bytes(fd) > bytes) (void)!::ftruncate(fd, static_cast<off_t>(bytes));
 }
 
+// How many parts of a size a file has behind its superblocks.
+uint64_t whole_parts(int fd, uint64_t part_bytes) {
+    return (std::max(file_bytes(fd), SEGMENTS_OFFSET) - SEGMENTS_OFFSET) / part_bytes;
+}
+
 class Opening {
   public:
     explicit Opening(const FileOptions& options) : options_(options) {
@@ -185,22 +218,28 @@ class Opening {
 
     StoreFiles open() && {
         if (!exists(payloads())) create_both();
-        files_.payloads = open_direct(payloads(), files_.direct);
+        files_.payloads = open_direct(payloads(), O_RDWR, files_.direct);
         check_payloads();
-        if (!files_.created) check_headers();
-        files_.headers = open_cached(headers());
+        if (!exists(headers())) create_headers();
+        files_.headers = open_cached(headers(), O_RDWR);
+        check_same_store(files_.headers.get(), headers(), superblock_.store);
         resize_both();
         files_.store = superblock_.store;
         return std::move(files_);
     }
 
   private:
-    Named payloads() const { return {options_, files_.directory.get(), FILE_NAME}; }
-    Named headers() const { return {options_, files_.directory.get(), HEADERS_NAME}; }
+    Named payloads() const { return {options_.directory, files_.directory.get(), FILE_NAME}; }
+    Named headers() const { return {options_.directory, files_.directory.get(), HEADERS_NAME}; }
 
-    // Without payloads, headers that are there already are worth nothing.
+    // Without payloads, headers of ours that are there already are worth nothing, whatever is wrong with them.
     void create_both() {
-        if (exists(headers())) refuse_what_is_not_ours(read_headers_superblock().found, headers());
+        if (exists(headers())) {
+            Superblock superblock{};
+            const Descriptor file = open_cached(headers(), O_RDONLY);
+            const SuperblockFound found = read_superblock(file.get(), superblock, headers().path());
+            if (found == SuperblockFound::NONE) refuse_unknown(headers());
+        }
         superblock_ = fresh_superblock(options_);
         create_headers();
         try {
@@ -218,52 +257,22 @@ class Opening {
     }
 
     void check_payloads() {
-        const SuperblockFound found = read_superblock(files_.payloads.get(), superblock_, payloads().path());
-        const std::string why = found == SuperblockFound::VALID ? difference(superblock_, options_) : "";
-        begin_anew_because(objection(found, why, payloads()));
-    }
-
-    void check_headers() {
-        if (!exists(headers())) {
-            create_headers();
-            return;
-        }
-        const auto [found, superblock] = read_headers_superblock();
-        const bool belongs = found != SuperblockFound::VALID || superblock.store == superblock_.store;
-        begin_anew_because(objection(found, belongs ? "" : "belongs to another store", headers()));
-    }
-
-    struct Read {
-        SuperblockFound found;
-        Superblock superblock;
-    };
-    Read read_headers_superblock() const {
-        Superblock superblock{};
-        const Descriptor file = open_cached(headers());
-        const SuperblockFound found = read_superblock(file.get(), superblock, headers().path());
-        return {found, superblock};
-    }
-
-    // Where that was asked for: with a new id, under which nothing that is there is valid any more. The headers go
-    // first: a server that dies here leaves a store without records, and not two files that do not belong together.
-    void begin_anew_because(const std::string& why) {
-        if (why.empty()) return;
-        if (!options_.recreate) throw Refusal("disk-foreign", why);
-        if (exists(headers())) refuse_what_is_not_ours(read_headers_superblock().found, headers());
-        ::unlinkat(files_.directory.get(), HEADERS_NAME, 0);
-        superblock_ = fresh_superblock(options_);
-        write_superblocks(files_.payloads.get(), superblock_, payloads().path());
-        create_headers();
+        superblock_ = payloads_superblock(files_.payloads.get(), payloads(), options_.fingerprint);
+        if (superblock_.segment_bytes == options_.segment_bytes) return;
+        throw Refusal("disk-foreign",
+                      format("%s has segments of %" PRIu64 " bytes, not %" PRIu64, payloads().path().c_str(),
+                             superblock_.segment_bytes, options_.segment_bytes));
     }
 
     void resize_both() {
         const int payloads_fd = files_.payloads.get();
         const int headers_fd = files_.headers.get();
         const uint64_t payloads_before = file_bytes(payloads_fd);
+        const uint64_t whole_rows = whole_parts(payloads_fd, files_.geometry.row_bytes());
         const uint64_t headers_before = file_bytes(headers_fd);
         try {
             resize(headers_fd, files_.geometry.header_file_bytes(), headers().path());
-            wipe_labels(payloads_before);
+            wipe_labels(whole_rows);
             resize(payloads_fd, files_.geometry.payload_file_bytes(), payloads().path());
         } catch (...) {
             give_back(headers_fd, headers_before);
@@ -273,14 +282,12 @@ class Opening {
     }
 
     // Of a row that is not there as a whole no record is left.
-    void wipe_labels(uint64_t payload_bytes) const {
+    void wipe_labels(uint64_t whole_rows) const {
         const Geometry& geometry = files_.geometry;
-        const uint64_t rows_bytes = payload_bytes - std::min(payload_bytes, SEGMENTS_OFFSET);
-        for (uint64_t segment = rows_bytes / geometry.row_bytes(); segment < geometry.segments; ++segment) {
+        for (uint64_t segment = whole_rows; segment < geometry.segments; ++segment) {
             const Entry zeros{};
-            const auto offset = static_cast<off_t>(geometry.label_offset(segment));
-            const ssize_t written = ::pwrite(files_.headers.get(), zeros.bytes, ENTRY_BYTES, offset);
-            if (written != static_cast<ssize_t>(ENTRY_BYTES)) throw_errno("writing a label of " + headers().path());
+            const std::string what = "a label of " + headers().path();
+            write_whole(files_.headers.get(), zeros.bytes, geometry.label_offset(segment), what);
         }
     }
 
@@ -292,5 +299,25 @@ class Opening {
 }  // namespace
 
 StoreFiles open_store_files(const FileOptions& options) { return Opening(options).open(); }
+
+StoreFiles open_store_files_to_read(const std::string& directory, const Fingerprint& fingerprint) {
+    StoreFiles files{};
+    files.directory = lock_directory(directory);
+    const Named payloads{directory, files.directory.get(), FILE_NAME};
+    const Named headers{directory, files.directory.get(), HEADERS_NAME};
+    refuse_nothing(payloads);
+    files.payloads = open_direct(payloads, O_RDONLY, files.direct);
+    const Superblock superblock = payloads_superblock(files.payloads.get(), payloads, fingerprint);
+    refuse_nothing(headers);
+    files.headers = open_cached(headers, O_RDONLY);
+    check_same_store(files.headers.get(), headers, superblock.store);
+    files.store = superblock.store;
+    Geometry& geometry = files.geometry;
+    geometry.segment_bytes = superblock.segment_bytes;
+    // By the file that has more of them: what was cut off the other one shows.
+    geometry.segments = std::max(whole_parts(files.payloads.get(), geometry.row_bytes()),
+                                 whole_parts(files.headers.get(), Geometry::table_bytes(geometry.segment_bytes)));
+    return files;
+}
 
 }  // namespace kv::disk

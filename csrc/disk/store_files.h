@@ -17,7 +17,6 @@ struct FileOptions {
     uint64_t capacity_bytes;
     uint64_t segment_bytes;
     Fingerprint fingerprint;
-    bool recreate;  // begins anew in place of a store that is ours, but not this one
 };
 
 struct StoreFiles {
@@ -33,5 +32,9 @@ struct StoreFiles {
 // Refusal: "disk-size", "disk-locked", "disk-foreign", "disk-unknown", "disk-filesystem". std::system_error: the
 // system's own. Nothing is changed then, and nothing new left behind.
 StoreFiles open_store_files(const FileOptions& options);
+
+// The same store as it was left, for whoever looks at it: nothing is made, resized or written, and the sizes are those
+// that the files have. Refusal: "disk-locked", "disk-foreign", "disk-unknown". std::system_error: the system's own.
+StoreFiles open_store_files_to_read(const std::string& directory, const Fingerprint& fingerprint);
 
 }  // namespace kv::disk

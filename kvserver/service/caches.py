@@ -127,6 +127,7 @@ def _check_request(core: Core, session: Session, request: Register) -> None:
 def clear(core: Core, peer: int, request: Clear, now_ns: int) -> None:
     """Forgets every chunk of a namespace; leases on it end, registrations stay."""
     check_namespace(request.namespace)
+    disk.check_clears(core)
     space = core.chunks.spaces.get(request.namespace)
     chunks = 0
     if space is not None:

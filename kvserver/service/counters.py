@@ -145,7 +145,7 @@ class Counters:
         self.disk_recovered = 0
         """Chunks that this brain found on disk when it began."""
         self.disk_damaged = 0
-        """Blocks and notes that were then damaged, or could not be read: what they described is not found."""
+        """Headers, labels and notes that were then damaged, or could not be read: what they described is not found."""
         self.disk_drained = dict.fromkeys(DRAIN_ENDS, 0)
         """Chunks that left a device which is drained: moved to another one, kept in DRAM alone, or given up."""
         self.disk_refused = dict.fromkeys(REFUSALS, 0)

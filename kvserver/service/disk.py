@@ -6,7 +6,7 @@ is away, lookups answer what DRAM can serve, and nothing waits for it. What is o
 
 import logging
 
-from kvserver.errors import DeviceError
+from kvserver.errors import DeviceError, ResourceError
 from kvserver.service import disk_drain, disk_reads, disk_writes, movers, recovery
 from kvserver.service.documents import document_of
 from kvserver.service.owners import DiskJob
@@ -14,6 +14,9 @@ from kvserver.service.state import MILLISECOND_NS, Clearing, Core, DiskTier
 from kvserver.tiers.records import encode_document
 from kvserver.wire.messages import Cleared
 from kvserver.wire.orders import DeviceIs, FoundNote, FoundRecords, Moved, Note, Noted, Recover, Recovered
+
+CLEARS_MAX = 1024
+"""Clears that wait for the disks to note them; each is an order to their mover."""
 
 DiskReport = Moved | Noted | DeviceIs | FoundNote | FoundRecords | Recovered
 
@@ -100,8 +103,8 @@ def reported(core: Core, tier: DiskTier, report: DiskReport, now_ns: int) -> Non
             if job is not None:
                 _moved(core, tier, job, report, now_ns)
                 disk_drain.turn(core, tier, now_ns)
-        case Noted(namespace, void):
-            _noted(core, tier, namespace, void)
+        case Noted():
+            _noted(core, tier, report)
         case DeviceIs():
             if report.device < len(tier.problems):
                 _device_is(core, tier, report)
@@ -144,6 +147,12 @@ def _device_is(core: Core, tier: DiskTier, report: DeviceIs) -> None:
 # ---------------------------------------------------------------- cleared namespaces
 
 
+def check_clears(core: Core) -> None:
+    """ResourceError when too many clears wait already. Nothing was cleared then."""
+    if core.disk is not None and sum(map(len, core.disk.clearing.values())) >= CLEARS_MAX:
+        raise ResourceError("clears", f"{CLEARS_MAX} clears wait for the disks already")
+
+
 def void(core: Core, digest: bytes, clearing: Clearing | None, now_ns: int) -> bool:
     """A namespace was cleared: its records are void. False when the devices know nothing of it, so that nothing has to
     be waited for; else whoever cleared it is answered when they do."""
@@ -178,24 +187,30 @@ def _note(core: Core, tier: DiskTier, digest: bytes) -> None:
     core.instruct(tier.mover, Note(digest, document, tier.noted[digest]))
 
 
-def _noted(core: Core, tier: DiskTier, digest: bytes, generation: int) -> None:
-    waiting = tier.clearing.pop(digest, [])
-    later = [clearing for clearing in waiting if not 0 < clearing.void <= generation]
+def _noted(core: Core, tier: DiskTier, noted: Noted) -> None:
+    waiting = tier.clearing.pop(noted.namespace, [])
+    later = [clearing for clearing in waiting if not 0 < clearing.void <= noted.void]
     if later:
-        tier.clearing[digest] = later
+        tier.clearing[noted.namespace] = later
     for clearing in waiting:
         if clearing not in later:
             core.timers.cancel("clear", clearing.number)
-            core.answer(clearing.peer, Cleared(clearing.request_id, clearing.chunks))
+            if noted.kept:
+                core.answer(clearing.peer, Cleared(clearing.request_id, clearing.chunks))
+            else:
+                _clear_failed(core, clearing, "no disk could note it")
+
+
+def _clear_failed(core: Core, clearing: Clearing, why: str) -> None:
+    """The namespace is empty, but after a restart of the whole server its chunks may be back."""
+    core.refuse(clearing.peer, clearing.request_id, DeviceError("disk-clear", f"cleared in memory; {why}"))
 
 
 def clear_overdue(core: Core, tier: DiskTier, number: int) -> None:
-    """Nobody waits longer for the devices than for a job: the namespace is empty, but after a restart of the whole
-    server its chunks may be back."""
+    """Nobody waits longer for the devices than for a job."""
     for digest, waiting in list(tier.clearing.items()):
         for clearing in [clearing for clearing in waiting if clearing.number == number]:
             waiting.remove(clearing)
-            error = DeviceError("disk-clear", "cleared in memory; the disks have not confirmed it in time")
-            core.refuse(clearing.peer, clearing.request_id, error)
+            _clear_failed(core, clearing, "the disks have not confirmed it in time")
         if not waiting:
             del tier.clearing[digest]

@@ -12,7 +12,7 @@ The walk is segment by segment, over and over until the device holds nothing: no
 pinned or being read now is met again.
 """
 
-from kvserver.errors import RequestError
+from kvserver.errors import DeviceError, RequestError
 from kvserver.index.space import READY, Node, Space
 from kvserver.service import disk_reads, disk_writes, movers
 from kvserver.service.disk_room import device_of
@@ -31,12 +31,20 @@ PAUSE_MS = 100
 
 
 def begin(core: Core, device: int) -> None:
-    """The device takes no more writes, and everything on it is moved away. Raises RequestError when there is none."""
+    """The device takes no more writes, and everything on it is moved away. Raises RequestError when there is none, and
+    DeviceError for one that is not open: nothing could be moved, and it would be erased all the same."""
     tier = core.disk
     if tier is None or not 0 <= device < len(tier.problems):
         devices = f"devices are 0 to {core.bounds.disk_devices - 1}" if tier is not None else "there is no disk tier"
         raise RequestError("disk-device", f"there is no device {device} to drain: {devices}")
-    if device not in tier.drains:
+    known = tier.drains.get(device)
+    if not tier.opened[device] and (known is None or known.state == "draining"):
+        raise DeviceError(
+            "disk-not-open",
+            f"device {device} is not open, so nothing on it can be moved, and nothing there is touched: "
+            f"{tier.problems[device]}",
+        )
+    if known is None:
         _add(tier, Drain(device))
         core.log("disk drain begins", *core.named(device), ("bytes", tier.chunks.extents.pools[device].bytes_used))
         _tell(core, tier, DrainDevice(device))
@@ -63,6 +71,7 @@ def erase_overdue(core: Core, tier: DiskTier, device: int) -> None:
 
 def said(core: Core, tier: DiskTier, report: DeviceIs) -> None:
     """What the directory of a device says of it."""
+    tier.opened[report.device] = report.bytes > 0
     if not report.drain:
         return
     drain = tier.drains.get(report.device) or _add(tier, Drain(report.device))
@@ -70,6 +79,9 @@ def said(core: Core, tier: DiskTier, report: DeviceIs) -> None:
         drain.state = "drained"
         core.timers.cancel("erase", drain.device)
         core.log("disk drained", *core.named(report.device))
+    elif not tier.opened[report.device]:  # it was told to erase what it could not open, and has not
+        drain.erasing = False
+        core.timers.cancel("erase", drain.device)
 
 
 def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
@@ -86,6 +98,9 @@ def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 
 def _go_on(core: Core, tier: DiskTier, drain: Drain, now_ns: int) -> None:
+    if not tier.opened[drain.device]:
+        drain.waits = "store"
+        return
     drain.waits = ""
     for node, space in list(drain.moving.items()):
         _step(core, tier, drain, (space, node), now_ns)

@@ -13,6 +13,8 @@ from kvserver.tiers.extents import Extents, place_of
 
 SEGMENTS_LOOKED_AT = 8
 """Of another size, when one of them must be emptied."""
+PRICE_MAX = 4
+"""Chunks that may go for each extent of a segment that is emptied: below a shared prefix hang a million."""
 
 
 class DiskRoom:
@@ -78,9 +80,11 @@ class DiskRoom:
         """Takes the extents of one chunk; False when none can go."""
         return any(self._drop_coldest(device, None) for device in range(len(self.extents.pools)))
 
-    def closure(self, owners: Sequence[ExtentOwner], used: int | None) -> dict[Node, Space] | None:
-        """Every chunk that has to give its extents back so that these do; None when one of them must stay:
-        it is pinned, was used since `used`, or something below it that is in DRAM hangs on it."""
+    def closure(
+        self, owners: Sequence[ExtentOwner], used: int | None, chunks_max: int | None = None
+    ) -> dict[Node, Space] | None:
+        """Every chunk that has to give its extents back so that these do. None when one of them must stay (it is
+        pinned, was used since `used`, or something below it that is in DRAM hangs on it), or they are too many."""
         doomed: dict[Node, Space] = {}
         for owner in owners:
             if not isinstance(owner, Node):
@@ -95,7 +99,8 @@ class DiskRoom:
                     continue
                 lost = node.on_disk & ~node.in_dram != 0
                 if (
-                    node.pins
+                    len(doomed) == chunks_max
+                    or node.pins
                     or node.state != READY
                     or (used is not None and node.used >= used)
                     or (lost and any(not child.away for child in node.child_nodes()))
@@ -131,7 +136,8 @@ class DiskRoom:
         emptied is."""
         pool = self.extents.pools[device]
         for segment in pool.emptiest_of_other_sizes(extent_bytes, SEGMENTS_LOOKED_AT):
-            doomed = self.closure(pool.slab_owners(segment), used)
+            owners = pool.slab_owners(segment)
+            doomed = self.closure(owners, used, PRICE_MAX * len(owners))
             if doomed is not None:
                 for node in sorted(doomed, key=lambda node: -node.depth):
                     if droppable(node):

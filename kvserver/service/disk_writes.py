@@ -21,6 +21,8 @@ WRITING_SHARE = 8
 """At most this part of the arena is under writes, since it cannot be evicted meanwhile."""
 LOOK_AGAIN_MS = 1
 """After nothing was due: what lookups and ends of copies change of that in a millisecond is not worth looks at each."""
+REFUSALS_A_LOOK = 64
+"""Leaves that are refused in one event; thousands may be due at once, and others wait."""
 PAUSE_MS = 100
 """After a refusal, before something else is chosen."""
 FAILURES_MAX = 8
@@ -29,7 +31,9 @@ FAILURES_MAX = 8
 
 def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
     """Queues the chain of the coldest leaf that would be lost, when it is among those that go next."""
-    while not tier.writes and now_ns >= tier.wait_until_ns:
+    if tier.writes or now_ns < tier.wait_until_ns:
+        return
+    for _ in range(REFUSALS_A_LOOK):
         found = tier.chunks.coldest_dirty()
         if found is None:
             return
@@ -50,6 +54,7 @@ def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
                 chain.append(node)
             node = node.parent
         tier.writes = dict.fromkeys(reversed(chain), (space, leaf.used))
+        return
 
 
 def _is_due(core: Core, leaf: Node, now_ns: int) -> bool:

@@ -281,9 +281,11 @@ class DiskTier:
         """Why a device takes no writes."""
         self.failures = [0] * bounds.disk_devices
         """Jobs in a row that the device failed."""
+        self.opened = [True] * bounds.disk_devices
+        """Whether the mover has the device's store open, as far as it has said."""
         self.drains: dict[int, Drain] = {}
         """Devices that are being emptied, or are empty."""
-        self.touched = Touched(bounds.chunks_max)
+        self.touched = Touched(bounds.chunks_max if bounds.disk_second_touch else 0)
         self.mover: Mover | None = None
         self.start_at_ns = now_ns
         self.recovered = False

@@ -26,7 +26,8 @@ those who look for a place."""
 
 
 class Budget:
-    """A token bucket: the bytes that a device may still write. 0 a day: as many as it likes."""
+    """A token bucket: the bytes that a device may still write. 0 a day: as many as it likes. It is full when a brain
+    begins, whatever another one has written before."""
 
     def __init__(self, daily_bytes: int, now_ns: int) -> None:
         self.daily_bytes = daily_bytes

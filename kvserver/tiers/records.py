@@ -16,7 +16,7 @@ from kvserver.wire.messages import Kind
 RECORD = struct.Struct("<q32s32s32sHHIIIQ")
 NO_PARENT = bytes(32)
 NO_GROUP = 0xFFFF
-"""Group of a mark: the record of a chunk without a slot (tiers/places.py)."""
+"""Group of a mark: the record of a chunk without a slot (tiers/marks.py)."""
 
 
 class Record(NamedTuple):

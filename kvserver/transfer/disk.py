@@ -3,6 +3,7 @@
 import hashlib
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from kvserver.transfer.engines import DiskEngine, DiskStore
@@ -32,12 +33,12 @@ class Completion(NamedTuple):
 
 
 class Unusable(Exception):
-    """A device that cannot be opened: why."""
+    """A device that cannot be opened: why, with its path."""
 
 
 def open_store(directory: str, *, device: int, capacity_bytes: int, segment_bytes: int) -> tuple[DiskStore, bytes]:
     """A device, opened or made, and the records on it. Raises Unusable."""
-    try:
+    with _unusable():
         store = DiskStore(
             directory,
             device=device,
@@ -46,10 +47,23 @@ def open_store(directory: str, *, device: int, capacity_bytes: int, segment_byte
             fingerprint=FINGERPRINT,
         )
         return store, b"" if store.created else store.recover()
+
+
+def open_to_read(directory: str, *, device: int) -> tuple[DiskStore, bytes]:
+    """A device as it was left, and the records on it; nothing there is changed. Raises Unusable."""
+    with _unusable():
+        store = DiskStore.open_to_read(directory, device=device, fingerprint=FINGERPRINT)
+        return store, store.recover()
+
+
+@contextmanager
+def _unusable() -> Iterator[None]:
+    try:
+        yield
     except ValueError as refusal:
         raise Unusable(str(refusal)) from refusal
     except OSError as problem:
-        raise Unusable(f"{directory}: {problem.strerror or problem}") from problem
+        raise Unusable(problem.strerror or str(problem)) from problem
 
 
 def completions(engine: DiskEngine, most: int) -> Iterator[Completion]:

@@ -80,8 +80,8 @@ class Cancel(Frame, tag="cancel", frozen=True):
 
 
 class ArenaReady(Frame, tag="arena-ready", frozen=True):
-    """To movers of GPUs, first of all and again as the arena grows: the first `slabs` slabs may be made ready for DMA.
-    A job never names another slab."""
+    """To movers of GPUs and disks, first of all and again as the arena grows: the first `slabs` slabs may be made ready
+    for DMA. A job never names another slab."""
 
     slabs: int
 
@@ -126,7 +126,7 @@ class DrainDevice(Frame, tag="drain-device", frozen=True):
 
 
 class EraseDevice(Frame, tag="erase-device", frozen=True):
-    """The device holds nothing any more: its file goes. Report: DeviceIs."""
+    """The device holds nothing any more: its files go. Report: DeviceIs."""
 
     device: int
 
@@ -209,10 +209,13 @@ class Moved(Frame, tag="moved", frozen=True):
 
 
 class Noted(Frame, tag="noted", frozen=True):
-    """The note is durable on every device that takes writes."""
+    """The end of a Note."""
 
     namespace: bytes
     void: int
+    kept: bool
+    """It is durable: on every device, or on others than those that could not write it and were given up. A start heeds
+    the notes of all devices."""
 
 
 class DeviceIs(Frame, tag="device-is", frozen=True):
@@ -220,7 +223,7 @@ class DeviceIs(Frame, tag="device-is", frozen=True):
 
     device: int
     bytes: int
-    """Physical bytes of its file."""
+    """Physical bytes of its files."""
     problem: str
     """Why it takes no writes; empty while all is well."""
     drain: DrainState
@@ -241,7 +244,7 @@ class Recovered(Frame, tag="recovered", frozen=True):
     """All that Recover had to find was told."""
 
     damaged: int
-    """Blocks and notes that were neither whole nor empty, or could not be read."""
+    """Headers, labels and notes that were neither whole nor empty, or could not be read."""
 
 
 Report = Ready | Mapped | MapFailed | Unmapped | Done | Moved | Noted | DeviceIs | FoundNote | FoundRecords | Recovered

@@ -51,7 +51,7 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     drain: Literal["", "draining", "drained"] = ""
     """draining: its chunks are moved to other places. drained: it holds nothing, and may be taken away."""
     drain_waits: str = ""
-    """What draining waits for: budget or queue of another device, slots of the arena."""
+    """What draining waits for: budget or queue of another device, slots of the arena, its own store to be open."""
     queued_bytes: int
     """Ordered and not yet written."""
     written_bytes: int = 0

@@ -82,7 +82,7 @@ class DiskServer(Server):
         taken_bytes = sum(path.stat().st_blocks * 512 for path in self.store.iterdir() if path.is_file())
         assert taken_bytes <= disk_bytes, "a device takes no more than it was given"
         config = Config(disk_paths=str(self.store), disk_bytes=disk_bytes, disk_segment_bytes=segment_bytes)
-        return disk_tool.verify(config, lambda done, of: None)
+        return disk_tool.verify(config, lambda done, of: None, print)
 
 
 class Health(threading.Thread):

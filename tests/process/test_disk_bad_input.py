@@ -130,8 +130,8 @@ def test_a_file_of_that_name_that_is_no_store_is_set_aside_and_said(tmp_path: Pa
 
 
 def test_sizes_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    refused(small([tmp_path], disk_bytes="900TiB"), "disk-space", "do not fit")
-    refused(small([tmp_path], disk_bytes=1 << 20, disk_segment_bytes=1 << 20), "config-disk", "a segment and its head")
+    refused(small([tmp_path], disk_bytes="60TiB", disk_segment_bytes="64MiB"), "disk-space", "do not fit")
+    refused(small([tmp_path], disk_bytes=1 << 20, disk_segment_bytes=1 << 20), "config-disk", "hold 0 segments")
 
 
 def test_records_larger_than_a_segment_are_not_written_and_counted(tmp_path: Path, stories: list[Prompt]) -> None:

@@ -164,7 +164,7 @@ class SimDiskMover:
             case Note(namespace, document, void):
                 known = self._world.devices.notes.get(namespace, (b"", 0))
                 self._world.devices.notes[namespace] = (document or known[0], max(void, known[1]))
-                self.reports.append(Noted(namespace, void))
+                self.reports.append(Noted(namespace, void, kept=True))
             case Recover():
                 self._recover()
             case DrainDevice(device):

@@ -43,9 +43,13 @@ class DiskRig(Rig):
         """The records of each write, in the order of the writes."""
         self.read: list[list[DiskRecord]] = []
         self.notes: list[Note] = []
+        self.notes_kept = True
+        """Some device could write them."""
         self.devices: dict[tuple[int, int], DiskRecord] = {}
         self.drains: dict[int, DrainState] = {}
         """What the directories say."""
+        self.unopened: set[int] = set()
+        """Devices whose store the mover cannot open."""
         self.fault: Fault | None = None
         """What happens to the first record of each job."""
         super().__init__(**{**DISK, **bounds})
@@ -73,21 +77,30 @@ class DiskRig(Rig):
                     self.finish_disk()
             case Note(namespace, _, void):
                 self.notes.append(order)
-                self.report(mover, Noted(namespace, void))
+                self.report(mover, Noted(namespace, void, self.notes_kept))
             case Recover():
                 for note in self.notes:
                     self.report(mover, FoundNote(note.namespace, note.document, note.void))
                 for device in range(self.bounds.disk_devices):
-                    self.report(mover, DeviceIs(device, 0, "", self.drains.get(device, "")))
+                    self.report(mover, self._device_is(device))
                 records = b"".join(pack_disk(record._replace(arena_offset=-1)) for record in self.devices.values())
                 self.report(mover, FoundRecords(records))
                 self.report(mover, Recovered(0))
+            case DrainDevice(device) if device in self.unopened:
+                self.report(mover, self._device_is(device))
             case DrainDevice(device):
                 self.drains[device] = "draining"
-                self.report(mover, DeviceIs(device, 0, "", "draining"))
+                self.report(mover, self._device_is(device))
             case EraseDevice(device):
+                assert device not in self.unopened, "nobody knows what it holds"
                 self.drains[device] = "drained"
                 self.devices = {at: record for at, record in self.devices.items() if at[0] != device}
-                self.report(mover, DeviceIs(device, 0, "drained", "drained"))
+                self.report(mover, self._device_is(device))
             case _:
                 super()._obey(mover, order)
+
+    def _device_is(self, device: int) -> DeviceIs:
+        drain = self.drains.get(device, "")
+        if device in self.unopened:
+            return DeviceIs(device, 0, "foreign", drain)
+        return DeviceIs(device, 0, "drained", drain) if drain == "drained" else DeviceIs(device, 1 << 20, "", drain)

@@ -85,9 +85,7 @@ def unpack(records: bytes) -> list[Record]:
     return found
 
 
-def open_store(
-    directory: Path, *, device: int = 0, segments: int = 3, faults: DiskFaults | None = None, recreate: bool = False
-) -> DiskStore:
+def open_store(directory: Path, *, device: int = 0, segments: int = 3, faults: DiskFaults | None = None) -> DiskStore:
     capacity = 4 * BLOCK + segments * SEGMENT_BYTES + 1234
     return DiskStore(
         str(directory),
@@ -95,7 +93,6 @@ def open_store(
         capacity_bytes=capacity,
         segment_bytes=SEGMENT_BYTES,
         fingerprint=FINGERPRINT,
-        recreate=recreate,
         faults=faults,
     )
 
@@ -178,7 +175,11 @@ class Rig:
 
 def kept(directory: Path, *, device: int = 0, segments: int = 3) -> dict[Record, int]:
     """What a restart finds, and how reading each of it ends."""
-    store = open_store(directory, device=device, segments=segments)
+    return outcomes_of(open_store(directory, device=device, segments=segments))
+
+
+def outcomes_of(store: DiskStore) -> dict[Record, int]:
+    """What there is, and how reading each of it ends. Closes the store."""
     found = unpack(store.recover())
     rig = Rig(store)
     outcomes = dict(zip(found, rig.run("read", found), strict=True))

@@ -213,6 +213,15 @@ def test_calls_between_two_servers_miss_at_once(tmp_path: Path) -> None:
         assert at.client.wait_connected(WAIT_S)
 
 
+@pytest.mark.parametrize("family", ["device", "resource"])
+def test_what_a_server_cannot_do_is_said_in_its_own_words(tmp_path: Path, family: str) -> None:
+    """And not that it does not answer."""
+    with rig(tmp_path) as at:
+        at.fake.refuse[wire.Clear] = (family, "disk-clear")
+        with pytest.raises(ResourceError, match="disk-clear: as the test wants it"):
+            at.client.clear(NAMESPACE)
+
+
 # ---------------------------------------------------------------- caches
 
 

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from kvserver import config as config_file
-from kvserver.config import GIB, KEYS, MIB, Config, default_socket, example, load, show_bytes
+from kvserver.config import GIB, KEYS, KIB, MIB, TIB, Config, default_socket, example, load, show_bytes
 from kvserver.errors import ConfigError
 from kvserver.service.state import Bounds
+from kvserver.tiers.extents import DEVICE_SPAN
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -261,3 +262,18 @@ def test_paths_that_are_none_are_refused_with_the_line_on_which_they_stand(tmp_p
     file.write_text(f"\ndisk_paths = {written}\n")
     with pytest.raises(ConfigError, match="disk_paths"):
         load(file, {})
+
+
+def test_devices_have_segments_enough_and_not_too_many() -> None:
+    least = Config(disk_paths="/a", disk_bytes=MIB, disk_segment_bytes=64 * KIB)
+    assert least.disk_segments == 15
+    most = Config(disk_paths="/a", disk_bytes=60 * TIB)
+    assert most.disk_segments * most.disk_segment_bytes < DEVICE_SPAN
+    with pytest.raises(ConfigError, match=r"disk_bytes=1TiB hold 16,777,215 segments of disk_segment_bytes=64KiB"):
+        Config(disk_paths="/a", disk_bytes=TIB, disk_segment_bytes=64 * KIB)
+    with pytest.raises(ConfigError, match="config-range"):
+        Config(disk_paths="/a", disk_bytes=DEVICE_SPAN)
+
+
+def test_a_directory_has_one_name() -> None:
+    assert Config(disk_paths="/a/, file:///b//c/../d").disk_directories == ("/a", "/b/d")

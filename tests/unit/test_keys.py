@@ -154,6 +154,24 @@ def test_a_naming_ends_also_where_its_thread_is_gone() -> None:
     assert {item if isinstance(item, bytes) else item.keys() for item in begun} == {chunk_keys(ids, 256)}
 
 
+def test_a_child_after_fork_names_and_ends_without_its_parents_thread() -> None:
+    """It ends as Python ends, with a namer whose thread it does not have."""
+    script = f"""
+import os, time
+from kvclient.keys import Namer
+ids = list(range({LONG_TOKENS}))
+namer = Namer()
+begun = namer.begin(ids, 256)
+while not begun.ready:
+    time.sleep(0.001)
+if child := os.fork():
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+assert namer.begin(ids, 256).keys() == begun.keys()
+del namer
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30, stdin=subprocess.DEVNULL)
+
+
 def test_a_prompt_is_named_while_nobody_waits_for_it() -> None:
     namer = Namer()
     naming = namer.begin(list(range(LONG_TOKENS)), 256)

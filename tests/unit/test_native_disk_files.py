@@ -17,7 +17,9 @@ from native_disk_rig import (
     DONE,
     ENTRY,
     FINGERPRINT,
+    IO_ERROR,
     SEGMENT_BYTES,
+    SHORT,
     SIZES,
     TABLE_BYTES,
     Extent,
@@ -26,6 +28,7 @@ from native_disk_rig import (
     filled,
     kept,
     open_store,
+    outcomes_of,
     unpack,
 )
 
@@ -47,6 +50,10 @@ def store_with(directory: Path, records: list[Record], *, segments: int = 3) -> 
     assert set(rig.run("write", records)) <= {DONE}
     rig.close()
     store.close()
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def shifted(records: list[Record], by: int) -> list[Record]:
@@ -80,9 +87,8 @@ def test_a_file_of_that_name_that_is_not_ours_is_refused_and_left_alone(
     content = b"precious" * 5000
     (tmp_path / name).write_bytes(content)
     there = sorted(os.listdir(tmp_path))
-    for recreate in (False, True):
-        with pytest.raises(ValueError, match=f"disk-unknown.*{name}"):
-            open_store(tmp_path, recreate=recreate)
+    with pytest.raises(ValueError, match=f"disk-unknown.*{name}"):
+        open_store(tmp_path)
     assert (tmp_path / name).read_bytes() == content
     (tmp_path / name).unlink()
     (tmp_path / name).symlink_to("/dev/null")
@@ -92,7 +98,7 @@ def test_a_file_of_that_name_that_is_not_ours_is_refused_and_left_alone(
 
 
 @pytest.mark.parametrize("what", ["fingerprint", "segment", "format", "damage", "headers' format", "headers' damage"])
-def test_another_store_of_ours_is_refused_or_begun_anew(tmp_path: Path, what: str) -> None:
+def test_another_store_of_ours_is_refused_and_left_as_it_is(tmp_path: Path, what: str) -> None:
     store_with(tmp_path, filled())
     path = tmp_path / (DiskStore.HEADERS if "headers" in what else DiskStore.FILE)
     options = {
@@ -110,16 +116,10 @@ def test_another_store_of_ours_is_refused_or_begun_anew(tmp_path: Path, what: st
         for copy in (0, BLOCK):
             image[copy + (8 if "format" in what else 30)] ^= 2
         path.write_bytes(image)
+    before = contents(tmp_path)
     with pytest.raises(ValueError, match="disk-foreign"):
         DiskStore(str(tmp_path), **options)  # type: ignore[arg-type]
-    anew = DiskStore(str(tmp_path), recreate=True, **options)  # type: ignore[arg-type]
-    assert anew.created
-    assert anew.recover() == b""
-    assert anew.damaged == 0
-    anew.close()
-    again = DiskStore(str(tmp_path), **options)  # type: ignore[arg-type]
-    assert not again.created
-    again.close()
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", [DiskStore.FILE, DiskStore.HEADERS])
@@ -188,7 +188,7 @@ def test_headers_without_their_store_are_replaced(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == sorted([DiskStore.FILE, DiskStore.HEADERS])
 
 
-def test_headers_of_another_store_are_refused_or_begun_anew(tmp_path: Path) -> None:
+def test_headers_of_another_store_are_refused_and_left_as_they_are(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         store_with(tmp_path / name, filled())
@@ -197,10 +197,6 @@ def test_headers_of_another_store_are_refused_or_begun_anew(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"disk-foreign.*belongs to another store"):
         open_store(tmp_path / "a")
     assert (tmp_path / "a" / DiskStore.HEADERS).read_bytes() == theirs
-    store = open_store(tmp_path / "a", recreate=True)
-    assert store.created
-    store.close()
-    assert kept(tmp_path / "a") == {}
 
 
 def test_headers_of_an_earlier_day_vouch_for_no_byte_that_was_written_since(tmp_path: Path) -> None:
@@ -323,6 +319,73 @@ def test_bad_sizes_and_places_say_what_is_wrong(tmp_path: Path) -> None:
     assert too_large.value.errno in (errno.ENOSPC, errno.EFBIG)
     assert os.listdir(tmp_path) == []
     assert DiskStore.extents_per_segment(SEGMENT_BYTES, 13 * BLOCK) == 0
+
+
+# ---------------------------------------------------------------- to read
+
+
+def open_to_read(directory: Path) -> DiskStore:
+    return DiskStore.open_to_read(str(directory), device=0, fingerprint=FINGERPRINT)
+
+
+def test_a_store_opened_to_read_has_its_own_sizes_and_is_not_changed(tmp_path: Path) -> None:
+    store_with(tmp_path, filled())
+    before = contents(tmp_path)
+    store = open_to_read(tmp_path)
+    assert (store.segments, store.segment_bytes) == (3, SEGMENT_BYTES)
+    with pytest.raises(ValueError, match="disk-locked"):
+        open_to_read(tmp_path)
+    assert outcomes_of(store) == dict.fromkeys(filled(), DONE)
+    assert contents(tmp_path) == before
+
+
+def test_a_store_opened_to_read_takes_no_write(tmp_path: Path) -> None:
+    store_with(tmp_path, filled())
+    before = contents(tmp_path)
+    store = open_to_read(tmp_path)
+    store.recover()
+    rig = Rig(store)
+    assert rig.run("write", shifted(filled(), 10)) == [IO_ERROR] * 6
+    rig.close()
+    store.close()
+    assert contents(tmp_path) == before
+
+
+def test_what_a_file_has_lost_shows_to_who_opens_it_to_read(tmp_path: Path) -> None:
+    store_with(tmp_path, filled())
+    os.truncate(tmp_path / DiskStore.FILE, HEADS + 2 * ROW_BYTES + 3000)
+    assert outcomes_of(open_to_read(tmp_path)) == dict.fromkeys(filled()[:4], DONE) | dict.fromkeys(filled()[4:], SHORT)
+    (tmp_path / "b").mkdir()
+    store_with(tmp_path / "b", filled())
+    os.truncate(tmp_path / "b" / DiskStore.HEADERS, HEADS + 2 * TABLE_BYTES)
+    store = open_to_read(tmp_path / "b")
+    assert outcomes_of(store) == dict.fromkeys(filled()[:4], DONE)
+
+
+@pytest.mark.parametrize("name", [DiskStore.FILE, DiskStore.HEADERS])
+def test_half_a_store_is_not_opened_to_read(tmp_path: Path, name: str) -> None:
+    store_with(tmp_path, filled())
+    os.truncate(tmp_path / name, 0)
+    with pytest.raises(ValueError, match=f"disk-foreign.*{name} is missing or empty"):
+        open_to_read(tmp_path)
+    (tmp_path / name).unlink()
+    there = contents(tmp_path)
+    with pytest.raises(ValueError, match=f"disk-foreign.*{name} is missing or empty"):
+        open_to_read(tmp_path)
+    assert contents(tmp_path) == there
+
+
+def test_a_size_of_segments_that_cannot_be_is_not_believed(tmp_path: Path) -> None:
+    """Under a seal that is right: nobody divides by it."""
+    store_with(tmp_path, filled())
+    for half in HALVES:
+        image = bytearray((tmp_path / half).read_bytes())
+        for copy in (0, BLOCK):
+            struct.pack_into("<Q", image, copy + 16, BLOCK)
+            struct.pack_into("<Q", image, copy + 72, xxh3(bytes(image[copy : copy + 72])))
+        (tmp_path / half).write_bytes(image)
+    with pytest.raises(ValueError, match="disk-foreign"):
+        open_to_read(tmp_path)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,14 @@ import pytest
 from brain_rig import Client, chain, ids, is_refusal, key
 from disk_rig import SEGMENT_BYTES, DiskRig
 
+from kvserver.index.space import READY, Node, Space
+from kvserver.service import disk, disk_writes
+from kvserver.service.disk_chunks import DiskChunks
+from kvserver.service.disk_room import DiskRoom
 from kvserver.service.events import MoverGone
+from kvserver.service.state import Core, DiskTier
+from kvserver.tiers.extents import Extents
+from kvserver.transfer.layout import Geometry, GroupGeometry
 from kvserver.wire.messages import (
     KEY_BYTES,
     Clear,
@@ -236,6 +243,63 @@ def test_second_touch_writes_only_what_was_asked_for_again() -> None:
     assert rig.service.counters.disk_refused["second-touch"] > 0
 
 
+def test_leaves_that_are_refused_do_not_hold_up_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many became due at once: here while the disk mover was away."""
+    rig = DiskRig(disk_second_touch=True, disk_restart_ms=5_000)
+    client = Client(rig).register()
+    (mover,) = (mover.mover for mover in rig.service.status(rig.now_ns).movers if mover.device == "disk")
+    rig.handle(MoverGone(mover, "signal 9"))
+    looks: list[int] = []
+    coldest_dirty, choose = DiskChunks.coldest_dirty, disk_writes.choose
+
+    def counted(chunks: DiskChunks) -> object:
+        looks[-1] += 1
+        return coldest_dirty(chunks)
+
+    def one_event(core: Core, tier: DiskTier, now_ns: int) -> None:
+        looks.append(0)
+        choose(core, tier, now_ns)
+
+    monkeypatch.setattr(DiskChunks, "coldest_dirty", counted)
+    monkeypatch.setattr(disk_writes, "choose", one_event)
+    monkeypatch.setattr(disk_writes, "REFUSALS_A_LOOK", 3)
+    fill(client, prompts=11)
+    assert looks == []
+    rig.wait_ms(6_000)
+    assert max(looks) == 3
+    assert sum(looks) > 11
+    assert rig.written == []
+
+
+def test_keys_are_remembered_only_where_second_touch_asks_for_them() -> None:
+    for second_touch in (False, True):
+        rig = DiskRig(disk_second_touch=second_touch)
+        client, keys = Client(rig).register(), chain(1, CHUNKS)
+        client.store(keys)
+        client.release(client.lookup(keys))
+        assert (rig.service.status(rig.now_ns).keys_touched > 0) == second_touch
+
+
+def test_a_segment_is_not_emptied_of_what_a_large_tree_hangs_on() -> None:
+    """All below would go with it, in one event."""
+    room: DiskRoom = DiskRoom(Extents(devices=1, device_bytes=2 * SEGMENT_BYTES, segment_bytes=SEGMENT_BYTES), drop)
+    space = Space(b"n" * 32, 0, Geometry(6, (GroupGeometry(2, "full", 0, 1, 1),)))
+    room.add_space(space)
+    node = head = space.root
+    for number in range(5):
+        node = space.add(bytes([number]) * 32, node, used=number, tenant=0)
+        node.state, node.present = READY, 1
+        space.put_on_disk(node, 1, (number * 4096,), number)
+        head = node if number == 0 else head
+    assert len(room.closure([head], None) or ()) == 5
+    assert len(room.closure([head], None, chunks_max=5) or ()) == 5
+    assert room.closure([head], None, chunks_max=4) is None
+
+
+def drop(space: Space, node: Node) -> None:
+    raise AssertionError("nothing goes")
+
+
 def test_a_prefix_that_would_come_too_slowly_is_not_offered() -> None:
     rig = DiskRig(recompute_tokens_per_s=1_000_000_000)
     client, keys = cold_prompt(rig)
@@ -273,6 +337,40 @@ def test_what_was_cleared_does_not_come_back() -> None:
     rig.service = rig.new_service()
     rig.wait_ms(100)
     assert Client(rig).register().lookup(keys).chunks == 0
+
+
+def test_a_clear_that_no_disk_could_note_says_so() -> None:
+    """It is done in memory: nothing of it is served."""
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    rig.notes_kept = False
+    answer = client.ask(Clear(rig.number(), rig.notes[0].namespace))
+    assert isinstance(answer, Error)
+    assert (answer.code, answer.family) == ("disk-clear", "device")
+    assert client.lookup(keys).chunks == 0
+    rig.notes_kept = True
+    assert isinstance(client.ask(Clear(rig.number(), rig.notes[0].namespace)), Cleared)
+
+
+def test_clears_that_wait_for_the_disks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is an order to a mover that may not read them."""
+    monkeypatch.setattr(disk, "CLEARS_MAX", 2)
+    rig = DiskRig(disk_restart_ms=5_000)
+    client, keys = cold_prompt(rig)
+    (mover,) = (mover.mover for mover in rig.service.status(rig.now_ns).movers if mover.device == "disk")
+    rig.handle(MoverGone(mover, "signal 9"))
+    warm = chain(77, CHUNKS)
+    waiting = []
+    for _ in range(2):
+        waiting.append(Clear(rig.number(), rig.notes[0].namespace))
+        assert client.ask(waiting[-1]) is None
+        client.store(warm)
+    assert is_refusal(client.ask(Clear(rig.number(), rig.notes[0].namespace)), "resource", "clears")
+    assert client.lookup(warm).chunks == CHUNKS, "nothing was cleared"
+    rig.wait_ms(6_000)
+    assert all(isinstance(rig.answers[client.peer, request.id], Cleared) for request in waiting)
+    assert isinstance(client.ask(Clear(rig.number(), rig.notes[0].namespace)), Cleared)
+    assert client.lookup(keys).chunks == 0
 
 
 def test_a_namespace_that_was_cleared_does_not_take_the_place_of_one_with_chunks() -> None:

@@ -174,6 +174,35 @@ def test_drain_is_idempotent_and_says_which_devices_there_are() -> None:
     assert disk(rig).drain == "drained"
 
 
+def test_a_device_that_is_not_open_is_neither_drained_nor_erased() -> None:
+    """It seems empty, but what is there was written by others, or by ourselves with another configuration."""
+    rig = DiskRig(disk_devices=2)
+    filled(rig)
+    rig.unopened = {1}
+    restart(rig)
+    rig.wait_ms(100)
+    client = Client(rig).register()
+    refusal = client.ask(Drain(rig.number(), 1))
+    assert is_refusal(refusal, "device", "disk-not-open")
+    rig.wait_ms(3_000)
+    assert (disk(rig, 1).drain, rig.drains) == ("", {})
+    drain(client, 0)
+
+
+def test_a_drain_whose_device_cannot_be_opened_any_more_waits_for_it() -> None:
+    rig = DiskRig(disk_devices=2)
+    filled(rig)
+    rig.drains, rig.unopened = {1: "draining"}, {1}
+    restart(rig)
+    rig.wait_ms(90_000)
+    assert (disk(rig, 1).drain, disk(rig, 1).drain_waits, rig.kills) == ("draining", "store", 0)
+    assert is_refusal(Client(rig).register().ask(Drain(rig.number(), 1)), "device", "disk-not-open")
+    rig.unopened = set()
+    restart(rig)
+    rig.wait_ms(9_000)
+    assert disk(rig, 1).drain == "drained"
+
+
 def test_without_a_disk_tier_there_is_nothing_to_drain() -> None:
     rig = DiskRig(disk_devices=0)
     assert is_refusal(Client(rig).ask(Drain(rig.number(), 0)), "request", "disk-device")

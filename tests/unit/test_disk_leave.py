@@ -1,0 +1,121 @@
+"""A directory that leaves the tier: marked, emptied, and never half of both; and the notes beside a store."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvserver import disk_leave, disk_notes
+
+NAMESPACE = bytes(range(32))
+OURS = ("kvserver.store", "kvserver.headers", "kvserver.store.new", "kvserver.headers.new")
+
+
+def device(directory: Path) -> str:
+    for number, name in enumerate(OURS):
+        (directory / name).write_bytes(b"x" * (number + 3))
+    disk_notes.save(str(directory), NAMESPACE, b"document", 3)
+    (directory / "other").write_bytes(b"mine")
+    disk_leave.mark(str(directory))
+    return str(directory)
+
+
+def test_an_erased_directory_holds_the_mark_and_what_is_not_ours(tmp_path: Path) -> None:
+    disk_leave.erase(device(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == [disk_leave.MARK, "other"]
+    assert disk_leave.is_drained(str(tmp_path))
+
+
+class Killed(Exception):
+    pass
+
+
+def test_an_erasure_that_ends_anywhere_is_whole_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before each of its calls in turn: what counts as drained has nothing of ours left."""
+    calls = 0
+
+    def dying(call: Callable[..., None], at: int) -> Callable[..., None]:
+        def counted(*arguments: object) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                raise Killed
+            call(*arguments)
+
+        return counted
+
+    real = {"truncate": os.truncate, "unlink": os.unlink, "rmdir": os.rmdir}
+    for at in range(1, 50):
+        directory = tmp_path / str(at)
+        directory.mkdir()
+        path = device(directory)
+        calls = 0
+        with monkeypatch.context() as patch:
+            for name, call in real.items():
+                patch.setattr(os, name, dying(call, at))
+            try:
+                disk_leave.erase(path)
+                break
+            except Killed:
+                pass
+        assert not disk_leave.is_drained(path), f"files are left: {os.listdir(path)}"
+        disk_leave.erase(path)
+        assert sorted(os.listdir(path)) == [disk_leave.MARK, "other"]
+    assert calls >= 2 * len(OURS)
+
+
+def test_a_mark_is_put_once_and_stays(tmp_path: Path) -> None:
+    assert not disk_leave.is_marked(str(tmp_path))
+    disk_leave.mark(str(tmp_path))
+    text = (tmp_path / disk_leave.MARK).read_text()
+    assert "remove this file" in text
+    (tmp_path / disk_leave.MARK).write_text("by hand")
+    disk_leave.mark(str(tmp_path))
+    assert (tmp_path / disk_leave.MARK).read_text() == "by hand"
+
+
+# ---------------------------------------------------------------- notes
+
+
+def noted(directory: Path) -> list[tuple[bytes, int]]:
+    return [(note.document, note.void) for note in disk_notes.load(str(directory))[0]]
+
+
+def test_a_note_keeps_the_latest_void_and_the_last_document(tmp_path: Path) -> None:
+    assert disk_notes.load(str(tmp_path)) == ([], 0)
+    for document, void, kept in (
+        (b"one", 5, (b"one", 5)),
+        (b"", 9, (b"one", 9)),
+        (b"two", 3, (b"two", 9)),
+    ):
+        disk_notes.save(str(tmp_path), NAMESPACE, document, void)
+        assert noted(tmp_path) == [kept]
+
+
+def test_a_damaged_or_misplaced_note_is_counted_and_not_believed(tmp_path: Path) -> None:
+    disk_notes.save(str(tmp_path), NAMESPACE, b"document", 7)
+    path = tmp_path / disk_notes.FOLDER / f"{NAMESPACE.hex()}.note"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert disk_notes.load(str(tmp_path)) == ([], 1), place
+        path.write_bytes(whole[:place])
+        assert disk_notes.load(str(tmp_path)) == ([], 1), place
+    path.write_bytes(whole)
+    path.rename(path.with_name(f"{bytes(32).hex()}.note"))
+    assert disk_notes.load(str(tmp_path)) == ([], 1)
+
+
+def test_a_note_that_cannot_be_written_leaves_the_one_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_notes.save(str(tmp_path), NAMESPACE, b"document", 7)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        disk_notes.save(str(tmp_path), NAMESPACE, b"later", 8)
+    assert noted(tmp_path) == [(b"document", 7)]

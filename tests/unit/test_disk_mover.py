@@ -1,0 +1,177 @@
+"""The disk mover itself, in a thread: what it says of devices whose directories do not take what it must keep there."""
+
+import os
+import threading
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from kvserver import disk_mover, disk_notes
+from kvserver.config import Config
+from kvserver.disk_mover import DiskMover
+from kvserver.passing import Inheritance, Receiver, pair, send
+from kvserver.transfer.engines import create_memfd
+from kvserver.wire.orders import (
+    DeviceIs,
+    DrainDevice,
+    EraseDevice,
+    Note,
+    Noted,
+    Order,
+    Ready,
+    Report,
+    decode_report,
+    encode,
+)
+
+WAIT_S = 30
+NAMESPACE = b"n" * 32
+
+
+class Brain:
+    """Its end of the socket, and the mover at the other one."""
+
+    def __init__(self, *directories: Path) -> None:
+        self._arena = create_memfd("test-arena", 1 << 20)
+        self._end, self._its_end = pair()
+        self._end.settimeout(WAIT_S)
+        self._receiver = Receiver(1 << 20)
+        config = Config(
+            disk_paths=",".join(map(str, directories)),
+            arena_bytes=1 << 20,
+            disk_bytes=1 << 20,
+            disk_segment_bytes=64 << 10,
+        )
+        inherited = Inheritance(parent=0, control=-1, arena=self._arena, device="disk", config=config)
+        self._mover = DiskMover(self._its_end, inherited)
+        self._thread = threading.Thread(target=self._mover.run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert isinstance(self.next(), Ready)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.close()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+        self._its_end.close()
+        os.close(self._arena)
+
+    def order(self, order: Order) -> None:
+        send(self._end, encode(order))
+
+    def next(self) -> Report:
+        frame, _, _ = self._receiver.receive(self._end)
+        return decode_report(frame)
+
+    def devices(self, count: int) -> list[DeviceIs]:
+        told = [self.next() for _ in range(count)]
+        assert all(isinstance(report, DeviceIs) for report in told)
+        return told  # type: ignore[return-value]
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[Path, Path]:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "a", tmp_path / "b"
+
+
+def blocked(directory: Path) -> None:
+    """Nothing can be noted there: what should be the folder is a file."""
+    (directory / disk_notes.FOLDER).touch()
+
+
+def void_on(directory: Path) -> list[int]:
+    return [note.void for note in disk_notes.load(str(directory))[0]]
+
+
+def test_a_note_that_one_device_cannot_write_is_kept_by_the_other(places: tuple[Path, Path]) -> None:
+    good, bad = places
+    blocked(bad)
+    with Brain(bad, good) as brain:
+        assert [device.problem for device in brain.devices(2)] == ["", ""]
+        brain.order(Note(NAMESPACE, b"document", 5))
+        (told,) = brain.devices(1)
+        assert told.device == 0
+        assert "its notes cannot be written" in told.problem
+        assert brain.next() == Noted(NAMESPACE, 5, kept=True)
+        (bad / disk_notes.FOLDER).unlink()
+        brain.order(Note(NAMESPACE, b"", 6))
+        assert brain.next() == Noted(NAMESPACE, 6, kept=True)
+    assert (void_on(good), void_on(bad)) == ([6], [6])
+
+
+def test_a_note_that_no_device_can_write_is_not_said_to_be_kept(places: tuple[Path, Path]) -> None:
+    _, bad = places
+    blocked(bad)
+    with Brain(bad) as brain:
+        brain.devices(1)
+        for void in (5, 6):
+            brain.order(Note(NAMESPACE, b"document", void))
+            if void == 5:
+                brain.devices(1)  # once: it is given up
+            assert brain.next() == Noted(NAMESPACE, void, kept=False)
+
+
+def test_what_could_not_be_opened_is_neither_marked_nor_erased(places: tuple[Path, Path]) -> None:
+    foreign, _ = places
+    content = b"a letter" * 2000
+    (foreign / "kvserver.store").write_bytes(content)
+    with Brain(foreign) as brain:
+        before = brain.devices(1)
+        for order in (DrainDevice(0), EraseDevice(0)):
+            brain.order(order)
+            assert brain.devices(1) == before
+    assert os.listdir(foreign) == ["kvserver.store"]
+    assert (foreign / "kvserver.store").read_bytes() == content
+
+
+def test_a_drained_device_is_marked_erased_and_told(places: tuple[Path, Path]) -> None:
+    place, _ = places
+    with Brain(place) as brain:
+        (told,) = brain.devices(1)
+        assert (told.drain, told.bytes > 0) == ("", True)
+        for order, drain in ((DrainDevice(0), "draining"), (EraseDevice(0), "drained")):
+            brain.order(order)
+            (told,) = brain.devices(1)
+            assert told.drain == drain
+    assert os.listdir(place) == ["kvserver.drained"]
+
+
+def test_without_a_store_there_is_nothing_to_note(places: tuple[Path, Path]) -> None:
+    foreign, _ = places
+    (foreign / "kvserver.store").write_bytes(b"a letter" * 2000)
+    with Brain(foreign) as brain:
+        (told,) = brain.devices(1)
+        assert "disk-unknown" in told.problem
+        brain.order(Note(NAMESPACE, b"document", 5))
+        assert brain.next() == Noted(NAMESPACE, 5, kept=True)
+    assert sorted(os.listdir(foreign)) == ["kvserver.store"]
+
+
+def test_an_engine_that_is_not_to_be_had_is_said_of_every_device(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where io_uring is asked for by name and a container forbids it: the process stays, and is not started again
+    every second."""
+
+    def refused(**_: object) -> None:
+        raise ValueError("disk-engine: no io_uring: Operation not permitted")
+
+    monkeypatch.setattr(disk_mover, "DiskEngine", refused)
+    with Brain(*places) as brain:
+        for told in brain.devices(2):
+            assert told.bytes == 0
+            assert told.problem == "disk-engine: no io_uring: Operation not permitted (disk_engine=auto)"
+
+
+def test_an_engine_that_fails_otherwise_is_a_bug(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(**_: object) -> None:
+        raise ValueError("depth=0 must be in [1, 1024]")
+
+    monkeypatch.setattr(disk_mover, "DiskEngine", wrong)
+    with pytest.raises(ValueError, match="depth"):
+        Brain(*places)

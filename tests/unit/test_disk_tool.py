@@ -1,0 +1,131 @@
+"""`kvserver disk inspect` and `verify` on what may lie in a directory; neither changes anything there."""
+
+import os
+from pathlib import Path
+
+import pytest
+from native_disk_rig import ENTRY, SEGMENT_BYTES, TABLE_BYTES, Record, Rig, filled
+
+from kvserver import disk_leave, disk_notes, disk_tool
+from kvserver.config import Config
+from kvserver.errors import ConfigError
+from kvserver.transfer.disk import open_store
+
+HEADS = 2 * 4096
+ROW_BYTES = SEGMENT_BYTES - TABLE_BYTES
+
+
+def made(directory: Path, *, void: int | None = 0) -> list[Record]:
+    """A device with six records, each of a namespace of its own; void: in the notes of each, None: without notes."""
+    directory.mkdir()
+    store, _ = open_store(str(directory), device=0, capacity_bytes=SEGMENT_BYTES * 4, segment_bytes=SEGMENT_BYTES)
+    rig = Rig(store)
+    rig.run("write", filled())
+    rig.close()
+    store.close()
+    for record in filled():
+        if void is not None:
+            disk_notes.save(str(directory), record.digest("namespace"), b"document", void)
+    return filled()
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def config(*directories: Path) -> Config:
+    """Of sizes that are not those of the devices: a look takes them as they are."""
+    return Config(disk_paths=",".join(map(str, directories)), disk_bytes=1 << 20, disk_segment_bytes=64 << 10)
+
+
+def inspected(*directories: Path) -> tuple[bool, str]:
+    said: list[str] = []
+    whole = disk_tool.inspect(config(*directories), said.append)
+    return whole, "\n".join(said)
+
+
+def verified(*directories: Path) -> dict[str, int]:
+    return dict(disk_tool.verify(config(*directories), lambda done, of: None, lambda line: None))
+
+
+def test_a_look_takes_a_device_as_it_is_and_changes_nothing(tmp_path: Path) -> None:
+    records = made(tmp_path / "a", void=records_void())
+    before = contents(tmp_path)
+    whole, said = inspected(tmp_path / "a")
+    assert whole
+    assert "3 segments of 52KiB" in said
+    assert f"6 records, {sum(record.payload_bytes for record in records):,} bytes, 0 damaged, 0 unreadable" in said
+    assert said.count("1 chunks, 1 records (1 void)") == 4
+    assert said.count("1 chunks, 1 records (0 void)") == 2
+    assert verified(tmp_path / "a") == {"right": 6}
+    assert contents(tmp_path) == before
+
+
+def records_void() -> int:
+    """The generation of the youngest of the four small records."""
+    return filled()[3].generation
+
+
+def test_what_would_not_be_found_at_a_start_is_said(tmp_path: Path) -> None:
+    made(tmp_path / "a", void=None)
+    assert inspected(tmp_path / "a")[1].count("without a note") == 6
+
+
+def test_wrong_bytes_and_headers_are_counted(tmp_path: Path) -> None:
+    made(tmp_path / "a")
+    with (tmp_path / "a" / "kvserver.store").open("r+b") as file:
+        file.seek(HEADS + 3 * 4096 + 5)  # in the payload of the third record
+        file.write(b"!")
+    with (tmp_path / "a" / "kvserver.headers").open("r+b") as file:
+        file.seek(HEADS + ENTRY + 60)  # in the first header
+        file.write(b"!")
+    assert verified(tmp_path / "a") == {"right": 4, "checksum": 1, "damaged headers": 1}
+    assert "1 damaged" in inspected(tmp_path / "a")[1]
+
+
+def test_what_was_cut_off_is_counted_and_stays_cut_off(tmp_path: Path) -> None:
+    made(tmp_path / "a")
+    os.truncate(tmp_path / "a" / "kvserver.store", HEADS + 2 * ROW_BYTES)
+    made(tmp_path / "b")
+    os.truncate(tmp_path / "b" / "kvserver.headers", HEADS + 2 * TABLE_BYTES)
+    before = contents(tmp_path)
+    assert verified(tmp_path / "a") == {"right": 4, "short": 2}
+    assert verified(tmp_path / "b") == {"right": 4, "unreadable headers": 1}
+    assert contents(tmp_path) == before
+
+
+def test_a_device_that_cannot_be_looked_at_is_named_and_the_others_are_looked_at(tmp_path: Path) -> None:
+    made(tmp_path / "good")
+    made(tmp_path / "swapped")
+    headers = (tmp_path / "good" / "kvserver.headers").read_bytes()
+    (tmp_path / "swapped" / "kvserver.headers").write_bytes(headers)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "kvserver.store").write_bytes(b"a letter" * 2000)
+    places = [tmp_path / name for name in ("absent", "empty", "foreign", "swapped", "good")]
+    before = contents(tmp_path)
+    whole, said = inspected(*places)
+    assert not whole
+    for number, why in enumerate(
+        ("No such file or directory", "is missing or empty", "is no file of ours", "belongs to another store")
+    ):
+        line = said.splitlines()[number]
+        assert line.startswith(f"device {number}  {places[number]}: ")
+        assert why in line
+    assert "device 4" in said
+    assert verified(*places) == {"right": 6, "devices not opened": 4}
+    assert contents(tmp_path) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "foreign", "good", "swapped"]
+
+
+def test_a_drained_device_is_no_failure(tmp_path: Path) -> None:
+    made(tmp_path / "a")
+    disk_leave.mark(str(tmp_path / "a"))
+    disk_leave.erase(str(tmp_path / "a"))
+    assert inspected(tmp_path / "a") == (True, f"device 0  {tmp_path / 'a'}: drained")
+    assert verified(tmp_path / "a") == {}
+
+
+def test_without_directories_there_is_nothing_to_look_at() -> None:
+    with pytest.raises(ConfigError, match="names no directory"):
+        inspected()
