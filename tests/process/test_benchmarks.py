@@ -19,6 +19,7 @@ ROW = {"bench", "case", "value", "unit", "ceiling", "ratio", "machine", "commit"
         ("host", {"store_2k", "retrieve_2k"}),
         ("offload", {"decode_us", "store_us", "retrieve_128k_us"}),
         ("disk", {"write_128k_depth2", "read_128k_depth2", "recovery_s"}),
+        ("recovery", {"recovered_3k_s", "answer_3k_s", "brain_rss_3k_mib"}),
     ],
 )
 def test_a_benchmark_prints_a_row_for_each_case(bench: str, cases: set[str]) -> None:
