@@ -9,6 +9,7 @@ from typing import Literal
 from kvserver._native_disk import DiskEngine as DiskEngine
 from kvserver._native_disk import DiskFaults as DiskFaults
 from kvserver._native_disk import DiskStore as DiskStore
+from kvserver._native_disk import DiskTelling as DiskTelling
 from kvserver._native_disk import xxh3 as xxh3
 
 BUILD: str

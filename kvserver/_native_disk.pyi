@@ -102,9 +102,10 @@ class DiskStore:
     @property
     def facts(self) -> list[tuple[str, str]]:
         """For /status: file, id, direct, ..."""
-    def recover(self) -> bytes:
+    def recover(self, engine: Literal["auto", "uring", "threads"] = "auto") -> bytes:
         """All valid records, ascending by extent; waits. Reads 256 bytes a record and a segment. Must come before
-        an engine uses the store. What cannot be read is not found, and counted; OSError when nothing can be."""
+        an engine uses the store. What cannot be read is not found, and counted; OSError when nothing can be.
+        engine: as of a DiskEngine."""
     @property
     def damaged(self) -> int:
         """Headers and labels that recover() found to be neither valid, nor empty, nor of an earlier life."""
@@ -117,6 +118,21 @@ class DiskStore:
         it."""
     def close(self) -> None:
         """After its engine. Lets the lock go."""
+
+class DiskTelling:
+    """Records in the order in which an index can take them in: those of a chunk together, newest first; a chunk after
+    its parent, and what is below it before anything else. Chunks whose parent has no record come as well, as heads."""
+
+    def __init__(self, found: list[bytes], *, chunk_most: int) -> None:
+        """found: what recover() returned, of each device; copied. Of a chunk with more than chunk_most records the
+        newest are told. Takes a second for some two million records."""
+    @property
+    def records(self) -> int: ...
+    @property
+    def namespaces(self) -> list[tuple[bytes, int]]:
+        """Those that have records, and the newest generation of them."""
+    def next(self, most: int) -> bytes:
+        """The next chunks, whole: as many as have `most` records together, but one at least. Empty at the end."""
 
 class DiskEngine:
     """Moves records between the arena and the extents of stores, by one thread a device and `hash_threads` for

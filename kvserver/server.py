@@ -61,10 +61,10 @@ from kvserver.wire.messages import (
 )
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
+    FoundRecords,
     Grown,
     MoverReaped,
     MoverStarted,
-    Recovered,
     decode_news,
     decode_report,
 )
@@ -274,8 +274,8 @@ class Shell:
                 self._loop.remove_reader(door.socket)
                 return  # the mover is ending; the supervisor tells when it is reaped
             self._handle(Reported(number, report := decode_report(frame)))
-            if isinstance(report, Recovered):
-                self._go_on()
+            if isinstance(report, FoundRecords):
+                gc.freeze()  # index at once: 100,000 chunks in one collection would stop the brain for 60 ms
 
     def _take_news(self) -> None:
         frame, descriptors, _ = self._receiver.receive(self._control)
@@ -307,11 +307,6 @@ class Shell:
             gc.collect(1)
             self._ledger.forget_pages()
             gc.freeze()  # what lived through it is index; a full collection over it would stop the brain for a second
-
-    def _go_on(self) -> None:
-        if self._service.recovers:  # takes in what is on disk, between the requests of others
-            self._handle(Tick())
-            self._loop.call_soon(self._go_on)
 
     def _show_strangers_out(self) -> None:
         """Connections are bounded, so whoever has no session after a while makes room for others."""

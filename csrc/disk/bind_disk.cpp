@@ -15,6 +15,7 @@
 #include "disk/engine.h"
 #include "disk/faults.h"
 #include "disk/store.h"
+#include "disk/telling.h"
 #include "disk/xxh3.h"
 
 namespace nb = nanobind;
@@ -157,18 +158,53 @@ void bind_store(nb::module_& module) {
         .def_prop_ro("facts", [](PyStore& self) { return facts_of(*self.get()); })
         .def_prop_ro("damaged", [](PyStore& self) { return self.get()->damaged(); })
         .def_prop_ro("unreadable", [](PyStore& self) { return self.get()->unreadable(); })
-        .def("recover",
-             [](PyStore& self) {
-                 std::vector<DiskRecord> records;
-                 {
-                     ReleaseGil released;
-                     records = self.get()->recover();
-                 }
-                 return pack(records);
-             })
+        .def(
+            "recover",
+            [](PyStore& self, const std::string& engine) {
+                const Choice choice = choice_from(engine);
+                std::vector<DiskRecord> records;
+                {
+                    ReleaseGil released;
+                    records = self.get()->recover(choice);
+                }
+                return pack(records);
+            },
+            "engine"_a = "auto")
         .def(
             "flush", [](PyStore& self) { self.get()->flush(); }, nb::call_guard<ReleaseGil>())
         .def("close", [](PyStore& self) { self.store.reset(); }, nb::call_guard<ReleaseGil>());
+}
+
+std::vector<DiskRecord> unpack_all(const std::vector<nb::bytes>& found) {
+    std::vector<DiskRecord> records;
+    for (const nb::bytes& packed : found) {
+        const auto more = unpack<DiskRecord>(packed, "found");
+        records.insert(records.end(), more.begin(), more.end());
+    }
+    return records;
+}
+
+void bind_telling(nb::module_& module) {
+    nb::class_<Telling>(module, "DiskTelling")
+        .def(
+            "__init__",
+            [](Telling* self, const std::vector<nb::bytes>& found, size_t chunk_most) {
+                std::vector<DiskRecord> records = unpack_all(found);
+                ReleaseGil released;
+                new (self) Telling(std::move(records), chunk_most);
+            },
+            "found"_a, nb::kw_only(), "chunk_most"_a)
+        .def_prop_ro("records", &Telling::records)
+        .def_prop_ro(
+            "namespaces",
+            [](const Telling& self) {
+                nb::list namespaces;
+                for (const Telling::Namespace& name : self.namespaces()) {
+                    namespaces.append(nb::make_tuple(nb::bytes(name.digest.data(), name.digest.size()), name.newest));
+                }
+                return namespaces;
+            })
+        .def("next", [](Telling& self, size_t most) { return pack(self.next(most)); }, "most"_a);
 }
 
 void bind_engine(nb::module_& module) {
@@ -219,6 +255,7 @@ void bind(nb::module_& module) {
         "bytes"_a);
     bind_faults(module);
     bind_store(module);
+    bind_telling(module);
     bind_engine(module);
 }
 

@@ -48,26 +48,27 @@ std::unique_ptr<Io> Store::open_io(Choice choice, IoBounds bounds, std::string& 
     return with_faults(std::move(io), faults_);
 }
 
-std::vector<DiskRecord> Store::recover() {
+std::vector<DiskRecord> Store::recover(Choice choice) {
     damaged_ = unreadable_ = 0;
     segments_.assign(files_.geometry.segments, {});
-    read_labels();
+    read_labels(choice);
     std::vector<DiskRecord> records;
-    read_tables(records);
+    read_tables(choice, records);
     const auto by_extent = [](const DiskRecord& a, const DiskRecord& b) { return a.extent < b.extent; };
     std::sort(records.begin(), records.end(), by_extent);
     return records;
 }
 
 // Visits each piece once, in any order; with nullptr for one that could not be read as a whole.
-void Store::read_all(const std::vector<Piece>& pieces, const std::function<void(const Piece&, const Entry*)>& visit) {
+void Store::read_all(Choice choice, const std::vector<Piece>& pieces,
+                     const std::function<void(const Piece&, const Entry*)>& visit) {
     struct Reading : Request {
         const Piece* piece;
         std::vector<Entry> entries;
     };
     std::vector<Reading> readings(std::min<size_t>(RECOVERY_DEPTH, pieces.size()));  // outlive the io
     std::string backend;
-    const std::unique_ptr<Io> io = open_io(Choice::AUTO, {RECOVERY_DEPTH, RECOVERY_DEPTH}, backend);
+    const std::unique_ptr<Io> io = open_io(choice, {RECOVERY_DEPTH, RECOVERY_DEPTH}, backend);
     auto next = pieces.begin();
     const auto begin = [&](Reading& reading) {
         reading.piece = &*next++;
@@ -92,11 +93,11 @@ void Store::read_all(const std::vector<Piece>& pieces, const std::function<void(
     }
 }
 
-void Store::read_labels() {
+void Store::read_labels(Choice choice) {
     const Geometry& geometry = files_.geometry;
     std::vector<Piece> pieces;
     for (uint64_t segment = 0; segment < geometry.segments; ++segment) pieces.push_back({segment, 0, 1});
-    read_all(pieces, [&](const Piece& piece, const Entry* entry) {
+    read_all(choice, pieces, [&](const Piece& piece, const Entry* entry) {
         if (entry == nullptr) {
             ++unreadable_;
             return;
@@ -116,7 +117,7 @@ void Store::read_labels() {
     }
 }
 
-void Store::read_tables(std::vector<DiskRecord>& records) {
+void Store::read_tables(Choice choice, std::vector<DiskRecord>& records) {
     std::vector<Piece> pieces;
     for (uint64_t segment = 0; segment < segments_.size(); ++segment) {
         const uint64_t positions = segments_[segment].extents.size();
@@ -124,7 +125,7 @@ void Store::read_tables(std::vector<DiskRecord>& records) {
             pieces.push_back({segment, 1 + first, std::min(PIECE_ENTRIES, positions - first)});
         }
     }
-    read_all(pieces, [&](const Piece& piece, const Entry* entries) {
+    read_all(choice, pieces, [&](const Piece& piece, const Entry* entries) {
         for (uint64_t i = 0; i < piece.entries; ++i) {
             const Place place{piece.segment, piece.first - 1 + i};
             if (entries != nullptr) {

@@ -64,7 +64,8 @@ class Store {
     Store(const std::string& directory, StoreFiles files, uint32_t device, std::shared_ptr<Faults> faults);
 
     // All valid records, ascending by extent. std::system_error when not one segment could be read.
-    std::vector<DiskRecord> recover();
+    // As open_io() for the choice.
+    std::vector<DiskRecord> recover(Choice choice);
     // Entries that were neither valid, nor empty, nor of an earlier life; and entries that could not be read.
     uint64_t damaged() const { return damaged_; }
     uint64_t unreadable() const { return unreadable_; }
@@ -87,9 +88,10 @@ class Store {
   private:
     struct Piece;
 
-    void read_all(const std::vector<Piece>& pieces, const std::function<void(const Piece&, const Entry*)>& visit);
-    void read_labels();
-    void read_tables(std::vector<DiskRecord>& records);
+    void read_all(Choice choice, const std::vector<Piece>& pieces,
+                  const std::function<void(const Piece&, const Entry*)>& visit);
+    void read_labels(Choice choice);
+    void read_tables(Choice choice, std::vector<DiskRecord>& records);
     void take_header(const Entry& entry, Place place, std::vector<DiskRecord>& records);
 
     const std::string directory_;

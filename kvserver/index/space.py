@@ -197,16 +197,8 @@ class Space:
     def add(self, key: bytes, parent: Node, used: int, tenant: int) -> Node:
         """A new node without any part, waiting."""
         assert parent.state != GONE
-        assert key not in self.nodes
         node = Node(key, parent, used, tenant)
-        self.nodes[key] = node
-        match parent.children:
-            case None:
-                parent.children = node
-            case dict() as children:
-                children[node] = None
-            case only:
-                parent.children = {only: None, node: None}
+        self._hang(node, parent)
         settle(parent)
         return node
 
@@ -223,6 +215,17 @@ class Space:
         node.state = GONE
         parent.used = max(parent.used, node.used)
         return parent
+
+    def _hang(self, node: Node, parent: Node) -> None:
+        assert node.key not in self.nodes
+        self.nodes[node.key] = node
+        match parent.children:
+            case None:
+                parent.children = node
+            case dict() as children:
+                children[node] = None
+            case only:
+                parent.children = {only: None, node: None}
 
     @staticmethod
     def _detach(node: Node, parent: Node) -> None:
@@ -253,20 +256,34 @@ class Space:
                 assert above.disk is not None
                 above.disk.cold_children += count
 
+    def add_cold(self, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> None:
+        """Takes in a new leaf, ready because it is on disk whole. It is cold from the first, so nothing changes for
+        those above it, and a chain costs no more than its nodes."""
+        parent = node.parent
+        assert parent is not None
+        assert parent.state == READY
+        assert groups & self.needed == self.needed
+        self._hang(node, parent)
+        node.state = READY
+        node.present = groups
+        node.disk = disk = OnDisk()
+        disk.groups, disk.extents, disk.generation = groups, extents, generation
+        disk.keeps = disk.cold = True
+        if parent.disk is None:
+            parent.disk = OnDisk()
+        parent.disk.children += 1
+        parent.disk.cold_children += 1
+        self.away += 1
+
     def put_on_disk(self, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> Node:
         """What the node has on disk from now on; groups = 0: nothing. Returns what settle() does."""
-        self.note_on_disk(node, groups, extents, generation)
-        return settle(node)
-
-    def note_on_disk(self, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> None:
-        """The same, for many nodes at once: settle() is to be called for each before anything else happens, children
-        first. After each of them, parents first, every chain would be walked as often as it is long."""
         assert node.parent is not None
         disk = node.disk = node.disk or OnDisk()
         before = disk.claims
         disk.groups, disk.extents, disk.generation = groups, extents if groups else (), generation
         disk.keeps = groups != 0 and groups & self.needed == self.needed
         _claim(node.parent, disk.claims - before)
+        return settle(node)
 
     @staticmethod
     def set_written(node: Node, written: bool) -> None:

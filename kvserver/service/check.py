@@ -165,7 +165,7 @@ def _check_timers(core: Core) -> None:
         waiting.update({("disk", number): core.disk.mover for number in core.disk.chunks.jobs})
         erasing = [drain.device for drain in core.disk.drains.values() if drain.erasing and drain.state == "draining"]
         waiting.update({("erase", device): core.disk.mover for device in erasing})
-        if core.disk.mover.state != "starting" and (core.disk.found is None or not core.disk.found.complete):
+        if core.disk.mover.state != "starting":
             waiting.update({("recover", core.disk.mover.number): core.disk.mover} if not core.disk.recovered else {})
     sure = {timer for timer, mover in waiting.items() if mover.state != "killed"}
     sure.update(("lease", number) for number in core.leases)

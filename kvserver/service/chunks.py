@@ -281,18 +281,6 @@ class Chunks:
             self.offer(space, ready)
         return node
 
-    def grow(self, space: Space, parent: Node, key: bytes, *, used: int, tenant: int) -> Node:
-        """Recovery: a node of which something was found on disk, which is to be adopted next."""
-        assert self.chunks < self.chunks_max
-        self.chunks += 1
-        return space.add(key, parent, used, tenant)
-
-    def made_ready(self, space: Space, node: Node) -> None:
-        """Recovery: a node was adopted; it, and what waited for it, may be ready. The caller settles the node."""
-        for ready in space.make_ready(node):
-            if ready is not node:
-                self.settled(space, ready)
-
     # ---------------------------------------------------------------- inside
 
     def _drop_pin(self, node: Node) -> None:

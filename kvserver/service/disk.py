@@ -5,20 +5,26 @@ is away, lookups answer what DRAM can serve, and nothing waits for it. What is o
 """
 
 import logging
+from hashlib import sha256
 
 from kvserver.errors import DeviceError, ResourceError
 from kvserver.service import disk_drain, disk_reads, disk_writes, movers, recovery
 from kvserver.service.documents import document_of
 from kvserver.service.owners import DiskJob
-from kvserver.service.state import MILLISECOND_NS, Clearing, Core, DiskTier
+from kvserver.service.state import MILLISECOND_NS, Clearing, Core, DiskTier, Mover
 from kvserver.tiers.records import encode_document
 from kvserver.wire.messages import Cleared
-from kvserver.wire.orders import DeviceIs, FoundNote, FoundRecords, Moved, Note, Noted, Recover, Recovered
+from kvserver.wire.orders import DeviceIs, FoundNote, FoundRecords, Listed, Moved, Note, Noted, Recover
 
+GENERATIONS = sha256(b"kvserver generations").digest()
+"""In place of a namespace, in a note: no record on any device has a generation beyond this note's `void`. So they grow
+also while a device is away: what it holds is older than whatever the others heard meanwhile, a Clear above all."""
+GENERATIONS_AHEAD = 1 << 20
+"""That are noted at once. A restart skips what is left of them."""
 CLEARS_MAX = 1024
 """Clears that wait for the disks to note them; each is an order to their mover."""
 
-DiskReport = Moved | Noted | DeviceIs | FoundNote | FoundRecords | Recovered
+DiskReport = Moved | Noted | DeviceIs | FoundNote | Listed | FoundRecords
 
 
 def turn(core: Core, now_ns: int) -> None:
@@ -26,10 +32,11 @@ def turn(core: Core, now_ns: int) -> None:
     tier = core.disk
     if tier is None or not tier.readable:
         return
-    if not tier.recovered:
-        recovery.take_in(core, tier)
     if tier.reads:
         disk_reads.start(core, tier, now_ns)
+    if tier.listed and core.chunks.generation + GENERATIONS_AHEAD // 2 > tier.noted.get(GENERATIONS, 0):
+        tier.noted[GENERATIONS] = core.chunks.generation + GENERATIONS_AHEAD
+        _note(core, tier, GENERATIONS)
     if tier.recovered:
         disk_writes.choose(core, tier, now_ns)
         disk_writes.start(core, tier, now_ns)
@@ -57,7 +64,7 @@ def ready(core: Core, tier: DiskTier, now_ns: int) -> None:
     if not tier.recovered:
         tier.found = None
         core.instruct(tier.mover, Recover())
-        core.timers.set(now_ns + core.bounds.mover_start_ms * MILLISECOND_NS, "recover", tier.mover.number)
+        _await_found(core, tier.mover, now_ns)
 
 
 def gone(core: Core, tier: DiskTier, now_ns: int) -> None:
@@ -108,15 +115,26 @@ def reported(core: Core, tier: DiskTier, report: DiskReport, now_ns: int) -> Non
         case DeviceIs():
             if report.device < len(tier.problems):
                 _device_is(core, tier, report)
-        case FoundNote() | FoundRecords() | Recovered():
+        case FoundNote() | Listed() | FoundRecords():
             if not tier.recovered:
-                recovery.found(core, tier, report)
-            if isinstance(report, Recovered):
-                assert tier.mover is not None
-                core.timers.cancel("recover", tier.mover.number)
-                for digest in sorted(tier.void_later):
-                    _make_void(core, tier, digest)
-                tier.void_later.clear()
+                _found(core, tier, report, now_ns)
+
+
+def _found(core: Core, tier: DiskTier, report: FoundNote | Listed | FoundRecords, now_ns: int) -> None:
+    assert tier.mover is not None
+    recovery.found(core, tier, tier.mover, report)
+    if tier.recovered:
+        core.timers.cancel("recover", tier.mover.number)
+    else:
+        _await_found(core, tier.mover, now_ns)
+    if isinstance(report, Listed):
+        for digest in sorted(tier.void_later):
+            _make_void(core, tier, digest)
+        tier.void_later.clear()
+
+
+def _await_found(core: Core, mover: Mover, now_ns: int) -> None:
+    core.timers.set(now_ns + core.bounds.mover_start_ms * MILLISECOND_NS, "recover", mover.number)
 
 
 def _moved(core: Core, tier: DiskTier, job: DiskJob, moved: Moved, now_ns: int) -> None:
@@ -157,12 +175,12 @@ def void(core: Core, digest: bytes, clearing: Clearing | None, now_ns: int) -> b
     """A namespace was cleared: its records are void. False when the devices know nothing of it, so that nothing has to
     be waited for; else whoever cleared it is answered when they do."""
     tier = core.disk
-    if tier is None or (tier.recovered and digest not in tier.noted):
+    if tier is None or (tier.listed and digest not in tier.noted):
         return False
     if clearing is not None:
         tier.clearing.setdefault(digest, []).append(clearing)
         core.timers.set(now_ns + core.bounds.job_ttl_ms * MILLISECOND_NS, "clear", clearing.number)
-    if tier.recovered:
+    if tier.listed:
         _make_void(core, tier, digest)
     else:
         tier.void_later.add(digest)
@@ -188,6 +206,8 @@ def _note(core: Core, tier: DiskTier, digest: bytes) -> None:
 
 
 def _noted(core: Core, tier: DiskTier, noted: Noted) -> None:
+    if noted.namespace == GENERATIONS and noted.kept:
+        tier.generation_max = max(noted.void, tier.generation_max)
     waiting = tier.clearing.pop(noted.namespace, [])
     later = [clearing for clearing in waiting if not 0 < clearing.void <= noted.void]
     if later:

@@ -202,24 +202,24 @@ class DiskChunks:
         return self._chunks.cut(space, node)
 
     def adopt(self, space: Space, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> bool:
-        """Recovery: a chunk that was found on disk. False when its extents clash with others. Else the caller calls
-        Chunks.settled() for it before the event is over, for children before their parents."""
-        taken: list[int] = []
-        for part, extent in zip(space.parts, extents, strict=True):
-            if extent == ABSENT:
-                continue
-            if not self.extents.restore(extent, part.slot_bytes, node):
-                for mine in taken:
-                    self.extents.free(mine)
-                return False
-            taken.append(extent)
-        assert node.parent is not None
-        self.chains_whole &= node.parent.depth == 0 or node.parent.on_disk != 0
+        """Recovery: a chunk of DRAM was found on disk as well. False when its extents clash with others."""
+        if not self._restore(space, node, extents):
+            return False
         self._chunks.count(space, node, -1)
-        self.held += not node.on_disk
-        space.note_on_disk(node, groups, extents, generation)
+        self._put(space, node, groups, extents, generation)
         node.present |= groups
         self._chunks.count(space, node, 1)
+        self._chunks.settled(space, node)
+        return True
+
+    def adopt_new(self, space: Space, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> bool:
+        """Recovery: a chunk that is nowhere else; `node` is not in the index yet, its parent is. False when its extents
+        clash with others. Else the caller offers the node before the event is over, unless it got children."""
+        if not self._restore(space, node, extents):
+            return False
+        space.add_cold(node, groups, extents, generation)
+        self._chunks.chunks += 1
+        self.held += 1
         return True
 
     def give_up(self, node: Node) -> list[bool]:
@@ -242,6 +242,18 @@ class DiskChunks:
         return self.room.drop_any()
 
     # ---------------------------------------------------------------- inside
+
+    def _restore(self, space: Space, node: Node, extents: tuple[int, ...]) -> bool:
+        """Takes exactly these extents for a node, or none."""
+        assert node.parent is not None
+        for number, extent in enumerate(extents):
+            if extent != ABSENT and not self.extents.restore(extent, space.parts[number].slot_bytes, node):
+                for mine in extents[:number]:
+                    if mine != ABSENT:
+                        self.extents.free(mine)
+                return False
+        self.chains_whole &= node.parent.depth == 0 or node.parent.on_disk != 0
+        return True
 
     def _take_parts(self, job: DiskJob) -> None:
         space = job.space

@@ -125,6 +125,8 @@ def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, used: int, n
 def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int) -> str:
     """Orders a write for which what was used before `used` may go. Returns why not, as above."""
     assert tier.mover is not None
+    if job.generation > tier.generation_max:
+        return "queue"
     count = job.space.group_bytes(job.groups)
     refusal = tier.placements[job.device].refusal(count, now_ns)
     if refusal:

@@ -1,49 +1,66 @@
 """What earlier brains left on disk, taken into the index while it serves.
 
-The mover tells its notes and its records, in any order. Then each chunk is looked at once its parent is in: trusted is
-what is whole. Each needed group has all its shards, of one generation, with the sizes that its namespace fixes; the
-namespace was not cleared since; the parent is there. Everything else is as if it were not there, and its place is free.
+The mover names what it found, then tells the chunks as they are asked for, parents first. Each is looked at once, when
+it is told. Trusted is what is whole: each needed group has all its shards, of one generation, with the sizes that its
+namespace fixes; the namespace was not cleared since; the parent is there. Everything else is as if it were not there,
+and its place is free. So nothing is remembered between two reports, whatever the devices hold.
 """
 
 import logging
+from collections.abc import Iterator
+from itertools import groupby
+from operator import attrgetter, itemgetter
 
 from kvserver.index.space import ABSENT, READY, Node, Space
 from kvserver.service.documents import space_from
 from kvserver.service.effects import PutNamespace
-from kvserver.service.state import Core, DiskTier, Found
+from kvserver.service.state import Core, DiskTier, Found, Mover
 from kvserver.tiers.extents import extent_at
-from kvserver.tiers.records import NO_PARENT, DiskRecord, decode_document, unpack_disk
-from kvserver.wire.orders import FoundNote, FoundRecords, Recovered
+from kvserver.tiers.records import DISK_RECORD, NO_PARENT, DiskRecord, Packed, decode_document, disk_record
+from kvserver.tiers.slots import SLOT_ALIGN
+from kvserver.wire.orders import FoundNote, FoundRecords, Listed, TellRecords
 
-CHUNKS_PER_TURN = 500
-"""Of an event. At some 20 us each, others wait for them about 10 ms."""
+ASKED_AHEAD = 2
+"""Reports that are under way: the mover makes one while another is taken in. All of them may come in one turn of the
+shell, so others wait for so many."""
+
+Chunk = tuple[bytes, bytes, int, tuple[int, ...], int, int]
+"""key, parent's key, groups (bits), extent of each part, generation, tenant."""
+_namespace_of = itemgetter(1)
 
 
-def found(core: Core, tier: DiskTier, report: FoundNote | FoundRecords | Recovered) -> None:
+def found(core: Core, tier: DiskTier, mover: Mover, report: FoundNote | Listed | FoundRecords) -> None:
     """The mover tells what is there."""
-    tier.found = tier.found or Found()
+    found = tier.found = tier.found or Found()
     match report:
-        case FoundNote(namespace, document, void):
-            tier.found.void[namespace] = max(void, tier.found.void.get(namespace, 0))
+        case FoundNote(namespace, document, void, newest):
             tier.noted[namespace] = max(void, tier.noted.get(namespace, 0))
-            tier.found.documents[namespace] = document
-            core.chunks.generation = max(core.chunks.generation, void + 1)
-        case FoundRecords(records):
-            for record in unpack_disk(records):
-                _remember(tier.found, record)
-                core.chunks.generation = max(core.chunks.generation, record.generation + 1)
-        case Recovered(damaged):
+            if document:
+                found.documents[namespace] = document
+            found.newest[namespace] = newest
+            core.chunks.generation = max(core.chunks.generation, void + 1, newest + 1)
+        case Listed(records, damaged):
             core.counters.disk_damaged += damaged
-            tier.found.complete = True
-            _add_spaces(core, tier.found)
-            tier.found.frontier = _known_parents(core, tier.found)
-            core.log("disk read", ("records", tier.found.records), ("damaged", damaged))
+            found.listed, found.records = True, records
+            _add_spaces(core, tier, found)
+            core.log("disk read", ("records", records), ("damaged", damaged))
+            for _ in range(ASKED_AHEAD):
+                core.instruct(mover, TellRecords())
+        case FoundRecords(records) if records:
+            _take_in(core, tier, found, records)
+            core.instruct(mover, TellRecords())
+        case FoundRecords():
+            tier.recovered, tier.found = True, None
+            if found.not_taken:
+                why = "what they hang on is on no device here, or is not whole"
+                core.log("disk chunks not reached", ("chunks", found.not_taken), ("why", why), level=logging.WARNING)
+            core.log("disk recovered", ("chunks", tier.chunks.held), ("records", found.records))
 
 
-def _add_spaces(core: Core, found: Found) -> None:
+def _add_spaces(core: Core, tier: DiskTier, found: Found) -> None:
     """The namespaces that have records which are not void, those written last first: what was cleared must not take
     the place of what can be served."""
-    alive = [digest for digest, newest in found.newest.items() if newest > found.void.get(digest, 0)]
+    alive = [digest for digest, newest in found.newest.items() if newest > tier.noted[digest]]
     spaces = core.chunks.spaces
     free = sorted(set(range(core.bounds.namespaces_max)) - {space.number for space in spaces.values()})
     for digest in sorted(alive, key=lambda digest: found.newest[digest], reverse=True):
@@ -57,109 +74,84 @@ def _add_spaces(core: Core, found: Found) -> None:
             core.effects.append(PutNamespace(number, raw))
 
 
-def _known_parents(core: Core, found: Found) -> list[tuple[Space, Node]]:
-    """What is in the index already, from the ledger or from new stores, and has something on disk below it."""
-    known: list[tuple[Space, Node]] = []
-    for namespace, key in found.below:
-        space = core.chunks.spaces.get(namespace)
-        parent = space.nodes.get(key, space.root if key == b"" else None) if space is not None else None
-        if space is not None and parent is not None:
-            known.append((space, parent))
-    return known
-
-
-def _remember(found: Found, record: DiskRecord) -> None:
-    found.records += 1
-    found.newest[record.namespace] = max(record.generation, found.newest.get(record.namespace, 0))
-    name = (record.namespace, record.key)
-    known = found.chunks.get(name)
-    if known is None:
-        found.chunks[name] = [record]
-        parent = b"" if record.parent == NO_PARENT else record.parent
-        found.below.setdefault((record.namespace, parent), []).append(record.key)
-    else:
-        known.append(record)
-
-
-def take_in(core: Core, tier: DiskTier) -> None:
-    """The next chunks, parents first."""
-    found = tier.found
-    if found is None or not found.complete:
-        return
-    left = CHUNKS_PER_TURN
-    adopted: list[tuple[Space, Node]] = []
-    while found.frontier and left:
-        space, parent = found.frontier[-1]
-        keys = found.below.get((space.digest, parent.key))
-        lives = core.chunks.spaces.get(space.digest) is space and parent.state == READY
-        if not keys or not lives:
-            found.frontier.pop()
+def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
+    for digest, told in groupby(DISK_RECORD.iter_unpack(packed), key=_namespace_of):
+        space = core.chunks.spaces.get(digest)
+        if space is None or not space.needed:
             continue
-        left -= 1
-        key = keys.pop()
-        node = _adopt(core, tier, (space, parent, key), found.chunks.pop((space.digest, key)))
-        if node is not None:
-            core.counters.disk_recovered += 1
-            adopted.append((space, node))
-            found.frontier.append((space, node))
-    for space, node in reversed(adopted):
-        core.chunks.settled(space, node)
-    if not found.frontier:
-        tier.recovered, tier.found = True, None
-        if found.chunks:
-            why = "cleared, or what they hang on is on no device here"
-            core.log("disk chunks not reached", ("chunks", len(found.chunks)), ("why", why), level=logging.WARNING)
-        core.log("disk recovered", ("chunks", tier.chunks.held), ("records", found.records))
+        whole = _whole_records if len(space.parts) == 1 else _whole_chunks
+        adopted: list[Node] = []
+        for chunk in whole(space, tier.noted.get(digest, 0), told):
+            known = space.nodes.get(chunk[0])
+            if known is None:
+                node = _adopt_new(core, tier, space, chunk)
+            else:
+                node = _adopt_known(core, tier, space, chunk, known)
+            if node is not None:
+                adopted.append(node)
+            elif known is None or not known.on_disk:
+                found.not_taken += 1
+        core.counters.disk_recovered += len(adopted)
+        for node in adopted:
+            if node.children is None:  # the others may go only after these
+                tier.chunks.room.offer(space, node)
 
 
-def _adopt(core: Core, tier: DiskTier, where: tuple[Space, Node, bytes], records: list[DiskRecord]) -> Node | None:
-    """where: namespace, parent, key."""
-    space, parent, key = where
-    assert tier.found is not None
-    void = max(tier.found.void.get(space.digest, 0), tier.noted.get(space.digest, 0))
-    whole = _newest_whole(space, [record for record in records if record.generation > void])
-    node = space.nodes.get(key)
-    if whole is None or not space.needed:
+def _adopt_new(core: Core, tier: DiskTier, space: Space, chunk: Chunk) -> Node | None:
+    key, above, groups, extents, generation, tenant = chunk
+    parent = space.root if above == NO_PARENT else space.nodes.get(above)
+    if parent is None or parent.state != READY or core.chunks.chunks >= core.chunks.chunks_max:
         return None
-    groups, extents, newest = whole
-    if node is not None:
-        free = node.parent is parent and node.state == READY and not node.on_disk and node not in core.chunks.pendings
-        adopted = free and tier.chunks.adopt(space, node, groups, extents, newest.generation)
-        return node if adopted else None
-    if core.chunks.chunks >= core.chunks.chunks_max:
-        return None
-    node = core.chunks.grow(space, parent, key, used=newest.generation, tenant=newest.tenant)
-    if not tier.chunks.adopt(space, node, groups, extents, newest.generation):
-        core.chunks.remove(space, node)
-        return None
-    core.chunks.made_ready(space, node)
-    return node
+    node = Node(key, parent, generation, tenant)
+    return node if tier.chunks.adopt_new(space, node, groups, extents, generation) else None
 
 
-def _newest_whole(space: Space, records: list[DiskRecord]) -> tuple[int, tuple[int, ...], DiskRecord] | None:
-    """(groups, extents, a record of them): the newest generation that has what a prefix needs."""
-    if len(records) == len(space.parts) == 1:  # most namespaces, and a million times
-        (record,) = records
-        if space.needed == 1 and (record.group, record.shard) == (0, 0) and _fits(space, record):
-            return 1, (extent_at(record.device, record.offset),), record
+def _adopt_known(core: Core, tier: DiskTier, space: Space, chunk: Chunk, node: Node) -> Node | None:
+    """It is in DRAM, from the ledger or since this brain began; or the mover tells it again, or an older one of it."""
+    _, above, groups, extents, generation, _ = chunk
+    assert node.parent is not None
+    free = node.state == READY and not node.on_disk and node not in core.chunks.pendings
+    if not free or node.parent.key != (b"" if above == NO_PARENT else above):
         return None
-    by_generation: dict[int, dict[tuple[int, int], DiskRecord]] = {}
-    for record in records:
-        by_generation.setdefault(record.generation, {})[record.group, record.shard] = record
-    for _, shards in sorted(by_generation.items(), reverse=True):
-        extents = [ABSENT] * len(space.parts)
-        groups = 0
-        for group in range(len(space.geometry.groups)):
-            parts = space.group_parts(group)
-            wanted = [shards.get((group, space.parts[part].shard)) for part in parts]
-            whole = [record for record in wanted if record is not None and _fits(space, record)]
-            if len(whole) == len(parts):
-                groups |= 1 << group
-                for part, record in zip(parts, whole, strict=True):
-                    extents[part] = extent_at(record.device, record.offset)
-        if groups & space.needed == space.needed and groups:
-            return groups, tuple(extents), next(iter(shards.values()))
-    return None
+    return node if tier.chunks.adopt(space, node, groups, extents, generation) else None
+
+
+def _whole_records(space: Space, void: int, told: Iterator[Packed]) -> Iterator[Chunk]:
+    """Where a chunk is one record: most namespaces, and a million times."""
+    (part,) = space.parts
+    shape = 0, 0, part.payload_bytes, part.slot_bytes // SLOT_ALIGN
+    for _, _, key, above, group, shard, payload_bytes, tenant, units, generation, offset, device, _ in told:
+        if generation > void and (group, shard, payload_bytes, units) == shape:
+            yield key, above, 1, (extent_at(device, offset),), generation, tenant
+
+
+def _whole_chunks(space: Space, void: int, told: Iterator[Packed]) -> Iterator[Chunk]:
+    """Of each chunk the newest generation that has what a prefix needs."""
+    for _, records in groupby(map(disk_record, told), key=attrgetter("key")):
+        by_generation: dict[int, dict[tuple[int, int], DiskRecord]] = {}
+        for record in records:
+            if record.generation > void:
+                by_generation.setdefault(record.generation, {})[record.group, record.shard] = record
+        for generation, shards in sorted(by_generation.items(), reverse=True):
+            groups, extents = _whole_groups(space, shards)
+            if groups & space.needed == space.needed:
+                record = next(iter(shards.values()))
+                yield record.key, record.parent, groups, extents, generation, record.tenant
+                break
+
+
+def _whole_groups(space: Space, shards: dict[tuple[int, int], DiskRecord]) -> tuple[int, tuple[int, ...]]:
+    """(groups, extents): what has all its shards, with the sizes that the namespace fixes."""
+    groups, extents = 0, [ABSENT] * len(space.parts)
+    for group in range(len(space.geometry.groups)):
+        parts = space.group_parts(group)
+        wanted = [shards.get((group, space.parts[part].shard)) for part in parts]
+        whole = [record for record in wanted if record is not None and _fits(space, record)]
+        if len(whole) == len(parts):
+            groups |= 1 << group
+            for part, record in zip(parts, whole, strict=True):
+                extents[part] = extent_at(record.device, record.offset)
+    return groups, tuple(extents)
 
 
 def _fits(space: Space, record: DiskRecord) -> bool:

@@ -94,12 +94,6 @@ class Service:
         disk.turn(core, now_ns)
         return self.effects()
 
-    @property
-    def recovers(self) -> bool:
-        """There is more to take in than was done with the last event; any event goes on with it."""
-        disk = self._core.disk
-        return disk is not None and disk.found is not None and disk.found.complete
-
     def effects(self) -> list[Effect]:
         """What is to be done now, ledger first (see effects.py)."""
         core, chunks = self._core, self._core.chunks

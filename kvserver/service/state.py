@@ -14,7 +14,6 @@ from kvserver.service.effects import Answer, Effect, Instruct, Log
 from kvserver.service.timers import Timers
 from kvserver.tiers.extents import Extents
 from kvserver.tiers.placement import Placement, Touched
-from kvserver.tiers.records import DiskRecord
 from kvserver.transfer.layout import Layout
 from kvserver.wire.codec import error_reply
 from kvserver.wire.messages import NAME_BYTES_MAX, Mode, Reply, Retrieve, Why
@@ -303,10 +302,12 @@ class DiskTier:
         """No slot could be had for a read; tried again at the next tick."""
         self.noted: dict[bytes, int] = {}
         """Namespaces of which the devices have a note, or will: the generation up to which their records are void."""
+        self.generation_max = 0
+        """Of records that may be written: each device has noted it (disk.GENERATIONS)."""
         self.described: set[bytes] = set()
         """Namespaces whose document was sent."""
         self.void_later: set[bytes] = set()
-        """Namespaces that were cleared before everything on disk was known."""
+        """Namespaces that were cleared before it was known what there is on disk."""
         self.clearing: dict[bytes, list[Clearing]] = {}
 
     def set_problem(self, device: int, problem: str) -> None:
@@ -319,6 +320,11 @@ class DiskTier:
         return self.mover is not None and self.mover.state == "ready"
 
     @property
+    def listed(self) -> bool:
+        """It is known which namespaces are on disk, and the newest generation of their records."""
+        return self.recovered or (self.found is not None and self.found.listed)
+
+    @property
     def in_flight(self) -> dict[str, int]:
         counts = {"read": 0, "write": 0}
         for job in self.chunks.jobs.values():
@@ -327,24 +333,18 @@ class DiskTier:
 
 
 class Found:
-    """Records that the disk mover has told, on their way into the index."""
+    """What the disk mover tells of what earlier brains have written, and what came of it."""
 
     def __init__(self) -> None:
-        self.void: dict[bytes, int] = {}
-        """Namespace -> generation up to which records are void."""
         self.documents: dict[bytes, bytes] = {}
         """Namespace -> its document, as it was noted."""
         self.newest: dict[bytes, int] = {}
         """Namespace -> the newest generation of its records."""
-        self.chunks: dict[tuple[bytes, bytes], list[DiskRecord]] = {}
-        """(namespace, key) -> its records."""
-        self.below: dict[tuple[bytes, bytes], list[bytes]] = {}
-        """(namespace, parent's key) -> keys."""
-        self.frontier: list[tuple[Space, Node]] = []
-        """Nodes whose children are next."""
-        self.complete = False
-        """All was told."""
+        self.listed = False
+        """All of that is known; records are on their way into the index."""
         self.records = 0
+        self.not_taken = 0
+        """Chunks that are whole, not void, and in vain."""
 
 
 class Core:

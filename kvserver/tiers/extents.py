@@ -89,10 +89,9 @@ class Extents(Generic[Owner]):
 
     def restore(self, extent: int, extent_bytes: int, owner: Owner) -> bool:
         """Takes exactly this extent, while the tables are rebuilt. False when it does not fit what was taken before."""
-        device, offset = place_of(extent)
-        if device >= len(self.pools) or not self.fits(extent_bytes):
-            return False
-        return self.pools[device].restore(offset, extent_bytes, owner)
+        device, offset = divmod(extent, DEVICE_SPAN)
+        usable = device < len(self.pools) and extent_bytes > 0
+        return usable and self.pools[device].restore(offset, extent_bytes, owner)
 
     def taken(self) -> Iterator[tuple[int, int, Owner]]:
         """(extent, extent_bytes, owner) of every extent that is taken."""

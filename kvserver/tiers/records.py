@@ -37,6 +37,8 @@ class Record(NamedTuple):
 
 
 DISK_RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
+Packed = tuple[int, bytes, bytes, bytes, int, int, int, int, int, int, int, int, int]
+"""What it unpacks: a DiskRecord, but for the extent's size, which is in units of SLOT_ALIGN."""
 
 
 class DiskRecord(NamedTuple):
@@ -64,9 +66,12 @@ def pack_disk(record: DiskRecord) -> bytes:
     return DISK_RECORD.pack(*record[:8], record.extent_bytes // SLOT_ALIGN, *record[9:])
 
 
+def disk_record(packed: Packed) -> DiskRecord:
+    return DiskRecord._make((*packed[:8], packed[8] * SLOT_ALIGN, *packed[9:]))
+
+
 def unpack_disk(records: bytes) -> Iterator[DiskRecord]:
-    for fields in DISK_RECORD.iter_unpack(records):
-        yield DiskRecord._make((*fields[:8], fields[8] * SLOT_ALIGN, *fields[9:]))
+    return map(disk_record, DISK_RECORD.iter_unpack(records))
 
 
 def pack(record: Record) -> bytes:

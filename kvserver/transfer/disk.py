@@ -4,13 +4,14 @@ import hashlib
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kvserver.transfer.engines import DiskEngine, DiskStore
 from kvserver.wire.orders import Fault
 
 FINGERPRINT = hashlib.sha256(b"kvserver disk records 1").digest()
 """Of what a record means. Models, shapes and chunk sizes are told apart by the namespaces of the records."""
+Engine = Literal["auto", "uring", "threads"]
 COMPLETION = struct.Struct("<QIHHQQQ")
 assert COMPLETION.size == DiskEngine.COMPLETION_BYTES
 FAULTS: dict[int, Fault] = {
@@ -36,7 +37,9 @@ class Unusable(Exception):
     """A device that cannot be opened: why, with its path."""
 
 
-def open_store(directory: str, *, device: int, capacity_bytes: int, segment_bytes: int) -> tuple[DiskStore, bytes]:
+def open_store(
+    directory: str, *, device: int, capacity_bytes: int, segment_bytes: int, engine: Engine = "auto"
+) -> tuple[DiskStore, bytes]:
     """A device, opened or made, and the records on it. Raises Unusable."""
     with _unusable():
         store = DiskStore(
@@ -46,7 +49,7 @@ def open_store(directory: str, *, device: int, capacity_bytes: int, segment_byte
             segment_bytes=segment_bytes,
             fingerprint=FINGERPRINT,
         )
-        return store, b"" if store.created else store.recover()
+        return store, b"" if store.created else store.recover(engine)
 
 
 def open_to_read(directory: str, *, device: int) -> tuple[DiskStore, bytes]:

@@ -116,7 +116,11 @@ class Note(Frame, tag="note", frozen=True):
 
 
 class Recover(Frame, tag="recover", frozen=True):
-    """Asks for what earlier brains have written: FoundNote and FoundRecords, then Recovered."""
+    """Asks for what earlier brains have written: FoundNote for each namespace, then Listed."""
+
+
+class TellRecords(Frame, tag="tell-records", frozen=True):
+    """Asks for the next records of what Listed has counted. Report: FoundRecords."""
 
 
 class DrainDevice(Frame, tag="drain-device", frozen=True):
@@ -133,7 +137,7 @@ class EraseDevice(Frame, tag="erase-device", frozen=True):
 
 Order = (
     MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady
-    | Demote | Promote | Note | Recover | DrainDevice | EraseDevice
+    | Demote | Promote | Note | Recover | TellRecords | DrainDevice | EraseDevice
 )  # fmt: skip
 
 # ---------------------------------------------------------------- mover → brain
@@ -231,23 +235,33 @@ class DeviceIs(Frame, tag="device-is", frozen=True):
 
 
 class FoundNote(Frame, tag="found-note", frozen=True):
+    """A namespace that has a note on a device, once for each of them; or records, and no note that could be read."""
+
     namespace: bytes
     document: bytes
+    """Empty: this device does not know it."""
     void: int
+    """As in Note. Without a note: all its records, since nobody knows what was cleared."""
+    newest: int
+    """The last generation of its records on all devices; 0: it has none."""
 
 
-class FoundRecords(Frame, tag="found-records", frozen=True):
-    records: bytes
+class Listed(Frame, tag="listed", frozen=True):
+    """All namespaces were told."""
 
-
-class Recovered(Frame, tag="recovered", frozen=True):
-    """All that Recover had to find was told."""
-
+    records: int
+    """That can be asked for."""
     damaged: int
     """Headers, labels and notes that were neither whole nor empty, or could not be read."""
 
 
-Report = Ready | Mapped | MapFailed | Unmapped | Done | Moved | Noted | DeviceIs | FoundNote | FoundRecords | Recovered
+class FoundRecords(Frame, tag="found-records", frozen=True):
+    """The next chunks, whole: a chunk after its parent, its records together, the newest first. Empty: it was all."""
+
+    records: bytes
+
+
+Report = Ready | Mapped | MapFailed | Unmapped | Done | Moved | Noted | DeviceIs | FoundNote | Listed | FoundRecords
 
 # ---------------------------------------------------------------- brain → supervisor
 

@@ -80,10 +80,16 @@ class Witness:
         os.write(self._file, LINE.pack(what, namespace, key, groups))
 
     def watch(self) -> None:
-        note, began, ended, take_in = Space.note_on_disk, DiskChunks._began, DiskChunks._ended, recovery.take_in
+        put, add, found = Space.put_on_disk, Space.add_cold, recovery.found
+        began, ended = DiskChunks._began, DiskChunks._ended
 
-        def note_seen(self: Space, node: Node, groups: int, *rest: Any) -> None:
-            note(self, node, groups, *rest)
+        def put_seen(self: Space, node: Node, groups: int, *rest: Any) -> Node:
+            above = put(self, node, groups, *rest)
+            say(HOLDS, self.digest, node.key, groups)
+            return above
+
+        def add_seen(self: Space, node: Node, groups: int, *rest: Any) -> None:
+            add(self, node, groups, *rest)
             say(HOLDS, self.digest, node.key, groups)
 
         def began_seen(self: DiskChunks, job: DiskJob) -> None:
@@ -94,15 +100,15 @@ class Witness:
             ended(self, job)
             say(ENDED, job.space.digest, job.node.key)
 
-        def take_in_seen(core: Core, tier: DiskTier) -> None:
-            take_in(core, tier)
+        def found_seen(core: Core, tier: DiskTier, *rest: Any) -> None:
+            found(core, tier, *rest)
             if tier.recovered:
                 say(RECOVERED)
 
         say = self._say
-        Space.note_on_disk = note_seen  # type: ignore[method-assign]
+        Space.put_on_disk, Space.add_cold = put_seen, add_seen  # type: ignore[method-assign]
         DiskChunks._began, DiskChunks._ended = began_seen, ended_seen  # type: ignore[method-assign]
-        recovery.take_in = take_in_seen
+        recovery.found = found_seen
 
 
 if __name__ == "__main__":

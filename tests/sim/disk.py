@@ -6,6 +6,7 @@ fails, writes of which only a part lands though success was said, bytes that cha
 mover that stops or dies at any point.
 """
 
+import random
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +23,7 @@ from kvserver.wire.orders import (
     FoundNote,
     FoundRecords,
     ItemFault,
+    Listed,
     Moved,
     Note,
     Noted,
@@ -29,8 +31,8 @@ from kvserver.wire.orders import (
     Promote,
     Ready,
     Recover,
-    Recovered,
     Report,
+    TellRecords,
 )
 
 from .board import Board
@@ -112,6 +114,8 @@ class SimDiskMover:
         self.inbox: deque[tuple[Order, Pool | None, Board | None]] = deque()
         self.reports: deque[Report] = deque()
         self.runs: list[DiskRun] = []
+        self._untold: list[list[DiskRecord]] = []
+        """Chunks that Recover found, the first one last."""
         self._world = world
 
     @property
@@ -167,6 +171,8 @@ class SimDiskMover:
                 self.reports.append(Noted(namespace, void, kept=True))
             case Recover():
                 self._recover()
+            case TellRecords():
+                self._tell_records()
             case DrainDevice(device):
                 self._world.devices.drains.setdefault(device, "draining")
                 self._tell(device, "")
@@ -186,13 +192,22 @@ class SimDiskMover:
 
     def _recover(self) -> None:
         devices = self._world.devices
-        for namespace, (document, void) in devices.notes.items():
-            self.reports.append(FoundNote(namespace, document, void))
-        found = [pack_disk(stored.record._replace(arena_offset=-1)) for stored in devices.records.values()]
-        self._world.rng.shuffle(found)
-        for first in range(0, len(found), RECORDS_A_REPORT):
-            self.reports.append(FoundRecords(b"".join(found[first : first + RECORDS_A_REPORT])))
-        self.reports.append(Recovered(0))
+        records = [stored.record._replace(arena_offset=-1) for stored in devices.records.values()]
+        self._untold = parents_first(records, self._world.rng)
+        self._untold.reverse()
+        newest: dict[bytes, int] = {}
+        for record in records:
+            newest[record.namespace] = max(record.generation, newest.get(record.namespace, 0))
+        for namespace in sorted(devices.notes.keys() | newest.keys()):
+            document, void = devices.notes.get(namespace, (b"", newest.get(namespace, 0)))
+            self.reports.append(FoundNote(namespace, document, void, newest.get(namespace, 0)))
+        self.reports.append(Listed(len(records), 0))
+
+    def _tell_records(self) -> None:
+        told: list[DiskRecord] = []
+        while self._untold and (not told or len(told) + len(self._untold[-1]) <= RECORDS_A_REPORT):
+            told += self._untold.pop()
+        self.reports.append(FoundRecords(b"".join(map(pack_disk, told))))
 
     # ---------------------------------------------------------------- I/O
 
@@ -256,3 +271,18 @@ def rot(world: "World") -> None:
     if stored:
         world.rng.choice(stored).sound = False
         world.counts["disk rot"] += 1
+
+
+def parents_first(records: list[DiskRecord], rng: random.Random) -> list[list[DiskRecord]]:
+    """What kvserver._native.DiskTelling does, in one of the orders that it may choose: the records of each chunk, the
+    newest first, and each chunk after its parent."""
+    chunks: dict[tuple[bytes, bytes], list[DiskRecord]] = {}
+    for record in rng.sample(records, len(records)):
+        chunks.setdefault((record.namespace, record.key), []).append(record)
+    told: list[list[DiskRecord]] = []
+    while chunks:
+        heads = [chunk for chunk in chunks.values() if (chunk[0].namespace, chunk[0].parent) not in chunks]
+        for chunk in heads or [next(iter(chunks.values()))]:
+            del chunks[chunk[0].namespace, chunk[0].key]
+            told.append(sorted(chunk, key=lambda record: -record.generation))
+    return told

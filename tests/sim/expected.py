@@ -17,11 +17,11 @@ _EFFECTS = (
 )  # fmt: skip
 _ORDERS = (
     *("MapBoard", "DropBoard", "MapCache", "UnmapCache", "Copy", "Cancel", "ArenaReady"),
-    *("Demote", "Promote", "Note", "Recover", "DrainDevice", "EraseDevice"),
+    *("Demote", "Promote", "Note", "Recover", "TellRecords", "DrainDevice", "EraseDevice"),
 )
 _REPORTS = (
     *("Ready", "Mapped", "MapFailed", "Unmapped", "Done"),
-    *("Moved", "Noted", "DeviceIs", "FoundNote", "FoundRecords", "Recovered"),
+    *("Moved", "Noted", "DeviceIs", "FoundNote", "Listed", "FoundRecords"),
 )
 _WISHES = ("StartMover", "KillMover")
 _WHYS = ("", "full", "parent-absent", "ranks-missing", "busy", "abandoned", "discarded")

@@ -107,8 +107,8 @@ MUTATIONS = (
     Mutation(
         "a cleared namespace is not void on disk",
         "service/recovery.py",
-        "[record for record in records if record.generation > void]",
-        "[record for record in records if record.generation]",
+        "if generation > void and",
+        "if generation and",
     ),
     Mutation(
         "cleared before the devices know it",

@@ -1,9 +1,12 @@
 """A Rig whose service has a disk tier: its disk mover does at once what it is told, or waits for finish_disk()."""
 
-from brain_rig import SLAB_BYTES, Rig
+from brain_rig import SLAB_BYTES, Client, Rig, chain
 
+from kvserver.service.disk import GENERATIONS
 from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
+from kvserver.transfer.engines import DiskTelling
 from kvserver.wire.orders import (
+    DISK_ITEMS_MAX,
     Demote,
     DeviceIs,
     DrainDevice,
@@ -13,15 +16,17 @@ from kvserver.wire.orders import (
     FoundNote,
     FoundRecords,
     ItemFault,
+    Listed,
     Moved,
     Note,
     Noted,
     Order,
     Promote,
     Recover,
-    Recovered,
+    TellRecords,
 )
 
+RECORDS_A_REPORT = 5
 SEGMENT_BYTES = 20 << 10
 """Four extents of a page, and a page for their headers."""
 DISK = {
@@ -31,6 +36,9 @@ DISK = {
     "disk_segment_bytes": SEGMENT_BYTES,
     "disk_write_through": True,
 }
+CHUNKS = 3
+"""Of a prompt: what the rig's cache has blocks for."""
+PROMPTS_OF_ARENA = 21
 
 
 class DiskRig(Rig):
@@ -43,11 +51,21 @@ class DiskRig(Rig):
         """The records of each write, in the order of the writes."""
         self.read: list[list[DiskRecord]] = []
         self.notes: list[Note] = []
-        self.notes_kept = True
-        """Some device could write them."""
+        """Of namespaces."""
+        self.notes_answered = True
+        """False: they are noted when answer_notes() is called."""
+        self.noting: list[tuple[int, Noted]] = []
+        self.generations = 0
+        """Up to which one they may be used, as the devices know."""
+        self.damaged = 0
+        """What the devices say of themselves."""
         self.devices: dict[tuple[int, int], DiskRecord] = {}
         self.drains: dict[int, DrainState] = {}
         """What the directories say."""
+        self.telling = DiskTelling([], chunk_most=1)
+        """What the last Recover found."""
+        self.notes_kept = True
+        """Some device could write them."""
         self.unopened: set[int] = set()
         """Devices whose store the mover cannot open."""
         self.fault: Fault | None = None
@@ -64,6 +82,11 @@ class DiskRig(Rig):
             faults = [ItemFault(0, self.fault)] if self.fault is not None else []
             self.report(mover, Moved(order.job, faults, 1))
 
+    def answer_notes(self) -> None:
+        noting, self.noting = self.noting, []
+        for mover, noted in noting:
+            self.report(mover, noted)
+
     def keys_written(self) -> list[bytes]:
         return [records[0].key for records in self.written]
 
@@ -76,16 +99,19 @@ class DiskRig(Rig):
                 if self.disk_works:
                     self.finish_disk()
             case Note(namespace, _, void):
-                self.notes.append(order)
-                self.report(mover, Noted(namespace, void, self.notes_kept))
+                if namespace == GENERATIONS:
+                    self.generations = void
+                else:
+                    self.notes.append(order)
+                self.noting.append((mover, Noted(namespace, void, self.notes_kept)))
+                if self.notes_answered:
+                    self.answer_notes()
             case Recover():
-                for note in self.notes:
-                    self.report(mover, FoundNote(note.namespace, note.document, note.void))
                 for device in range(self.bounds.disk_devices):
                     self.report(mover, self._device_is(device))
-                records = b"".join(pack_disk(record._replace(arena_offset=-1)) for record in self.devices.values())
-                self.report(mover, FoundRecords(records))
-                self.report(mover, Recovered(0))
+                self._recover(mover)
+            case TellRecords():
+                self.report(mover, FoundRecords(self.telling.next(RECORDS_A_REPORT)))
             case DrainDevice(device) if device in self.unopened:
                 self.report(mover, self._device_is(device))
             case DrainDevice(device):
@@ -99,8 +125,42 @@ class DiskRig(Rig):
             case _:
                 super()._obey(mover, order)
 
+    def _recover(self, mover: int) -> None:
+        there = [record for record in self.devices.values() if record.device not in self.unopened]
+        found = [pack_disk(record._replace(arena_offset=-1)) for record in there]
+        self.report(mover, FoundNote(GENERATIONS, b"", self.generations, 0))
+        self.telling = DiskTelling(found, chunk_most=DISK_ITEMS_MAX)
+        newest = dict(self.telling.namespaces)
+        for note in self.notes:
+            self.report(mover, FoundNote(note.namespace, note.document, note.void, newest.get(note.namespace, 0)))
+        for namespace in newest.keys() - {note.namespace for note in self.notes}:
+            self.report(mover, FoundNote(namespace, b"", newest[namespace], newest[namespace]))
+        self.report(mover, Listed(self.telling.records, self.damaged))
+
     def _device_is(self, device: int) -> DeviceIs:
         drain = self.drains.get(device, "")
         if device in self.unopened:
             return DeviceIs(device, 0, "foreign", drain)
         return DeviceIs(device, 0, "drained", drain) if drain == "drained" else DeviceIs(device, 1 << 20, "", drain)
+
+
+def fill(client: Client, first: int = 1000, prompts: int = PROMPTS_OF_ARENA + 3) -> None:
+    """Stores so much else that what was there before leaves DRAM."""
+    for seed in range(first, first + prompts):
+        client.rig.now_ns += 1_000_000
+        client.store(chain(seed, CHUNKS))
+
+
+def cold_prompt(rig: DiskRig) -> tuple[Client, bytes]:
+    """A prompt that is on disk alone."""
+    client, keys = Client(rig).register(), chain(1, CHUNKS)
+    client.store(keys)
+    fill(client)
+    return client, keys
+
+
+def restart(rig: DiskRig) -> None:
+    """Another brain, and nothing is in DRAM."""
+    rig.service = rig.new_service()
+    rig.copies.clear()
+    rig.wait_ms(100)

@@ -3,8 +3,7 @@
 import re
 
 from brain_rig import Client, chain, ids
-from disk_rig import DiskRig
-from test_service_disk import CHUNKS, fill
+from disk_rig import CHUNKS, DiskRig, fill
 
 from kvserver.metrics import render
 from kvserver.overview import overview

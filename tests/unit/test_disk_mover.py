@@ -1,4 +1,4 @@
-"""The disk mover itself, in a thread: what it says of devices whose directories do not take what it must keep there."""
+"""The disk mover itself, in a thread: what it finds on its devices, and what it says of those that cannot be used."""
 
 import os
 import threading
@@ -11,16 +11,24 @@ from kvserver import disk_mover, disk_notes
 from kvserver.config import Config
 from kvserver.disk_mover import DiskMover
 from kvserver.passing import Inheritance, Receiver, pair, send
+from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
 from kvserver.transfer.engines import create_memfd
 from kvserver.wire.orders import (
+    Demote,
     DeviceIs,
     DrainDevice,
     EraseDevice,
+    FoundNote,
+    FoundRecords,
+    Listed,
+    Moved,
     Note,
     Noted,
     Order,
     Ready,
+    Recover,
     Report,
+    TellRecords,
     decode_report,
     encode,
 )
@@ -175,3 +183,61 @@ def test_an_engine_that_fails_otherwise_is_a_bug(places: tuple[Path, Path], monk
     monkeypatch.setattr(disk_mover, "DiskEngine", wrong)
     with pytest.raises(ValueError, match="depth"):
         Brain(*places)
+
+
+def record(name: bytes, parent: bytes, *, place: int, generation: int) -> DiskRecord:
+    return DiskRecord(
+        arena_offset=place * 8192,
+        namespace=NAMESPACE,
+        key=name * 32,
+        parent=parent * 32,
+        group=0,
+        shard=0,
+        payload_bytes=5000,
+        tenant=7,
+        extent_bytes=8192,
+        generation=generation,
+        offset=place * 8192,
+        device=0,
+        stored_s=0,
+    )
+
+
+def write_a_chain(directory: Path) -> None:
+    """c hangs on b, b on a; they lie there in that order."""
+    chain = [record(b"c", b"b", place=0, generation=12), record(b"b", b"a", place=1, generation=11)]
+    chain.append(record(b"a", b"\0", place=2, generation=10))
+    with Brain(directory) as brain:
+        brain.devices(1)
+        brain.order(Demote(1, b"".join(map(pack_disk, chain))))
+        moved = brain.next()
+        assert isinstance(moved, Moved)
+        assert moved.faults == []
+
+
+def test_what_was_written_is_told_parents_first_to_whoever_asks(places: tuple[Path, Path]) -> None:
+    directory, _ = places
+    write_a_chain(directory)
+    disk_notes.save(str(directory), NAMESPACE, b"document", 3)
+    with Brain(directory) as brain:
+        brain.devices(1)
+        brain.order(Recover())
+        assert brain.next() == FoundNote(NAMESPACE, b"document", 3, newest=12)
+        assert brain.next() == Listed(records=3, damaged=0)
+        for _ in range(3):
+            brain.order(TellRecords())
+        told = brain.next()
+        assert isinstance(told, FoundRecords)
+        assert [one.key[:1] for one in unpack_disk(told.records)] == [b"a", b"b", b"c"]
+        assert [brain.next(), brain.next()] == [FoundRecords(b"")] * 2
+
+
+def test_records_of_a_namespace_without_a_note_are_void(places: tuple[Path, Path]) -> None:
+    """Nobody knows what of them was cleared; they are not to come back when the namespace is noted again."""
+    directory, _ = places
+    write_a_chain(directory)
+    with Brain(directory) as brain:
+        brain.devices(1)
+        brain.order(Recover())
+        assert brain.next() == FoundNote(NAMESPACE, b"", void=12, newest=12)
+        assert brain.next() == Listed(records=3, damaged=0)

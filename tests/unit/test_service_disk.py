@@ -1,13 +1,11 @@
 """The disk tier as the brain decides it: what is written when, what is read for whom, and what a fault costs."""
 
-from dataclasses import replace
-
 import pytest
 from brain_rig import Client, chain, ids, is_refusal, key
-from disk_rig import SEGMENT_BYTES, DiskRig
+from disk_rig import CHUNKS, PROMPTS_OF_ARENA, SEGMENT_BYTES, DiskRig, cold_prompt, fill
 
 from kvserver.index.space import READY, Node, Space
-from kvserver.service import disk, disk_writes
+from kvserver.service import disk_writes
 from kvserver.service.disk_chunks import DiskChunks
 from kvserver.service.disk_room import DiskRoom
 from kvserver.service.events import MoverGone
@@ -16,34 +14,11 @@ from kvserver.tiers.extents import Extents
 from kvserver.transfer.layout import Geometry, GroupGeometry
 from kvserver.wire.messages import (
     KEY_BYTES,
-    Clear,
-    Cleared,
     Error,
     GroupBlocks,
     Retrieved,
-    Unregister,
-    Unregistered,
 )
 from kvserver.wire.orders import Copy
-
-CHUNKS = 3
-"""Of a prompt: what the rig's cache has blocks for."""
-PROMPTS_OF_ARENA = 21
-
-
-def fill(client: Client, first: int = 1000, prompts: int = PROMPTS_OF_ARENA + 3) -> None:
-    """Stores so much else that what was there before leaves DRAM."""
-    for seed in range(first, first + prompts):
-        client.rig.now_ns += 1_000_000
-        client.store(chain(seed, CHUNKS))
-
-
-def cold_prompt(rig: DiskRig) -> tuple[Client, bytes]:
-    """A prompt that is on disk alone."""
-    client, keys = Client(rig).register(), chain(1, CHUNKS)
-    client.store(keys)
-    fill(client)
-    return client, keys
 
 
 def whole(client: Client, lease: int) -> object:
@@ -316,102 +291,6 @@ def test_a_device_smaller_than_dram_is_not_written_in_circles() -> None:
     before = len(rig.written)
     rig.wait_ms(4_000)
     assert len(rig.written) == before
-
-
-def test_another_brain_finds_what_is_on_disk() -> None:
-    rig = DiskRig()
-    client, keys = cold_prompt(rig)
-    rig.service = rig.new_service()
-    rig.copies.clear()
-    rig.wait_ms(100)
-    client = Client(rig).register()
-    found = client.lookup(keys)
-    assert (found.chunks, found.chunks_on_disk) == (CHUNKS, CHUNKS)
-    assert rig.service.counters.disk_recovered > CHUNKS
-
-
-def test_what_was_cleared_does_not_come_back() -> None:
-    rig = DiskRig()
-    client, keys = cold_prompt(rig)
-    assert isinstance(client.ask(Clear(rig.number(), rig.notes[0].namespace)), Cleared)
-    rig.service = rig.new_service()
-    rig.wait_ms(100)
-    assert Client(rig).register().lookup(keys).chunks == 0
-
-
-def test_a_clear_that_no_disk_could_note_says_so() -> None:
-    """It is done in memory: nothing of it is served."""
-    rig = DiskRig()
-    client, keys = cold_prompt(rig)
-    rig.notes_kept = False
-    answer = client.ask(Clear(rig.number(), rig.notes[0].namespace))
-    assert isinstance(answer, Error)
-    assert (answer.code, answer.family) == ("disk-clear", "device")
-    assert client.lookup(keys).chunks == 0
-    rig.notes_kept = True
-    assert isinstance(client.ask(Clear(rig.number(), rig.notes[0].namespace)), Cleared)
-
-
-def test_clears_that_wait_for_the_disks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is an order to a mover that may not read them."""
-    monkeypatch.setattr(disk, "CLEARS_MAX", 2)
-    rig = DiskRig(disk_restart_ms=5_000)
-    client, keys = cold_prompt(rig)
-    (mover,) = (mover.mover for mover in rig.service.status(rig.now_ns).movers if mover.device == "disk")
-    rig.handle(MoverGone(mover, "signal 9"))
-    warm = chain(77, CHUNKS)
-    waiting = []
-    for _ in range(2):
-        waiting.append(Clear(rig.number(), rig.notes[0].namespace))
-        assert client.ask(waiting[-1]) is None
-        client.store(warm)
-    assert is_refusal(client.ask(Clear(rig.number(), rig.notes[0].namespace)), "resource", "clears")
-    assert client.lookup(warm).chunks == CHUNKS, "nothing was cleared"
-    rig.wait_ms(6_000)
-    assert all(isinstance(rig.answers[client.peer, request.id], Cleared) for request in waiting)
-    assert isinstance(client.ask(Clear(rig.number(), rig.notes[0].namespace)), Cleared)
-    assert client.lookup(keys).chunks == 0
-
-
-def test_a_namespace_that_was_cleared_does_not_take_the_place_of_one_with_chunks() -> None:
-    rig = DiskRig(namespaces_max=1)
-    old = Client(rig).register(namespace=b"o" * 32)
-    old.store(chain(7, CHUNKS))
-    assert isinstance(old.ask(Unregister(rig.number(), old.cache)), Unregistered)
-    _, keys = cold_prompt(rig)
-    assert rig.notes[0].namespace == b"o" * 32
-    rig.service = rig.new_service()
-    rig.copies.clear()
-    rig.wait_ms(100)
-    assert Client(rig).register().lookup(keys).chunks == CHUNKS
-
-
-@pytest.mark.parametrize(("name", "newcomer", "chunks"), [("x", "", 3), ("z", "", 3), ("y", "", 0), ("x", "n", 3)])
-def test_of_the_namespaces_on_disk_those_written_last_get_the_places(name: str, newcomer: str, chunks: int) -> None:
-    rig, keys = DiskRig(namespaces_max=3), chain(1, CHUNKS)
-    for which in "yzx":
-        Client(rig).register(namespace=which.encode() * 32).store(keys)
-    rig.bounds = replace(rig.bounds, namespaces_max=2)
-    rig.service = rig.new_service()
-    rig.copies.clear()
-    rig.wait_ms(100)
-    if newcomer:
-        Client(rig).register(namespace=newcomer.encode() * 32)
-    namespace = name.encode() * 32
-    assert Client(rig).register(namespace=namespace).lookup(keys, namespace).chunks == chunks
-
-
-def test_a_clear_before_everything_is_known_counts_for_what_is_found_later() -> None:
-    rig = DiskRig()
-    _, keys = cold_prompt(rig)
-    namespace = rig.notes[0].namespace
-    rig.service = rig.new_service()
-    client = Client(rig)
-    request = Clear(rig.number(), namespace)
-    assert client.ask(request) is None
-    rig.wait_ms(100)
-    assert isinstance(rig.answers[client.peer, request.id], Cleared)
-    assert client.register().lookup(keys).chunks == 0
 
 
 def test_a_retrieve_while_the_disk_is_away_is_refused_and_keeps_its_lease() -> None:

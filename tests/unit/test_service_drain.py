@@ -2,8 +2,7 @@
 
 import pytest
 from brain_rig import SLAB_BYTES, Client, chain, ids, is_refusal, key
-from disk_rig import DiskRig
-from test_service_disk import CHUNKS, PROMPTS_OF_ARENA, fill
+from disk_rig import CHUNKS, PROMPTS_OF_ARENA, DiskRig, fill
 
 from kvserver.service.events import ArenaGrew
 from kvserver.wire.messages import Drain, Draining, GroupBlocks, Retrieved

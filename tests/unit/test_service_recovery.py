@@ -1,0 +1,180 @@
+"""What another brain finds on disk, and what it must not find any more because it was cleared."""
+
+from dataclasses import replace
+
+import pytest
+from brain_rig import Client, chain, is_refusal, key
+from disk_rig import CHUNKS, SEGMENT_BYTES, DiskRig, cold_prompt, fill, restart
+
+from kvserver.service import disk
+from kvserver.service.events import ArenaGrew, MoverGone
+from kvserver.wire.messages import Clear, Cleared, Error, Unregister, Unregistered
+from kvserver.wire.orders import Note
+
+
+def test_another_brain_finds_what_is_on_disk() -> None:
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    rig.service = rig.new_service()
+    rig.copies.clear()
+    rig.wait_ms(100)
+    client = Client(rig).register()
+    found = client.lookup(keys)
+    assert (found.chunks, found.chunks_on_disk) == (CHUNKS, CHUNKS)
+    assert rig.service.counters.disk_recovered > CHUNKS
+
+
+def test_what_was_cleared_does_not_come_back() -> None:
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    assert isinstance(client.ask(Clear(rig.number(), rig.notes[0].namespace)), Cleared)
+    rig.service = rig.new_service()
+    rig.wait_ms(100)
+    assert Client(rig).register().lookup(keys).chunks == 0
+
+
+def test_what_was_cleared_while_a_device_was_away_does_not_come_back_with_it() -> None:
+    rig = DiskRig(disk_devices=2)
+    client, keys = cold_prompt(rig)
+    namespace = rig.notes[0].namespace
+    for at in [at for at in rig.devices if at[0] == 1]:  # as if all that was written last lay there
+        rig.devices[at] = rig.devices[at]._replace(generation=rig.devices[at].generation + 1000)
+    rig.unopened = {1}
+    restart(rig)
+    assert isinstance(client.ask(Clear(rig.number(), namespace)), Error), "it has another session"
+    client = Client(rig).register()
+    assert isinstance(client.ask(Clear(rig.number(), namespace)), Cleared)
+    rig.unopened = set()
+    restart(rig)
+    assert Client(rig).register().lookup(keys).chunks == 0
+    assert rig.service.counters.disk_recovered == 0
+
+
+def test_a_device_that_does_not_know_a_namespace_does_not_hide_it() -> None:
+    rig = DiskRig()
+    _, keys = cold_prompt(rig)
+    rig.notes.append(Note(rig.notes[0].namespace, b"", 0))
+    restart(rig)
+    assert Client(rig).register().lookup(keys).chunks == CHUNKS
+
+
+def test_of_two_records_of_a_chunk_the_newer_one_counts() -> None:
+    rig = DiskRig()
+    _, keys = cold_prompt(rig)
+    newest = {record.key: record for record in rig.devices.values()}[key(keys, 2)]
+    older = newest._replace(generation=newest.generation - 1, offset=150 * SEGMENT_BYTES)
+    rig.devices = {(0, older.offset): older, **rig.devices}
+    restart(rig)
+    client = Client(rig).register()
+    rig.handle(ArenaGrew(4, ""))
+    client.lookup(keys)
+    read = [record for records in rig.read for record in records if record.key == newest.key]
+    assert [record.generation for record in read] == [newest.generation]
+    chunks = {record.key for record in rig.devices.values()}
+    assert rig.service.counters.disk_recovered == len(chunks)
+
+
+def test_what_is_damaged_on_disk_is_counted() -> None:
+    rig = DiskRig()
+    rig.damaged = 3
+    restart(rig)
+    assert rig.service.counters.disk_damaged == 3
+
+
+def test_nothing_is_written_before_its_generation_is_noted() -> None:
+    rig = DiskRig()
+    rig.notes_answered = False
+    restart(rig)
+    rig.handle(ArenaGrew(4, ""))
+    cold_prompt(rig)
+    assert rig.written == []
+    rig.answer_notes()
+    fill(Client(rig).register(), first=3000, prompts=1)
+    assert rig.written
+    assert max(record.generation for records in rig.written for record in records) <= rig.generations
+
+
+def test_a_clear_is_newer_than_whatever_an_earlier_brain_may_have_written() -> None:
+    rig = DiskRig()
+    cold_prompt(rig)
+    noted = rig.generations
+    assert noted > max(record.generation for record in rig.devices.values())
+    restart(rig)
+    client = Client(rig).register()
+    assert isinstance(client.ask(Clear(rig.number(), rig.notes[0].namespace)), Cleared)
+    assert rig.notes[-1].void > noted
+
+
+def test_a_clear_that_no_disk_could_note_says_so() -> None:
+    """It is done in memory: nothing of it is served."""
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    rig.notes_kept = False
+    answer = client.ask(Clear(rig.number(), rig.notes[0].namespace))
+    assert isinstance(answer, Error)
+    assert (answer.code, answer.family) == ("disk-clear", "device")
+    assert client.lookup(keys).chunks == 0
+    rig.notes_kept = True
+    assert isinstance(client.ask(Clear(rig.number(), rig.notes[0].namespace)), Cleared)
+
+
+def test_clears_that_wait_for_the_disks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is an order to a mover that may not read them."""
+    monkeypatch.setattr(disk, "CLEARS_MAX", 2)
+    rig = DiskRig(disk_restart_ms=5_000)
+    client, keys = cold_prompt(rig)
+    (mover,) = (mover.mover for mover in rig.service.status(rig.now_ns).movers if mover.device == "disk")
+    rig.handle(MoverGone(mover, "signal 9"))
+    warm = chain(77, CHUNKS)
+    waiting = []
+    for _ in range(2):
+        waiting.append(Clear(rig.number(), rig.notes[0].namespace))
+        assert client.ask(waiting[-1]) is None
+        client.store(warm)
+    assert is_refusal(client.ask(Clear(rig.number(), rig.notes[0].namespace)), "resource", "clears")
+    assert client.lookup(warm).chunks == CHUNKS, "nothing was cleared"
+    rig.wait_ms(6_000)
+    assert all(isinstance(rig.answers[client.peer, request.id], Cleared) for request in waiting)
+    assert isinstance(client.ask(Clear(rig.number(), rig.notes[0].namespace)), Cleared)
+    assert client.lookup(keys).chunks == 0
+
+
+def test_a_namespace_that_was_cleared_does_not_take_the_place_of_one_with_chunks() -> None:
+    rig = DiskRig(namespaces_max=1)
+    old = Client(rig).register(namespace=b"o" * 32)
+    old.store(chain(7, CHUNKS))
+    assert isinstance(old.ask(Unregister(rig.number(), old.cache)), Unregistered)
+    _, keys = cold_prompt(rig)
+    assert rig.notes[0].namespace == b"o" * 32
+    rig.service = rig.new_service()
+    rig.copies.clear()
+    rig.wait_ms(100)
+    assert Client(rig).register().lookup(keys).chunks == CHUNKS
+
+
+@pytest.mark.parametrize(("name", "newcomer", "chunks"), [("x", "", 3), ("z", "", 3), ("y", "", 0), ("x", "n", 3)])
+def test_of_the_namespaces_on_disk_those_written_last_get_the_places(name: str, newcomer: str, chunks: int) -> None:
+    rig, keys = DiskRig(namespaces_max=3), chain(1, CHUNKS)
+    for which in "yzx":
+        Client(rig).register(namespace=which.encode() * 32).store(keys)
+    rig.bounds = replace(rig.bounds, namespaces_max=2)
+    rig.service = rig.new_service()
+    rig.copies.clear()
+    rig.wait_ms(100)
+    if newcomer:
+        Client(rig).register(namespace=newcomer.encode() * 32)
+    namespace = name.encode() * 32
+    assert Client(rig).register(namespace=namespace).lookup(keys, namespace).chunks == chunks
+
+
+def test_a_clear_before_everything_is_known_counts_for_what_is_found_later() -> None:
+    rig = DiskRig()
+    _, keys = cold_prompt(rig)
+    namespace = rig.notes[0].namespace
+    rig.service = rig.new_service()
+    client = Client(rig)
+    request = Clear(rig.number(), namespace)
+    assert client.ask(request) is None
+    rig.wait_ms(100)
+    assert isinstance(rig.answers[client.peer, request.id], Cleared)
+    assert client.register().lookup(keys).chunks == 0
