@@ -96,4 +96,4 @@ def scheduled(output: Any) -> Iterator[Scheduled]:
 
 
 def _scheduled(output: Any, drafts: Any, name: str, tokens: int) -> Scheduled:
-    return Scheduled(name, tokens + output.num_scheduled_tokens[name] - len(drafts.get(name, ())))
+    return Scheduled(name, tokens, tokens + output.num_scheduled_tokens[name] - len(drafts.get(name, ())))

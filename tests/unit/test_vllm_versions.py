@@ -32,7 +32,7 @@ def output(new: list[tuple[str, int]], cached: list[tuple[str, int, Any]], **mor
 
 def test_a_step_counts_what_will_be_computed_but_no_drafts() -> None:
     step = output([("a", 0)], [("b", 30, None)], scheduled_spec_decode_tokens={"b": [7, 7, 7]})
-    assert list(scheduled(step)) == [("a", 10), ("b", 37)]
+    assert list(scheduled(step)) == [("a", 0, 10), ("b", 30, 37)]
 
 
 def test_tables_are_taken_where_they_are_offered() -> None:
