@@ -169,7 +169,6 @@ class Offload:
             if it.phase is Phase.RETRIEVING:
                 return False
             self.admitted(request, hbm_tokens=0)
-        it.computed_tokens = tokens
         it.due = min(tokens // self._options.chunk_tokens, it.chunks)
         if it.due <= it.frontier or it.stopped or not self._options.stores:
             return False
@@ -182,13 +181,7 @@ class Offload:
         it = self._requests[request]
         first = it.frontier
         room = self._options.store_chunks_max - self._chunks_storing
-        end, blocks = store_blocks(
-            self._options,
-            tables,
-            first_chunk=first,
-            end_chunk=min(it.due, first + room),
-            computed_tokens=it.computed_tokens,
-        )
+        end, blocks = store_blocks(self._options, tables, first_chunk=first, end_chunk=min(it.due, first + room))
         if end <= first or not blocks:
             return None
         number = next(self._numbers)

@@ -52,13 +52,11 @@ def retrieve_blocks(
 
 
 def store_blocks(
-    options: Options, tables: Tables, *, first_chunk: int, end_chunk: int, computed_tokens: int
+    options: Options, tables: Tables, *, first_chunk: int, end_chunk: int
 ) -> tuple[int, tuple[Blocks, ...]]:
     """Where a store of chunks [first_chunk, end_chunk) has to end for want of blocks of full groups, and its blocks.
 
-    Of window groups comes what the engine still has: whole chunks up to the end. A state moves on with every token, so
-    it comes only when the last chunk ends at computed_tokens, where this step ends: of blocks behind which the engine
-    has gone on nobody knows where their states stopped."""
+    Of window and state groups comes what the engine still has: whole chunks up to the end."""
     ends = [_chunks_held(options, index, tables, first_chunk, end_chunk) for index in _full(options)]
     end = min(ends, default=end_chunk)
     brought = []
@@ -68,8 +66,6 @@ def store_blocks(
         if len(ids) < (end - first_chunk) * per_chunk:
             continue
         held = _trailing_chunks(ids, per_chunk, options.null_block)
-        if group.kind == "state":
-            held = min(held, int(end * options.chunk_tokens == computed_tokens))
         if held:
             brought.append(Blocks(index, (end - held) * per_chunk, ids[len(ids) - held * per_chunk :]))
     return end, tuple(brought)

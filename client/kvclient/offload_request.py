@@ -81,8 +81,6 @@ class Request:
     """A retrieve of it has failed: rule 5."""
     frontier: int = 0
     """Chunks before it are held by the server, or are on their way to it."""
-    computed_tokens: int = 0
-    """When the last step is done."""
     due: int = 0
     """Chunks that are computed."""
     storing: dict[int, int] = field(default_factory=dict)

@@ -94,7 +94,8 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         self._engine, self._epoch = _engine(vllm_config)
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
         if role == interface.KVConnectorRole.SCHEDULER:
-            self._tables = versions.BlockTables()
+            states = {place: group.block_tokens for place, group in enumerate(self._groups) if group.kind == "state"}
+            self._tables = versions.BlockTables(states)
             self._scheduler = self._scheduler_half(vllm_config, kv_cache_config)
             if getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
                 log.warning('kv_load_failure_policy is not "recompute": a request ends with an error when a load fails')
@@ -126,7 +127,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             retrieve_tokens_min=self._settings.min_load_tokens,
             # Stepping back by one token, vLLM would need one more of a window than it has had filled.
             engine_steps_back=all(group.kind == "full" for group in self._groups),
-            null_block=0,
+            null_block=versions.NULL,
             lookup_deadline_s=self._settings.lookup_timeout_ms / 1000,
         )
         keyer = Keyer(

@@ -5,11 +5,13 @@
 Two builds of a model have the same bytes. Needs torch and transformers, which only `make e2e` brings.
 """
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import tokenizers
 import torch
 import transformers
@@ -99,6 +101,28 @@ def build(name: str, folder: Path) -> None:
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     ).save_pretrained(folder)
+
+
+def build_adapter(folder: Path) -> None:
+    """A LoRA adapter for the llama model, as peft saves it; strong enough to change what the model says."""
+    folder.mkdir()
+    width, heads, kv_heads, head, rank = COMMON["hidden_size"], 4, 2, 64, 8
+    random = torch.Generator().manual_seed(1)
+    tensors = {}
+    for layer in range(4):
+        for name, outputs in (("q_proj", heads * head), ("v_proj", kv_heads * head)):
+            module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{module}.lora_A.weight"] = torch.randn(rank, width, generator=random) * 0.1
+            tensors[f"{module}.lora_B.weight"] = torch.randn(outputs, rank, generator=random) * 0.1
+    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 16,
+        "bias": "none",
+        "target_modules": ["q_proj", "v_proj"],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
 
 
 if __name__ == "__main__":

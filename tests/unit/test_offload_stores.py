@@ -203,23 +203,13 @@ def test_a_window_group_that_has_nothing_whole_stays_away() -> None:
     assert [item.group for item in order.blocks] == [0]
 
 
-def test_a_state_group_brings_the_state_at_which_the_step_ends() -> None:
+def test_a_state_group_brings_the_states_that_the_engine_has_kept() -> None:
     desk = Desk(groups=(FULL, STATE))
     desk.admit(tokens=40)
-    assert desk.offload.computed("r", 36, desk.now_s)
-    order = desk.offload.store("r", [table(9), [NULL, 66, 77]])
+    assert desk.offload.computed("r", 40, desk.now_s)
+    order = desk.offload.store("r", [table(10), [NULL, NULL, 77]])
     assert order is not None
     assert (order.blocks[1].group, order.blocks[1].first_block, order.blocks[1].block_ids) == (1, 2, [77])
-
-
-def test_a_state_behind_which_the_engine_has_gone_on_is_not_stored() -> None:
-    desk = Desk(groups=(FULL, STATE))
-    desk.admit(tokens=40)
-    assert desk.offload.computed("r", 37, desk.now_s)
-    order = desk.offload.store("r", [table(10), [NULL, NULL, 77, 88]])
-    assert order is not None
-    assert span(order) == (0, 3)
-    assert [item.group for item in order.blocks] == [0]
 
 
 def test_states_alone_are_stored_when_there_is_one() -> None:
