@@ -54,8 +54,8 @@ class _Live:
         self.key = b""
         """The last of them."""
         self.hbm_tokens = 0
-        self.known_tokens = 0
-        """That the engine had, has computed, or was brought by us."""
+        self.known_tokens: int | None = None
+        """That the engine had, or was brought by us, when the request was admitted; None once it is computing."""
         self.doubtful_steps = 0
         """For which nothing is stored: another connector brought tokens, which the engine may find wanting."""
 
@@ -329,9 +329,10 @@ class Scheduler:
     def _is_doubtful(self, live: _Live, item: Scheduled) -> bool:
         """Beside other connectors (MultiConnector). One of them may bring tokens within a step, fail, and have them
         computed anew, but a store of that step would have read what it left in the blocks."""
-        if item.begin >= live.known_tokens + self._block_tokens:
-            live.doubtful_steps = DOUBTFUL_STEPS + 1
-        live.known_tokens = item.tokens
+        known, live.known_tokens = live.known_tokens, None
+        if known is not None:
+            live.doubtful_steps = DOUBTFUL_STEPS if item.begin >= known + self._block_tokens else 0
+            return live.doubtful_steps > 0
         live.doubtful_steps = max(0, live.doubtful_steps - 1)
         return live.doubtful_steps > 0
 

@@ -76,6 +76,28 @@ def mla() -> Any:
     return transformers.DeepseekV2ForCausalLM(config)
 
 
+def qwen3_next() -> Any:
+    """Three layers with states (gated delta nets), then one of full attention, with experts: vLLM wants some."""
+    config = transformers.Qwen3NextConfig(
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        shared_expert_intermediate_size=128,
+        mlp_only_layers=[0, 1, 2],
+        pad_token_id=0,
+        **COMMON,
+    )
+    return transformers.Qwen3NextForCausalLM(config)
+
+
 def llama_long() -> Any:
     """Heads as GPUs' attention wants them, and room for longer prompts."""
     config = transformers.LlamaConfig(
@@ -88,7 +110,13 @@ def llama_long() -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-MODELS: dict[str, Callable[[], Any]] = {"llama": llama, "gemma3": gemma3, "mla": mla, "llama-long": llama_long}
+MODELS: dict[str, Callable[[], Any]] = {
+    "llama": llama,
+    "gemma3": gemma3,
+    "mla": mla,
+    "qwen3-next": qwen3_next,
+    "llama-long": llama_long,
+}
 
 
 def build(name: str, folder: Path) -> None:

@@ -208,6 +208,14 @@ def test_a_prefix_in_hbm_that_ends_within_a_block_is_no_doubt() -> None:
     assert bench.half.step([Scheduled("r", 5 * BLOCK - 1, 41)], lambda name: [bench.table]) != ((), ())
 
 
+def test_drafts_that_were_accepted_are_no_doubt() -> None:
+    """A step counts without its drafts, and the next begins behind those that were accepted."""
+    bench, asked = Bench(), request()
+    assert bench.admit(asked) == 0
+    assert bench.half.step([Scheduled("r", 0, 20)], lambda name: [bench.table]) != ((), ())
+    assert bench.half.step([Scheduled("r", 20 + 2 * BLOCK, 41)], lambda name: [bench.table]) != ((), ())
+
+
 def test_a_prompt_that_is_held_is_retrieved_and_not_stored() -> None:
     bench, asked = Bench(), request()
     bench.hold(asked, 3)
