@@ -76,6 +76,25 @@ def mla() -> Any:
     return transformers.DeepseekV2ForCausalLM(config)
 
 
+def lfm2() -> Any:
+    """Layers with states (short convolutions) and layers of full attention, by turns."""
+    config = transformers.Lfm2Config(
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"] * 2,
+        conv_L_cache=3,
+        conv_dim=COMMON["hidden_size"],
+        block_dim=COMMON["hidden_size"],
+        block_auto_adjust_ff_dim=False,
+        block_ffn_dim_multiplier=1.0,
+        block_multiple_of=256,
+        pad_token_id=0,
+        **COMMON,
+    )
+    return transformers.Lfm2ForCausalLM(config)
+
+
 def qwen3_next() -> Any:
     """Three layers with states (gated delta nets), then one of full attention, with experts: vLLM wants some."""
     config = transformers.Qwen3NextConfig(
@@ -114,6 +133,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "llama": llama,
     "gemma3": gemma3,
     "mla": mla,
+    "lfm2": lfm2,
     "qwen3-next": qwen3_next,
     "llama-long": llama_long,
 }
