@@ -130,6 +130,7 @@ $(E2E_VENV)/installed: $(STAMP) Makefile
 	@test -x $(E2E_VENV)/bin/python || $(PYTHON) -m venv $(E2E_VENV)
 	$(E2E_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(E2E_PIP) $(E2E_WHEELS)
 	$(E2E_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	@$(RUN)/python -c 'import sysconfig; print(f"import site; site.addsitedir({sysconfig.get_path("purelib")!r})")' \
-		> "$$($(E2E_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kvserver.pth"
+	@packages='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+		echo "import site; site.addsitedir('$$($(RUN)/python -c "$$packages")')" \
+		> "$$($(E2E_VENV)/bin/python -c "$$packages")/kvserver.pth"
 	@touch $@
