@@ -64,7 +64,7 @@ class Bench:
         self._pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=BLOCK)
         self.half.use_pool(self._pool)
         self.half.use_namespace({b"bench-connector".ljust(32, b".")})
-        self._tables = BlockTables()
+        self._tables = BlockTables({})
         self._names = itertools.count()
         self._random = random.Random(1)
         self._beside = False

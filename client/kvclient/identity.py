@@ -43,6 +43,12 @@ def adapter_digest(folder: Path) -> bytes:
     return _digest(folder, settings, weights)
 
 
+def adapter_looks(folder: Path) -> list[object]:
+    """Differs when a file of a LoRA adapter was written anew. Reads nothing of them."""
+    stats = [(path.name, path.stat()) for names in ADAPTER for name in names if (path := folder / name).is_file()]
+    return [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats]
+
+
 def _digest(folder: Path, settings: list[Path], weights: list[Path]) -> bytes:
     if not settings or not weights:
         raise RequestError(

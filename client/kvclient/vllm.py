@@ -8,7 +8,7 @@ opens no socket: vLLM's API server imports it too. docs/vllm.md is the manual.
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 import vllm
 from huggingface_hub import snapshot_download
 from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as interface
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.platforms import current_platform
@@ -31,7 +32,7 @@ from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
 from kvclient.vllm_ends import Ended, Report
 from kvclient.vllm_guard import GuardedScheduler, GuardedWorker
 from kvclient.vllm_keys import Keyer
-from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of
+from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
 from kvclient.vllm_memory import SharedZeros
 from kvclient.vllm_namespace import cpu_kind, facts_of
 from kvclient.vllm_scheduler import Scheduled, Scheduler
@@ -93,7 +94,8 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         self._engine, self._epoch = _engine(vllm_config)
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
         if role == interface.KVConnectorRole.SCHEDULER:
-            self._tables = versions.BlockTables()
+            states = {place: group.block_tokens for place, group in enumerate(self._groups) if group.kind == "state"}
+            self._tables = versions.BlockTables(states)
             self._scheduler = self._scheduler_half(vllm_config, kv_cache_config)
             if getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
                 log.warning('kv_load_failure_policy is not "recompute": a request ends with an error when a load fails')
@@ -125,7 +127,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             retrieve_tokens_min=self._settings.min_load_tokens,
             # Stepping back by one token, vLLM would need one more of a window than it has had filled.
             engine_steps_back=all(group.kind == "full" for group in self._groups),
-            null_block=0,
+            null_block=versions.NULL,
             lookup_deadline_s=self._settings.lookup_timeout_ms / 1000,
         )
         keyer = Keyer(
@@ -230,6 +232,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             weights_epoch=self._settings.weights_epoch,
             groups=self._groups,
             layers=layout.layers,
+            states=states_of(self._kv_cache_config),
             chunk_tokens=self._chunk_tokens,
             replicas=replicas,
             version=vllm.__version__,
@@ -333,6 +336,11 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         )
 
 
+# MultiConnector looks its connectors up by name when it reads their statistics.
+with suppress(ValueError):  # known already, should vLLM ship it one day
+    KVConnectorFactory.register_connector(KvServerConnector.__name__, __name__, KvServerConnector.__name__)
+
+
 def _check_supported(config: Any, kv_config: Any) -> None:
     """What would be wrong, or is not built yet, is refused when the engine starts."""
     parallel, speculation = config.parallel_config, config.speculative_config
@@ -341,6 +349,8 @@ def _check_supported(config: Any, kv_config: Any) -> None:
             raise RequestError("unsupported", f"{name}={getattr(parallel, name)} is not supported yet; expected 1")
     if speculation is not None and speculation.method not in SPECULATION:
         raise RequestError("unsupported", f"speculative decoding by {speculation.method!r}; expected {SPECULATION}")
+    if speculation is not None and states_of(kv_config):
+        raise RequestError("unsupported", "speculative decoding of a model with states (Mamba and the like)")
     if len(kv_config.kv_cache_groups) > 1 and not versions.reports_failed_requests(interface.KVConnectorBase_V1):
         raise RequestError("unsupported", "this release of vLLM cannot be told of failed loads of a hybrid model")
     if current_platform.is_cpu() and not versions.shares_cpu_memory(interface.KVConnectorBase_V1):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvclient.identity import adapter_digest
+from kvclient.identity import adapter_digest, adapter_looks
 from kvclient.keys import Namer, chunk_keys, keys_from_block_hashes, namespace_digest
 from kvserver._native import Naming
 from kvserver.errors import RequestError
@@ -46,7 +46,8 @@ class Keyer:
         self._engine = engine
         self._namer = Namer()
         self._resets = 0
-        self._adapters: dict[tuple[str, str, int], str] = {}
+        self._adapters: dict[tuple[str, str, int], tuple[list[object], str]] = {}
+        """Those that were used: what their files looked like then, and their digests."""
 
     def reset(self) -> None:
         """From now on nothing that was named before is named again, by this engine alone: its weights may be others
@@ -102,14 +103,21 @@ class Keyer:
         return keys
 
     def _adapter(self, lora: Any) -> str:
-        """By its content: an adapter that is trained on keeps its name and path."""
+        """By its content: an adapter that is trained on may keep its name and path. One that has changed since it was
+        first used has no name any more: whether vLLM has loaded it again, only vLLM knows."""
+        if getattr(lora, "load_inplace", False):
+            raise RequestError("lora", "an adapter that is loaded in place changes behind its name")
         name = (lora.lora_name, lora.lora_path, lora.lora_int_id)
-        if name not in self._adapters:
-            try:
-                self._adapters[name] = adapter_digest(Path(lora.lora_path)).hex()
-            except OSError as problem:
-                raise RequestError("lora", f"the adapter cannot be read: {problem}") from problem
-        return self._adapters[name]
+        try:
+            looks = adapter_looks(Path(lora.lora_path))
+            if name not in self._adapters:
+                self._adapters[name] = looks, adapter_digest(Path(lora.lora_path)).hex()
+        except OSError as problem:
+            raise RequestError("lora", f"the adapter cannot be read: {problem}") from problem
+        known, digest = self._adapters[name]
+        if looks != known:
+            raise RequestError("lora", f"the files of adapter {lora.lora_name!r} have changed: load it from a new path")
+        return digest
 
 
 def _content_facts(request: Any) -> dict[str, object]:

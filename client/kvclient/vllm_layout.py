@@ -21,6 +21,7 @@ CHUNK_TOKENS_MIN = 256
 
 FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
 WINDOW = frozenset({"SlidingWindowSpec"})
+STATE = frozenset({"MambaSpec"})
 REFUSED = frozenset({"SinkFullAttentionSpec", "HiddenStateCacheSpec", "RSWASpec"})
 """Classes whose base would be understood, and which are not."""
 
@@ -74,7 +75,30 @@ def _kind(number: int, spec: Any) -> Group:
         return Group(spec.block_size, "window", max(1, window_tokens))
     if not classes & REFUSED and classes & FULL:
         return Group(spec.block_size)
+    if not classes & REFUSED and classes & STATE:
+        return _state(number, spec)
     raise RequestError("layout", f"group {number} has layers of {type(spec).__name__}, which are not supported yet")
+
+
+def _state(number: int, spec: Any) -> Group:
+    """Of Mamba and other recurrent layers. vLLM keeps their state at the ends of blocks when it has a prefix cache of
+    its own; otherwise there is only the running one."""
+    if spec.mamba_cache_mode != "align":
+        raise RequestError(
+            "layout",
+            f"group {number} keeps no state at the ends of blocks (mamba_cache_mode={spec.mamba_cache_mode!r}): start "
+            "vLLM with --enable-prefix-caching",
+        )
+    if spec.num_speculative_blocks:
+        raise RequestError("layout", f"group {number} has states, beside speculative decoding, which is not supported")
+    return Group(spec.block_size, "state")
+
+
+def states_of(config: Any) -> list[str]:
+    """What the states of a KVCacheConfig are made of, which the size of their pages does not tell."""
+    specs = [spec for group in config.kv_cache_groups for spec in layer_specs(group)]
+    states = [spec for spec in specs if STATE & {base.__name__ for base in type(spec).__mro__}]
+    return [f"{spec.mamba_type} {spec.shapes} {spec.dtypes}" for spec in states]
 
 
 def layer_specs(group: Any) -> list[Any]:
@@ -89,6 +113,10 @@ def chosen_chunk_tokens(groups: Sequence[Group], wanted: int) -> int:
     No longer than the shortest window: of a longer chunk that is computed in several steps, the engine has dropped the
     first blocks of the window groups before the last are there, so that it never has the chunk to store."""
     unit = math.lcm(*(group.block_tokens for group in groups))
+    if any(group.kind == "state" for group in groups):
+        if wanted not in (0, unit):
+            raise RequestError("chunk-tokens", f"chunk_tokens={wanted} must be {unit}: so often a state is kept")
+        return unit
     if not wanted:
         windows = [group.window_tokens + 1 for group in groups if group.kind == "window"]
         units = min([-(-CHUNK_TOKENS_MIN // unit), *(window // unit for window in windows)])
@@ -129,20 +157,21 @@ def layout_of(config: Any, kv_caches: Mapping[str, Any]) -> Layout:
 def group_specs(
     groups: Sequence[Group], layout: Layout, *, blocks: int, ranks: int, rank: int, replicas: int
 ) -> list[GroupSpec]:
-    """replicas: consecutive ranks that hold the same bytes."""
+    """replicas: consecutive ranks that hold the same KV. States are another matter: each rank has its own."""
+    shared = [1 if group.kind == "state" else replicas for group in groups]
     return [
         GroupSpec(
             block_tokens=group.block_tokens,
             blocks=blocks,
             kind=group.kind,
             window_tokens=group.window_tokens,
-            shards=ranks // replicas,
-            shard=rank // replicas,
-            writers=replicas,
-            writer=rank % replicas,
+            shards=ranks // writers,
+            shard=rank // writers,
+            writers=writers,
+            writer=rank % writers,
             regions=runs,
         )
-        for group, runs in zip(groups, layout.regions, strict=True)
+        for group, runs, writers in zip(groups, layout.regions, shared, strict=True)
     ]
 
 

@@ -26,6 +26,7 @@ def facts_of(
     weights_epoch: int,
     groups: Sequence[Group],
     layers: Sequence[Sequence[str]],
+    states: Sequence[str],
     chunk_tokens: int,
     replicas: int,
     version: str,
@@ -51,6 +52,7 @@ def facts_of(
         "layout": str(getattr(kv_config, "kv_cache_layout", None)),
         "groups": [list(group) for group in groups],
         "layers": [list(names) for names in layers],
+        "states": list(states),
         "chunk_tokens": chunk_tokens,
         "grid": [parallel.tensor_parallel_size, replicas],
     }

@@ -27,10 +27,17 @@ from kvserver.wire.messages import KEY_BYTES
 log = logging.getLogger("vllm.kvserver.scheduler")
 
 
+DOUBTFUL_STEPS = 2
+"""After so many more steps an engine has looked at what became of a load within a step: the outcome of one step is
+read after the next has been scheduled."""
+
+
 class Scheduled(NamedTuple):
     """A request of this step."""
 
     name: str
+    begin: int
+    """Leading tokens that were computed, or brought, before the step."""
     tokens: int
     """Leading tokens that are computed when the step is done."""
 
@@ -47,6 +54,10 @@ class _Live:
         self.key = b""
         """The last of them."""
         self.hbm_tokens = 0
+        self.known_tokens: int | None = None
+        """That the engine had, or was brought by us, when the request was admitted; None once it is computing."""
+        self.doubtful_steps = 0
+        """For which nothing is stored: another connector brought tokens, which the engine may find wanting."""
 
 
 class Scheduler:
@@ -61,6 +72,8 @@ class Scheduler:
         self._offload = Offload(options)
         self._holdings = Holdings(options.groups)
         self._chunk_tokens = options.chunk_tokens
+        self._block_tokens = max(group.block_tokens for group in options.groups)
+        """A prefix in HBM may reach less than that behind what match() is told of it."""
         self._patience_s = options.lookup_deadline_s
         self._step_wait_s = self._step_wait_left_s = step_wait_s
         self._keyer = keyer
@@ -117,7 +130,7 @@ class Scheduler:
             return None, False
         self._settle(request.request_id)
         live = self._live[request.request_id]
-        live.hbm_tokens = hbm_tokens
+        live.hbm_tokens = live.known_tokens = hbm_tokens
         if not self._namespace:
             return 0, False
         self._notice_a_loss()
@@ -141,6 +154,7 @@ class Scheduler:
             request.request_id, hbm_tokens=live.hbm_tokens, tables=tables, tokens=external_tokens
         )
         assert order is not None, "match() knew the engine's own tokens"
+        live.known_tokens = order.end_tokens
         self.untold.append(order)
 
     def finished(self, name: str, tables: Sequence[Sequence[int]] = ()) -> None:
@@ -299,7 +313,7 @@ class Scheduler:
 
     def _store(self, item: Scheduled, tables_of: Any, now_s: float) -> StoreOrder | None:
         live = self._live.get(item.name)
-        if live is None or live.extra is None:
+        if live is None or live.extra is None or self._is_doubtful(live, item):
             return None
         if self._store_output and (live.chunks + 1) * self._chunk_tokens <= live.request.num_tokens:
             keys = self._more_keys(live)
@@ -311,6 +325,16 @@ class Scheduler:
         if order is not None:
             self.pins.pin(order)
         return order
+
+    def _is_doubtful(self, live: _Live, item: Scheduled) -> bool:
+        """Beside other connectors (MultiConnector). One of them may bring tokens within a step, fail, and have them
+        computed anew, but a store of that step would have read what it left in the blocks."""
+        known, live.known_tokens = live.known_tokens, None
+        if known is not None:
+            live.doubtful_steps = DOUBTFUL_STEPS if item.begin >= known + self._block_tokens else 0
+            return live.doubtful_steps > 0
+        live.doubtful_steps = max(0, live.doubtful_steps - 1)
+        return live.doubtful_steps > 0
 
     def _more_keys(self, live: _Live) -> bytes:
         """Of the chunks that have none yet."""

@@ -4,13 +4,16 @@ Written against 0.20.2, 0.31.0 and 0.32.0. Each difference has its function here
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvclient.vllm_scheduler import Scheduled
 
 DEFAULT_SEED = "vllm-none-hash"
 """Starts the engine's block hashes when nobody has chosen a seed. Releases before it had none take a random one."""
+
+NULL = 0
+"""vLLM's null block: what a table holds where there is nothing."""
 
 Tables = Sequence[Sequence[int]]
 
@@ -56,7 +59,9 @@ def hash_block_tokens(kv_config: Any, cache_config: Any, kv_cache_utils: Any) ->
 class BlockTables:
     """The block ids of the requests of a step. Later releases offer them; for earlier ones they are followed."""
 
-    def __init__(self) -> None:
+    def __init__(self, state_tokens: Mapping[int, int]) -> None:
+        """state_tokens: of groups that hold states, the tokens of a block."""
+        self._state_tokens = state_tokens
         self._followed: dict[str, list[list[int]]] = {}
 
     def allocated(self, name: str, tables: Tables) -> None:
@@ -69,13 +74,26 @@ class BlockTables:
         state = getattr(output, "kv_connector_block_state", None)
         if state is not None:
             self._followed.clear()
-            return lambda name: state.get_block_ids(name) or ()
+            return lambda name: self._offered(state, name)
         for new in output.scheduled_new_reqs:
             self.allocated(new.req_id, new.block_ids)
         cached = output.scheduled_cached_reqs
         for name, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
             self._append(name, added, anew=name in cached.resumed_req_ids)
         return lambda name: self._followed.get(name, ())
+
+    def _offered(self, state: Any, name: str) -> Tables:
+        """Of states only those that vLLM hands over in this step, which are whole when its forward is done. Where a
+        state stopped that just lies in a table, nobody knows."""
+        tables: Tables = state.get_block_ids(name) or ()
+        if not (self._state_tokens and tables):
+            return tables
+        shown = [[NULL] * len(table) if group in self._state_tokens else table for group, table in enumerate(tables)]
+        for group, block, tokens in state.boundary_state_offloads.get(name, ()):
+            place, rest = divmod(tokens, self._state_tokens[group])
+            if not rest:
+                shown[group][place - 1] = block
+        return shown
 
     def _append(self, name: str, added: Tables | None, *, anew: bool) -> None:
         if anew:
@@ -96,4 +114,4 @@ def scheduled(output: Any) -> Iterator[Scheduled]:
 
 
 def _scheduled(output: Any, drafts: Any, name: str, tokens: int) -> Scheduled:
-    return Scheduled(name, tokens + output.num_scheduled_tokens[name] - len(drafts.get(name, ())))
+    return Scheduled(name, tokens, tokens + output.num_scheduled_tokens[name] - len(drafts.get(name, ())))

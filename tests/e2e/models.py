@@ -5,11 +5,13 @@
 Two builds of a model have the same bytes. Needs torch and transformers, which only `make e2e` brings.
 """
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import tokenizers
 import torch
 import transformers
@@ -74,6 +76,47 @@ def mla() -> Any:
     return transformers.DeepseekV2ForCausalLM(config)
 
 
+def lfm2() -> Any:
+    """Layers with states (short convolutions) and layers of full attention, by turns."""
+    config = transformers.Lfm2Config(
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"] * 2,
+        conv_L_cache=3,
+        conv_dim=COMMON["hidden_size"],
+        block_dim=COMMON["hidden_size"],
+        block_auto_adjust_ff_dim=False,
+        block_ffn_dim_multiplier=1.0,
+        block_multiple_of=256,
+        pad_token_id=0,
+        **COMMON,
+    )
+    return transformers.Lfm2ForCausalLM(config)
+
+
+def qwen3_next() -> Any:
+    """Three layers with states (gated delta nets), then one of full attention, with experts: vLLM wants some."""
+    config = transformers.Qwen3NextConfig(
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        shared_expert_intermediate_size=128,
+        mlp_only_layers=[0, 1, 2],
+        pad_token_id=0,
+        **COMMON,
+    )
+    return transformers.Qwen3NextForCausalLM(config)
+
+
 def llama_long() -> Any:
     """Heads as GPUs' attention wants them, and room for longer prompts."""
     config = transformers.LlamaConfig(
@@ -86,7 +129,14 @@ def llama_long() -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-MODELS: dict[str, Callable[[], Any]] = {"llama": llama, "gemma3": gemma3, "mla": mla, "llama-long": llama_long}
+MODELS: dict[str, Callable[[], Any]] = {
+    "llama": llama,
+    "gemma3": gemma3,
+    "mla": mla,
+    "lfm2": lfm2,
+    "qwen3-next": qwen3_next,
+    "llama-long": llama_long,
+}
 
 
 def build(name: str, folder: Path) -> None:
@@ -99,6 +149,28 @@ def build(name: str, folder: Path) -> None:
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     ).save_pretrained(folder)
+
+
+def build_adapter(folder: Path) -> None:
+    """A LoRA adapter for the llama model, as peft saves it; strong enough to change what the model says."""
+    folder.mkdir()
+    width, heads, kv_heads, head, rank = COMMON["hidden_size"], 4, 2, 64, 8
+    random = torch.Generator().manual_seed(1)
+    tensors = {}
+    for layer in range(4):
+        for name, outputs in (("q_proj", heads * head), ("v_proj", kv_heads * head)):
+            module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{module}.lora_A.weight"] = torch.randn(rank, width, generator=random) * 0.1
+            tensors[f"{module}.lora_B.weight"] = torch.randn(outputs, rank, generator=random) * 0.1
+    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 16,
+        "bias": "none",
+        "target_modules": ["q_proj", "v_proj"],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
 import vllm
+from vllm.lora.request import LoRARequest
 
 
 class Remote:
@@ -28,9 +30,21 @@ class Remote:
         self._llm = vllm.LLM(**settings)
 
     def generate(self, prompts: list[list[int]], tokens: int, request: dict[str, object]) -> list[tuple[Any, ...]]:
+        """request: further fields of each; adapter: the folder of a LoRA adapter."""
+        adapter = request.pop("adapter", None)
+        lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
+        return self._answers([{"prompt_token_ids": prompt, **request} for prompt in prompts], tokens, lora)
+
+    def generate_embedded(self, prompts: list[tuple[int, int]], tokens: int) -> list[tuple[Any, ...]]:
+        """Prompts of embeddings, of which each is a seed and how many there are."""
+        width = self._llm.model_config.get_hidden_size()
+        random = [(torch.Generator().manual_seed(seed), length) for seed, length in prompts]
+        asked = [{"prompt_embeds": torch.randn(length, width, generator=source)} for source, length in random]
+        return self._answers(asked, tokens, None)
+
+    def _answers(self, asked: list[dict[str, Any]], tokens: int, lora: Any) -> list[tuple[Any, ...]]:
         sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=0)
-        asked = [{"prompt_token_ids": prompt, **request} for prompt in prompts]
-        outputs = self._llm.generate(asked, sampling, use_tqdm=False)
+        outputs = self._llm.generate(asked, sampling, use_tqdm=False, lora_request=lora)
         return [
             (tuple(item.outputs[0].token_ids), _logprobs(item.outputs[0]), item.num_cached_tokens or 0)
             for item in outputs

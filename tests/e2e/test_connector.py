@@ -96,13 +96,28 @@ def config(**more: Any) -> SimpleNamespace:
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=2"),
         ({"speculative_config": SimpleNamespace(method="eagle3")}, "eagle3"),
+        ({"speculative_config": SimpleNamespace(method="mtp")}, "mtp"),
     ],
 )
 def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[str, Any], named: str) -> None:
-    groups = SimpleNamespace(kv_cache_groups=[object()])
+    groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=object())])
     module._check_supported(config(speculative_config=SimpleNamespace(method="ngram")), groups)
     with pytest.raises(module.RequestError, match=named):
         module._check_supported(config(**wrong), groups)
+
+
+def test_drafts_beside_states_are_refused(module: Any) -> None:
+    spec = type("MambaSpec", (SimpleNamespace,), {})(mamba_type="gdn", shapes=(), dtypes=())
+    groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
+    module._check_supported(config(), groups)
+    with pytest.raises(module.RequestError, match="states"):
+        module._check_supported(config(speculative_config=SimpleNamespace(method="ngram")), groups)
+
+
+def test_vllm_finds_it_by_its_name_as_well(module: Any) -> None:
+    """As MultiConnector does for statistics, which knows no module paths."""
+    factory = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.factory").KVConnectorFactory
+    assert factory.get_connector_class_by_name("KvServerConnector") is module.KvServerConnector
 
 
 def test_dummy_weights_need_a_name(module: Any, tmp_path: Path) -> None:

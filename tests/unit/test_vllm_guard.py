@@ -163,7 +163,7 @@ class Engine:
 
     def step(self, computed: dict[str, int]) -> None:
         told: tuple[tuple[RetrieveOrder, ...], tuple[StoreOrder, ...]] = self.scheduler.step(
-            lambda: ([Scheduled(*item) for item in computed.items()], lambda name: [TABLE])
+            lambda: ([Scheduled(name, 0, tokens) for name, tokens in computed.items()], lambda name: [TABLE])
         )
         for rank, (worker, client) in enumerate(zip(self.workers, self.clients, strict=True)):
             worker.begin(*told)

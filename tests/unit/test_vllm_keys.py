@@ -1,6 +1,7 @@
 """Names of a request's chunks: the same content has the same names, and whatever changes the bytes changes them."""
 
 import json
+import os
 import struct
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,6 +137,25 @@ def test_an_adapter_is_told_by_content_and_not_by_place(tmp_path: Path, hashes: 
     one, copy, other = (adapter(tmp_path / name, fill) for name, fill in (("a", 1), ("b", 1), ("c", 2)))
     found = [keys_of(keyer(hashes=hashes), request(lora_request=lora)) for lora in (one, copy, other)]
     assert found[0] == found[1] != found[2]
+
+
+def test_an_adapter_that_changes_under_its_name_has_none_any_more(tmp_path: Path) -> None:
+    names, lora = keyer(), adapter(tmp_path / "a", 1)
+    first = keys_of(names, request(lora_request=lora))
+    assert keys_of(names, request(lora_request=lora)) == first
+    adapter(tmp_path / "a", 2)
+    os.utime(tmp_path / "a" / "adapter_model.safetensors", ns=(1, 1))
+    with pytest.raises(RequestError, match="changed"):
+        names.extra(request(lora_request=lora))
+    elsewhere = adapter(tmp_path / "b", 2)
+    assert keys_of(names, request(lora_request=elsewhere)) != first
+
+
+def test_an_adapter_that_is_loaded_in_place_has_no_name(tmp_path: Path) -> None:
+    lora = adapter(tmp_path / "a", 1)
+    lora.load_inplace = True
+    with pytest.raises(RequestError, match="in place"):
+        keyer().extra(request(lora_request=lora))
 
 
 @pytest.mark.parametrize(

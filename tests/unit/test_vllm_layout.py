@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kvclient.offload_values import Group
-from kvclient.vllm_layout import chosen_chunk_tokens, group_specs, groups_of, layout_of
+from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
 from kvserver.errors import RequestError
 from kvserver.wire.messages import RegionRun
 
@@ -189,7 +189,8 @@ def test_a_window_reaches_one_token_less_than_it_is_wide() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        MambaSpec(block_size=16),
+        MambaSpec(block_size=16, mamba_cache_mode="none", num_speculative_blocks=0),
+        MambaSpec(block_size=16, mamba_cache_mode="align", num_speculative_blocks=1),
         SinkFullAttentionSpec(block_size=16),
         FullAttentionSpec(block_size=16, prefix_cacheable=False),
         SimpleNamespace(
@@ -207,6 +208,43 @@ def test_what_cannot_be_cached_is_refused(spec: Any) -> None:
 def test_groups_with_a_purpose_of_their_own_are_refused(more: dict[str, object]) -> None:
     with pytest.raises(RequestError, match="layout"):
         groups_of(config([group(FullAttentionSpec(block_size=16), "a", **more)], []))
+
+
+def state(**more: object) -> MambaSpec:
+    fields: dict[str, object] = {"block_size": 48, "mamba_cache_mode": "align", "num_speculative_blocks": 0}
+    return MambaSpec(**{**fields, **more})
+
+
+def test_states_at_the_ends_of_blocks_decide_what_a_chunk_is() -> None:
+    groups = groups_of(config([group(FullAttentionSpec(block_size=48), "a"), group(state(), "b")], []))
+    assert groups == [(48, "full", 0), (48, "state", 0)]
+    assert chosen_chunk_tokens(groups, 0) == chosen_chunk_tokens(groups, 48) == 48
+    with pytest.raises(RequestError, match="must be 48"):
+        chosen_chunk_tokens(groups, 96)
+
+
+def test_a_state_lies_in_the_page_of_a_block_and_its_padding_is_left_alone() -> None:
+    """As vLLM 0.32 shows it: bytes without dimensions, in the pages of the attention layers."""
+    storage = Storage(BASE, BLOCKS * PAGE)
+    spec = state(page_size_bytes=PAGE, real_page_size_bytes=PAGE - 34)
+    tensor = placed("b", offset=0, layer_stride=0, block_stride=PAGE)
+    caches = {"b": Tensor((BLOCKS, 1, 1, (PAGE - 34) // 2), (PAGE // 2, 1, 1, 1), 0, storage)}
+    found = config([group(spec, "b")], [tensor])
+    assert layout_of(found, caches).regions == [[RegionRun(0, 0, 1, 0, PAGE, PAGE - 34)]]
+
+
+def test_what_states_are_made_of_is_told() -> None:
+    kinds = {"mamba_type": "gdn", "shapes": ((3, 8), (2, 4)), "dtypes": ("bf16", "f32")}
+    found = config([group(FullAttentionSpec(block_size=48), "a"), group(state(**kinds), "b", "c")], [])
+    assert states_of(found) == ["gdn ((3, 8), (2, 4)) ('bf16', 'f32')"]
+
+
+def test_every_rank_has_states_of_its_own_where_it_shares_kv() -> None:
+    groups = [Group(48), Group(48, "state")]
+    layout = Layout([], [[], []], [[], []])
+    full, own = group_specs(groups, layout, blocks=BLOCKS, ranks=6, rank=4, replicas=6)
+    assert (full.shards, full.shard, full.writers, full.writer) == (1, 0, 6, 4)
+    assert (own.shards, own.shard, own.writers, own.writer) == (6, 4, 1, 0)
 
 
 def test_layers_of_equal_kind_may_have_specs_of_their_own() -> None:

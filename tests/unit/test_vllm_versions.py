@@ -32,18 +32,28 @@ def output(new: list[tuple[str, int]], cached: list[tuple[str, int, Any]], **mor
 
 def test_a_step_counts_what_will_be_computed_but_no_drafts() -> None:
     step = output([("a", 0)], [("b", 30, None)], scheduled_spec_decode_tokens={"b": [7, 7, 7]})
-    assert list(scheduled(step)) == [("a", 10), ("b", 37)]
+    assert list(scheduled(step)) == [("a", 0, 10), ("b", 30, 37)]
 
 
 def test_tables_are_taken_where_they_are_offered() -> None:
     state = SimpleNamespace(get_block_ids={"a": ([1, 2], [3])}.get)
-    of = BlockTables().of_step(output([], [], kv_connector_block_state=state))
+    of = BlockTables({}).of_step(output([], [], kv_connector_block_state=state))
     assert of("a") == ([1, 2], [3])
     assert of("gone") == ()
 
 
+def test_of_states_only_those_are_taken_that_are_handed_over() -> None:
+    """Of block 3 the engine says where its state stopped; block 6's ended within a block."""
+    held = {"a": ([1, 2, 3], [4, 5, 6]), "b": ([7], [8])}
+    state = SimpleNamespace(get_block_ids=held.get, boundary_state_offloads={"a": [(1, 9, 24), (1, 6, 30)]})
+    of = BlockTables({1: 12}).of_step(output([], [], kv_connector_block_state=state))
+    assert of("a") == [[1, 2, 3], [0, 9, 0]]
+    assert of("b") == [[7], [0]]
+    assert of("gone") == ()
+
+
 def test_tables_are_followed_where_they_are_not() -> None:
-    tables = BlockTables()
+    tables = BlockTables({})
     tables.allocated("aa", ([9], [9]))
     assert tables.of_step(output([("aa", 0)], []))("aa") == [[2], [5]]
     assert tables.of_step(output([], [("aa", 10, ([3, 4], [])), ("b", 0, None)]))("aa") == [[2, 3, 4], [5]]
@@ -55,7 +65,7 @@ def test_tables_are_followed_where_they_are_not() -> None:
 
 
 def test_a_table_that_was_handed_out_does_not_grow() -> None:
-    tables = BlockTables()
+    tables = BlockTables({})
     mine: tuple[list[int], list[int]] = ([1], [2])
     tables.allocated("a", mine)
     tables.of_step(output([], [("a", 10, ([3], [4]))]))
