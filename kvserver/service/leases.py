@@ -5,26 +5,46 @@ retrieve extends it for those that follow; it ends when all ranks have had their
 time is over. Pins move to the job at submit, so the end of a lease never frees a slot under a copy.
 """
 
+from typing import Literal, NamedTuple
+
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.eviction import REFUSED
 from kvserver.index.space import Node, Space
 from kvserver.service import fetches
+from kvserver.service.endings import Ending, ending
 from kvserver.service.state import MILLISECOND_NS, Core, DiskTier, Lease, Session
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES, Found, Lookup, Release, Released
+
+
+class Tally(NamedTuple):
+    """What became of a lookup, in chunks: asked >= held >= chunks >= away."""
+
+    asked: int
+    held: int
+    chunks: int
+    """Offered."""
+    away: int
+    """Of those, to be read from disk first."""
+    leased: bool
+    why: Ending
 
 
 def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int) -> None:
     """The longest servable prefix, and a lease on it."""
     asked = check_keys(request.keys)
     check_namespace(request.namespace)
-    counters = core.counters
-    counters.lookups += 1
-    counters.chunks_asked += asked
     space = core.chunks.spaces.get(request.namespace)
-    chunks = core.chunks.servable(space, request.keys) if space is not None else 0
+    chunks = held = core.chunks.servable(space, request.keys) if space is not None else 0
     away: dict[Node, int] = {}
-    if chunks and space is not None and core.disk is not None:
-        chunks, away = _from_disk(core, core.disk, space, request.keys, chunks)
+    why: Ending = ending(core, space, request.keys, held)
+    if held and space is not None and core.disk is not None:
+        chunks, away, refused = _from_disk(core, core.disk, space, request.keys, held)
+        why = refused or why
+    leased = chunks >= max(1, request.chunks_wanted_min)
+    if leased and len(core.leases) >= core.bounds.leases_max:
+        raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
+    tally = Tally(asked, held, chunks, len(away), leased, why)
+    _count(core, space, request, tally)
     if core.bounds.log_requests:
         tokens = space.geometry.chunk_tokens if space is not None else 0
         who = ("engine", session.engine.name), ("request", request.id)
@@ -34,14 +54,18 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
         return
     tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
     tail.used = space.root.used = now_ns  # with or without a lease: an engine that holds a prefix itself uses it too
-    if chunks < request.chunks_wanted_min:
+    if leased:
+        _grant(core, session, peer, request, tail, away=away, now_ns=now_ns)
+    else:
         core.answer(peer, Found(request.id, chunks, 0, 0, len(away)))
-        return
-    if len(core.leases) >= core.bounds.leases_max:
-        raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
-    counters.lookups_hit += 1
-    counters.chunks_hit += chunks
-    counters.tokens_hit += chunks * space.geometry.chunk_tokens
+
+
+def _grant(
+    core: Core, session: Session, peer: int, request: Lookup, tail: Node, *, away: dict[Node, int], now_ns: int
+) -> None:
+    """A lease on the prefix that ends in `tail`, and the reads of what of it is away."""
+    space = core.chunks.spaces[request.namespace]
+    chunks = tail.depth
     lease = Lease(
         number=core.number("lease"),
         engine=session.engine,
@@ -54,21 +78,46 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     core.leases[lease.number] = lease
     session.engine.leases.add(lease.number)
     core.timers.set(lease.expires_ns, "lease", lease.number)
-    counters.leases_granted += 1
+    core.counters.leases_granted += 1
     core.answer(peer, Found(request.id, chunks, lease.number, core.bounds.lease_ttl_ms, len(away)))
     if core.disk is not None:
         core.disk.touched.add(tail.key)
         tail.queued &= ~REFUSED
         core.chunks.offer(space, tail)
         if away:
-            counters.chunks_hit_on_disk += len(away)
             lease.fetch = fetches.begin(core.disk, space, away, lease=lease)
 
 
-def _from_disk(core: Core, tier: DiskTier, space: Space, keys: bytes, chunks: int) -> tuple[int, dict[Node, int]]:
-    """How many of the chunks are offered, and what of them has to be read: less where the disk cannot be read now, or
-    where computing would be faster."""
-    declined = False
+def _count(core: Core, space: Space | None, request: Lookup, tally: Tally) -> None:
+    """Every chunk that was asked for has one result."""
+    counters = core.counters
+    counters.lookups += 1
+    counters.lookups_hit += tally.leased
+    counters.lookup_ends[tally.why] += 1
+    _add(counters.lookup_chunks, tally, 1)
+    if space is not None:
+        _add(counters.lookup_tokens, tally, space.geometry.chunk_tokens)
+        core.reuse.asked(request.namespace, request.keys)
+
+
+def _add(results: dict[str, int], tally: Tally, each: int) -> None:
+    if tally.leased:
+        results["dram"] += (tally.chunks - tally.away) * each
+        if tally.away:
+            results["disk"] += tally.away * each
+    else:
+        results["unwanted"] += tally.chunks * each
+    if tally.chunks < tally.asked:
+        results["declined"] += (tally.held - tally.chunks) * each
+        results["miss"] += (tally.asked - tally.held) * each
+
+
+def _from_disk(
+    core: Core, tier: DiskTier, space: Space, keys: bytes, chunks: int
+) -> tuple[int, dict[Node, int], Literal["", "declined", "disk-away"]]:
+    """How many of the chunks are offered, what of them has to be read, and why they are less: because the disk cannot
+    be read now, or because computing would be faster."""
+    refused: Literal["", "declined", "disk-away"] = ""
     while chunks:
         tail = space.nodes[keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
         away = fetches.missing(space, tail)
@@ -77,11 +126,12 @@ def _from_disk(core: Core, tier: DiskTier, space: Space, keys: bytes, chunks: in
         first = next(iter(away)).depth
         if tier.readable:
             if not _too_slow(core, tier, space, away, tokens=(chunks - first + 1) * space.geometry.chunk_tokens):
-                return chunks, away
-            declined = True
+                return chunks, away, refused
+            refused = "declined"
+        else:
+            refused = "disk-away"
         chunks = core.chunks.servable(space, keys[: (first - 1) * KEY_BYTES]) if first > 1 else 0
-    core.counters.lookups_declined += declined
-    return chunks, {}
+    return chunks, {}, refused
 
 
 def _too_slow(core: Core, tier: DiskTier, space: Space, away: dict[Node, int], *, tokens: int) -> bool:

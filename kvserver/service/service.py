@@ -92,6 +92,9 @@ class Service:
                 core.arena_problem = problem
                 movers.arena_grew(core)
         disk.turn(core, now_ns)
+        if core.chunks.gone:
+            core.departed.add(core.chunks.gone, now_ns)
+            core.chunks.gone = []
         return self.effects()
 
     @property
@@ -203,6 +206,7 @@ class Service:
     def _tick(self, now_ns: int) -> None:
         core = self._core
         transfers.discard_overdue(core, now_ns)
+        core.reuse.turn(now_ns)
         disk.tick(core, now_ns)
         for _ in range(TIMERS_PER_TICK_MAX):
             due = core.timers.due(now_ns)

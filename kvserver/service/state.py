@@ -9,8 +9,10 @@ from kvserver.errors import DeviceError, KvError, RequestError, ResourceError
 from kvserver.index.space import Node, Space
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
+from kvserver.service.departed import Departed
 from kvserver.service.disk_chunks import DiskChunks
 from kvserver.service.effects import Answer, Effect, Instruct, Log
+from kvserver.service.reuse import Reuse
 from kvserver.service.timers import Timers
 from kvserver.tiers.extents import Extents
 from kvserver.tiers.placement import Placement, Touched
@@ -357,6 +359,8 @@ class Core:
         self.incarnation = incarnation
         self.started_ns = started_ns
         self.counters = Counters()
+        self.reuse = Reuse(started_ns)
+        self.departed = Departed()
         self.chunks = Chunks(
             arena_bytes=bounds.arena_bytes,
             slab_bytes=bounds.slab_bytes,

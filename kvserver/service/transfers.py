@@ -12,6 +12,7 @@ from typing import NamedTuple
 from kvserver.errors import DeviceError, RequestError, ResourceError
 from kvserver.index.space import ABSENT, GONE, READY, Node
 from kvserver.service import fetches, leases
+from kvserver.service.departed import Cause
 from kvserver.service.state import MILLISECOND_NS, Cache, Core, GroupRun, Held, Job, Lease, Session
 from kvserver.wire.messages import (
     BLOCKS_MAX,
@@ -142,7 +143,7 @@ def _store_ended(core: Core, job: Job, done: Done) -> None:
     """Seals, or gives back, every part that the job was to write."""
     kept = done.status == "done" and not job.session.ended
     died = job.session.ended or done.code == "mover-lost"
-    reason = "died" if died else "abandoned" if done.status == "abandoned" else "failed"
+    reason: Cause = "died" if died else "abandoned" if done.status == "abandoned" else "failed"
     chunks_written: set[int] = set()
     mine = [
         (run.first + index, job.cache.parts[run.group])
@@ -175,8 +176,9 @@ def _answer_store(core: Core, job: Job, *, bytes_written: int, chunks_written: i
     """Counts the leading chunks whose shards of this rank are held now."""
     held, missing = _chunks_held(core, job)
     why = job.why or missing
-    if held < asked or why:
-        core.counters.stores_short += 1
+    assert why or held == asked, "a store that is cut short says why"
+    if why:
+        core.counters.short_stores[why] += 1
     core.answer(job.peer, Stored(job.request_id, held, chunks_written, bytes_written, why))
 
 
@@ -326,6 +328,7 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
         fetches.end(core.disk, job.held.fetch)
     core.counters.jobs[done.status] += 1
     core.counters.mode_bytes[done.mode] += done.bytes
+    core.counters.mode_ns[done.mode] += done.copy_ns
     core.counters.job_seconds[job.kind].observe((now_ns - job.began_ns) / 1e9)
     if core.bounds.log_requests:
         who = ("engine", job.session.engine.name), ("request", job.request_id)

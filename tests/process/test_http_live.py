@@ -83,7 +83,8 @@ def test_pages_answer_while_the_mover_is_stopped_and_while_nobody_reads_theirs()
             until("the store to be under way", lambda: site.sample('kvserver_jobs_running{kind="store"}') == 1)
             assert [site.page(path)[0] for path in PAGES] == [HTTPStatus.OK] * len(PAGES)
         assert future.result(WAIT_S).chunks == 2
-        until("the job to be counted", lambda: site.sample('kvserver_job_seconds_count{kind="store"}') == 1)
+        stores = 'kvserver_job_seconds_count{direction="store",tier="dram"}'
+        until("the job to be counted", lambda: site.sample(stores) == 1)
 
 
 def test_pages_come_back_with_the_next_brain_and_tell_that_it_is_another() -> None:
