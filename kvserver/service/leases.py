@@ -5,13 +5,14 @@ retrieve extends it for those that follow; it ends when all ranks have had their
 time is over. Pins move to the job at submit, so the end of a lease never frees a slot under a copy.
 """
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.eviction import REFUSED
 from kvserver.index.space import Node, Space
 from kvserver.service import fetches
-from kvserver.service.endings import Ending, ending
+from kvserver.service.endings import Ending, ending, missing
 from kvserver.service.state import MILLISECOND_NS, Core, DiskTier, Lease, Session
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES, Found, Lookup, Release, Released
 
@@ -38,17 +39,15 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     away: dict[Node, int] = {}
     why: Ending = ending(core, space, request.keys, held)
     if held and space is not None and core.disk is not None:
-        chunks, away, refused = _from_disk(core, core.disk, space, request.keys, held)
+        chunks, away, refused = from_disk(core, core.disk, space, request.keys, held)
         why = refused or why
     leased = chunks >= max(1, request.chunks_wanted_min)
     if leased and len(core.leases) >= core.bounds.leases_max:
         raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
     tally = Tally(asked, held, chunks, len(away), leased, why)
     _count(core, space, request, tally)
-    if core.bounds.log_requests:
-        tokens = space.geometry.chunk_tokens if space is not None else 0
-        who = ("engine", session.engine.name), ("request", request.id)
-        core.log_request(now_ns, "lookup", *who, ("tokens", asked * tokens), ("hit_tokens", chunks * tokens))
+    if level := core.lines.level("lookup", now_ns):
+        core.log("lookup", *_line(core, session, request, space, tally, now_ns=now_ns), level=level)
     if space is None or not chunks:
         core.answer(peer, Found(request.id, 0, 0, 0, 0))
         return
@@ -112,7 +111,31 @@ def _add(results: dict[str, int], tally: Tally, each: int) -> None:
         results["miss"] += (tally.asked - tally.held) * each
 
 
-def _from_disk(
+def _line(
+    core: Core, session: Session, request: Lookup, space: Space | None, tally: Tally, *, now_ns: int
+) -> Iterator[tuple[str, object]]:
+    """Tokens by where they are, and why they end."""
+    each = space.geometry.chunk_tokens if space is not None else 0
+    yield "engine", session.engine.name
+    yield "request", request.id
+    yield "tokens", tally.asked * each
+    yield "dram_tokens", (tally.chunks - tally.away) * each
+    yield "disk_tokens", tally.away * each
+    if not tally.leased and tally.chunks:
+        yield "unwanted", "yes"
+    yield "why", tally.why
+    key = request.keys[tally.chunks * KEY_BYTES : (tally.chunks + 1) * KEY_BYTES]
+    if key:
+        lacks = missing(core, request.namespace, key, now_ns)
+        yield "key", lacks.key
+        if lacks.cause:
+            yield "cause", lacks.cause
+            yield "gone_s", round(lacks.gone_s, 3)
+        if lacks.held_in:
+            yield "held_in", lacks.held_in[0][:12]
+
+
+def from_disk(
     core: Core, tier: DiskTier, space: Space, keys: bytes, chunks: int
 ) -> tuple[int, dict[Node, int], Literal["", "declined", "disk-away"]]:
     """How many of the chunks are offered, what of them has to be read, and why they are less: because the disk cannot

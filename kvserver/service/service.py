@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable
 
 from kvserver.errors import KvError, RequestError
-from kvserver.service import caches, disk, disk_drain, leases, movers, restore, sessions, transfers
+from kvserver.service import caches, disk, disk_drain, explain, leases, movers, restore, sessions, transfers
 from kvserver.service.check import check
 from kvserver.service.counters import Counters
 from kvserver.service.effects import CloseDescriptors, Effect, Publish, Withdraw
@@ -21,6 +21,7 @@ from kvserver.wire.messages import (
     Clear,
     Drain,
     Draining,
+    Explain,
     Hello,
     Lane,
     Lookup,
@@ -172,6 +173,8 @@ class Service:
             case Drain():
                 disk_drain.begin(core, request.device)
                 core.answer(peer, Draining(request.id))
+            case Explain():
+                explain.explain(core, peer, request, now_ns)
             case Status():
                 core.answer(peer, StatusIs(request.id, encode_status(status(core, now_ns))))
             case _:

@@ -330,14 +330,22 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     core.counters.mode_bytes[done.mode] += done.bytes
     core.counters.mode_ns[done.mode] += done.copy_ns
     core.counters.job_seconds[job.kind].observe((now_ns - job.began_ns) / 1e9)
-    if core.bounds.log_requests:
+    if level := core.lines.level(job.kind, now_ns):
         who = ("engine", job.session.engine.name), ("request", job.request_id)
         took = ("mode", done.mode), ("ms", (now_ns - job.began_ns) / 1e6), ("copy_ms", done.copy_ns / 1e6)
-        core.log_request(now_ns, job.kind, *who, ("status", done.status), ("bytes", done.bytes), *took)
+        core.log(job.kind, *who, ("status", done.status), ("bytes", done.bytes), *_tokens(job), *took, level=level)
     if job.kind == "store":
         _store_ended(core, job, done)
     else:
         _retrieve_ended(core, job, done)
+
+
+def _tokens(job: Job) -> tuple[tuple[str, object], ...]:
+    """What a job was about: the tokens behind the chunks that a store could reserve, and why not more."""
+    if job.kind == "retrieve":
+        return (("lease_tokens", job.tail.depth * job.space.geometry.chunk_tokens),) if job.tail is not None else ()
+    said = ("tokens", len(job.walk) * job.space.geometry.chunk_tokens)
+    return (said, ("why", job.why)) if job.why else (said,)
 
 
 def lost(core: Core, job: Job, why: str, now_ns: int) -> None:

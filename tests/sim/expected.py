@@ -5,11 +5,11 @@ SEEDS_FOR_ALL = 400
 _EVENTS = ("Arrived", "PeerGone", "Unheard", "WorkerGone", "Reported", "MoverGone", "ArenaGrew", "Tick")
 _REQUESTS = (
     "Hello", "Attach", "Lane", "Offer", "Watch", "Register", "Unregister", "Lookup", "Release", "Store", "Retrieve",
-    "Clear", "Drain", "Status",
+    "Clear", "Drain", "Explain", "Status",
 )  # fmt: skip
 _REPLIES = (
     "Welcome", "Attached", "LaneOpen", "Offered", "Watched", "Registered", "Unregistered", "Found", "Released",
-    "Stored", "Retrieved", "Cleared", "Draining", "StatusIs", "Error",
+    "Stored", "Retrieved", "Cleared", "Draining", "Explained", "StatusIs", "Error",
 )  # fmt: skip
 _EFFECTS = (
     "Publish", "Withdraw", "PutNamespace", "DropNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct",

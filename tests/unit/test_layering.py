@@ -42,9 +42,11 @@ BELOW: dict[str, str] = {
     "kvserver.doctor_peers": "",
     "kvserver.doctor_trial": "errors transfer",
     "kvserver.overview": "config wire",
+    "kvserver.explaining": "errors wire kvclient",
     "kvserver.showing": "",
     "kvserver.replay": "errors wire kvclient",
-    "kvserver.cli": "config disk_drain disk_tool doctor errors logs overview replay showing supervisor wire kvclient",
+    "kvserver.cli": "config disk_drain disk_tool doctor errors explaining logs overview replay showing supervisor wire "
+    "kvclient",
     "kvserver.__main__": "cli",
     "kvserver": "",
     "kvclient": "errors wire",
