@@ -20,6 +20,8 @@ REGISTER_BITS = 11
 REGISTERS = 1 << REGISTER_BITS
 RANK_BITS = 56 - REGISTER_BITS
 """Of a key's 7 bytes behind the first, those that do not choose the register."""
+ASKED_MIN = 32 * SAMPLED
+"""Chunks; of fewer too few are looked at to say anything."""
 TAILS_MAX = 4096
 WINDOWS_S = {"1h": 3600, "1d": 86_400}
 """The shortest first: it is the one that forgets the tails."""
@@ -72,22 +74,23 @@ class Window:
             self._sketch.add(each)
 
     def turn(self, now_ns: int) -> bool:
-        """Begins the next window when this one is over; whether it did. Windows in which nobody asked are no news."""
+        """Begins the next window when this one is over; whether it did. One in which little was asked is no news."""
         if now_ns < self._ends_ns:
             return False
-        if self._asked:
+        if self._asked >= ASKED_MIN:
             self._before = self._ratio()
+        if self._asked:
             self._asked, self._sketch = 0, Sketch()
         self._ends_ns = now_ns + self._window_ns
         return True
 
     @property
     def hit_ratio(self) -> float | None:
-        """Of the last whole window in which something was asked; of the running one as long as there is none. None:
-        nobody has asked yet."""
+        """Of the last whole window in which enough was asked; of the running one as long as there is none. None:
+        not enough was asked yet."""
         if self._before is not None:
             return self._before
-        return self._ratio() if self._asked else None
+        return self._ratio() if self._asked >= ASKED_MIN else None
 
     def _ratio(self) -> float:
         return max(0.0, 1 - self._sketch.distinct() * SAMPLED / self._asked)

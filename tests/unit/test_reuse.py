@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvserver.service.reuse import TAILS_MAX, Reuse, Sketch
+from kvserver.service.reuse import ASKED_MIN, TAILS_MAX, Reuse, Sketch
 from kvserver.wire.messages import KEY_BYTES
 
 HOUR_NS = 3600 * 1_000_000_000
@@ -64,9 +64,14 @@ def test_the_hit_ratio_is_that_of_exact_counts(seed: int) -> None:
     }
 
 
-def test_nothing_is_said_before_somebody_asks_and_new_prompts_alone_hit_nothing() -> None:
+def test_nothing_is_said_before_enough_was_asked_and_new_prompts_alone_hit_nothing() -> None:
     rng, reuse = random.Random(1), Reuse(0)
     assert reuse.hit_ratios() == {}
+    reuse.asked(ONE, rng.randbytes(KEY_BYTES * (ASKED_MIN - 1)))
+    assert reuse.hit_ratios() == {}
+    reuse.turn(25 * HOUR_NS)
+    reuse.asked(ONE, rng.randbytes(KEY_BYTES))
+    assert reuse.hit_ratios() == {}, "what was too little is not kept for the next window"
     for _ in range(700):
         reuse.asked(ONE, rng.randbytes(KEY_BYTES * 131))
     assert reuse.hit_ratios()["1h"] < 0.08
