@@ -6,7 +6,7 @@ time is over. Pins move to the job at submit, so the end of a lease never frees 
 """
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.eviction import REFUSED
@@ -17,19 +17,6 @@ from kvserver.service.state import MILLISECOND_NS, Core, DiskTier, Lease, Sessio
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES, Found, Lookup, Release, Released
 
 
-class Tally(NamedTuple):
-    """What became of a lookup, in chunks: asked >= held >= chunks >= away."""
-
-    asked: int
-    held: int
-    chunks: int
-    """Offered."""
-    away: int
-    """Of those, to be read from disk first."""
-    leased: bool
-    why: Ending
-
-
 def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int) -> None:
     """The longest servable prefix, and a lease on it."""
     asked = check_keys(request.keys)
@@ -37,17 +24,23 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     space = core.chunks.spaces.get(request.namespace)
     chunks = held = core.chunks.servable(space, request.keys) if space is not None else 0
     away: dict[Node, int] = {}
-    why: Ending = ending(core, space, request.keys, held)
+    why: Ending = "whole" if held == asked else ending(core, space, request.keys, held)
     if held and space is not None and core.disk is not None:
         chunks, away, refused = from_disk(core, core.disk, space, request.keys, held)
         why = refused or why
-    leased = chunks >= max(1, request.chunks_wanted_min)
+    leased = chunks >= request.chunks_wanted_min and chunks > 0
     if leased and len(core.leases) >= core.bounds.leases_max:
         raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
-    tally = Tally(asked, held, chunks, len(away), leased, why)
-    _count(core, space, request, tally)
+    counters = core.counters
+    counters.lookups += 1
+    counters.lookups_hit += leased
+    counters.lookup_ends[why] += 1
+    if space is not None:
+        core.reuse.asked(request.namespace, request.keys)
+    _count(core, space, asked=asked, held=held, chunks=chunks, away=len(away), leased=leased)
     if level := core.lines.level("lookup", now_ns):
-        core.log("lookup", *_line(core, session, request, space, tally, now_ns=now_ns), level=level)
+        line = _line(core, request, space, chunks=chunks, away=len(away), why=why, now_ns=now_ns)
+        core.log("lookup", ("engine", session.engine.name), *line, level=level)
     if space is None or not chunks:
         core.answer(peer, Found(request.id, 0, 0, 0, 0))
         return
@@ -87,44 +80,35 @@ def _grant(
             lease.fetch = fetches.begin(core.disk, space, away, lease=lease)
 
 
-def _count(core: Core, space: Space | None, request: Lookup, tally: Tally) -> None:
-    """Every chunk that was asked for has one result."""
-    counters = core.counters
-    counters.lookups += 1
-    counters.lookups_hit += tally.leased
-    counters.lookup_ends[tally.why] += 1
-    _add(counters.lookup_chunks, tally, 1)
-    if space is not None:
-        _add(counters.lookup_tokens, tally, space.geometry.chunk_tokens)
-        core.reuse.asked(request.namespace, request.keys)
-
-
-def _add(results: dict[str, int], tally: Tally, each: int) -> None:
-    if tally.leased:
-        results["dram"] += (tally.chunks - tally.away) * each
-        if tally.away:
-            results["disk"] += tally.away * each
-    else:
-        results["unwanted"] += tally.chunks * each
-    if tally.chunks < tally.asked:
-        results["declined"] += (tally.held - tally.chunks) * each
-        results["miss"] += (tally.asked - tally.held) * each
+def _count(core: Core, space: Space | None, *, asked: int, held: int, chunks: int, away: int, leased: bool) -> None:
+    """Every chunk that was asked for has one result: asked >= held >= chunks (offered) >= away (to be read first)."""
+    each = space.geometry.chunk_tokens if space is not None else 0
+    by_chunks, by_tokens = core.counters.lookup_chunks, core.counters.lookup_tokens
+    from_disk = away if leased else 0
+    found = "dram" if leased else "unwanted"
+    by_chunks[found] += chunks - from_disk
+    by_tokens[found] += (chunks - from_disk) * each
+    if from_disk:
+        by_chunks["disk"] += from_disk
+        by_tokens["disk"] += from_disk * each
+    if chunks < asked:
+        by_chunks["declined"] += held - chunks
+        by_tokens["declined"] += (held - chunks) * each
+        by_chunks["miss"] += asked - held
+        by_tokens["miss"] += (asked - held) * each
 
 
 def _line(
-    core: Core, session: Session, request: Lookup, space: Space | None, tally: Tally, *, now_ns: int
+    core: Core, request: Lookup, space: Space | None, *, chunks: int, away: int, why: Ending, now_ns: int
 ) -> Iterator[tuple[str, object]]:
     """Tokens by where they are, and why they end."""
     each = space.geometry.chunk_tokens if space is not None else 0
-    yield "engine", session.engine.name
     yield "request", request.id
-    yield "tokens", tally.asked * each
-    yield "dram_tokens", (tally.chunks - tally.away) * each
-    yield "disk_tokens", tally.away * each
-    if not tally.leased and tally.chunks:
-        yield "unwanted", "yes"
-    yield "why", tally.why
-    key = request.keys[tally.chunks * KEY_BYTES : (tally.chunks + 1) * KEY_BYTES]
+    yield "tokens", len(request.keys) // KEY_BYTES * each
+    yield "dram_tokens", (chunks - away) * each
+    yield "disk_tokens", away * each
+    yield "why", why
+    key = request.keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES]
     if key:
         lacks = missing(core, request.namespace, key, now_ns)
         yield "key", lacks.key

@@ -12,7 +12,7 @@ from disk_rig import DiskRig
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvserver.metrics import render
-from kvserver.service.reuse import WINDOWS_S
+from kvserver.service.reuse import WINDOWS_HOURS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
@@ -26,7 +26,7 @@ def shown() -> dict[str, dict[str, set[str]]]:
     """Sample name -> label -> values, as a scrape of a server with a disk has them."""
     rig = DiskRig()
     text = render(rig.service.status(rig.now_ns), rig.service.counters, 0.0).decode()
-    found: dict[str, dict[str, set[str]]] = {"kvserver_infinite_cache_hit_ratio": {"window": set(WINDOWS_S)}}
+    found: dict[str, dict[str, set[str]]] = {"kvserver_infinite_cache_hit_ratio": {"window": set(WINDOWS_HOURS)}}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = found.setdefault(sample.name, {})
