@@ -158,6 +158,32 @@ def test_a_disk_that_is_away_is_told_from_one_that_is_too_slow() -> None:
     assert by_result(rig, "lookup_chunks")["declined"] == CHUNKS
 
 
+# ---------------------------------------------------------------- what needed the room
+
+
+def evicted(rig: Rig) -> dict[str, float]:
+    seen = metrics(rig)
+    return {reason: seen[f'evicted_chunks_total{{reason="{reason}"}}'] for reason in ("store", "promote", "index")}
+
+
+def test_evictions_are_told_apart_by_what_needed_the_room() -> None:
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    stored = evicted(rig)
+    assert stored == {"store": stored["store"], "promote": 0, "index": 0}
+    assert stored["store"] == metrics(rig)["evicted_to_disk_chunks_total"] > 0
+    assert client.lookup(keys).chunks_on_disk == CHUNKS
+    assert evicted(rig) == {**stored, "promote": CHUNKS}, "each chunk that was read took the place of another"
+
+
+def test_a_full_index_is_a_reason_of_its_own_and_what_it_costs_is_lost() -> None:
+    rig = Rig(chunks_max=10)
+    client = Client(rig).register()
+    fill(client, prompts=5)
+    assert evicted(rig) == {"store": 0, "promote": 0, "index": 5}
+    assert metrics(rig)["evicted_to_disk_chunks_total"] == 0
+
+
 # ---------------------------------------------------------------- everything moves
 
 OF_THE_SHELL = {"snapshot_age_seconds", "replies_dropped_total", "lookup_handle_seconds"}
