@@ -1,11 +1,12 @@
 """The memory that the supervisor holds: the arena and its ledger, new or as an earlier start left them.
 
 What was kept is used only when it is what would be made now: the same sizes on the same kind of pages, with a ledger
-that reads as one. Anything else is given back and made anew, and the log says why: a cache may lose, never lie.
+that reads as one, and no process of an earlier start that may still write to it. Anything else is given back and made anew, and the log says why: a cache may lose, never lie.
 """
 
 import logging
 import os
+import time
 from typing import NamedTuple
 
 from kvserver import logs
@@ -16,6 +17,7 @@ from kvserver.systemd import Manager
 from kvserver.transfer.engines import Ledger, create_memfd, free_huge_pages
 
 ARENA, LEDGER = "kvserver-arena", "kvserver-ledger"
+END_S, POLL_S = 10.0, 0.05
 BLOCK_BYTES = 512
 """Of st_blocks, whatever the file system."""
 
@@ -30,7 +32,7 @@ class Held(NamedTuple):
 def hold(config: Config, manager: Manager) -> Held:
     """Raises ConfigError when the machine cannot hold the arena; nothing has been touched then."""
     kept = manager.take()
-    problem = _problem(config, kept, manager.left_behind()) if kept else ""
+    problem = _problem(config, kept, _left_behind(manager)) if kept else ""
     if kept and not problem:
         held = Held(kept.pop(ARENA), kept.pop(LEDGER))
         logs.event(logging.INFO, "memory kept", ("bytes", _taken_bytes(held.arena)))
@@ -50,6 +52,14 @@ def hold(config: Config, manager: Manager) -> Held:
     manager.keep(ARENA, held.arena)
     manager.keep(LEDGER, held.ledger)
     return held
+
+
+def _left_behind(manager: Manager) -> list[int]:
+    """Processes of an earlier start that do not end. What a driver holds may need a moment."""
+    until = time.monotonic() + END_S
+    while (others := manager.left_behind()) and time.monotonic() < until:
+        time.sleep(POLL_S)
+    return others
 
 
 def _problem(config: Config, kept: dict[str, int], left_behind: list[int]) -> str:

@@ -13,12 +13,13 @@ carried out by the shell before anything else that the same event decided (see e
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Protocol
 
 from kvserver.index.coverage import servable_chunks
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space, settle
 from kvserver.service.counters import Counters
-from kvserver.service.departed import Cause
+from kvserver.service.departed import DEPARTED_MAX, Cause
 from kvserver.service.owners import SEALED, UNASSIGNED, Orphan, Pending, SlotOwner
 from kvserver.service.room import Need, Room
 from kvserver.tiers.marks import Marks
@@ -89,7 +90,7 @@ class Chunks:
             if node.state != GONE:
                 self.discard(space, node, reason)
         self._counters.discarded[reason] += len(space.nodes)
-        self.gone.extend((space.digest, node, reason) for node in space.nodes.values())
+        self.gone.extend((space.digest, node, reason) for node in islice(space.nodes.values(), DEPARTED_MAX))
         for node in sorted(space.nodes.values(), key=lambda node: -node.depth):
             self._shrink_retired(space, node)
         for node in space.nodes.values():  # what a retrieve still reads must not come back with the next brain
