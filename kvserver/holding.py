@@ -1,7 +1,8 @@
 """The memory that the supervisor holds: the arena and its ledger, new or as an earlier start left them.
 
 What was kept is used only when it is what would be made now: the same sizes on the same kind of pages, with a ledger
-that reads as one, and no process of an earlier start that may still write to it. Anything else is given back and made anew, and the log says why: a cache may lose, never lie.
+that reads as one, and no process of an earlier start that may still write to it. Anything else is given back and made
+anew, and the log says why: a cache may lose, never lie.
 """
 
 import logging
