@@ -37,7 +37,11 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     counters.lookup_ends[why] += 1
     if space is not None:
         core.reuse.asked(request.namespace, request.keys)
-    _count(core, space, asked=asked, held=held, chunks=chunks, away=len(away), leased=leased)
+    if leased and chunks == asked and not away and space is not None:  # what an engine waits for most
+        counters.lookup_chunks["dram"] += asked
+        counters.lookup_tokens["dram"] += asked * space.geometry.chunk_tokens
+    else:
+        _count(core, space, asked=asked, held=held, chunks=chunks, away=len(away), leased=leased)
     if level := core.lines.level("lookup", now_ns):
         line = _line(core, request, space, chunks=chunks, away=len(away), why=why, now_ns=now_ns)
         core.log("lookup", ("engine", session.engine.name), *line, level=level)

@@ -25,8 +25,8 @@ RANK_BITS = 56 - REGISTER_BITS
 ASKED_MIN = 16 * SAMPLED
 """Chunks; of fewer too few are looked at to say anything."""
 TAILS_MAX = 4096
-FRESH_MAX = 64
-"""Prompts; to look at one of 512 chunks takes some 5 us."""
+FRESH_MAX = 16
+"""Prompts; to look at one of 512 chunks takes some 6 us."""
 WINDOWS_HOURS = {"1h": 1, "1d": 24}
 HOUR_NS = 3600 * 1_000_000_000
 
