@@ -3,7 +3,11 @@
 import dataclasses
 
 from kvserver.config import Config
+from kvserver.service.request_lines import Wanted
 from kvserver.service.state import Bounds
+
+REQUEST_LINES: dict[str, Wanted] = {"debug": "all", "info": "sampled", "warning": "none", "error": "none"}
+"""By the least level that is logged."""
 
 
 def bounds_from(config: Config) -> Bounds:
@@ -16,5 +20,5 @@ def bounds_from(config: Config) -> Bounds:
         disk_devices=len(config.disk_directories),
         disk_write_through=config.disk_write_policy == "through",
         disk_second_touch=config.disk_admission == "second-touch",
-        log_requests=config.log_level == "debug",
+        request_lines=REQUEST_LINES[config.log_level],
     )

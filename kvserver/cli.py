@@ -233,6 +233,30 @@ def status(
         typer.echo("\n".join(overview(msgspec.convert(document, Status))))
 
 
+@app.command()
+def explain(
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY...]", help="Of a prompt from its beginning on, or one key from anywhere; in hexadecimal."
+        ),
+    ] = None,
+    *,
+    tokens: Annotated[
+        str, typer.Option(metavar="FILE", help="Token ids of a prompt instead of keys; - is standard input.")
+    ] = "",
+    namespace: Annotated[
+        str, typer.Option(metavar="HEX", help="Its first digits are enough.", show_default="all")
+    ] = "",
+    socket: Annotated[str, typer.Option(metavar="PATH", help="The server's socket.", show_default="the default")] = "",
+) -> None:
+    """Ask a running server what a lookup of a prompt would find now, and why no more."""
+    from kvserver.explaining import explain as explained
+
+    with _client(socket or default_socket()) as client:
+        typer.echo("\n".join(explained(client, keys=keys or [], tokens=tokens, namespace=namespace)))
+
+
 @app.command("disk")
 @flagged(CONFIG_FLAGS)
 def disk_(

@@ -4,6 +4,7 @@ Names end in their unit, help texts state the formula. Labels have few values: m
 size, never sessions, caches or namespaces. Counters start at zero with every brain; `kvserver_incarnation` tells when.
 """
 
+import platform
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
@@ -13,9 +14,12 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from kvserver.service.counters import Counters, Histogram
+from kvserver.wire.messages import PROTOCOL
 from kvserver.wire.status import DiskStatus, Status
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+TIERS = {"store": "dram", "retrieve": "dram", "demote": "disk", "promote": "disk"}
+"""Of a direction: demote and promote go between DRAM and disk, the others between engines and DRAM."""
 MOVER_STATES = ("starting", "ready", "killed")
 EXACT_BELOW = 1 << 53
 """A sample is a float. Incarnations are nanoseconds plus a count, and a restart often changes only the last digit."""
@@ -45,7 +49,13 @@ class SnapshotCollector(Collector):
 
     def _server(self) -> Iterator[Metric]:
         status = self._status
-        yield _gauge("server_info", "Always 1; the label names the server's version.", "server", {status.server: 1})
+        build = GaugeMetricFamily(
+            "kvserver_build_info",
+            "Always 1; the labels say what runs: version of server, Python and protocol with clients.",
+            labels=("version", "python", "protocol"),
+        )
+        build.add_metric((status.server.removeprefix("kvserver "), platform.python_version(), str(PROTOCOL)), 1)
+        yield build
         start = status.incarnation % EXACT_BELOW
         yield _gauge("incarnation", "Which start of the brain this is, modulo 2^53.", value=start)
         yield _gauge("uptime_seconds", "Seconds since the brain started.", value=status.uptime_s)
@@ -113,13 +123,34 @@ class SnapshotCollector(Collector):
             "result",
             {"hit": seen.lookups_hit, "miss": seen.lookups - seen.lookups_hit},
         )
-        yield _counter(
-            "lookup_chunks",
-            "Chunks asked for in lookups: hit = under a granted lease. Hit rate = hit / (hit + miss).",
-            "result",
-            {"hit": seen.chunks_hit, "miss": seen.chunks_asked - seen.chunks_hit},
+        text = (
+            "dram and disk = under a granted lease, disk = to be read from there first; declined = on disk, and "
+            "reading was slower than computing or not possible; unwanted = held, but fewer than the client wanted; "
+            "miss = the rest. Hit rate = (dram + disk) / all."
         )
-        yield _counter("lookup_hit_tokens", "Tokens of the chunks that were hit.", value=seen.tokens_hit)
+        yield _counter("lookup_chunks", f"Chunks asked for in lookups, each once: {text}", "result", seen.lookup_chunks)
+        yield _counter(
+            "lookup_tokens",
+            f"The same in tokens, of lookups in namespaces that are known: {text}",
+            "result",
+            seen.lookup_tokens,
+        )
+        yield _counter(
+            "lookup_ends",
+            "Lookups by why the prefix ends where it does: whole = all is held; absent = the next chunk was never "
+            "stored, or left long ago; gone = it left lately; writing = it is being stored; partial = a window or "
+            "state group is missing; declined, disk-away = on disk, see lookup_chunks; namespace = nothing is known "
+            "under it.",
+            "why",
+            seen.lookup_ends,
+        )
+        yield _gauge(
+            "infinite_cache_hit_ratio",
+            "Share of the chunks asked for in a window of time that an infinite cache would have hit: 1 - distinct / "
+            "asked, estimated. Of the last whole window; of the running one before the first is over.",
+            "window",
+            self._status.infinite_cache_hit_ratio,
+        )
         yield _counter(
             "lease_events",
             "Leases by event. granted = released + expired + used by every rank + out now.",
@@ -127,38 +158,69 @@ class SnapshotCollector(Collector):
             {"granted": seen.leases_granted, "released": seen.leases_released, "expired": seen.leases_expired},
         )
         yield _histogram(
-            "lookup_handle_seconds", "Time inside the brain for one lookup.", "", {"": seen.lookup_handle_seconds}
+            "lookup_handle_seconds", "Time inside the brain for one lookup.", (), {(): seen.lookup_handle_seconds}
         )
 
     def _transfers(self) -> Iterator[Metric]:
         seen = self._counters
         yield _counter(
             "stores",
-            "Stores by result: short = fewer chunks were kept than asked.",
+            "Stores by result: whole, or why fewer chunks are held than were asked (full: nothing more could be "
+            "evicted; the others as in the protocol's Stored.why).",
             "result",
-            {"whole": seen.stores - seen.stores_short, "short": seen.stores_short},
+            {"whole": seen.stores - seen.stores_short, **seen.short_stores},
         )
         yield _counter("retrieves", "Retrieves that were accepted.", value=seen.retrieves)
-        yield _counter(
-            "copy_bytes",
-            "Bytes that movers copied: store = into the arena and sealed, retrieve = out of it.",
-            "direction",
-            {"store": seen.bytes_stored, "retrieve": seen.bytes_retrieved},
+        moved = {
+            "store": seen.bytes_stored,
+            "retrieve": seen.bytes_retrieved,
+            "demote": seen.disk_written_bytes,
+            "promote": seen.disk_read_bytes,
+        }
+        family = CounterMetricFamily(
+            "kvserver_moved_bytes",
+            "Bytes that arrived: store = in DRAM and sealed, retrieve = in an engine, demote = on disk, promote = from "
+            "disk in DRAM.",
+            labels=("tier", "direction"),
         )
+        for direction, count in moved.items():
+            family.add_metric((TIERS[direction], direction), count)
+        yield family
         yield _counter(
             "mode_bytes",
-            "Bytes that movers moved, sealed or not, by how: staged, direct, server-gather.",
+            "Bytes that movers moved between engines and DRAM, sealed or not, by how: staged, direct, server-gather, "
+            "engine-driven.",
             "mode",
             seen.mode_bytes,
         )
+        yield _counter(
+            "mode_seconds",
+            "The time that took, each job from its first byte to its last. mode_bytes / mode_seconds = bytes per "
+            "second of one job.",
+            "mode",
+            {mode: count / 1e9 for mode, count in seen.mode_ns.items()},
+        )
         yield _counter("stored_chunks", "Groups of chunks that became complete.", value=seen.chunks_stored)
-        yield _counter("jobs", "Jobs by how they ended.", "end", seen.jobs)
-        yield _histogram("job_seconds", "From a request's arrival to the end of its job.", "kind", seen.job_seconds)
+        yield _counter("jobs", "Stores and retrieves by how their job ended.", "end", seen.jobs)
+        yield _histogram(
+            "job_seconds",
+            "From a request's arrival, or an order to the disk, to the end of its job.",
+            ("tier", "direction"),
+            {(TIERS[direction], direction): histogram for direction, histogram in seen.job_seconds.items()},
+        )
 
     def _losses(self) -> Iterator[Metric]:
         seen = self._counters
-        yield _counter("evicted_chunks", "Chunks that went to make room.", value=seen.evictions)
-        yield _counter("evicted_bytes", "Slot bytes of the chunks that went to make room.", value=seen.evicted_bytes)
+        yield _counter(
+            "evicted_chunks",
+            "Chunks that left DRAM to make room, by what needed it: store, promote (what was read from disk), index "
+            "(chunks_max was reached).",
+            "reason",
+            seen.evicted_for,
+        )
+        text = "Of those, the chunks that were on disk, so that nothing was lost."
+        yield _counter("evicted_to_disk_chunks", text, value=seen.evicted_to_disk)
+        yield _counter("evicted_bytes", "Slot bytes of the chunks that left DRAM.", value=seen.evicted_bytes)
         yield _counter("discarded_chunks", "Chunks that were given up, by reason.", "reason", seen.discarded)
         yield _counter("errors", "Requests answered with an error, by family.", "family", seen.errors)
         yield _counter("replies_dropped", "Replies whose peer was gone or did not read.", value=seen.replies_dropped)
@@ -179,16 +241,8 @@ class SnapshotCollector(Collector):
         yield _gauge(
             "keys_touched", "Keys remembered beyond their chunks, for second touch.", value=status.keys_touched
         )
-        yield _counter("lookup_disk_chunks", "Of the chunks hit, those read from disk.", value=seen.chunks_hit_on_disk)
-        yield _counter(
-            "lookups_declined",
-            "Lookups answered with less: reading was slower than computing.",
-            value=seen.lookups_declined,
-        )
-        moved = {"write": seen.disk_writes, "read": seen.disk_reads}
+        moved = {"demote": seen.disk_writes, "promote": seen.disk_reads}
         yield _counter("disk_moved_chunks", "Chunks written to and read from disk.", "direction", moved)
-        moved = {"write": seen.disk_written_bytes, "read": seen.disk_read_bytes}
-        yield _counter("disk_moved_bytes", "Bytes written to and read from disk.", "direction", moved)
         ends = {"evicted": seen.disk_evictions, "lost": seen.disk_lost, "recovered": seen.disk_recovered}
         yield _counter(
             "disk_chunk_events",
@@ -248,7 +302,7 @@ def _gauge(
 
 
 def _counter(
-    name: str, text: str, label: str = "", values: Mapping[str, float] | None = None, *, value: int = 0
+    name: str, text: str, label: str = "", values: Mapping[str, float] | None = None, *, value: float = 0
 ) -> Metric:
     if values is None:
         return CounterMetricFamily(f"kvserver_{name}", text, value=value)
@@ -258,11 +312,12 @@ def _counter(
     return family
 
 
-def _histogram(name: str, text: str, label: str, histograms: Mapping[str, Histogram]) -> Metric:
-    """label "" for a histogram without labels, whose only key is "" as well."""
-    family = HistogramMetricFamily(f"kvserver_{name}", text, labels=(label,) if label else ())
+def _histogram(
+    name: str, text: str, labels: tuple[str, ...], histograms: Mapping[tuple[str, ...], Histogram]
+) -> Metric:
+    """Keys are values of the labels; () for a histogram without any."""
+    family = HistogramMetricFamily(f"kvserver_{name}", text, labels=labels)
     for which, histogram in histograms.items():
         edges = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
-        buckets = list(zip(edges, accumulate(histogram.counts), strict=True))
-        family.add_metric((which,) if label else (), buckets, histogram.sum)
+        family.add_metric(which, list(zip(edges, accumulate(histogram.counts), strict=True)), histogram.sum)
     return family

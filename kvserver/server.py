@@ -61,6 +61,7 @@ from kvserver.wire.messages import (
 )
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
+    Alive,
     FoundRecords,
     Grown,
     MoverReaped,
@@ -142,12 +143,11 @@ class Shell:
         """Until SIGTERM, or until the supervisor is gone."""
         self._carry_out(self._service.effects())
         http = self._start_http()
-        loop = self._loop
-        loop.set_exception_handler(_die)
-        loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
-        loop.add_reader(self._router.FD, self._drain_router)
-        loop.add_reader(self._listener, self._accept)
-        loop.add_reader(self._control, self._take_news)
+        self._loop.set_exception_handler(_die)
+        self._loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
+        self._loop.add_reader(self._router.FD, self._drain_router)
+        self._loop.add_reader(self._listener, self._accept)
+        self._loop.add_reader(self._control, self._take_news)
         self._tick()
         self._drain_router()
         logs.event(logging.INFO, "server ready", ("socket", self._config.socket), ("http_port", self._config.http_port))
@@ -300,9 +300,11 @@ class Shell:
         self._show_strangers_out()
         self._ticks += 1
         if self._ticks % SNAPSHOT_TICKS == 0:
-            now_ns = time.monotonic_ns()
-            status, counters = self._service.status(now_ns), self._service.counters.copy()
-            self._snapshots.publish(Snapshot(time.monotonic(), status, counters))
+            status = self._service.status(time.monotonic_ns())
+            self._snapshots.publish(Snapshot(time.monotonic(), status, self._service.counters.copy()))
+        if self._ticks % COLLECT_TICKS == 1:
+            with suppress(BlockingIOError):  # a supervisor that is stopped has enough of them
+                self._control.send(encode(Alive()), socket.MSG_DONTWAIT)
         if self._ticks % COLLECT_TICKS == 0:
             gc.collect(1)
             self._ledger.forget_pages()
@@ -404,9 +406,7 @@ class Shell:
         while door.waiting:
             frame, descriptors = door.waiting[0]
             try:
-                with suppress(
-                    BrokenPipeError, ConnectionResetError
-                ):  # it is ending; the supervisor tells when it is reaped
+                with suppress(BrokenPipeError, ConnectionResetError):  # it is ending, and will be reaped
                     send(door.socket, frame, descriptors)
             except BlockingIOError:
                 self._loop.add_writer(door.socket, self._flush_orders, door)
@@ -478,9 +478,9 @@ def main() -> Never:
     gc.disable()  # by hand, in _tick
     gc.freeze()
     control = socket.socket(fileno=inherited.control)
-    ledger = Ledger(inherited.ledger, config.ledger_span_bytes)
 
     async def serve() -> None:
+        ledger = Ledger(inherited.ledger, config.ledger_span_bytes)
         await Shell(config, control, ledger, inherited.incarnation).run()
 
     try:

@@ -31,11 +31,13 @@ import msgspec
 from kvserver import disk_check, logs
 from kvserver.config import Config
 from kvserver.errors import ConfigError
-from kvserver.memory import RESERVE_BYTES, read_memory
+from kvserver.holding import Held, hold
 from kvserver.passing import CANNOT_START, Inheritance, Receiver, pair, send
-from kvserver.transfer.engines import ArenaGrower, Ledger, create_memfd, free_huge_pages
+from kvserver.systemd import Manager
+from kvserver.transfer.engines import ArenaGrower
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
+    Alive,
     Grown,
     KillMover,
     MoverReaped,
@@ -58,15 +60,14 @@ STEADY_S = 30.0
 def run(config: Config) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status. Raises ConfigError when it cannot start."""
     logs.start(level=config.log_level, form=config.log_format, process="supervisor")
+    manager = Manager(os.environ)
     lock = _claim_socket(config)
-    _check_memory(config)
     disk_check.refuse(config)
     _allow_descriptors()
-    arena = _create(config, "kvserver-arena", config.arena_bytes, config.huge_page_bytes)
-    ledger = _create(config, "kvserver-ledger", Ledger.file_bytes(config.ledger_span_bytes), 0)
+    arena, ledger = hold(config, manager)
     grower = _grow(config, arena)
     logs.event(logging.INFO, "arena begun", ("bytes", config.arena_bytes), ("slab_bytes", config.slab_bytes))
-    supervisor = Supervisor(config, arena, ledger, grower)
+    supervisor = Supervisor(config, Held(arena, ledger), grower, manager)
     try:
         supervisor.run()
     finally:
@@ -103,11 +104,11 @@ class _Child:
 class Supervisor:
     """One loop over the brain's socket, the children's pidfds, the arena's growth and signals."""
 
-    def __init__(self, config: Config, arena: int, ledger: int, grower: ArenaGrower) -> None:
+    def __init__(self, config: Config, held: Held, grower: ArenaGrower, manager: Manager) -> None:
         self._config = config
-        self._arena = arena
-        self._ledger = ledger
+        self._arena, self._ledger = held
         self._grower = grower
+        self._manager = manager
         self._selector = selectors.DefaultSelector()
         self._receiver = Receiver(ORDER_BYTES_MAX)
         self._movers: dict[int, _Child] = {}
@@ -227,6 +228,8 @@ class Supervisor:
             case KillMover(mover):
                 if mover in self._movers:
                     self._movers[mover].kill()
+            case Alive():
+                self._manager.alive()
 
     def _start_mover(self, wish: StartMover) -> None:
         brains, movers = pair()
@@ -294,6 +297,7 @@ class Supervisor:
             self._kill_all()
             return
         self._stopping = True
+        self._manager.stopping()
         if self._brain is not None:
             self._brain.process.terminate()
             self._kill_at = time.monotonic() + STOP_S
@@ -363,35 +367,8 @@ def _allow_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _create(config: Config, name: str, size: int, huge_page_bytes: int) -> int:
-    try:
-        return int(create_memfd(name, size, huge_page_bytes))
-    except OSError as problem:
-        raise ConfigError("arena-memory", f"{name} of {size} bytes cannot be made: {problem.strerror}") from problem
-
-
 def _grow(config: Config, arena: int) -> ArenaGrower:
     try:
         return ArenaGrower(arena, config.arena_bytes, config.slab_bytes, config.touch_threads, config.numa_node)
     except OSError as problem:
         raise ConfigError("arena-memory", f"numa_node={config.numa_node}: {problem.strerror}") from problem
-
-
-def _check_memory(config: Config) -> None:
-    """Refuses an arena that the machine cannot hold, before anything is touched."""
-    if config.huge_page_bytes:
-        free = free_huge_pages(config.huge_page_bytes) * config.huge_page_bytes
-        if free < config.arena_bytes:
-            raise ConfigError(
-                "arena-memory",
-                f"arena_bytes={config.arena_bytes} needs as much in free huge pages of {config.huge_page_bytes} bytes, "
-                f"there are {free}",
-            )
-        return
-    memory = read_memory()
-    if not memory.fits(config.arena_bytes):
-        raise ConfigError(
-            "arena-memory",
-            f"arena_bytes={config.arena_bytes} and {RESERVE_BYTES} beside it exceed the {memory.available_bytes} bytes "
-            "of memory that are free",
-        )

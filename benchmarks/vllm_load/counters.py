@@ -16,8 +16,8 @@ EXTERNAL_ASKED = "vllm:external_prefix_cache_queries_total"
 EXTERNAL_HIT = "vllm:external_prefix_cache_hits_total"
 BROUGHT = "vllm:kvserver_tokens_retrieved_total"
 STORED = "vllm:kvserver_tokens_stored_total"
-SERVER_HIT = 'kvserver_lookup_chunks_total{result="hit"}'
-SERVER_MISSED = 'kvserver_lookup_chunks_total{result="miss"}'
+SERVER_ASKED = "kvserver_lookup_chunks_total"
+SERVER_HIT = tuple(f'{SERVER_ASKED}{{result="{tier}"}}' for tier in ("dram", "disk"))
 WAITING = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
@@ -55,12 +55,12 @@ def difference(before: Mapping[str, float], after: Mapping[str, float]) -> Count
 
 def hits(counted: Mapping[str, float]) -> Hits:
     asked = counted.get(OWN_ASKED, 0.0)
-    chunks = counted.get(SERVER_HIT, 0.0) + counted.get(SERVER_MISSED, 0.0)
+    chunks = sum(value for name, value in counted.items() if name.startswith(SERVER_ASKED))
     return Hits(
         own=_share(counted.get(OWN_HIT), asked),
         external=_share(counted.get(EXTERNAL_HIT), counted.get(EXTERNAL_ASKED, 0.0)),
         brought=_share(counted.get(BROUGHT), asked),
-        server=_share(counted.get(SERVER_HIT), chunks),
+        server=_share(sum(counted.get(name, 0.0) for name in SERVER_HIT), chunks),
     )
 
 

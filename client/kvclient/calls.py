@@ -17,6 +17,9 @@ from kvclient.values import Found, Lease
 from kvserver.errors import RequestError
 from kvserver.wire import messages as wire
 
+Question = wire.Status | wire.Clear | wire.Drain | wire.Explain
+"""What may take the server a while, and waits for no job."""
+
 
 class Calls:
     """The conversations. Each completes its future in every case."""
@@ -44,9 +47,7 @@ class Calls:
             self._lookup_slots.give()
             _complete(answer, found, problem)
 
-    async def call(
-        self, request: wire.Status | wire.Clear | wire.Drain, expects: type[R], timeout_s: float, answer: "Future[R]"
-    ) -> None:
+    async def call(self, request: Question, expects: type[R], timeout_s: float, answer: "Future[R]") -> None:
         """Completes with the reply, or with RequestError or Trouble."""
         reply: R | None = None
         problem: Exception | None = Trouble("client-bug")

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from kvclient.blocks import StorePart, check_keys, cut_retrieve, cut_store, pack_groups
 from kvclient.caches import Cache, check_event, prepare
-from kvclient.calls import Calls, found_from
+from kvclient.calls import Calls, Question, found_from
 from kvclient.connection import Connection
 from kvclient.counters import Counters
 from kvclient.doors import R
@@ -34,6 +34,7 @@ from kvclient.values import Blocks, CacheSpec, Found, Lease, RetrieveResult, Sto
 from kvserver import __version__
 from kvserver.errors import KvError, RequestError, ResourceError
 from kvserver.wire import messages as wire
+from kvserver.wire.explanation import Explanation, decode_explanations
 
 UNIX_PATH_BYTES_MAX = 107
 ASYNC_LOOKUPS_MAX = 256
@@ -330,6 +331,12 @@ class Client:
         )
         return document
 
+    def explain(self, keys: bytes, namespace: bytes = b"") -> list[Explanation]:
+        """What a lookup of these keys would be answered now, and why no more; in each namespace, unless one is given.
+        One key may be from the middle of a prompt. ResourceError when the server does not answer."""
+        request = wire.Explain(next(self._connection.ids), namespace, keys)
+        return decode_explanations(self._call(request, wire.Explained).document)
+
     # ---------------------------------------------------------------- helpers
 
     def _lookup_request(self, link: Link | None, namespace: bytes, keys: bytes, chunks_wanted_min: int) -> wire.Lookup:
@@ -373,7 +380,7 @@ class Client:
         slots.give()
         return "closed"
 
-    def _call(self, request: wire.Status | wire.Clear | wire.Drain, expects: type[R]) -> R:
+    def _call(self, request: Question, expects: type[R]) -> R:
         self._check_alive()
         self._refuse_in_callback("status, clear and drain")
         timeout_s = self.timeouts.request_s

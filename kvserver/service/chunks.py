@@ -13,13 +13,15 @@ carried out by the shell before anything else that the same event decided (see e
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Protocol
 
 from kvserver.index.coverage import servable_chunks
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space, settle
 from kvserver.service.counters import Counters
+from kvserver.service.departed import DEPARTED_MAX, Cause
 from kvserver.service.owners import SEALED, UNASSIGNED, Orphan, Pending, SlotOwner
-from kvserver.service.room import Room
+from kvserver.service.room import Need, Room
 from kvserver.tiers.marks import Marks
 from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, pack
 from kvserver.tiers.slots import SLOT_ALIGN, SlotPool
@@ -58,6 +60,8 @@ class Chunks:
         """Ledger entries to publish."""
         self.withdrawn: list[int] = []
         """Slots whose ledger entries are to be withdrawn."""
+        self.gone: list[tuple[bytes, Node, Cause]] = []
+        """Namespace, chunk and cause of what went out of the index; departed.py remembers it."""
         self.room = Room(self.pool, counters, self._leave_dram)
         self.clean_bytes = 0
         """Slot bytes that may go without loss: what they hold is on disk."""
@@ -74,7 +78,7 @@ class Chunks:
         if self.disk is not None:
             self.disk.add_space(space)
 
-    def clear(self, space: Space, reason: str) -> int:
+    def clear(self, space: Space, reason: Cause) -> int:
         """Forgets a namespace: nothing that it holds now is ever served again. Returns how many chunks went.
 
         Running retrieves finish; their chunks stay in a retired space until then."""
@@ -86,6 +90,7 @@ class Chunks:
             if node.state != GONE:
                 self.discard(space, node, reason)
         self._counters.discarded[reason] += len(space.nodes)
+        self.gone.extend((space.digest, node, reason) for node in islice(space.nodes.values(), DEPARTED_MAX))
         for node in sorted(space.nodes.values(), key=lambda node: -node.depth):
             self._shrink_retired(space, node)
         for node in space.nodes.values():  # what a retrieve still reads must not come back with the next brain
@@ -211,7 +216,7 @@ class Chunks:
         pending = self.pendings.get(node)
         return pending is not None and pending.parts.get(part) == SEALED
 
-    def give_up(self, node: Node, part: int, job: int, reason: str) -> None:
+    def give_up(self, node: Node, part: int, job: int, reason: Cause) -> None:
         """A job ended without sealing this part. Another may write it; when nobody else has begun the chunk it goes."""
         pending = self.pendings.get(node)
         if pending is None or pending.parts.get(part) != job:
@@ -220,7 +225,7 @@ class Chunks:
         if all(state == UNASSIGNED for state in pending.parts.values()):
             self.discard(pending.space, node, reason)
 
-    def discard(self, space: Space, node: Node, reason: str) -> None:
+    def discard(self, space: Space, node: Node, reason: Cause) -> None:
         """Gives up what is not complete in a node. A node that was not ready goes, and with it all below it."""
         if node.state == READY:
             self.drop_pending(node)
@@ -230,12 +235,14 @@ class Chunks:
             assert at.state != READY
             self.drop_pending(at)
             self._counters.discarded[reason] += 1
+            self.gone.append((space.digest, at, reason))
             self.remove(space, at)
 
     def cut(self, space: Space, node: Node) -> Space | None:
         """Takes a node that is not servable any more, and all below it, out of the index. What something still holds
         goes when its pins do, and hangs in the space that is returned until then."""
         doomed = space.subtree(node)
+        self.gone.extend((space.digest, at, "lost") for at in doomed)
         for at in reversed(doomed):
             self.drop_pending(at)
             if at.children is None and at.pins == 0:
@@ -363,14 +370,16 @@ class Chunks:
         self.chunks -= 1
         self.settled(space, parent)
 
-    def _leave_dram(self, space: Space, node: Node) -> None:
+    def _leave_dram(self, space: Space, node: Node, need: Need) -> None:
         """Frees the slots of a node. What is on disk keeps it in the index, if that is enough."""
         if node.disk is None or not node.disk.keeps:
             if self.disk is not None:
                 self._counters.disk_refused[self.disk.why_not(space, node)] += 1
+            self.gone.append((space.digest, node, need))
             self.remove(space, node)
             return
         assert node.pins == 0
+        self._counters.evicted_to_disk += 1
         self.count(space, node, -1)
         self._free_slots(node)
         node.present = node.on_disk

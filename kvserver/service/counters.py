@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import get_args
 
 from kvserver.tiers.placement import REFUSALS
-from kvserver.wire.messages import Mode
+from kvserver.wire.messages import Mode, Why
 from kvserver.wire.orders import Fault
 
 DISCARD_REASONS = ("died", "failed", "abandoned", "deadline", "cleared")
@@ -19,6 +19,11 @@ DISK_FAULTS = (*get_args(Fault), "lost")
 DRAIN_ENDS = ("moved", "kept", "given-up")
 JOB_ENDS = ("done", "abandoned", "failed", "invalid")
 JOB_KINDS = ("store", "retrieve")
+DIRECTIONS = (*JOB_KINDS, "demote", "promote")
+EVICTED_FOR = ("store", "promote", "index")
+LOOKUP_RESULTS = ("dram", "disk", "declined", "unwanted", "miss")
+LOOKUP_ENDS = ("whole", "absent", "gone", "writing", "partial", "declined", "disk-away", "namespace")
+SHORT_WHYS = tuple(why for why in get_args(Why) if why)
 MODES: tuple[str, ...] = get_args(Mode)
 
 LOOKUP_SECONDS = (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5.12e-3, 20e-3, 100e-3)
@@ -57,9 +62,6 @@ class Counters:
     __slots__ = (
         "bytes_retrieved",
         "bytes_stored",
-        "chunks_asked",
-        "chunks_hit",
-        "chunks_hit_on_disk",
         "chunks_stored",
         "discarded",
         "disk_damaged",
@@ -75,25 +77,28 @@ class Counters:
         "disk_written_bytes",
         "errors",
         "evicted_bytes",
-        "evictions",
+        "evicted_for",
+        "evicted_to_disk",
         "job_seconds",
         "jobs",
         "leases_expired",
         "leases_granted",
         "leases_released",
+        "lookup_chunks",
+        "lookup_ends",
         "lookup_handle_seconds",
+        "lookup_tokens",
         "lookups",
-        "lookups_declined",
         "lookups_hit",
         "mode_bytes",
+        "mode_ns",
         "mover_restarts",
         "replies_dropped",
         "retrieves",
         "sessions_closed",
         "sessions_opened",
+        "short_stores",
         "stores",
-        "stores_short",
-        "tokens_hit",
     )
 
     def __init__(self) -> None:  # noqa: PLR0915 - one statement for each
@@ -101,16 +106,14 @@ class Counters:
         """Lookups that were accepted."""
         self.lookups_hit = 0
         """Of those, with a lease."""
-        self.chunks_asked = 0
-        """Keys in lookups."""
-        self.chunks_hit = 0
-        """Chunks under the leases that were granted."""
-        self.chunks_hit_on_disk = 0
-        """Of chunks_hit, those that had to be read from disk."""
-        self.lookups_declined = 0
-        """Lookups that were answered with less, because reading the rest would take longer than computing it."""
-        self.tokens_hit = 0
-        """Tokens of chunks_hit."""
+        self.lookup_chunks = dict.fromkeys(LOOKUP_RESULTS, 0)
+        """Chunks that lookups asked for, each once. dram, disk: under a lease that was granted; disk: to be read first.
+        declined: held on disk and not offered, since reading was slower than computing, or not possible. unwanted:
+        held, and fewer than the client wanted, so that it got no lease. miss: the rest."""
+        self.lookup_tokens = dict.fromkeys(LOOKUP_RESULTS, 0)
+        """The same in tokens, of lookups in namespaces that are known here: of others nobody knows a chunk's tokens."""
+        self.lookup_ends = dict.fromkeys(LOOKUP_ENDS, 0)
+        """Lookups by why the prefix that was found ends where it does (service/endings.py)."""
         self.leases_granted = 0
         self.leases_released = 0
         """Given back by the client, or taken back because the reply that granted them could not be sent."""
@@ -118,8 +121,8 @@ class Counters:
         """Ran out before every rank had used them. granted = released + expired + used up + still out."""
         self.stores = 0
         """Stores that were accepted; each is answered."""
-        self.stores_short = 0
-        """Of those, answered with fewer chunks than asked."""
+        self.short_stores = dict.fromkeys(SHORT_WHYS, 0)
+        """Of those, answered with fewer chunks than asked, by why (messages.Stored.why)."""
         self.chunks_stored = 0
         """Groups of chunks that became complete (all shards sealed). A chunk of a hybrid model has several groups."""
         self.bytes_stored = 0
@@ -128,8 +131,10 @@ class Counters:
         """Retrieves that were accepted; each is answered."""
         self.bytes_retrieved = 0
         """Bytes that movers copied out of the arena."""
-        self.evictions = 0
-        """Chunks that went to make room."""
+        self.evicted_for = dict.fromkeys(EVICTED_FOR, 0)
+        """Chunks that left DRAM to make room, by what needed it: a store, what was read from disk, or the index."""
+        self.evicted_to_disk = 0
+        """Of those, the ones that were on disk, so that nothing was lost."""
         self.evicted_bytes = 0
         """Slot bytes that those chunks held."""
         self.disk_writes = 0
@@ -167,10 +172,21 @@ class Counters:
         """Jobs by how they ended (orders.Done.status); failed if their mover was lost."""
         self.mode_bytes = dict.fromkeys(MODES, 0)
         """Bytes that movers moved for jobs, whatever became of these, by the way that they went."""
+        self.mode_ns = dict.fromkeys(MODES, 0)
+        """The time that took, each job from its first byte to its last. Jobs overlap: it is no time of a clock."""
         self.lookup_handle_seconds = Histogram(LOOKUP_SECONDS)
         """Time that Service.handle took for one lookup, measured by the shell."""
-        self.job_seconds = {kind: Histogram(JOB_SECONDS) for kind in JOB_KINDS}
-        """From the request's arrival to its job's end, by kind."""
+        self.job_seconds = {direction: Histogram(JOB_SECONDS) for direction in DIRECTIONS}
+        """From the request's arrival, or the order to the disk mover, to the job's end."""
+
+    @property
+    def evictions(self) -> int:
+        """Chunks that left DRAM to make room."""
+        return sum(self.evicted_for.values())
+
+    @property
+    def stores_short(self) -> int:
+        return sum(self.short_stores.values())
 
     def copy(self) -> "Counters":
         """A snapshot that nobody writes to."""
@@ -181,7 +197,7 @@ class Counters:
 
     def totals(self) -> dict[str, int | dict[str, int]]:
         """All plain counts by name, for the status document. Histograms are left to /metrics."""
-        found: dict[str, int | dict[str, int]] = {}
+        found: dict[str, int | dict[str, int]] = {"evictions": self.evictions, "stores_short": self.stores_short}
         for name in Counters.__slots__:
             value = getattr(self, name)
             if isinstance(value, int):

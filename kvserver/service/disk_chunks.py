@@ -295,6 +295,7 @@ class DiskChunks:
         if node.present & space.needed == space.needed:
             self._chunks.settled(space, node)
         else:
+            self._chunks.gone.append((space.digest, node, "disk"))
             self._chunks.remove(space, node)
         self.room.offer(space, parent)
 

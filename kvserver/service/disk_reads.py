@@ -54,6 +54,7 @@ def ended(core: Core, tier: DiskTier, job: DiskJob, wrong: set[int], now_ns: int
     space, node = job.space, job.node
     good = job.bytes - sum(space.parts[part].slot_bytes for part in wrong)
     tier.placements[job.device].reads.ended(good, now_ns)
+    core.counters.job_seconds["promote"].observe((now_ns - job.began_ns) / 1e9)
     tier.chunks.end_read(job, wrong)
     if not wrong:
         core.counters.disk_reads += 1

@@ -153,6 +153,7 @@ def note(core: Core, tier: DiskTier, space: Space) -> None:
 def ended(core: Core, tier: DiskTier, job: DiskJob, *, kept: bool, now_ns: int) -> None:
     """kept: every record is on the device."""
     tier.placements[job.device].ended(job.bytes, now_ns)
+    core.counters.job_seconds["demote"].observe((now_ns - job.began_ns) / 1e9)
     tier.chunks.end_write(job, kept=kept)
     if kept:
         core.counters.disk_writes += 1

@@ -5,10 +5,14 @@ retrieve extends it for those that follow; it ends when all ranks have had their
 time is over. Pins move to the job at submit, so the end of a lease never frees a slot under a copy.
 """
 
+from collections.abc import Iterator
+from typing import Literal
+
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.eviction import REFUSED
 from kvserver.index.space import Node, Space
 from kvserver.service import fetches
+from kvserver.service.endings import Ending, ending, missing
 from kvserver.service.state import MILLISECOND_NS, Core, DiskTier, Lease, Session
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES, Found, Lookup, Release, Released
 
@@ -17,31 +21,47 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     """The longest servable prefix, and a lease on it."""
     asked = check_keys(request.keys)
     check_namespace(request.namespace)
+    space = core.chunks.spaces.get(request.namespace)
+    chunks = held = core.chunks.servable(space, request.keys) if space is not None else 0
+    away: dict[Node, int] = {}
+    why: Ending = "whole" if held == asked else ending(core, space, request.keys, held)
+    if held and space is not None and core.disk is not None:
+        chunks, away, refused = from_disk(core, core.disk, space, request.keys, held)
+        why = refused or why
+    leased = chunks >= request.chunks_wanted_min and chunks > 0
+    if leased and len(core.leases) >= core.bounds.leases_max:
+        raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
     counters = core.counters
     counters.lookups += 1
-    counters.chunks_asked += asked
-    space = core.chunks.spaces.get(request.namespace)
-    chunks = core.chunks.servable(space, request.keys) if space is not None else 0
-    away: dict[Node, int] = {}
-    if chunks and space is not None and core.disk is not None:
-        chunks, away = _from_disk(core, core.disk, space, request.keys, chunks)
-    if core.bounds.log_requests:
-        tokens = space.geometry.chunk_tokens if space is not None else 0
-        who = ("engine", session.engine.name), ("request", request.id)
-        core.log_request(now_ns, "lookup", *who, ("tokens", asked * tokens), ("hit_tokens", chunks * tokens))
+    counters.lookups_hit += leased
+    counters.lookup_ends[why] += 1
+    if space is not None:
+        core.reuse.asked(request.namespace, request.keys)
+    if leased and chunks == asked and not away and space is not None:  # what an engine waits for most
+        counters.lookup_chunks["dram"] += asked
+        counters.lookup_tokens["dram"] += asked * space.geometry.chunk_tokens
+    else:
+        _count(core, space, asked=asked, held=held, chunks=chunks, away=len(away), leased=leased)
+    if level := core.lines.level("lookup", now_ns):
+        line = _line(core, request, space, chunks=chunks, away=len(away), why=why, now_ns=now_ns)
+        core.log("lookup", ("engine", session.engine.name), *line, level=level)
     if space is None or not chunks:
         core.answer(peer, Found(request.id, 0, 0, 0, 0))
         return
     tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
     tail.used = space.root.used = now_ns  # with or without a lease: an engine that holds a prefix itself uses it too
-    if chunks < request.chunks_wanted_min:
+    if leased:
+        _grant(core, session, peer, request, tail, away=away, now_ns=now_ns)
+    else:
         core.answer(peer, Found(request.id, chunks, 0, 0, len(away)))
-        return
-    if len(core.leases) >= core.bounds.leases_max:
-        raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
-    counters.lookups_hit += 1
-    counters.chunks_hit += chunks
-    counters.tokens_hit += chunks * space.geometry.chunk_tokens
+
+
+def _grant(
+    core: Core, session: Session, peer: int, request: Lookup, tail: Node, *, away: dict[Node, int], now_ns: int
+) -> None:
+    """A lease on the prefix that ends in `tail`, and the reads of what of it is away."""
+    space = core.chunks.spaces[request.namespace]
+    chunks = tail.depth
     lease = Lease(
         number=core.number("lease"),
         engine=session.engine,
@@ -54,21 +74,61 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     core.leases[lease.number] = lease
     session.engine.leases.add(lease.number)
     core.timers.set(lease.expires_ns, "lease", lease.number)
-    counters.leases_granted += 1
+    core.counters.leases_granted += 1
     core.answer(peer, Found(request.id, chunks, lease.number, core.bounds.lease_ttl_ms, len(away)))
     if core.disk is not None:
         core.disk.touched.add(tail.key)
         tail.queued &= ~REFUSED
         core.chunks.offer(space, tail)
         if away:
-            counters.chunks_hit_on_disk += len(away)
             lease.fetch = fetches.begin(core.disk, space, away, lease=lease)
 
 
-def _from_disk(core: Core, tier: DiskTier, space: Space, keys: bytes, chunks: int) -> tuple[int, dict[Node, int]]:
-    """How many of the chunks are offered, and what of them has to be read: less where the disk cannot be read now, or
-    where computing would be faster."""
-    declined = False
+def _count(core: Core, space: Space | None, *, asked: int, held: int, chunks: int, away: int, leased: bool) -> None:
+    """Every chunk that was asked for has one result: asked >= held >= chunks (offered) >= away (to be read first)."""
+    each = space.geometry.chunk_tokens if space is not None else 0
+    by_chunks, by_tokens = core.counters.lookup_chunks, core.counters.lookup_tokens
+    from_disk = away if leased else 0
+    found = "dram" if leased else "unwanted"
+    by_chunks[found] += chunks - from_disk
+    by_tokens[found] += (chunks - from_disk) * each
+    if from_disk:
+        by_chunks["disk"] += from_disk
+        by_tokens["disk"] += from_disk * each
+    if chunks < asked:
+        by_chunks["declined"] += held - chunks
+        by_tokens["declined"] += (held - chunks) * each
+        by_chunks["miss"] += asked - held
+        by_tokens["miss"] += (asked - held) * each
+
+
+def _line(
+    core: Core, request: Lookup, space: Space | None, *, chunks: int, away: int, why: Ending, now_ns: int
+) -> Iterator[tuple[str, object]]:
+    """Tokens by where they are, and why they end."""
+    each = space.geometry.chunk_tokens if space is not None else 0
+    yield "request", request.id
+    yield "tokens", len(request.keys) // KEY_BYTES * each
+    yield "dram_tokens", (chunks - away) * each
+    yield "disk_tokens", away * each
+    yield "why", why
+    key = request.keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES]
+    if key:
+        lacks = missing(core, request.namespace, key, now_ns)
+        yield "key", lacks.key
+        if lacks.cause:
+            yield "cause", lacks.cause
+            yield "gone_s", round(lacks.gone_s, 3)
+        if lacks.held_in:
+            yield "held_in", lacks.held_in[0][:12]
+
+
+def from_disk(
+    core: Core, tier: DiskTier, space: Space, keys: bytes, chunks: int
+) -> tuple[int, dict[Node, int], Literal["", "declined", "disk-away"]]:
+    """How many of the chunks are offered, what of them has to be read, and why they are less: because the disk cannot
+    be read now, or because computing would be faster."""
+    refused: Literal["", "declined", "disk-away"] = ""
     while chunks:
         tail = space.nodes[keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
         away = fetches.missing(space, tail)
@@ -77,11 +137,12 @@ def _from_disk(core: Core, tier: DiskTier, space: Space, keys: bytes, chunks: in
         first = next(iter(away)).depth
         if tier.readable:
             if not _too_slow(core, tier, space, away, tokens=(chunks - first + 1) * space.geometry.chunk_tokens):
-                return chunks, away
-            declined = True
+                return chunks, away, refused
+            refused = "declined"
+        else:
+            refused = "disk-away"
         chunks = core.chunks.servable(space, keys[: (first - 1) * KEY_BYTES]) if first > 1 else 0
-    core.counters.lookups_declined += declined
-    return chunks, {}
+    return chunks, {}, refused
 
 
 def _too_slow(core: Core, tier: DiskTier, space: Space, away: dict[Node, int], *, tokens: int) -> bool:

@@ -40,6 +40,7 @@ def status(core: Core, now_ns: int) -> Status:
         movers=_movers(core),
         shown_sessions=_sessions(core),
         shown_caches=_caches(core),
+        infinite_cache_hit_ratio=core.reuse.hit_ratios(),
         counters=core.counters.totals(),
     )
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from kvserver.index.eviction import EvictionPolicy, LeafLru, evictable
 from kvserver.index.space import READY, Node, Space
 from kvserver.service.counters import Counters
-from kvserver.service.owners import SlotOwner
+from kvserver.service.owners import DiskJob, SlotOwner
 from kvserver.tiers.slots import SlotPool
 
 TAKEOVER_SLABS = 8
@@ -30,6 +30,10 @@ VAIN_PRICE_MAX = 4
 """Chunks that may go for each slot of a slab that is emptied."""
 VAIN_CHUNKS = 32
 """Coldest chunks with a slot of the wanted size, one of which goes when no slab can be emptied."""
+
+
+Need = Literal["store", "promote", "index"]
+"""What room is made for: a store, what is read from disk, or another chunk in the index (counters.EVICTED_FOR)."""
 
 
 class Victim(NamedTuple):
@@ -58,13 +62,17 @@ class Search(NamedTuple):
 class Room:
     """The arena's slots, and for each namespace the order in which its chunks go."""
 
-    def __init__(self, pool: SlotPool[SlotOwner], counters: Counters, let_go: Callable[[Space, Node], None]) -> None:
+    def __init__(
+        self, pool: SlotPool[SlotOwner], counters: Counters, let_go: Callable[[Space, Node, Need], None]
+    ) -> None:
         """let_go: frees the slots of a chunk, which goes out of the index unless it is on disk."""
         self._pool = pool
         self._counters = counters
         self._let_go = let_go
         self._orders: dict[Space, EvictionPolicy] = {}
         self._takeover_pause = 0
+        self._need: Need = "store"
+        """Of whoever room is being made for."""
 
     def add_space(self, space: Space) -> None:
         self._orders[space] = LeafLru()
@@ -79,6 +87,7 @@ class Room:
 
     def take(self, slot_bytes: int, owner: SlotOwner) -> int | None:
         """A slot that now belongs to `owner`; whatever has to go for it goes. None when nothing can go."""
+        self._need = "promote" if isinstance(owner, DiskJob) else "store"
         vain_bytes = 0
         while True:
             offset = self._pool.allocate(slot_bytes, owner)
@@ -103,7 +112,8 @@ class Room:
         return True
 
     def evict_leaf(self) -> bool:
-        """Evicts a chunk below which there is nothing; False when none can go."""
+        """Evicts a chunk below which there is nothing, so that the index has room; False when none can go."""
+        self._need = "index"
         leaves = ((space, order.coldest()) for space, order in self._orders.items())
         victims = [Victim(space, leaf) for space, leaf in leaves if leaf is not None and leaf.children is None]
         if not victims:
@@ -264,8 +274,8 @@ class Room:
     def _evict(self, space: Space, node: Node) -> None:
         assert evictable(node)
         before = self._pool.bytes_used
-        self._let_go(space, node)
-        self._counters.evictions += 1
+        self._let_go(space, node, self._need)
+        self._counters.evicted_for[self._need] += 1
         self._counters.evicted_bytes += before - self._pool.bytes_used
 
 

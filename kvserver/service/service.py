@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable
 
 from kvserver.errors import KvError, RequestError
-from kvserver.service import caches, disk, disk_drain, leases, movers, restore, sessions, transfers
+from kvserver.service import caches, disk, disk_drain, explain, leases, movers, restore, sessions, transfers
 from kvserver.service.check import check
 from kvserver.service.counters import Counters
 from kvserver.service.effects import CloseDescriptors, Effect, Publish, Withdraw
@@ -21,6 +21,7 @@ from kvserver.wire.messages import (
     Clear,
     Drain,
     Draining,
+    Explain,
     Hello,
     Lane,
     Lookup,
@@ -92,6 +93,9 @@ class Service:
                 core.arena_problem = problem
                 movers.arena_grew(core)
         disk.turn(core, now_ns)
+        if core.chunks.gone:
+            core.departed.add(core.chunks.gone, now_ns)
+            core.chunks.gone = []
         return self.effects()
 
     def effects(self) -> list[Effect]:
@@ -163,6 +167,8 @@ class Service:
             case Drain():
                 disk_drain.begin(core, request.device)
                 core.answer(peer, Draining(request.id))
+            case Explain():
+                explain.explain(core, peer, request, now_ns)
             case Status():
                 core.answer(peer, StatusIs(request.id, encode_status(status(core, now_ns))))
             case _:
@@ -197,6 +203,7 @@ class Service:
     def _tick(self, now_ns: int) -> None:
         core = self._core
         transfers.discard_overdue(core, now_ns)
+        core.reuse.turn(now_ns)
         disk.tick(core, now_ns)
         for _ in range(TIMERS_PER_TICK_MAX):
             due = core.timers.due(now_ns)

@@ -9,8 +9,11 @@ from kvserver.errors import DeviceError, KvError, RequestError, ResourceError
 from kvserver.index.space import Node, Space
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
+from kvserver.service.departed import Departed
 from kvserver.service.disk_chunks import DiskChunks
 from kvserver.service.effects import Answer, Effect, Instruct, Log
+from kvserver.service.request_lines import RequestLines, Wanted
+from kvserver.service.reuse import Reuse
 from kvserver.service.timers import Timers
 from kvserver.tiers.extents import Extents
 from kvserver.tiers.placement import Placement, Touched
@@ -21,7 +24,6 @@ from kvserver.wire.orders import DrainState, MoverKind, Order
 
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000_000_000
-REQUEST_LINES_PER_S = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +77,8 @@ class Bounds:
     """Between two starts of the disk mover."""
     recompute_tokens_per_s: int = 0
     """How fast engines prefill; a prefix whose bytes would come from disk more slowly is not offered. 0: always is."""
-    log_requests: bool = False
-    """A debug line for each lookup, store and retrieve, at most REQUEST_LINES_PER_S of them."""
+    request_lines: Wanted = "none"
+    """Lines about lookups, stores and retrieves (request_lines.py)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -359,6 +361,8 @@ class Core:
         self.incarnation = incarnation
         self.started_ns = started_ns
         self.counters = Counters()
+        self.reuse = Reuse(started_ns)
+        self.departed = Departed()
         self.chunks = Chunks(
             arena_bytes=bounds.arena_bytes,
             slab_bytes=bounds.slab_bytes,
@@ -380,8 +384,7 @@ class Core:
         self.jobs: dict[int, Job] = {}
         self.effects: list[Effect] = []
         self.arena_problem = ""
-        self._lines_until_ns = 0
-        self._lines_left = 0
+        self.lines = RequestLines(bounds.request_lines)
         first_lease = int.from_bytes(random_bytes(6), "big") << 8  # no lease of an earlier brain names one of ours
         self._last = {"session": 0, "cache": 0, "mover": 0, "lease": first_lease, "job": 0, "disk": 0}
 
@@ -424,14 +427,6 @@ class Core:
             self.effects.append(instruct)
         elif mover.state == "starting":
             mover.queue.append(instruct)
-
-    def log_request(self, now_ns: int, event: str, *fields: tuple[str, object]) -> None:
-        """One line about one request, rate limited. Ask `bounds.log_requests` before building the fields."""
-        if now_ns >= self._lines_until_ns:
-            self._lines_until_ns, self._lines_left = now_ns + SECOND_NS, REQUEST_LINES_PER_S
-        if self._lines_left:
-            self._lines_left -= 1
-            self.log(event, *fields, level=logging.DEBUG)
 
     def log(self, event: str, *fields: tuple[str, object], level: int = logging.INFO) -> None:
         self.effects.append(Log(level, event, fields))

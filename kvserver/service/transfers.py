@@ -12,6 +12,7 @@ from typing import NamedTuple
 from kvserver.errors import DeviceError, RequestError, ResourceError
 from kvserver.index.space import ABSENT, GONE, READY, Node
 from kvserver.service import fetches, leases
+from kvserver.service.departed import Cause
 from kvserver.service.state import MILLISECOND_NS, Cache, Core, GroupRun, Held, Job, Lease, Session
 from kvserver.wire.messages import (
     BLOCKS_MAX,
@@ -142,7 +143,7 @@ def _store_ended(core: Core, job: Job, done: Done) -> None:
     """Seals, or gives back, every part that the job was to write."""
     kept = done.status == "done" and not job.session.ended
     died = job.session.ended or done.code == "mover-lost"
-    reason = "died" if died else "abandoned" if done.status == "abandoned" else "failed"
+    reason: Cause = "died" if died else "abandoned" if done.status == "abandoned" else "failed"
     chunks_written: set[int] = set()
     mine = [
         (run.first + index, job.cache.parts[run.group])
@@ -175,8 +176,9 @@ def _answer_store(core: Core, job: Job, *, bytes_written: int, chunks_written: i
     """Counts the leading chunks whose shards of this rank are held now."""
     held, missing = _chunks_held(core, job)
     why = job.why or missing
-    if held < asked or why:
-        core.counters.stores_short += 1
+    assert why or held == asked, "a store that is cut short says why"
+    if why:
+        core.counters.short_stores[why] += 1
     core.answer(job.peer, Stored(job.request_id, held, chunks_written, bytes_written, why))
 
 
@@ -326,15 +328,24 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
         fetches.end(core.disk, job.held.fetch)
     core.counters.jobs[done.status] += 1
     core.counters.mode_bytes[done.mode] += done.bytes
+    core.counters.mode_ns[done.mode] += done.copy_ns
     core.counters.job_seconds[job.kind].observe((now_ns - job.began_ns) / 1e9)
-    if core.bounds.log_requests:
+    if level := core.lines.level(job.kind, now_ns):
         who = ("engine", job.session.engine.name), ("request", job.request_id)
         took = ("mode", done.mode), ("ms", (now_ns - job.began_ns) / 1e6), ("copy_ms", done.copy_ns / 1e6)
-        core.log_request(now_ns, job.kind, *who, ("status", done.status), ("bytes", done.bytes), *took)
+        core.log(job.kind, *who, ("status", done.status), ("bytes", done.bytes), *_tokens(job), *took, level=level)
     if job.kind == "store":
         _store_ended(core, job, done)
     else:
         _retrieve_ended(core, job, done)
+
+
+def _tokens(job: Job) -> tuple[tuple[str, object], ...]:
+    """What a job was about: the tokens behind the chunks that a store could reserve, and why not more."""
+    if job.kind == "retrieve":
+        return (("lease_tokens", job.tail.depth * job.space.geometry.chunk_tokens),) if job.tail is not None else ()
+    said = ("tokens", len(job.walk) * job.space.geometry.chunk_tokens)
+    return (said, ("why", job.why)) if job.why else (said,)
 
 
 def lost(core: Core, job: Job, why: str, now_ns: int) -> None:

@@ -282,6 +282,16 @@ class Drain(Frame, tag="drain", frozen=True):
     device: int
 
 
+class Explain(Frame, tag="explain", frozen=True):
+    """Asks what a lookup would be answered now, and why no more. Reply: Explained. Changes nothing."""
+
+    id: int
+    namespace: bytes
+    """Empty: of each namespace that is known, as many as status lists show."""
+    keys: bytes
+    """Of a prompt from its beginning on, or one key from anywhere. Empty: only which namespaces there are."""
+
+
 class Status(Frame, tag="status", frozen=True):
     """Asks for the /status document. Reply: StatusIs."""
 
@@ -290,7 +300,7 @@ class Status(Frame, tag="status", frozen=True):
 
 Request = (
     Hello | Attach | Lane | Offer | Watch | Register | Unregister | Lookup | Release | Store | Retrieve | Clear | Drain
-    | Status
+    | Explain | Status
 )  # fmt: skip
 
 # ---------------------------------------------------------------- replies
@@ -379,6 +389,12 @@ class Draining(Frame, tag="draining", frozen=True):
     id: int
 
 
+class Explained(Frame, tag="explained", frozen=True):
+    id: int
+    document: bytes
+    """JSON, a list of wire/explanation.Explanation."""
+
+
 class StatusIs(Frame, tag="status-is", frozen=True):
     id: int
     document: bytes
@@ -397,5 +413,5 @@ class Error(Frame, tag="error", frozen=True):
 
 Reply = (
     Welcome | Attached | LaneOpen | Offered | Watched | Registered | Unregistered | Found | Released | Stored
-    | Retrieved | Cleared | Draining | StatusIs | Error
+    | Retrieved | Cleared | Draining | Explained | StatusIs | Error
 )  # fmt: skip

@@ -284,6 +284,11 @@ class KillMover(Frame, tag="kill-mover", frozen=True):
 
 Wish = StartMover | KillMover
 
+
+class Alive(Frame, tag="alive", frozen=True):
+    """No wish: the brain answers, and says so every second."""
+
+
 # ---------------------------------------------------------------- supervisor → brain
 
 
@@ -315,5 +320,5 @@ News = MoverStarted | MoverReaped | Grown
 encode = msgspec.msgpack.Encoder().encode
 decode_order = msgspec.msgpack.Decoder(Order).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
-decode_wish = msgspec.msgpack.Decoder(Wish).decode
+decode_wish = msgspec.msgpack.Decoder(Wish | Alive).decode
 decode_news = msgspec.msgpack.Decoder(News).decode

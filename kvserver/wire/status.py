@@ -143,6 +143,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The first SHOWN_MAX of them."""
     shown_caches: list[CacheStatus]
     """The first SHOWN_MAX of them."""
+    infinite_cache_hit_ratio: dict[str, float] = {}
+    """By window: the share of chunks that an infinite cache would have hit, estimated (service/reuse.py)."""
     counters: dict[str, int | dict[str, int]]
     """service/counters.py says what each means."""
 

@@ -3,6 +3,8 @@
 import json
 import re
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from contextlib import closing
@@ -83,7 +85,8 @@ def test_pages_answer_while_the_mover_is_stopped_and_while_nobody_reads_theirs()
             until("the store to be under way", lambda: site.sample('kvserver_jobs_running{kind="store"}') == 1)
             assert [site.page(path)[0] for path in PAGES] == [HTTPStatus.OK] * len(PAGES)
         assert future.result(WAIT_S).chunks == 2
-        until("the job to be counted", lambda: site.sample('kvserver_job_seconds_count{kind="store"}') == 1)
+        stores = 'kvserver_job_seconds_count{direction="store",tier="dram"}'
+        until("the job to be counted", lambda: site.sample(stores) == 1)
 
 
 def test_pages_come_back_with_the_next_brain_and_tell_that_it_is_another() -> None:
@@ -109,3 +112,26 @@ def test_the_time_of_a_lookup_that_was_refused_is_not_one_of_lookups() -> None:
         until("the refusal to be shown", lambda: site.sample('kvserver_errors_total{family="request"}') == 1)
         assert [site.sample(f'kvserver_lookups_total{{result="{result}"}}') for result in ("hit", "miss")] == [1, 1]
         assert site.sample("kvserver_lookup_handle_seconds_count") == 2
+
+
+def test_metrics_and_the_explain_command_agree_with_what_lookups_found() -> None:
+    site, story = Site(), prompt(7, 3)
+    asked = hit = 0
+    with site.server, Engine(site.server.path) as engine:
+        engine.ready().store(story)
+        for number in range(200):
+            keys = (story.keys, story.keys + prompt(number, 2).keys, prompt(number, 1).keys)[number % 3]
+            found = engine.client.lookup(engine.namespace, keys)
+            asked, hit = asked + len(keys) // wire.KEY_BYTES, hit + found.chunks
+            if found.lease is not None:
+                engine.client.release(found.lease)
+        until("the last lookup to be shown", lambda: site.sample("kvserver_lookup_handle_seconds_count") == 200)
+        results = ("dram", "disk", "declined", "unwanted", "miss")
+        chunks = {result: site.sample(f'kvserver_lookup_chunks_total{{result="{result}"}}') for result in results}
+        assert chunks == {"dram": hit, "disk": 0, "declined": 0, "unwanted": 0, "miss": asked - hit}
+        command = [sys.executable, "-m", "kvserver", "explain", "--socket", str(site.server.path)]
+        missing = prompt(8, 1).keys.hex()
+        for keys, says in (([story.keys[:32].hex()], "1 of 1 chunks"), ([missing], f"next chunk {missing}")):
+            done = subprocess.run([*command, *keys], capture_output=True, text=True, check=True, timeout=WAIT_S)
+            assert says in done.stdout
+            assert f"namespace {engine.namespace.hex()}" in done.stdout

@@ -5,11 +5,11 @@ SEEDS_FOR_ALL = 400
 _EVENTS = ("Arrived", "PeerGone", "Unheard", "WorkerGone", "Reported", "MoverGone", "ArenaGrew", "Tick")
 _REQUESTS = (
     "Hello", "Attach", "Lane", "Offer", "Watch", "Register", "Unregister", "Lookup", "Release", "Store", "Retrieve",
-    "Clear", "Drain", "Status",
+    "Clear", "Drain", "Explain", "Status",
 )  # fmt: skip
 _REPLIES = (
     "Welcome", "Attached", "LaneOpen", "Offered", "Watched", "Registered", "Unregistered", "Found", "Released",
-    "Stored", "Retrieved", "Cleared", "Draining", "StatusIs", "Error",
+    "Stored", "Retrieved", "Cleared", "Draining", "Explained", "StatusIs", "Error",
 )  # fmt: skip
 _EFFECTS = (
     "Publish", "Withdraw", "PutNamespace", "DropNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct",
@@ -35,6 +35,32 @@ _CODES = (
     "slot-size", "unregistered-twice", "watch", "word",
 )  # fmt: skip
 
+COUNTED = (
+    *(
+        f"counted {name}"
+        for name in ("bytes_retrieved", "bytes_stored", "chunks_stored", "evicted_to_disk", "evictions")
+    ),
+    *(f"counted leases_{end}" for end in ("granted", "released", "expired")),
+    *(f"counted lookup_chunks {result}" for result in ("dram", "disk", "declined", "unwanted", "miss")),
+    *(f"counted lookup_tokens {result}" for result in ("dram", "disk", "declined", "unwanted", "miss")),
+    *(
+        f"counted lookup_ends {why}"
+        for why in ("whole", "absent", "gone", "writing", "partial", "declined", "namespace")
+    ),
+    *(f"counted evicted_for {need}" for need in ("store", "index")),
+    *(f"counted short_stores {why}" for why in _WHYS if why),
+    *(f"counted job_seconds {direction}" for direction in ("store", "retrieve", "demote", "promote")),
+    *(f"counted jobs {end}" for end in _ENDS),
+    *(f"counted errors {family}" for family in ("request", "resource", "device")),
+    *(f"counted discarded {reason}" for reason in ("died", "failed", "abandoned", "deadline", "cleared")),
+    *(
+        f"counted {name}"
+        for name in ("lookups", "lookups_hit", "stores", "stores_short", "retrieves", "mover_restarts")
+    ),
+    *(f"counted {name}" for name in ("sessions_opened", "sessions_closed", "disk_reads", "disk_writes")),
+)
+"""Counters that must have moved even in a hundred seeds."""
+
 EXPECTED = (
     *(f"event {name}" for name in _EVENTS),
     *(f"request {name}" for name in _REQUESTS),
@@ -47,6 +73,9 @@ EXPECTED = (
     *(f"done {kind} {end}" for kind in ("store", "retrieve") for end in _ENDS),
     *(f"error {code}" for code in _CODES),
     *(f"discarded {reason}" for reason in ("died", "failed", "abandoned", "deadline", "cleared")),
+    *COUNTED,
+    "counted evicted_for promote",
+    "counted lookup_ends disk-away",
     "blocks compared",
     *(f"disk_{name}" for name in ("writes", "reads", "evictions", "lost", "recovered")),
     *(f"disk {what}" for what in ("rot", "torn", "fault io", "fault checksum")),

@@ -16,6 +16,7 @@ from kvserver.wire.messages import (
     Clear,
     Drain,
     Error,
+    Explain,
     Found,
     GroupBlocks,
     Hello,
@@ -222,6 +223,8 @@ class Process:
 
     def ask_status(self) -> None:
         self.send(Status(self.next_id()), self.quick_peer())
+        keys = self._world.rng.choice((b"", b"".join(self.engine.keys_to_ask())))
+        self.send(Explain(self.next_id(), self._world.rng.choice((b"", self.engine.digest)), keys), self.quick_peer())
 
     def die(self) -> None:
         """The process ends. Its pool lives on while a mover has it mapped, and nobody writes to it any more."""

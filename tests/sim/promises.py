@@ -13,6 +13,8 @@ from kvserver.wire.messages import (
     Drain,
     Draining,
     Error,
+    Explain,
+    Explained,
     Found,
     Hello,
     Lane,
@@ -60,6 +62,7 @@ ANSWERS: dict[type, type] = {
     Retrieve: Retrieved,
     Clear: Cleared,
     Drain: Draining,
+    Explain: Explained,
     Status: StatusIs,
 }
 KEY = 32

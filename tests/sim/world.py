@@ -158,12 +158,17 @@ class World:
             self.counts[f"discarded {reason}"] += chunks
         self.counts["chunks evicted"] += counters.evictions
         self.counts["leases expired"] += counters.leases_expired
-        for name in ("disk_evictions", "disk_lost", "disk_reads", "disk_recovered", "disk_writes", "lookups_declined"):
+        for name in ("disk_evictions", "disk_lost", "disk_reads", "disk_recovered", "disk_writes"):
             self.counts[name] += getattr(counters, name)
         for end, chunks in counters.disk_drained.items():
             self.counts[f"drained {end}"] += chunks
         for reason, chunks in counters.disk_refused.items():
             self.counts[f"disk refused {reason}"] += chunks
+        for name, count in counters.totals().items():
+            for key, value in count.items() if isinstance(count, dict) else [("", count)]:
+                self.counts[f"counted {name} {key}".rstrip()] += value
+        for direction, histogram in counters.job_seconds.items():
+            self.counts[f"counted job_seconds {direction}"] += histogram.count
         self.counts["slots of another size overwritten"] = self.arena.resized
 
     # ---------------------------------------------------------------- what processes use

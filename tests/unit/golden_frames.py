@@ -9,6 +9,8 @@ from kvserver.wire.messages import (
     Drain,
     Draining,
     Error,
+    Explain,
+    Explained,
     Found,
     Frame,
     GroupBlocks,
@@ -111,6 +113,10 @@ GOLDEN: list[tuple[Frame, str]] = [
         "93a5647261696e0e03",
     ),
     (
+        Explain(15, b"", DIGEST),
+        "94a76578706c61696e0fc400c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f",
+    ),
+    (
         Welcome(1, b"0123456789abcdef", "kvserver 0.1", 1 << 60, Limits(4096, 65_536, 64, 30_000)),
         "96a777656c636f6d6501c41030313233343536373839616263646566ac6b7673657276657220302e31cf1000"
         "00000000000094cd1000ce0001000040cd7530",
@@ -162,6 +168,10 @@ GOLDEN: list[tuple[Frame, str]] = [
     (
         Draining(14),
         "92a8647261696e696e670e",
+    ),
+    (
+        Explained(15, b"[]"),
+        "93a96578706c61696e65640fc4025b5d",
     ),
     (
         StatusIs(13, b"{}"),

@@ -80,15 +80,17 @@ vllm:external_prefix_cache_hits_total 195
 vllm:kvserver_tokens_retrieved_total{engine="0"} 130
 vllm:num_requests_running{engine="0"} 0.0
 vllm:num_requests_waiting{engine="0"} 2.0
-kvserver_lookup_chunks_total{result="hit"} 3
-kvserver_lookup_chunks_total{result="miss"} 9
+kvserver_lookup_chunks_total{result="dram"} 2
+kvserver_lookup_chunks_total{result="disk"} 1
+kvserver_lookup_chunks_total{result="declined"} 4
+kvserver_lookup_chunks_total{result="miss"} 5
 """
 
 
 def test_counters_are_summed_over_engines_and_told_apart_by_result() -> None:
     counters = parse(METRICS)
     assert counters["vllm:prefix_cache_queries_total"] == 1300.0
-    assert counters['kvserver_lookup_chunks_total{result="miss"}'] == 9.0
+    assert counters['kvserver_lookup_chunks_total{result="miss"}'] == 5.0
     told = hits(counters)
     assert (told.own, told.external, told.brought, told.server) == (0.25, 0.2, 0.1, 0.25)
 

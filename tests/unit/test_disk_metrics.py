@@ -33,9 +33,9 @@ def test_writes_and_reads_show_in_bytes_fill_and_rates_of_their_device() -> None
     seen = metrics(rig)
     written = len(rig.written) * PAGE
     assert seen['disk_device_written_bytes_total{device="0"}'] == written == seen['disk_used_bytes{device="0"}']
-    assert seen['disk_moved_bytes_total{direction="write"}'] == written
+    assert seen['moved_bytes_total{direction="demote",tier="disk"}'] == written
     assert seen['disk_device_read_bytes_total{device="0"}'] == CHUNKS * PAGE
-    assert seen["lookup_disk_chunks_total"] == CHUNKS
+    assert seen['lookup_chunks_total{result="disk"}'] == CHUNKS
     assert seen['disk_takes_writes{device="0"}'] == 1
     assert seen['disk_total_bytes{device="0"}'] == 200 * (20 << 10)
     assert 0 < seen["arena_clean_bytes"] <= seen['arena_bytes{state="used"}']

@@ -65,7 +65,7 @@ def test_every_documented_error_code_is_said_by_somebody() -> None:
 def test_every_log_event_is_listed() -> None:
     (listed,) = re.findall(r"Log events: (.*?)\.\n", ARCHITECTURE, re.DOTALL)
     known = set(re.findall(r"`([^`]+)`", " ".join(listed.split())))
-    places = ("service", "server.py", "supervisor.py", "mover.py", "cli.py")
+    places = ("service", "server.py", "holding.py", "supervisor.py", "mover.py", "cli.py")
     said = {text for name, arguments in calls(*places) if name == "event" for text in texts(arguments, 1)}
     said |= {text for name, arguments in calls("service") if name == "log" for text in texts(arguments, 0)}
     assert len(said) > 15

@@ -149,11 +149,11 @@ def test_status_is_the_document_even_when_the_brain_is_stuck(site: Site) -> None
 
 def test_metrics_show_counters_gauges_and_a_growing_age(site: Site) -> None:
     counters = Counters()
-    counters.lookups, counters.lookups_hit, counters.chunks_asked, counters.chunks_hit = 7, 5, 70, 44
+    counters.lookups, counters.lookups_hit, counters.lookup_chunks["dram"] = 7, 5, 44
     site.publish(a_status(), counters)
     lines = site.get("/metrics")[1].decode().splitlines()
     assert 'kvserver_lookups_total{result="miss"} 2.0' in lines
-    assert 'kvserver_lookup_chunks_total{result="hit"} 44.0' in lines
+    assert 'kvserver_lookup_chunks_total{result="dram"} 44.0' in lines
     assert "kvserver_chunks 13.0" in lines
     assert 'kvserver_slots_used{slot_bytes="4096"} 1.0' in lines
     assert 'kvserver_mover_backend_info{backend="host, 2 threads",device="host"} 1.0' in lines

@@ -23,8 +23,7 @@ def a_count() -> Counters:
         elif isinstance(value, dict) and name != "job_seconds":
             value.update({key: 1000 * number + place for place, key in enumerate(value)})
     counters.lookups, counters.lookups_hit = 900, 300
-    counters.chunks_asked, counters.chunks_hit = 7000, 5000
-    counters.stores, counters.stores_short = 70, 13
+    counters.stores, counters.short_stores = 100_000, {"full": 13, "busy": 4}
     return counters
 
 
@@ -106,9 +105,8 @@ def test_results_are_told_apart() -> None:
     seen = samples(a_count())
     assert seen["kvserver_lookups_total[hit]"] == 300
     assert seen["kvserver_lookups_total[miss]"] == 600
-    assert seen["kvserver_lookup_chunks_total[miss]"] == 2000
-    assert seen["kvserver_stores_total[short]"] == 13
-    assert seen["kvserver_stores_total[whole]"] == 57
+    assert seen["kvserver_stores_total[full]"] == 13
+    assert seen["kvserver_stores_total[whole]"] == 100_000 - 17
     assert seen["kvserver_arena_bytes[used]"] == 4096
     assert seen["kvserver_arena_bytes[total]"] == 5 * 8192
     assert seen["kvserver_movers[ready]"] == 1
@@ -144,13 +142,13 @@ def test_buckets_are_cumulative_and_end_in_the_count() -> None:
         counters.job_seconds["store"].observe(value)
     counters.lookup_handle_seconds.observe(30e-6)
     seen = samples(counters)
-    assert seen["kvserver_job_seconds_bucket[store][0.0005]"] == 0
-    assert seen["kvserver_job_seconds_bucket[store][0.001]"] == 2
-    assert seen["kvserver_job_seconds_bucket[store][5]"] == 4
-    assert seen["kvserver_job_seconds_bucket[store][+Inf]"] == 5
-    assert seen["kvserver_job_seconds_count[store]"] == 5
-    assert seen["kvserver_job_seconds_sum[store]"] == pytest.approx(1006.0013)
-    assert seen["kvserver_job_seconds_count[retrieve]"] == 0
+    assert seen["kvserver_job_seconds_bucket[store][0.0005][dram]"] == 0
+    assert seen["kvserver_job_seconds_bucket[store][0.001][dram]"] == 2
+    assert seen["kvserver_job_seconds_bucket[store][5][dram]"] == 4
+    assert seen["kvserver_job_seconds_bucket[store][+Inf][dram]"] == 5
+    assert seen["kvserver_job_seconds_count[store][dram]"] == 5
+    assert seen["kvserver_job_seconds_sum[store][dram]"] == pytest.approx(1006.0013)
+    assert seen["kvserver_job_seconds_count[promote][disk]"] == 0
     assert seen["kvserver_lookup_handle_seconds_bucket[4e-05]"] == 1
     assert seen["kvserver_lookup_handle_seconds_bucket[2e-05]"] == 0
 
@@ -175,7 +173,8 @@ def test_an_unknown_reason_is_a_bug() -> None:
 def test_totals_are_all_plain_counts() -> None:
     totals = a_count().totals()
     assert totals["lookups"] == 900
-    assert set(totals) == set(Counters.__slots__) - {"job_seconds", "lookup_handle_seconds"}
+    sums = {"evictions", "stores_short"}
+    assert set(totals) == {*Counters.__slots__, *sums} - {"job_seconds", "lookup_handle_seconds"}
 
 
 def test_rendering_is_short_enough_for_the_brain_to_wait() -> None:

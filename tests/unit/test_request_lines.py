@@ -1,25 +1,40 @@
-"""What is said and counted of single requests: one line each, at most so many a second, and a hit rate of lookups."""
+"""What is said and counted of single requests: lines, so many at each level; why a prefix ends; `explain`; hits."""
 
 import logging
 
 from kvserver.service.effects import Log
 from kvserver.service.events import Arrived
-from kvserver.service.state import REQUEST_LINES_PER_S
-from kvserver.wire.messages import KEY_BYTES, Clear, Error, Found, GroupBlocks, Lookup, Status
-from tests.unit.brain_rig import CHUNK_TOKENS, NAMESPACE, Client, Rig, chain, ids
+from kvserver.service.request_lines import LINES_PER_S, SAMPLE_S, Wanted
+from kvserver.wire.explanation import Explanation, decode_explanations
+from kvserver.wire.messages import (
+    KEY_BYTES,
+    Clear,
+    Error,
+    Explain,
+    Explained,
+    Found,
+    GroupBlocks,
+    Lookup,
+    Status,
+)
+from tests.unit.brain_rig import CHUNK_TOKENS, NAMESPACE, SLAB_BYTES, Client, Rig, chain, ids, key
+
+KINDS = ("lookup", "store", "retrieve")
 
 
 class TalkingRig(Rig):
-    """A rig that keeps what is logged at debug level."""
+    """A rig that keeps the lines about requests."""
 
-    def __init__(self, *, log_requests: bool = True) -> None:
+    def __init__(self, wanted: Wanted = "all", **bounds: int) -> None:
         self.lines: list[tuple[str, dict[str, object]]] = []
-        super().__init__(log_requests=log_requests)
+        super().__init__(request_lines=wanted, **bounds)  # type: ignore[arg-type]
         handle = self.service.handle
 
         def heard(event, now_ns):  # type: ignore[no-untyped-def]
             effects = handle(event, now_ns)
-            said = [effect for effect in effects if isinstance(effect, Log) and effect.level == logging.DEBUG]
+            level = logging.DEBUG if wanted == "all" else logging.INFO
+            said = [effect for effect in effects if isinstance(effect, Log) and effect.event in KINDS]
+            assert all(line.level == level for line in said)
             self.lines += [(line.event, dict(line.fields)) for line in said]
             return effects
 
@@ -39,7 +54,16 @@ def test_a_request_is_one_line_with_the_tokens_that_were_asked_for_and_hit() -> 
     client.ask(client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(9)))))
     (store, stored), (lookup, looked), (retrieve, retrieved) = rig.lines
     assert (store, lookup, retrieve) == ("store", "lookup", "retrieve")
-    assert looked == {"engine": "vllm", "request": found.id, "tokens": 5 * CHUNK_TOKENS, "hit_tokens": 3 * CHUNK_TOKENS}
+    assert looked == {
+        "engine": "vllm",
+        "request": found.id,
+        "tokens": 5 * CHUNK_TOKENS,
+        "dram_tokens": 3 * CHUNK_TOKENS,
+        "disk_tokens": 0,
+        "why": "absent",
+        "key": key(chain(2, 2), 0).hex(),
+    }
+    assert (stored["tokens"], retrieved["lease_tokens"]) == (3 * CHUNK_TOKENS, 3 * CHUNK_TOKENS)
     for line in (stored, retrieved):
         assert (line["engine"], line["status"], line["bytes"]) == ("vllm", "done", 7)
         assert {"engine", "request", "status", "bytes", "ms"} <= set(line)
@@ -49,18 +73,133 @@ def test_lines_about_requests_are_bounded_in_each_second() -> None:
     rig = TalkingRig()
     client = Client(rig).register()
     for second in range(1, 4):
-        for _ in range(REQUEST_LINES_PER_S + 13):
+        for _ in range(LINES_PER_S + 13):
             client.lookup(chain(9, 1))
-        assert len(rig.lines) == second * REQUEST_LINES_PER_S
+        assert len(rig.lines) == second * LINES_PER_S
         rig.wait_ms(1000)
 
 
 def test_no_line_is_made_when_nobody_asked_for_them() -> None:
-    rig = TalkingRig(log_requests=False)
+    rig = TalkingRig("none")
     client = Client(rig).register()
     client.store(chain(1, 2))
     client.lookup(chain(1, 2))
     assert rig.lines == []
+
+
+def test_at_info_one_request_of_each_kind_has_a_line_now_and_then() -> None:
+    rig = TalkingRig("sampled")
+    client = Client(rig).register()
+    for turn in range(1, 4):
+        for seed in range(10 * turn, 10 * turn + 7):
+            client.store(chain(seed, 2))
+            client.lookup(chain(seed, 2))
+        assert [event for event, _ in rig.lines] == ["store", "lookup"] * turn
+        rig.wait_ms(1000 * SAMPLE_S)
+
+
+# ---------------------------------------------------------------- why a prefix ends
+
+
+def small_rig() -> TalkingRig:
+    return TalkingRig(arena_bytes=4 * SLAB_BYTES)
+
+
+def evict(client: Client) -> None:
+    """Stores so much that whatever was there before leaves."""
+    for seed in range(1000, 1026):
+        client.rig.now_ns += 1_000_000
+        client.store(chain(seed, 3))
+
+
+def test_of_a_chunk_that_was_evicted_the_line_says_when_and_for_what() -> None:
+    rig = small_rig()
+    client, keys = Client(rig).register(), chain(1, 3)
+    client.store(keys)
+    evict(client)
+    rig.now_ns += 7_000_000_000
+    client.lookup(keys)
+    _, line = rig.lines[-1]
+    assert (line["why"], line["cause"], line["key"]) == ("gone", "store", key(keys, 0).hex())
+    assert 7 < line["gone_s"] < 8  # type: ignore[operator]
+
+
+def test_a_key_that_another_namespace_holds_is_said_so() -> None:
+    rig = TalkingRig()
+    one = Client(rig).register()
+    Client(rig, engine="other").register(namespace=bytes(32))
+    one.store(chain(1, 3))
+    assert one.lookup(chain(1, 3), namespace=bytes(32)).chunks == 0
+    _, line = rig.lines[-1]
+    assert (line["why"], line["held_in"]) == ("absent", NAMESPACE.hex()[:12])
+
+
+# ---------------------------------------------------------------- explain
+
+
+def explained(client: Client, keys: bytes, namespace: bytes = b"") -> list[Explanation]:
+    reply = client.ask(Explain(client.rig.number(), namespace, keys))
+    assert isinstance(reply, Explained), reply
+    return decode_explanations(reply.document)
+
+
+def test_what_explain_says_is_what_a_lookup_finds() -> None:
+    rig = small_rig()
+    client = Client(rig).register()
+    client.store(chain(1, 3))
+    rig.movers_copy = False
+    client.ask(client.storing(chain(2, 2), GroupBlocks(0, 0, ids(*range(6)))))
+    for keys, why in (
+        (chain(1, 3), "whole"),
+        (chain(1, 3) + chain(9, 2), "absent"),
+        (chain(2, 2), "writing"),
+        (chain(3, 1), "absent"),
+    ):
+        (said,) = explained(client, keys)
+        assert (said.namespace, said.chunk_tokens, said.why) == (NAMESPACE.hex(), CHUNK_TOKENS, why)
+        assert said.chunks == client.lookup(keys).chunks
+        assert said.chunks_asked == len(keys) // KEY_BYTES
+        assert said.key == (key(keys, said.chunks).hex() if why != "whole" else "")
+
+
+def test_explain_knows_a_chunk_from_the_middle_of_a_prompt_and_one_that_has_left() -> None:
+    rig = small_rig()
+    client = Client(rig).register()
+    client.store(chain(1, 3))
+    (middle,) = explained(client, key(chain(1, 3), 1))
+    assert (middle.chunks, middle.why) == (1, "whole")
+    evict(client)
+    rig.now_ns += 2_000_000_000
+    (middle,) = explained(client, key(chain(1, 3), 1))
+    assert (middle.chunks, middle.why, middle.cause) == (0, "gone", "store")
+    assert 2 < middle.gone_s < 3
+    client.ask(Clear(rig.number(), NAMESPACE))
+    (cleared,) = explained(client, chain(1025, 3))
+    assert (cleared.why, cleared.cause) == ("gone", "cleared")
+
+
+def test_explain_without_keys_tells_the_namespaces_and_an_unknown_one_is_said_so() -> None:
+    rig = Rig()
+    client = Client(rig).register()
+    Client(rig, engine="other").register(namespace=bytes(32))
+    assert {said.namespace: said.chunk_tokens for said in explained(client, b"")} == {
+        NAMESPACE.hex(): CHUNK_TOKENS,
+        bytes(32).hex(): CHUNK_TOKENS,
+    }
+    (said,) = explained(client, chain(1, 2), b"x" * 32)
+    assert (said.chunks, said.chunk_tokens, said.why) == (0, 0, "namespace")
+
+
+def test_explain_changes_nothing() -> None:
+    rig = small_rig()
+    client = Client(rig).register()
+    client.store(chain(1, 3))
+    counted, facts = rig.service.counters.totals(), rig.facts()
+    rig.now_ns += 1_000_000
+    explained(client, chain(1, 3))
+    assert (rig.service.counters.totals(), rig.facts()) == (counted, facts)
+    used = {node.used for space in rig.service._core.chunks.spaces.values() for node in space.nodes.values()}
+    assert rig.now_ns not in used
 
 
 # ---------------------------------------------------------------- the hit rate
@@ -72,8 +211,9 @@ def test_the_hit_rate_is_made_of_lookups_alone_and_a_miss_counts() -> None:
     counters = rig.service.counters
 
     def counted() -> tuple[int, int, int, int, int]:
-        seen = counters
-        return seen.lookups, seen.lookups_hit, seen.chunks_asked, seen.chunks_hit, seen.tokens_hit
+        chunks = counters.lookup_chunks
+        hit = chunks["dram"] + chunks["disk"]
+        return counters.lookups, counters.lookups_hit, sum(chunks.values()), hit, counters.lookup_tokens["dram"]
 
     client.store(chain(1, 3))
     client.ask(Status(rig.number()))
@@ -94,7 +234,7 @@ def test_the_hit_rate_is_made_of_lookups_alone_and_a_miss_counts() -> None:
     assert counted() == (3, 1, 13, 3, 3 * CHUNK_TOKENS)
 
 
-def test_a_hit_that_is_too_short_for_a_lease_counts_as_a_miss() -> None:
+def test_a_hit_that_is_too_short_for_a_lease_is_no_hit() -> None:
     rig = Rig()
     client = Client(rig).register()
     client.store(chain(1, 3))
@@ -102,4 +242,5 @@ def test_a_hit_that_is_too_short_for_a_lease_counts_as_a_miss() -> None:
     assert isinstance(reply, Found)
     assert (reply.chunks, reply.lease) == (3, 0)
     seen = rig.service.counters
-    assert (seen.lookups, seen.lookups_hit, seen.chunks_asked, seen.chunks_hit) == (1, 0, 3, 0)
+    assert (seen.lookups, seen.lookups_hit, seen.lookup_chunks["unwanted"]) == (1, 0, 3)
+    assert sum(seen.lookup_chunks.values()) == 3

@@ -279,7 +279,7 @@ def test_a_prefix_that_would_come_too_slowly_is_not_offered() -> None:
     rig = DiskRig(recompute_tokens_per_s=1_000_000_000)
     client, keys = cold_prompt(rig)
     assert client.lookup(keys).chunks == 0
-    assert rig.service.counters.lookups_declined == 1
+    assert rig.service.counters.lookup_ends["declined"] == 1
     assert rig.read == []
 
 

@@ -1,0 +1,90 @@
+"""`kvserver explain`: asks a running server why a prompt, or a chunk, is or is not served, and says it in sentences."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvclient.keys import chunk_keys, key_from_text
+from kvserver.errors import ConfigError
+from kvserver.wire.explanation import Explanation
+from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES
+
+if TYPE_CHECKING:
+    from kvclient.client import Client
+
+ENDINGS = {
+    "whole": "all of it is held",
+    "absent": "the next chunk is not known here: it was never stored, or left long ago",
+    "gone": "the next chunk has left",
+    "writing": "the next chunk is being stored, by some rank not yet",
+    "partial": "the next chunk is held, but a window or state group that the boundary needs is not",
+    "declined": "the rest is on disk, and reading it would take longer than computing it (recompute_tokens_per_s)",
+    "disk-away": "the rest is on disk, which cannot be read now",
+    "namespace": "nothing was ever registered here under this namespace",
+}
+CAUSES = {
+    "store": "it made room in DRAM for a store, and was not on disk",
+    "promote": "it made room in DRAM for what was read from disk, and was not on disk itself",
+    "index": "the index was full (chunks_max)",
+    "disk": "it was on disk alone, and made room there or had no place when its device was drained",
+    "lost": "it, or a chunk before it, could not be read from disk",
+    "died": "whoever stored it died",
+    "failed": "its copy failed",
+    "abandoned": "its client gave the store up",
+    "deadline": "not every rank stored its part in time (reserve_ttl_ms)",
+    "cleared": "its namespace was cleared",
+}
+
+
+def explain(client: "Client", *, keys: list[str], tokens: str, namespace: str) -> list[str]:
+    """The lines to print. tokens: a file of token ids; the keys follow from them and from each namespace's chunks.
+
+    namespace: its first digits are enough; empty: all. Raises ConfigError where the question makes no sense."""
+    if bool(keys) == bool(tokens):
+        raise ConfigError("explain", "name keys, or a file of token ids with --tokens, and not both")
+    token_ids = _read_tokens(tokens) if tokens else []
+    known = [each for each in client.explain(b"") if each.namespace.startswith(namespace)]
+    if not known and len(namespace) == 2 * KEY_BYTES:
+        known = client.explain(b"", key_from_text(namespace))
+    lines: list[str] = []
+    for space in known:
+        packed = b"".join(map(key_from_text, keys))
+        if tokens and space.chunk_tokens:
+            packed = chunk_keys(token_ids, space.chunk_tokens)
+        if tokens and not packed:
+            lines.append(f"{space.namespace}: {len(token_ids)} tokens are less than a chunk of {space.chunk_tokens}")
+            continue
+        for found in client.explain(packed[: CHUNKS_MAX * KEY_BYTES], key_from_text(space.namespace)):
+            lines += sentences(found)
+    return lines or ["no namespace of that name is known to the server: no engine has registered a cache under it"]
+
+
+def sentences(found: Explanation) -> list[str]:
+    each = found.chunk_tokens
+    disk = f", {found.chunks_on_disk} of them from disk" if found.chunks_on_disk else ""
+    asked = f"{found.chunks_asked} chunks of {each} tokens" if each else f"{found.chunks_asked} chunks"
+    lines = [
+        f"namespace {found.namespace}",
+        f"  {found.chunks} of {asked} would be served{disk}: {found.chunks * each} tokens",
+        f"  {ENDINGS.get(found.why, found.why)}",
+    ]
+    if found.key:
+        lines.append(f"  next chunk {found.key}")
+    if found.cause:
+        lines.append(f"  it left {found.gone_s:.1f} s ago: {CAUSES.get(found.cause, found.cause)}")
+    if found.held_in:
+        lines.append(
+            f"  the same key is held in namespace {', '.join(found.held_in)}: engines that should share differ"
+        )
+    return lines
+
+
+def _read_tokens(path: str) -> list[int]:
+    """Token ids as a JSON list, or with white space or commas between them."""
+    try:
+        text = Path("/dev/stdin" if path == "-" else path).read_text()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError("explain", f"{path}: {problem}") from None
+    if not re.fullmatch(r"\[?[\d\s,]*\]?\s*", text):
+        raise ConfigError("explain", f"{path}: expected token ids, as a JSON list or with white space between them")
+    return [int(number) for number in re.findall(r"\d+", text)]

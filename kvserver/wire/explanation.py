@@ -1,0 +1,33 @@
+"""What messages.Explained carries: what a lookup would be answered now, and why no more. Fields may be added.
+
+Nothing is changed by asking: no lease, no last use, no counter."""
+
+import msgspec
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one namespace."""
+
+    namespace: str
+    """Hexadecimal."""
+    chunk_tokens: int
+    """0 where nothing is known under the namespace."""
+    chunks_asked: int
+    chunks: int
+    """Leading chunks that would be offered."""
+    chunks_on_disk: int
+    """Of those, to be read first."""
+    why: str
+    """Why they are no more (service/endings.py)."""
+    key: str = ""
+    """Hexadecimal, of the first chunk that would not be offered; empty when all would."""
+    cause: str = ""
+    """Why that chunk has left, if it has (service/departed.py)."""
+    gone_s: float = 0.0
+    """How long ago."""
+    held_in: list[str] = []
+    """Other namespaces that hold this very key: the engines that should share differ in something."""
+
+
+encode_explanations = msgspec.json.Encoder().encode
+decode_explanations = msgspec.json.Decoder(list[Explanation]).decode

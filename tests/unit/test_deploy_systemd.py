@@ -1,0 +1,38 @@
+"""The unit in deploy/systemd fits what the server does."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kvserver.holding import Held
+from kvserver.passing import CANNOT_START
+from kvserver.supervisor import BACKOFF_S, REAP_S, STOP_S
+
+DIRECTORY = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
+UNIT = (DIRECTORY / "kvserver.service").read_text()
+
+
+def setting(name: str) -> str:
+    (value,) = re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)
+    return str(value)
+
+
+def test_the_unit_keeps_what_the_server_wants_kept_and_believes_what_it_says() -> None:
+    assert int(setting("FileDescriptorStoreMax")) == len(Held._fields)
+    assert setting("Type") == "notify"
+    assert setting("RestartPreventExitStatus") == str(CANNOT_START)
+    assert float(setting("TimeoutStopSec")) > STOP_S + REAP_S
+    assert float(setting("WatchdogSec")) > 10 * max(BACKOFF_S)
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "kvserver.service"
+    unit.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", UNIT, flags=re.MULTILINE))
+    done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

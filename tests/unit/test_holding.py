@@ -1,0 +1,86 @@
+"""Which memory of an earlier start is used again."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from kvserver import holding
+from kvserver.config import MIB, Config
+from kvserver.holding import ARENA, LEDGER, Held, hold
+from kvserver.systemd import Manager
+
+CONFIG = Config(arena_bytes=3 * MIB, slab_bytes=MIB, chunks_max=700)
+
+
+class Keeper(Manager):
+    """Passes on what was kept; the processes of an earlier start end after some looks."""
+
+    def __init__(self, kept: dict[str, int], looks: int = 0) -> None:
+        super().__init__({})
+        self._kept = kept
+        self.looks = looks
+        self.forgotten: list[str] = []
+
+    def left_behind(self, *_: object) -> list[int]:
+        self.looks -= 1
+        return [4711] if self.looks >= 0 else []
+
+    def forget(self, name: str) -> None:
+        self.forgotten.append(name)
+
+
+@pytest.fixture
+def first() -> Iterator[Held]:
+    """What a first start made; descriptors for the second are copies."""
+    held = hold(CONFIG, Manager({}))
+    os.pwrite(held.arena, b"sealed", 4096)
+    yield held
+    for descriptor in held:
+        os.close(descriptor)
+
+
+def kept(first: Held) -> dict[str, int]:
+    return {ARENA: os.dup(first.arena), LEDGER: os.dup(first.ledger)}
+
+
+def content(config: Config, keeper: Keeper) -> bytes:
+    """Of the arena that a start holds."""
+    held = hold(config, keeper)
+    found = os.pread(held.arena, 6, 4096)
+    for descriptor in held:
+        os.close(descriptor)
+    return found
+
+
+def test_what_fits_is_used_again_once_nobody_can_write_to_it_any_more(first: Held) -> None:
+    keeper = Keeper(kept(first), looks=3)
+    assert content(CONFIG, keeper) == b"sealed"
+    assert keeper.looks == -1
+    assert keeper.forgotten == []
+
+
+def test_memory_that_an_undead_process_may_write_to_is_dropped(first: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "END_S", 0.0)
+    keeper = Keeper(kept(first), looks=1_000_000)
+    assert content(CONFIG, keeper) == bytes(6)
+    assert set(keeper.forgotten) == {ARENA, LEDGER}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Config(arena_bytes=4 * MIB, slab_bytes=MIB, chunks_max=700),
+        Config(arena_bytes=3 * MIB, slab_bytes=MIB, chunks_max=70_000),
+    ],
+)
+def test_memory_that_another_configuration_would_not_make_is_dropped(first: Held, other: Config) -> None:
+    keeper = Keeper(kept(first))
+    assert content(other, keeper) == bytes(6)
+    assert set(keeper.forgotten) == {ARENA, LEDGER}
+
+
+def test_one_without_the_other_is_dropped(first: Held) -> None:
+    keeper = Keeper({ARENA: os.dup(first.arena)})
+    assert content(CONFIG, keeper) == bytes(6)
+    assert keeper.forgotten == [ARENA]
