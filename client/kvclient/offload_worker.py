@@ -1,4 +1,4 @@
-"""The worker half of the vLLM connector: registers the KV cache and carries out orders through the client's thread.
+"""The worker half of an engine's connector: registers the KV cache and carries out orders through the client's thread.
 
 Retrieves are begun after the forward of a step was launched, stores behind it; none of them is waited for. What has
 ended is collected once a step.
@@ -11,13 +11,10 @@ from functools import partial
 
 from kvclient.caches import Cache
 from kvclient.client import Client
+from kvclient.offload_ends import Ended, Ends
 from kvclient.offload_values import RetrieveOrder, StoreOrder
 from kvclient.values import CacheSpec, RetrieveResult, StoreResult
-from kvclient.vllm_ends import Ended, Ends
 from kvserver.errors import KvError
-
-log = logging.getLogger("vllm.kvserver.worker")
-
 
 CONNECT_S = 1.0
 REGISTER_S = 10.0
@@ -27,12 +24,13 @@ REGISTER_S = 10.0
 class Worker:
     """One rank. Belongs to the worker's main thread, but for what the client's thread calls."""
 
-    def __init__(self, client: Client, *, rank: int, event: Callable[[], object]) -> None:
-        """event: records where the engine's stream is now; None where there are no streams."""
+    def __init__(self, client: Client, *, rank: int, event: Callable[[], object], log: logging.Logger) -> None:
+        """event: records where the engine's stream is now; None where there are no streams. log: the engine's."""
         self.ends = Ends(rank)
         self._client = client
         self._rank = rank
         self._event = event
+        self._log = log
         self._cache: Cache | None = None
         self._stores: Sequence[StoreOrder] = ()
         self._said: set[str] = set()
@@ -83,7 +81,7 @@ class Worker:
         try:
             future = self._client.retrieve(self._cache, order.lease, order.blocks, after=after)
         except KvError as problem:
-            log.error("retrieve refused request=%s %s", order.request, problem)
+            self._log.error("retrieve refused request=%s %s", order.request, problem)
             self.ends.end(order.job, RetrieveResult(False, 0, problem.code))
             return
         self.ends.begun(order.job)
@@ -99,7 +97,7 @@ class Worker:
                 self._cache, order.first_chunk, order.parent, order.keys, order.blocks, after=after
             )
         except KvError as problem:
-            log.error("store refused request=%s %s", order.request, problem)
+            self._log.error("store refused request=%s %s", order.request, problem)
             self.ends.end(order.job, StoreResult(0, 0, 0, problem.code))
             return
         self.ends.begun(order.job)
@@ -114,7 +112,7 @@ class Worker:
         """In the client's thread."""
         problem = future.exception()
         if problem is not None:
-            log.error("job failed job=%d %s", job, problem)
+            self._log.error("job failed job=%d %s", job, problem)
             code = problem.code if isinstance(problem, KvError) else otherwise.why
             otherwise = otherwise._replace(why=code)
         self.ends.end(job, otherwise if problem is not None else future.result())
@@ -124,4 +122,4 @@ class Worker:
         for problem in (self._client.problem, self._cache.problem if self._cache is not None else None):
             if problem is not None and str(problem) not in self._said:
                 self._said.add(str(problem))
-                log.error("no cache rank=%d %s", self._rank, problem)
+                self._log.error("no cache rank=%d %s", self._rank, problem)
