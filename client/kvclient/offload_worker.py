@@ -6,7 +6,8 @@ ended is collected once a step.
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial
 
 from kvclient.caches import Cache
@@ -37,7 +38,9 @@ class Worker:
 
     def register(self, spec: CacheSpec) -> None:
         """Waits a moment for a server that is there, so that the first requests hit; every job is a miss until it has
-        answered."""
+        answered. A cache that was registered before is let go first: its memory is not the engine's any more."""
+        if self._cache is not None:
+            self._unregister(self._cache)
         self._cache = self._client.register_cache(spec)
         try:
             if self._client.wait_connected(CONNECT_S):
@@ -72,6 +75,11 @@ class Worker:
         self._client.close()
 
     # ---------------------------------------------------------------- helpers
+
+    def _unregister(self, cache: Cache) -> None:
+        self._cache = None
+        with suppress(TimeoutError, CancelledError):  # a server that does not say so lets it go when it can
+            self._client.unregister(cache).result(REGISTER_S)
 
     def _retrieve(self, order: RetrieveOrder, after: object) -> None:
         self.ends.begin(order.job)
