@@ -178,6 +178,7 @@ class Scheduler:
         late."""
         life = self._storing.get(id(seq))
         if life is not None:
+            self._listen()
             self._store_due(life, time.monotonic())
         return not self.jobs.holds(seq)
 
@@ -187,6 +188,7 @@ class Scheduler:
         if life is None:
             return
         if id(seq) in self._storing:
+            self._listen()
             self._store_due(life, time.monotonic())
         self._end(life)
 

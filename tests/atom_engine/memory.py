@@ -5,11 +5,12 @@ or place show. Nothing here needs torch: tensors are shapes over a memfd.
 """
 
 import hashlib
+import math
 import mmap
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,8 +44,17 @@ class Tensor:
     """What the connector asks of a torch.Tensor."""
 
     def __init__(
-        self, memory: "Memory", offset: int, shape: Sequence[int], *, item_bytes: int, part: str, layer: int
+        self,
+        memory: "Memory",
+        pool: "Pool",
+        offset: int,
+        shape: Sequence[int],
+        *,
+        item_bytes: int,
+        part: str,
+        layer: int,
     ) -> None:
+        self.pool = pool
         self.shape = tuple(shape)
         self.part, self.layer = part, layer
         self.device = SimpleNamespace(type="cpu")
@@ -63,10 +73,10 @@ class Tensor:
         return self._item_bytes
 
     def data_ptr(self) -> int:
-        return self._memory.address + self._offset
+        return self.pool.address + self._offset
 
     def untyped_storage(self) -> Any:
-        return SimpleNamespace(data_ptr=lambda: self._memory.address, nbytes=lambda: self._memory.bytes)
+        return SimpleNamespace(data_ptr=lambda: self.pool.address, nbytes=lambda: self.pool.bytes)
 
     def runs(self, block: int, block_tokens: int, token: int) -> Iterator[tuple[int, int]]:
         """Where the bytes of a block's token lie: offset in the memory, length."""
@@ -124,33 +134,44 @@ class Tensor:
                 yield token * dim * item, dim * item
 
 
+class Pool:
+    """One allocation."""
+
+    def __init__(self, address: int, bytes_: int) -> None:
+        self.address = address
+        """Made up: nobody reads through it."""
+        self.bytes = bytes_
+        self.fd = create_memfd("kvserver-atom", bytes_)
+        self.map = mmap.mmap(self.fd, bytes_)
+        self.map[:] = bytes([POISON]) * bytes_
+
+    def close(self) -> None:
+        self.map.close()
+        os.close(self.fd)
+
+
 class Memory:
-    """Of one rank."""
+    """Of one rank: one allocation, and another for index keys that no tensor tells of."""
 
     def __init__(self, shape: Shape, rank: int) -> None:
         self.shape, self.rank = shape, rank
         plan = list(_plan(shape))
-        offsets, at = [], 0
-        for _, _, dims, item_bytes in plan:
-            offsets.append(at)
-            size = item_bytes
-            for dim in dims:
-                size *= dim
-            at += size
-        self.bytes = at
-        self.fd = create_memfd("kvserver-atom", at)
-        self._map = mmap.mmap(self.fd, at)
-        self._map[:] = bytes([POISON]) * at
-        self.address = 0x7000_0000_0000 + (rank << 36)
-        """Made up: nobody reads through it."""
-        self.tensors = [
-            Tensor(self, offset, dims, item_bytes=item_bytes, part=part, layer=layer)
-            for offset, (part, layer, dims, item_bytes) in zip(offsets, plan, strict=True)
-        ]
+        hidden = [entry for entry in plan if entry[0] == "index_cache" and shape.form == "m3"]
+        self.pools: list[Pool] = []
+        self.tensors: list[Tensor] = []
+        for entries in ([entry for entry in plan if entry not in hidden], hidden):
+            sizes = [math.prod(dims) * item_bytes for _, _, dims, item_bytes in entries]
+            if not sizes:
+                continue
+            pool = Pool(0x7000_0000_0000 + (rank << 36) + (len(self.pools) << 34), sum(sizes))
+            self.pools.append(pool)
+            offsets = accumulate(sizes, initial=0)
+            for offset, (part, layer, dims, item_bytes) in zip(offsets, entries, strict=False):
+                self.tensors.append(Tensor(self, pool, offset, dims, item_bytes=item_bytes, part=part, layer=layer))
 
     def close(self) -> None:
-        self._map.close()
-        os.close(self.fd)
+        for pool in self.pools:
+            pool.close()
 
     def kv_caches(self) -> dict[str, Any]:
         hidden = {"index_cache"} if self.shape.form == "m3" else set()
@@ -180,16 +201,15 @@ class Memory:
 
     def write(self, block_table: Sequence[int], tokens: Sequence[int], first: int, end: int) -> None:
         """Stands for a forward of tokens [first, end)."""
-        for at, offset, value in self._token_bytes(block_table, tokens, first, end):
-            del at
-            self._map[offset : offset + len(value)] = value
+        for _, pool, offset, value in self._token_bytes(block_table, tokens, first, end):
+            pool.map[offset : offset + len(value)] = value
 
     def wrong(self, block_table: Sequence[int], tokens: Sequence[int], first: int, end: int) -> list[str]:
         """Where tokens [first, end) do not hold their bytes."""
         return [
             f"rank {self.rank} token {at} offset {offset}"
-            for at, offset, value in self._token_bytes(block_table, tokens, first, end)
-            if self._map[offset : offset + len(value)] != value
+            for at, pool, offset, value in self._token_bytes(block_table, tokens, first, end)
+            if pool.map[offset : offset + len(value)] != value
         ]
 
     def spoil(self, block: int) -> None:
@@ -197,11 +217,11 @@ class Memory:
         for tensor in self.tensors:
             size = tensor._bytes() // self.shape.blocks
             begin = tensor._offset + block * size
-            self._map[begin : begin + size] = bytes([POISON]) * size
+            tensor.pool.map[begin : begin + size] = bytes([POISON]) * size
 
     def _token_bytes(
         self, block_table: Sequence[int], tokens: Sequence[int], first: int, end: int
-    ) -> Iterator[tuple[int, int, bytes]]:
+    ) -> Iterator[tuple[int, Pool, int, bytes]]:
         chain = hashlib.sha256()
         for token in tokens[:first]:
             chain.update(token.to_bytes(4, "little"))
@@ -216,7 +236,7 @@ class Memory:
                 content = hashlib.shake_128(seed).digest(sum(length for _, length in runs))
                 taken = 0
                 for offset, length in runs:
-                    yield at, offset, content[taken : taken + length]
+                    yield at, tensor.pool, offset, content[taken : taken + length]
                     taken += length
 
 

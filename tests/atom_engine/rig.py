@@ -19,6 +19,7 @@ from atom.kv_transfer.disaggregation.factory import KVConnectorFactory
 from atom.kv_transfer.disaggregation.types import KVConnectorOutput
 
 import kvclient.atom as connector
+from kvclient.atom_layout import Allocation
 from kvclient.atom_register import register
 from kvclient.atom_steps import Step
 from kvclient.values import HostBuffer
@@ -171,8 +172,8 @@ class Rig:
     def _as_atom(self) -> Iterator[None]:
         """What differs from ATOM's processes: all of them are one here, and memory is not on a GPU."""
 
-        def buffers(kind: str, allocations: Sequence[Any]) -> list[HostBuffer]:
-            known = {memory.address: memory.fd for memory in self.memories}
+        def buffers(kind: str, allocations: Sequence[Allocation]) -> list[HostBuffer]:
+            known = {pool.address: pool.fd for memory in self.memories for pool in memory.pools}
             return [HostBuffer(known[found.address], found.bytes) for found in allocations]
 
         with (
@@ -295,6 +296,14 @@ class Rig:
             yield
         finally:
             self.get_finished = said
+
+    def said(self, rank: int) -> Any:
+        """The next that a rank has to say."""
+        due_s = time.monotonic() + WAIT_S
+        while (output := self.get_finished(rank)) == KVConnectorOutput():
+            assert time.monotonic() < due_s, f"rank {rank} says nothing"
+            time.sleep(IDLE_S)
+        return output
 
     @contextmanager
     def refuse(self, *ranks: int) -> Iterator[None]:

@@ -106,7 +106,10 @@ def test_a_late_end_of_an_earlier_life_changes_nothing(make_rig: MakeRig) -> Non
         second = rig.add(prompt(2, 300), id=77)
         rig.until("the second to end", lambda: second.is_finished)
         assert rig.connector.should_defer_free(second)
-    ends = rig.get_finished(0)
+        rig.idle()
+    ends = rig.said(0)
+    while len(ends.finished_saving) < 2:
+        ends.finished_saving |= rig.said(0).finished_saving
     of_first = {name for name in ends.finished_saving if name.generation == rig.orders[0].stores[0].job}
     rest = ends.finished_saving - of_first
     ends.finished_saving, ends.connector_completions = set(of_first), set()
@@ -125,7 +128,7 @@ def test_roles(make_rig: MakeRig, role: str) -> None:
     both = make_rig(model=role)
     both.run(prompt(1, 300))
     rig = make_rig(model=role, kv_role=role)
-    rig.run(prompt(1, 300) + prompt(2, 300))
+    rig.run(prompt(1, 300) + prompt(2, 300), max_tokens=3)  # the answer is not waited for where nothing is loaded
     assert len(rig.loads()) == (role == "kv_consumer")
     assert rig.stored_tokens() == ([(288, 576)] if role == "kv_producer" else [])
 
