@@ -146,7 +146,7 @@ def test_many_turns_of_many_conversations(make_rig: MakeRig, tensor: int, stages
     draw = random.Random(f"{tensor} {stages}")
     system = prompt(9, 110)
     histories = [system + prompt(10 + number, draw.randrange(20, 90)) for number in range(6)]
-    for turn in range(4):
+    for turn in range(3):
         for number in draw.sample(range(6), 6):
             rig.add(histories[number], max_tokens=draw.randrange(1, 40))
             for _ in range(draw.randrange(4)):

@@ -217,7 +217,10 @@ def test_without_a_bug_the_prompt_is_retrieved_and_the_other_stored() -> None:
 
 HANDS_OVER = ("scheduler.step", "worker.take_ended", "client.retrieve", "client.store", "pool.touch")
 """What these return or do belongs to the other side from then on, so nothing of ours can fail behind it."""
-NEVER_CALLED = {f"decisions.{name}" for name in ("begin_unkeyed", "extend", "holds", "leases_lost", "preempted")}
+NEVER_CALLED = {
+    f"decisions.{name}"
+    for name in ("begin_unkeyed", "extend", "handoff", "holds", "leases_lost", "preempted", "stored_whole")
+}
 """Verbs of the decisions that this engine has no use for, or only after trouble."""
 
 
