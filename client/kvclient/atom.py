@@ -101,6 +101,7 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         self._half = Scheduler(engine.client(rank=-1, generations=SCHEDULER), options)
         self._half.wait_connected()
         self._guard = Guard(_nothing, log)
+        self._handoffs = self._half.handoffs
         self._offered: set[int] = set()
         """id() of sequences for which ATOM asks next whether they are to be parked."""
 
@@ -132,7 +133,7 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         return chunk
 
     def should_park_partial_prefill_for_load(self, seq: Seq) -> bool:
-        if id(seq) not in self._half.handoffs:  # asked for every running sequence in every step
+        if not self._handoffs or id(seq) not in self._handoffs:  # asked for every running sequence in every step
             return False
         with self._guard as serves:
             if serves:
