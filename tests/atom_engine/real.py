@@ -14,6 +14,8 @@ from tests.atom_engine.scheduler import Batch
 class RealScheduler:
     def __init__(self, config: Any) -> None:
         self.inner = AtomScheduler(config)
+        self._previous: list[Any] | None = [] if config.deferred_output else None
+        """Sequences whose tokens come a step late; None where they come at once."""
         self._config = config
         self._batch: Any = None
         self._seqs: dict[Any, Any] = {}
@@ -89,6 +91,11 @@ class RealScheduler:
 
     def postprocess(self, batch: Batch) -> None:
         names = [seq.id for seq in batch.seqs]
+        is_deferred = self._previous is not None
+        if is_deferred:
+            names, self._previous = self._previous or [], names
         zeros = np.zeros(len(names), dtype=np.int32)
-        output = ScheduledBatchOutput(names, [(7,)] * len(names), zeros, zeros, None)
+        # The token that ATOM puts where a late one is to come, so that what is computed of it is the same.
+        tokens = [(self._config.eos_token_id,)] * len(names)
+        output = ScheduledBatchOutput(names, tokens, zeros, zeros, None, is_deferred_out=is_deferred)
         self.inner.postprocess(list(self._seqs.values()), output, batch=self._batch)

@@ -59,6 +59,7 @@ def config_of(server_path: str, shape: Shape, *, model: str, **options: Any) -> 
         "stop_token_ids": [],
         "scheduler_delay_factor": 0.0,
         "speculative_config": None,
+        "deferred_output": False,
         "hf_config": SimpleNamespace(architectures=["LlamaForCausalLM"], sliding_window=None, layers=shape.layers),
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,

@@ -123,12 +123,13 @@ def test_a_failure_waits_for_the_ranks_that_still_load(make_rig: MakeRig) -> Non
 
 def test_aborted_while_it_waits_unadmitted(make_rig: MakeRig) -> None:
     """ATOM says nothing of it to the connector; its lease goes back all the same."""
-    rig = warm(make_rig, max_num_seqs=1)
+    rig = warm(make_rig, shape=Shape(blocks=19))
     running = rig.add(prompt(5, 300), max_tokens=30)
     rig.until("it to run", lambda: running.block_table)
     waiting = rig.add(prompt(1, 300))
     for _ in range(3):
         rig.step()
+    assert id(waiting) in rig.connector._half._lives, "it was matched, and has no room"
     rig.abort(waiting)
     rig.drain()
     rig.run(prompt(6, 40), max_tokens=60)

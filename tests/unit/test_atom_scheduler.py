@@ -178,3 +178,30 @@ def test_who_was_aborted_without_a_word_is_swept() -> None:
         desk.scheduler.step()
     assert desk.scheduler._lives == {}
     assert sorted(desk.server.released) == list(range(1, 31))
+
+
+def test_a_preempted_sequence_that_waits_keeps_its_answer() -> None:
+    """Its chunks were to be stored; it has none now, and is looked at in every step all the same."""
+    desk = Desk()
+    seq = sequence(50)
+    desk.admit(seq, hbm=0)
+    desk.scheduler.step()
+    desk.hold(36)
+    seq.num_cached_tokens, seq.block_table = 0, []
+    assert desk.scheduler.match(seq) == 36
+    asked = desk.server.asked
+    for _ in range(3):
+        desk.scheduler.step()
+        assert desk.scheduler.match(seq) == 36
+    assert desk.server.asked == asked
+    assert desk.server.released == []
+
+
+def test_what_was_found_under_an_earlier_namespace_is_forgotten() -> None:
+    """The engine has slept while a request waited: its lease is for bytes of other weights."""
+    desk = Desk(held=36)
+    assert desk.scheduler.match(sequence(50)) == 36
+    desk.scheduler.ended(loaded=(), failed=(), saved=[operation(NAMESPACE + "6f" * 32, 0)], gaps=set())
+    desk.scheduler.step()
+    assert desk.scheduler._lives == {}
+    assert desk.server.released == [1]
