@@ -177,6 +177,21 @@ def test_a_bug_of_ours_costs_the_cache_and_nothing_else(make_rig: MakeRig, half:
         rig.run(prompt(3, 300), max_tokens=4)
 
 
+def test_after_a_bug_what_is_in_flight_still_holds_its_blocks(make_rig: MakeRig) -> None:
+    with serve() as server:
+        rig = make_rig(server, max_num_batched_tokens=100)
+        with rig.silence(0):
+            seq = rig.add(prompt(1, 300), max_tokens=5)
+            rig.until("a store", rig.stored_tokens)
+            rig.connector._half._offload.computed = None
+            rig.until("the end", lambda: seq.is_finished)
+            assert rig.connector._guard.tripped
+            assert rig.connector.should_defer_free(seq)
+            assert rig.connector.has_pending_work()
+        rig.drain()
+        assert seq.block_table == []
+
+
 def test_a_full_arena(make_rig: MakeRig) -> None:
     """Stores that find no place end, and leave no gap that a load would fall into."""
     with Server(arena_bytes=4 << 20) as server:

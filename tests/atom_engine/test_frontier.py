@@ -1,10 +1,12 @@
 """What is stored, token by token: never what the store holds already, and again only what a load failed to bring."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
+from unittest import mock
 
 import pytest
 
-from kvclient import Client
+from kvclient import Client, StoreResult
 from tests.atom_engine.memory import Shape
 from tests.atom_engine.rig import Rig, prompt
 from tests.process.harness import Server
@@ -120,6 +122,28 @@ def test_a_late_end_of_an_earlier_life_changes_nothing(make_rig: MakeRig) -> Non
     rig.scheduler.deferred[77] = second
     ends.finished_saving = rest
     rig.scheduler.kv_ended(ends)
+
+
+@pytest.mark.parametrize(("why", "stores"), [("full", 1), ("busy", 4), ("late", 4)])
+def test_behind_a_gap_nothing_more_is_stored(make_rig: MakeRig, why: str, stores: int) -> None:
+    """One rank's store is cut short: what follows could not be found. Not so when somebody else brings the rest."""
+    rig = make_rig(tensor=2, max_num_batched_tokens=100)
+    client = rig.workers[1]._worker._half._client
+
+    def short(*_: object, **__: object) -> Future[StoreResult]:
+        done: Future[StoreResult] = Future()
+        done.set_result(StoreResult(0, 0, 0, why))
+        return done
+
+    with mock.patch.object(client, "store", side_effect=short):
+        seq = rig.add(prompt(1, 411))
+        while not seq.is_finished:
+            stored = len(rig.stored_tokens())
+            rig.step()
+            if len(rig.stored_tokens()) > stored:
+                rig.until("it to end", lambda: not rig.connector.get_statistics()["saves_pending"])
+        rig.drain()
+    assert len(rig.stored_tokens()) == stores
 
 
 @pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
