@@ -9,8 +9,10 @@ import importlib.metadata
 import logging
 import platform
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import atom
 from atom.kv_transfer.disaggregation.base import KVConnectorBase, KVConnectorSchedulerBase
 from atom.kv_transfer.disaggregation.types import (
     ConnectorCompletion,
@@ -20,7 +22,7 @@ from atom.kv_transfer.disaggregation.types import (
 )
 
 from kvclient.atom_layout import Allocation, Layout, layout_of
-from kvclient.atom_namespace import facts_of, model_id_of
+from kvclient.atom_namespace import code_digest, facts_of, model_id_of
 from kvclient.atom_process import SCHEDULER, WORKER, life_of
 from kvclient.atom_scheduler import Scheduler
 from kvclient.atom_settings import MIB, Settings, chosen_chunk_tokens, parse, role_of
@@ -350,19 +352,22 @@ def _tensor_rank() -> tuple[int, int]:
 
 
 def _versions() -> dict[str, str]:
+    """ATOM runs from checkouts, whose version may stay as it is: so the code that lays out caches counts as well."""
     found = {}
     for name in ("atom", "aiter", "amd-aiter"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    found["attention"] = code_digest(Path(str(atom.__file__)).parent / "model_ops" / "attentions")
     return found
 
 
 def _device_kind(kv_caches: Mapping[str, Any]) -> str:
     import torch  # noqa: PLC0415  (the scheduler's half has no use for it)
 
-    kinds = {str(cache.k_cache.device.type) for cache in kv_caches.values()}
+    tensors = [cache.k_cache for cache in kv_caches.values() if cache.k_cache is not None]
+    kinds = {str(tensor.device.type) for tensor in tensors if tensor.numel()}  # ATOM's default is an empty one
     if kinds - {"cuda"}:
         raise RequestError("unsupported", f"KV cache on {sorted(kinds)}; expected GPUs")
     return "rocm" if torch.version.hip else "cuda"

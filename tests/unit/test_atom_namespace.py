@@ -1,12 +1,13 @@
 """Whatever could change the bytes of an ATOM engine is in its namespace."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvclient.atom_layout import Allocation, Layout, Segment
-from kvclient.atom_namespace import facts_of, model_id_of
+from kvclient.atom_namespace import code_digest, facts_of, model_id_of
 from kvclient.keys import namespace_digest
 from kvserver.errors import RequestError
 
@@ -96,3 +97,11 @@ def test_the_longest_prompt_counts_only_where_positions_are_encoded_by_it() -> N
 def test_dummy_weights_need_an_id() -> None:
     with pytest.raises(RequestError, match="model_id"):
         model_id_of(SimpleNamespace(model="m", load_dummy="zero"))
+
+
+def test_code_counts_by_content(tmp_path: Path) -> None:
+    assert code_digest(tmp_path / "none") == ""
+    (tmp_path / "b.py").write_text("x = 1\n")
+    one = code_digest(tmp_path)
+    (tmp_path / "b.py").write_text("x = 2\n")
+    assert len({"", one, code_digest(tmp_path)}) == 3
