@@ -33,9 +33,9 @@ from vllm.v1.request import Request
 from benchmarks.rows import Rows
 from benchmarks.serving import serving
 from kvclient.client import Client
+from kvclient.offload_ends import Report
 from kvclient.offload_values import Group, Options
 from kvclient.values import StoreResult, Timeouts
-from kvclient.vllm_ends import Report
 from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer
 from kvclient.vllm_scheduler import Scheduler

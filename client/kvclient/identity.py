@@ -20,6 +20,8 @@ NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt",
 SETTINGS = ("config.json", "quantize_config.json", "quantization_config.json", "hf_quant_config.json", "params.json")
 SETTINGS_BYTES_MAX = 16 << 20
 ADAPTER = (("adapter_config.json",), ("adapter_model.safetensors", "adapter_model.bin"))
+ROPES_OF_ANY_LENGTH = frozenset({"default", "linear", "llama3", "yarn", "mrope", "proportional"})
+"""Position encodings that do not look at how long the engine lets a prompt be."""
 HEADER_BYTES_MAX = 128 << 20
 """Of a safetensors file; the format's own bound is 100 MB."""
 SAMPLE_BYTES = 256
@@ -95,6 +97,21 @@ def settings_text(settings: object) -> str:
     if isinstance(settings, dict):
         settings = {name: value for name, value in settings.items() if name not in _NOTES}
     return json.dumps(settings, sort_keys=True, separators=(",", ":"), default=str)
+
+
+def tokens_that_count(settings: object, tokens_max: int) -> int:
+    """Of a model's settings: how long a prompt may be, where positions are encoded by it; otherwise 0, so that engines
+    with other bounds share."""
+    return 0 if _rope_types(settings) <= ROPES_OF_ANY_LENGTH else int(tokens_max)
+
+
+def _rope_types(settings: object, *, in_rope: bool = False) -> set[str]:
+    """Wherever a model's settings name them: rope_parameters, rope_scaling before that, by layer kind, or inside the
+    settings of its text part."""
+    if not isinstance(settings, dict):
+        return set()
+    here = {str(settings[name]) for name in ("rope_type", "type") if in_rope and name in settings}
+    return here.union(*(_rope_types(value, in_rope=in_rope or "rope" in str(name)) for name, value in settings.items()))
 
 
 _NOTES = frozenset({"transformers_version", "_name_or_path", "name_or_path", "_commit_hash"})

@@ -22,7 +22,7 @@ from collections.abc import Hashable
 
 from kvclient.offload_jobs import Jobs
 from kvclient.offload_questions import Questions
-from kvclient.offload_ranges import is_aligned, retrieve_blocks, store_blocks, usable_tokens
+from kvclient.offload_ranges import is_aligned, next_aligned, retrieve_blocks, store_blocks, usable_tokens
 from kvclient.offload_request import Phase, Request
 from kvclient.offload_values import (
     LookupOrder,
@@ -146,6 +146,15 @@ class Offload:
         self.statistics.retrieves_in_flight = len(self._retrieves)
         return order
 
+    def handoff(self, request: Hashable, *, hbm_tokens: int) -> int | None:
+        """For an engine whose own prefix ends inside a block, after match() said more than 0: the token up to which it
+        computes first, if what can be retrieved from there on is worth it. The answer is kept, and promises nothing:
+        match() and allocated() decide again when the engine is there."""
+        it = self._requests[request]
+        boundary = next_aligned(self._options, hbm_tokens)
+        waits = it.phase is Phase.WAITING and it.answer is not None and it.answer.lease is not None
+        return boundary if boundary > hbm_tokens and waits and self._gain(it, boundary) else None
+
     def admitted(self, request: Hashable, *, hbm_tokens: int) -> None:
         """The engine computes the request behind its own prefix: nothing was found, or it changed its mind. Of no
         effect while a retrieve runs or after it, so it may be called after every allocation."""
@@ -192,6 +201,11 @@ class Offload:
         self.statistics.stores += 1
         self.statistics.stores_in_flight = len(self._stores)
         return order
+
+    def stored_whole(self, request: Hashable) -> bool:
+        """Whether computed() has nothing to find until the request is matched again, or a retrieve of it fails."""
+        it = self._requests[request]
+        return not self._options.stores or bool(it.stopped) or it.frontier >= it.chunks
 
     def preempted(self, request: Hashable) -> None:
         """Its blocks are gone, it waits to be matched again. Stores in flight keep theirs. May be said twice."""

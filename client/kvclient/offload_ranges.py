@@ -4,6 +4,7 @@ A full group needs every block of a prefix, a window group those of its last tok
 the chunk which ends where the engine goes on.
 """
 
+import math
 from collections.abc import Sequence
 
 from kvclient.offload_values import Group, Options, Tables
@@ -27,6 +28,12 @@ def chunks_to_look_up(options: Options, tokens: int) -> int:
 def is_aligned(options: Options, hbm_tokens: int) -> bool:
     """Whether the engine's own prefix ends between blocks: one that is in part its own must not be written."""
     return all(hbm_tokens % group.block_tokens == 0 for group in options.groups if group.kind != "state")
+
+
+def next_aligned(options: Options, tokens: int) -> int:
+    """Where blocks of all groups begin, at `tokens` or behind it."""
+    unit = math.lcm(*(group.block_tokens for group in options.groups if group.kind != "state"))
+    return -(-tokens // unit) * unit
 
 
 def retrieve_blocks(

@@ -1,8 +1,8 @@
 """The connector that vLLM loads: kv_connector="KvServerConnector", kv_connector_module_path="kvclient.vllm".
 
-This file only translates: decisions are made in offload.py, the two halves are vllm_scheduler.py and vllm_worker.py,
-which it calls through vllm_guard.py, and what differs between vLLM's releases is in vllm_versions.py. Importing it
-opens no socket: vLLM's API server imports it too. docs/vllm.md is the manual.
+This file only translates: decisions are made in offload.py, the two halves are vllm_scheduler.py and
+offload_worker.py, which it calls through guards, and what differs between vLLM's releases is in vllm_versions.py.
+Importing it opens no socket: vLLM's API server imports it too. docs/vllm.md is the manual.
 """
 
 import hashlib
@@ -27,10 +27,12 @@ from kvclient import vllm_versions as versions
 from kvclient.client import Client
 from kvclient.identity import model_digest
 from kvclient.keys import namespace_digest
+from kvclient.offload_ends import Ended, Report
+from kvclient.offload_guard import GuardedWorker
 from kvclient.offload_values import Options, RetrieveOrder, StoreOrder
+from kvclient.offload_worker import Worker
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
-from kvclient.vllm_ends import Ended, Report
-from kvclient.vllm_guard import GuardedScheduler, GuardedWorker
+from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer
 from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
 from kvclient.vllm_memory import SharedZeros
@@ -38,7 +40,6 @@ from kvclient.vllm_namespace import cpu_kind, facts_of
 from kvclient.vllm_scheduler import Scheduled, Scheduler
 from kvclient.vllm_settings import MIB, parse
 from kvclient.vllm_stats import PromMetrics, Stats
-from kvclient.vllm_worker import Worker
 from kvserver.errors import RequestError
 
 log = logging.getLogger("vllm.kvserver")
@@ -106,7 +107,8 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             self._ended = Ended([], set(), set(), set(), {})
             self._rank = get_tensor_model_parallel_rank()
             event = _no_event if current_platform.is_cpu() else _recorded_event
-            self._worker = GuardedWorker(Worker(self._client(rank=self._rank), rank=self._rank, event=event))
+            worker = Worker(self._client(rank=self._rank), rank=self._rank, event=event, log=log)
+            self._worker = GuardedWorker(worker, log)
 
     @property
     def requires_kv_delivery(self) -> bool:

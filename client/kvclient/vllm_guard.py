@@ -1,59 +1,21 @@
 """The connector's edge to its engine: no exception of ours gets through while the engine serves.
 
-Both halves have their guarded form here, with the same verbs. The first unexpected exception of a half is logged with
-its trace and counted; from then on vllm_inert.py has its place. What is refused when the engine starts (settings,
-layouts, ranks that disagree) is none of this, and does get through.
+The scheduler half has its guarded form here, with the same verbs (the worker half: offload_guard.py). Behind the first
+unexpected exception vllm_inert.py has its place.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
-from typing import Any
 
+from kvclient.offload_ends import Report
+from kvclient.offload_guard import Guard
 from kvclient.offload_values import Group, RetrieveOrder, StoreOrder, Tables
-from kvclient.values import CacheSpec
-from kvclient.vllm_ends import Ended, Report
-from kvclient.vllm_inert import InertScheduler, InertWorker
+from kvclient.vllm_inert import InertScheduler
 from kvclient.vllm_keys import Request
 from kvclient.vllm_pins import Pool
 from kvclient.vllm_scheduler import Scheduled, Scheduler
-from kvclient.vllm_worker import Worker
 
 log = logging.getLogger("vllm.kvserver")
-
-
-class Guard:
-    """`with guard as serves:` says whether the half still serves, and swallows an unexpected exception. Then on_bug is
-    called before what follows the block."""
-
-    def __init__(self, on_bug: Callable[[], None]) -> None:
-        self.tripped = False
-        self._on_bug = on_bug
-        self._untold = 0
-
-    def __enter__(self) -> bool:
-        return not self.tripped
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Exception):
-            return False  # nothing, or what is meant to end the process
-        if not self.tripped:
-            log.error("no cache from now on: a bug in the connector", exc_info=error)
-            self._untold = 1
-            self.trip()
-        return True
-
-    def trip(self) -> None:
-        if not self.tripped:
-            self.tripped = True
-            self._on_bug()
-
-    def take_bugs(self) -> int:
-        """Since the last call: 0 or 1."""
-        taken, self._untold = self._untold, 0
-        return taken
 
 
 class GuardedScheduler:
@@ -63,7 +25,7 @@ class GuardedScheduler:
         self._half = half
         self._groups = groups
         self._inert: InertScheduler | None = None
-        self._guard = Guard(self._give_up)
+        self._guard = Guard(self._give_up, log)
         self._promised: dict[str, int] = {}
         """Requests of which match() has said that something can be retrieved, and their tokens in HBM."""
 
@@ -152,52 +114,6 @@ class GuardedScheduler:
         with self._guard as serves:
             if serves:
                 self._half.reset()
-
-    def close(self) -> None:
-        with self._guard:
-            self._half.close()
-
-
-class GuardedWorker:
-    """Worker for the engine's calls, or InertWorker."""
-
-    def __init__(self, half: Worker) -> None:
-        self._half = half
-        self._inert: InertWorker | None = None
-        self._guard = Guard(self._give_up)
-
-    def _give_up(self) -> None:
-        self._inert = InertWorker(self._half.ends)
-
-    @property
-    def is_inert(self) -> bool:
-        return self._inert is not None
-
-    def register(self, spec: CacheSpec) -> None:
-        self._half.register(spec)
-
-    def begin(self, retrieves: Sequence[RetrieveOrder], stores: Sequence[StoreOrder]) -> None:
-        with self._guard as serves:
-            if serves:
-                self._half.begin(retrieves, stores)
-        if self._inert is not None:
-            self._inert.begin(retrieves, stores)
-
-    def computed(self) -> None:
-        with self._guard as serves:
-            if serves:
-                self._half.computed()
-
-    def take_ended(self) -> Ended:
-        with self._guard as serves:
-            if serves:
-                return self._half.take_ended()
-        assert self._inert is not None
-        return self._inert.take_ended()
-
-    def take_counts(self) -> dict[str, Any]:
-        bugs = self._guard.take_bugs()
-        return {"bugs": bugs} if bugs else {}
 
     def close(self) -> None:
         with self._guard:

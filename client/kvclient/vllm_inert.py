@@ -8,12 +8,12 @@ and the request is computed; jobs that run end by themselves, and are reported; 
 import itertools
 from collections.abc import Iterable, Sequence
 
-from kvclient.offload_values import Group, RetrieveOrder, StoreOrder, Tables
+from kvclient.offload_ends import Report
+from kvclient.offload_guard import WHY
+from kvclient.offload_values import Group, RetrieveOrder, Tables
 from kvclient.values import Blocks, Lease
-from kvclient.vllm_ends import Ended, Ends, Report
 from kvclient.vllm_pins import Pins
 
-WHY = "connector-bug"
 NO_LEASE = Lease(0, 0, 0, 0.0)
 
 
@@ -52,18 +52,3 @@ class InertScheduler:
 
     def busy(self) -> bool:
         return bool(self._untold) or len(self._pins) > 0
-
-
-class InertWorker:
-    """Takes the place of Worker, whose jobs go on to their ends in the client's thread."""
-
-    def __init__(self, ends: Ends) -> None:
-        self._ends = ends
-
-    def begin(self, retrieves: Iterable[RetrieveOrder], stores: Iterable[StoreOrder]) -> None:
-        """They will be reported as failed, but for those that run already."""
-        self._ends.note((*retrieves, *stores))
-
-    def take_ended(self) -> Ended:
-        self._ends.end_unbegun(WHY)
-        return self._ends.take()

@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvclient.identity import settings_text
+from kvclient.identity import settings_text, tokens_that_count
 from kvclient.offload_values import Group
 
 FACTS = 1
 """Changes when the meaning of a fact does."""
-ROPES_OF_ANY_LENGTH = frozenset({"default", "linear", "llama3", "yarn", "mrope", "proportional"})
-"""Position encodings that do not look at how long the engine lets a prompt be."""
 
 
 def facts_of(
@@ -43,7 +41,7 @@ def facts_of(
         "model": model_id,
         "weights_epoch": weights_epoch,
         "settings": settings_text(model.hf_config.to_dict()),
-        "tokens_max": _tokens_that_count(model),
+        "tokens_max": tokens_that_count(model.hf_config.to_dict(), model.max_model_len),
         "dtype": str(model.dtype),
         "cache_dtype": str(cache.cache_dtype),
         "quantization": str(model.quantization),
@@ -67,19 +65,3 @@ def cpu_kind() -> str:
         lines = []
     flags = next((line.split(":", 1)[1].split() for line in lines if line.lower().startswith(("flags", "feat"))), [])
     return " ".join([platform.machine(), *sorted(flag for flag in flags if flag.startswith(wanted))])
-
-
-def _tokens_that_count(model: Any) -> int:
-    """How long a prompt may be, where positions are encoded by it; otherwise 0, so that engines with other bounds
-    share."""
-    found = _rope_types(model.hf_config.to_dict())
-    return 0 if found <= ROPES_OF_ANY_LENGTH else int(model.max_model_len)
-
-
-def _rope_types(settings: object, *, in_rope: bool = False) -> set[str]:
-    """Wherever a model's settings name them: rope_parameters, rope_scaling before that, by layer kind, or inside the
-    settings of its text part."""
-    if not isinstance(settings, dict):
-        return set()
-    here = {str(settings[name]) for name in ("rope_type", "type") if in_rope and name in settings}
-    return here.union(*(_rope_types(value, in_rope=in_rope or "rope" in str(name)) for name, value in settings.items()))

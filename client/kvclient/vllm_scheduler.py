@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from kvclient.client import Client
 from kvclient.offload import Offload
+from kvclient.offload_ends import Report
 from kvclient.offload_values import Options, RetrieveOrder, StoreOrder
 from kvclient.values import Found, RetrieveResult
-from kvclient.vllm_ends import Report
 from kvclient.vllm_hbm import Holdings
 from kvclient.vllm_keys import Keyer, Request
 from kvclient.vllm_pins import Pins, Pool

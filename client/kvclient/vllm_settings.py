@@ -1,10 +1,10 @@
 """What a user of vLLM says in kv_connector_extra_config. Unknown keys and wrong types are errors, at the start."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from kvclient.settings import checked
 from kvclient.values import STAGING_BYTES, Timeouts
-from kvserver.errors import RequestError
 
 MIB = 1 << 20
 FOREIGN = frozenset({"engine_id", "connectors", "kv_connector_module_path"})
@@ -49,17 +49,4 @@ class Settings:
 
 def parse(extra_config: Mapping[str, object]) -> Settings:
     """RequestError names the key, what was expected and what came."""
-    known = {item.name: type(item.default) for item in fields(Settings) if item.name != "socket"}
-    known["socket"] = str
-    given = {name: value for name, value in extra_config.items() if name not in FOREIGN}
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise RequestError("settings", f"kv_connector_extra_config has unknown keys {unknown}; known: {sorted(known)}")
-    if "socket" not in given:
-        raise RequestError("settings", "kv_connector_extra_config must name the server's socket")
-    for name, value in given.items():
-        if type(value) is not known[name]:  # exactly: True is no count
-            raise RequestError("settings", f"{name}={value!r} must be of type {known[name].__name__}")
-        if isinstance(value, int) and value < 0:
-            raise RequestError("settings", f"{name}={value} must not be negative")
-    return Settings(**given)  # type: ignore[arg-type]
+    return checked(Settings, {name: value for name, value in extra_config.items() if name not in FOREIGN})

@@ -13,7 +13,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 HEAVY = ("torch", "numpy", "vllm", "transformers", "opentelemetry", "grpcio", "protobuf", "fastapi", "pydantic")
 FRAMEWORKS = ("torch", "vllm", "numpy", "cuda", "hip")
-NEED_AN_ENGINE = ("kvclient.vllm", "kvclient.vllm_memory", "kvclient.vllm_stats")
+NEED_AN_ENGINE = ("kvclient.atom", "kvclient.vllm", "kvclient.vllm_memory", "kvclient.vllm_stats")
 """What an engine loads; nothing else imports them."""
 IMPORTS = """
 import importlib.abc, pkgutil, sys

@@ -5,6 +5,7 @@ A small engine drives both halves through their guards, with the real decisions;
 call into one collaborator is made to raise, its first, its second, and so on, until a run gets through untouched.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,14 +15,16 @@ from typing import Any
 import pytest
 
 from kvclient.offload import Offload
+from kvclient.offload_guard import GuardedWorker
 from kvclient.offload_values import Group, Options, RetrieveOrder, StoreOrder
+from kvclient.offload_worker import Worker
 from kvclient.values import CacheSpec, RetrieveResult, StoreResult
-from kvclient.vllm_guard import GuardedScheduler, GuardedWorker
+from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer
 from kvclient.vllm_scheduler import Scheduled, Scheduler
-from kvclient.vllm_worker import Worker
 from tests.unit.test_vllm_scheduler import BLOCK, CHUNK, NAMESPACE, Pool, Server, request
 
+LOG = logging.getLogger("kvserver.test")
 RANKS = 2
 TABLE = list(range(10, 30))
 SPEC = CacheSpec(name="kv", namespace=NAMESPACE, chunk_tokens=CHUNK, buffers=[], groups=[])
@@ -107,10 +110,10 @@ class Engine:
         self.scheduler.use_namespace({NAMESPACE})
         self.clients = [Client() for _ in range(RANKS)]
         self.inner_workers = [
-            Worker(client, rank=rank, event=object)  # type: ignore[arg-type]
+            Worker(client, rank=rank, event=object, log=LOG)  # type: ignore[arg-type]
             for rank, client in enumerate(self.clients)
         ]
-        self.workers = [GuardedWorker(worker) for worker in self.inner_workers]
+        self.workers = [GuardedWorker(worker, LOG) for worker in self.inner_workers]
         for worker in self.workers:
             worker.register(SPEC)
         self.waiting: dict[str, set[int]] = {}
@@ -215,7 +218,10 @@ def test_without_a_bug_the_prompt_is_retrieved_and_the_other_stored() -> None:
 
 HANDS_OVER = ("scheduler.step", "worker.take_ended", "client.retrieve", "client.store", "pool.touch")
 """What these return or do belongs to the other side from then on, so nothing of ours can fail behind it."""
-NEVER_CALLED = {f"decisions.{name}" for name in ("begin_unkeyed", "extend", "holds", "leases_lost", "preempted")}
+NEVER_CALLED = {
+    f"decisions.{name}"
+    for name in ("begin_unkeyed", "extend", "handoff", "holds", "leases_lost", "preempted", "stored_whole")
+}
 """Verbs of the decisions that this engine has no use for, or only after trouble."""
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from kvclient.inquiries import Answered
 from kvclient.keys import LONG_TOKENS
+from kvclient.offload_ends import Report
 from kvclient.offload_values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.values import Found, Lease, RetrieveResult, StoreResult
-from kvclient.vllm_ends import Report
 from kvclient.vllm_keys import Keyer
 from kvclient.vllm_scheduler import Scheduled, Scheduler
 from kvserver.errors import RequestError

@@ -1,5 +1,6 @@
 """The worker half: orders in, one report of each job out, whatever the client does with it."""
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -8,10 +9,11 @@ from typing import Any
 import pytest
 
 from kvclient.offload_values import RetrieveOrder, StoreOrder
+from kvclient.offload_worker import Worker
 from kvclient.values import Blocks, CacheSpec, Lease, RetrieveResult, StoreResult
-from kvclient.vllm_worker import Worker
 from kvserver.errors import RequestError
 
+LOG = logging.getLogger("kvserver.test")
 LEASE = Lease(1, 3, 1, float("inf"))
 SPEC = CacheSpec(name="kv", namespace=b"n" * 32, chunk_tokens=12, buffers=[], groups=[])
 
@@ -59,7 +61,7 @@ class Bench:
     def __init__(self, *, registered: bool = True) -> None:
         self.client = Client()
         self.events = 0
-        self.worker = Worker(self.client, rank=2, event=self.event)  # type: ignore[arg-type]
+        self.worker = Worker(self.client, rank=2, event=self.event, log=LOG)  # type: ignore[arg-type]
         if registered:
             self.worker.register(SPEC)
 
@@ -159,14 +161,14 @@ def test_what_runs_is_not_given_up_with_the_rest() -> None:
 @pytest.mark.parametrize(("is_there", "waits"), [(True, ["connected", "registered"]), (False, ["connected"])])
 def test_an_engine_waits_for_a_server_only_if_there_is_one(is_there: bool, waits: list[str]) -> None:
     client = Client(is_there=is_there)
-    Worker(client, rank=0, event=object).register(SPEC)  # type: ignore[arg-type]
+    Worker(client, rank=0, event=object, log=LOG).register(SPEC)  # type: ignore[arg-type]
     assert client.waits == waits
 
 
 def test_an_engine_starts_when_the_server_refuses_it(caplog: pytest.LogCaptureFixture) -> None:
     client = Client()
     client.problem = RequestError("protocol", "another number")
-    Worker(client, rank=0, event=object).register(SPEC)  # type: ignore[arg-type]
+    Worker(client, rank=0, event=object, log=LOG).register(SPEC)  # type: ignore[arg-type]
     assert "another number" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""The worker half of the vLLM connector: registers the KV cache and carries out orders through the client's thread.
+"""The worker half of an engine's connector: registers the KV cache and carries out orders through the client's thread.
 
 Retrieves are begun after the forward of a step was launched, stores behind it; none of them is waited for. What has
 ended is collected once a step.
@@ -6,18 +6,16 @@ ended is collected once a step.
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial
 
 from kvclient.caches import Cache
 from kvclient.client import Client
+from kvclient.offload_ends import Ended, Ends
 from kvclient.offload_values import RetrieveOrder, StoreOrder
 from kvclient.values import CacheSpec, RetrieveResult, StoreResult
-from kvclient.vllm_ends import Ended, Ends
 from kvserver.errors import KvError
-
-log = logging.getLogger("vllm.kvserver.worker")
-
 
 CONNECT_S = 1.0
 REGISTER_S = 10.0
@@ -27,19 +25,22 @@ REGISTER_S = 10.0
 class Worker:
     """One rank. Belongs to the worker's main thread, but for what the client's thread calls."""
 
-    def __init__(self, client: Client, *, rank: int, event: Callable[[], object]) -> None:
-        """event: records where the engine's stream is now; None where there are no streams."""
+    def __init__(self, client: Client, *, rank: int, event: Callable[[], object], log: logging.Logger) -> None:
+        """event: records where the engine's stream is now; None where there are no streams. log: the engine's."""
         self.ends = Ends(rank)
         self._client = client
         self._rank = rank
         self._event = event
+        self._log = log
         self._cache: Cache | None = None
         self._stores: Sequence[StoreOrder] = ()
         self._said: set[str] = set()
 
     def register(self, spec: CacheSpec) -> None:
         """Waits a moment for a server that is there, so that the first requests hit; every job is a miss until it has
-        answered."""
+        answered. A cache that was registered before is let go first: its memory is not the engine's any more."""
+        if self._cache is not None:
+            self._unregister(self._cache)
         self._cache = self._client.register_cache(spec)
         try:
             if self._client.wait_connected(CONNECT_S):
@@ -75,6 +76,11 @@ class Worker:
 
     # ---------------------------------------------------------------- helpers
 
+    def _unregister(self, cache: Cache) -> None:
+        self._cache = None
+        with suppress(TimeoutError, CancelledError):  # a server that does not say so lets it go when it can
+            self._client.unregister(cache).result(REGISTER_S)
+
     def _retrieve(self, order: RetrieveOrder, after: object) -> None:
         self.ends.begin(order.job)
         if order.refused or self._cache is None:
@@ -83,7 +89,7 @@ class Worker:
         try:
             future = self._client.retrieve(self._cache, order.lease, order.blocks, after=after)
         except KvError as problem:
-            log.error("retrieve refused request=%s %s", order.request, problem)
+            self._log.error("retrieve refused request=%s %s", order.request, problem)
             self.ends.end(order.job, RetrieveResult(False, 0, problem.code))
             return
         self.ends.begun(order.job)
@@ -99,7 +105,7 @@ class Worker:
                 self._cache, order.first_chunk, order.parent, order.keys, order.blocks, after=after
             )
         except KvError as problem:
-            log.error("store refused request=%s %s", order.request, problem)
+            self._log.error("store refused request=%s %s", order.request, problem)
             self.ends.end(order.job, StoreResult(0, 0, 0, problem.code))
             return
         self.ends.begun(order.job)
@@ -114,7 +120,7 @@ class Worker:
         """In the client's thread."""
         problem = future.exception()
         if problem is not None:
-            log.error("job failed job=%d %s", job, problem)
+            self._log.error("job failed job=%d %s", job, problem)
             code = problem.code if isinstance(problem, KvError) else otherwise.why
             otherwise = otherwise._replace(why=code)
         self.ends.end(job, otherwise if problem is not None else future.result())
@@ -124,4 +130,4 @@ class Worker:
         for problem in (self._client.problem, self._cache.problem if self._cache is not None else None):
             if problem is not None and str(problem) not in self._said:
                 self._said.add(str(problem))
-                log.error("no cache rank=%d %s", self._rank, problem)
+                self._log.error("no cache rank=%d %s", self._rank, problem)

@@ -1,0 +1,123 @@
+"""What does the connector cost ATOM's scheduler? `python -m benchmarks.bench_atom [--json] [--smoke]`
+
+The scheduler half as ATOM makes it, of a checkout that ATOM_DIR names or of the stand-in that the tests have. Sequences
+are played. Microseconds on the scheduler's thread, median of the calls of a round, and of the rounds.
+
+step: all that a step of 256 running sequences which decode asks for: each of them, whether it is handed over; the
+metadata; the ends of nothing. miss: match and allocation of a new prompt of which nothing is held; behind the slash its
+tokens. "absent": there is no server; "all-miss": there is one, and it holds nothing.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, os.environ.get("ATOM_DIR") or str(ROOT / "tests" / "atom_engine" / "standin"))
+
+from atom.kv_transfer.disaggregation.types import KVConnectorOutput, SaveOperationId  # noqa: E402
+
+from benchmarks.arena import wait_for_arena  # noqa: E402
+from benchmarks.rows import Rows  # noqa: E402
+from kvclient.atom import KvServerScheduler  # noqa: E402
+from kvclient.atom_steps import NAMESPACE  # noqa: E402
+from kvclient.client import Client  # noqa: E402
+from kvserver.replay.served import Served  # noqa: E402
+
+RUNNING = 256
+LENGTHS = (1024, 8192, 131_072)
+BLOCK = 16
+ARENA_BYTES = 64 << 20
+
+
+def scheduler_at(socket: str) -> KvServerScheduler:
+    config = SimpleNamespace(
+        kv_cache_block_size=BLOCK,
+        max_num_seqs=RUNNING,
+        kv_transfer_config={"kv_connector_extra_config": {"socket": socket, "model_id": "bench"}},
+    )
+    half = KvServerScheduler(config)
+    half.process_completions(KVConnectorOutput(finished_saving={SaveOperationId(NAMESPACE + "6e" * 32, 0)}))
+    return half
+
+
+def sequence(name: int, tokens: int) -> Any:
+    return SimpleNamespace(
+        id=name,
+        token_ids=list(range(name, name + tokens)),
+        num_tokens=tokens,
+        num_prompt_tokens=tokens,
+        num_cached_tokens=0,
+        block_table=list(range(-(-tokens // BLOCK))),
+        has_per_req_cache=False,
+        multimodal_data=None,
+        is_finished=False,
+    )
+
+
+def admit(half: KvServerScheduler, seq: Any) -> float:
+    began = time.perf_counter()
+    tokens, waits = half.get_num_new_matched_tokens(seq)
+    half.update_state_after_alloc(seq)
+    took_us = (time.perf_counter() - began) * 1e6
+    assert (tokens, waits) == (0, False)
+    return took_us
+
+
+def step(half: KvServerScheduler, running: list[Any]) -> float:
+    output = KVConnectorOutput()
+    began = time.perf_counter()
+    for seq in running:
+        half.should_park_partial_prefill_for_load(seq)
+    half.build_connector_meta()
+    half.process_completions(output)
+    half.has_pending_work()
+    return (time.perf_counter() - began) * 1e6
+
+
+def measure(socket: str, *, steps: int, requests: int) -> dict[str, float]:
+    """Microseconds by what they are for, of one round."""
+    half = scheduler_at(socket)
+    took: dict[str, list[float]] = defaultdict(list)
+    for tokens in LENGTHS:
+        for number in range(requests):
+            seq = sequence(number, tokens)
+            took[f"miss/{tokens}"].append(admit(half, seq))
+            half.request_finished(seq)
+    running = [sequence(number, 100) for number in range(RUNNING)]  # shorter than a chunk, so nothing is to be stored
+    for seq in running:
+        admit(half, seq)
+        seq.num_cached_tokens = seq.num_prompt_tokens
+    for _ in range(steps):
+        took["step"].append(step(half, running))
+    half._half.close()
+    return {name: statistics.median(values) for name, values in took.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser.add_argument("--smoke", action="store_true", help="few calls: shows that it runs, measures nothing")
+    given = parser.parse_args()
+    steps, requests, rounds = (3, 2, 1) if given.smoke else (500, 20, 5)
+    rows = Rows("atom", as_json=given.json, config=f"{RUNNING} running, {steps} steps a round, block {BLOCK}")
+    with Served((), ARENA_BYTES) as server, Client(server.socket, engine="bench", ranks=1, rank=-1) as client:
+        client.wait_connected(30)
+        wait_for_arena(client)
+        for name, socket in (("absent", str(server.socket) + ".none"), ("all-miss", str(server.socket))):
+            runs: dict[str, list[float]] = defaultdict(list)
+            for _ in range(rounds):
+                for what, took_us in measure(socket, steps=steps, requests=requests).items():
+                    runs[what].append(took_us)
+            for what, values in runs.items():
+                rows.add(f"{name} {what}", values, "us")
+
+
+if __name__ == "__main__":
+    main()

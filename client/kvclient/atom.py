@@ -1,0 +1,407 @@
+"""The connector that ATOM makes: `kv_connector` "kvserver", registered by atom_register.py. docs/atom.md is the manual.
+
+This file only translates: decisions are made in offload.py, the two halves are atom_scheduler.py and offload_worker.py.
+Behind the first unexpected exception of ours a half does nothing more than to end what it has begun, and the engine
+computes on; what is refused when the engine starts does get through.
+"""
+
+import importlib.metadata
+import logging
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import atom
+from atom.kv_transfer.disaggregation.base import KVConnectorBase, KVConnectorSchedulerBase
+from atom.kv_transfer.disaggregation.types import (
+    ConnectorCompletion,
+    KVConnectorOutput,
+    LoadOperationId,
+    SaveOperationId,
+)
+
+from kvclient.atom_layout import Allocation, Layout, layout_of
+from kvclient.atom_namespace import code_digest, facts_of, model_id_of
+from kvclient.atom_process import SCHEDULER, WORKER, life_of
+from kvclient.atom_scheduler import Scheduler
+from kvclient.atom_settings import MIB, Settings, chosen_chunk_tokens, parse, role_of
+from kvclient.atom_steps import NAMESPACE, STORED, Name, Seq, Step
+from kvclient.client import Client
+from kvclient.keys import namespace_digest
+from kvclient.offload import CHAIN_GOES_ON
+from kvclient.offload_guard import WHY, Guard, GuardedWorker
+from kvclient.offload_values import Group, Options
+from kvclient.offload_worker import Worker
+from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer, RetrieveResult
+from kvserver.errors import RequestError
+from kvserver.wire.messages import GroupSpec
+
+log = logging.getLogger("atom.kvserver")
+
+
+class Engine:
+    """What both halves take from ATOM's Config."""
+
+    def __init__(self, config: Any) -> None:
+        transfer: Mapping[str, Any] = config.kv_transfer_config or {}
+        self.config = config
+        self.settings: Settings = parse(transfer)
+        self.stores, self.loads = role_of(transfer)
+        _refuse_unsupported(config)
+        self.local_block_tokens = int(config.kv_cache_block_size)
+        self.block_tokens = self.local_block_tokens * _count(config, "decode_context_parallel_size")
+        self.chunk_tokens = chosen_chunk_tokens(self.block_tokens, self.settings.chunk_tokens)
+        self.stages = _count(config, "pipeline_parallel_size")
+        self.tensor_ranks = _count(config, "tensor_parallel_size")
+        self.ranks = self.stages * self.tensor_ranks
+        parallel = getattr(config, "parallel_config", None)
+        self.stage = int(getattr(parallel, "pipeline_parallel_rank", 0) or 0)
+        self.name = f"atom-dp{int(getattr(parallel, 'data_parallel_rank', 0) or 0)}"
+
+    def life(self, generations: int) -> int:
+        """The same in the scheduler and in all workers of this engine."""
+        return life_of(generations + (self.stages > 1), name=self.name)
+
+    def client(self, *, rank: int, generations: int) -> Client:
+        return Client(
+            self.settings.socket,
+            engine=self.name,
+            epoch=self.life(generations),
+            ranks=self.ranks,
+            rank=rank,
+            timeouts=self.settings.timeouts,
+        )
+
+
+# ---------------------------------------------------------------- scheduler
+
+
+class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
+    """In the process of the EngineCore."""
+
+    is_producer = False
+    """Otherwise ATOM would free blocks as after prefill on another node."""
+    is_offload = True
+    """A request whose load has ended prefills the rest, instead of going on to decode."""
+
+    def __init__(self, config: Any) -> None:
+        engine = Engine(config)
+        options = Options(
+            chunk_tokens=engine.chunk_tokens,
+            groups=(Group(engine.block_tokens),),
+            stores=engine.stores,
+            retrieves=engine.loads,
+            retrieve_tokens_min=engine.settings.min_load_tokens,
+            # ATOM sizes the prefill behind a load by the prompt alone: output that was generated before a preemption
+            # would have no KV.
+            resumes_output=False,
+            lookup_deadline_s=engine.settings.lookup_timeout_ms / 1000,
+            retrieves_max=max(32, int(getattr(config, "max_num_seqs", 0) or 0)),  # ATOM bounds what is parked
+            retrieve_wait_s=0.0,
+        )
+        self._half = Scheduler(engine.client(rank=-1, generations=SCHEDULER), options)
+        self._half.wait_connected()
+        self._guard = Guard(_nothing, log)
+        self._handoffs = self._half.handoffs
+        self._offered: set[int] = set()
+        """id() of sequences for which ATOM asks next whether they are to be parked."""
+
+    def get_num_new_matched_tokens(self, seq: Seq) -> tuple[int, bool]:
+        with self._guard as serves:
+            if serves:
+                tokens = self._half.match(seq)
+                (self._offered.add if tokens else self._offered.discard)(id(seq))
+                return tokens, tokens > 0
+        return 0, False
+
+    def update_state_after_alloc(self, seq: Seq) -> None:
+        with self._guard as serves:
+            if serves:
+                is_offered = id(seq) in self._offered
+                self._offered.discard(id(seq))
+                self._half.allocated(seq, is_offered=is_offered)
+
+    def should_park_for_load_after_alloc(self, seq: Seq) -> bool:
+        with self._guard as serves:
+            if serves:
+                return self._half.should_park(seq)
+        return False
+
+    def adjust_prefill_chunk_after_alloc(self, seq: Seq, chunk: int) -> int:
+        with self._guard as serves:
+            if serves and id(seq) in self._half.handoffs:
+                return self._half.chunk_until_handoff(seq, chunk)
+        return chunk
+
+    def should_park_partial_prefill_for_load(self, seq: Seq) -> bool:
+        if not self._handoffs or id(seq) not in self._handoffs:  # asked for every running sequence in every step
+            return False
+        with self._guard as serves:
+            if serves:
+                return self._half.should_park_now(seq)
+        return False
+
+    def build_connector_meta(self) -> Step:
+        with self._guard as serves:
+            if serves:
+                return self._half.step()
+        return self._last_words()
+
+    def process_completions(self, output: KVConnectorOutput) -> KVConnectorOutput:
+        """Terminals of all ranks. ATOM wants to hear of requests, and only of those whose end it waits for."""
+        ours = {item for item in output.connector_completions if item.channel == STORED}
+        output.connector_completions -= ours
+        gaps = {item.operation_id for item in ours if not item.succeeded}
+        loaded, failed, saved = output.finished_loading, output.failed_loading, output.finished_saving
+        known: set[Any] = set()
+        with self._guard as serves:
+            if serves:
+                known = self._half.ended(loaded=loaded, failed=failed, saved=saved, gaps=gaps)
+        if self._guard.tripped:
+            known |= {one for one in (*loaded, *failed, *saved) if self._half.jobs.ended(one)}
+        output.finished_loading = {one.req_id for one in loaded if one in known}
+        output.failed_loading = {one.req_id for one in failed if one in known}
+        output.finished_saving = {one.req_id for one in saved if one in known}
+        return output
+
+    def should_defer_free(self, seq: Seq) -> bool:
+        with self._guard as serves:
+            if serves:
+                return not self._half.may_free(seq)
+        return self._half.jobs.holds(seq)
+
+    def request_finished(self, seq: Seq) -> None:
+        self._offered.discard(id(seq))
+        with self._guard as serves:
+            if serves:
+                self._half.finished(seq)
+
+    def has_pending_work(self) -> bool:
+        with self._guard as serves:
+            if serves:
+                return self._half.busy()
+        return len(self._half.jobs) > 0
+
+    def get_statistics(self) -> dict[str, int]:
+        """By the names of ATOM's metrics, atom:lmcache_…"""
+        it = self._half.statistics
+        return {
+            "load_requests": it.retrieves - it.retrieves_in_flight - it.retrieves_failed,
+            "loaded_tokens": it.tokens_retrieved,
+            "load_failures": it.retrieves_failed,
+            "save_requests": it.stores - it.stores_in_flight,
+            "saved_tokens": it.tokens_stored,
+            "loads_pending": it.retrieves_in_flight,
+            "saves_pending": it.stores_in_flight,
+        }
+
+    def _last_words(self) -> Step:
+        """After a bug: what the engine waits for has to end, and only workers can say so. Loads are not carried out."""
+        half = self._half
+        step = Step(tuple(order._replace(refused=WHY) for order in half.untold), tuple(half.untold_stores))
+        half.untold.clear()
+        half.untold_stores.clear()
+        return step
+
+
+# ---------------------------------------------------------------- worker
+
+
+class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
+    """In the process of each ModelRunner. Belongs to the thread that launches its forwards."""
+
+    is_producer = False
+
+    def __init__(self, config: Any) -> None:
+        self._engine = Engine(config)
+        tensor_rank, tensor_ranks = _tensor_rank()
+        if tensor_ranks != self._engine.tensor_ranks:
+            raise RequestError(
+                "unsupported",
+                f"{tensor_ranks} tensor ranks in a group; expected {self._engine.tensor_ranks}",
+            )
+        self._tensor_rank = tensor_rank
+        self._rank = self._engine.stage * tensor_ranks + tensor_rank
+        self._worker: GuardedWorker | None = None
+        self._registered = 0
+        self._unsaid: str = ""
+        self._names: dict[int, Name] = {}
+        """Of jobs in flight, whose they are."""
+
+    def register_kv_caches(
+        self, kv_caches: dict[str, Any], transfer_tensors: Any = None, num_blocks: int | None = None
+    ) -> None:
+        """Again after the engine has slept: its memory is another then, and its weights may be."""
+        engine = self._engine
+        layout = layout_of(kv_caches, transfer_tensors, blocks=num_blocks, block_tokens=engine.local_block_tokens)
+        assert num_blocks is not None
+        kind = _device_kind(kv_caches)
+        contexts = engine.block_tokens // engine.local_block_tokens
+        replicas = engine.tensor_ranks if layout.is_latent and contexts == 1 else 1
+        facts = facts_of(
+            engine.config,
+            layout,
+            model_id=engine.settings.model_id or model_id_of(engine.config),
+            weights_epoch=engine.settings.weights_epoch,
+            chunk_tokens=engine.chunk_tokens,
+            replicas=replicas,
+            versions=_versions(),
+            device=_device_name(kind),
+            sleeps=[engine.name, engine.life(WORKER), self._registered] if self._registered else [],
+        )
+        namespace = namespace_digest(facts)
+        spec = CacheSpec(
+            name="kv",
+            namespace=namespace,
+            chunk_tokens=engine.chunk_tokens,
+            buffers=_buffers(kind, layout.allocations),
+            groups=[self._group(layout, blocks=num_blocks, replicas=replicas)],
+            device=kind,
+            tenant=engine.settings.tenant,
+            staging_bytes=engine.settings.staging_mib * MIB,
+            tokens_max=int(getattr(engine.config, "max_model_len", 0) or 0),
+        )
+        self._half(kind).register(spec)
+        self._registered += 1
+        self._unsaid = NAMESPACE + namespace.hex()
+        log.info("cache described namespace=%s rank=%d facts=%s", namespace.hex()[:16], self._rank, _shown(facts))
+
+    def start_load_kv(self, metadata: Any) -> None:
+        """Before the forward of a step; what ATOM counts as computed was launched by earlier ones."""
+        if self._worker is None or not isinstance(metadata, Step):
+            return
+        for order in metadata.requests:
+            assert isinstance(order.request, Name)
+            self._names[order.job] = order.request
+        self._worker.begin(metadata.retrieves, metadata.stores)
+        self._worker.computed()
+
+    def get_finished(self) -> KVConnectorOutput:
+        output = KVConnectorOutput()
+        if self._worker is None:
+            return output
+        for report in self._worker.take_ended().reports:
+            name = self._names.pop(report.job)
+            result = report.result
+            if isinstance(result, RetrieveResult):
+                (output.finished_loading if result.ok else output.failed_loading).add(
+                    LoadOperationId(name.id, report.job)
+                )
+            else:
+                operation = SaveOperationId(name.id, report.job)
+                output.finished_saving.add(operation)  # also when it failed: its blocks are free
+                whole = not result.why or result.why in CHAIN_GOES_ON
+                output.connector_completions.add(ConnectorCompletion(STORED, operation, whole))
+        if self._unsaid:
+            output.finished_saving.add(SaveOperationId(self._unsaid, 0))
+            self._unsaid = ""
+        return output
+
+    def get_finished_recv_blocks(self) -> list[int]:
+        """Copies have ended, as the stream sees them, before a load is reported."""
+        return []
+
+    def _half(self, kind: str) -> GuardedWorker:
+        if self._worker is None:
+            client = self._engine.client(rank=self._rank, generations=WORKER)
+            event = _no_event if kind == "host" else _recorded_event
+            self._worker = GuardedWorker(Worker(client, rank=self._rank, event=event, log=log), log)
+        return self._worker
+
+    def _group(self, layout: Layout, *, blocks: int, replicas: int) -> GroupSpec:
+        return GroupSpec(
+            block_tokens=self._engine.block_tokens,
+            blocks=blocks,
+            kind="full",
+            window_tokens=0,
+            shards=self._engine.ranks // replicas,
+            shard=self._rank // replicas,
+            writers=replicas,
+            writer=self._rank % replicas,
+            regions=layout.regions,
+        )
+
+
+# ---------------------------------------------------------------- what ATOM and its device say
+
+
+def _count(config: Any, name: str) -> int:
+    return int(getattr(config, name, 1) or 1)
+
+
+def _refuse_unsupported(config: Any) -> None:
+    if _count(config, "prefill_context_parallel_size") > 1:
+        raise RequestError("unsupported", "prefill_context_parallel_size > 1: which rank holds what is not known here")
+    if getattr(config, "enable_rapidserve", False):
+        raise RequestError("unsupported", "rapidserve: two processes share one KV cache, and only one schedules")
+    if getattr(getattr(config, "hf_config", None), "compress_ratios", None):
+        raise RequestError(
+            "unsupported",
+            "DeepSeek-V4 keeps compressor state and windows for each request beside its pages; kvserver stores blocks "
+            "only, and a prefix without that state would be wrong",
+        )
+
+
+def _tensor_rank() -> tuple[int, int]:
+    """This worker's, and how many there are."""
+    from aiter.dist.parallel_state import get_tp_group  # noqa: PLC0415  (on GPUs only)
+
+    group = get_tp_group()
+    return int(group.rank_in_group), int(group.world_size)
+
+
+def _versions() -> dict[str, str]:
+    """ATOM runs from checkouts, whose version may stay as it is: so the code that lays out caches counts as well."""
+    found = {}
+    for name in ("atom", "aiter", "amd-aiter"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    found["attention"] = code_digest(Path(str(atom.__file__)).parent / "model_ops" / "attentions")
+    return found
+
+
+def _device_kind(kv_caches: Mapping[str, Any]) -> str:
+    import torch  # noqa: PLC0415  (the scheduler's half has no use for it)
+
+    tensors = [cache.k_cache for cache in kv_caches.values() if cache.k_cache is not None]
+    kinds = {str(tensor.device.type) for tensor in tensors if tensor.numel()}  # ATOM's default is an empty one
+    if kinds - {"cuda"}:
+        raise RequestError("unsupported", f"KV cache on {sorted(kinds)}; expected GPUs")
+    return "rocm" if torch.version.hip else "cuda"
+
+
+def _device_name(kind: str) -> str:
+    if kind == "host":
+        return platform.machine()
+    import torch  # noqa: PLC0415
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return str(getattr(properties, "gcnArchName", "") or properties.name)
+
+
+def _buffers(kind: str, allocations: list[Allocation]) -> list[HostBuffer | DeviceBuffer]:
+    assert kind != "host", "ATOM's caches are on GPUs"
+    return [DeviceBuffer(found.address, found.bytes) for found in allocations]
+
+
+def _recorded_event() -> object:
+    import torch  # noqa: PLC0415
+
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
+def _no_event() -> None:
+    return None
+
+
+def _nothing() -> None:
+    """What is to be done after a bug, each call does by itself."""
+
+
+def _shown(facts: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in facts.items() if name not in ("settings", "layout")}

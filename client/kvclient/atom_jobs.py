@@ -1,0 +1,56 @@
+"""Which sequences a job in flight reads or writes, so that their blocks are freed neither early nor never.
+
+Apart from the decisions, so that blocks come back also when these have failed.
+"""
+
+from typing import Any, NamedTuple
+
+from kvclient.atom_steps import Name, Seq
+from kvclient.offload_values import RetrieveOrder, StoreOrder
+
+
+class _Job(NamedTuple):
+    seq: Seq
+    """Held, so that its id() belongs to nobody else meanwhile."""
+    request_id: Any
+    chunks: int
+
+
+class AtomJobs:
+    """In flight, by their numbers, which are the generations of ATOM's operations."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, _Job] = {}
+        self._of: dict[int, set[int]] = {}
+        """id() of the sequence: its jobs."""
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def begin(self, order: RetrieveOrder | StoreOrder, seq: Seq) -> None:
+        assert isinstance(order.request, Name)
+        assert order.job not in self._jobs
+        chunks = order.chunks if isinstance(order, StoreOrder) else 0
+        self._jobs[order.job] = _Job(seq, order.request.id, chunks)
+        self._of.setdefault(id(seq), set()).add(order.job)
+
+    def holds(self, seq: Seq) -> bool:
+        return id(seq) in self._of
+
+    def chunks_of(self, operation: Any) -> int:
+        """Of a store in flight."""
+        job = self._jobs.get(getattr(operation, "generation", -1))
+        return job.chunks if job is not None else 0
+
+    def ended(self, operation: Any) -> bool:
+        """True for an operation that was in flight until now, of exactly that request."""
+        number = getattr(operation, "generation", -1)
+        job = self._jobs.get(number)
+        if job is None or job.request_id != operation.req_id:
+            return False
+        del self._jobs[number]
+        left = self._of[id(job.seq)]
+        left.discard(number)
+        if not left:
+            del self._of[id(job.seq)]
+        return True

@@ -1,0 +1,234 @@
+"""Where the blocks of ATOM's scheduler lie in its KV memory, as the server is to know it.
+
+ATOM tells it twice: `kv_caches` has the layers' tensors, `transfer_tensors` the memory behind them. Block b of its
+scheduler is the b-th of `blocks` equal pieces of each tensor, however many physical pages it has (block_ratio) and
+whether its first dimension counts pages or, as with MLA, tokens. So only `blocks` tells the stride.
+
+    K of MHA       (pages, heads, dim / x, page tokens, x)      16 bytes in x: fp8 16, bf16 8
+    V of MHA       (pages, heads, page tokens / x, dim, x)      or (pages, heads, dim, page tokens)
+    scales         (pages, heads, page tokens)                  fp32, beside fp8
+    MLA            (tokens, 1, dim)                             neither V nor scales
+    index keys     (pages, page tokens, dim)                    DSA; of MiniMax-M3 only transfer_tensors has them
+
+Everything else is refused before any byte moves, above all what is not addressed by blocks: of it, a prefix that was
+put back would lack a part without anybody noticing.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kvserver.errors import RequestError
+from kvserver.wire.messages import RegionRun
+
+PARTS = ("k_cache", "v_cache", "k_scale", "v_scale", "index_cache")
+"""Of a KVCacheTensor. Regions come part by part, so that those of all layers are one run where ATOM has one tensor."""
+X_BYTES = 16
+SCALE_BYTES = 4
+
+
+class Allocation(NamedTuple):
+    """One piece of memory that holds KV."""
+
+    address: int
+    bytes: int
+
+
+class Segment(NamedTuple):
+    """A layer's tensor, or a region that no tensor was told of."""
+
+    part: str
+    layer: str
+    allocation: Allocation
+    offset: int
+    """In its allocation."""
+    bytes: int
+    shape: tuple[int, ...] = ()
+    kind: str = ""
+    """Of its elements."""
+
+    @property
+    def address(self) -> int:
+        return self.allocation.address + self.offset
+
+
+class Layout(NamedTuple):
+    allocations: list[Allocation]
+    """In the order of the buffers that the regions name."""
+    regions: list[RegionRun]
+    segments: list[Segment]
+
+    @property
+    def is_latent(self) -> bool:
+        """MLA throughout: every tensor rank holds the same bytes."""
+        return all(segment.part in ("k_cache", "index_cache") and len(segment.shape) == 3 for segment in self.segments)
+
+    def facts(self, *, pipeline_stages: int) -> Sequence[object]:
+        """What of the layout makes bytes interchangeable, and is equal in all ranks. Stages have layers of their own:
+        of those the server compares the sizes, shard by shard."""
+        if pipeline_stages > 1:
+            main = [segment for segment in self.segments if segment.part in PARTS[:4]]
+            return sorted({f"{segment.part} {len(segment.shape)} {segment.kind}" for segment in main})
+        return [[item.part, item.layer, list(item.shape), item.kind, item.bytes] for item in self.segments]
+
+
+def layout_of(kv_caches: Mapping[str, Any], transfer_tensors: Any, *, blocks: int | None, block_tokens: int) -> Layout:
+    """Arguments as of register_kv_caches(). block_tokens: those of a block in one rank's memory.
+
+    RequestError("layout") names what is not understood, "unsupported" what cannot be cached."""
+    if blocks is None or blocks < 1:
+        raise RequestError("layout", f"num_blocks={blocks}: expected the blocks that the scheduler counts")
+    _refuse_state(transfer_tensors)
+    segments = [
+        _checked(part, layer, tensor, tokens=blocks * block_tokens)
+        for part in PARTS
+        for layer, cache in kv_caches.items()
+        if (tensor := getattr(cache, part, None)) is not None and math.prod(tensor.shape) > 1
+    ]
+    segments += _untold(transfer_tensors, segments, scale_bytes=_missing_scales(kv_caches, segments))
+    if not segments:
+        raise RequestError("layout", "ATOM has registered no KV cache")
+    for segment in segments:
+        if segment.bytes % blocks:
+            raise RequestError(
+                "layout", f"{segment.part} of {segment.layer}: {segment.bytes} bytes are not {blocks} equal blocks"
+            )
+    allocations = list(dict.fromkeys(segment.allocation for segment in segments))
+    return Layout(allocations, _runs(segments, allocations, blocks), segments)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def _refuse_state(transfer_tensors: Any) -> None:
+    """State of a request, not of a block: compressors and windows of DeepSeek-V4, recurrences of other hybrids."""
+    slots = [*_regions(transfer_tensors, "slot_regions"), *_regions(transfer_tensors, "swa_block_regions")]
+    if slots or getattr(transfer_tensors, "expected_full_slot_region_count", None):
+        raise RequestError(
+            "unsupported",
+            f"the model keeps {len(slots)} regions of state for each request (DeepSeek-V4 slots, recurrent layers); "
+            "kvserver stores blocks only, and a prefix without that state would be wrong",
+        )
+    if any(getattr(region, "reverse_indexed", False) for region in _regions(transfer_tensors, "block_regions")):
+        raise RequestError("layout", "regions of blocks that are counted from their end are not understood")
+
+
+def _checked(part: str, layer: str, tensor: Any, *, tokens: int) -> Segment:
+    """The tensor's form is one of those above, and holds `tokens` tokens. So slots of recurrent layers, which ATOM
+    registers in the same way, do not pass."""
+    shape = tuple(int(size) for size in tensor.shape)
+    item_bytes = tensor.element_size()
+    shown = f"{part} of {layer}: shape {shape}, {item_bytes} bytes each"
+    held = _tokens_of(part, shape, item_bytes)
+    if held is None:
+        raise RequestError("unsupported", f"{shown}: a layout that is not understood")
+    if held != tokens:
+        raise RequestError(
+            "unsupported",
+            f"{shown} holds {held} tokens, not the {tokens} of all blocks: it is not addressed by blocks "
+            "(GDN, KDA and other recurrent layers are not supported)",
+        )
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= size
+    if any(size > 1 and got != wanted for size, got, wanted in zip(shape, tensor.stride(), strides, strict=True)):
+        raise RequestError("layout", f"{shown}, strides {tuple(tensor.stride())}: it has gaps")
+    storage = tensor.untyped_storage()
+    allocation = Allocation(storage.data_ptr(), storage.nbytes())
+    offset = tensor.data_ptr() - allocation.address
+    kind = str(getattr(tensor, "dtype", item_bytes))
+    return Segment(part, layer, allocation, offset, step * item_bytes, shape, kind)
+
+
+def _tokens_of(part: str, shape: Sequence[int], item_bytes: int) -> int | None:
+    """None for a form that is not known."""
+    match part, shape:
+        case "k_cache", [pages, _, _, page_tokens, x] if x * item_bytes == X_BYTES:
+            return pages * page_tokens
+        case "v_cache", [pages, _, page_parts, _, x] if x * item_bytes == X_BYTES:
+            return pages * page_parts * x
+        case "v_cache", [pages, _, _, page_tokens]:
+            return pages * page_tokens
+        case "k_cache", [tokens, 1, _]:
+            return tokens
+        case (("k_scale" | "v_scale"), [pages, _, page_tokens]) if item_bytes == SCALE_BYTES:
+            return pages * page_tokens
+        case "index_cache", [pages, page_tokens, _]:
+            return pages * page_tokens
+    return None
+
+
+# ---------------------------------------------------------------- regions that no tensor was told of
+
+
+def _untold(transfer_tensors: Any, known: Sequence[Segment], *, scale_bytes: Sequence[int]) -> list[Segment]:
+    """Index keys of MiniMax-M3. ATOM also has scales for a cache that needs none, and tells of them here: they are left
+    out where nothing else can be meant, and otherwise stored as well."""
+    regions = [region for region in _regions(transfer_tensors, "block_regions") if not _is_known(region, known)]
+    if sorted(region.total_bytes for region in regions) == sorted(scale_bytes):
+        return []
+    if not regions:
+        return []
+    begin = min(region.base_addr for region in regions)
+    end = max(region.base_addr + region.total_bytes for region in regions)
+    dense = sum(region.total_bytes for region in regions) == end - begin
+    found = []
+    for number, region in enumerate(sorted(regions, key=lambda region: int(region.base_addr)) if dense else regions):
+        memory = Allocation(begin, end - begin) if dense else Allocation(region.base_addr, region.total_bytes)
+        offset = region.base_addr - memory.address
+        found.append(Segment("region", f"region_{number}", memory, offset, region.total_bytes))
+    return found
+
+
+def _missing_scales(kv_caches: Mapping[str, Any], segments: Sequence[Segment]) -> list[int]:
+    """Bytes of the scales that K and V of layers without any would have."""
+    scaled = {segment.layer for segment in segments if segment.part == "k_scale"}
+    plain = [item for item in segments if item.part == "k_cache" and len(item.shape) == 5 and item.layer not in scaled]
+    return [bytes_ for item in plain for bytes_ in [item.shape[0] * item.shape[1] * item.shape[3] * SCALE_BYTES] * 2]
+
+
+def _is_known(region: Any, known: Iterable[Segment]) -> bool:
+    """It is inside of a tensor; or it has tensors in it, and then no gap between them."""
+    begin, end = region.base_addr, region.base_addr + region.total_bytes
+    if any(item.address <= begin and end <= item.address + item.bytes for item in known):
+        return True
+    inside = [item for item in known if begin <= item.address and item.address + item.bytes <= end]
+    if inside and sum(item.bytes for item in inside) != region.total_bytes:
+        raise RequestError("layout", f"a region of {region.total_bytes} bytes holds tensors, and more than these")
+    return bool(inside)
+
+
+def _regions(transfer_tensors: Any, name: str) -> list[Any]:
+    return list(getattr(transfer_tensors, name, None) or ())
+
+
+# ---------------------------------------------------------------- runs
+
+
+def _runs(segments: Sequence[Segment], allocations: Sequence[Allocation], blocks: int) -> list[RegionRun]:
+    """Segments of one part that follow each other evenly in one allocation are one run: the same tensors always give
+    the same runs, wherever they lie."""
+    runs: list[RegionRun] = []
+    before = ""
+    for segment in segments:
+        page_bytes = segment.bytes // blocks
+        run = RegionRun(allocations.index(segment.allocation), segment.offset, 1, 0, page_bytes, page_bytes)
+        joined = _joined(runs[-1], run) if runs and segment.part == before else None
+        if joined is None:
+            runs.append(run)
+        else:
+            runs[-1] = joined
+        before = segment.part
+    return runs
+
+
+def _joined(run: RegionRun, following: RegionRun) -> RegionRun | None:
+    if run.buffer != following.buffer or run.page_bytes != following.page_bytes:
+        return None
+    last = run.offset + (run.regions - 1) * run.region_stride
+    step = following.offset - last
+    if step <= 0 or (run.regions > 1 and step != run.region_stride):
+        return None
+    return RegionRun(run.buffer, run.offset, run.regions + 1, step, run.block_stride, run.page_bytes)

@@ -1,0 +1,328 @@
+"""The scheduler half of the ATOM connector: translates what ATOM's scheduler says and asks to kvclient.offload.
+
+Rule 1: it decides nothing. Rule 2: sequences are told apart as objects; their ids are used again. Rule 3: whatever has
+its blocks read or written by a job is in `jobs` until ATOM has reported the job's end, and may be freed only then. That
+holds also after a bug of ours, so `jobs` needs nothing of offload.py.
+
+ATOM asks once, and synchronously, what can be loaded: there is no "ask again". So the answer is waited for here, for
+no longer than a lookup may take, and a server that did not answer is not asked again before it gives a sign of life.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kvclient.atom_jobs import AtomJobs
+from kvclient.atom_steps import NAMESPACE, Name, Seq, Step
+from kvclient.client import Client
+from kvclient.keys import chunk_keys
+from kvclient.offload import Offload
+from kvclient.offload_values import Options, RetrieveOrder, Statistics, StoreOrder
+from kvclient.offload_worker import CONNECT_S
+from kvclient.values import Found, RetrieveResult, StoreResult
+from kvserver.errors import KvError, RequestError
+
+log = logging.getLogger("atom.kvserver")
+
+SWEPT = 8
+"""Sequences looked at in a step, whether ATOM has ended them without a word: those that were aborted while waiting."""
+NAMESPACE_WAIT_S = 60.0
+"""How long an idle engine is kept polling for the ranks' namespace."""
+
+
+class _Life:
+    """A sequence that was looked at, until ATOM has finished it and nothing of it is in flight."""
+
+    def __init__(self, seq: Seq, name: Name) -> None:
+        self.seq = seq
+        """Held, so that its id() belongs to nobody else meanwhile."""
+        self.name = name
+        self.boundary = 0
+        """Where it is handed over from computing to loading; 0 when it is not."""
+
+
+class Scheduler:
+    """One engine's scheduler, for all its ranks and stages. Belongs to its thread."""
+
+    def __init__(self, client: Client, options: Options) -> None:
+        """options: ranks=1, because ATOM itself waits until all ranks and stages have reported."""
+        assert options.ranks == 1
+        self.jobs = AtomJobs()
+        self.untold: list[RetrieveOrder] = []
+        """Retrieves that the engine waits for and no rank knows of yet."""
+        self.untold_stores: list[StoreOrder] = []
+        """That no rank knows of yet; their blocks are held already."""
+        self.handoffs: set[int] = set()
+        """id() of sequences that compute up to their boundary."""
+        self._client = client
+        self._inquiries = client.inquiries()
+        self._options = options
+        self._offload = Offload(options)
+        self._patience_s = options.lookup_deadline_s
+        self._lives: dict[int, _Life] = {}
+        """By id() of their sequences."""
+        self._numbers = itertools.count(1)
+        self._storing: dict[int, _Life] = {}
+        """Those of which chunks may become due, by id()."""
+        self._sweep: Iterator[int] = iter(())
+        self._namespace = b""
+        self._namespace_due_s = time.monotonic() + NAMESPACE_WAIT_S
+        self._connected = False
+        self._said: set[str] = set()
+
+    @property
+    def statistics(self) -> Statistics:
+        return self._offload.statistics
+
+    def wait_connected(self) -> None:
+        """A moment at the start of the engine, so that its first requests hit."""
+        try:
+            self._client.wait_connected(CONNECT_S)
+        except KvError as problem:
+            log.error("no cache %s", problem)
+
+    # ---------------------------------------------------------------- admission
+
+    def match(self, seq: Seq) -> int:
+        """Tokens that can be loaded, before ATOM says how many of them it has itself."""
+        life = self._life_of(seq)
+        life.boundary = 0
+        self.handoffs.discard(id(seq))
+        if not self._namespace:
+            return 0
+        self._notice_a_loss()
+        self._listen()
+        tokens = self._match(life, hbm_tokens=0)
+        while tokens is None and self._offload.is_asking(life.name):
+            self._inquiries.wait(time.monotonic() + self._patience_s)
+            self._listen()
+            tokens = self._match(life, hbm_tokens=0)
+        return tokens or 0
+
+    def allocated(self, seq: Seq, *, is_offered: bool) -> None:
+        """It has its blocks. is_offered: match() said more than 0, and should_park() follows."""
+        life = self._life_of(seq)
+        if not is_offered:
+            self._offload.admitted(life.name, hbm_tokens=seq.num_cached_tokens)
+        if not self._offload.stored_whole(life.name):
+            self._storing[id(seq)] = life
+
+    def should_park(self, seq: Seq) -> bool:
+        """Whether it waits for a load of what lies behind its own prefix, which is known now."""
+        life = self._life_of(seq)
+        boundary = self._offload.handoff(life.name, hbm_tokens=seq.num_cached_tokens)
+        if boundary is not None:
+            life.boundary = seq.offload_handoff_boundary_tokens = boundary
+            self.handoffs.add(id(seq))
+            return False
+        return self._retrieve(life)
+
+    def chunk_until_handoff(self, seq: Seq, chunk_tokens: int) -> int:
+        """At most so many tokens are computed first."""
+        left = self._lives[id(seq)].boundary - seq.num_cached_tokens
+        return min(chunk_tokens, left) if left > 0 else chunk_tokens
+
+    def should_park_now(self, seq: Seq) -> bool:
+        """Of a sequence in `handoffs`, at every step. One that was computed too far goes on to its end."""
+        life = self._lives[id(seq)]
+        if seq.num_cached_tokens < life.boundary:
+            return False
+        life.boundary = 0
+        self.handoffs.discard(id(seq))
+        if self._match(life, hbm_tokens=seq.num_cached_tokens):
+            return self._retrieve(life)
+        self._offload.admitted(life.name, hbm_tokens=seq.num_cached_tokens)
+        return False
+
+    # ---------------------------------------------------------------- steps
+
+    def step(self) -> Step:
+        """What the workers are to do next. All that ATOM counts as computed has been launched on their streams before
+        they see it."""
+        self._listen()
+        self._tidy()
+        self._end_the_unsaid()
+        now_s = time.monotonic()
+        for life in list(self._storing.values()):
+            self._store_due(life, now_s)
+        step = Step(tuple(self.untold), tuple(self.untold_stores))
+        self.untold.clear()
+        self.untold_stores.clear()
+        return step
+
+    def ended(self, *, loaded: Iterable[Any], failed: Iterable[Any], saved: Iterable[Any], gaps: set[Any]) -> set[Any]:
+        """Terminals of all ranks, by ATOM's operation ids. gaps: stores behind which chunks are missing.
+
+        The ids of those whose end was waited for; others are late, or nobody's."""
+        known = set()
+        for operation, why in [*((one, "") for one in loaded), *((one, "rank-failed") for one in failed)]:
+            if self.jobs.ended(operation):
+                known.add(operation)
+                end = self._offload.retrieve_ended(operation.generation, 0, RetrieveResult(not why, 0, why))
+                if end is not None and why:
+                    self._store_again(end.order)
+        for operation in saved:
+            self._notice_namespace(operation)
+            chunks = self.jobs.chunks_of(operation)
+            if self.jobs.ended(operation):
+                known.add(operation)
+                result = StoreResult(0, 0, 0, "gap") if operation in gaps else StoreResult(chunks, chunks, 0, "")
+                self._offload.store_ended(operation.generation, 0, result)
+        self._tidy()
+        return known
+
+    def may_free(self, seq: Seq) -> bool:
+        """False while a job reads or writes its blocks. Chunks that are due are taken first: afterwards it may be too
+        late."""
+        life = self._storing.get(id(seq))
+        if life is not None:
+            self._listen()
+            self._store_due(life, time.monotonic())
+        return not self.jobs.holds(seq)
+
+    def finished(self, seq: Seq) -> None:
+        """Finished or aborted; may be said several times. Jobs go on to their ends."""
+        life = self._lives.get(id(seq))
+        if life is None:
+            return
+        if id(seq) in self._storing:
+            self._listen()
+            self._store_due(life, time.monotonic())
+        self._end(life)
+
+    def busy(self) -> bool:
+        """Whether an idle engine has to go on polling. All of it ends by itself."""
+        learns = not self._namespace and time.monotonic() < self._namespace_due_s
+        return learns or bool(self.untold or self.untold_stores) or self._offload.busy() or len(self._inquiries) > 0
+
+    def close(self) -> None:
+        self._client.close()
+
+    # ---------------------------------------------------------------- lives
+
+    def _life_of(self, seq: Seq) -> _Life:
+        life = self._lives.get(id(seq))
+        if life is None:
+            life = self._lives[id(seq)] = _Life(seq, Name(seq.id, next(self._numbers)))
+            self._begin(life)
+        return life
+
+    def _begin(self, life: _Life) -> None:
+        seq = life.seq
+        tokens = seq.num_prompt_tokens
+        if seq.multimodal_data is not None:
+            # Placeholders are the same tokens whatever the image is. ATOM forgets the data later; the life does not.
+            self._offload.begin_unkeyed(life.name, tokens=tokens, why="multimodal")
+        elif seq.has_per_req_cache:
+            self._offload.begin_unkeyed(life.name, tokens=tokens, why="per-request-state")
+        else:
+            keys = chunk_keys(seq.token_ids[:tokens], self._options.chunk_tokens)
+            self._offload.begin(life.name, tokens=tokens, keys=keys)
+
+    def _end(self, life: _Life) -> None:
+        key = id(life.seq)
+        self._offload.finish(life.name)
+        self.handoffs.discard(key)
+        self._storing.pop(key, None)
+        self._lives.pop(key, None)
+
+    def _end_the_unsaid(self) -> None:
+        """A few in turn."""
+        keys = list(itertools.islice(self._sweep, SWEPT))
+        if not keys and self._lives:
+            self._sweep = iter(list(self._lives))
+        for key in keys:
+            life = self._lives.get(key)
+            if life is not None and life.seq.is_finished and not self.jobs.holds(life.seq):
+                self._end(life)
+
+    # ---------------------------------------------------------------- jobs
+
+    def _retrieve(self, life: _Life) -> bool:
+        seq = life.seq
+        order = self._offload.allocated(life.name, hbm_tokens=seq.num_cached_tokens, tables=[seq.block_table])
+        if order is None:
+            return False
+        seq.offload_load_start_tokens = order.hbm_tokens
+        seq.offload_loaded_tokens = order.end_tokens
+        # Left by a load before a preemption, these would have ATOM believe that this one has ended.
+        seq.offload_loaded = seq.offload_load_failed = False
+        self.jobs.begin(order, seq)
+        self.untold.append(order)
+        return True
+
+    def _store_due(self, life: _Life, now_s: float) -> None:
+        seq = life.seq
+        if life.boundary or not seq.block_table:  # to be handed over; preempted
+            return
+        computed = min(seq.num_cached_tokens, seq.num_prompt_tokens)
+        if self._offload.computed(life.name, computed, now_s):
+            order = self._offload.store(life.name, [seq.block_table])
+            if order is not None:
+                self.jobs.begin(order, seq)
+                self.untold_stores.append(order)
+        if self._offload.stored_whole(life.name):
+            self._storing.pop(id(seq), None)
+
+    def _store_again(self, order: RetrieveOrder) -> None:
+        """What the load was to bring is computed now, and the server may not have it."""
+        assert isinstance(order.request, Name)
+        for key, life in self._lives.items():
+            if life.name == order.request:
+                self._storing[key] = life
+
+    # ---------------------------------------------------------------- the server
+
+    def _match(self, life: _Life, *, hbm_tokens: int) -> int | None:
+        now_s = time.monotonic()
+        tokens = self._offload.match(life.name, tokens=life.seq.num_tokens, hbm_tokens=hbm_tokens, now_s=now_s)
+        for lookup in self._offload.take_lookups():
+            try:
+                self._inquiries.ask(
+                    lookup.number, self._namespace, lookup.keys, chunks_wanted_min=lookup.chunks_wanted_min
+                )
+            except RequestError as problem:
+                self._say(problem)
+                self._offload.found(lookup.number, Found(0, None, problem.code))
+        return tokens
+
+    def _listen(self) -> None:
+        for number, found, refusal in self._inquiries.take():
+            if refusal is not None:
+                self._say(refusal)
+            self._offload.found(number, found)
+
+    def _say(self, problem: RequestError) -> None:
+        """What the server will go on refusing is said once, and is no reason for the engine to stop."""
+        if problem.code not in self._said:
+            self._said.add(problem.code)
+            log.error("refused by the server %s", problem)
+
+    def _notice_a_loss(self) -> None:
+        """A server that is away keeps no promise; to try would bar the request from the cache."""
+        connected = self._client.connected
+        if self._connected and not connected:
+            self._offload.leases_lost()
+        self._connected = connected
+
+    def _notice_namespace(self, operation: Any) -> None:
+        """All ranks have registered, under one namespace; again when the engine has slept and its weights may be
+        others: then nothing of before is found, nor goes on under a name that is not its own."""
+        name = getattr(operation, "req_id", None)
+        if not (isinstance(name, str) and name.startswith(NAMESPACE)):
+            return
+        namespace = bytes.fromhex(name.removeprefix(NAMESPACE))
+        if self._namespace and namespace != self._namespace:
+            for life in list(self._lives.values()):
+                self._end(life)
+        self._namespace = namespace
+        log.info("namespace of all ranks namespace=%s", namespace.hex()[:16])
+
+    def _tidy(self) -> None:
+        for lease in self._offload.take_releases():
+            self._inquiries.release(lease)
+        for summary in self._offload.take_summaries():
+            assert isinstance(summary.request, Name)
+            log.info("%s", summary._replace(request=summary.request.id))

@@ -1,0 +1,82 @@
+"""The stand-in's block manager: reference counts, and a prefix index whose blocks stay until they are needed."""
+
+from collections import OrderedDict
+
+from tests.atom_engine.sequence import Sequence
+
+Prefix = tuple[int, ...]
+
+
+class Blocks:
+    def __init__(self, blocks: int, block_tokens: int) -> None:
+        self.total = blocks
+        self.block_tokens = block_tokens
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
+        """Oldest first; they keep what they hold until they are taken."""
+        self._users = [0] * blocks
+        self._index: dict[Prefix, int] = {}
+        self._prefix_of: dict[int, Prefix] = {}
+        self.spoiled: list[int] = []
+        """Taken for something else since the last look."""
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def cached(self, seq: Sequence) -> int | None:
+        """Blocks of its own prefix that are here, leaving one token to compute; None if it does not fit."""
+        hits = 0
+        while (hits + 1) * self.block_tokens < seq.num_tokens and self._prefix(seq, hits + 1) in self._index:
+            hits += 1
+        blocks = -(-seq.num_tokens // self.block_tokens)
+        held = [self._index[self._prefix(seq, at + 1)] for at in range(hits)]
+        unused = sum(self._users[block] == 0 for block in held)
+        return hits if blocks - hits <= self.free - unused else None
+
+    def allocate(self, seq: Sequence, hits: int) -> None:
+        seq.block_table = [self._index[self._prefix(seq, at + 1)] for at in range(hits)]
+        for block in seq.block_table:
+            self._users[block] += 1
+            self._free.pop(block, None)
+        seq.num_cached_tokens = hits * self.block_tokens
+        self.grow(seq)
+
+    def grow(self, seq: Sequence) -> bool:
+        """Blocks for all of its tokens; False if there are none."""
+        while len(seq.block_table) * self.block_tokens < seq.num_tokens:
+            if not self._free:
+                return False
+            block, _ = self._free.popitem(last=False)
+            prefix = self._prefix_of.pop(block, None)
+            if prefix is not None and self._index.get(prefix) == block:
+                del self._index[prefix]
+            self._users[block] = 1
+            self.spoiled.append(block)
+            seq.block_table.append(block)
+        return True
+
+    def publish(self, seq: Sequence, first_token: int, end_token: int) -> None:
+        """What these tokens fill can be found from now on."""
+        for at in range(first_token // self.block_tokens, end_token // self.block_tokens):
+            prefix, block = self._prefix(seq, at + 1), seq.block_table[at]
+            if self._index.setdefault(prefix, block) == block:
+                self._prefix_of[block] = prefix
+
+    def deallocate(self, seq: Sequence) -> None:
+        for block in reversed(seq.block_table):
+            assert self._users[block] > 0
+            self._users[block] -= 1
+            if self._users[block] == 0:
+                self._free[block] = None
+        seq.block_table = []
+        seq.num_cached_tokens = 0
+
+    def forget_prefixes(self) -> None:
+        """HBM forgets all that nobody uses."""
+        for block in self._free:
+            prefix = self._prefix_of.pop(block, None)
+            if prefix is not None and self._index.get(prefix) == block:
+                del self._index[prefix]
+
+    def _prefix(self, seq: Sequence, blocks: int) -> Prefix:
+        return tuple(seq.token_ids[: blocks * self.block_tokens])

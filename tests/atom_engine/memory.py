@@ -1,0 +1,269 @@
+"""KV memory of one rank in the layouts that ATOM registers, on the host, every byte known.
+
+A token's bytes are a function of rank, layer, part and of all tokens up to it, so bytes of another prefix, rank, layer
+or place show. Nothing here needs torch: tensors are shapes over a memfd.
+"""
+
+import hashlib
+import math
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, product
+from types import SimpleNamespace
+from typing import Any
+
+from kvserver._native import create_memfd
+
+POISON = 0xA5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model and its cache: odd sizes, pairwise different."""
+
+    form: str = "mha"
+    """mha (K, V), mha-fp8 (with scales), mha-v4 (V of four dimensions), mla, dsa (with index keys), m3 (index keys that
+    only the regions tell of), mimo (layers of different heads)."""
+    layers: int = 3
+    draft_layers: int = 0
+    heads: int = 2
+    block_tokens: int = 32
+    page_tokens: int = 16
+    """Of a physical page: block_ratio is block_tokens / page_tokens."""
+    blocks: int = 29
+    first_layer: int = 0
+
+    @property
+    def pages(self) -> int:
+        return self.blocks * self.block_tokens // self.page_tokens
+
+
+class Tensor:
+    """What the connector asks of a torch.Tensor."""
+
+    def __init__(
+        self,
+        memory: "Memory",
+        pool: "Pool",
+        offset: int,
+        shape: Sequence[int],
+        *,
+        item_bytes: int,
+        part: str,
+        layer: int,
+    ) -> None:
+        self.pool = pool
+        self.shape = tuple(shape)
+        self.part, self.layer = part, layer
+        self.device = SimpleNamespace(type="cpu")
+        self.dtype = f"bytes{item_bytes}"
+        self._memory, self._offset, self._item_bytes = memory, offset, item_bytes
+        self._runs: dict[int, list[tuple[int, int]]] = {}
+
+    def stride(self) -> tuple[int, ...]:
+        steps, step = [], 1
+        for size in reversed(self.shape):
+            steps.insert(0, step)
+            step *= size
+        return tuple(steps)
+
+    def element_size(self) -> int:
+        return self._item_bytes
+
+    def data_ptr(self) -> int:
+        return self.pool.address + self._offset
+
+    def untyped_storage(self) -> Any:
+        return SimpleNamespace(data_ptr=lambda: self.pool.address, nbytes=lambda: self.pool.bytes)
+
+    def runs(self, block: int, block_tokens: int, token: int) -> Iterator[tuple[int, int]]:
+        """Where the bytes of a block's token lie: offset in the memory, length."""
+        at = block * block_tokens + token
+        if self.part == "k_cache" and self.shape[1] == 1 and len(self.shape) == 3:  # MLA counts tokens
+            page, inside, page_tokens = at, 0, 1
+        else:
+            page_tokens = self._page_tokens()
+            page, inside = divmod(at, page_tokens)
+        if inside not in self._runs:
+            self._runs[inside] = list(self._token_runs(inside))
+        page_bytes = self._bytes() // self.shape[0]
+        for offset, length in self._runs[inside]:
+            yield self._offset + page * page_bytes + offset, length
+
+    @property
+    def bytes_of_block(self) -> int:
+        return self._bytes() // self._memory.shape.blocks
+
+    def _bytes(self) -> int:
+        return self.shape[0] * self.stride()[0] * self._item_bytes
+
+    def _page_tokens(self) -> int:
+        match self.part, self.shape:
+            case "k_cache", (_, _, _, tokens, _):
+                return tokens
+            case "v_cache", (_, _, parts, _, x):
+                return parts * x
+            case "v_cache", (_, _, _, tokens):
+                return tokens
+            case (("k_scale" | "v_scale"), (_, _, tokens)):
+                return tokens
+            case "index_cache", (_, tokens, _):
+                return tokens
+        raise AssertionError(self.part)
+
+    def _token_runs(self, token: int) -> Iterator[tuple[int, int]]:
+        item, steps = self._item_bytes, self.stride()
+        match self.part, self.shape:
+            case "k_cache", (_, heads, parts, _, x):
+                for head, part in product(range(heads), range(parts)):
+                    yield (head * steps[1] + part * steps[2] + token * steps[3]) * item, x * item
+            case "v_cache", (_, heads, _, dim, x):
+                for head, place in product(range(heads), range(dim)):
+                    yield (head * steps[1] + token // x * steps[2] + place * steps[3] + token % x) * item, item
+            case "v_cache", (_, heads, dim, _):
+                for head, place in product(range(heads), range(dim)):
+                    yield (head * steps[1] + place * steps[2] + token) * item, item
+            case (("k_scale" | "v_scale"), (_, heads, _)):
+                for head in range(heads):
+                    yield (head * steps[1] + token) * item, item
+            case "k_cache", (_, 1, dim):
+                yield 0, dim * item
+            case "index_cache", (_, _, dim):
+                yield token * dim * item, dim * item
+
+
+class Pool:
+    """One allocation."""
+
+    def __init__(self, address: int, bytes_: int) -> None:
+        self.address = address
+        """Made up: nobody reads through it."""
+        self.bytes = bytes_
+        self.fd = create_memfd("kvserver-atom", bytes_)
+        self.map = mmap.mmap(self.fd, bytes_)
+        self.map[:] = bytes([POISON]) * bytes_
+
+    def close(self) -> None:
+        self.map.close()
+        os.close(self.fd)
+
+
+class Memory:
+    """Of one rank: one allocation, and another for index keys that no tensor tells of."""
+
+    def __init__(self, shape: Shape, rank: int) -> None:
+        self.shape, self.rank = shape, rank
+        plan = list(_plan(shape))
+        hidden = [entry for entry in plan if entry[0] == "index_cache" and shape.form == "m3"]
+        self.pools: list[Pool] = []
+        self.tensors: list[Tensor] = []
+        for entries in ([entry for entry in plan if entry not in hidden], hidden):
+            sizes = [math.prod(dims) * item_bytes for _, _, dims, item_bytes in entries]
+            if not sizes:
+                continue
+            pool = Pool(0x7000_0000_0000 + (rank << 36) + (len(self.pools) << 34), sum(sizes))
+            self.pools.append(pool)
+            offsets = accumulate(sizes, initial=0)
+            for offset, (part, layer, dims, item_bytes) in zip(offsets, entries, strict=False):
+                self.tensors.append(Tensor(self, pool, offset, dims, item_bytes=item_bytes, part=part, layer=layer))
+
+    def close(self) -> None:
+        for pool in self.pools:
+            pool.close()
+
+    def kv_caches(self) -> dict[str, Any]:
+        hidden = {"index_cache"} if self.shape.form == "m3" else set()
+        caches: dict[str, Any] = {}
+        for tensor in self.tensors:
+            name = f"layer_{tensor.layer}"
+            cache = caches.setdefault(
+                name,
+                SimpleNamespace(
+                    layer_num=tensor.layer, k_cache=None, v_cache=None, k_scale=None, v_scale=None, index_cache=None
+                ),
+            )
+            if tensor.part not in hidden:
+                setattr(cache, tensor.part, tensor)
+        return caches
+
+    def transfer_tensors(self) -> Any:
+        regions = [
+            SimpleNamespace(
+                base_addr=tensor.data_ptr(), total_bytes=tensor._bytes(), unit_bytes=0, reverse_indexed=False
+            )
+            for tensor in self.tensors
+        ]
+        return SimpleNamespace(
+            block_regions=regions, slot_regions=[], swa_block_regions=[], expected_full_slot_region_count=None
+        )
+
+    def write(self, block_table: Sequence[int], tokens: Sequence[int], first: int, end: int) -> None:
+        """Stands for a forward of tokens [first, end)."""
+        for _, pool, offset, value in self._token_bytes(block_table, tokens, first, end):
+            pool.map[offset : offset + len(value)] = value
+
+    def wrong(self, block_table: Sequence[int], tokens: Sequence[int], first: int, end: int) -> list[str]:
+        """Where tokens [first, end) do not hold their bytes."""
+        return [
+            f"rank {self.rank} token {at} offset {offset}"
+            for at, pool, offset, value in self._token_bytes(block_table, tokens, first, end)
+            if pool.map[offset : offset + len(value)] != value
+        ]
+
+    def spoil(self, block: int) -> None:
+        """A block that was freed: whoever reads it later reads nonsense."""
+        for tensor in self.tensors:
+            size = tensor._bytes() // self.shape.blocks
+            begin = tensor._offset + block * size
+            tensor.pool.map[begin : begin + size] = bytes([POISON]) * size
+
+    def _token_bytes(
+        self, block_table: Sequence[int], tokens: Sequence[int], first: int, end: int
+    ) -> Iterator[tuple[int, Pool, int, bytes]]:
+        chain = hashlib.sha256()
+        for token in tokens[:first]:
+            chain.update(token.to_bytes(4, "little"))
+        for at in range(first, end):
+            chain.update(tokens[at].to_bytes(4, "little"))
+            block, inside = divmod(at, self.shape.block_tokens)
+            for number, tensor in enumerate(self.tensors):
+                # Ranks of MLA hold the same bytes, so that which of them stores a chunk does not matter.
+                rank = 0 if self.shape.form in ("mla", "dsa") else self.rank
+                seed = chain.digest() + bytes([rank, number, tensor.layer])
+                runs = list(tensor.runs(block_table[block], self.shape.block_tokens, inside))
+                content = hashlib.shake_128(seed).digest(sum(length for _, length in runs))
+                taken = 0
+                for offset, length in runs:
+                    yield at, tensor.pool, offset, content[taken : taken + length]
+                    taken += length
+
+
+def _plan(shape: Shape) -> Iterator[tuple[str, int, tuple[int, ...], int]]:
+    """(part, layer, dimensions, bytes of an item), in the order of the memory: as ATOM allocates them."""
+    layers = range(shape.first_layer, shape.first_layer + shape.layers + shape.draft_layers)
+    pages, page = shape.pages, shape.page_tokens
+    if shape.form in ("mla", "dsa"):
+        yield from (("k_cache", layer, (pages * page, 1, 37), 2) for layer in layers)
+        if shape.form == "dsa":
+            yield from (("index_cache", layer, (pages, page, 11), 1) for layer in layers)
+        return
+    item = 1 if shape.form in ("mha-fp8", "m3") else 2
+    x = 16 // item
+    heads = {layer: shape.heads + (layer % 2 if shape.form == "mimo" else 0) for layer in layers}
+    if shape.form == "mha-v4":
+        yield from (("k_cache", layer, (pages, heads[layer], 3, page, x), item) for layer in layers)
+        yield from (("v_cache", layer, (pages, heads[layer], 3 * x, page), item) for layer in layers)
+    elif shape.form == "mimo":  # K and V of a layer, one layer behind the other
+        for layer in layers:
+            yield "k_cache", layer, (pages, heads[layer], 3, page, x), item
+            yield "v_cache", layer, (pages, heads[layer], page // x, 5, x), item
+    else:
+        yield from (("k_cache", layer, (pages, heads[layer], 3, page, x), item) for layer in layers)
+        yield from (("v_cache", layer, (pages, heads[layer], page // x, 3 * x, x), item) for layer in layers)
+    if item == 1:
+        yield from (("k_scale", layer, (pages, heads[layer], page), 4) for layer in layers)
+        yield from (("v_scale", layer, (pages, heads[layer], page), 4) for layer in layers)
+    if shape.form == "m3":
+        yield from (("index_cache", layer, (pages, page, 7), 1) for layer in list(layers)[1:])

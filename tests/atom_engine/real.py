@@ -1,0 +1,101 @@
+"""ATOM's own Scheduler, from the checkout that ATOM_DIR names, behind the words of the stand-in."""
+
+from typing import Any
+
+import numpy as np
+from atom.model_engine.scheduler import ScheduledBatchOutput
+from atom.model_engine.scheduler import Scheduler as AtomScheduler
+from atom.model_engine.sequence import Sequence, SequenceStatus
+from atom.sampling_params import SamplingParams
+
+from tests.atom_engine.scheduler import Batch
+
+
+class RealScheduler:
+    def __init__(self, config: Any) -> None:
+        self.inner = AtomScheduler(config)
+        self._previous: list[Any] | None = [] if config.deferred_output else None
+        """Sequences whose tokens come a step late; None where they come at once."""
+        self._config = config
+        self._batch: Any = None
+        self._seqs: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"waiting={[seq.status for seq in self.inner.waiting]} running={len(self.inner.running)}"
+
+    @property
+    def kv_connector(self) -> Any:
+        return self.inner.kv_connector
+
+    def sequence(self, tokens: list[int], *, max_tokens: int = 1, multimodal_data: Any = None, id: Any = None) -> Any:
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        return Sequence(
+            tokens, self._config.kv_cache_block_size, sampling_params=params, multimodal_data=multimodal_data, id=id
+        )
+
+    def add(self, seq: Any) -> None:
+        self.inner.add(seq)
+
+    def abort(self, seq: Any) -> None:
+        seq.status = SequenceStatus.ABORTED
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.inner.waiting or self.inner.running)
+
+    @property
+    def deferred(self) -> dict[Any, Any]:
+        return self.inner.deferred_free_blocks
+
+    @property
+    def preemptions(self) -> int:
+        return self.inner.total_preemptions
+
+    @property
+    def parked(self) -> int:
+        return self.inner._num_parked_remote_kv
+
+    @property
+    def free_blocks(self) -> int:
+        return self.inner.block_manager.kv.num_free
+
+    def take_rejected(self) -> list[Any]:
+        return self.inner.take_rejected()
+
+    def take_spoiled(self) -> list[int]:
+        """The pool does not say what it takes for something else."""
+        return []
+
+    def forget_prefixes(self) -> None:
+        self.inner.block_manager.kv.clear_index()
+
+    def schedule(self) -> Batch | None:
+        result = self.inner.schedule()
+        if result is None or result[0] is None:
+            return None
+        self._batch, self._seqs = result
+        batch = self._batch
+        is_prefill = batch.total_seqs_num_prefill > 0
+        seqs = list(self._seqs.values())
+        counts = [int(count) for count in batch.num_scheduled_tokens]
+        first = [int(at) for at in batch.num_cached_tokens] if is_prefill else [seq.num_tokens - 1 for seq in seqs]
+        return Batch(seqs, first, counts, batch.connector_meta_output, is_prefill)
+
+    def release(self, seq: Any) -> None:
+        """As if its end had been waited for."""
+        self.inner.deferred_free_blocks[seq.id] = seq
+        self.inner._maybe_release_deferred(seq)
+
+    def kv_ended(self, output: Any) -> None:
+        self.inner._update_from_kv_xfer_finished(output)
+
+    def postprocess(self, batch: Batch) -> None:
+        names = [seq.id for seq in batch.seqs]
+        is_deferred = self._previous is not None
+        if is_deferred:
+            names, self._previous = self._previous or [], names
+        zeros = np.zeros(len(names), dtype=np.int32)
+        # The token that ATOM puts where a late one is to come, so that what is computed of it is the same.
+        tokens = [(self._config.eos_token_id,)] * len(names)
+        output = ScheduledBatchOutput(names, tokens, zeros, zeros, None, is_deferred_out=is_deferred)
+        self.inner.postprocess(list(self._seqs.values()), output, batch=self._batch)

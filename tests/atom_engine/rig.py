@@ -1,0 +1,340 @@
+"""An ATOM engine in one process: a scheduler, a worker for each rank of each stage, and a model whose KV is known.
+
+The scheduler is ATOM's own or the stand-in; everything else is ours: the connector's two halves as ATOM makes them, the
+real server, KV memory on the host. A forward compares the context that it attends to, byte by byte, before it writes;
+so a request never goes on behind blocks that do not hold what they should.
+"""
+
+import itertools
+import pickle
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace, TracebackType
+from typing import Any
+from unittest import mock
+
+from atom.kv_transfer.disaggregation.factory import KVConnectorFactory
+from atom.kv_transfer.disaggregation.types import KVConnectorOutput
+
+import kvclient.atom as connector
+from kvclient.atom_layout import Allocation
+from kvclient.atom_register import register
+from kvclient.atom_steps import Step
+from kvclient.values import HostBuffer
+from tests.atom_engine.aggregation import PipelineEnds, TensorEnds
+from tests.atom_engine.memory import Memory, Shape
+from tests.atom_engine.scheduler import Batch, Scheduler
+from tests.process.harness import WAIT_S
+
+IDLE_S = 0.001
+"""Between polls of an engine that has nothing to compute."""
+_lives = itertools.count(1)
+
+
+def prompt(seed: int, tokens: int) -> list[int]:
+    """Token ids that nobody else draws."""
+    draw = random.Random(seed)
+    return [draw.randrange(3, 1 << 31) for _ in range(tokens)]
+
+
+def config_of(server_path: str, shape: Shape, *, model: str, **options: Any) -> Any:
+    """ATOM's Config, as far as schedulers and connectors read it."""
+    extra = {"socket": server_path, "model_id": model, "min_load_tokens": 1, "lookup_timeout_ms": 3000}
+    extra |= {name: options.pop(name) for name in list(options) if name in EXTRAS}
+    fields: dict[str, Any] = {
+        "model": model,
+        "kv_cache_block_size": shape.block_tokens,
+        "num_kvcache_blocks": shape.blocks,
+        "kv_cache_dtype": "fp8" if shape.form in ("mha-fp8", "m3") else "bf16",
+        "enable_prefix_caching": True,
+        "enable_chunked_prefill": True,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 2048,
+        "long_prefill_token_threshold": 0,
+        "max_model_len": 900,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "stop_token_ids": [],
+        "scheduler_delay_factor": 0.0,
+        "speculative_config": None,
+        "deferred_output": False,
+        "hf_config": SimpleNamespace(architectures=["LlamaForCausalLM"], sliding_window=None, layers=shape.layers),
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "decode_context_parallel_size": 1,
+        "parallel_config": SimpleNamespace(pipeline_parallel_rank=0, data_parallel_rank=0),
+        "kv_transfer_config": {
+            "kv_connector": "kvserver",
+            "kv_role": options.pop("kv_role", "offload"),
+            "kv_connector_extra_config": extra,
+        },
+    }
+    return SimpleNamespace(**(fields | options))
+
+
+EXTRAS = ("chunk_tokens", "min_load_tokens", "lookup_timeout_ms", "load_timeout_ms", "store_timeout_ms")
+
+
+class Rig:
+    def __init__(
+        self,
+        server: Any,
+        *,
+        is_real: bool = False,
+        model: str = "m",
+        shape: Shape | None = None,
+        tensor: int = 1,
+        stages: int = 1,
+        **options: Any,
+    ) -> None:
+        self.shape = shape if shape is not None else Shape()
+        self._is_real = is_real
+        self._life = next(_lives)
+        options.setdefault("chunk_tokens", 3 * self.shape.block_tokens)
+        self.config = config_of(
+            str(server.path),
+            self.shape,
+            model=model,
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=stages,
+            **options,
+        )
+        self.chunk_tokens = options["chunk_tokens"]
+        self._tensor, self._stages = tensor, stages
+        self.memories: list[Memory] = []
+        self.workers: list[Any] = []
+        self.orders: list[Any] = []
+        """Steps that workers were given, in which there was something to do."""
+        self.metadata_filter: Callable[[int, Any], Any] = lambda rank, step: step
+        self.get_finished: Callable[[int], Any] = lambda rank: self.workers[rank].get_finished()
+        self.computed_tokens = 0
+        self.max_poll_s = 0.0
+        self._on_stages = [TensorEnds(tensor, is_real=is_real) for _ in range(stages)]
+        self._pipeline = PipelineEnds(stages, is_real=is_real)
+
+    # ---------------------------------------------------------------- life
+
+    def __enter__(self) -> "Rig":
+        with self._as_atom():
+            for rank in range(self._stages * self._tensor):
+                self.memories.append(self._memory_of(rank))
+                self.workers.append(self._worker(rank))
+            self.register()
+            self.scheduler = self._scheduler()
+        self.connector = self.scheduler.kv_connector
+        self.idle_until("the ranks' namespace to be known", lambda: not self.connector.has_pending_work())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.drain()
+                assert self.scheduler.free_blocks == self.shape.blocks, "blocks leaked"
+                assert not self.scheduler.deferred
+        finally:
+            self.connector._half.close()
+            for worker in self.workers:
+                worker._worker.close()
+            for memory in self.memories:
+                memory.close()
+
+    def register(self) -> None:
+        """Again after the engine has slept; memories may be others then."""
+        with self._as_atom():
+            for memory, worker in zip(self.memories, self.workers, strict=True):
+                worker.register_kv_caches(memory.kv_caches(), memory.transfer_tensors(), num_blocks=self.shape.blocks)
+
+    def _memory_of(self, rank: int) -> Memory:
+        layers = self.shape.layers
+        stage = rank // self._tensor
+        shape = Shape(**{**vars(self.shape), "first_layer": stage * layers, "layers": layers + stage})
+        return Memory(shape, rank)
+
+    def _worker(self, rank: int) -> Any:
+        stage, tensor_rank = divmod(rank, self._tensor)
+        parallel = SimpleNamespace(pipeline_parallel_rank=stage, data_parallel_rank=0)
+        config = SimpleNamespace(**{**vars(self.config), "parallel_config": parallel})
+        with mock.patch.object(connector, "_tensor_rank", return_value=(tensor_rank, self._tensor)):
+            return connector.KvServerConnector(config)
+
+    def _scheduler(self) -> Any:
+        register(KVConnectorFactory)
+        if self._is_real:
+            from tests.atom_engine.real import RealScheduler  # noqa: PLC0415  (it needs all of ATOM)
+
+            return RealScheduler(self.config)
+        return Scheduler(self.config, KVConnectorFactory.create_connector(self.config, role="scheduler"))
+
+    @contextmanager
+    def _as_atom(self) -> Iterator[None]:
+        """What differs from ATOM's processes: all of them are one here, and memory is not on a GPU."""
+
+        def buffers(kind: str, allocations: Sequence[Allocation]) -> list[HostBuffer]:
+            known = {pool.address: pool.fd for memory in self.memories for pool in memory.pools}
+            return [HostBuffer(known[found.address], found.bytes) for found in allocations]
+
+        with (
+            mock.patch.object(connector, "life_of", return_value=self._life),
+            mock.patch.object(connector, "_device_kind", return_value="host"),
+            mock.patch.object(connector, "_buffers", buffers),
+        ):
+            yield
+
+    # ---------------------------------------------------------------- requests
+
+    def add(self, tokens: Sequence[int], **options: Any) -> Any:
+        seq = self.scheduler.sequence(list(tokens), **options)
+        self.scheduler.add(seq)
+        return seq
+
+    def run(self, *prompts: Sequence[int], **options: Any) -> list[Any]:
+        """Requests to their ends, and everything that follows from them."""
+        seqs = [self.add(tokens, **options) for tokens in prompts]
+        self.drain()
+        return seqs
+
+    def abort(self, seq: Any) -> None:
+        self.scheduler.abort(seq)
+
+    # ---------------------------------------------------------------- steps
+
+    def step(self) -> bool:
+        """As in EngineCore: dispatch, forward, poll, postprocess. False when nothing was computed."""
+        batch = self.scheduler.schedule()
+        self.scheduler.take_rejected()
+        if batch is None:
+            self.idle()
+            return False
+        for block in self.scheduler.take_spoiled():
+            for memory in self.memories:
+                memory.spoil(block)
+        self.dispatch(batch.metadata)
+        self.forward(batch)
+        self.poll()
+        if batch.seqs:
+            self.scheduler.postprocess(batch)
+        return bool(batch.seqs)
+
+    def idle(self) -> None:
+        step = self.connector.build_connector_meta()
+        if step.requests:
+            self.dispatch(step)
+        self.poll()
+        time.sleep(IDLE_S)
+
+    def drain(self) -> None:
+        """Until the engine has nothing to do, and nothing is in flight."""
+        due_s = time.monotonic() + WAIT_S
+        while not self.is_over:
+            assert time.monotonic() < due_s, self.state
+            if self.scheduler.is_idle:
+                self.idle()
+            elif not self.step():
+                time.sleep(IDLE_S)
+
+    @property
+    def is_over(self) -> bool:
+        return self.scheduler.is_idle and not self.scheduler.deferred and not self.connector.has_pending_work()
+
+    @property
+    def state(self) -> str:
+        return f"deferred={self.scheduler.deferred} jobs={self.connector._half.jobs._jobs} {self.scheduler}"
+
+    def until(self, what: str, probe: Callable[[], object]) -> None:
+        due_s = time.monotonic() + WAIT_S
+        while not probe():
+            assert time.monotonic() < due_s, f"waited for {what}; {self.state}"
+            self.step()
+
+    def idle_until(self, what: str, probe: Callable[[], object]) -> None:
+        due_s = time.monotonic() + WAIT_S
+        while not probe():
+            assert time.monotonic() < due_s, f"waited for {what}"
+            self.idle()
+
+    def dispatch(self, step: Any) -> None:
+        if step.requests:
+            self.orders.append(step)
+        sent = pickle.dumps(step)
+        for rank, worker in enumerate(self.workers):
+            worker.start_load_kv(self.metadata_filter(rank, pickle.loads(sent)))
+
+    def forward(self, batch: Batch) -> None:
+        for seq, first, count in zip(batch.seqs, batch.first, batch.counts, strict=True):
+            self.computed_tokens += count
+            looks = batch.is_prefill or first == seq.num_prompt_tokens or first % 19 == 0  # all of it each time is slow
+            for memory in self.memories:
+                wrong = memory.wrong(seq.block_table, seq.token_ids, 0, first) if looks else []
+                assert wrong == [], f"request {seq.id} attends to {len(wrong)} wrong pieces before {first}: {wrong[:3]}"
+                memory.write(seq.block_table, seq.token_ids, first, first + count)
+
+    def poll(self) -> None:
+        began_s = time.monotonic()
+        outputs = [self.get_finished(rank) for rank in range(len(self.workers))]
+        self.max_poll_s = max(self.max_poll_s, time.monotonic() - began_s)
+        on_stages = [
+            ends.together(outputs[stage * self._tensor : (stage + 1) * self._tensor])
+            for stage, ends in enumerate(self._on_stages)
+        ]
+        if self._stages == 1:
+            self.scheduler.kv_ended(on_stages[0])
+            return
+        for stage, output in enumerate(on_stages):
+            for whole in self._pipeline.ended(stage, output):
+                self.scheduler.kv_ended(whole)
+
+    # ---------------------------------------------------------------- what was ordered
+
+    @contextmanager
+    def silence(self, *ranks: int) -> Iterator[None]:
+        """What these ranks have to say stays with them: as if their copies took until then."""
+        said, self.get_finished = self.get_finished, lambda rank: KVConnectorOutput() if rank in ranks else said(rank)
+        try:
+            yield
+        finally:
+            self.get_finished = said
+
+    def said(self, rank: int) -> Any:
+        """The next that a rank has to say."""
+        due_s = time.monotonic() + WAIT_S
+        while (output := self.get_finished(rank)) == KVConnectorOutput():
+            assert time.monotonic() < due_s, f"rank {rank} says nothing"
+            time.sleep(IDLE_S)
+        return output
+
+    @contextmanager
+    def refuse(self, *ranks: int) -> Iterator[None]:
+        """Loads of these ranks fail."""
+
+        def refused(rank: int, step: Step) -> Step:
+            if rank not in ranks:
+                return step
+            return Step(tuple(order._replace(refused="test") for order in step.retrieves), step.stores)
+
+        self.metadata_filter, before = refused, self.metadata_filter
+        try:
+            yield
+        finally:
+            self.metadata_filter = before
+
+    def loads(self) -> list[Any]:
+        return [order for step in self.orders for order in step.retrieves]
+
+    def stored_tokens(self) -> list[tuple[int, int]]:
+        """Of each store, in order: [first, end) in tokens."""
+        return [
+            (order.first_chunk * self.chunk_tokens, (order.first_chunk + order.chunks) * self.chunk_tokens)
+            for step in self.orders
+            for order in step.stores
+        ]
+
+    def forget_hbm(self) -> None:
+        """HBM keeps nothing of what nobody uses."""
+        self.scheduler.forget_prefixes()
+        for block in range(self.shape.blocks):
+            for memory in self.memories:
+                memory.spoil(block)

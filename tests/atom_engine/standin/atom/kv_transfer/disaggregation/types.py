@@ -1,0 +1,34 @@
+"""Values that connectors and ATOM hand to each other, with the fields that a connector for offload uses."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SaveOperationId:
+    req_id: Any
+    generation: int
+
+
+@dataclass(frozen=True)
+class LoadOperationId:
+    req_id: Any
+    generation: int
+
+
+@dataclass(frozen=True)
+class ConnectorCompletion:
+    channel: str
+    operation_id: Any
+    succeeded: bool
+
+
+@dataclass
+class KVConnectorOutput:
+    finished_sending: set[Any] = field(default_factory=set)
+    finished_recving: set[Any] = field(default_factory=set)
+    failed_recving: set[Any] = field(default_factory=set)
+    finished_saving: set[Any] = field(default_factory=set)
+    finished_loading: set[Any] = field(default_factory=set)
+    failed_loading: set[Any] = field(default_factory=set)
+    connector_completions: set[ConnectorCompletion] = field(default_factory=set)

@@ -1,0 +1,219 @@
+"""Blocks go back once, and not before copies have ended: finish, abort, preemption, failures, in each state."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.atom_engine.memory import Shape
+from tests.atom_engine.rig import Rig, prompt
+
+MakeRig = Callable[..., Rig]
+
+
+def warm(make_rig: MakeRig, **options: Any) -> Rig:
+    """The server holds prompt(1, 300), HBM does not."""
+    rig = make_rig(**options)
+    rig.run(prompt(1, 300))
+    rig.forget_hbm()
+    rig.orders.clear()
+    return rig
+
+
+def parked(rig: Rig) -> Any:
+    """A request that waits for its load, because a rank is silent."""
+    seq = rig.add(prompt(1, 300))
+    rig.until("its load", rig.loads)
+    for _ in range(3):
+        rig.step()
+    assert rig.scheduler.parked == 1
+    return seq
+
+
+# ---------------------------------------------------------------- deferred free
+
+
+def test_blocks_of_a_finished_request_stay_until_they_are_stored(make_rig: MakeRig) -> None:
+    """save_inflight_defers_free_until_save_finishes; A11, and A10: no batch runs any more when the store is sent."""
+    rig = make_rig()
+    with rig.silence(0):
+        seq = rig.add(prompt(1, 300))
+        rig.until("the end", lambda: seq.is_finished)
+        held = len(seq.block_table)
+        assert held == 10
+        for _ in range(5):
+            rig.idle()
+        assert rig.stored_tokens() == [(0, 288)]
+        assert rig.connector.has_pending_work()
+        assert rig.connector.should_defer_free(seq)
+        assert rig.scheduler.free_blocks == rig.shape.blocks - held
+    rig.drain()
+    assert rig.scheduler.free_blocks == rig.shape.blocks
+
+
+def test_every_rank_and_stage_has_to_have_read_them(make_rig: MakeRig) -> None:
+    """A15: one that is late keeps them."""
+    rig = make_rig(tensor=2, stages=2, shape=Shape(layers=1))
+    with rig.silence(3):
+        seq = rig.add(prompt(1, 300))
+        rig.until("the end", lambda: seq.is_finished)
+        for _ in range(20):
+            rig.idle()
+        assert rig.connector.should_defer_free(seq)
+    rig.drain()
+
+
+def test_a_request_that_is_finished_twice_is_finished_once(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    (seq,) = rig.run(prompt(1, 300))
+    rig.connector.request_finished(seq)
+    rig.connector.request_finished(seq)
+    assert not rig.connector.should_defer_free(seq)
+    assert rig.connector.get_statistics()["save_requests"] == 1
+
+
+def test_terminals_of_nobody_are_dropped(make_rig: MakeRig) -> None:
+    """raw_callbacks_cannot_retire_exact_active_operations; stale generations."""
+    rig = make_rig()
+    with rig.silence(0):
+        seq = rig.add(prompt(1, 300))
+        rig.until("the end", lambda: seq.is_finished)
+        rig.idle()
+    output = rig.said(0)
+    kind = type(next(iter(output.finished_saving)))
+    for stale in (seq.id, str(seq.id), kind(seq.id, 10**6), kind(10**6, rig.orders[0].stores[0].job)):
+        wrong = type(output)(finished_saving={stale}, finished_loading={stale}, failed_loading={stale})
+        told = rig.connector.process_completions(wrong)
+        assert told.finished_saving | told.finished_loading | told.failed_loading == set()
+        assert rig.connector.should_defer_free(seq)
+    rig.scheduler.kv_ended(output)
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_a_load_that_fails_on_one_rank_is_computed(make_rig: MakeRig, rank: int) -> None:
+    """aggregator_emits_failed_recving_if_any_worker_failed; A12: in its own blocks, and it does not ask again."""
+    rig = warm(make_rig, tensor=2, stages=2, shape=Shape(layers=1))
+    with rig.refuse(rank):
+        rig.computed_tokens = 0
+        (seq,) = rig.run(prompt(1, 300), max_tokens=3)
+    assert len(rig.loads()) == 1
+    assert rig.computed_tokens == 300 + 2
+    assert rig.connector.get_statistics()["load_failures"] == 1
+    assert seq.is_finished
+    rig.forget_hbm()
+    rig.run(prompt(1, 300))
+    assert len(rig.loads()) == 2, "another request loads it"
+
+
+def test_a_failure_waits_for_the_ranks_that_still_load(make_rig: MakeRig) -> None:
+    """failure is said when all are terminal: blocks that a rank still writes are not computed into."""
+    rig = warm(make_rig, tensor=2)
+    with rig.refuse(0), rig.silence(1):
+        seq = parked(rig)
+        assert rig.scheduler.parked == 1
+    rig.drain()
+    assert seq.is_finished
+
+
+# ---------------------------------------------------------------- abort
+
+
+def test_aborted_while_it_waits_unadmitted(make_rig: MakeRig) -> None:
+    """ATOM says nothing of it to the connector; its lease goes back all the same."""
+    rig = warm(make_rig, shape=Shape(blocks=19))
+    running = rig.add(prompt(5, 300), max_tokens=30)
+    rig.until("it to run", lambda: running.block_table)
+    waiting = rig.add(prompt(1, 300))
+    for _ in range(3):
+        rig.step()
+    assert id(waiting) in rig.connector._half._lives, "it was matched, and has no room"
+    rig.abort(waiting)
+    rig.drain()
+    rig.run(prompt(6, 40), max_tokens=60)
+    assert rig.connector._half._lives == {}
+
+
+@pytest.mark.parametrize("ends", ["after", "queued"])
+def test_aborted_while_its_load_runs(make_rig: MakeRig, ends: str) -> None:
+    """aborted_parked_load_defers_owned_resources_until_terminal; _consumes_already_queued_terminal."""
+    rig = warm(make_rig, tensor=2)
+    with rig.silence(1):
+        seq = parked(rig)
+        if ends == "after":
+            rig.abort(seq)
+            rig.until("its end", lambda: seq.is_finished)
+            assert rig.connector.should_defer_free(seq)
+            assert rig.scheduler.free_blocks == rig.shape.blocks - len(seq.block_table)
+    if ends == "queued":
+        rig.poll()
+        rig.abort(seq)
+    rig.drain()
+    assert seq.is_finished
+    assert rig.scheduler.parked == 0
+    assert seq.block_table == []
+
+
+def test_aborted_while_it_runs_and_is_stored(make_rig: MakeRig) -> None:
+    """aborted_load_and_save_both_finish_before_release."""
+    rig = make_rig(max_num_batched_tokens=100)
+    with rig.silence(0):
+        seq = rig.add(prompt(1, 300), max_tokens=50)
+        rig.until("a store", rig.stored_tokens)
+        rig.abort(seq)
+        rig.until("its end", lambda: seq.is_finished)
+        assert rig.connector.should_defer_free(seq)
+    rig.drain()
+    assert seq.block_table == []
+
+
+# ---------------------------------------------------------------- preemption
+
+
+def test_what_is_being_stored_is_not_preempted(make_rig: MakeRig) -> None:
+    """decode_preemption_skips_pinned_victim: another goes, or the step stalls until the store has ended."""
+    rig = make_rig(shape=Shape(blocks=13), max_num_seqs=3, chunk_tokens=64)
+    with rig.silence(0):
+        seqs = [rig.add(prompt(number, 128), max_tokens=40) for number in range(3)]
+        for _ in range(12):
+            rig.step()
+        assert rig.scheduler.preemptions == 0, "each of them has a store in flight"
+        tables = [list(seq.block_table) for seq in seqs]
+        for _ in range(50):
+            rig.step()
+        assert rig.scheduler.preemptions == 0
+        assert [seq.block_table[:4] for seq in seqs] == [table[:4] for table in tables]
+    rig.drain()
+    assert all(seq.is_finished for seq in seqs)
+
+
+def test_chunks_that_are_due_are_taken_before_their_request_is_preempted(make_rig: MakeRig) -> None:
+    """To ask whether blocks may be freed begins the store of what is due; so it is asked only once in vain."""
+    rig = make_rig()
+    seq = rig.add(prompt(1, 300), max_tokens=9)
+    rig.until("it to be computed", lambda: seq.num_cached_tokens == 300)
+    assert rig.connector.should_defer_free(seq)
+    rig.drain()
+    assert rig.stored_tokens() == [(0, 288)]
+
+
+# ---------------------------------------------------------------- sleep
+
+
+def test_after_a_sleep_nothing_of_before_is_found(make_rig: MakeRig) -> None:
+    """Weights may be others: registered again, under a namespace of its own; HBM was given back and is new."""
+    rig = warm(make_rig, tensor=2)
+    before = rig.connector._half._namespace
+    rig.register()
+    rig.idle_until("the new namespace", lambda: rig.connector._half._namespace != before)
+    rig.run(prompt(1, 300))
+    assert rig.loads() == []
+    assert rig.stored_tokens() == [(0, 288)]
+    rig.forget_hbm()
+    rig.run(prompt(1, 300))
+    assert len(rig.loads()) == 1
+    other = make_rig(tensor=2)
+    other.run(prompt(1, 300))
+    assert len(other.loads()) == 1, "another engine has what was stored before"

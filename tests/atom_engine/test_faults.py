@@ -1,0 +1,204 @@
+"""Whatever becomes of the server or a rank: the engine computes on, no block is lost, no byte is wrong, nothing hangs.
+
+Each engine here has a server of its own. Rig compares the context of every forward, and that all blocks came back."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.atom_engine.memory import Shape
+from tests.atom_engine.rig import Rig, prompt
+from tests.process.harness import Server, kill, stop, stopped
+
+MakeRig = Callable[..., Rig]
+BRISK = {"lookup_timeout_ms": 40, "load_timeout_ms": 400, "store_timeout_ms": 400}
+
+
+def serve() -> Server:
+    return Server(arena_bytes=64 << 20, mover_grace_ms=300)
+
+
+def reconnect(rig: Rig) -> None:
+    """Scheduler and workers have met the server again, and registered."""
+    rig.until("the server to be back", lambda: rig.connector._half._client.connected)
+    caches = [worker._worker._half._cache for worker in rig.workers]
+    rig.until("the caches to be registered", lambda: all(cache.registered for cache in caches))
+
+
+def test_no_server_at_the_start(make_rig: MakeRig) -> None:
+    server = serve()
+    rig = make_rig(server, tensor=2)
+    rig.run(prompt(1, 300), prompt(2, 200), max_tokens=3)
+    assert rig.loads() == []
+    with server:
+        reconnect(rig)
+        rig.run(prompt(3, 300))
+        rig.forget_hbm()
+        rig.run(prompt(3, 300))
+        assert len(rig.loads()) == 1
+        assert rig.connector.get_statistics()["load_failures"] == 0
+        rig.drain()
+
+
+def test_the_server_dies_while_it_loads(make_rig: MakeRig) -> None:
+    with serve() as server:
+        rig = make_rig(server, tensor=2)
+        rig.run(prompt(1, 300))
+        rig.forget_hbm()
+        stop(server.mover_pid())
+        seq = rig.add(prompt(1, 300), max_tokens=4)
+        rig.until("its load", rig.loads)
+        server.kill()
+        rig.drain()
+        assert seq.is_finished
+        assert rig.connector.get_statistics()["load_failures"] == 1
+
+
+def test_the_server_dies_while_it_stores(make_rig: MakeRig) -> None:
+    with serve() as server:
+        rig = make_rig(server, tensor=2)
+        stop(server.mover_pid())
+        seq = rig.add(prompt(1, 300), max_tokens=4)
+        rig.until("the end", lambda: seq.is_finished)
+        rig.idle()
+        assert rig.connector.should_defer_free(seq)
+        server.kill()
+        rig.drain()
+
+
+def test_a_mover_dies_while_it_loads(make_rig: MakeRig) -> None:
+    with serve() as server:
+        rig = make_rig(server, tensor=2)
+        rig.run(prompt(1, 300))
+        rig.forget_hbm()
+        mover = server.mover_pid()
+        stop(mover)
+        seq = rig.add(prompt(1, 300), max_tokens=4)
+        rig.until("its load", rig.loads)
+        kill(mover)
+        rig.drain()
+        assert seq.is_finished
+        reconnect(rig)
+        rig.forget_hbm()
+        rig.run(prompt(1, 300))
+        assert len(rig.loads()) == 2
+
+
+@pytest.mark.parametrize("what", ["load", "store"])
+def test_a_copy_that_hangs(make_rig: MakeRig, what: str) -> None:
+    """Its deadline passes, the server kills who copies, and only then the blocks are used again."""
+    with serve() as server:
+        rig = make_rig(server, **BRISK)
+        if what == "load":
+            rig.run(prompt(1, 300))
+            rig.forget_hbm()
+        stop(server.mover_pid())
+        (seq,) = rig.run(prompt(1, 300), max_tokens=4)
+        assert seq.is_finished
+
+
+def test_a_server_that_does_not_answer(make_rig: MakeRig) -> None:
+    """One lookup is waited for; then nobody asks until it gives a sign of life."""
+    with serve() as server:
+        rig = make_rig(server, **BRISK)
+        rig.run(prompt(1, 300))
+        rig.forget_hbm()
+        with stopped(server.brain_pid()):
+            seqs = rig.run(*(prompt(number, 200) for number in range(2, 8)), max_tokens=2)
+            assert all(seq.is_finished for seq in seqs)
+            assert rig.connector._half.statistics.lookups_unserved + rig.connector._half.statistics.lookups_late >= 1
+        reconnect(rig)
+        rig.run(prompt(1, 300))
+        assert len(rig.loads()) == 1
+
+
+def test_a_server_that_starts_again(make_rig: MakeRig) -> None:
+    """Leases of before mean nothing; what was lost is computed and stored anew."""
+    with serve() as server:
+        rig = make_rig(server, tensor=2)
+        rig.run(prompt(1, 300))
+        rig.forget_hbm()
+        server.kill()
+        server.start()
+        reconnect(rig)
+        rig.run(prompt(1, 300))
+        rig.forget_hbm()
+        rig.orders.clear()
+        rig.run(prompt(1, 300))
+        assert len(rig.loads()) == 1
+        assert rig.connector.get_statistics()["load_failures"] <= 1
+
+
+def test_the_brain_dies_and_comes_back(make_rig: MakeRig) -> None:
+    with serve() as server:
+        rig = make_rig(server, shape=Shape("mla"), tensor=2)
+        rig.run(prompt(1, 300))
+        rig.forget_hbm()
+        kill(server.brain_pid())
+        rig.run(prompt(2, 300), max_tokens=3)
+        reconnect(rig)
+        rig.run(prompt(1, 300))
+        assert len(rig.loads()) == 1, "sealed chunks survive their brain"
+
+
+def test_a_worker_that_is_away_fails_its_loads_and_lets_blocks_go(make_rig: MakeRig) -> None:
+    """A rank whose process has no connection: its stores bring nothing, so nothing is ever found half."""
+    with serve() as server:
+        rig = make_rig(server, tensor=2)
+        rig.run(prompt(1, 300))
+        rig.forget_hbm()
+        rig.workers[1]._worker._half._client.close()
+        (seq,) = rig.run(prompt(1, 300), max_tokens=3)
+        assert rig.connector.get_statistics()["load_failures"] == 1
+        rig.run(prompt(2, 300))
+        rig.forget_hbm()
+        rig.orders.clear()
+        rig.run(prompt(2, 300))
+        assert rig.loads() == [], "a chunk with a shard missing is not served"
+        assert seq.is_finished
+
+
+@pytest.mark.parametrize("half", ["scheduler", "worker"])
+def test_a_bug_of_ours_costs_the_cache_and_nothing_else(make_rig: MakeRig, half: str) -> None:
+    with serve() as server:
+        rig = make_rig(server, tensor=2)
+        rig.run(prompt(1, 300))
+        rig.forget_hbm()
+        seq = rig.add(prompt(1, 300), max_tokens=4)
+        broken = rig.connector._half._offload if half == "scheduler" else rig.workers[1]._worker._half
+        name = "computed" if half == "scheduler" else "begin"
+
+        def bug(*_: object, **__: object) -> None:
+            raise ZeroDivisionError
+
+        setattr(broken, name, bug)
+        rig.run(prompt(2, 300), max_tokens=4)
+        assert seq.is_finished
+        rig.run(prompt(3, 300), max_tokens=4)
+
+
+def test_after_a_bug_what_is_in_flight_still_holds_its_blocks(make_rig: MakeRig) -> None:
+    with serve() as server:
+        rig = make_rig(server, max_num_batched_tokens=100)
+        with rig.silence(0):
+            seq = rig.add(prompt(1, 300), max_tokens=5)
+            rig.until("a store", rig.stored_tokens)
+            rig.connector._half._offload.computed = None
+            rig.until("the end", lambda: seq.is_finished)
+            assert rig.connector._guard.tripped
+            assert rig.connector.should_defer_free(seq)
+            assert rig.connector.has_pending_work()
+        rig.drain()
+        assert seq.block_table == []
+
+
+def test_a_full_arena(make_rig: MakeRig) -> None:
+    """Stores that find no place end, and leave no gap that a load would fall into."""
+    with Server(arena_bytes=4 << 20) as server:
+        rig = make_rig(server, shape=Shape(layers=24, blocks=47), max_model_len=96)
+        for number in range(4):
+            rig.run(prompt(number, 300), max_tokens=2)
+        rig.forget_hbm()
+        for number in range(4):
+            rig.run(prompt(number, 300), max_tokens=2)
+        assert rig.connector.get_statistics()["load_failures"] == 0

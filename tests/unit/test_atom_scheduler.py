@@ -1,0 +1,207 @@
+"""The scheduler half between ATOM's calls and the decisions, with a server that is played: what needs exact numbers, or
+an engine that ATOM is not today."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from kvclient.atom_scheduler import Scheduler
+from kvclient.atom_steps import NAMESPACE, Name
+from kvclient.keys import chunk_keys
+from kvclient.offload_values import Group, Options
+from kvserver.wire.messages import KEY_BYTES
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.unit.test_vllm_scheduler import Server
+
+BLOCK, CHUNK = 4, 12
+
+
+class Operation(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+def operation(request: Any, job: int) -> Any:
+    return Operation(req_id=request, generation=job)
+
+
+def sequence(tokens: int, *, name: Any = 1, hbm: int = 0, block_tokens: int = BLOCK, **more: Any) -> Any:
+    fields = {
+        "id": name,
+        "token_ids": list(range(tokens)),
+        "num_tokens": tokens,
+        "num_prompt_tokens": tokens,
+        "num_cached_tokens": hbm,
+        "block_table": list(range(-(-tokens // block_tokens))),
+        "has_per_req_cache": False,
+        "multimodal_data": None,
+        "is_finished": False,
+    }
+    return SimpleNamespace(**{**fields, **more})
+
+
+class Desk:
+    def __init__(self, *, block: int = BLOCK, chunk: int = CHUNK, held: int = 0, **options: Any) -> None:
+        self.server = Server()
+        self.chunk = chunk
+        self.scheduler = Scheduler(
+            self.server,  # type: ignore[arg-type]
+            Options(chunk_tokens=chunk, groups=(Group(block),), resumes_output=False, retrieve_wait_s=0, **options),
+        )
+        self.scheduler.ended(loaded=(), failed=(), saved=[operation(NAMESPACE + "6e" * 32, 0)], gaps=set())
+        if held:
+            self.hold(held)
+
+    def hold(self, tokens: int) -> None:
+        """The server has so many leading tokens of every sequence()."""
+        keys = chunk_keys(list(range(tokens)), self.chunk)
+        self.server.held = {keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)}
+
+    def admit(self, seq: Any, *, hbm: int) -> bool:
+        """As ATOM does: the HBM count is known only after allocation. Whether it is parked."""
+        seq.num_cached_tokens = 0
+        offered = self.scheduler.match(seq) > 0
+        seq.num_cached_tokens = hbm
+        self.scheduler.allocated(seq, is_offered=offered)
+        return offered and self.scheduler.should_park(seq)
+
+
+def test_the_store_holds_almost_as_much_as_hbm() -> None:
+    """A6, with the numbers of the report: 129856 tokens in HBM, 129792 in the store: neither loaded nor stored."""
+    desk = Desk(block=64, chunk=256, held=129_792, retrieve_tokens_min=8192)
+    seq = sequence(129_900, block_tokens=64)
+    assert not desk.admit(seq, hbm=129_856)
+    seq.num_cached_tokens = 129_900
+    assert desk.scheduler.step().requests == ()
+    desk.scheduler.finished(seq)
+    assert desk.scheduler.may_free(seq)
+    assert desk.server.released == [1], "its lease has gone back"
+
+
+def test_a_prefix_that_ends_inside_a_block_is_computed_to_its_end_first() -> None:
+    """unaligned_hbm_handoff_prefills_boundary_then_emits_load. ATOM's own prefixes end between blocks today."""
+    desk = Desk(held=36)
+    seq = sequence(50)
+    assert not desk.admit(seq, hbm=5)
+    assert seq.offload_handoff_boundary_tokens == 8
+    assert desk.scheduler.chunk_until_handoff(seq, 45) == 3
+    assert id(seq) in desk.scheduler.handoffs
+    assert desk.scheduler.step().requests == (), "nothing is stored of it meanwhile"
+    seq.num_cached_tokens = 7
+    assert not desk.scheduler.should_park_now(seq)
+    seq.num_cached_tokens = 8
+    assert desk.scheduler.should_park_now(seq)
+    (order,) = desk.scheduler.step().retrieves
+    assert (order.hbm_tokens, order.end_tokens) == (8, 36)
+    assert seq.offload_load_start_tokens == 8
+    assert desk.scheduler.handoffs == set()
+
+
+def test_no_handover_for_what_would_bring_too_little_behind_the_boundary() -> None:
+    """unaligned_handoff_skips_if_boundary_remainder_is_too_small."""
+    desk = Desk(held=36, retrieve_tokens_min=29)
+    assert not desk.admit(sequence(50), hbm=5)
+    assert desk.scheduler.handoffs == set()
+    desk.scheduler.step()
+    assert desk.server.released == [1]
+
+
+def test_a_sequence_that_was_computed_past_its_boundary_goes_on() -> None:
+    """The cap holds at admission only: a smaller budget may overshoot it later. Then it is computed."""
+    desk = Desk(held=36)
+    seq = sequence(50)
+    desk.admit(seq, hbm=5)
+    seq.num_cached_tokens = 10
+    assert not desk.scheduler.should_park_now(seq)
+    assert desk.scheduler.handoffs == set()
+    seq.num_cached_tokens = 50
+    (store,) = desk.scheduler.step().stores
+    assert (store.first_chunk, store.chunks) == (3, 1), "only what the server lacks"
+
+
+def test_a_head_of_the_queue_that_is_asked_again_and_again_asks_the_server_once() -> None:
+    desk = Desk(held=36)
+    seq = sequence(50)
+    assert {desk.scheduler.match(seq) for _ in range(50)} == {36}
+    assert desk.server.asked == 1
+
+
+def test_without_the_ranks_namespace_nothing_is_asked() -> None:
+    desk = Desk(held=36)
+    desk.scheduler._namespace = b""
+    assert desk.scheduler.match(sequence(50)) == 0
+    assert desk.server.asked == 0
+
+
+def test_an_engine_is_kept_polling_until_the_namespace_is_known() -> None:
+    server = Server()
+    options = Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),))
+    scheduler = Scheduler(server, options)  # type: ignore[arg-type]
+    assert scheduler.busy()
+    scheduler.ended(loaded=(), failed=(), saved=[operation(NAMESPACE + "6e" * 32, 0)], gaps=set())
+    assert not scheduler.busy()
+
+
+def test_a_store_with_a_gap_ends_the_chain() -> None:
+    """What follows it could not be found, so nothing more is stored of the request."""
+    desk = Desk()
+    seq = sequence(60)
+    desk.admit(seq, hbm=0)
+    seq.num_cached_tokens = 24
+    (store,) = desk.scheduler.step().stores
+    assert isinstance(store.request, Name)
+    done = operation(1, store.job)
+    assert desk.scheduler.ended(loaded=(), failed=(), saved=[done], gaps={done}) == {done}
+    seq.num_cached_tokens = 60
+    assert desk.scheduler.step().requests == ()
+
+
+def test_state_that_a_block_does_not_have_keeps_a_request_out() -> None:
+    desk = Desk(held=36)
+    seq = sequence(50, has_per_req_cache=True)
+    assert desk.scheduler.match(seq) == 0
+    desk.scheduler.allocated(seq, is_offered=False)
+    seq.num_cached_tokens = 50
+    assert desk.scheduler.step().requests == ()
+    assert desk.server.asked == 0
+
+
+def test_who_was_aborted_without_a_word_is_swept() -> None:
+    desk = Desk(held=36)
+    seqs = [sequence(50, name=number) for number in range(30)]
+    for seq in seqs:
+        desk.scheduler.match(seq)
+        seq.is_finished = True
+    for _ in range(10):
+        desk.scheduler.step()
+    assert desk.scheduler._lives == {}
+    assert sorted(desk.server.released) == list(range(1, 31))
+
+
+def test_a_preempted_sequence_that_waits_keeps_its_answer() -> None:
+    """Its chunks were to be stored; it has none now, and is looked at in every step all the same."""
+    desk = Desk()
+    seq = sequence(50)
+    desk.admit(seq, hbm=0)
+    desk.scheduler.step()
+    desk.hold(36)
+    seq.num_cached_tokens, seq.block_table = 0, []
+    assert desk.scheduler.match(seq) == 36
+    asked = desk.server.asked
+    for _ in range(3):
+        desk.scheduler.step()
+        assert desk.scheduler.match(seq) == 36
+    assert desk.server.asked == asked
+    assert desk.server.released == []
+
+
+def test_what_was_found_under_an_earlier_namespace_is_forgotten() -> None:
+    """The engine has slept while a request waited: its lease is for bytes of other weights."""
+    desk = Desk(held=36)
+    assert desk.scheduler.match(sequence(50)) == 36
+    desk.scheduler.ended(loaded=(), failed=(), saved=[operation(NAMESPACE + "6f" * 32, 0)], gaps=set())
+    desk.scheduler.step()
+    assert desk.scheduler._lives == {}
+    assert desk.server.released == [1]
