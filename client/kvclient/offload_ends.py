@@ -2,7 +2,7 @@
 
 A retrieve that is never reported would keep its request waiting for ever, a store its blocks pinned. So a job is noted
 before anything is done for it, and what nobody has begun can be ended from outside. Belongs to the worker's main
-thread, but for end(), which the client's thread calls.
+thread, but for end(), which the client's thread calls, and stores_over().
 """
 
 import threading
@@ -74,6 +74,11 @@ class Ends:
     def end(self, job: int, result: RetrieveResult | StoreResult) -> None:
         with self._lock:
             self._reports.append(Report(job, self._rank, result, time.monotonic()))
+
+    def stores_over(self) -> list[tuple[int, int]]:
+        """(job, rank) of stores that have ended and were not taken yet. From any thread."""
+        with self._lock:
+            return [(report.job, report.rank) for report in self._reports if isinstance(report.result, StoreResult)]
 
     def end_unbegun(self, why: str) -> None:
         """Nobody will begin these."""

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import vllm
@@ -27,7 +28,7 @@ from kvclient import vllm_versions as versions
 from kvclient.client import Client
 from kvclient.identity import model_digest
 from kvclient.keys import namespace_digest
-from kvclient.offload_ends import Ended, Report
+from kvclient.offload_ends import Ended, Ends, Report
 from kvclient.offload_guard import GuardedWorker
 from kvclient.offload_values import Options, RetrieveOrder, StoreOrder
 from kvclient.offload_worker import Worker
@@ -46,6 +47,10 @@ log = logging.getLogger("vllm.kvserver")
 
 SPECULATION = ("ngram", "ngram_gpu", "suffix")
 """Ways to speculate that have no KV of their own."""
+
+
+_here: "WeakValueDictionary[tuple[str, int], Ends]" = WeakValueDictionary()
+"""Engine and life -> the ends of its worker, where that is in the scheduler's process: with one rank it is."""
 
 
 @dataclass
@@ -109,6 +114,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             event = _no_event if current_platform.is_cpu() else _recorded_event
             worker = Worker(self._client(rank=self._rank), rank=self._rank, event=event, log=log)
             self._worker = GuardedWorker(worker, log)
+            _here[self._engine, self._epoch] = worker.ends
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -144,8 +150,13 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             keyer,
             store_output=self._settings.store_output,
             step_wait_s=self._settings.step_wait_us / 1e6,
+            stores_over=self._stores_over,
         )
         return GuardedScheduler(half, self._groups)
+
+    def _stores_over(self) -> list[tuple[int, int]]:
+        ends = _here.get((self._engine, self._epoch))
+        return ends.stores_over() if ends is not None else []
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._scheduler.use_pool(gpu_block_pool)

@@ -9,7 +9,7 @@ preemption of their request can give them to somebody else.
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kvclient.client import Client
@@ -64,10 +64,19 @@ class Scheduler:
     """One engine's scheduler. Belongs to its thread."""
 
     def __init__(
-        self, client: Client, options: Options, keyer: Keyer, *, store_output: bool, step_wait_s: float = 0.0
+        self,
+        client: Client,
+        options: Options,
+        keyer: Keyer,
+        *,
+        store_output: bool,
+        step_wait_s: float = 0.0,
+        stores_over: Callable[[], Iterable[tuple[int, int]]] = tuple,
     ) -> None:
-        """step_wait_s: what a step that has other work may wait for answers, all its requests together."""
+        """step_wait_s: what a step that has other work may wait for answers, all its requests together.
+        stores_over: (job, rank) of stores that have ended, of ranks in this process, before they report it."""
         self._client = client
+        self._stores_over = stores_over
         self._inquiries = client.inquiries()
         self._offload = Offload(options)
         self._holdings = Holdings(options.groups)
@@ -135,6 +144,7 @@ class Scheduler:
             return 0, False
         self._notice_a_loss()
         self._listen()
+        self._unpin()
         tokens = self._match(request, hbm_tokens)
         self._send_lookups()
         if tokens is None:
@@ -251,6 +261,13 @@ class Scheduler:
     def _begin_unkeyed(self, request: Request, why: str) -> None:
         self._live[request.request_id] = _Live(request, None)
         self._offload.begin_unkeyed(request.request_id, tokens=request.num_prompt_tokens, why=why)
+
+    def _unpin(self) -> None:
+        """Reports come with steps. An engine that made none meanwhile would find its pool full of blocks that nobody
+        reads any more, and make an empty step to hear so."""
+        if len(self.pins):
+            for job, rank in self._stores_over():
+                self.pins.reported(job, rank)
 
     def _notice_a_loss(self) -> None:
         """A server that is away keeps no promise; to try would bar the request from the cache."""

@@ -112,7 +112,9 @@ def test_each_job_is_reported_once() -> None:
         strict=True,
     ):
         future.set_result(result)
+    assert bench.worker.ends.stores_over() == [(3, 2)]
     ended = bench.worker.take_ended()
+    assert bench.worker.ends.stores_over() == []
     assert [(report.job, report.rank) for report in ended.reports] == [(1, 2), (2, 2), (3, 2)]
     assert (ended.retrieved, ended.failed, ended.failed_blocks) == ({"r1", "r2"}, {"r2"}, {7, 8})
     assert {name: len(seconds) for name, seconds in ended.seconds.items()} == {

@@ -136,7 +136,11 @@ class Bench:
         )
         keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0, engine="e")
         server: Any = self.server
-        self.half = Scheduler(server, options, keyer, store_output=True, step_wait_s=step_wait_s)
+        self.over: list[tuple[int, int]] = []
+        """(job, rank) of stores that have ended and were not reported."""
+        self.half = Scheduler(
+            server, options, keyer, store_output=True, step_wait_s=step_wait_s, stores_over=lambda: self.over
+        )
         self.half.use_pool(self.pool)
         self.half.use_namespace({NAMESPACE})
         self.keyer = keyer
@@ -188,6 +192,31 @@ def test_all_blocks_of_a_request_that_has_finished_stay_while_one_of_its_stores_
     bench.half.finished("r", [bench.table])
     assert all(bench.pool.pins[block] for block in bench.table)
     bench.half.ended([stored(order, 1)])
+    assert +bench.pool.pins == Counter()
+
+
+def test_blocks_of_a_store_that_has_ended_are_free_for_the_next_request_before_it_is_reported() -> None:
+    bench, first, second = Bench(), request(), request("s")
+    bench.admit(first)
+    _, (order,) = bench.step(r=20)
+    bench.half.finished("r", [bench.table])
+    bench.half.match(second, 0)
+    assert +bench.pool.pins != Counter()
+    bench.over = [(order.job, 0)]
+    bench.half.match(second, 0)
+    assert +bench.pool.pins == Counter()
+    bench.half.ended([stored(order, 1)])
+    assert +bench.pool.pins == Counter()
+
+
+def test_blocks_of_a_store_stay_until_ranks_elsewhere_have_reported() -> None:
+    bench, first = Bench(ranks=2), request()
+    bench.admit(first)
+    _, (order,) = bench.step(r=20)
+    bench.over = [(order.job, 0)]
+    bench.half.match(request("s"), 0)
+    assert +bench.pool.pins != Counter()
+    bench.half.ended([Report(order.job, 1, StoreResult(order.chunks, order.chunks, 1, ""), 0.0)])
     assert +bench.pool.pins == Counter()
 
 
