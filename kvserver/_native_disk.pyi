@@ -136,7 +136,8 @@ class DiskTelling:
 
 class DiskEngine:
     """Moves records between the arena and the extents of stores, by one thread a device and `hash_threads` for
-    checksums. Reads go before writes and withdrawals; each kind first come first served within a segment.
+    checksums. Reads go before writes and withdrawals, but for one write in nine; each kind first come first served
+    within a segment.
 
     Each submitted item completes exactly once, in any order. Until then its slot and its extent are in use: also a
     cancelled item keeps them while the device holds its I/O."""

@@ -2,7 +2,8 @@
 //
 // Threads: one thread calls the methods (the mover's loop). Nothing that it calls waits for a device, except close().
 //
-// Order: reads before writes and withdrawals; each kind in the order of submission within a segment.
+// Order: reads before writes and withdrawals, but for one write in nine; each kind in the order of submission within a
+// segment.
 //
 // Ends: every submitted item gives exactly one completion. Until then its slot and its extent are in use.
 

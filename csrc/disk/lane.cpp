@@ -17,6 +17,10 @@ namespace {
 // Items that cannot begin yet do not hold up others, of which so many are looked at.
 constexpr size_t LOOK_AHEAD = 64;
 
+// Reads go first, since an engine waits for them. But writes have a time to be done in as well, beyond which the mover
+// is killed, and reads may go on for longer than that.
+constexpr unsigned READS_TO_A_WRITE = 8;
+
 uint64_t now_ns() {
     return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
 }
@@ -149,7 +153,7 @@ void Lane::begin_items(std::list<ItemPointer>& queue) {
     std::vector<uint64_t> blocked;
     size_t looked_at = 0;
     for (auto next = queue.begin(); next != queue.end() && looked_at < LOOK_AHEAD; ++looked_at) {
-        if (active_.size() >= requests_max(depth_)) return;
+        if (!has_room((*next)->kind)) return;
         const auto here = next++;
         const uint64_t segment = (*here)->place.segment;
         const bool behind = std::find(blocked.begin(), blocked.end(), segment) != blocked.end();
@@ -158,10 +162,17 @@ void Lane::begin_items(std::list<ItemPointer>& queue) {
             continue;
         }
         Item& item = **here;
+        reads_active_ += item.kind == Kind::READ;
         active_.emplace(&item, std::move(*here));
         queue.erase(here);
         begin(item);
     }
+}
+
+// Reads leave some to writes, which could not wait for their turn at the device otherwise.
+bool Lane::has_room(Kind kind) const {
+    const unsigned most = requests_max(depth_);
+    return active_.size() < most && (kind != Kind::READ || reads_active_ < most - depth_);
 }
 
 bool Lane::can_begin(const Item& item) const {
@@ -253,14 +264,16 @@ void Lane::wait_for_move(Item& item) {
 }
 
 void Lane::begin_moves() {
-    for (std::deque<Item*>* waiting : {&reads_waiting_, &writes_waiting_}) {
-        while (moving_ < depth_ && !waiting->empty()) {
-            Item& item = *waiting->front();
-            waiting->pop_front();
-            ++moving_;
-            item.step = Item::Step::MOVING;
-            move(item);
-        }
+    while (moving_ < depth_ && !(reads_waiting_.empty() && writes_waiting_.empty())) {
+        const bool is_writes_turn =
+            reads_waiting_.empty() || (!writes_waiting_.empty() && reads_in_a_row_ >= READS_TO_A_WRITE);
+        std::deque<Item*>& waiting = is_writes_turn ? writes_waiting_ : reads_waiting_;
+        reads_in_a_row_ = is_writes_turn ? 0 : reads_in_a_row_ + 1;
+        Item& item = *waiting.front();
+        waiting.pop_front();
+        ++moving_;
+        item.step = Item::Step::MOVING;
+        move(item);
     }
 }
 
@@ -397,6 +410,7 @@ void Lane::end(Item& item, Outcome outcome) {
     --segment.busy;
     if (serves(item) && outcome != Outcome::STALE) extent_of(item).busy = false;
     report(item);
+    reads_active_ -= item.kind == Kind::READ;
     active_.erase(&item);
 }
 

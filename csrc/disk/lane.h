@@ -55,6 +55,7 @@ class Lane {
     void cancel_queued(const std::function<bool(const Item&)>& is_meant);
     void register_next();
     void begin_items(std::list<ItemPointer>& queue);
+    bool has_room(Kind kind) const;
     bool can_begin(const Item& item) const;
     void begin(Item& item);
     void form(Item& item);
@@ -99,9 +100,11 @@ class Lane {
     std::list<ItemPointer> reads_;  // not begun, like writes_
     std::list<ItemPointer> writes_;
     std::unordered_map<Item*, ItemPointer> active_;
+    unsigned reads_active_ = 0;
     std::deque<Item*> reads_waiting_;  // for their turn at the device
     std::deque<Item*> writes_waiting_;
     unsigned moving_ = 0;
+    unsigned reads_in_a_row_ = 0;  // begun at the device
     std::vector<Item*> entries_waiting_;
     std::vector<Hashers::Task> to_hash_;
     std::deque<std::pair<uint64_t, uint64_t>> memory_;

@@ -279,6 +279,29 @@ def test_cancelled_items_that_have_not_begun_end_at_once_and_the_others_as_usual
     assert set(kept(tmp_path)) == {records[0]}
 
 
+def test_a_write_gets_its_turn_while_reads_go_on(tmp_path: Path, faults: DiskFaults) -> None:
+    """Its mover is killed when it takes too long, and there may be something to read for longer than that."""
+    store = open_store(tmp_path, faults=faults)
+    rig = Rig(store, depth=1)
+    *read, written = (
+        Record(Extent(0, segment, at, SMALL), 20 * segment + at + 1) for segment in (0, 1, 2) for at in range(11)
+    )
+    rig.run("write", read)
+    slot = (rig.SLOTS - 1) * rig.SLOT_BYTES
+    rig.arena.view[slot : slot + written.payload_bytes] = written.payload
+    faults.plan(faults.requests + 1, "stall")
+    rig.submit("read", read)
+    until(lambda: faults.stalled == 1)
+    rig.engine.submit(99, "write", written.packed(slot))
+    faults.release()
+    ends = rig.wait(len(read) + 1)
+    assert {outcome for _, _, outcome, _ in ends} == {DONE}
+    assert [job for job, _, _, _ in ends].index(99) < len(read) // 2
+    rig.close()
+    store.close()
+    assert kept(tmp_path)[written] == DONE
+
+
 def test_a_device_that_stalls_holds_up_no_other(tmp_path: Path, faults: DiskFaults) -> None:
     stores = []
     for device in (0, 1):
