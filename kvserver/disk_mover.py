@@ -51,7 +51,7 @@ from kvserver.wire.orders import (
 
 COMPLETIONS_PER_TURN = 256
 RECORDS_A_REPORT = 256
-"""The brain takes in two reports while others wait (service/recovery.py); at some 8 us a record that is 4 ms."""
+"""The brain takes in one while others wait (server.py); at some 8 us a record that is 2 ms."""
 HASH_THREADS = 2
 ENGINE_REFUSED = "disk-engine:"
 DRAINED = f"it was drained; remove {disk_leave.MARK} there, while no server runs, to have it used again"

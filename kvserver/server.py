@@ -276,6 +276,7 @@ class Shell:
             self._handle(Reported(number, report := decode_report(frame)))
             if isinstance(report, FoundRecords):
                 gc.freeze()  # index at once: 100,000 chunks in one collection would stop the brain for 60 ms
+                return  # the mover has the next one ready before this one is taken in, and others wait
 
     def _take_news(self) -> None:
         frame, descriptors, _ = self._receiver.receive(self._control)

@@ -21,8 +21,7 @@ from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.orders import FoundNote, FoundRecords, Listed, TellRecords
 
 ASKED_AHEAD = 2
-"""Reports that are under way: the mover makes one while another is taken in. All of them may come in one turn of the
-shell, so others wait for so many."""
+"""Reports that are under way: the mover makes one while another is taken in. The shell hears others after each."""
 
 Chunk = tuple[bytes, bytes, int, tuple[int, ...], int, int]
 """key, parent's key, groups (bits), extent of each part, generation, tenant."""
