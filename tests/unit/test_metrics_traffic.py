@@ -12,7 +12,7 @@ from kvserver.service.counters import LOOKUP_ENDS, LOOKUP_RESULTS
 from kvserver.service.events import ArenaGrew, MoverGone
 from kvserver.service.service import Service
 from kvserver.wire.messages import KEY_BYTES, Clear, Drain, Error, Found, GroupBlocks, Lookup
-from kvserver.wire.orders import DeviceIs, Order, Recover, Recovered
+from kvserver.wire.orders import DeviceIs, Listed, Order, Recover
 
 REQUESTS = 10_000
 PROMPT_MAX = 9
@@ -251,8 +251,8 @@ def a_device_fails_and_is_drained() -> Watched:
 class DamagedRig(DiskRig):
     def _obey(self, mover: int, order: Order) -> None:
         if isinstance(order, Recover):
-            self.report(mover, DeviceIs(0, 0, "", ""))
-            self.report(mover, Recovered(3))
+            self.report(mover, DeviceIs(0, 1 << 20, "", ""))
+            self.report(mover, Listed(0, 3))
         else:
             super()._obey(mover, order)
 
