@@ -72,6 +72,8 @@ from kvserver.wire.orders import (
 
 MESSAGES_PER_TURN = 32
 """From one door, before others have their turn."""
+REPORTS_PER_TURN = 8
+"""From one mover. Each costs 0.2 ms with the orders that follow from it; with 32, retrieves took twice as long."""
 TICK_S = 0.05
 SNAPSHOT_TICKS = 5
 COLLECT_TICKS = 20
@@ -262,7 +264,7 @@ class Shell:
             self._arrived(peer, frame, descriptors)
 
     def _drain_reports(self, number: int, door: MoverDoor) -> None:
-        for _ in range(MESSAGES_PER_TURN):
+        for _ in range(REPORTS_PER_TURN):
             if self._movers.get(number) is not door:
                 return
             try:
