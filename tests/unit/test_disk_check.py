@@ -11,8 +11,9 @@ from kvserver.config import Config, show_bytes
 from kvserver.errors import ConfigError
 
 
-def found(*directories: Path, disk_bytes: int = 1 << 20) -> list[tuple[str, str]]:
-    config = Config(disk_paths=",".join(map(str, directories)), disk_bytes=disk_bytes, disk_segment_bytes=64 << 10)
+def found(*directories: Path, disk_bytes: int = 1 << 20, disk_segment_bytes: int = 64 << 10) -> list[tuple[str, str]]:
+    paths = ",".join(map(str, directories))
+    config = Config(disk_paths=paths, disk_bytes=disk_bytes, disk_segment_bytes=disk_segment_bytes)
     return [tuple(problem) for problem in disk_check.problems(config)]  # type: ignore[misc]
 
 
@@ -84,9 +85,9 @@ def test_what_a_store_has_already_counts_as_room(tmp_path: Path, name: str, monk
 def test_a_drained_directory_needs_no_room(tmp_path: Path) -> None:
     (directory,) = made(tmp_path, "a")
     disk_leave.mark(str(directory))
-    assert found(directory, disk_bytes=1 << 50) == []
+    assert found(directory, disk_bytes=200 << 40, disk_segment_bytes=1 << 30) == []
     (directory / "kvserver.store").touch()
-    assert [code for code, _ in found(directory, disk_bytes=1 << 50)] == ["disk-space"]
+    assert [code for code, _ in found(directory, disk_bytes=200 << 40, disk_segment_bytes=1 << 30)] == ["disk-space"]
 
 
 def test_a_server_is_refused_with_the_first(tmp_path: Path) -> None:
