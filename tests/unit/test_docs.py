@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FOREIGN = ("vllm.", "atom.")
+FOREIGN = ("vllm.", "atom.", "pytest")
 """What modules of others begin with."""
 WRAPPERS = ("kvclient.atom_serve",)
 """Take the flags of somebody else's command."""
