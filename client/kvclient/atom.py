@@ -25,7 +25,7 @@ from kvclient.atom_layout import Allocation, Layout, layout_of
 from kvclient.atom_namespace import code_digest, facts_of, model_id_of
 from kvclient.atom_process import SCHEDULER, WORKER, life_of
 from kvclient.atom_scheduler import Scheduler
-from kvclient.atom_settings import MIB, Settings, chosen_chunk_tokens, parse, role_of
+from kvclient.atom_settings import Settings, chosen_chunk_tokens, parse, role_of
 from kvclient.atom_steps import NAMESPACE, STORED, Name, Seq, Step
 from kvclient.client import Client
 from kvclient.keys import namespace_digest
@@ -33,6 +33,7 @@ from kvclient.offload import CHAIN_GOES_ON
 from kvclient.offload_guard import WHY, Guard, GuardedWorker
 from kvclient.offload_values import Group, Options
 from kvclient.offload_worker import Worker
+from kvclient.settings import MIB
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer, RetrieveResult
 from kvserver.errors import RequestError
 from kvserver.wire.messages import GroupSpec

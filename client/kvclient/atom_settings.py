@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvclient.settings import checked
-from kvclient.values import STAGING_BYTES, Timeouts
+from kvclient.settings import ConnectorSettings, checked
 from kvserver.errors import RequestError
 
-MIB = 1 << 20
 CHUNK_TOKENS_MIN = 256
 """Below, names and slots cost more than the finer cut of a prefix brings."""
 ROLES = {"offload": (True, True), "kv_both": (True, True), "kv_producer": (True, False), "kv_consumer": (False, True)}
@@ -16,35 +14,8 @@ ROLES = {"offload": (True, True), "kv_both": (True, True), "kv_producer": (True,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """See docs/atom.md for what each is good for."""
-
-    socket: str
-    """Path of the server's socket."""
-    chunk_tokens: int = 0
-    """Tokens of a chunk. 0: the smallest multiple of ATOM's block that has at least 256."""
-    min_load_tokens: int = 256
-    """A hit that brings fewer tokens than this beyond what HBM holds is computed instead."""
-    lookup_timeout_ms: int = 20
-    """ATOM's scheduler waits for a lookup, for so long at most; then it is a miss."""
-    load_timeout_ms: int = 10_000
-    store_timeout_ms: int = 10_000
-    """Blocks that are being stored cannot be preempted meanwhile."""
-    model_id: str = ""
-    """Stands for the digest of the model's files; needed where there are none. Models that differ must not share it."""
-    weights_epoch: int = 0
-    """Changes whenever the weights do without their files."""
-    tenant: str = ""
-    staging_mib: int = STAGING_BYTES // MIB
-    """GPU memory that the connector takes beside the KV cache."""
-
-    @property
-    def timeouts(self) -> Timeouts:
-        return Timeouts(
-            lookup_s=self.lookup_timeout_ms / 1000,
-            retrieve_s=self.load_timeout_ms / 1000,
-            store_s=self.store_timeout_ms / 1000,
-        )
+class Settings(ConnectorSettings):
+    """See docs/atom.md. ATOM's scheduler waits for a lookup; blocks that are being stored cannot be preempted."""
 
 
 def parse(transfer: Mapping[str, Any]) -> Settings:

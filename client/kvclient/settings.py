@@ -1,12 +1,46 @@
 """What a user writes for a connector into its engine's configuration: unknown keys and wrong types are errors."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
+from kvclient.values import STAGING_BYTES, Timeouts
 from kvserver.errors import RequestError
 
+MIB = 1 << 20
 S = TypeVar("S")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectorSettings:
+    """What connectors of all engines can be told. The manual of each engine says what it is good for there."""
+
+    socket: str
+    """Path of the server's socket."""
+    chunk_tokens: int = 0
+    """Tokens of a chunk. 0: the smallest multiple of the engine's blocks that has at least 256 (or what the shortest
+    window allows)."""
+    min_load_tokens: int = 256
+    """A hit that brings fewer tokens than this beyond what the engine has is computed instead."""
+    lookup_timeout_ms: int = 20
+    """A lookup that has not been answered by then is a miss."""
+    load_timeout_ms: int = 10_000
+    store_timeout_ms: int = 10_000
+    model_id: str = ""
+    """Stands for the digest of the model's files; needed where there are none. Models that differ must not share it."""
+    weights_epoch: int = 0
+    """Changes whenever the weights do without their files, as in reinforcement learning."""
+    tenant: str = ""
+    staging_mib: int = STAGING_BYTES // MIB
+    """GPU memory that the connector takes beside the KV cache."""
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return Timeouts(
+            lookup_s=self.lookup_timeout_ms / 1000,
+            retrieve_s=self.load_timeout_ms / 1000,
+            store_s=self.store_timeout_ms / 1000,
+        )
 
 
 def checked(kind: type[S], given: Mapping[str, object]) -> S:

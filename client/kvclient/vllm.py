@@ -32,6 +32,7 @@ from kvclient.offload_ends import Ended, Ends, Report
 from kvclient.offload_guard import GuardedWorker
 from kvclient.offload_values import Options, RetrieveOrder, StoreOrder
 from kvclient.offload_worker import Worker
+from kvclient.settings import MIB
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
 from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer
@@ -39,7 +40,7 @@ from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, group
 from kvclient.vllm_memory import SharedZeros
 from kvclient.vllm_namespace import cpu_kind, facts_of
 from kvclient.vllm_scheduler import Scheduled, Scheduler
-from kvclient.vllm_settings import MIB, parse
+from kvclient.vllm_settings import parse
 from kvclient.vllm_stats import PromMetrics, Stats
 from kvserver.errors import RequestError
 
