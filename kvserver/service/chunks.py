@@ -340,12 +340,16 @@ class Chunks:
     def _mark_before(self, space: Space, node: Node) -> None:
         """Records the chunks before this one that hold nothing, before the chunk itself is recorded, so that a restart
         finds the whole chain. What holds something or is marked has had the chunks before it marked."""
+        bare = []
         at = node.parent
         while at is not None and at.depth and not at.present and at not in self.marks:
+            bare.append(at)
+            at = at.parent
+
+        for at in reversed(bare):  # a restart between two of them finds none that hangs in the air
             assert at.parent is not None
             place = self.marks.take(at), space.digest, at.key, at.parent.key or NO_PARENT, NO_GROUP, 0
             self.records.append(pack(Record(*place, 0, at.tenant, SLOT_ALIGN, self.generation)))
-            at = at.parent
 
     def record(self, space: Space, node: Node, part: int, offset: int) -> None:
         assert node.parent is not None

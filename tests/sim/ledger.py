@@ -38,6 +38,16 @@ class Ledger:
             raise Wrong(f"{_name(record)} was published under the parent {record.parent.hex()[:8]}")
         self.put(record)
 
+    def check_order(self, published: list[Record]) -> None:
+        """A brain may die between two records, and the next one must find what leads to each of them: a chunk of which
+        nothing was recorded yet is recorded ahead of those behind it."""
+        held = {(namespace, key) for namespace, key, _, _ in self.held}
+        behind = {(record.namespace, record.key) for record in published} - held
+        for record in published:
+            behind.discard((record.namespace, record.key))
+            if (record.namespace, record.parent) in behind:
+                raise Wrong(f"{_name(record)} is published ahead of the chunk before it")
+
     def _check_slot(self, record: Record, shape: Shape) -> None:
         wanted = [
             block_of(record.namespace, record.key, record.group, record.shard, place)

@@ -360,6 +360,7 @@ MUTATIONS = (
         "            pass\n",
     ),
     Mutation("only the chunk just before is marked", CHUNKS, "            at = at.parent\n\n", "            break\n\n"),
+    Mutation("marks are recorded nearest first", CHUNKS, "in reversed(bare):", "in bare:"),
     Mutation(
         "a chunk is recorded before the marks that lead to it",
         CHUNKS,

@@ -165,6 +165,7 @@ class Shell:
             self._world.counts[f"effect {type(effect).__name__}"] += 1
             match effect:
                 case Publish(records):
+                    self._world.ledger.check_order(records_in(records))
                     for record in records_in(records):
                         self._crash_point()
                         if record.group != NO_GROUP:
