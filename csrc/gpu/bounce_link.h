@@ -49,7 +49,7 @@ class BounceLink : public Link {
     bool reaches(uint64_t, uint64_t) override { return true; }
     std::unique_ptr<LinkTask> begin(Way way, std::vector<LinkCopy> copies, const Event* after) override;
     void arena_ready(uint64_t) override {}
-    bool prepare() override { return false; }
+    Prepared prepare(bool) override { return Prepared::ALL; }
 
   private:
     friend class BounceTask;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cinttypes>
 
 #include "check.h"
@@ -15,6 +16,21 @@ namespace kv::gpu {
 namespace {
 
 constexpr uint64_t BOUNCE_BYTES = 16 << 20;
+
+// The driver keeps all other calls of this process waiting while it registers memory, some 10 ms for this much, and a
+// thread that registers one piece right behind the other never lets them in: the first store into an arena of 40 GiB
+// ended when all of that was registered, 7 s later. So pieces are small, those that nobody has asked for wait until no
+// job is under way, and the others leave a breath between them.
+constexpr uint64_t UNIT_BYTES_MAX = 64 << 20;
+constexpr uint64_t HUGE_PAGE_BYTES = 2 << 20;
+constexpr std::chrono::milliseconds BREATH{1};
+
+// What of a slab is registered at a time.
+uint64_t unit_of(uint64_t slab_bytes) {
+    uint64_t unit = slab_bytes;
+    while (unit > UNIT_BYTES_MAX && unit % (2 * HUGE_PAGE_BYTES) == 0) unit /= 2;
+    return unit;
+}
 
 int known_ordinal(const Driver& driver, const std::string& id) {
     const int ordinal = ordinal_of(driver, id);
@@ -54,7 +70,7 @@ DeviceEngine::DeviceEngine(EngineOptions options)
     kernels_ = std::make_unique<Kernels>(driver_, ordinal_, options_.kernels);
     arena_ = Mapping(options_.arena_fd, options_.arena_bytes, "the arena");
     arena_.prefer_huge_pages();
-    const LinkOptions link{options_.slab_bytes, BOUNCE_BYTES, options_.threads};
+    const LinkOptions link{unit_of(options_.slab_bytes), BOUNCE_BYTES, options_.threads};
     link_ = make_link(driver_, options_.arena_path, arena_, link);
     kernel_report_ = kernels_->report();
     arena_path_ = link_->name();
@@ -262,12 +278,18 @@ void DeviceEngine::keep_house() {
         while (!closing_) {
             if (do_chore(lock)) continue;
             looked_at_arena_ = true;
+            const bool busy = !jobs_.empty();
             lock.unlock();
-            const bool prepared = link_->prepare();
+            const Prepared prepared = link_->prepare(/*wanted_only=*/busy);
             lock.lock();
-            if (prepared) continue;
-            chore_ready_.wait(
-                lock, [this] { return closing_ || !looked_at_arena_ || !to_map_.empty() || !to_unmap_.empty(); });
+            const auto called = [this] {
+                return closing_ || !looked_at_arena_ || !to_map_.empty() || !to_unmap_.empty();
+            };
+            if (prepared == Prepared::ALL) {
+                chore_ready_.wait(lock, called);
+            } else if (busy) {
+                chore_ready_.wait_for(lock, BREATH, called);
+            }
         }
     } catch (const DriverError& error) {
         broken(error.what());

@@ -82,7 +82,7 @@ class SelfTest {
           event_(driver) {
         std::memset(arena_.data(), 0, ARENA_BYTES);
         link_->arena_ready(ARENA_BYTES);
-        while (link_->prepare()) continue;
+        while (link_->prepare(/*wanted_only=*/false) == Prepared::ONE) continue;
     }
 
     std::string run() {

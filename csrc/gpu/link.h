@@ -26,6 +26,9 @@ struct LinkCopy {
 
 enum class Way { TO_ARENA, TO_DEVICE };
 
+// What prepare() found: one piece, which is ready now; none, but some that nobody has asked for yet; none at all.
+enum class Prepared { ONE, LATER, ALL };
+
 // Copies under way. It must not be destroyed before advance() was true, unless the driver is broken.
 class LinkTask {
   public:
@@ -45,8 +48,8 @@ class Link {
 
     // Any thread: the arena's first bytes are in use from now on.
     virtual void arena_ready(uint64_t bytes) = 0;
-    // House thread: makes more of the arena ready. False when there is nothing to do.
-    virtual bool prepare() = 0;
+    // House thread: makes one more piece of the arena ready, of `wanted_only` those that reaches() was false for.
+    virtual Prepared prepare(bool wanted_only) = 0;
 };
 
 struct LinkOptions {

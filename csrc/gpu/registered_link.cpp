@@ -111,7 +111,7 @@ void RegisteredLink::arena_ready(uint64_t bytes) {
     if (bytes >= arena_.bytes()) units_ready_ = units_.size();
 }
 
-bool RegisteredLink::prepare() {
+Prepared RegisteredLink::prepare(bool wanted_only) {
     uint64_t unit;
     {
         const std::lock_guard lock(mutex_);
@@ -121,14 +121,16 @@ bool RegisteredLink::prepare() {
         if (wanted != wanted_.end()) {
             unit = *wanted;
             wanted_.erase(wanted);
-        } else if (next_ < units_ready_) {
-            unit = next_;
+        } else if (next_ == units_ready_) {
+            return Prepared::ALL;
+        } else if (wanted_only) {
+            return Prepared::LATER;
         } else {
-            return false;
+            unit = next_;
         }
     }
     if (units_[unit] == 0) register_unit(unit);
-    return true;
+    return Prepared::ONE;
 }
 
 void RegisteredLink::register_unit(uint64_t unit) {

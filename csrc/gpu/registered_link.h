@@ -24,7 +24,7 @@ class RegisteredLink : public Link {
     bool reaches(uint64_t arena_offset, uint64_t bytes) override;
     std::unique_ptr<LinkTask> begin(Way way, std::vector<LinkCopy> copies, const Event* after) override;
     void arena_ready(uint64_t bytes) override;
-    bool prepare() override;
+    Prepared prepare(bool wanted_only) override;
 
   private:
     std::vector<LinkCopy> cut(const std::vector<LinkCopy>& copies) const;

@@ -92,7 +92,7 @@ class Trial {
         driver_.copy_to_device(device_.address(), staging_.data(), HALF_BYTES, stream_.get());
         gate_.record(stream_);  // what tasks wait for: until then the device holds nothing
         link_->arena_ready(ARENA_BYTES);
-        while (link_->prepare()) continue;
+        while (link_->prepare(/*wanted_only=*/false) == Prepared::ONE) continue;
     }
 
     // "" or what is wrong.

@@ -138,6 +138,22 @@ def test_a_job_waits_for_its_part_of_the_arena(machine: Machine) -> None:
         assert halves.wait(waiting)[1] == "done"
 
 
+def test_while_jobs_run_only_what_they_need_of_the_arena_is_registered(machine: Machine) -> None:
+    """The driver keeps other calls of the process waiting meanwhile, and a large arena takes it many seconds."""
+    with Halves(machine, arena_path="register", slabs=1) as halves:
+        staged, bare = halves.map(SMALL, staged=True), halves.map(SMALL, staged=False)
+        running = halves.submit("store", staged, 3)
+        halves.rig.call("take", staged, STORE)
+        with machine.rule("host_register", HANG, skip=1, pid=halves.rig.pid) as more:
+            halves.rig.call("arena_ready", 4)
+            for _ in range(20):
+                assert halves.wait(halves.submit("store", bare, 5, "server-gather"))[1] == "done"  # the second slab too
+            assert not more.met()
+            halves.rig.call("done", staged, STORE)
+            assert halves.wait(running)[1] == "done"
+            until("the rest of the arena to be registered", more.met)
+
+
 def test_a_store_that_the_client_gave_up_ends_as_abandoned(halves: Halves) -> None:
     cache = halves.map(LARGE, staged=True)
     job = halves.submit("store", cache, 10)
