@@ -14,18 +14,16 @@ def self_test() -> None:
     """Raises DeviceError("self-test") when a byte comes back wrong or nothing comes back at all."""
     pool_bytes = BLOCKS * PAGE_BYTES * REGIONS
     arena, pool, words = (create_memfd("kvserver-self-test", size) for size in (4 * SLOT_ALIGN, pool_bytes, SLOT_ALIGN))
-    engine = CopyEngine(arena, 4 * SLOT_ALIGN, 1)
+    engine, board = CopyEngine(arena, 4 * SLOT_ALIGN, 1), Board(words, 8)
     try:
         pattern = os.urandom(pool_bytes)
         os.pwrite(pool, pattern, 0)
         engine.map_board(1, words, 8)
         run = (0, 0, REGIONS, BLOCKS * PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)
         engine.map_cache(1, 1, [pool], [pool_bytes], [(2, BLOCKS, [run])])
-        board = Board(words, 8)
         slots = pack_slots([SLOT_ALIGN, 3 * SLOT_ALIGN])
         _run(engine, board, "store", [(0, 2, pack_block_ids([5, 0, 3, 6]), slots)])
         _run(engine, board, "retrieve", [(0, 3, pack_block_ids([1, 2]), slots)])
-        board.close()
         expected = bytearray(pattern)
         for region in range(REGIONS):
             for source, target in ((0, 1), (3, 2)):
@@ -36,6 +34,7 @@ def self_test() -> None:
             raise DeviceError("self-test", f"{engine.backend}: bytes came back wrong")
     finally:
         engine.close()
+        board.close()
         for descriptor in (arena, pool, words):
             os.close(descriptor)
 

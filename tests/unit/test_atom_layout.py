@@ -58,6 +58,24 @@ def described(caches: dict[str, Any], transfer: Any = None, blocks: int | None =
     return layout_of(caches, transfer, blocks=blocks, block_tokens=BLOCK)
 
 
+@pytest.mark.parametrize("ratio", [1, 2, 16])
+def test_the_bytes_of_a_block_follow_from_how_many_the_scheduler_counts(ratio: int) -> None:
+    """block_ratio: a tensor has so many pages for each of its blocks."""
+    pages, page = BLOCKS * ratio, BLOCK // ratio
+    keys, values = tensor(pages, 3, 5, page, 8), tensor(pages, 3, 40, page, at=100_000)
+    layout = described({"layer_0": cache(k_cache=keys, v_cache=values)})
+    block_bytes = 3 * 40 * BLOCK * 2
+    assert layout.regions == [RegionRun(0, at, 1, 0, block_bytes, block_bytes) for at in (0, 100_000)]
+    assert block_bytes * BLOCKS == keys.bytes == values.bytes
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 16])
+def test_a_tensor_that_is_no_whole_number_of_blocks_is_refused(ratio: int) -> None:
+    tokens = (BLOCKS * ratio + 1) * BLOCK // ratio
+    with pytest.raises(RequestError, match=f"holds {tokens} tokens, not the {BLOCKS * BLOCK} of all blocks"):
+        described({"layer_0": cache(k_cache=tensor(BLOCKS * ratio + 1, 3, 5, BLOCK // ratio, 8))})
+
+
 def test_a_block_is_several_pages_of_each_tensor() -> None:
     """block_ratio: ids are the scheduler's, whatever the pages are."""
     layout = described({"layer_0": cache(k_cache=k(), v_cache=v(at=100_000))})
