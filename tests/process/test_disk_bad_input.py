@@ -220,7 +220,7 @@ def test_a_namespace_that_comes_back_with_another_chunk_size_is_refused_and_misr
     filled([tmp_path], stories)
     with small([tmp_path]) as server:
         disk_ready(server)
-        with Engine(server.path, OTHER_SHAPE, name="careless") as engine:
-            with pytest.raises(RequestError, match=r"chunk_tokens=12.*chunk_tokens=15"):
-                engine.ready()
+        refused = pytest.raises(RequestError, match=r"chunk_tokens=12.*chunk_tokens=15")
+        with Engine(server.path, OTHER_SHAPE, name="careless") as engine, refused:
+            engine.ready()
         assert served(server, stories) == ALL
