@@ -93,7 +93,7 @@ def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None
     if space.geometry != told.geometry or not agree:
         tier.void_later.add(space.digest)
         why = f"on disk it has {told.geometry} or pages that are not those of {space.geometry}, which was registered"
-        core.log("disk namespace is void", ("namespace", space.digest[:6].hex()), ("why", why), level=logging.WARNING)
+        core.log("disk chunks not reached", ("namespace", space.digest[:6].hex()), ("why", why), level=logging.WARNING)
         return
     missing = [index for index, (part, other) in enumerate(both) if part.pages is None and other.pages is not None]
     for index in missing:

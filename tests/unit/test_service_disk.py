@@ -2,7 +2,7 @@
 
 import pytest
 from brain_rig import Client, chain, ids, is_refusal, key
-from disk_rig import CHUNKS, EXTENT_BYTES, PROMPTS_OF_ARENA, SEGMENT_BYTES, DiskRig, cold_prompt, fill
+from disk_rig import CHUNKS, PROMPTS_OF_ARENA, SEGMENT_BYTES, DiskRig, cold_prompt, fill
 
 from kvserver.index.space import READY, Node, Space
 from kvserver.service import disk_writes
@@ -149,32 +149,6 @@ def test_a_chunk_that_cannot_be_read_is_a_miss_with_all_behind_it() -> None:
     rig.fault = None
     client.store(keys)
     assert client.lookup(keys).chunks == CHUNKS
-
-
-@pytest.mark.parametrize("last_first", [False, True], ids=["first read first", "last read first"])
-@pytest.mark.parametrize("middle", range(CHUNKS))
-def test_of_a_prefix_with_an_unreadable_chunk_only_what_is_before_it_enters_dram(middle: int, last_first: bool) -> None:
-    """What was read behind it is of no use to anybody, and takes no room."""
-    rig = DiskRig()
-    client, keys = cold_prompt(rig)
-    rig.disk_works = False
-    found = client.lookup(keys)
-    used_bytes = rig.service.status(rig.now_ns).arena.used_bytes
-    request = client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS))))
-    assert client.ask(request) is None
-    assert [records[0].key for records in rig.read] == [key(keys, chunk) for chunk in range(CHUNKS)]
-    if last_first:
-        rig.moving.reverse()
-    rig.finish_disk(unreadable=key(keys, middle))
-    assert is_refusal(rig.answers[client.peer, request.id], "device", "disk-io")
-    again = client.lookup(keys)
-    assert (again.chunks, again.chunks_on_disk) == (middle, 0)
-    status = rig.service.status(rig.now_ns)
-    assert status.arena.used_bytes == used_bytes - (CHUNKS - middle) * EXTENT_BYTES
-    assert status.counters["disk_lost"] == 1
-    if middle:
-        head = client.retrieving(again.lease, GroupBlocks(0, 0, ids(*range(3 * middle))))
-        assert isinstance(client.ask(head), Retrieved)
 
 
 def test_a_held_retrieve_ends_at_its_deadline() -> None:
