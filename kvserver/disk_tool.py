@@ -101,10 +101,9 @@ def _say_of(device: Device, say: Say) -> None:
         notes, damaged_notes = [], 0
     voids = {note.namespace: note.void for note in notes}
     contents: dict[bytes, Content] = {}
-    payload_bytes = taken_bytes = 0
+    payload_bytes = 0
     for record in unpack_disk(device.records):
         payload_bytes += record.payload_bytes
-        taken_bytes += record.extent_bytes
         contents.setdefault(record.namespace, Content()).add(record, voids.get(record.namespace, 0))
     say(
         f"device {device.number}  {device.directory}: {store.segments} segments of {show_bytes(store.segment_bytes)}, "
@@ -112,6 +111,7 @@ def _say_of(device: Device, say: Say) -> None:
     )
     records = sum(content.records for content in contents.values())
     damaged = f"{store.damaged + damaged_notes} damaged, {store.unreadable} unreadable"
+    taken_bytes = sum(size * count for content in contents.values() for size, count in content.sizes.items())
     fill = taken_bytes / (store.segments * store.segment_bytes)
     say(f"  {records:,} records, {payload_bytes:,} bytes, {fill:.1%} full, {damaged}")
     for namespace, content in contents.items():
