@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 STATUS_S = 5.0
 CHECKOUT = Path(kvserver.__file__).resolve().parent.parent
-BENCHES = ("service", "host", "start", "offload")
+BENCHES = ("service", "host", "start", "offload", "disk", "streaming", "recovery", "drain", "vllm")
+"""Of a checkout without a GPU, but for engines that vllm is given; GPUs have others of their own."""
 
 app = typer.Typer(
     help="A KV-cache server for LLM inference engines.",
@@ -346,7 +347,7 @@ def bench(
     which: Annotated[str, typer.Argument(metavar=f"[{'|'.join(BENCHES)}]")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]")] = None,
 ) -> None:
-    """Run a benchmark of a checkout; arguments behind -- are its own, for example: kvserver bench host -- --json."""
+    """Run a benchmark of a checkout; arguments behind -- are its own: kvserver bench vllm -- documents --help."""
     if which not in BENCHES:
         raise ConfigError("bench", f"{which!r} is none of {', '.join(BENCHES)}")
     file = CHECKOUT / "benchmarks" / f"bench_{which}.py"

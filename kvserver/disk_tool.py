@@ -111,7 +111,9 @@ def _say_of(device: Device, say: Say) -> None:
     )
     records = sum(content.records for content in contents.values())
     damaged = f"{store.damaged + damaged_notes} damaged, {store.unreadable} unreadable"
-    say(f"  {records:,} records, {payload_bytes:,} bytes, {damaged}")
+    taken_bytes = sum(size * count for content in contents.values() for size, count in content.sizes.items())
+    fill = taken_bytes / (store.segments * store.segment_bytes)
+    say(f"  {records:,} records, {payload_bytes:,} bytes, {fill:.1%} full, {damaged}")
     for namespace, content in contents.items():
         known = "" if namespace in voids else ", without a note: not found at a start"
         sizes = ", ".join(f"{count} x {show_bytes(size)}" for size, count in sorted(content.sizes.items()))

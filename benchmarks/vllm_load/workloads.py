@@ -43,7 +43,7 @@ class LongDocuments:
 class Chat:
     """Users who have a system prompt in common talk for a while, each sends the whole conversation every time."""
 
-    users: int = field(default=6, metadata={"help": "conversations at a time"})
+    users: int = field(default=6, metadata={"help": "conversations at a time, never more; the next begins as one ends"})
     turns: int = field(default=5, metadata={"help": "of each conversation"})
     system_tokens: int = field(default=256, metadata={"help": "that all conversations begin with"})
     history_tokens: int = field(default=1024, metadata={"help": "of each conversation before its first turn"})

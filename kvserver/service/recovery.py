@@ -12,11 +12,19 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 
 from kvserver.index.space import ABSENT, READY, Node, Space
-from kvserver.service.documents import space_from
+from kvserver.service.documents import document_of, space_from
 from kvserver.service.effects import PutNamespace
 from kvserver.service.state import Core, DiskTier, Found, Mover
 from kvserver.tiers.extents import extent_at
-from kvserver.tiers.records import DISK_RECORD, NO_PARENT, DiskRecord, Packed, decode_document, disk_record
+from kvserver.tiers.records import (
+    DISK_RECORD,
+    NO_PARENT,
+    DiskRecord,
+    Packed,
+    decode_document,
+    disk_record,
+    encode_document,
+)
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.orders import FoundNote, FoundRecords, Listed, TellRecords
 
@@ -64,13 +72,36 @@ def _add_spaces(core: Core, tier: DiskTier, found: Found) -> None:
     free = sorted(set(range(core.bounds.namespaces_max)) - {space.number for space in spaces.values()})
     for digest in sorted(alive, key=lambda digest: found.newest[digest], reverse=True):
         raw = found.documents.get(digest, b"")
-        document = decode_document(raw) if raw and free else None
-        if document is not None and document.digest == digest and digest not in spaces:
+        document = decode_document(raw) if raw else None
+        if document is None or document.digest != digest:
+            continue
+        if digest in spaces:
+            _hold_against(core, tier, spaces[digest], space_from(spaces[digest].number, document))
+        elif free:
             number = free.pop(0)
             space = space_from(number, document)
             space.root.used = found.newest[digest]
             core.chunks.add_space(space)
             core.effects.append(PutNamespace(number, raw))
+
+
+def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None:
+    """Somebody registered the namespace before the disk was read. Ranks that have not come yet are as the disk tells;
+    where the two contradict each other, what is on disk is void, however well its sizes fit."""
+    both = list(zip(space.parts, told.parts, strict=False))
+    agree = all(None in (part.pages, other.pages) or part.pages == other.pages for part, other in both)
+    if space.geometry != told.geometry or not agree:
+        tier.void_later.add(space.digest)
+        why = f"on disk it has {told.geometry} or pages that are not those of {space.geometry}, which was registered"
+        core.log("disk chunks not reached", ("namespace", space.digest[:6].hex()), ("why", why), level=logging.WARNING)
+        return
+    missing = [index for index, (part, other) in enumerate(both) if part.pages is None and other.pages is not None]
+    for index in missing:
+        other = told.parts[index]
+        assert other.pages is not None
+        space.fix_part(index, other.pages, other.payload_bytes, other.slot_bytes)
+    if missing:
+        core.effects.append(PutNamespace(space.number, encode_document(document_of(space))))
 
 
 def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:

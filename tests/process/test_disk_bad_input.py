@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvclient import namespace_digest
+from kvserver.errors import RequestError
 from tests.process.engine import Engine, Group, Prompt, Shape, prompt
 from tests.process.harness import WAIT_S, Server
 from tests.process.test_disk import CHUNKS, PROMPTS, SHAPE, bring_back, disk_ready, store_slowly
@@ -210,3 +211,16 @@ def test_a_truncated_store_is_made_whole_and_costs_what_was_cut_off(tmp_path: Pa
         disk_ready(server)
         assert served(server, stories) < ALL
         assert (tmp_path / "kvserver.store").stat().st_size > 15 << 20
+
+
+def test_a_namespace_that_comes_back_with_another_chunk_size_is_refused_and_misreads_nothing(
+    tmp_path: Path, stories: list[Prompt]
+) -> None:
+    """Clients put the chunk size into the digest; one that does not is told by the server, from what lies on disk."""
+    filled([tmp_path], stories)
+    with small([tmp_path]) as server:
+        disk_ready(server)
+        refused = pytest.raises(RequestError, match=r"chunk_tokens=12.*chunk_tokens=15")
+        with Engine(server.path, OTHER_SHAPE, name="careless") as engine, refused:
+            engine.ready()
+        assert served(server, stories) == ALL

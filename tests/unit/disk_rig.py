@@ -27,8 +27,10 @@ from kvserver.wire.orders import (
 )
 
 RECORDS_A_REPORT = 5
-SEGMENT_BYTES = 20 << 10
-"""Four extents of a page, and a page for their headers."""
+EXTENT_BYTES = 4 << 10
+"""Of a chunk of the rig's cache: its slot as well."""
+SEGMENT_BYTES = 5 * EXTENT_BYTES
+"""Four extents, and a page for their headers."""
 DISK = {
     "arena_bytes": 4 * SLAB_BYTES,
     "disk_devices": 1,
@@ -73,13 +75,15 @@ class DiskRig(Rig):
         super().__init__(**{**DISK, **bounds})
         self.wait_ms(50)
 
-    def finish_disk(self) -> None:
+    def finish_disk(self, unreadable: bytes = b"") -> None:
+        """unreadable: the key of a chunk whose record is not what was written."""
         moving, self.moving = self.moving, []
         for mover, order in moving:
             records = list(unpack_disk(order.records))
             if isinstance(order, Demote):
                 self.devices.update({(record.device, record.offset): record for record in records})
-            faults = [ItemFault(0, self.fault)] if self.fault is not None else []
+            fault: Fault | None = "checksum" if records[0].key == unreadable else self.fault
+            faults = [ItemFault(0, fault)] if fault is not None else []
             self.report(mover, Moved(order.job, faults, 1))
 
     def answer_notes(self) -> None:

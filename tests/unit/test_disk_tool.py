@@ -54,7 +54,8 @@ def test_a_look_takes_a_device_as_it_is_and_changes_nothing(tmp_path: Path) -> N
     whole, said = inspected(tmp_path / "a")
     assert whole
     assert "3 segments of 52KiB" in said
-    assert f"6 records, {sum(record.payload_bytes for record in records):,} bytes, 0 damaged, 0 unreadable" in said
+    payload_bytes = sum(record.payload_bytes for record in records)
+    assert f"6 records, {payload_bytes:,} bytes, 25.6% full, 0 damaged, 0 unreadable" in said  # ten blocks of 39
     assert said.count("1 chunks, 1 records (1 void)") == 4
     assert said.count("1 chunks, 1 records (0 void)") == 2
     assert verified(tmp_path / "a") == {"right": 6}

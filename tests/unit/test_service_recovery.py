@@ -2,13 +2,23 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
-from brain_rig import Client, chain, is_refusal, key
+from brain_rig import CHUNK_TOKENS, FULL, PAGE_BYTES, SLAB_BYTES, Client, chain, ids, is_refusal, key
 from disk_rig import CHUNKS, SEGMENT_BYTES, DiskRig, cold_prompt, fill, restart
 
 from kvserver.service import disk
 from kvserver.service.events import ArenaGrew, MoverGone
-from kvserver.wire.messages import Clear, Cleared, Error, Unregister, Unregistered
+from kvserver.wire.messages import (
+    Clear,
+    Cleared,
+    Error,
+    GroupBlocks,
+    GroupSpec,
+    RegionRun,
+    Unregister,
+    Unregistered,
+)
 from kvserver.wire.orders import Note
 
 
@@ -22,6 +32,58 @@ def test_another_brain_finds_what_is_on_disk() -> None:
     found = client.lookup(keys)
     assert (found.chunks, found.chunks_on_disk) == (CHUNKS, CHUNKS)
     assert rig.service.counters.disk_recovered > CHUNKS
+
+
+def begin_anew(rig: DiskRig) -> None:
+    """Another brain, which nothing has told yet what is on disk."""
+    rig.service = rig.new_service()
+    rig.copies.clear()
+    rig.handle(ArenaGrew(rig.bounds.arena_bytes // SLAB_BYTES, ""))
+
+
+def test_ranks_that_come_after_the_disk_was_read_find_what_all_stored() -> None:
+    halves = [msgspec.structs.replace(FULL, shards=2, shard=shard) for shard in (0, 1)]
+    rig = DiskRig()
+    keys = chain(1, CHUNKS)
+    ranks = [Client(rig, ranks=2, rank=rank).register([half]) for rank, half in enumerate(halves)]
+    for rank in ranks:
+        rank.ask(rank.storing(keys, GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))))
+    assert rig.written
+    begin_anew(rig)
+    first = Client(rig, ranks=2, rank=0).register(halves[:1])
+    rig.wait_ms(100)
+    found = first.lookup(keys)
+    assert (found.chunks, found.chunks_on_disk) == (CHUNKS, CHUNKS)
+    Client(rig, ranks=2, rank=1).register(halves[1:])
+
+
+ONE_REGION = [RegionRun(0, 13, 1, 0, 2 * 130, 2 * PAGE_BYTES)]
+"""A chunk has as many bytes as of FULL, which has two."""
+
+
+@pytest.mark.parametrize(
+    ("group", "chunk_tokens"),
+    [
+        (msgspec.structs.replace(FULL, block_tokens=4), 12),
+        (msgspec.structs.replace(FULL, regions=ONE_REGION), CHUNK_TOKENS),
+    ],
+    ids=["chunk size", "pages"],
+)
+@pytest.mark.parametrize("lives", [1, 2])
+def test_what_is_on_disk_of_another_geometry_is_void_however_early_the_engine_comes(
+    group: GroupSpec, chunk_tokens: int, lives: int
+) -> None:
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    for _ in range(lives):
+        begin_anew(rig)
+        client = Client(rig).register([group], chunk_tokens=chunk_tokens)
+        rig.wait_ms(100)
+        assert rig.service.status(rig.now_ns).disk_state == "ready"
+        assert client.lookup(keys).chunks == 0
+    assert rig.service.counters.disk_recovered == 0
+    client.store(keys)
+    assert client.lookup(keys).chunks == CHUNKS
 
 
 def test_what_was_cleared_does_not_come_back() -> None:

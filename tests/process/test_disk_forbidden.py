@@ -1,0 +1,76 @@
+"""The disk tier where the kernel, a container or the file system does not allow what it would like to use: the second
+choice is taken and said, or the device is not used."""
+
+from pathlib import Path
+
+import pytest
+
+from kvserver.wire.status import MoverStatus
+from tests.process.engine import Engine, Prompt, prompt
+from tests.process.forbidding import can_forbid
+from tests.process.harness import Server
+from tests.process.test_disk import CHUNKS, PROMPTS, SHAPE, bring_back, disk_ready, small, store_slowly
+
+pytestmark = pytest.mark.skipif(not can_forbid(), reason="the calls of this machine have other numbers")
+
+
+@pytest.fixture
+def stories() -> list[Prompt]:
+    return [prompt(seed, chunks=CHUNKS) for seed in range(PROMPTS)]
+
+
+def without(what: str, directory: Path, **settings: object) -> Server:
+    server = small(directory, **settings)
+    server.PROGRAM = ("-m", "tests.process.forbidding", what, *server.PROGRAM)
+    return server
+
+
+def disk_mover(server: Server) -> MoverStatus:
+    disk_ready(server)
+    return next(mover for mover in server.status().movers if mover.device == "disk")
+
+
+def assert_serves(server: Server, stories: list[Prompt]) -> None:
+    """What left DRAM comes back, every byte compared."""
+    with Engine(server.path, SHAPE) as engine:
+        engine.ready()
+        store_slowly(server, engine, stories)
+        assert bring_back(engine, stories) == PROMPTS * CHUNKS
+        assert engine.pool.wrong() == 0
+        assert server.status().counters["disk_reads"]
+
+
+def test_where_io_uring_is_forbidden_threads_do_it_and_it_is_said(tmp_path: Path, stories: list[Prompt]) -> None:
+    with without("io-uring", tmp_path) as server:
+        backend = disk_mover(server).backend
+        assert "threads" in backend
+        assert "io_uring: Operation not permitted" in backend
+        assert backend in server.log()
+        assert_serves(server, stories)
+
+
+def test_where_io_uring_is_forbidden_and_asked_for_no_device_is_used(tmp_path: Path) -> None:
+    with without("io-uring", tmp_path, disk_engine="uring") as server:
+        (disk,) = disk_ready(server).disks
+        assert not disk.takes_writes
+        assert "no io_uring: Operation not permitted" in disk.problem
+
+
+def test_a_file_system_without_direct_access_goes_through_the_page_cache_and_it_is_said(
+    tmp_path: Path, stories: list[Prompt]
+) -> None:
+    with without("direct", tmp_path) as server:
+        mover = disk_mover(server)
+        assert "through the page cache" in mover.backend
+        assert mover.facts["device 0 direct"] == "no"
+        assert mover.backend in server.log()
+        assert_serves(server, stories)
+
+
+def test_a_file_system_that_cannot_preallocate_is_not_used_and_holds_nothing(tmp_path: Path) -> None:
+    with without("preallocation", tmp_path) as server:
+        (disk,) = disk_ready(server).disks
+        assert not disk.takes_writes
+        assert "disk-filesystem" in disk.problem
+        assert "cannot preallocate" in disk.problem
+    assert list(tmp_path.iterdir()) == []
