@@ -56,6 +56,13 @@ def test_the_image_runs_as_somebody_else_than_root_and_ends_by_sigterm() -> None
     assert "ENTRYPOINT [" in image, "a shell in between would keep SIGTERM to itself"
 
 
+def test_the_engines_image_takes_the_wheels_of_the_image_that_is_built_here() -> None:
+    """By its tag it might be built first, or take those of another image of that name."""
+    compose = text("container/compose.yml")
+    (source,) = re.findall(r"COPY --from=(\S+) /wheels", compose)
+    assert f'additional_contexts: {{{source}: "service:kvserver"}}' in compose
+
+
 @pytest.mark.parametrize("name", FILES[2:])
 def test_pods_have_the_least_that_they_need(name: str) -> None:
     manifest = text(name)

@@ -28,6 +28,12 @@ def test_the_unit_keeps_what_the_server_wants_kept_and_believes_what_it_says() -
     assert float(setting("WatchdogSec")) > 10 * max(BACKOFF_S)
 
 
+def test_the_unit_hides_no_device() -> None:
+    """Whatever names a device forbids all others; so does ProtectClock, before systemd 253."""
+    given = set(re.findall(r"^(\w+)=", UNIT, re.MULTILINE))
+    assert given & {"DeviceAllow", "DevicePolicy", "PrivateDevices", "ProtectClock"} == set()
+
+
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
