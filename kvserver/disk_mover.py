@@ -228,7 +228,10 @@ class DiskMover:
 
     def _note(self, namespace: bytes, document: bytes, void: int) -> None:
         """Durable on every device that is open. Of the others nobody knows what they hold; what is void there is void
-        for as long as another device has the note, so only when none could write it is that said."""
+        for as long as another device has the note, so only when none could write it is that said.
+
+        In this loop, although it waits for the device: 2 ms on a virtual disk, 3 ms (12 at most) beside four readers.
+        Reads go on meanwhile, only their reports wait; and Clears are as rare as new weights."""
         kept = [
             self._writes_notes(number, lambda at: disk_notes.save(at, namespace, document, void))
             for number, device in enumerate(self._devices)
