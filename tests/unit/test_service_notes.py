@@ -1,12 +1,13 @@
 """The notes that devices keep of namespaces: what is in them, how many there are, and which are told again."""
 
+import msgspec
 import pytest
-from brain_rig import Client, chain, is_refusal
+from brain_rig import FULL, NAMESPACE, Client, chain, ids, is_refusal
 from disk_rig import CHUNKS, DiskRig, restart
 
 from kvserver.service import disk
 from kvserver.service.events import MoverGone
-from kvserver.wire.messages import Clear, Cleared, Unregister, Unregistered
+from kvserver.wire.messages import Clear, Cleared, GroupBlocks, Unregister, Unregistered
 from kvserver.wire.orders import ForgetNotes, Note
 
 
@@ -86,6 +87,23 @@ def test_another_mover_is_told_only_what_may_not_be_durable() -> None:
     assert names([order.namespace for order in rig.orders[told:] if isinstance(order, Note)]) == "b"
     rig.answer_notes()
     assert isinstance(rig.answers[client.peer, clear.id], Cleared)
+
+
+def test_a_namespace_of_which_a_rank_is_missing_keeps_the_document_that_there_is() -> None:
+    """Without the shapes of all shards nothing of it would be found at a start."""
+    rig = DiskRig()
+    halves = [msgspec.structs.replace(FULL, shards=2, shard=shard, writers=1) for shard in (0, 1)]
+    ranks = [Client(rig, ranks=2, rank=rank).register([halves[rank]]) for rank in (0, 1)]
+    keys = chain(1, CHUNKS)
+    for client in ranks:
+        client.ask(client.storing(keys, GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))))
+    (note,) = rig.notes
+    assert note.document
+    assert isinstance(ranks[0].ask(Clear(rig.number(), NAMESPACE)), Cleared)
+    restart(rig)
+    alone = Client(rig, ranks=2, rank=0).register([halves[0]])
+    assert isinstance(alone.ask(Clear(rig.number(), NAMESPACE)), Cleared)
+    assert [note.document for note in rig.notes] == [rig.notes[0].document, rig.notes[0].document, b""]
 
 
 def test_a_clear_counts_for_a_device_that_could_not_be_opened() -> None:
