@@ -63,6 +63,13 @@ def test_the_engines_image_takes_the_wheels_of_the_image_that_is_built_here() ->
     assert f'additional_contexts: {{{source}: "service:kvserver"}}' in compose
 
 
+def test_an_image_is_built_from_the_sources_and_not_from_what_was_built_beside_them() -> None:
+    root = DEPLOY.parent
+    left_out = set((root / ".dockerignore").read_text().splitlines())
+    ignored = (root / ".gitignore").read_text().split()
+    assert {".git", *(f"**/{pattern.rstrip('/')}" for pattern in ignored)} <= left_out
+
+
 @pytest.mark.parametrize("name", FILES[2:])
 def test_pods_have_the_least_that_they_need(name: str) -> None:
     manifest = text(name)
