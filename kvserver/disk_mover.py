@@ -12,12 +12,14 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Never
 
 import msgspec
 
 from kvserver import disk_leave, disk_notes, logs
+from kvserver.disk_notes import Known
 from kvserver.passing import Inheritance, Receiver, close_all, die_with_parent, send
 from kvserver.transfer.disk import Unusable, completions, open_store
 from kvserver.transfer.engines import DiskEngine, DiskStore, DiskTelling
@@ -32,6 +34,7 @@ from kvserver.wire.orders import (
     DrainState,
     EraseDevice,
     Fault,
+    ForgetNotes,
     FoundNote,
     FoundRecords,
     ItemFault,
@@ -97,6 +100,9 @@ class DiskMover:
         """The records of each device. A brain that knows them does not ask, but writes."""
         self._telling: DiskTelling | None = None
         """What is left to be told of them."""
+        self._known: dict[bytes, Known] = {}
+        """What the notes said that there were at the start; until the brain has asked."""
+        self._damaged_notes = 0
         self._devices = [Device(directory) for directory in config.disk_directories]
         for number, device in enumerate(self._devices):
             if disk_leave.is_marked(device.directory):
@@ -150,6 +156,7 @@ class DiskMover:
         self._report(Ready(os.getpid(), backend, self._facts()))
         for number in range(len(self._devices)):
             self._tell_device(number)
+        self._read_notes()
         poll = select.poll()
         poll.register(self._brain, select.POLLIN)
         eventfd = self._engine.eventfd if self._engine is not None else -1
@@ -190,6 +197,8 @@ class DiskMover:
                 self._submit(job, "read", records)
             case Note(namespace, document, void):
                 self._note(namespace, document, void)
+            case ForgetNotes(namespaces, void):
+                self._forget(namespaces, void)
             case Recover():
                 self._recover()
             case TellRecords():
@@ -218,22 +227,38 @@ class DiskMover:
         self._engine.submit(job, kind, records)
 
     def _note(self, namespace: bytes, document: bytes, void: int) -> None:
-        """Durable on every device that has a store. One that fails takes no more writes; what is void there is void for
-        as long as another device has the note, so only when none could write it is that said."""
-        kept, failed = 0, 0
+        """Durable on every device that is open. Of the others nobody knows what they hold; what is void there is void
+        for as long as another device has the note, so only when none could write it is that said.
+
+        In this loop, although it waits for the device: 2 ms on a virtual disk, 3 ms (12 at most) beside four readers.
+        Reads go on meanwhile, only their reports wait; and Clears are as rare as new weights."""
+        kept = [
+            self._writes_notes(number, lambda at: disk_notes.save(at, namespace, document, void))
+            for number, device in enumerate(self._devices)
+            if device.drain != "drained"
+        ]
+        self._report(Noted(namespace, void, any(kept) or not kept))
+
+    def _forget(self, namespaces: list[bytes], void: int) -> None:
+        """Where a note could not be written before, it may be of a namespace that lives: nothing is forgotten there."""
         for number, device in enumerate(self._devices):
-            if device.store is None:
-                continue
-            try:
-                disk_notes.save(device.directory, namespace, document, void)
-                kept += 1
-            except OSError as problem:
-                failed += 1
-                if not device.problem:
-                    device.problem = f"its notes cannot be written: {problem.strerror}"
-                    logs.event(logging.ERROR, "disk fails", ("directory", device.directory), ("why", device.problem))
-                    self._tell_device(number)
-        self._report(Noted(namespace, void, kept > 0 or not failed))
+            if not device.problem:
+                self._writes_notes(number, lambda at: disk_notes.forget(at, namespaces, void))
+
+    def _writes_notes(self, number: int, write: Callable[[str], None]) -> bool:
+        """Whether a device did; one that fails takes no more writes."""
+        device = self._devices[number]
+        if device.store is None:
+            return False
+        try:
+            write(device.directory)
+        except OSError as problem:
+            if not device.problem:
+                device.problem = f"its notes cannot be written: {problem.strerror}"
+                logs.event(logging.ERROR, "disk fails", ("directory", device.directory), ("why", device.problem))
+                self._tell_device(number)
+            return False
+        return True
 
     def _drain(self, number: int) -> None:
         """What cannot be marked is emptied all the same; but a restart would take it for an ordinary device. What is
@@ -270,27 +295,34 @@ class DiskMover:
         file_bytes = device.store.file_bytes if device.store is not None else 0
         self._report(DeviceIs(number, file_bytes, device.problem, device.drain))
 
+    def _read_notes(self) -> None:
+        """Each device is to know what the others know, since they may be gone the next time."""
+        found: dict[int, dict[bytes, Known]] = {}
+        for number, device in enumerate(self._devices):
+            if device.store is None:
+                continue
+            try:
+                found[number], broken = disk_notes.load(device.directory)
+            except OSError as problem:
+                logs.event(logging.ERROR, "notes not read", ("directory", device.directory), ("why", problem.strerror))
+                found[number], broken = {}, 1
+            self._damaged_notes += broken
+        self._known = disk_notes.together(list(found.values()))
+        for number, mine in found.items():
+            if mine != self._known:
+                self._writes_notes(number, lambda at: disk_notes.complete(at, self._known))
+
     def _recover(self) -> None:
         telling = self._telling = DiskTelling(self._found, chunk_most=DISK_ITEMS_MAX)
         self._found = []
         newest = dict(telling.namespaces)
-        damaged = 0
-        known: set[bytes] = set()
-        for device in self._devices:
-            if device.store is None:
-                continue
-            try:
-                notes, broken = disk_notes.load(device.directory)
-            except OSError as problem:
-                logs.event(logging.ERROR, "notes not read", ("directory", device.directory), ("why", problem.strerror))
-                notes, broken = [], 1
-            damaged += device.store.damaged + device.store.unreadable + broken
-            for note in notes:
-                known.add(note.namespace)
-                last = newest.get(note.namespace, 0)
-                self._report(FoundNote(note.namespace, note.document, note.void, last))
-        for namespace in sorted(newest.keys() - known):
-            self._report(FoundNote(namespace, b"", newest[namespace], newest[namespace]))
+        known = {namespace: Known(b"", void) for namespace, void in newest.items()} | self._known
+        known.pop(disk_notes.FORGOTTEN, None)
+        self._known = {}
+        for namespace, (document, void) in sorted(known.items(), key=lambda item: newest.get(item[0], item[1].void)):
+            self._report(FoundNote(namespace, document, void, newest.get(namespace, 0)))
+        stores = [device.store for device in self._devices if device.store is not None]
+        damaged = sum(store.damaged + store.unreadable for store in stores) + self._damaged_notes
         self._report(Listed(telling.records, damaged))
 
     def _tell_records(self) -> None:

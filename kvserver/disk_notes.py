@@ -2,11 +2,18 @@
 
 One small file each, written whole beside its old self, made durable, and renamed over it. A file that cannot be read
 back is left alone and told: without its note a namespace is not recovered, which costs hits and nothing else.
+
+Notes are forgotten, or there would be more of them for ever. Whoever forgets one notes first up to where: of namespaces
+without a note beside it everything up to there is void. So a Clear stays one also for a device that was away and comes
+back with a note which the others have forgotten.
 """
 
 import os
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,15 +30,25 @@ class NoteFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Of what is before it."""
 
 
+class Known(NamedTuple):
+    """What a note says."""
+
+    document: bytes
+    void: int
+
+
 FORMAT = 1
+FORGOTTEN = sha256(b"kvserver forgotten notes").digest()
+"""In place of a namespace, in a note: up to its `void` the records are void of namespaces that the device has no note
+of."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(NoteFile).decode
 
 
-def load(directory: str) -> tuple[list[NoteFile], int]:
-    """All notes of a device, and how many files there are no notes. Raises OSError."""
+def load(directory: str) -> tuple[dict[bytes, Known], int]:
+    """What a device knows, by namespace, and how many files there are no notes. Raises OSError."""
     folder = Path(directory) / FOLDER
-    notes: list[NoteFile] = []
+    notes: dict[bytes, Known] = {}
     damaged = 0
     if not folder.is_dir():
         return notes, damaged
@@ -42,7 +59,7 @@ def load(directory: str) -> tuple[list[NoteFile], int]:
         if note is None or path.stem != note.namespace.hex():
             damaged += 1
         else:
-            notes.append(note)
+            notes[note.namespace] = Known(note.document, note.void)
     return notes, damaged
 
 
@@ -57,6 +74,9 @@ def save(directory: str, namespace: bytes, document: bytes, void: int) -> None:
         known = _read(path.read_bytes())
         if known is not None:
             document, void = document or known.document, max(void, known.void)
+            if (document, void) == (known.document, known.void):
+                make_durable(folder)  # whoever wrote it may not have come so far
+                return
     fresh = path.with_suffix(".new")
     crc32 = _crc(namespace, document, void)
     with fresh.open("wb") as file:
@@ -65,6 +85,33 @@ def save(directory: str, namespace: bytes, document: bytes, void: int) -> None:
         os.fsync(file.fileno())
     fresh.replace(path)
     make_durable(folder)
+
+
+def forget(directory: str, namespaces: Iterable[bytes], void: int) -> None:
+    """Removes these notes; up to `void` there are no records of theirs any more, anywhere. Raises OSError."""
+    save(directory, FORGOTTEN, b"", void)
+    for namespace in namespaces:
+        (Path(directory) / FOLDER / f"{namespace.hex()}.note").unlink(missing_ok=True)
+
+
+def together(devices: Sequence[Mapping[bytes, Known]]) -> dict[bytes, Known]:
+    """What devices know that are used together, each of them by namespace: the last document, and the latest void."""
+    nothing = Known(b"", 0)
+    known: dict[bytes, Known] = {}
+    for namespace in set[bytes]().union(*devices):
+        said = [device.get(namespace, nothing).document for device in devices]
+        voids = [device.get(namespace, device.get(FORGOTTEN, nothing)).void for device in devices]
+        known[namespace] = Known(next(filter(None, reversed(said)), b""), max(voids))
+    return known
+
+
+def complete(directory: str, known: Mapping[bytes, Known]) -> None:
+    """Notes what devices know together. What was forgotten comes last: until then, what this one has no note of is not
+    void. Raises OSError."""
+    mine, _ = load(directory)
+    for namespace in sorted(known, key=lambda namespace: namespace == FORGOTTEN):
+        if mine.get(namespace) != known[namespace]:
+            save(directory, namespace, *known[namespace])
 
 
 def erase(directory: str) -> None:

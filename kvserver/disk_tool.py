@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvserver import disk_leave, disk_notes
 from kvserver.config import Config, show_bytes
+from kvserver.disk_notes import Known
 from kvserver.errors import ConfigError
 from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
 from kvserver.transfer.disk import Unusable, completions, open_to_read
@@ -34,8 +35,9 @@ def inspect(config: Config, say: Say) -> bool:
     """Says of each device how full it is, of what, and how old. False when one could not be looked at. Raises
     ConfigError."""
     failed: list[str] = []
+    notes, damaged = _notes(config, say)
     for device in _opened(config, failed, say):
-        _say_of(device, say)
+        _say_of(device, notes, damaged.get(device.directory, 0), say)
     return not failed
 
 
@@ -92,19 +94,28 @@ class Content:
         self.sizes[record.extent_bytes] += 1
 
 
-def _say_of(device: Device, say: Say) -> None:
+def _notes(config: Config, say: Say) -> tuple[dict[bytes, Known], dict[str, int]]:
+    """What all devices know together, and how many notes of each directory are none."""
+    found: list[dict[bytes, Known]] = []
+    damaged: dict[str, int] = {}
+    for directory in config.disk_directories:
+        try:
+            notes, damaged[directory] = disk_notes.load(directory)
+            found.append(notes)
+        except OSError as problem:
+            say(f"{directory}: its notes cannot be read: {problem.strerror}")
+    return disk_notes.together(found), damaged
+
+
+def _say_of(device: Device, notes: dict[bytes, Known], damaged_notes: int, say: Say) -> None:
     store = device.store
-    try:
-        notes, damaged_notes = disk_notes.load(device.directory)
-    except OSError as problem:
-        say(f"device {device.number}  {device.directory}: its notes cannot be read: {problem.strerror}")
-        notes, damaged_notes = [], 0
-    voids = {note.namespace: note.void for note in notes}
     contents: dict[bytes, Content] = {}
     payload_bytes = 0
     for record in unpack_disk(device.records):
         payload_bytes += record.payload_bytes
-        contents.setdefault(record.namespace, Content()).add(record, voids.get(record.namespace, 0))
+        contents.setdefault(record.namespace, Content()).add(
+            record, notes[record.namespace].void if record.namespace in notes else 0
+        )
     say(
         f"device {device.number}  {device.directory}: {store.segments} segments of {show_bytes(store.segment_bytes)}, "
         f"{show_bytes(store.file_bytes)}"
@@ -115,7 +126,7 @@ def _say_of(device: Device, say: Say) -> None:
     fill = taken_bytes / (store.segments * store.segment_bytes)
     say(f"  {records:,} records, {payload_bytes:,} bytes, {fill:.1%} full, {damaged}")
     for namespace, content in contents.items():
-        known = "" if namespace in voids else ", without a note: not found at a start"
+        known = "" if namespace in notes else ", without a note: not found at a start"
         sizes = ", ".join(f"{count} x {show_bytes(size)}" for size, count in sorted(content.sizes.items()))
         say(
             f"  namespace {namespace[:6].hex()}: {len(content.keys):,} chunks, {content.records:,} records "

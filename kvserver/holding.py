@@ -3,11 +3,16 @@
 What was kept is used only when it is what would be made now: the same sizes on the same kind of pages, with a ledger
 that reads as one, and no process of an earlier start that may still write to it. Anything else is given back and made
 anew, and the log says why: a cache may lose, never lie.
+
+An arena and the ledger of another one would be a lie. So new ones are kept only when systemd was told to forget the old
+ones, and the ledger only when the arena is.
 """
 
 import logging
+import mmap
 import os
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 from kvserver import logs
@@ -39,8 +44,10 @@ def hold(config: Config, manager: Manager) -> Held:
         logs.event(logging.INFO, "memory kept", ("bytes", _taken_bytes(held.arena)))
     else:
         held = None
+    forgotten = [manager.forget(name) for name in kept]
     for name, descriptor in kept.items():
-        manager.forget(name)
+        if name in (ARENA, LEDGER):
+            _empty(descriptor)
         os.close(descriptor)
     if problem:
         logs.event(logging.WARNING, "kept memory dropped", ("why", problem))
@@ -50,12 +57,20 @@ def hold(config: Config, manager: Manager) -> Held:
             _create(ARENA, config.arena_bytes, config.huge_page_bytes),
             _create(LEDGER, Ledger.file_bytes(config.ledger_span_bytes), 0),
         )
-    manager.keep(ARENA, held.arena)
-    manager.keep(LEDGER, held.ledger)
+    if not (all(forgotten) and manager.keep(ARENA, held.arena) and manager.keep(LEDGER, held.ledger)):
+        why = "systemd could not be told, so the next start of the service begins with an empty arena"
+        logs.event(logging.WARNING, "memory not kept", ("why", why))
     return held
 
 
-def _left_behind(manager: Manager) -> list[int]:
+def _empty(descriptor: int) -> None:
+    """Gives the memory of a file back at once: systemd, which has it as well, closes it whenever it comes to that, and
+    until then the next arena would not fit."""
+    with suppress(OSError, ValueError), mmap.mmap(descriptor, 0) as mapped:
+        mapped.madvise(mmap.MADV_REMOVE)
+
+
+def _left_behind(manager: Manager) -> list[int] | None:
     """Processes of an earlier start that do not end. What a driver holds may need a moment."""
     until = time.monotonic() + END_S
     while (others := manager.left_behind()) and time.monotonic() < until:
@@ -63,10 +78,12 @@ def _left_behind(manager: Manager) -> list[int]:
     return others
 
 
-def _problem(config: Config, kept: dict[str, int], left_behind: list[int]) -> str:
+def _problem(config: Config, kept: dict[str, int], left_behind: list[int] | None) -> str:
     """Why what was kept cannot be used; empty when it can."""
     if not kept.keys() >= {ARENA, LEDGER}:
         return f"there is {', '.join(sorted(kept))}; expected {ARENA} and {LEDGER}"
+    if left_behind is None:
+        return "it is not known which processes of an earlier start may still write to it: no control group is mounted"
     if left_behind:
         return f"processes {left_behind} of an earlier start have not ended, and may still write to it"
     page_bytes = os.fstatvfs(kept[ARENA]).f_bsize

@@ -153,7 +153,8 @@ class SnapshotCollector(Collector):
         )
         yield _counter(
             "lease_events",
-            "Leases by event. granted = released + expired + used by every rank + out now.",
+            "Leases by event. The rest of those granted was used by every rank, is out now, or ended with its engine "
+            "or with what it was on.",
             "event",
             {"granted": seen.leases_granted, "released": seen.leases_released, "expired": seen.leases_expired},
         )
@@ -165,10 +166,10 @@ class SnapshotCollector(Collector):
         seen = self._counters
         yield _counter(
             "stores",
-            "Stores by result: whole, or why fewer chunks are held than were asked (full: nothing more could be "
-            "evicted; the others as in the protocol's Stored.why).",
+            "Stores that were answered, by result: whole; failed = with an error; else why fewer chunks are held than "
+            "were asked (full: nothing more could be evicted; the others as in the protocol's Stored.why).",
             "result",
-            {"whole": seen.stores - seen.stores_short, **seen.short_stores},
+            {"whole": seen.stores_whole, **seen.short_stores, "failed": seen.stores_failed},
         )
         yield _counter("retrieves", "Retrieves that were accepted.", value=seen.retrieves)
         moved = {

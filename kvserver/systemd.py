@@ -15,6 +15,10 @@ from pathlib import Path
 
 FIRST_DESCRIPTOR = 3
 """Descriptors are passed from this number on, sd_listen_fds(3)."""
+STORE_S = 5.0
+"""How long what concerns the store waits for systemd to have room for it: nobody says it again."""
+HIERARCHIES = {"": ("", "unified"), "name=systemd": ("systemd",)}
+"""Where control groups that systemd made are mounted, by what /proc/self/cgroup says of them."""
 
 
 class Manager:
@@ -35,13 +39,13 @@ class Manager:
         kept, self._kept = self._kept, {}
         return kept
 
-    def keep(self, name: str, descriptor: int) -> None:
-        """Has a descriptor passed to the next start of the service."""
-        self._say(f"FDSTORE=1\nFDNAME={name}", (descriptor,))
+    def keep(self, name: str, descriptor: int) -> bool:
+        """Has a descriptor passed to the next start of the service. Whether systemd was told."""
+        return self._say(f"FDSTORE=1\nFDNAME={name}", (descriptor,), wait_s=STORE_S)
 
-    def forget(self, name: str) -> None:
-        """Has every descriptor of that name closed."""
-        self._say(f"FDSTOREREMOVE=1\nFDNAME={name}")
+    def forget(self, name: str) -> bool:
+        """Has every descriptor of that name closed. Whether systemd was told."""
+        return self._say(f"FDSTOREREMOVE=1\nFDNAME={name}", wait_s=STORE_S)
 
     def alive(self) -> None:
         """The brain decides: to be called whenever it says so."""
@@ -53,26 +57,29 @@ class Manager:
     def stopping(self) -> None:
         self._say("STOPPING=1")
 
-    def left_behind(self, root: Path = Path("/")) -> list[int]:
-        """Processes of an earlier start that have not ended, and may still write to the memory that was kept."""
+    def left_behind(self, root: Path = Path("/")) -> list[int] | None:
+        """Processes of an earlier start that have not ended, and may still write to the memory that was kept. None:
+        where our control group is mounted is not known, so neither are they."""
         if not self._unit:
             return []
         for line in (root / "proc/self/cgroup").read_text().splitlines():
-            number, _, path = line.split(":", 2)
-            if number == "0":
-                members = root / "sys/fs/cgroup" / path.lstrip("/") / "cgroup.procs"
+            _, controllers, path = line.split(":", 2)
+            for mounted in HIERARCHIES.get(controllers, ()):
+                members = root / "sys/fs/cgroup" / mounted / path.lstrip("/") / "cgroup.procs"
                 with suppress(FileNotFoundError):
                     return [int(pid) for pid in members.read_text().split() if int(pid) != os.getpid()]
-        return []
+        return None
 
-    def _say(self, message: str, descriptors: tuple[int, ...] = ()) -> bool:
-        """Waits for nobody: False when it could not be said now."""
+    def _say(self, message: str, descriptors: tuple[int, ...] = (), *, wait_s: float = 0.0) -> bool:
+        """False when it could not be said within that time."""
         if not self._address:
             return True
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
-                end.sendmsg([message.encode()], beside, socket.MSG_DONTWAIT, self._address)
+                end.settimeout(wait_s)
+                end.connect(self._address)
+                end.sendmsg([message.encode()], beside)
         except OSError:  # systemd restarts, or its queue is full: readiness and signs of life are said again
             return False
         return True

@@ -99,6 +99,7 @@ class Counters:
         "sessions_opened",
         "short_stores",
         "stores",
+        "stores_failed",
     )
 
     def __init__(self) -> None:  # noqa: PLR0915 - one statement for each
@@ -118,11 +119,14 @@ class Counters:
         self.leases_released = 0
         """Given back by the client, or taken back because the reply that granted them could not be sent."""
         self.leases_expired = 0
-        """Ran out before every rank had used them. granted = released + expired + used up + still out."""
+        """Ran out before every rank had used them. The rest is used up, or out, or ended with its engine, or with its
+        chunks."""
         self.stores = 0
-        """Stores that were accepted; each is answered."""
+        """Stores that were accepted and have been answered."""
+        self.stores_failed = 0
+        """Of those, with an error: the copy failed, or its block ids were wrong."""
         self.short_stores = dict.fromkeys(SHORT_WHYS, 0)
-        """Of those, answered with fewer chunks than asked, by why (messages.Stored.why)."""
+        """Of stores, answered with fewer chunks than asked, by why (messages.Stored.why)."""
         self.chunks_stored = 0
         """Groups of chunks that became complete (all shards sealed). A chunk of a hybrid model has several groups."""
         self.bytes_stored = 0
@@ -183,6 +187,10 @@ class Counters:
     def evictions(self) -> int:
         """Chunks that left DRAM to make room."""
         return sum(self.evicted_for.values())
+
+    @property
+    def stores_whole(self) -> int:
+        return self.stores - self.stores_short - self.stores_failed
 
     @property
     def stores_short(self) -> int:

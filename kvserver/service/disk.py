@@ -6,6 +6,7 @@ is away, lookups answer what DRAM can serve, and nothing waits for it. What is o
 
 import logging
 from hashlib import sha256
+from itertools import islice
 
 from kvserver.errors import DeviceError, ResourceError
 from kvserver.service import disk_drain, disk_reads, disk_writes, movers, recovery
@@ -14,13 +15,15 @@ from kvserver.service.owners import DiskJob
 from kvserver.service.state import MILLISECOND_NS, Clearing, Core, DiskTier, Mover
 from kvserver.tiers.records import encode_document
 from kvserver.wire.messages import Cleared
-from kvserver.wire.orders import DeviceIs, FoundNote, FoundRecords, Listed, Moved, Note, Noted, Recover
+from kvserver.wire.orders import DeviceIs, ForgetNotes, FoundNote, FoundRecords, Listed, Moved, Note, Noted, Recover
 
 GENERATIONS = sha256(b"kvserver generations").digest()
 """In place of a namespace, in a note: no record on any device has a generation beyond this note's `void`. So they grow
 also while a device is away: what it holds is older than whatever the others heard meanwhile, a Clear above all."""
 GENERATIONS_AHEAD = 1 << 20
 """That are noted at once. A restart skips what is left of them."""
+FORGOTTEN_AT_ONCE = 64
+"""Notes: few enough to hold up no read, and enough to be seldom."""
 CLEARS_MAX = 1024
 """Clears that wait for the disks to note them; each is an order to their mover."""
 
@@ -49,17 +52,19 @@ def tick(core: Core, now_ns: int) -> None:
     tier.starved = False
     if tier.mover is None and now_ns >= tier.start_at_ns:
         tier.mover = movers.ensure(core, "disk", "", now_ns)
+    if tier.readable and tier.recovered:
+        _forget_notes(core, tier)
     disk_drain.turn(core, tier, now_ns)
 
 
 def ready(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """The mover has opened its devices. What it was told before, another one was told: notes are sent again."""
+    """The mover has opened its devices. What another one was told and has not said to be durable is sent again."""
     assert tier.mover is not None
     for device in range(len(tier.problems)):
         tier.set_problem(device, "")
     tier.failures = [0] * len(tier.failures)
     disk_drain.ready(core, tier)
-    for digest in list(tier.noted):
+    for digest in sorted(tier.unnoted):
         _note(core, tier, digest)
     if not tier.recovered:
         tier.found = None
@@ -175,7 +180,7 @@ def void(core: Core, digest: bytes, clearing: Clearing | None, now_ns: int) -> b
     """A namespace was cleared: its records are void. False when the devices know nothing of it, so that nothing has to
     be waited for; else whoever cleared it is answered when they do."""
     tier = core.disk
-    if tier is None or (tier.listed and digest not in tier.noted):
+    if tier is None or (tier.listed and digest not in tier.noted and tier.all_known):
         return False
     if clearing is not None:
         tier.clearing.setdefault(digest, []).append(clearing)
@@ -194,18 +199,40 @@ def _make_void(core: Core, tier: DiskTier, digest: bytes) -> None:
         clearing.void = clearing.void or tier.noted[digest]
     if digest not in core.chunks.spaces:
         tier.described.discard(digest)
-    if tier.mover is not None:
-        _note(core, tier, digest)
+    _note(core, tier, digest)
 
 
 def _note(core: Core, tier: DiskTier, digest: bytes) -> None:
-    assert tier.mover is not None
+    """Now, and again by whichever mover comes, until one has said that it is durable."""
+    tier.unnoted.add(digest)
+    if tier.mover is None:
+        return
     space = core.chunks.spaces.get(digest)
-    document = encode_document(document_of(space)) if space is not None else b""
+    whole = space is not None and tier.chunks.writable(space)  # some rank's shape may be missing
+    document = encode_document(document_of(space)) if space is not None and whole else b""
     core.instruct(tier.mover, Note(digest, document, tier.noted[digest]))
 
 
+def _forget_notes(core: Core, tier: DiskTier) -> None:
+    """The oldest ones of namespaces that are not in the index, when they are too many. Whatever devices hold of them,
+    here or where they are away, is void."""
+    most = core.bounds.namespaces_max + core.bounds.notes_max
+    if len(tier.noted) <= most:
+        return
+    needed = core.chunks.spaces.keys() | tier.clearing.keys() | tier.unnoted | {GENERATIONS}
+    old = list(islice((digest for digest in tier.noted if digest not in needed), FORGOTTEN_AT_ONCE))
+    for digest in old:
+        del tier.noted[digest]
+        tier.described.discard(digest)
+    if old:
+        assert tier.mover is not None
+        core.instruct(tier.mover, ForgetNotes(old, core.chunks.generation))
+        core.log("notes forgotten", ("namespaces", len(old)))
+
+
 def _noted(core: Core, tier: DiskTier, noted: Noted) -> None:
+    if noted.kept and noted.void == tier.noted.get(noted.namespace):
+        tier.unnoted.discard(noted.namespace)
     if noted.namespace == GENERATIONS and noted.kept:
         tier.generation_max = max(noted.void, tier.generation_max)
     waiting = tier.clearing.pop(noted.namespace, [])

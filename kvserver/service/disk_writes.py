@@ -135,18 +135,21 @@ def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int) -
         return "room"
     assert job.bytes == count
     tier.placements[job.device].ordered(count, now_ns)
-    note(core, tier, job.space)
+    note(core, tier, job)
     core.instruct(tier.mover, Demote(job.number, records_of(job)))
     core.timers.set(now_ns + core.bounds.disk_job_ms * MILLISECOND_NS, "disk", job.number)
     return ""
 
 
-def note(core: Core, tier: DiskTier, space: Space) -> None:
-    """The devices are told what the namespace is, before its first record."""
+def note(core: Core, tier: DiskTier, job: DiskJob) -> None:
+    """The devices are told what the namespace is, before its first record. If they knew nothing of it, all that an
+    earlier one of its name may have left somewhere is void: its note was forgotten."""
+    space = job.space
     if space.digest not in tier.described:
         assert tier.mover is not None
         tier.described.add(space.digest)
-        void = tier.noted.setdefault(space.digest, 0)
+        tier.unnoted.add(space.digest)
+        void = tier.noted.setdefault(space.digest, job.generation - 1)
         core.instruct(tier.mover, Note(space.digest, encode_document(document_of(space)), void))
 
 

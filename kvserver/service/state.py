@@ -37,6 +37,8 @@ class Bounds:
     movers_max: int = 64
     """Which devices there are is the clients' word, so processes for them are bounded here."""
     namespaces_max: int = 256
+    notes_max: int = 1024
+    """Namespaces that are not in the index, of which the devices have notes all the same."""
     chunks_max: int = 4_000_000
     leases_max: int = 4096
     jobs_max: int = 64
@@ -306,6 +308,8 @@ class DiskTier:
         """Namespaces of which the devices have a note, or will: the generation up to which their records are void."""
         self.generation_max = 0
         """Of records that may be written: each device has noted it (disk.GENERATIONS)."""
+        self.unnoted: set[bytes] = set()
+        """Of those, the ones whose note may not be durable yet."""
         self.described: set[bytes] = set()
         """Namespaces whose document was sent."""
         self.void_later: set[bytes] = set()
@@ -320,6 +324,12 @@ class DiskTier:
     @property
     def readable(self) -> bool:
         return self.mover is not None and self.mover.state == "ready"
+
+    @property
+    def all_known(self) -> bool:
+        """No device holds anything that has not been told."""
+        drained = {device for device, drain in self.drains.items() if drain.state == "drained"}
+        return all(is_open or device in drained for device, is_open in enumerate(self.opened))
 
     @property
     def listed(self) -> bool:

@@ -56,7 +56,6 @@ def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) 
             f"{KEY_BYTES} bytes, or none for chunk 0"
         )  # fmt: skip
     spans = _store_spans(cache, request, count)
-    core.counters.stores += 1
     space = core.chunks.spaces[cache.digest]
     job = Job(core.number("job"), "store", session, cache, space, peer, request.id, now_ns)
     parent = space.nodes.get(request.parent) if request.first_chunk else space.root
@@ -159,10 +158,11 @@ def _store_ended(core: Core, job: Job, done: Done) -> None:
         for position, part in sorted(mine, reverse=True):
             core.chunks.give_up(job.walk[position], part, job.number, reason)
     core.chunks.job_ended(job.number)
-    if done.status == "failed":
-        core.refuse(job.peer, job.request_id, DeviceError(done.code, done.message))
-    elif done.status == "invalid":
-        core.refuse(job.peer, job.request_id, RequestError(done.code, done.message))
+    if done.status in ("failed", "invalid"):
+        core.counters.stores += 1
+        core.counters.stores_failed += 1
+        family = DeviceError if done.status == "failed" else RequestError
+        core.refuse(job.peer, job.request_id, family(done.code, done.message))
     else:
         if done.status == "abandoned":
             job.why = "abandoned"
@@ -177,6 +177,7 @@ def _answer_store(core: Core, job: Job, *, bytes_written: int, chunks_written: i
     held, missing = _chunks_held(core, job)
     why = job.why or missing
     assert why or held == asked, "a store that is cut short says why"
+    core.counters.stores += 1
     if why:
         core.counters.short_stores[why] += 1
     core.answer(job.peer, Stored(job.request_id, held, chunks_written, bytes_written, why))

@@ -115,6 +115,14 @@ class Note(Frame, tag="note", frozen=True):
     """Records of this generation and earlier ones are not the namespace's any more: it was cleared."""
 
 
+class ForgetNotes(Frame, tag="forget-notes", frozen=True):
+    """These namespaces have gone for good, with all their records. Report: none; a note that stays harms nobody."""
+
+    namespaces: list[bytes]
+    void: int
+    """No record of theirs has a later generation."""
+
+
 class Recover(Frame, tag="recover", frozen=True):
     """Asks for what earlier brains have written: FoundNote for each namespace, then Listed."""
 
@@ -137,7 +145,7 @@ class EraseDevice(Frame, tag="erase-device", frozen=True):
 
 Order = (
     MapBoard | DropBoard | MapCache | UnmapCache | Copy | Cancel | ArenaReady
-    | Demote | Promote | Note | Recover | TellRecords | DrainDevice | EraseDevice
+    | Demote | Promote | Note | ForgetNotes | Recover | TellRecords | DrainDevice | EraseDevice
 )  # fmt: skip
 
 # ---------------------------------------------------------------- mover → brain
@@ -218,8 +226,8 @@ class Noted(Frame, tag="noted", frozen=True):
     namespace: bytes
     void: int
     kept: bool
-    """It is durable: on every device, or on others than those that could not write it and were given up. A start heeds
-    the notes of all devices."""
+    """It is durable on a device, or every device was drained. A start heeds the notes of all devices, so it counts also
+    for those that are not open, or could not write it and were given up."""
 
 
 class DeviceIs(Frame, tag="device-is", frozen=True):
@@ -235,13 +243,13 @@ class DeviceIs(Frame, tag="device-is", frozen=True):
 
 
 class FoundNote(Frame, tag="found-note", frozen=True):
-    """A namespace that has a note on a device, once for each of them; or records, and no note that could be read."""
+    """A namespace that has a note, or records and no note that could be read. Those with the newest records last."""
 
     namespace: bytes
     document: bytes
-    """Empty: this device does not know it."""
+    """Empty: no device knows it."""
     void: int
-    """As in Note. Without a note: all its records, since nobody knows what was cleared."""
+    """The latest of all notes. Without a note: all its records, since nobody knows what was cleared."""
     newest: int
     """The last generation of its records on all devices; 0: it has none."""
 

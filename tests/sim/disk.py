@@ -20,6 +20,7 @@ from kvserver.wire.orders import (
     DrainState,
     EraseDevice,
     Fault,
+    ForgetNotes,
     FoundNote,
     FoundRecords,
     ItemFault,
@@ -169,6 +170,8 @@ class SimDiskMover:
                 known = self._world.devices.notes.get(namespace, (b"", 0))
                 self._world.devices.notes[namespace] = (document or known[0], max(void, known[1]))
                 self.reports.append(Noted(namespace, void, kept=True))
+            case ForgetNotes(namespaces, void):
+                self._forget(namespaces, void)
             case Recover():
                 self._recover()
             case TellRecords():
@@ -182,6 +185,14 @@ class SimDiskMover:
                 pass
             case _:
                 raise Wrong(f"{order} was sent to the mover of the disks")
+
+    def _forget(self, namespaces: list[bytes], void: int) -> None:
+        devices = self._world.devices
+        left = [stored.record for stored in devices.records.values() if stored.record.namespace in namespaces]
+        if any(record.generation > void for record in left):
+            raise Wrong("the note of a namespace is to be forgotten that has newer records")
+        for namespace in namespaces:
+            del devices.notes[namespace]
 
     def _erase(self, device: int) -> None:
         if any(record.device == device for run in self.runs for _, record, _ in run.left):

@@ -17,7 +17,7 @@ _EFFECTS = (
 )  # fmt: skip
 _ORDERS = (
     *("MapBoard", "DropBoard", "MapCache", "UnmapCache", "Copy", "Cancel", "ArenaReady"),
-    *("Demote", "Promote", "Note", "Recover", "TellRecords", "DrainDevice", "EraseDevice"),
+    *("Demote", "Promote", "Note", "ForgetNotes", "Recover", "TellRecords", "DrainDevice", "EraseDevice"),
 )
 _REPORTS = (
     *("Ready", "Mapped", "MapFailed", "Unmapped", "Done"),

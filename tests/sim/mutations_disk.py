@@ -147,4 +147,25 @@ MUTATIONS = (
         "        if node.disk.ordered_at != self._device:\n            node.disk.ordered_at = self._device\n",
         "        if False:\n",
     ),
+    Mutation(
+        "the note of a namespace in the index is forgotten",
+        "service/disk.py",
+        "core.chunks.spaces.keys() | tier.clearing.keys()",
+        "tier.clearing.keys()",
+        unseen=True,
+    ),
+    Mutation(
+        "what is forgotten is not void",
+        "service/disk.py",
+        "ForgetNotes(old, core.chunks.generation)",
+        "ForgetNotes(old, 0)",
+        unseen=True,
+    ),
+    Mutation(
+        "what was forgotten is back with the next record",
+        "service/disk_writes.py",
+        "tier.noted.setdefault(space.digest, job.generation - 1)",
+        "tier.noted.setdefault(space.digest, 0)",
+        unseen=True,
+    ),
 )

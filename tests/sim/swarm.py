@@ -173,6 +173,7 @@ class Swarm:
             "disk_job_ms": self.ms(rng.choice((150, 1500))),
             "disk_restart_ms": self.ms(rng.choice((5, 100))),
             "recompute_tokens_per_s": rng.choice((0, 0, 0, 1_000_000)),
+            "notes_max": 0 if segments < 17 else 1024,
         }
 
 

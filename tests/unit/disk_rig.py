@@ -13,6 +13,7 @@ from kvserver.wire.orders import (
     DrainState,
     EraseDevice,
     Fault,
+    ForgetNotes,
     FoundNote,
     FoundRecords,
     ItemFault,
@@ -54,6 +55,7 @@ class DiskRig(Rig):
         self.read: list[list[DiskRecord]] = []
         self.notes: list[Note] = []
         """Of namespaces."""
+        self.forgotten: list[bytes] = []
         self.notes_answered = True
         """False: they are noted when answer_notes() is called."""
         self.noting: list[tuple[int, Noted]] = []
@@ -110,6 +112,9 @@ class DiskRig(Rig):
                 self.noting.append((mover, Noted(namespace, void, self.notes_kept)))
                 if self.notes_answered:
                     self.answer_notes()
+            case ForgetNotes(namespaces, _):
+                self.forgotten += namespaces
+                self.notes = [note for note in self.notes if note.namespace not in namespaces]
             case Recover():
                 for device in range(self.bounds.disk_devices):
                     self.report(mover, self._device_is(device))

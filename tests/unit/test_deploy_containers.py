@@ -56,6 +56,20 @@ def test_the_image_runs_as_somebody_else_than_root_and_ends_by_sigterm() -> None
     assert "ENTRYPOINT [" in image, "a shell in between would keep SIGTERM to itself"
 
 
+def test_the_engines_image_takes_the_wheels_of_the_image_that_is_built_here() -> None:
+    """By its tag it might be built first, or take those of another image of that name."""
+    compose = text("container/compose.yml")
+    (source,) = re.findall(r"COPY --from=(\S+) /wheels", compose)
+    assert f'additional_contexts: {{{source}: "service:kvserver"}}' in compose
+
+
+def test_an_image_is_built_from_the_sources_and_not_from_what_was_built_beside_them() -> None:
+    root = DEPLOY.parent
+    left_out = set((root / ".dockerignore").read_text().splitlines())
+    ignored = (root / ".gitignore").read_text().split()
+    assert {".git", *(f"**/{pattern.rstrip('/')}" for pattern in ignored)} <= left_out
+
+
 @pytest.mark.parametrize("name", FILES[2:])
 def test_pods_have_the_least_that_they_need(name: str) -> None:
     manifest = text(name)

@@ -50,8 +50,8 @@ def wrong(expression: str) -> list[str]:
         if name not in known:
             problems.append(name)
             continue
-        for label, operator, values in re.findall(r'(\w+)(=~|=)"([^"]*)"', matchers):
-            wanted = set(values.split("|")) if operator == "=~" else {values}
+        for label, operator, values in re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', matchers):
+            wanted = set(values.split("|")) if "~" in operator else {values}
             if label not in OF_THE_SCRAPE and not wanted <= known[name].get(label, set()):
                 problems.append(f"{name}: {label}{operator}{values}")
     names = [name for name, _ in selectors]
@@ -70,6 +70,7 @@ def test_every_expression_asks_for_what_there_is() -> None:
 def test_an_expression_that_asks_for_what_there_is_not_is_noticed() -> None:
     assert wrong("rate(kvserver_lookups_sum[5m])") == ["kvserver_lookups_sum"]
     assert wrong('kvserver_lookups_total{result="meet"}') == ["kvserver_lookups_total: result=meet"]
+    assert wrong('kvserver_lookups_total{result!="meet"}') == ["kvserver_lookups_total: result!=meet"]
     assert wrong("sum by (mode) (kvserver_lookups_total)") == ["label mode"]
 
 

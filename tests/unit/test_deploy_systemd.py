@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from kvserver.config import Config
 from kvserver.holding import Held
 from kvserver.passing import CANNOT_START
 from kvserver.supervisor import BACKOFF_S, REAP_S, STOP_S
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
+RESTORE_S = 26e-6
+"""For each chunk of the ledger, on two slow cores that others use as well."""
 UNIT = (DIRECTORY / "kvserver.service").read_text()
 
 
@@ -26,6 +29,23 @@ def test_the_unit_keeps_what_the_server_wants_kept_and_believes_what_it_says() -
     assert setting("RestartPreventExitStatus") == str(CANNOT_START)
     assert float(setting("TimeoutStopSec")) > STOP_S + REAP_S
     assert float(setting("WatchdogSec")) > 10 * max(BACKOFF_S)
+
+
+def test_a_brain_that_takes_in_a_full_index_is_not_taken_for_one_that_is_stuck() -> None:
+    full_s = Config().chunks_max * RESTORE_S
+    assert float(setting("WatchdogSec")) > 1.5 * full_s
+    assert float(setting("TimeoutStartSec")) > 1.5 * full_s
+    for name in ("daemonset.yaml", "sidecar.yaml"):
+        _, liveness = (DIRECTORY.parent / "kubernetes" / name).read_text().split("livenessProbe:")
+        (period_s,) = re.findall(r"periodSeconds: (\d+)", liveness)
+        (failures,) = re.findall(r"failureThreshold: (\d+)", liveness)
+        assert int(period_s) * int(failures) > 1.5 * full_s
+
+
+def test_the_unit_hides_no_device() -> None:
+    """Whatever names a device forbids all others; so does ProtectClock, before systemd 253."""
+    given = set(re.findall(r"^(\w+)=", UNIT, re.MULTILINE))
+    assert given & {"DeviceAllow", "DevicePolicy", "PrivateDevices", "ProtectClock"} == set()
 
 
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:

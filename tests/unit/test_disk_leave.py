@@ -1,12 +1,14 @@
 """A directory that leaves the tier: marked, emptied, and never half of both; and the notes beside a store."""
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kvserver import disk_leave, disk_notes
+from kvserver.disk_notes import FORGOTTEN, Known
 
 NAMESPACE = bytes(range(32))
 OURS = ("kvserver.store", "kvserver.headers", "kvserver.store.new", "kvserver.headers.new")
@@ -79,11 +81,11 @@ def test_a_mark_is_put_once_and_stays(tmp_path: Path) -> None:
 
 
 def noted(directory: Path) -> list[tuple[bytes, int]]:
-    return [(note.document, note.void) for note in disk_notes.load(str(directory))[0]]
+    return list(disk_notes.load(str(directory))[0].values())
 
 
 def test_a_note_keeps_the_latest_void_and_the_last_document(tmp_path: Path) -> None:
-    assert disk_notes.load(str(tmp_path)) == ([], 0)
+    assert disk_notes.load(str(tmp_path)) == ({}, 0)
     for document, void, kept in (
         (b"one", 5, (b"one", 5)),
         (b"", 9, (b"one", 9)),
@@ -93,18 +95,56 @@ def test_a_note_keeps_the_latest_void_and_the_last_document(tmp_path: Path) -> N
         assert noted(tmp_path) == [kept]
 
 
+def test_a_note_that_says_it_already_is_not_written_again_but_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_notes.save(str(tmp_path), NAMESPACE, b"document", 7)
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode)))
+    disk_notes.save(str(tmp_path), NAMESPACE, b"", 5)
+    assert synced == [True]
+
+
+def test_what_a_device_has_no_note_of_is_void_as_far_as_it_has_forgotten() -> None:
+    one = {b"a": Known(b"first", 3), b"b": Known(b"", 9), FORGOTTEN: Known(b"", 5)}
+    other = {b"a": Known(b"", 1), b"c": Known(b"third", 4), b"d": Known(b"fourth", 6)}
+    assert disk_notes.together([one, other]) == {
+        b"a": Known(b"first", 3),
+        b"b": Known(b"", 9),
+        b"c": Known(b"third", 5),
+        b"d": Known(b"fourth", 6),
+        FORGOTTEN: Known(b"", 5),
+    }
+    assert disk_notes.together([]) == {}
+
+
+def test_of_what_a_device_is_to_learn_what_was_forgotten_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever dies in between must not leave it void what it has not yet learnt."""
+    known = {FORGOTTEN: Known(b"", 5)} | {bytes([name]) * 32: Known(b"x", 1) for name in (0, 90, 255)}
+    order: list[bytes] = []
+    save = disk_notes.save
+    monkeypatch.setattr(disk_notes, "save", lambda *args: (order.append(args[1]), save(*args)))
+    disk_notes.complete(str(tmp_path), known)
+    assert order[-1] == FORGOTTEN
+    assert disk_notes.load(str(tmp_path))[0] == known
+    disk_notes.complete(str(tmp_path), known)
+    assert len(order) == len(known), "nothing is written that is there"
+
+
 def test_a_damaged_or_misplaced_note_is_counted_and_not_believed(tmp_path: Path) -> None:
     disk_notes.save(str(tmp_path), NAMESPACE, b"document", 7)
     path = tmp_path / disk_notes.FOLDER / f"{NAMESPACE.hex()}.note"
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        assert disk_notes.load(str(tmp_path)) == ([], 1), place
+        assert disk_notes.load(str(tmp_path)) == ({}, 1), place
         path.write_bytes(whole[:place])
-        assert disk_notes.load(str(tmp_path)) == ([], 1), place
+        assert disk_notes.load(str(tmp_path)) == ({}, 1), place
     path.write_bytes(whole)
     path.rename(path.with_name(f"{bytes(32).hex()}.note"))
-    assert disk_notes.load(str(tmp_path)) == ([], 1)
+    assert disk_notes.load(str(tmp_path)) == ({}, 1)
 
 
 def test_a_note_that_cannot_be_written_leaves_the_one_that_is_there(

@@ -18,6 +18,7 @@ from kvserver.wire.orders import (
     DeviceIs,
     DrainDevice,
     EraseDevice,
+    ForgetNotes,
     FoundNote,
     FoundRecords,
     Listed,
@@ -93,7 +94,7 @@ def blocked(directory: Path) -> None:
 
 
 def void_on(directory: Path) -> list[int]:
-    return [note.void for note in disk_notes.load(str(directory))[0]]
+    return [note.void for note in disk_notes.load(str(directory))[0].values()]
 
 
 def test_a_note_that_one_device_cannot_write_is_kept_by_the_other(places: tuple[Path, Path]) -> None:
@@ -124,6 +125,79 @@ def test_a_note_that_no_device_can_write_is_not_said_to_be_kept(places: tuple[Pa
             assert brain.next() == Noted(NAMESPACE, void, kept=False)
 
 
+def test_where_every_device_was_drained_there_is_nothing_to_note(places: tuple[Path, Path]) -> None:
+    place, _ = places
+    with Brain(place) as brain:
+        brain.devices(1)
+        for order in (DrainDevice(0), EraseDevice(0)):
+            brain.order(order)
+            brain.devices(1)
+        brain.order(Note(NAMESPACE, b"document", 5))
+        assert brain.next() == Noted(NAMESPACE, 5, kept=True)
+    assert os.listdir(place) == ["kvserver.drained"]
+
+
+def notes_of(directory: Path) -> dict[bytes, tuple[bytes, int]]:
+    return {namespace[:1]: tuple(known) for namespace, known in disk_notes.load(str(directory))[0].items()}
+
+
+def found_notes(*directories: Path, forget: ForgetNotes | None = None) -> list[FoundNote]:
+    """What a start tells of its devices."""
+    with Brain(*directories) as brain:
+        brain.devices(len(directories))
+        if forget is not None:
+            brain.order(forget)
+        brain.order(Recover())
+        told: list[FoundNote] = []
+        while isinstance(report := brain.next(), FoundNote):
+            told.append(report)
+        assert isinstance(report, Listed)
+        return told
+
+
+def test_devices_learn_from_each_other_what_was_cleared(places: tuple[Path, Path]) -> None:
+    """One of them may be gone the next time."""
+    old, new = places
+    for namespace, document, void in ((b"n" * 32, b"document", 7), (b"m" * 32, b"", 9)):
+        disk_notes.save(str(old), namespace, document, void)
+    disk_notes.save(str(new), b"n" * 32, b"", 8)
+    assert found_notes(new, old) == [
+        FoundNote(b"n" * 32, b"document", 8, newest=0),
+        FoundNote(b"m" * 32, b"", 9, newest=0),
+    ]
+    assert notes_of(old) == notes_of(new) == {b"n": (b"document", 8), b"m": (b"", 9)}
+
+
+def test_what_was_forgotten_is_void_also_on_a_device_that_comes_back_and_knows_it(places: tuple[Path, Path]) -> None:
+    stayed, away = places
+    write_a_chain(away)
+    disk_notes.save(str(away), NAMESPACE, b"document", 3)
+    disk_notes.save(str(stayed), NAMESPACE, b"document", 11)
+    disk_notes.save(str(stayed), b"m" * 32, b"lives", 2)
+    found_notes(stayed, forget=ForgetNotes([NAMESPACE], 15))
+    assert notes_of(stayed) == {b"m": (b"lives", 2), disk_notes.FORGOTTEN[:1]: (b"", 15)}
+    assert found_notes(away, stayed) == [
+        FoundNote(b"m" * 32, b"lives", 2, newest=0),
+        FoundNote(NAMESPACE, b"document", 15, newest=12),
+    ]
+
+
+def test_nothing_is_forgotten_where_a_note_may_be_missing(places: tuple[Path, Path]) -> None:
+    """What lives there would be void with it."""
+    place, _ = places
+    with Brain(place) as brain:
+        brain.devices(1)
+        blocked(place)
+        brain.order(Note(b"m" * 32, b"lives", 0))
+        brain.devices(1)
+        assert brain.next() == Noted(b"m" * 32, 0, kept=False)
+        (place / disk_notes.FOLDER).unlink()
+        brain.order(ForgetNotes([NAMESPACE], 15))
+        brain.order(Note(b"k" * 32, b"", 0))
+        assert isinstance(brain.next(), Noted)
+    assert notes_of(place) == {b"k": (b"", 0)}
+
+
 def test_what_could_not_be_opened_is_neither_marked_nor_erased(places: tuple[Path, Path]) -> None:
     foreign, _ = places
     content = b"a letter" * 2000
@@ -149,14 +223,15 @@ def test_a_drained_device_is_marked_erased_and_told(places: tuple[Path, Path]) -
     assert os.listdir(place) == ["kvserver.drained"]
 
 
-def test_without_a_store_there_is_nothing_to_note(places: tuple[Path, Path]) -> None:
+def test_what_is_cleared_without_a_store_is_not_said_to_be_kept(places: tuple[Path, Path]) -> None:
+    """Nobody knows what the device holds, and it may be back with it."""
     foreign, _ = places
     (foreign / "kvserver.store").write_bytes(b"a letter" * 2000)
     with Brain(foreign) as brain:
         (told,) = brain.devices(1)
         assert "disk-unknown" in told.problem
         brain.order(Note(NAMESPACE, b"document", 5))
-        assert brain.next() == Noted(NAMESPACE, 5, kept=True)
+        assert brain.next() == Noted(NAMESPACE, 5, kept=False)
     assert sorted(os.listdir(foreign)) == ["kvserver.store"]
 
 

@@ -16,18 +16,26 @@ CONFIG = Config(arena_bytes=3 * MIB, slab_bytes=MIB, chunks_max=700)
 class Keeper(Manager):
     """Passes on what was kept; the processes of an earlier start end after some looks."""
 
-    def __init__(self, kept: dict[str, int], looks: int = 0) -> None:
+    def __init__(self, kept: dict[str, int], looks: int = 0, deaf: str = "") -> None:
+        """deaf: the name of what systemd cannot be told to forget."""
         super().__init__({})
         self._kept = kept
+        self._deaf = deaf
         self.looks = looks
         self.forgotten: list[str] = []
+        self.keeps: list[str] = []
 
-    def left_behind(self, *_: object) -> list[int]:
+    def left_behind(self, *_: object) -> list[int] | None:
         self.looks -= 1
         return [4711] if self.looks >= 0 else []
 
-    def forget(self, name: str) -> None:
+    def forget(self, name: str) -> bool:
         self.forgotten.append(name)
+        return name != self._deaf
+
+    def keep(self, name: str, descriptor: int) -> bool:
+        self.keeps.append(name)
+        return True
 
 
 @pytest.fixture
@@ -84,3 +92,33 @@ def test_one_without_the_other_is_dropped(first: Held) -> None:
     keeper = Keeper({ARENA: os.dup(first.arena)})
     assert content(CONFIG, keeper) == bytes(6)
     assert keeper.forgotten == [ARENA]
+
+
+def test_what_is_dropped_gives_its_memory_back_before_the_new_arena_is_counted(first: Held) -> None:
+    """systemd has it as well, and closes it later."""
+    os.pwrite(first.arena, os.urandom(2 * MIB), 0)
+    before = [os.fstat(descriptor).st_size for descriptor in first]
+    content(Config(arena_bytes=4 * MIB, slab_bytes=MIB, chunks_max=700), Keeper(kept(first)))
+    assert os.fstat(first.arena).st_blocks == 0
+    assert [os.fstat(descriptor).st_size for descriptor in first] == before
+
+
+@pytest.mark.parametrize("deaf", [ARENA, LEDGER])
+def test_nothing_is_kept_beside_what_could_not_be_forgotten(first: Held, deaf: str) -> None:
+    """The next start would be passed an arena, and the ledger of another one."""
+    keeper = Keeper({**kept(first), "other": os.dup(first.ledger)}, deaf=deaf)
+    assert content(Config(arena_bytes=4 * MIB, slab_bytes=MIB, chunks_max=700), keeper) == bytes(6)
+    assert keeper.keeps == []
+
+
+def test_a_store_that_took_no_arena_is_given_no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Keeper({})
+    monkeypatch.setattr(keeper, "keep", lambda name, _: keeper.keeps.append(name))
+    content(CONFIG, keeper)
+    assert keeper.keeps == [ARENA]
+
+
+def test_memory_is_dropped_where_nobody_knows_who_may_write_to_it(first: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Keeper(kept(first))
+    monkeypatch.setattr(keeper, "left_behind", lambda: None)
+    assert content(CONFIG, keeper) == bytes(6)

@@ -23,7 +23,7 @@ def a_count() -> Counters:
         elif isinstance(value, dict) and name != "job_seconds":
             value.update({key: 1000 * number + place for place, key in enumerate(value)})
     counters.lookups, counters.lookups_hit = 900, 300
-    counters.stores, counters.short_stores = 100_000, {"full": 13, "busy": 4}
+    counters.stores, counters.short_stores, counters.stores_failed = 100_000, {"full": 13, "busy": 4}, 5
     return counters
 
 
@@ -106,7 +106,8 @@ def test_results_are_told_apart() -> None:
     assert seen["kvserver_lookups_total[hit]"] == 300
     assert seen["kvserver_lookups_total[miss]"] == 600
     assert seen["kvserver_stores_total[full]"] == 13
-    assert seen["kvserver_stores_total[whole]"] == 100_000 - 17
+    assert seen["kvserver_stores_total[failed]"] == 5
+    assert seen["kvserver_stores_total[whole]"] == 100_000 - 17 - 5
     assert seen["kvserver_arena_bytes[used]"] == 4096
     assert seen["kvserver_arena_bytes[total]"] == 5 * 8192
     assert seen["kvserver_movers[ready]"] == 1

@@ -3,6 +3,7 @@
 import random
 import re
 
+import pytest
 from brain_rig import CHUNK_TOKENS, FULL, NAMESPACE, SLAB_BYTES, STATE, WINDOW, Client, Rig, chain, ids
 from disk_rig import DISK, DiskRig
 from test_service_disk import CHUNKS, cold_prompt, fill
@@ -116,6 +117,25 @@ def test_results_sum_exactly_to_what_was_asked_over_ten_thousand_requests() -> N
 
 def ends_of(rig: Rig) -> dict[str, int]:
     return {why: count for why, count in rig.service.counters.lookup_ends.items() if count}
+
+
+def stores(rig: Rig) -> dict[str, float]:
+    """By result, those that there were."""
+    head = 'stores_total{result="'
+    counts = {name[len(head) : -2]: count for name, count in metrics(rig).items() if name.startswith(head)}
+    return {result: count for result, count in counts.items() if count}
+
+
+@pytest.mark.parametrize(("status", "result"), [("done", "whole"), ("abandoned", "abandoned"), ("failed", "failed")])
+def test_a_store_is_counted_when_it_is_answered(status: str, result: str) -> None:
+    """A counter that goes back is taken for one of another server that began at 0."""
+    rig = Rig()
+    rig.movers_copy = False
+    client, keys = Client(rig).register(), chain(1, CHUNKS)
+    assert client.ask(client.storing(keys, GroupBlocks(0, 0, ids(*range(3 * CHUNKS))))) is None
+    assert stores(rig) == {}
+    rig.finish(status, "io" if status == "failed" else "")
+    assert stores(rig) == {result: 1}
 
 
 def test_a_chunk_that_was_evicted_is_told_from_one_that_never_came() -> None:

@@ -2,7 +2,10 @@
 
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from kvserver.systemd import Manager
 
@@ -65,11 +68,43 @@ def test_descriptors_that_were_passed_to_another_process_are_not_ours() -> None:
     assert environment == {}
 
 
-def test_processes_of_an_earlier_start_are_found_in_the_units_control_group(tmp_path: Path) -> None:
-    group = tmp_path / "sys/fs/cgroup/system.slice/kvserver.service"
+def test_what_concerns_the_store_waits_for_room_in_the_queue(tmp_path: Path) -> None:
+    path = str(tmp_path / "notify")
+    manager = Manager({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1"})
+    with listener(path) as end, ThreadPoolExecutor(1) as beside:
+        manager.alive()
+        for _ in range(10_000):
+            manager.alive()  # until nobody could hear one more
+        telling = beside.submit(manager.forget, "a")
+        said = []
+        while not telling.done() or not said or said[-1] != "FDSTOREREMOVE=1\nFDNAME=a":
+            said += heard(end)
+            assert not telling.done() or telling.result()
+        assert len(said) < 10_000
+
+
+def test_what_could_not_be_said_of_the_store_is_known(tmp_path: Path) -> None:
+    manager = Manager({"NOTIFY_SOCKET": str(tmp_path / "nobody")})
+    assert (manager.keep("a", 0), manager.forget("a")) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("mounted", "lines"),
+    [
+        ("", "0::/system.slice/kvserver.service\n"),
+        ("unified", "3:memory:/x\n0::/system.slice/kvserver.service\n"),
+        ("systemd", "3:memory:/x\n1:name=systemd:/system.slice/kvserver.service\n"),
+    ],
+)
+def test_processes_of_an_earlier_start_are_found_in_the_units_control_group(
+    tmp_path: Path, mounted: str, lines: str
+) -> None:
+    group = tmp_path / "sys/fs/cgroup" / mounted / "system.slice/kvserver.service"
     group.mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("1:name=systemd:/x\n0::/system.slice/kvserver.service\n")
+    (tmp_path / "proc/self/cgroup").write_text(lines)
     (group / "cgroup.procs").write_text(f"77\n{os.getpid()}\n4711\n")
     assert Manager({"INVOCATION_ID": "f00"}).left_behind(tmp_path) == [77, 4711]
     assert Manager({}).left_behind(tmp_path) == [], "another's control group says nothing"
+    (group / "cgroup.procs").unlink()
+    assert Manager({"INVOCATION_ID": "f00"}).left_behind(tmp_path) is None, "nobody knows"
