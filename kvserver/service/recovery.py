@@ -101,7 +101,8 @@ def _adopt_new(core: Core, tier: DiskTier, space: Space, chunk: Chunk) -> Node |
     parent = space.root if above == NO_PARENT else space.nodes.get(above)
     if parent is None or parent.state != READY or core.chunks.chunks >= core.chunks.chunks_max:
         return None
-    node = Node(key, parent, generation, tenant)
+    accounts = core.chunks.accounts
+    node = Node(key, parent, generation, tenant if accounts is None else accounts.adopt(space, tenant))
     return node if tier.chunks.adopt_new(space, node, groups, extents, generation) else None
 
 
