@@ -16,6 +16,7 @@ from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_typ
 
 import msgspec
 
+from kvserver import quotas
 from kvserver.errors import ConfigError
 from kvserver.sizes import GIB, KIB, MIB, TIB, parse_bytes, show_bytes
 from kvserver.wire.messages import BOARD_WORDS
@@ -119,6 +120,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "/var/cache/kvserver for root, else kvserver in $XDG_CACHE_HOME or ~/.cache."
         ),
     ] = ""
+    tenants: Annotated[
+        str,
+        About(
+            'Quotas in the arena, by the tenant that caches are registered with: "agents=3GiB..8GiB, chat=..1GiB" '
+            "guarantees agents 3GiB and holds chat to 1GiB; default is whoever has no entry. In a file a table. Empty: "
+            "none, and nothing is counted by tenant."
+        ),
+    ] = ""
     disk_paths: Annotated[
         str,
         About(
@@ -220,6 +229,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _check_arena(self)
         _check_socket(self.socket)
         _check_disk(self)
+        quotas.check("tenants", self.tenants, tier_bytes=self.arena_bytes)
         if not self.http_host:
             raise ConfigError("config-http", 'http_host="" must be an address; http_port=0 turns HTTP off')
 
@@ -311,9 +321,11 @@ class Key(NamedTuple):
         return value
 
     def read(self, value: object) -> object:
-        """The value that stands in a TOML file, checked; sizes may be text there, and paths a list."""
+        """The value that stands in a TOML file, checked; sizes may be text there, paths a list, quotas a table."""
         if self.name == "disk_paths" and isinstance(value, list):
             value = ",".join(map(str, value))
+        if self.name == "tenants" and isinstance(value, dict):
+            value = quotas.joined(value)
         if self.in_bytes and isinstance(value, str):
             return self.parse(value)
         self.check(value)

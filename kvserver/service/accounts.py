@@ -14,14 +14,11 @@ Without quotas there are no accounts, and nothing is charged.
 
 from collections.abc import Iterable
 from typing import NamedTuple
-from zlib import crc32
 
 from kvserver.index.space import Node, Space
 from kvserver.service.owners import DiskJob, Orphan, Pending, SlotOwner
 from kvserver.tiers.slots import SlotPool
-
-OTHERS = "default"
-"""The account of whoever has no quota: of caches without a tag, and of tags that are not in the configuration."""
+from kvserver.wire.tenants import OTHERS, tag_of
 
 
 class Quota(NamedTuple):
@@ -165,8 +162,3 @@ class ChargedPool(SlotPool[SlotOwner]):
             account.held_bytes += slot_bytes
         else:
             account.reserved_bytes += slot_bytes
-
-
-def tag_of(tenant: str) -> int:
-    """What chunks carry of a tenant's name, here and in the records of ledger and disks."""
-    return crc32(tenant.encode())

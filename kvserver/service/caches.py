@@ -7,7 +7,7 @@ is mapped here: the device's mover does that, and the reply to Register waits fo
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Space
 from kvserver.service import device_check, disk, movers, transfers
-from kvserver.service.accounts import Accounts, tag_of
+from kvserver.service.accounts import Accounts
 from kvserver.service.capacity import prompt_slots, slabs_for
 from kvserver.service.documents import document_of
 from kvserver.service.effects import AnswerWithMover, DropNamespace, PutNamespace
@@ -19,6 +19,7 @@ from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Layout
 from kvserver.wire.messages import Clear, Cleared, Register, Unregister, Watch, Watched
 from kvserver.wire.orders import MapBoard, MapCache, UnmapCache
+from kvserver.wire.tenants import tag_of
 
 TOKENS_MAX = 1 << 40
 """Of a prompt. Longer than any, and small enough to count with."""
