@@ -87,7 +87,7 @@ def ids(*blocks: int) -> bytes:
 
 
 class Rig:
-    def __init__(self, **bounds: int) -> None:
+    def __init__(self, **bounds: Any) -> None:
         self.bounds = Bounds(**{"arena_bytes": ARENA_BYTES, "slab_bytes": SLAB_BYTES, **bounds})
         self.service = self.new_service()
         self.now_ns = 1_000_000_000
@@ -256,11 +256,12 @@ class Client:
         descriptors: Sequence[int] | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         tokens_max: int = 0,
+        tenant: str = "",
     ) -> Register:
         numbers = [self.offer()] if descriptors is None else descriptors
         buffers = [Buffer(number, b"", buffer_bytes) for number in numbers]
         head = self.rig.number(), name, namespace, chunk_tokens
-        return Register(*head, "host", "", "", "direct", "", buffers, list(groups), [], tokens_max)
+        return Register(*head, "host", "", "", "direct", tenant, buffers, list(groups), [], tokens_max)
 
     def register(self, *args: Any, **kwargs: Any) -> "Client":
         reply = self.ask(self.registration(*args, **kwargs))
