@@ -33,7 +33,15 @@ class Quota(NamedTuple):
 class Account:
     """What one tenant has, in slot bytes."""
 
-    __slots__ = ("evicted_chunks", "guaranteed_bytes", "held_bytes", "max_bytes", "name", "refused", "reserved_bytes")
+    __slots__ = (
+        "evicted_chunks",
+        "guaranteed_bytes",
+        "held_bytes",
+        "max_bytes",
+        "name",
+        "refused_slots",
+        "reserved_bytes",
+    )
 
     def __init__(self, quota: Quota) -> None:
         self.name = quota.tenant
@@ -44,7 +52,7 @@ class Account:
         self.held_bytes = 0
         self.evicted_chunks = 0
         """That left DRAM to make room, for itself or for others."""
-        self.refused = 0
+        self.refused_slots = 0
         """Slots that it wanted and did not get."""
 
     @property

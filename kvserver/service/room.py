@@ -101,13 +101,13 @@ class Room:
         claim = self._claim = Claim(self._accounts, self._accounts.of_owner(owner), slot_bytes)
         while claim.account.lacks(slot_bytes):
             if not self._evict_own(claim):
-                claim.account.refused += 1
+                claim.account.refused_slots += 1
                 return None
         offset = self._take(slot_bytes, owner)
         if offset is None and not claim.own:
             claim.own = True
             offset = self._take(slot_bytes, owner)
-        claim.account.refused += offset is None
+        claim.account.refused_slots += offset is None
         return offset
 
     def _take(self, slot_bytes: int, owner: SlotOwner) -> int | None:

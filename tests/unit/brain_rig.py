@@ -16,6 +16,7 @@ from kvserver.service.effects import (
     Ask,
     CloseDescriptors,
     CloseSession,
+    Effect,
     Instruct,
 )
 from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
@@ -98,6 +99,8 @@ class Rig:
         self.copies: list[tuple[int, Copy]] = []
         """(mover, order) of jobs that are under way."""
         self.orders: list[Order] = []
+        self.effects: list[Effect] = []
+        """All of them, in order."""
         self.kills = 0
         self.open: set[int] = set()
         """Descriptors that the shell has to keep."""
@@ -120,6 +123,7 @@ class Rig:
     def handle(self, event: Event) -> None:
         effects = self.service.handle(event, self.now_ns)
         self.service.check()
+        self.effects += effects
         for effect in effects:
             match effect:
                 case Answer(peer, reply) | AnswerWithBoard(peer, reply, _) | AnswerWithMover(peer, reply, _):

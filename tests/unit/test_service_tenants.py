@@ -1,8 +1,15 @@
 """Quotas: a tenant takes no more than its maximum, keeps what it was guaranteed, and finds nothing of another."""
 
+import dataclasses
+import random
+
 import msgspec
 
+from kvserver.metrics import render
+from kvserver.overview import overview
 from kvserver.service.accounts import Account, Quota
+from kvserver.service.effects import Publish, PutNamespace
+from kvserver.service.service import Service
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.messages import KEY_BYTES, Clear, GroupBlocks, RegionRun
 from tests.unit.brain_rig import ARENA_BYTES, FULL, SLAB_BYTES, Client, Rig, chain, ids, is_refusal
@@ -76,7 +83,7 @@ def test_what_a_tenant_holds_on_to_at_its_maximum_refuses_its_stores() -> None:
     chat.store(held)
     lease = chat.lookup(held, CHAT)
     assert stored(chat, new) == (0, "full")
-    assert account(rig, "chat").refused == 1
+    assert account(rig, "chat").refused_slots == 1
     chat.release(lease)
     assert stored(chat, new) == (2, "")
     assert chunks_of(rig, "chat") == 3
@@ -244,3 +251,46 @@ def test_an_empty_namespace_that_nobody_uses_may_change_hands() -> None:
     chat.register(namespace=AGENTS, tenant="chat")
     chat.store(chain(2, 2))
     assert (chunks_of(rig, "agents"), chunks_of(rig, "chat")) == (0, 2)
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def test_status_and_metrics_show_each_tenant_that_has_a_quota_and_the_others() -> None:
+    rig = rig_with(quota("agents", guaranteed=2), quota("chat", guaranteed=1, most=3))
+    fill(client_of(rig, "chat", CHAT), 7)
+    fill(client_of(rig, "guests", GUESTS), 5)
+    rig.movers_copy = False
+    agents = client_of(rig, "agents", AGENTS)
+    agents.ask(agents.storing(chain(1, 2), GroupBlocks(0, 0, ids(*range(6)))))
+    status = rig.service.status(rig.now_ns)
+    shown = {row.tenant: (row.held_bytes, row.reserved_bytes, row.evicted_chunks) for row in status.tenants}
+    assert shown == {
+        "agents": (0, 2 * SLOT_ALIGN, 0),
+        "chat": (3 * SLOT_ALIGN, 0, 4),
+        "default": (5 * SLOT_ALIGN, 0, 0),
+    }
+    text = render(status, rig.service.counters, 0.0).decode()
+    assert f'kvserver_tenant_bytes{{state="reserved",tenant="agents"}} {2 * SLOT_ALIGN:.1f}' in text
+    assert f'kvserver_tenant_bytes{{state="max",tenant="chat"}} {3 * SLOT_ALIGN:.1f}' in text
+    assert 'kvserver_tenant_evicted_chunks_total{tenant="chat"} 4.0' in text
+    assert 'tenant="guests"' not in text, "only what the configuration names is a label"
+    assert any(line.split()[:2] == ["chat", "12KiB"] for line in overview(status))
+
+
+def test_a_restarted_brain_charges_what_the_ledger_holds_and_a_namespace_has_one_account() -> None:
+    """The first brain had no quotas, so that two tenants could share a namespace."""
+    rig = Rig()
+    one, two = client_of(rig, "agents", AGENTS), client_of(rig, "chat", AGENTS)
+    one.store(chain(1, 3))
+    two.store(chain(2, 2))
+    core = rig.service._core
+    documents = [(effect.number, effect.document) for effect in rig.effects if isinstance(effect, PutNamespace)]
+    records = b"".join(effect.records for effect in rig.effects if isinstance(effect, Publish))
+    bounds = dataclasses.replace(rig.bounds, tenants=(quota("agents", guaranteed=1), quota("chat")))
+    service = Service(bounds, random.Random(9).randbytes, documents=documents, records=records)
+    service.check()
+    assert core.chunks.chunks == service._core.chunks.chunks == 5
+    rows = {row.tenant: row.held_bytes for row in service.status(0).tenants}
+    assert sorted(rows.values()) == [0, 0, 5 * SLOT_ALIGN]
+    assert rows["default"] == 0
