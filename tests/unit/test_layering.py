@@ -49,8 +49,9 @@ BELOW: dict[str, str] = {
     "kvserver.explaining": "errors wire kvclient",
     "kvserver.showing": "",
     "kvserver.replay": "errors wire kvclient",
+    "kvserver.sizing": "errors replay service tiers wire",
     "kvserver.cli": "config disk_drain disk_tool doctor errors explaining logs overview replay showing sizes "
-    "supervisor wire kvclient",
+    "sizing supervisor wire kvclient",
     "kvserver.__main__": "cli",
     "kvserver": "",
     "kvclient": "errors wire",
