@@ -15,7 +15,7 @@ class SizingOptions:
     trace: str = "claude-code"
     """A sample's name, a trace, or a key log (keylog.py)."""
     arena_bytes: tuple[int, ...] = ()
-    """Empty: powers of two, up to what holds everything."""
+    """Empty: powers of two, up to half more than everything takes."""
     token_bytes: int = 128 * 1024
     """KV of a token, of all ranks: Llama-3.1-8B in bf16."""
     requests: int = 0

@@ -24,7 +24,8 @@ from kvserver.sizing.keylog import is_key_log, read
 from kvserver.sizing.options import SizingOptions
 from kvserver.tiers.slots import slot_bytes_for
 
-SLAB_BYTES_MAX = 256 << 20
+MIB = 1 << 20
+SLAB_BYTES_MAX = 256 * MIB
 SLABS_MIN = 16
 CHUNKS_MAX = 100_000_000
 TELL_EVERY = 50
@@ -160,9 +161,11 @@ def _engine(worker: int, options: SizingOptions, brain: Brain, ended: Callable[[
 
 
 def _bounds(arena_bytes: int, slot_bytes: int) -> Bounds:
-    """Slabs as the server chooses them, and whole slots in each."""
-    slab_bytes = min(SLAB_BYTES_MAX, max(1 << 20, 1 << (arena_bytes // SLABS_MIN).bit_length() - 1))
-    slab_bytes = max(slab_bytes, slot_bytes)
+    """Slabs as the server chooses them; of arenas that are too small for a server, a slot each."""
+    slab_bytes = slot_bytes
+    if arena_bytes >= MIB:
+        power = 1 << (arena_bytes // SLABS_MIN).bit_length() - 1
+        slab_bytes = max(slot_bytes, min(SLAB_BYTES_MAX, max(MIB, power)))
     if arena_bytes < slab_bytes:
         raise ConfigError("sizing-options", f"{arena_bytes} bytes do not hold one chunk of {slot_bytes} bytes")
     return Bounds(
@@ -175,8 +178,9 @@ def _bounds(arena_bytes: int, slot_bytes: int) -> Bounds:
 
 
 def _powers(unique_bytes: int, chunk_bytes: int) -> list[int]:
-    """Eight sizes, each twice the one before, the last of which holds everything."""
-    last = max(unique_bytes, chunk_bytes) * 9 // 8
+    """Eight sizes, each twice the one before, the last of them half more than everything takes: a slab holds whole
+    slots, and the arena whole slabs."""
+    last = max(unique_bytes, chunk_bytes) * 3 // 2
     return [max(last >> shift, chunk_bytes) for shift in range(7, -1, -1)]
 
 

@@ -7,14 +7,15 @@ from collections import OrderedDict
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from kvserver import cli
 from kvserver.errors import ConfigError
 from kvserver.replay.trace import SAMPLES
 from kvserver.sizing.options import SizingOptions
 from kvserver.sizing.plot import draw
 from kvserver.sizing.report import render
 from kvserver.sizing.run import Size, Sizing, run
-from tests.unit.test_cli import output
 
 CHUNK = 7
 UNIT = 4096
@@ -42,7 +43,7 @@ def test_prompts_of_one_chunk_hit_as_a_plain_lru_does(tmp_path: Path) -> None:
     rng = random.Random(5)
     asked = [f"prompt {int(rng.paretovariate(0.5)) % 700}" for _ in range(3000)]
     trace = key_log(tmp_path, *([key] for key in asked))
-    for slots in (16 * 17, 16 * 29):
+    for slots in (16 * 5, 16 * 11):
         lru: OrderedDict[str, None] = OrderedDict()
         hits = 0
         for key in asked:
@@ -60,7 +61,9 @@ def test_prompts_of_one_chunk_hit_as_a_plain_lru_does(tmp_path: Path) -> None:
 
 
 def test_tokens_add_up_and_a_larger_arena_hits_no_less() -> None:
-    sizing = sized("claude-code", 24 << 20, 99 << 20, 1 << 30, requests=60, token_bytes=1024)
+    sizing = sized(
+        "claude-code", 3 << 20, 99 << 20, 1 << 30, requests=60, token_bytes=64, workers=1, in_flight=1, pool_tokens=0
+    )
     rates = []
     for size in sizing.sizes:
         assert size.hbm_tokens + size.server_tokens + size.computed_tokens == sizing.prompt_tokens
@@ -83,7 +86,9 @@ def test_what_overlaps_is_not_found_before_its_copy_has_ended(tmp_path: Path) ->
     trace = key_log(tmp_path, ["a", "b"], ["a", "b"], ["a", "b"])
     alone = sized(trace, 1 << 30, **ONE_BY_ONE)
     beside = sized(trace, 1 << 30, **{**ONE_BY_ONE, "in_flight": 2})
-    assert [chunks_hit(alone.sizes[0]), chunks_hit(beside.sizes[0])] == [4, 2]
+    assert [chunks_hit(alone.sizes[0]), chunks_hit(beside.sizes[0])] == [4, 0], (
+        "the second stores nothing that the first one is storing"
+    )
 
 
 def test_a_key_log_says_whose_prompts_and_how_long_they_are(tmp_path: Path) -> None:
@@ -134,10 +139,11 @@ def test_a_key_log_with_chunks_of_several_blocks_is_refused(tmp_path: Path) -> N
 def test_table_json_and_drawing_say_the_same(tmp_path: Path) -> None:
     plot = tmp_path / "size.svg"
     flags = ("--requests", "40", "--token-bytes", "1KiB", "--arena-bytes", "16MiB, 1GiB", "--workers", "1")
-    shown = json.loads(output("size", "mooncake", *flags, "--json", "--plot", str(plot)))
+    done = CliRunner().invoke(cli.app, ["size", "mooncake", *flags, "--json", "--plot", str(plot)])
+    shown = json.loads(done.stdout)
     sizing = sized("mooncake", 16 << 20, 1 << 30, requests=40, token_bytes=1024, workers=1)
     assert shown["sizes"] == [{name: getattr(size, name) for name in Size.__struct_fields__} for size in sizing.sizes]
-    text = output("size", "mooncake", *flags)
+    text = CliRunner().invoke(cli.app, ["size", "mooncake", *flags]).stdout
     assert text.strip() == render(sizing)
     hit = sizing.sizes[1].hbm_tokens + sizing.sizes[1].server_tokens
     assert f"{100 * hit / sizing.prompt_tokens:.1f} %" in text
