@@ -99,12 +99,12 @@ class Accounts:
         unused = space.tenant is None or not (space.nodes or space.caches)
         return unused or self.of_space(space) is self.of(tag)
 
-    def adopt(self, space: Space, tag: int) -> int:
-        """The tag that a chunk of an earlier brain gets. Quotas may be others today; a namespace still has one account,
-        that of the first chunk that is found."""
+    def takes_back(self, space: Space, tag: int) -> bool:
+        """A chunk of an earlier brain may come back. Quotas may be others today, and a namespace has one account: that
+        of its caches, or of the first chunk that is found."""
         if space.tenant is None:
             space.tenant = tag
-        return tag if self.of(tag) is self.of_space(space) else space.tenant
+        return self.of(tag) is self.of_space(space)
 
 
 class Claim:

@@ -277,9 +277,11 @@ class Chunks:
     def adopt(
         self, space: Space, parent: Node, key: bytes, slots: tuple[int, ...], present: int, *, used: int, tenant: int
     ) -> Node | None:
-        """Restore: a chunk that was sealed before this brain began. None when its slots clash with others."""
-        owner = tenant if self.accounts is None else self.accounts.adopt(space, tenant)
-        node = space.add(key, parent, used, owner)
+        """Restore: a chunk that was sealed before this brain began. None when its slots clash with others, or
+        the namespace is another tenant's today."""
+        if self.accounts is not None and not self.accounts.takes_back(space, tenant):
+            return None
+        node = space.add(key, parent, used, tenant)
         taken: list[int] = []
         for part, offset in zip(space.parts, slots, strict=True):
             if offset == ABSENT:
