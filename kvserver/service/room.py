@@ -29,6 +29,9 @@ VAIN_LOOKS_MIN, VAIN_LOOKS_A_SLOT = 16_384, 8
 look at one costs a fifth of an eviction, and a slab's worth of evictions came before."""
 VAIN_PRICE_MAX = 4
 """Chunks that may go for each slot of a slab that is emptied."""
+OWN_CHUNKS_MAX = 4096
+"""Chunks that go for one slot when a tenant has more than its maximum. A maximum that was lowered while the brain was
+away may be exceeded by any number of them, and nobody else shall wait for that."""
 VAIN_CHUNKS = 32
 """Coldest chunks with a slot of the wanted size, one of which goes when no slab can be emptied."""
 
@@ -99,14 +102,12 @@ class Room:
         if self._accounts is None:
             return self._take(slot_bytes, owner)
         claim = self._claim = Claim(self._accounts, self._accounts.of_owner(owner), slot_bytes)
-        while claim.account.lacks(slot_bytes):
-            if not self._evict_own(claim):
-                claim.account.refused_slots += 1
-                return None
-        offset = self._take(slot_bytes, owner)
-        if offset is None and not claim.own:
-            claim.own = True
+        offset = None
+        if self._fit_quota(claim, slot_bytes):
             offset = self._take(slot_bytes, owner)
+            if offset is None and not claim.own:
+                claim.own = True
+                offset = self._take(slot_bytes, owner)
         claim.account.refused_slots += offset is None
         return offset
 
@@ -167,6 +168,13 @@ class Room:
 
     def _coldest(self) -> Victim | None:
         return min(self._may_go(), key=lambda victim: victim.node.used, default=None)
+
+    def _fit_quota(self, claim: Claim, slot_bytes: int) -> bool:
+        """Makes room below the tenant's maximum; False when that is not done yet, or nothing of its own can go."""
+        for _ in range(OWN_CHUNKS_MAX):
+            if not claim.account.lacks(slot_bytes) or not self._evict_own(claim):
+                break
+        return not claim.account.lacks(slot_bytes)
 
     def _evict_own(self, claim: Claim) -> bool:
         """Evicts the coldest chunk of the tenant that has reached its maximum."""

@@ -23,11 +23,12 @@ from kvserver.sizing.brain import Brain, key_of
 from kvserver.sizing.keylog import is_key_log, read
 from kvserver.sizing.options import SizingOptions
 from kvserver.tiers.slots import slot_bytes_for
+from kvserver.wire.messages import BLOCKS_MAX, CHUNKS_MAX
 
 MIB = 1 << 20
 SLAB_BYTES_MAX = 256 * MIB
 SLABS_MIN = 16
-CHUNKS_MAX = 100_000_000
+INDEX_CHUNKS_MAX = 100_000_000
 TELL_EVERY = 50
 """Requests between two words about progress."""
 
@@ -66,6 +67,7 @@ class Progress(NamedTuple):
 def run(options: SizingOptions, progress: Callable[[Progress], None]) -> Sizing:
     """Raises ConfigError where the trace or a size is impossible."""
     prompts = _prompts(options)
+    _check_longest(prompts, options)
     chunks = _unique_chunks(prompts, options)
     chunk_bytes = slot_bytes_for(options.chunk_tokens * options.token_bytes)
     unique_bytes = chunks * chunk_bytes
@@ -100,6 +102,22 @@ def _prompts(options: SizingOptions) -> list[Prompt]:
     if options.blocks_per_chunk != 1:
         raise ConfigError("sizing-options", "a key log names chunks: blocks_per_chunk must be 1")
     return read(path, chunk_tokens=options.chunk_tokens, workers=options.workers, requests=options.requests)
+
+
+def _check_longest(prompts: Sequence[Prompt], options: SizingOptions) -> None:
+    """Every prompt fits a worker's pool, and one request to the server."""
+    longest = max((prompt.tokens for prompt in prompts), default=0)
+    if options.pool_tokens and longest + options.block_tokens > options.pool_tokens:
+        raise ConfigError(
+            "sizing-options", f"a prompt of {longest} tokens does not fit pool_tokens={options.pool_tokens}; 0: no pool"
+        )
+    most = min(CHUNKS_MAX * options.chunk_tokens, BLOCKS_MAX * options.block_tokens)
+    if longest > most:
+        raise ConfigError(
+            "sizing-options",
+            f"a prompt of {longest} tokens is more than {CHUNKS_MAX} chunks or {BLOCKS_MAX} blocks of "
+            f"block_tokens={options.block_tokens}",
+        )
 
 
 def _replay(prompts: Sequence[Prompt], options: SizingOptions, arena_bytes: int, tell: Callable[[int], None]) -> Size:
@@ -171,7 +189,7 @@ def _bounds(arena_bytes: int, slot_bytes: int) -> Bounds:
     return Bounds(
         arena_bytes=arena_bytes // slab_bytes * slab_bytes,
         slab_bytes=slab_bytes,
-        chunks_max=CHUNKS_MAX,
+        chunks_max=INDEX_CHUNKS_MAX,
         jobs_max=4096,
         leases_max=4096,
     )

@@ -4,9 +4,11 @@ import dataclasses
 import random
 
 import msgspec
+import pytest
 
 from kvserver.metrics import render
 from kvserver.overview import overview
+from kvserver.service import room
 from kvserver.service.accounts import Account, Quota
 from kvserver.service.effects import Publish, PutNamespace
 from kvserver.service.service import Service
@@ -110,6 +112,18 @@ def test_a_copy_of_a_worker_that_died_is_charged_until_it_has_ended() -> None:
     assert account(rig, "chat").reserved_bytes == 3 * SLOT_ALIGN
     rig.finish("failed", "io", "the mover says so")
     assert account(rig, "chat").taken_bytes == 0
+
+
+def test_a_maximum_that_was_lowered_is_reached_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "OWN_CHUNKS_MAX", 4)
+    rig = rig_with(quota("chat", most=20))
+    chat = client_of(rig, "chat", CHAT)
+    fill(chat, 20)
+    account(rig, "chat").max_bytes = 10 * SLOT_ALIGN
+    held = []
+    for seed in range(4):
+        held.append((stored(chat, chain(80 + seed, 1)), chunks_of(rig, "chat")))
+    assert held == [((0, "full"), 16), ((0, "full"), 12), ((1, ""), 10), ((1, ""), 10)]
 
 
 # ---------------------------------------------------------------- guarantee

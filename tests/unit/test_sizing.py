@@ -151,3 +151,12 @@ def test_table_json_and_drawing_say_the_same(tmp_path: Path) -> None:
     lines = ET.fromstring(plot.read_text()).findall("{http://www.w3.org/2000/svg}polyline")
     assert [len(line.attrib["points"].split()) for line in lines] == [2, 2, 2]
     assert "mooncake" in SAMPLES
+
+
+def test_prompts_that_no_engine_or_request_could_hold_are_refused(tmp_path: Path) -> None:
+    long = key_log(tmp_path, ["a", "b", "c"])
+    pool = {"pool_tokens": 255, "context_tokens_max": 100}
+    with pytest.raises(ConfigError, match="193 tokens does not fit pool_tokens=255"):
+        sized(long, **{**ONE_BY_ONE, **pool})
+    with pytest.raises(ConfigError, match="is more than 4096 chunks"):
+        sized(key_log(tmp_path, [str(number) for number in range(4097)]), **ONE_BY_ONE)
