@@ -175,5 +175,6 @@ def _ended(reply: Reply) -> Ended:
 
 
 def key_of(block: int) -> bytes:
-    """The name of a prefix that ends in this block: block ids stand for whole prefixes already."""
-    return block.to_bytes(KEY_BYTES, "little")
+    """The name of a prefix that ends in this block: block ids stand for whole prefixes already. Never all zeros, which
+    is no parent's name."""
+    return (block + 1).to_bytes(KEY_BYTES, "little")

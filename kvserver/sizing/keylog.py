@@ -33,8 +33,9 @@ def is_key_log(path: Path) -> bool:
     return bool(lines) and lines[0].lstrip().startswith(b"{") and MARK in lines[0]
 
 
-def read(path: Path, *, chunk_tokens: int, workers: int, requests: int) -> list[Prompt]:
-    """Its prompts, each of which waits for none. requests: how many at most; 0: all."""
+def read(path: Path, *, block_tokens: int, blocks_per_chunk: int, workers: int, requests: int) -> list[Prompt]:
+    """Its prompts, each of which waits for the one before: nobody wrote down what overlapped. requests: how many at most; 0: all."""
+    chunk_tokens = block_tokens * blocks_per_chunk
     decode = msgspec.json.Decoder(Entry).decode
     blocks: dict[str, int] = {}
     parents: dict[int, int] = {}
@@ -63,8 +64,8 @@ def read(path: Path, *, chunk_tokens: int, workers: int, requests: int) -> list[
                 conversation=0,
                 worker=entry.worker % workers,
                 tokens=tokens,
-                blocks=ids,
-                after=(),
+                blocks=[chunk * blocks_per_chunk + part for chunk in ids for part in range(blocks_per_chunk)],
+                after=(len(prompts) - 1,) if prompts else (),
             )
         )
     return prompts

@@ -99,9 +99,13 @@ def _prompts(options: SizingOptions) -> list[Prompt]:
     path = Path(options.trace)
     if options.trace in SAMPLES or not is_key_log(path):
         return make_workload(load(options.trace), options.replay)
-    if options.blocks_per_chunk != 1:
-        raise ConfigError("sizing-options", "a key log names chunks: blocks_per_chunk must be 1")
-    return read(path, chunk_tokens=options.chunk_tokens, workers=options.workers, requests=options.requests)
+    return read(
+        path,
+        block_tokens=options.block_tokens,
+        blocks_per_chunk=options.blocks_per_chunk,
+        workers=options.workers,
+        requests=options.requests,
+    )
 
 
 def _check_longest(prompts: Sequence[Prompt], options: SizingOptions) -> None:

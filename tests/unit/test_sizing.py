@@ -31,7 +31,6 @@ def key_log(tmp_path: Path, *prompts: list[str] | dict) -> str:
 
 
 def sized(trace: str, *arena_bytes: int, **options: int) -> Sizing:
-    # A block of a key log is a chunk; blocks of traces divide 64.
     return run(SizingOptions(trace=trace, arena_bytes=arena_bytes, **{"block_tokens": 64, **options}), lambda _: None)
 
 
@@ -82,13 +81,10 @@ def test_an_arena_that_holds_everything_hits_what_a_cache_without_end_does(tmp_p
     assert sizing.prompt_tokens == sum(len(prompt) * 64 + 1 for prompt in prompts)
 
 
-def test_what_overlaps_is_not_found_before_its_copy_has_ended(tmp_path: Path) -> None:
-    trace = key_log(tmp_path, ["a", "b"], ["a", "b"], ["a", "b"])
-    alone = sized(trace, 1 << 30, **ONE_BY_ONE)
-    beside = sized(trace, 1 << 30, **{**ONE_BY_ONE, "in_flight": 2})
-    assert [chunks_hit(alone.sizes[0]), chunks_hit(beside.sizes[0])] == [4, 0], (
-        "the second stores nothing that the first one is storing"
-    )
+def test_requests_of_a_key_log_go_one_after_the_other_whoever_sent_them(tmp_path: Path) -> None:
+    trace = key_log(tmp_path, *({"keys": ["a", "b"], "worker": worker} for worker in (0, 1, 1)))
+    beside = sized(trace, 1 << 30, **{**ONE_BY_ONE, "in_flight": 2, "workers": 2})
+    assert chunks_hit(beside.sizes[0]) == 4
 
 
 def test_a_key_log_says_whose_prompts_and_how_long_they_are(tmp_path: Path) -> None:
@@ -131,9 +127,11 @@ def test_what_cannot_be_sized_is_refused(options: dict, says: str) -> None:
     assert says in str(caught.value)
 
 
-def test_a_key_log_with_chunks_of_several_blocks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="blocks_per_chunk must be 1"):
-        sized(key_log(tmp_path, ["a"]), **{**ONE_BY_ONE, "blocks_per_chunk": 2})
+def test_keys_name_chunks_of_any_number_of_blocks(tmp_path: Path) -> None:
+    trace = key_log(tmp_path, ["a", "b"], ["c"], {"keys": ["a", "b"], "tokens": 2 * 3 * 16}, ["a", "d"])
+    sizing = sized(trace, 1 << 20, **{**ONE_BY_ONE, "block_tokens": 16, "blocks_per_chunk": 3})
+    assert sizing.sizes[0].server_tokens == sizing.infinite_tokens == 16 * (5 + 3), "never the last token"
+    assert sizing.unique_bytes == 4 * 7 * UNIT
 
 
 def test_table_json_and_drawing_say_the_same(tmp_path: Path) -> None:
