@@ -4,6 +4,8 @@ Only ready leaves without pins go, so a chunk that a lease, a retrieve or a stor
 their parents. What goes first is what was used longest ago. But a slot is free for another size only when its whole
 slab is, and what was used longest ago lies all over the arena. So a slab is emptied on purpose when all that it holds
 is colder than what the wanted size could give (`_take_over`), or when much has gone in vain (`_after_much_in_vain`).
+
+Where tenants have quotas (accounts.py), whoever wants room has a claim, and only what that allows goes.
 """
 
 from collections.abc import Callable, Iterator

@@ -34,7 +34,9 @@ def is_key_log(path: Path) -> bool:
 
 
 def read(path: Path, *, block_tokens: int, blocks_per_chunk: int, workers: int, requests: int) -> list[Prompt]:
-    """Its prompts, each of which waits for the one before: nobody wrote down what overlapped. requests: how many at most; 0: all."""
+    """Its prompts, each of which waits for the one before: nobody wrote down what overlapped.
+
+    requests: how many at most; 0: all."""
     chunk_tokens = block_tokens * blocks_per_chunk
     decode = msgspec.json.Decoder(Entry).decode
     blocks: dict[str, int] = {}
