@@ -18,6 +18,7 @@ import msgspec
 
 from kvserver import quotas
 from kvserver.errors import ConfigError
+from kvserver.paths import check_socket, default_cache_dir
 from kvserver.sizes import GIB, KIB, MIB, TIB, parse_bytes, show_bytes
 from kvserver.wire.messages import BOARD_WORDS
 
@@ -37,10 +38,6 @@ DISK_SEGMENTS_MAX = 1 << 20  # of a device; brain and mover keep something of ea
 DISK_HEAD_BYTES = 64 * KIB
 """No less than lies before the first segment of a device."""
 
-SOCKET_SUFFIXES = (".local", ".lock")
-"""Files beside the socket: the local door, and the lock that says that a server lives."""
-SUN_PATH_BYTES_MAX = 107
-"""sun_path of a Unix socket has 108 bytes, one of them for the final zero."""
 FILE_BYTES_MAX = MIB
 
 
@@ -227,7 +224,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             key.check(getattr(self, key.name))
         self._choose()
         _check_arena(self)
-        _check_socket(self.socket)
+        check_socket(self.socket)
         _check_disk(self)
         quotas.check("tenants", self.tenants, tier_bytes=self.arena_bytes)
         if not self.http_host:
@@ -391,14 +388,6 @@ def default_socket() -> str:
     return f"{directory}/kvserver.sock"
 
 
-def default_cache_dir() -> str:
-    """Where a server of this user keeps what can be made again."""
-    if os.geteuid() == 0:
-        return "/var/cache/kvserver"
-    caches = os.environ.get("XDG_CACHE_HOME", "")
-    return str(Path(caches) / "kvserver" if caches.startswith("/") else Path.home() / ".cache" / "kvserver")
-
-
 def example() -> str:
     """A configuration file that changes nothing: every key with its meaning and its default, commented out."""
     lines = ["# For kvserver serve --config FILE: every key with its default. Flags of the same names win.", ""]
@@ -438,15 +427,6 @@ def _check_disk(config: Config) -> None:
             f"disk_bytes={show_bytes(config.disk_bytes)} hold {max(config.disk_segments, 0):,} segments of "
             f"disk_segment_bytes={show_bytes(config.disk_segment_bytes)}; a device has 1 to {DISK_SEGMENTS_MAX:,}",
         )
-
-
-def _check_socket(socket: str) -> None:
-    if not socket.startswith("/") or "\0" in socket or socket.endswith("/"):
-        raise ConfigError("config-socket", f"socket={socket!r} must be the absolute path of a file")
-    most = SUN_PATH_BYTES_MAX - max(len(suffix) for suffix in SOCKET_SUFFIXES)
-    came = len(os.fsencode(socket))
-    if came > most:
-        raise ConfigError("config-socket", f"socket={socket!r} has {came} bytes; as a socket's path it may have {most}")
 
 
 # ---------------------------------------------------------------- text

@@ -133,15 +133,9 @@ class Promises:
     """One brain's life; begins anew with each brain. Raises Wrong."""
 
     def __init__(
-        self,
-        ledger: Ledger,
-        shapes: dict[bytes, Shape],
-        quotas: Quotas,
-        *,
-        lease_ttl_ms: int,
-        lease_extended_ms: int,
+        self, ledger: Ledger, shapes: dict[bytes, Shape], *, lease_ttl_ms: int, lease_extended_ms: int
     ) -> None:
-        self.quotas = quotas
+        self.quotas = Quotas((), ledger)
         self._ledger = ledger
         self._shapes = shapes
         self._lease_ttl_ms = lease_ttl_ms
@@ -222,7 +216,7 @@ class Promises:
     def _check_found(self, session: SessionFacts, request: Lookup, found: Found, now_ns: int) -> None:
         keys = [request.keys[at : at + KEY] for at in range(0, len(request.keys), KEY)]
         shape = self._shapes.get(request.namespace)
-        sees = shape is not None and self._sees(session, request.namespace)
+        sees = shape is not None and self.quotas.allow(session.engine.accounts, request.namespace)
         wanted, away = self._wanted(shape, request.namespace, keys, found) if sees else (0, 0)
         if is_chain(keys) and (found.chunks != wanted or found.chunks_on_disk != away):
             raise Wrong(f"a lookup of {len(keys)} keys found {found}; {wanted} are held, {away} of them on disk")
@@ -235,14 +229,6 @@ class Promises:
                 raise Wrong(f"lease {found.lease} was granted twice")
             expires_ns = now_ns + self._lease_ttl_ms * MS
             self.leases[found.lease] = LeaseFacts(session.engine, request.namespace, keys[: found.chunks], expires_ns)
-
-    def _sees(self, session: SessionFacts, digest: bytes) -> bool:
-        """Where there are quotas an engine finds only what is of a tenant for whom it has registered a cache."""
-        return not self.quotas or self.quotas.account_of(digest) in session.engine.accounts
-
-    def registering(self, peer: int, request: Register) -> None:
-        """A registration was not refused at once."""
-        self.by_peer[peer].engine.accounts.add(self.quotas.account(request.tenant))
 
     def _wanted(self, shape: Shape, digest: bytes, keys: list[bytes], found: Found) -> tuple[int, int]:
         """(chunks, of these on disk) that a lookup must find. What cannot be read now, or only slowly, may be left out

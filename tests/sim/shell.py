@@ -81,7 +81,8 @@ class Shell:
             records=ledger.packed(),
         )
         leases = {"lease_ttl_ms": bounds.lease_ttl_ms, "lease_extended_ms": bounds.lease_extended_ms}
-        self.promises = Promises(ledger, world.shapes, Quotas(bounds.tenants, ledger), **leases)
+        self.promises = Promises(ledger, world.shapes, **leases)
+        self.promises.quotas = Quotas(bounds.tenants, ledger)
         self.promises.disk.began(bounds, world.now_ns)
         self.promises.may_decline = bounds.recompute_tokens_per_s > 0
         self._carry_out(self.service.effects())
@@ -142,7 +143,7 @@ class Shell:
                 if inside.namespaces(self.service) != namespaces:
                     raise Wrong("a registration was refused and changed the table of namespaces")
             case Arrived(peer, Register() as request):
-                self.promises.registering(peer, request)
+                self.promises.by_peer[peer].engine.accounts.add(quotas.account(request.tenant))
             case _:
                 pass
         self.service.check()
