@@ -2,7 +2,9 @@
 
 import dataclasses
 
+from kvserver import quotas
 from kvserver.config import Config
+from kvserver.service.accounts import Quota
 from kvserver.service.request_lines import Wanted
 from kvserver.service.state import Bounds
 
@@ -15,6 +17,7 @@ def bounds_from(config: Config) -> Bounds:
     names = (field.name for field in dataclasses.fields(Bounds))
     shared = {name: getattr(config, name) for name in names if hasattr(config, name)}
     shared["disk_device_bytes"] = config.disk_segments * config.disk_segment_bytes
+    shared["tenants"] = tuple(Quota(name, *sizes) for name, sizes in quotas.parse("tenants", config.tenants).items())
     return Bounds(
         **shared,
         disk_devices=len(config.disk_directories),

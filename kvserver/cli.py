@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 import typer
 
 import kvserver
-from kvserver.config import KEYS, Config, Key, default_socket, example, load, parse_bytes
+from kvserver.config import KEYS, Config, Key, default_socket, example, load
 from kvserver.errors import ConfigError, KvError, ResourceError
+from kvserver.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from kvclient.client import Client
@@ -131,6 +132,16 @@ REPLAY_FLAGS = (
     Flag("name", "WORD", "replay", "First word of the last line."),
 )
 """Named as in replay/options.py, whose defaults are repeated here because importing it costs as much as a start."""
+
+SIZE_FLAGS = (
+    Flag("arena_bytes", "BYTES,...", "eight powers of two", "Arenas to try, with commas between them."),
+    Flag("token_bytes", "BYTES", "128KiB", "KV of a token, of all ranks."),
+    Flag("requests", "N", "0", "Requests to send. 0: all of the trace once."),
+    Flag("pool_tokens", "N", "262144", "Paged KV of each worker. 0: none, so that the server serves all reuse."),
+    *(flag for flag in REPLAY_FLAGS if flag.name in ("users", "workers", "in_flight", "context_tokens_max")),
+    *(flag for flag in REPLAY_FLAGS if flag.name in ("think_s_max", "block_tokens", "blocks_per_chunk", "seed")),
+)
+"""Named as in sizing/options.py."""
 
 
 # ---------------------------------------------------------------- commands
@@ -340,6 +351,39 @@ def replay(
         plot.write_text(draw(result))
     typer.echo(render_json(result) if as_json else render(result))
     raise typer.Exit(result.exit_code)
+
+
+@app.command()
+@flagged(SIZE_FLAGS)
+def size(
+    given: dict[str, str],
+    *,
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="claude-code, mooncake, a trace or a key log.")],
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw hit rate against GB, as an SVG file.")] = None,
+) -> None:
+    """Print what arenas of several sizes would hit: recorded traffic through the server's own decisions, no bytes."""
+    from kvserver.showing import shown
+    from kvserver.sizing.options import SizingOptions
+    from kvserver.sizing.plot import draw
+    from kvserver.sizing.report import render
+    from kvserver.sizing.run import Progress, run
+
+    words = filter(None, given.pop("arena_bytes", "").split(","))
+    sizes = tuple(_replay_value(SizingOptions, "arena_bytes", word.strip()) for word in words)
+    values = {name: _replay_value(SizingOptions, name, text) for name, text in given.items()}
+    with shown() as show:
+
+        def tell(progress: Progress) -> None:
+            show(*progress)
+
+        sizing = run(SizingOptions(trace=trace, arena_bytes=sizes, **values), tell)
+    if plot is not None:
+        plot.write_text(draw(sizing))
+    if as_json:
+        _print_json(sizing)
+    else:
+        typer.echo(render(sizing))
 
 
 @app.command()

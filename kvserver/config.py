@@ -16,10 +16,12 @@ from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_typ
 
 import msgspec
 
+from kvserver import quotas
 from kvserver.errors import ConfigError
+from kvserver.paths import check_socket, default_cache_dir
+from kvserver.sizes import GIB, KIB, MIB, TIB, parse_bytes, show_bytes
 from kvserver.wire.messages import BOARD_WORDS
 
-KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = (0, 2 * MIB, GIB)
 DAY_MS = 86_400_000
@@ -36,10 +38,6 @@ DISK_SEGMENTS_MAX = 1 << 20  # of a device; brain and mover keep something of ea
 DISK_HEAD_BYTES = 64 * KIB
 """No less than lies before the first segment of a device."""
 
-SOCKET_SUFFIXES = (".local", ".lock")
-"""Files beside the socket: the local door, and the lock that says that a server lives."""
-SUN_PATH_BYTES_MAX = 107
-"""sun_path of a Unix socket has 108 bytes, one of them for the final zero."""
 FILE_BYTES_MAX = MIB
 
 
@@ -117,6 +115,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         About(
             "Directory for compiled kernels and measurements of devices, made when it is missing. Empty: "
             "/var/cache/kvserver for root, else kvserver in $XDG_CACHE_HOME or ~/.cache."
+        ),
+    ] = ""
+    tenants: Annotated[
+        str,
+        About(
+            'Quotas in the arena, by the tenant that caches are registered with: "agents=3GiB..8GiB, chat=..1GiB" '
+            "guarantees agents 3GiB and holds chat to 1GiB; default is whoever has no entry. In a file a table. Empty: "
+            "none, and nothing is counted by tenant."
         ),
     ] = ""
     disk_paths: Annotated[
@@ -218,8 +224,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             key.check(getattr(self, key.name))
         self._choose()
         _check_arena(self)
-        _check_socket(self.socket)
+        check_socket(self.socket)
         _check_disk(self)
+        quotas.check("tenants", self.tenants, tier_bytes=self.arena_bytes)
         if not self.http_host:
             raise ConfigError("config-http", 'http_host="" must be an address; http_port=0 turns HTTP off')
 
@@ -311,9 +318,11 @@ class Key(NamedTuple):
         return value
 
     def read(self, value: object) -> object:
-        """The value that stands in a TOML file, checked; sizes may be text there, and paths a list."""
+        """The value that stands in a TOML file, checked; sizes may be text there, paths a list, quotas a table."""
         if self.name == "disk_paths" and isinstance(value, list):
             value = ",".join(map(str, value))
+        if self.name == "tenants" and isinstance(value, dict):
+            value = quotas.joined(value)
         if self.in_bytes and isinstance(value, str):
             return self.parse(value)
         self.check(value)
@@ -379,30 +388,6 @@ def default_socket() -> str:
     return f"{directory}/kvserver.sock"
 
 
-def default_cache_dir() -> str:
-    """Where a server of this user keeps what can be made again."""
-    if os.geteuid() == 0:
-        return "/var/cache/kvserver"
-    caches = os.environ.get("XDG_CACHE_HOME", "")
-    return str(Path(caches) / "kvserver" if caches.startswith("/") else Path.home() / ".cache" / "kvserver")
-
-
-def show_bytes(count: int) -> str:
-    """Exact, in the largest unit that leaves a whole number."""
-    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if count and count % unit == 0:
-            return f"{count // unit}{name}"
-    return str(count)
-
-
-def parse_bytes(text: str) -> int | None:
-    """Bytes from text such as 4096 or 16GiB; None when it is neither."""
-    match = re.fullmatch(r"([0-9]{1,15}) ?(KiB|MiB|GiB|TiB)?", text)
-    if match is None:
-        return None
-    return int(match[1]) * {None: 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}[match[2]]
-
-
 def example() -> str:
     """A configuration file that changes nothing: every key with its meaning and its default, commented out."""
     lines = ["# For kvserver serve --config FILE: every key with its default. Flags of the same names win.", ""]
@@ -442,15 +427,6 @@ def _check_disk(config: Config) -> None:
             f"disk_bytes={show_bytes(config.disk_bytes)} hold {max(config.disk_segments, 0):,} segments of "
             f"disk_segment_bytes={show_bytes(config.disk_segment_bytes)}; a device has 1 to {DISK_SEGMENTS_MAX:,}",
         )
-
-
-def _check_socket(socket: str) -> None:
-    if not socket.startswith("/") or "\0" in socket or socket.endswith("/"):
-        raise ConfigError("config-socket", f"socket={socket!r} must be the absolute path of a file")
-    most = SUN_PATH_BYTES_MAX - max(len(suffix) for suffix in SOCKET_SUFFIXES)
-    came = len(os.fsencode(socket))
-    if came > most:
-        raise ConfigError("config-socket", f"socket={socket!r} has {came} bytes; as a socket's path it may have {most}")
 
 
 # ---------------------------------------------------------------- text

@@ -1,7 +1,8 @@
 """Every metric that /metrics shows, made from one snapshot of the brain's status and counters.
 
 Names end in their unit, help texts state the formula. Labels have few values: movers by device and state, slots by
-size, never sessions, caches or namespaces. Counters start at zero with every brain; `kvserver_incarnation` tells when.
+size, tenants that have quotas, never sessions, caches or namespaces. Counters start at zero with every brain;
+`kvserver_incarnation` tells when.
 """
 
 import platform
@@ -41,6 +42,7 @@ class SnapshotCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._server()
         yield from self._held()
+        yield from self._tenants()
         yield from self._movers()
         yield from self._lookups()
         yield from self._transfers()
@@ -101,6 +103,32 @@ class SnapshotCollector(Collector):
         yield _gauge("leases", "Leases that are out.", value=status.leases)
         yield _gauge("pins", "Pinned prefixes: leases + running retrieves + chunks being stored.", value=status.pins)
         yield _gauge("jobs_running", "Jobs in flight.", "kind", {"store": status.stores, "retrieve": status.retrieves})
+
+    def _tenants(self) -> Iterator[Metric]:
+        """Of those that the configuration names; nothing without quotas."""
+        tenants = self._status.tenants
+        family = GaugeMetricFamily(
+            "kvserver_tenant_bytes",
+            "DRAM by tenant: held = in complete chunks, reserved = being stored or read, guaranteed and max as "
+            "configured (max 0: no bound). held + reserved <= max; others evict only what is held above guaranteed.",
+            labels=("tenant", "state"),
+        )
+        for tenant in tenants:
+            for state in ("held", "reserved", "guaranteed", "max"):
+                family.add_metric((tenant.tenant, state), getattr(tenant, f"{state}_bytes"))
+        yield family
+        yield _counter(
+            "tenant_evicted_chunks",
+            "Chunks of a tenant that left DRAM to make room, for itself or for others.",
+            "tenant",
+            {tenant.tenant: tenant.evicted_chunks for tenant in tenants},
+        )
+        yield _counter(
+            "tenant_refused_slots",
+            "Slots that a tenant wanted and did not get: its maximum was reached, or nothing could be evicted for it.",
+            "tenant",
+            {tenant.tenant: tenant.refused_slots for tenant in tenants},
+        )
 
     def _movers(self) -> Iterator[Metric]:
         movers = self._status.movers

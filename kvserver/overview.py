@@ -2,12 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvserver.config import show_bytes
+from kvserver.sizes import show_bytes
 from kvserver.wire.status import SHOWN_MAX, Status
 
 
 def overview(status: Status) -> list[str]:
-    return [*_server(status), "", *_counts(status), *_movers(status), *_slots(status), *_caches(status)]
+    return [
+        *_server(status),
+        "",
+        *_counts(status),
+        *_movers(status),
+        *_slots(status),
+        *_tenants(status),
+        *_caches(status),
+    ]
 
 
 def _server(status: Status) -> Iterator[str]:
@@ -76,6 +84,21 @@ def _slots(status: Status) -> Iterator[str]:
         if s.slots
     ]
     yield from _table(("slot", "slabs", "slots", "used", ""), rows)
+
+
+def _tenants(status: Status) -> Iterator[str]:
+    rows = [
+        (
+            t.tenant,
+            _size(t.held_bytes + t.reserved_bytes),
+            _size(t.guaranteed_bytes),
+            _size(t.max_bytes) if t.max_bytes else "-",
+            f"{t.evicted_chunks:,}",
+            f"{t.refused_slots:,}",
+        )
+        for t in status.tenants
+    ]
+    yield from _table(("tenant", "taken", "guaranteed", "maximum", "evicted", "refused"), rows)
 
 
 def _caches(status: Status) -> Iterator[str]:

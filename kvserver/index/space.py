@@ -163,6 +163,8 @@ class Space:
         """Slot sizes (bytes) of the parts whose size is known."""
         self.caches = 0
         """Registered caches that use this namespace."""
+        self.tenant: int | None = None
+        """Whose it is, where there are quotas; None while nobody has used it."""
         for index, group in enumerate(geometry.groups):
             self.part_of.append(len(self.parts))
             self.parts.extend(Part(index, shard) for shard in range(group.shards))
@@ -182,6 +184,7 @@ class Space:
         """The same namespace without its chunks, for the caches that go on using it."""
         heir = Space(self.digest, self.number, self.geometry)
         heir.parts, heir.slot_sizes, heir.caches = self.parts, self.slot_sizes, self.caches
+        heir.tenant = self.tenant
         return heir
 
     def fix_part(self, index: int, pages: PageShape, payload_bytes: int, slot_bytes: int) -> None:

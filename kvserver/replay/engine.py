@@ -16,9 +16,6 @@ from time import monotonic_ns
 from typing import Protocol
 
 from kvserver.replay.outcome import Outcome
-from kvserver.replay.pages import Pages
-from kvserver.replay.pool import PrefixPool
-from kvserver.replay.prefixes import Prefixes
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,33 @@ class Link(Protocol):
     ) -> None: ...
 
 
+class Names(Protocol):
+    """What blocks and chunks are called (prefixes.Prefixes)."""
+
+    def digests(self, blocks: Sequence[int]) -> list[bytes]: ...
+    def keys(self, blocks: Sequence[int]) -> list[bytes]: ...
+
+
+class Pool(Protocol):
+    """The engine's block allocator and prefix cache (pool.PrefixPool)."""
+
+    def match(self, digests: Sequence[bytes]) -> list[int]: ...
+    def allocate(self, blocks: int) -> list[int] | None: ...
+    def adopt(self, block: int, digest: bytes) -> int: ...
+    def pin(self, prefix: Sequence[int]) -> None: ...
+    def release(self, prefix: Sequence[int]) -> None: ...
+
+
+class KV(Protocol):
+    """The bytes of the blocks (pages.Pages)."""
+
+    block_bytes: int
+
+    def compute(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None: ...
+    def spoil(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None: ...
+    def wrong(self, blocks: Sequence[int], digests: Sequence[bytes]) -> int: ...
+
+
 @dataclass(eq=False)
 class _Request:
     outcome: Outcome
@@ -91,9 +115,9 @@ class Engine:
         worker: int,
         block_tokens: int,
         blocks_per_chunk: int,
-        prefixes: Prefixes,
-        pool: PrefixPool,
-        pages: Pages,
+        prefixes: Names,
+        pool: Pool,
+        pages: KV,
         link: Link,
         ended: Callable[[Outcome], None],
     ) -> None:

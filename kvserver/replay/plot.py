@@ -47,51 +47,49 @@ def draw(result: ReplayResult) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
         'font-size="12">',
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        _text(LEFT, 20, f"{result.trace}: {first.requests} requests, {result.users} users, {result.workers} workers"),
-        *_legend([line.name for line in hit_rates]),
+        text(LEFT, 20, f"{result.trace}: {first.requests} requests, {result.users} users, {result.workers} workers"),
+        *legend([line.name for line in hit_rates]),
     ]
     for number, panel in enumerate(panels):
         parts += _panel(panel, hours, TOP + number * (PANEL_HEIGHT + GAP))
-    parts.append(_text(WIDTH / 2, height - 12, "hours on the clock of the recorded traffic", anchor="middle"))
+    parts.append(text(WIDTH / 2, height - 12, "hours on the clock of the recorded traffic", anchor="middle"))
     return "\n".join([*parts, "</svg>", ""])
 
 
 def _panel(panel: Panel, hours: Sequence[float], y: float) -> list[str]:
     bottom, last = y + PANEL_HEIGHT, max(hours, default=0.0) or 1.0
-    parts = [_text(LEFT, y - 6, panel.title)]
+    parts = [text(LEFT, y - 6, panel.title)]
     for step in range(GRID_LINES + 1):
         value = panel.top * step / GRID_LINES
         at = bottom - PANEL_HEIGHT * step / GRID_LINES
         parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#dddddd"/>')
-        parts.append(_text(LEFT - 6, at + 4, f"{value:g}", anchor="end"))
-        parts.append(
-            _text(_x(last * step / GRID_LINES, last), bottom + 16, f"{last * step / GRID_LINES:.1f}", "middle")
-        )
+        parts.append(text(LEFT - 6, at + 4, f"{value:g}", anchor="end"))
+        parts.append(text(_x(last * step / GRID_LINES, last), bottom + 16, f"{last * step / GRID_LINES:.1f}", "middle"))
     for number, line in enumerate(panel.lines):
         points = " ".join(
             f"{_x(hour, last):.1f},{bottom - PANEL_HEIGHT * min(value, panel.top) / panel.top:.1f}"
             for hour, value in zip(hours, line.values, strict=False)
         )
-        parts.append(f'<polyline points="{points}" fill="none" {_stroke(number)}/>')
+        parts.append(f'<polyline points="{points}" fill="none" {stroke(number)}/>')
     return parts
 
 
-def _legend(names: Sequence[str]) -> list[str]:
+def legend(names: Sequence[str]) -> list[str]:
     parts, x = [], float(LEFT)
     for number, name in enumerate(names):
-        parts.append(f'<path d="M{x:.0f} 34h28" fill="none" {_stroke(number)}/>')
-        parts.append(_text(x + 34, 38, name))
+        parts.append(f'<path d="M{x:.0f} 34h28" fill="none" {stroke(number)}/>')
+        parts.append(text(x + 34, 38, name))
         x += 64 + 7.5 * len(name)
     return parts
 
 
-def _stroke(number: int) -> str:
+def stroke(number: int) -> str:
     colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
     return f'stroke="{colour}" stroke-width="2"' + (f' stroke-dasharray="{dash}"' if dash else "")
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222222">{escape(text)}</text>'
+def text(x: float, y: float, words: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222222">{escape(words)}</text>'
 
 
 def _x(value: float, last: float) -> float:

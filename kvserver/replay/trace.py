@@ -74,7 +74,7 @@ class Trace:
 def load(source: str) -> Trace:
     """Reads a trace: the name of a sample or the path of a .jsonl or .jsonl.zst file."""
     path = SAMPLES.get(source, Path(source))
-    lines = _lines(path)
+    lines = lines_of(path)
     if not lines:
         raise ConfigError("trace-empty", f"{path} holds no line")
     if lines[0].lstrip().startswith(b"{"):
@@ -111,7 +111,8 @@ def arrival_prompts(arrivals: list[Arrival]) -> list[list[int]]:
 # ---------------------------------------------------------------- files and checks
 
 
-def _lines(path: Path) -> list[bytes]:
+def lines_of(path: Path) -> list[bytes]:
+    """Of a text file, compressed or not, without the empty ones."""
     try:
         with path.open("rb") as file:
             text = _text(file, path)

@@ -4,11 +4,10 @@ A namespace fixes a geometry and, shard by shard, the shapes of the pages; whoev
 is mapped here: the device's mover does that, and the reply to Register waits for it.
 """
 
-import zlib
-
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Space
 from kvserver.service import device_check, disk, movers, transfers
+from kvserver.service.accounts import Accounts
 from kvserver.service.capacity import prompt_slots, slabs_for
 from kvserver.service.documents import document_of
 from kvserver.service.effects import AnswerWithMover, DropNamespace, PutNamespace
@@ -20,6 +19,7 @@ from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Layout
 from kvserver.wire.messages import Clear, Cleared, Register, Unregister, Watch, Watched
 from kvserver.wire.orders import MapBoard, MapCache, UnmapCache
+from kvserver.wire.tenants import tag_of
 
 TOKENS_MAX = 1 << 40
 """Of a prompt. Longer than any, and small enough to count with."""
@@ -31,7 +31,8 @@ def register(core: Core, session: Session, peer: int, request: Register, now_ns:
     layout = Layout.parse(request)
     descriptors = device_check.descriptors(session, request)
     _check_fit(core, request, layout)
-    space = _space_for(core, request.namespace, layout)
+    tenant = tag_of(request.tenant)
+    space = _space_for(core, request.namespace, layout, tenant)
 
     mover = movers.ensure(core, request.device, request.device_id, now_ns)
     cache = Cache(
@@ -42,12 +43,15 @@ def register(core: Core, session: Session, peer: int, request: Register, now_ns:
         layout=layout,
         mover=mover,
         mode=request.mode,
-        tenant=zlib.crc32(request.tenant.encode()),
+        tenant=tenant,
         parts=tuple(space.part_of[index] + group.shard for index, group in enumerate(layout.groups)),
         waiting=(peer, request.id),
     )
     _adopt_shards(core, space, layout)
     space.root.used = now_ns
+    if core.chunks.accounts is not None:
+        space.tenant = tenant
+        session.engine.accounts.add(core.chunks.accounts.of(tenant))
     space.caches += 1
     core.caches[cache.number] = mover.caches[cache.number] = session.caches[cache.name] = cache
     session.offered.difference_update(descriptors)
@@ -144,12 +148,12 @@ def clear(core: Core, peer: int, request: Clear, now_ns: int) -> None:
     core.answer(peer, Cleared(request.id, chunks))
 
 
-def _space_for(core: Core, digest: bytes, layout: Layout) -> Space:
+def _space_for(core: Core, digest: bytes, layout: Layout, tenant: int) -> Space:
     """The namespace that the layout was checked against, or a new one."""
     space = core.chunks.spaces.get(digest)
     if space is not None:
         return space
-    if len(core.chunks.spaces) >= core.bounds.namespaces_max and not _forget_a_namespace(core):
+    if len(core.chunks.spaces) >= core.bounds.namespaces_max and not _forget_a_namespace(core, tenant):
         raise ResourceError("namespaces", f"{len(core.chunks.spaces)} namespaces are in use, no more can be")
     taken = {other.number for other in core.chunks.spaces.values()}
     number = next(number for number in range(core.bounds.namespaces_max) if number not in taken)
@@ -158,11 +162,14 @@ def _space_for(core: Core, digest: bytes, layout: Layout) -> Space:
     return space
 
 
-def _forget_a_namespace(core: Core) -> bool:
-    """Drops the coldest namespace that no cache uses and no lease or job holds. A namespace is used while a cache is
-    registered and whenever something is found in it; its root remembers when that was."""
+def _forget_a_namespace(core: Core, tenant: int) -> bool:
+    """Drops the coldest namespace that no cache uses and no lease or job holds, to make room for one of that tenant. A
+    namespace is used while a cache is registered and whenever something is found in it; its root remembers when that
+    was."""
     held = {lease.space for lease in core.leases.values()} | {job.space for job in core.jobs.values()}
     idle = [space for space in core.chunks.spaces.values() if space.caches == 0 and space not in held]
+    if core.chunks.accounts is not None:
+        idle = [space for space in idle if _may_forget(core.chunks.accounts, space, tenant)]
     if not idle:
         return False
     coldest = min(idle, key=lambda space: space.root.used)
@@ -172,6 +179,15 @@ def _forget_a_namespace(core: Core) -> bool:
     return True
 
 
+def _may_forget(accounts: Accounts, space: Space, tenant: int) -> bool:
+    """Forgetting it for that tenant takes nothing that another one was guaranteed."""
+    if not space.nodes:
+        return True
+    account = accounts.of_space(space)
+    held_bytes = sum(space.group_bytes(node.in_dram) for node in space.nodes.values())
+    return account is accounts.of(tenant) or held_bytes <= account.spare_bytes
+
+
 def _check_fit(core: Core, request: Register, layout: Layout) -> None:
     """Holds a layout against what the namespace has and what can be kept. Nothing has been changed when it refuses."""
     digest = request.namespace
@@ -179,6 +195,13 @@ def _check_fit(core: Core, request: Register, layout: Layout) -> None:
     if space.geometry != layout.geometry:
         raise RequestError(
             "geometry", f"namespace {digest[:6].hex()} has {space.geometry}, this registration says {layout.geometry}"
+        )
+    accounts = core.chunks.accounts
+    if accounts is not None and not accounts.admits(space, tag_of(request.tenant)):
+        raise RequestError(
+            "tenant",
+            f"namespace {digest[:6].hex()} belongs to another tenant than {request.tenant!r}; what tenants must not "
+            "share has to differ in its namespace",
         )
     slot_bytes = [part.slot_bytes for part in space.parts]
     for index, group in enumerate(layout.groups):

@@ -13,6 +13,7 @@ def check(core: Core) -> None:
     """Raises AssertionError at the first thing that does not hold."""
     _check_tree(core)
     _check_slots(core)
+    _check_accounts(core)
     _check_marks(core)
     _check_pins(core)
     _check_tables(core)
@@ -82,6 +83,23 @@ def _check_slots(core: Core) -> None:
             case DiskJob():
                 assert owner in reads
     assert chunks.pool.bytes_used <= core.bounds.arena_bytes
+
+
+def _check_accounts(core: Core) -> None:
+    """Each slot that is taken is charged to one account, which is that of its namespace."""
+    accounts = core.chunks.accounts
+    if accounts is None:
+        return
+    held: Counter[str] = Counter()
+    reserved: Counter[str] = Counter()
+    for _, slot_bytes, owner in core.chunks.pool.taken():
+        (held if isinstance(owner, Node) else reserved)[accounts.of_owner(owner).name] += slot_bytes
+    for account in accounts.all():
+        assert account.held_bytes == held[account.name], "an account holds its slots of complete chunks"
+        assert account.reserved_bytes == reserved[account.name], "an account has reserved its other slots"
+    for space in _spaces(core):
+        for node in space.nodes.values():
+            assert accounts.of(node.tenant) is accounts.of_space(space), "a namespace has one account"
 
 
 def _check_marks(core: Core) -> None:

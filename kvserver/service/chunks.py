@@ -18,6 +18,7 @@ from typing import Protocol
 
 from kvserver.index.coverage import servable_chunks
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space, settle
+from kvserver.service.accounts import Accounts, ChargedPool
 from kvserver.service.counters import Counters
 from kvserver.service.departed import DEPARTED_MAX, Cause
 from kvserver.service.owners import SEALED, UNASSIGNED, Orphan, Pending, SlotOwner
@@ -42,8 +43,14 @@ class DiskSide(Protocol):
 class Chunks:
     """All namespaces and the arena."""
 
-    def __init__(self, *, arena_bytes: int, slab_bytes: int, chunks_max: int, counters: Counters) -> None:
-        self.pool: SlotPool[SlotOwner] = SlotPool(arena_bytes, slab_bytes)
+    def __init__(
+        self, *, arena_bytes: int, slab_bytes: int, chunks_max: int, counters: Counters, accounts: Accounts | None
+    ) -> None:
+        """accounts: of the tenants, where there are quotas."""
+        self.accounts = accounts
+        self.pool: SlotPool[SlotOwner] = (
+            SlotPool(arena_bytes, slab_bytes) if accounts is None else ChargedPool(arena_bytes, slab_bytes, accounts)
+        )
         self.spaces: dict[bytes, Space] = {}
         self.retired: list[Space] = []
         """Cleared namespaces with chunks that a running job still reads."""
@@ -62,7 +69,7 @@ class Chunks:
         """Slots whose ledger entries are to be withdrawn."""
         self.gone: list[tuple[bytes, Node, Cause]] = []
         """Namespace, chunk and cause of what went out of the index; departed.py remembers it."""
-        self.room = Room(self.pool, counters, self._leave_dram)
+        self.room = Room(self.pool, counters, self._leave_dram, accounts)
         self.clean_bytes = 0
         """Slot bytes that may go without loss: what they hold is on disk."""
         self.disk: DiskSide | None = None
@@ -143,7 +150,7 @@ class Chunks:
         if node is not None:
             return node if node.parent is parent else None
         while self.chunks >= self.chunks_max:
-            if not self._shrink_index():
+            if not self._shrink_index(tenant):
                 return None
         node = space.add(key, parent, now_ns, tenant)
         self.chunks += 1
@@ -270,7 +277,10 @@ class Chunks:
     def adopt(
         self, space: Space, parent: Node, key: bytes, slots: tuple[int, ...], present: int, *, used: int, tenant: int
     ) -> Node | None:
-        """Restore: a chunk that was sealed before this brain began. None when its slots clash with others."""
+        """Restore: a chunk that was sealed before this brain began. None when its slots clash with others, or
+        the namespace is another tenant's today."""
+        if self.accounts is not None and not self.accounts.takes_back(space, tenant):
+            return None
         node = space.add(key, parent, used, tenant)
         taken: list[int] = []
         for part, offset in zip(space.parts, slots, strict=True):
@@ -330,7 +340,7 @@ class Chunks:
         for part, state in pending.parts.items():
             offset = pending.slots[part]
             if state > 0:
-                self.pool.hand_over(offset, Orphan(state))
+                self.pool.hand_over(offset, Orphan(state, node.tenant))
                 self.orphans.setdefault(state, []).append(offset)
                 continue
             if state == SEALED:
@@ -412,12 +422,12 @@ class Chunks:
         if above is not node:
             self.offer(space, above)
 
-    def _shrink_index(self) -> bool:
-        """Takes one chunk out of the index; False when none can go."""
+    def _shrink_index(self, tenant: int) -> bool:
+        """Takes one chunk out of the index, to make room for one of that tenant; False when none can go."""
         disk = self.disk
         if disk is not None and disk.evict_leaf():
             return True
-        return self.room.evict_leaf() or (disk is not None and disk.drop_any())
+        return self.room.evict_leaf(tenant) or (disk is not None and disk.drop_any())
 
     def _shrink_retired(self, space: Space, node: Node) -> None:
         """In a cleared namespace whatever is not pinned goes, up to the first node that something still needs."""

@@ -12,6 +12,7 @@ from kvserver.errors import RequestError, ResourceError
 from kvserver.index.eviction import REFUSED
 from kvserver.index.space import Node, Space
 from kvserver.service import fetches
+from kvserver.service.accounts import Accounts
 from kvserver.service.endings import Ending, ending, missing
 from kvserver.service.state import MILLISECOND_NS, Core, DiskTier, Lease, Session
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES, Found, Lookup, Release, Released
@@ -22,6 +23,9 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     asked = check_keys(request.keys)
     check_namespace(request.namespace)
     space = core.chunks.spaces.get(request.namespace)
+    accounts = core.chunks.accounts
+    if accounts is not None and space is not None and not _may_see(accounts, session, space):
+        space = None
     chunks = held = core.chunks.servable(space, request.keys) if space is not None else 0
     away: dict[Node, int] = {}
     why: Ending = "whole" if held == asked else ending(core, space, request.keys, held)
@@ -54,6 +58,11 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
         _grant(core, session, peer, request, tail, away=away, now_ns=now_ns)
     else:
         core.answer(peer, Found(request.id, chunks, 0, 0, len(away)))
+
+
+def _may_see(accounts: Accounts, session: Session, space: Space) -> bool:
+    """The engine has registered a cache of the tenant whose namespace it is."""
+    return space.tenant is not None and accounts.of_space(space) in session.engine.accounts
 
 
 def _grant(

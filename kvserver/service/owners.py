@@ -28,10 +28,11 @@ class Pending:
 class Orphan:
     """A slot whose chunk is gone while a job may still write to it."""
 
-    __slots__ = ("job",)
+    __slots__ = ("job", "tenant")
 
-    def __init__(self, job: int) -> None:
+    def __init__(self, job: int, tenant: int) -> None:
         self.job = job
+        self.tenant = tenant
 
 
 @dataclass(slots=True, eq=False)

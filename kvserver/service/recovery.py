@@ -132,6 +132,9 @@ def _adopt_new(core: Core, tier: DiskTier, space: Space, chunk: Chunk) -> Node |
     parent = space.root if above == NO_PARENT else space.nodes.get(above)
     if parent is None or parent.state != READY or core.chunks.chunks >= core.chunks.chunks_max:
         return None
+    accounts = core.chunks.accounts
+    if accounts is not None and not accounts.takes_back(space, tenant):
+        return None
     node = Node(key, parent, generation, tenant)
     return node if tier.chunks.adopt_new(space, node, groups, extents, generation) else None
 

@@ -2,6 +2,7 @@
 
 from itertools import islice
 
+from kvserver.service.accounts import Accounts
 from kvserver.service.state import Core, DiskTier
 from kvserver.wire.status import (
     SHOWN_MAX,
@@ -12,6 +13,7 @@ from kvserver.wire.status import (
     SessionStatus,
     SlotSize,
     Status,
+    TenantStatus,
 )
 
 
@@ -28,6 +30,7 @@ def status(core: Core, now_ns: int) -> Status:
         clean_bytes=core.chunks.clean_bytes,
         disk_state=_disk_state(core.disk) if core.disk is not None else "",
         slot_sizes=_slot_sizes(core),
+        tenants=_tenants(core.chunks.accounts) if core.chunks.accounts is not None else [],
         namespaces=len(core.chunks.spaces),
         chunks=core.chunks.chunks,
         chunks_max=core.bounds.chunks_max,
@@ -96,6 +99,21 @@ def _slot_sizes(core: Core) -> list[SlotSize]:
     return [
         SlotSize(slot_bytes=size, slabs=slabs, slots=slabs * (pool.slab_bytes // size), slots_used=used)
         for size, (used, slabs) in islice(sorted(pool.usage().items()), SHOWN_MAX)
+    ]
+
+
+def _tenants(accounts: Accounts) -> list[TenantStatus]:
+    return [
+        TenantStatus(
+            tenant=account.name,
+            held_bytes=account.held_bytes,
+            reserved_bytes=account.reserved_bytes,
+            guaranteed_bytes=account.guaranteed_bytes,
+            max_bytes=account.max_bytes,
+            evicted_chunks=account.evicted_chunks,
+            refused_slots=account.refused_slots,
+        )
+        for account in accounts.all()
     ]
 
 

@@ -4,15 +4,18 @@ Only ready leaves without pins go, so a chunk that a lease, a retrieve or a stor
 their parents. What goes first is what was used longest ago. But a slot is free for another size only when its whole
 slab is, and what was used longest ago lies all over the arena. So a slab is emptied on purpose when all that it holds
 is colder than what the wanted size could give (`_take_over`), or when much has gone in vain (`_after_much_in_vain`).
+
+Where tenants have quotas (accounts.py), whoever wants room has a claim, and only what that allows goes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import nsmallest
 from itertools import islice
 from typing import Literal, NamedTuple
 
 from kvserver.index.eviction import EvictionPolicy, LeafLru, evictable
 from kvserver.index.space import READY, Node, Space
+from kvserver.service.accounts import Account, Accounts, Claim
 from kvserver.service.counters import Counters
 from kvserver.service.owners import DiskJob, SlotOwner
 from kvserver.tiers.slots import SlotPool
@@ -28,6 +31,9 @@ VAIN_LOOKS_MIN, VAIN_LOOKS_A_SLOT = 16_384, 8
 look at one costs a fifth of an eviction, and a slab's worth of evictions came before."""
 VAIN_PRICE_MAX = 4
 """Chunks that may go for each slot of a slab that is emptied."""
+OWN_CHUNKS_MAX = 4096
+"""Chunks that go for one slot when a tenant has more than its maximum. A maximum that was lowered while the brain was
+away may be exceeded by any number of them, and nobody else shall wait for that."""
 VAIN_CHUNKS = 32
 """Coldest chunks with a slot of the wanted size, one of which goes when no slab can be emptied."""
 
@@ -63,12 +69,19 @@ class Room:
     """The arena's slots, and for each namespace the order in which its chunks go."""
 
     def __init__(
-        self, pool: SlotPool[SlotOwner], counters: Counters, let_go: Callable[[Space, Node, Need], None]
+        self,
+        pool: SlotPool[SlotOwner],
+        counters: Counters,
+        let_go: Callable[[Space, Node, Need], None],
+        accounts: Accounts | None,
     ) -> None:
         """let_go: frees the slots of a chunk, which goes out of the index unless it is on disk."""
         self._pool = pool
         self._counters = counters
         self._let_go = let_go
+        self._accounts = accounts
+        self._claim: Claim | None = None
+        """Of the tenant for which room is being made, where there are quotas."""
         self._orders: dict[Space, EvictionPolicy] = {}
         self._takeover_pause = 0
         self._need: Need = "store"
@@ -88,6 +101,19 @@ class Room:
     def take(self, slot_bytes: int, owner: SlotOwner) -> int | None:
         """A slot that now belongs to `owner`; whatever has to go for it goes. None when nothing can go."""
         self._need = "promote" if isinstance(owner, DiskJob) else "store"
+        if self._accounts is None:
+            return self._take(slot_bytes, owner)
+        claim = self._claim = Claim(self._accounts, self._accounts.of_owner(owner), slot_bytes)
+        offset = None
+        if self._fit_quota(claim, slot_bytes):
+            offset = self._take(slot_bytes, owner)
+            if offset is None and not claim.own:
+                claim.own = True
+                offset = self._take(slot_bytes, owner)
+        claim.account.refused_slots += offset is None
+        return offset
+
+    def _take(self, slot_bytes: int, owner: SlotOwner) -> int | None:
         vain_bytes = 0
         while True:
             offset = self._pool.allocate(slot_bytes, owner)
@@ -111,11 +137,14 @@ class Room:
         self._evict(*victim)
         return True
 
-    def evict_leaf(self) -> bool:
-        """Evicts a chunk below which there is nothing, so that the index has room; False when none can go."""
+    def evict_leaf(self, tenant: int) -> bool:
+        """Evicts a chunk below which there is nothing, so that the index has room for one of that tenant; False when
+        none can go."""
         self._need = "index"
-        leaves = ((space, order.coldest()) for space, order in self._orders.items())
-        victims = [Victim(space, leaf) for space, leaf in leaves if leaf is not None and leaf.children is None]
+        if self._accounts is not None:
+            self._claim = Claim(self._accounts, self._accounts.of(tenant), 0)
+            self._claim.own = True
+        victims = [victim for victim in self._may_go() if victim.node.children is None]
         if not victims:
             return False
         self._evict(*min(victims, key=lambda victim: victim.node.used))
@@ -123,15 +152,39 @@ class Room:
 
     def coldest_used(self, default: int) -> int:
         """When the chunk that goes next was used last; default: nothing can go."""
-        victim = self._coldest()
-        return victim.node.used if victim is not None else default
+        return min((victim.node.used for victim in self._leaves()), default=default)
 
     # ---------------------------------------------------------------- inside
 
+    def _leaves(self) -> Iterator[Victim]:
+        """Of each namespace the one that goes next."""
+        for space, order in self._orders.items():
+            node = order.coldest()
+            if node is not None:
+                yield Victim(space, node)
+
+    def _may_go(self) -> Iterator[Victim]:
+        """Those of them that may go for whoever room is being made for."""
+        claim = self._claim
+        return self._leaves() if claim is None else filter(lambda victim: claim.allows(*victim), self._leaves())
+
     def _coldest(self) -> Victim | None:
-        leaves = ((space, order.coldest()) for space, order in self._orders.items())
-        victims = (Victim(space, leaf) for space, leaf in leaves if leaf is not None)
-        return min(victims, key=lambda victim: victim.node.used, default=None)
+        return min(self._may_go(), key=lambda victim: victim.node.used, default=None)
+
+    def _fit_quota(self, claim: Claim, slot_bytes: int) -> bool:
+        """Makes room below the tenant's maximum; False when that is not done yet, or nothing of its own can go."""
+        for _ in range(OWN_CHUNKS_MAX):
+            if not claim.account.lacks(slot_bytes) or not self._evict_own(claim):
+                break
+        return not claim.account.lacks(slot_bytes)
+
+    def _evict_own(self, claim: Claim) -> bool:
+        """Evicts the coldest chunk of the tenant that has reached its maximum."""
+        own = (victim for victim in self._leaves() if claim.is_own(victim.space))
+        victim = min(own, key=lambda victim: victim.node.used, default=None)
+        if victim is not None:
+            self._evict(*victim)
+        return victim is not None
 
     def _make_room(self, slot_bytes: int) -> bool:
         """Frees something that may help to place a slot of this size; False when nothing can go.
@@ -140,15 +193,12 @@ class Room:
         whole slab, or this size has nothing to give: then that slab changes hands."""
         victim: Victim | None = None
         stranger: Victim | None = None
-        for space, order in self._orders.items():
-            node = order.coldest()
-            if node is None:
-                continue
-            if slot_bytes in space.slot_sizes:
-                if victim is None or node.used < victim.node.used:
-                    victim = Victim(space, node)
-            elif stranger is None or node.used < stranger.node.used:
-                stranger = Victim(space, node)
+        for leaf in self._may_go():
+            if slot_bytes in leaf.space.slot_sizes:
+                if victim is None or leaf.node.used < victim.node.used:
+                    victim = leaf
+            elif stranger is None or leaf.node.used < stranger.node.used:
+                stranger = leaf
         if victim is None:
             return stranger is not None and self._take_from_others(slot_bytes)
         if stranger is not None and stranger.node.used < victim.node.used:
@@ -242,6 +292,7 @@ class Room:
     ) -> Closure:
         """Every chunk that has to go so that these give back their slots. More than chunks_max are dear."""
         doomed: dict[Node, Space] = {}
+        planned: dict[Account, int] = {}
         for owner in owners:
             if not isinstance(owner, Node):
                 return Closure(_victims(doomed), "stays")
@@ -262,6 +313,8 @@ class Room:
                     return Closure(_victims(doomed), "stays")
                 if len(doomed) == chunks_max:
                     return Closure(_victims(doomed), "dear")
+                if self._claim is not None and not self._claim.allows(space, node, planned):
+                    return Closure(_victims(doomed), "stays")
                 doomed[node] = space
                 below.extend(child for child in node.child_nodes() if not child.cold)
         return Closure(_victims(doomed), "whole")
@@ -274,6 +327,8 @@ class Room:
     def _evict(self, space: Space, node: Node) -> None:
         assert evictable(node)
         before = self._pool.bytes_used
+        if self._accounts is not None:
+            self._accounts.of_space(space).evicted_chunks += 1
         self._let_go(space, node, self._need)
         self._counters.evicted_for[self._need] += 1
         self._counters.evicted_bytes += before - self._pool.bytes_used

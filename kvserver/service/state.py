@@ -7,6 +7,7 @@ from typing import Literal
 
 from kvserver.errors import DeviceError, KvError, RequestError, ResourceError
 from kvserver.index.space import Node, Space
+from kvserver.service.accounts import Account, Accounts, Quota
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
 from kvserver.service.departed import Departed
@@ -79,6 +80,8 @@ class Bounds:
     """Between two starts of the disk mover."""
     recompute_tokens_per_s: int = 0
     """How fast engines prefill; a prefix whose bytes would come from disk more slowly is not offered. 0: always is."""
+    tenants: tuple[Quota, ...] = ()
+    """Quotas in DRAM. None: no tenant has any, and nothing is counted by tenant."""
     request_lines: Wanted = "none"
     """Lines about lookups, stores and retrieves (request_lines.py)."""
 
@@ -92,6 +95,8 @@ class Engine:
     ranks: int
     sessions: int = 0
     leases: set[int] = field(default_factory=set)
+    accounts: set[Account] = field(default_factory=set)
+    """Where there are quotas: those of the caches that it has registered. It finds nothing of others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -378,6 +383,7 @@ class Core:
             slab_bytes=bounds.slab_bytes,
             chunks_max=bounds.chunks_max,
             counters=self.counters,
+            accounts=Accounts(bounds.tenants) if bounds.tenants else None,
         )
         self.disk: DiskTier | None = None
         if bounds.disk_devices:

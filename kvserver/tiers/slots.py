@@ -115,6 +115,10 @@ class SlotPool(Generic[Owner]):
         assert owner is not None
         return owner
 
+    def slot_bytes(self, offset: int) -> int:
+        """Of a slot that is taken."""
+        return self._find(offset)[0].slot_bytes
+
     def restore(self, offset: int, slot_bytes: int, owner: Owner) -> bool:
         """Takes exactly this slot, while the pool is rebuilt. False when it does not fit what was restored before."""
         index = offset // self.slab_bytes

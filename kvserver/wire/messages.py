@@ -201,7 +201,7 @@ class Register(Frame, tag="register", frozen=True):
     """How the client makes IPC handles; ROCm has two ways, "legacy" and "dmabuf", which do not fit. Otherwise empty."""
     mode: Mode
     tenant: str
-    """Tag that quotas will be held against; empty for the default tenant."""
+    """Whose quota its chunks count against; empty for the account of all who have none."""
     buffers: list[Buffer]
     groups: list[GroupSpec]
     staging: list[Staging]

@@ -68,6 +68,23 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes_per_s: float
 
 
+class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tenant with a quota has of the arena, in slot bytes; `default` is everybody else."""
+
+    tenant: str
+    held_bytes: int
+    """Of complete chunks."""
+    reserved_bytes: int
+    """Of those that are being stored or read."""
+    guaranteed_bytes: int
+    max_bytes: int
+    """0: as much as there is."""
+    evicted_chunks: int
+    """Since the brain started, as is the next: chunks that left DRAM to make room, for itself or for others."""
+    refused_slots: int
+    """Slots that it wanted and did not get."""
+
+
 class MoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     mover: int
     device: str
@@ -124,6 +141,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Empty without a disk tier; away: its mover does not run; recovering: what is on disk is being taken into the
     index, and nothing is written yet; ready."""
     slot_sizes: list[SlotSize]
+    tenants: list[TenantStatus] = []
+    """Empty without quotas."""
     namespaces: int
     chunks: int
     """Chunks that the index holds, sealed or being stored."""

@@ -201,6 +201,7 @@ class Engine:
     ranks: int = 1
     rank: int = 0
     timeouts: Timeouts = PATIENT
+    tenant: str = ""
     seed: int = 1
     """Of the order in which blocks are taken."""
 
@@ -233,6 +234,7 @@ class Engine:
                 chunk_tokens=self.shape.chunk_tokens,
                 buffers=[HostBuffer(self.pool.fd, self.pool.bytes)],
                 groups=self.pool.specs(),
+                tenant=self.tenant,
             )
         )
         return self

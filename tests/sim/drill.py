@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from tests.drilling import Copy, copy_with, text_with
 
-from . import mutations_disk
+from . import mutations_disk, mutations_tenants
 from .mutations import MUTATIONS as CORE_MUTATIONS
 from .mutations import Mutation
 
-MUTATIONS = (*CORE_MUTATIONS, *mutations_disk.MUTATIONS)
+MUTATIONS = (*CORE_MUTATIONS, *mutations_disk.MUTATIONS, *mutations_tenants.MUTATIONS)
 SEED0 = 500_000
 """Other seeds than those that `make sim` runs by default."""
 UNIT_TESTS = tuple(
@@ -25,7 +25,7 @@ UNIT_TESTS = tuple(
     for name in (
         *("index", "slots", "layout", "marks", "placement", "extents"),
         *("service_timers", "service_namespaces", "service_room", "service_pins", "service_restore", "service_disk"),
-        "service_notes",
+        *("service_notes", "service_tenants"),
     )
 )
 

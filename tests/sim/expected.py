@@ -32,7 +32,7 @@ _CODES = (
     "hello-twice", "io", "jobs", "keys", "keys-chain", "layout", "lease-foreign", "lease-namespace", "lease-rank",
     "lease-unknown", "lease-used", "leases", "mode", "mover-lost", "name", "namespace", "namespaces", "not-attached",
     "not-held", "offer", "parent", "protocol", "rank", "ranks", "registered-twice", "session-unknown", "sessions",
-    "slot-size", "unregistered-twice", "watch", "word",
+    "slot-size", "tenant", "unregistered-twice", "watch", "word",
 )  # fmt: skip
 
 COUNTED = (
@@ -73,6 +73,7 @@ EXPECTED = (
     "counted lookup_ends declined",
     "counted evicted_for index",
     "counted job_seconds promote",
+    "accounts that gave to others",
     "blocks compared",
     *(f"disk_{name}" for name in ("writes", "reads", "evictions", "lost", "recovered")),
     *(f"disk {what}" for what in ("rot", "torn", "fault io", "fault checksum")),

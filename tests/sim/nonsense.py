@@ -25,6 +25,7 @@ from kvserver.wire.messages import (
 
 from . import inside
 from .shapes import register_frame
+from .tenants import TENANTS, tenant_of
 
 if TYPE_CHECKING:
     from .processes import Process
@@ -172,12 +173,16 @@ def _bad_register_again(world: "World", process: "Process") -> None:
     """The same name, another geometry or other pages; only while the first registration is there to disagree with."""
     if process.asks(Unregister):
         return
-    kind = world.rng.choice(("name", "pages", "writers"))
+    kind = world.rng.choice(("name", "pages", "writers", *(["tenant"] * 2 if world.promises.quotas else [])))
     frame = _frame(process, process.cache_name if kind == "name" else "other")
     group, run = frame.groups[0], frame.groups[0].regions[0]
     if kind == "pages":
         other = _with(group, regions=[_with(run, page_bytes=run.page_bytes - 1)])
         frame = _with(frame, groups=[other, *frame.groups[1:]])
+    elif kind == "tenant":
+        quotas, own = world.promises.quotas, tenant_of(process.engine.digest)
+        others = [name for name in TENANTS if quotas.account(name) != quotas.account(own)]
+        frame = _with(frame, tenant=world.rng.choice(others))
     elif kind == "writers":
         frame = _with(frame, groups=[_with(group, writers=group.writers + 1), *frame.groups[1:]])
     cache, peer = process.cache, process.peer

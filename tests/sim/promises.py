@@ -46,6 +46,7 @@ from .content import is_chain
 from .disk_promises import DiskPromises
 from .ledger import Both, Ledger, needed, servable
 from .memory import Wrong
+from .quota_promises import Quotas
 from .shapes import Shape
 
 ANSWERS: dict[type, type] = {
@@ -75,6 +76,8 @@ class EngineFacts:
 
     ranks: int
     sessions: int = 0
+    accounts: set[str] = field(default_factory=set)
+    """Of the caches that it registered, where there are quotas."""
 
 
 @dataclass(eq=False)
@@ -132,6 +135,7 @@ class Promises:
     def __init__(
         self, ledger: Ledger, shapes: dict[bytes, Shape], *, lease_ttl_ms: int, lease_extended_ms: int
     ) -> None:
+        self.quotas = Quotas((), ledger)
         self._ledger = ledger
         self._shapes = shapes
         self._lease_ttl_ms = lease_ttl_ms
@@ -212,7 +216,8 @@ class Promises:
     def _check_found(self, session: SessionFacts, request: Lookup, found: Found, now_ns: int) -> None:
         keys = [request.keys[at : at + KEY] for at in range(0, len(request.keys), KEY)]
         shape = self._shapes.get(request.namespace)
-        wanted, away = self._wanted(shape, request.namespace, keys, found) if shape else (0, 0)
+        sees = shape is not None and self.quotas.allow(session.engine.accounts, request.namespace)
+        wanted, away = self._wanted(shape, request.namespace, keys, found) if sees else (0, 0)
         if is_chain(keys) and (found.chunks != wanted or found.chunks_on_disk != away):
             raise Wrong(f"a lookup of {len(keys)} keys found {found}; {wanted} are held, {away} of them on disk")
         if not 0 <= found.chunks <= len(keys):

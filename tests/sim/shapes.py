@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.messages import HANDLE_BYTES, Buffer, DeviceKind, GroupSpec, Kind, RegionRun, Register, Staging
 
+from .tenants import tenant_of
+
 
 @dataclass(frozen=True)
 class GroupShape:
@@ -136,7 +138,7 @@ def register_frame(
         shape.device_id(rank),
         "",
         "direct" if on_host else "staged",
-        "",
+        tenant_of(digest),
         buffers,
         groups,
         [] if on_host else [Staging(bytes(HANDLE_BYTES), 1 << 20, descriptors[0])],

@@ -3,6 +3,7 @@
 Each life of the brain has a shell of its own; what outlives it (ledger, arena, processes) belongs to the world.
 """
 
+from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,20 @@ from kvserver.service.effects import (
 from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, Unheard
 from kvserver.service.service import Service
 from kvserver.tiers.records import NO_GROUP
-from kvserver.wire.messages import Attach, Clear, Error, Found, Hello, Lane, Register, Reply, Retrieve, Stored, Welcome
+from kvserver.wire.messages import (
+    Attach,
+    Clear,
+    Error,
+    Found,
+    Hello,
+    Lane,
+    Register,
+    Reply,
+    Retrieve,
+    Store,
+    Stored,
+    Welcome,
+)
 from kvserver.wire.orders import Copy, Demote, Done, KillMover, MapCache, Moved, Promote, Ready, StartMover
 
 from . import inside
@@ -33,6 +47,7 @@ from .ledger import offsets_in, records_in, survivors
 from .memory import Pool, Wrong
 from .processes import Received
 from .promises import CacheFacts, Promises
+from .quota_promises import Quotas
 
 if TYPE_CHECKING:
     from .world import World
@@ -67,6 +82,7 @@ class Shell:
         )
         leases = {"lease_ttl_ms": bounds.lease_ttl_ms, "lease_extended_ms": bounds.lease_extended_ms}
         self.promises = Promises(ledger, world.shapes, **leases)
+        self.promises.quotas = Quotas(bounds.tenants, ledger)
         self.promises.disk.began(bounds, world.now_ns)
         self.promises.may_decline = bounds.recompute_tokens_per_s > 0
         self._carry_out(self.service.effects())
@@ -104,6 +120,8 @@ class Shell:
         may_lose = self._may_lose(event)
         namespaces = inside.namespaces(self.service) if isinstance(event, Arrived) else []
         due = self._to_be_sealed(event)
+        quotas = self.promises.quotas
+        sealed = quotas.sealed_bytes() if quotas else Counter()
         effects = self.service.handle(event, world.now_ns)
         published = [record for e in effects if isinstance(e, Publish) for record in records_in(e.records)]
         slots = [record.offset for record in published if record.group != NO_GROUP]
@@ -124,10 +142,14 @@ class Shell:
             case Arrived(_, Register() as request) if _refuses(effects, request.id):
                 if inside.namespaces(self.service) != namespaces:
                     raise Wrong("a registration was refused and changed the table of namespaces")
+            case Arrived(peer, Register() as request):
+                self.promises.by_peer[peer].engine.accounts.add(quotas.account(request.tenant))
             case _:
                 pass
         self.service.check()
         self._carry_out(effects)
+        if quotas:
+            self._check_quotas(event, effects, sealed)
         if isinstance(event, Arrived) and isinstance(event.request, Clear) and not _refuses(effects, event.request.id):
             self.promises.cleared(event.request.namespace)
         if isinstance(event, Reported) and isinstance(event.report, Moved):
@@ -137,6 +159,22 @@ class Shell:
         unknown = inside.leases(self.service) - self.promises.leases.keys()
         if unknown:
             raise Wrong(f"leases {sorted(unknown)} were never granted, or are over")
+
+    def _check_quotas(self, event: Event, effects: list[Effect], sealed: "Counter[str]") -> None:
+        """sealed: what each account had before. What is read from disk in the same turn may be for anybody."""
+        quotas = self.promises.quotas
+        quotas.check_most()
+        if any(isinstance(effect, Instruct) and isinstance(effect.order, Promote) for effect in effects):
+            return
+        match event:
+            case Arrived(_, Store() as request) if request.cache in self.promises.caches:
+                claimant = quotas.account_of(self.promises.caches[request.cache].digest)
+            case Arrived(_, Register() as request):
+                claimant = quotas.account(request.tenant)
+            case _:
+                return
+        gave = quotas.check_guarantees(sealed, claimant)
+        self._world.counts["accounts that gave to others"] += gave
 
     def _may_lose(self, event: Event) -> bool:
         """Chunks on disk may turn out to be lost by this."""

@@ -9,6 +9,7 @@ from kvserver.service.state import Bounds
 from kvserver.tiers.slots import SLOT_ALIGN
 
 from .shapes import SHAPES, Shape
+from .tenants import draw_quotas
 
 ACTS = {
     # what may happen at one step: how likely it is before the swarm
@@ -94,7 +95,10 @@ class Swarm:
                 self._be_gentle(rng)
             if rng.random() < 0.3:
                 self.acts["drain"] = 0.3
+        self.has_quotas = len(self.shapes) > 1 and rng.random() < 0.4
         self.engines = rng.choice((1, 2, 2, 3)) if not self.has_disk else rng.choice((1, 1, 2))
+        if self.has_quotas:
+            self.engines = max(2, self.engines)
         self.depth = rng.choice((2, 4, 6, 8))
         """Chunks of the longest prefix."""
         self.fanout = rng.choice((1, 2, 2, 3))
@@ -151,6 +155,7 @@ class Swarm:
             job_ttl_ms=self.ms(rng.choice((150, 1500))),
             mover_grace_ms=self.ms(rng.choice((40, 300))),
             mover_start_ms=self.ms(rng.choice((100, 600))),
+            tenants=draw_quotas(rng, slabs * slab_units * SLOT_ALIGN) if self.has_quotas else (),
             **self._disk(rng),
         )
 

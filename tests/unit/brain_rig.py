@@ -16,6 +16,7 @@ from kvserver.service.effects import (
     Ask,
     CloseDescriptors,
     CloseSession,
+    Effect,
     Instruct,
 )
 from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
@@ -87,7 +88,7 @@ def ids(*blocks: int) -> bytes:
 
 
 class Rig:
-    def __init__(self, **bounds: int) -> None:
+    def __init__(self, **bounds: Any) -> None:
         self.bounds = Bounds(**{"arena_bytes": ARENA_BYTES, "slab_bytes": SLAB_BYTES, **bounds})
         self.service = self.new_service()
         self.now_ns = 1_000_000_000
@@ -98,6 +99,8 @@ class Rig:
         self.copies: list[tuple[int, Copy]] = []
         """(mover, order) of jobs that are under way."""
         self.orders: list[Order] = []
+        self.effects: list[Effect] = []
+        """All of them, in order."""
         self.kills = 0
         self.open: set[int] = set()
         """Descriptors that the shell has to keep."""
@@ -120,6 +123,7 @@ class Rig:
     def handle(self, event: Event) -> None:
         effects = self.service.handle(event, self.now_ns)
         self.service.check()
+        self.effects += effects
         for effect in effects:
             match effect:
                 case Answer(peer, reply) | AnswerWithBoard(peer, reply, _) | AnswerWithMover(peer, reply, _):
@@ -256,11 +260,12 @@ class Client:
         descriptors: Sequence[int] | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         tokens_max: int = 0,
+        tenant: str = "",
     ) -> Register:
         numbers = [self.offer()] if descriptors is None else descriptors
         buffers = [Buffer(number, b"", buffer_bytes) for number in numbers]
         head = self.rig.number(), name, namespace, chunk_tokens
-        return Register(*head, "host", "", "", "direct", "", buffers, list(groups), [], tokens_max)
+        return Register(*head, "host", "", "", "direct", tenant, buffers, list(groups), [], tokens_max)
 
     def register(self, *args: Any, **kwargs: Any) -> "Client":
         reply = self.ask(self.registration(*args, **kwargs))

@@ -14,11 +14,12 @@ from test_http import a_status
 from typer.testing import CliRunner
 
 from kvserver import cli, doctor
-from kvserver.config import KEYS, MIB, Config, example
+from kvserver.config import KEYS, Config, example
 from kvserver.doctor import Finding
 from kvserver.errors import ConfigError, ResourceError
 from kvserver.overview import overview
 from kvserver.replay.options import ReplayOptions
+from kvserver.sizes import MIB
 from kvserver.wire.status import CacheStatus, SessionStatus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,5 +286,5 @@ def test_every_command_has_help() -> None:
     names = {
         typer.main.get_command_name(c.name or c.callback.__name__) for c in cli.app.registered_commands if c.callback
     }
-    assert names == {"serve", "config", "disk", "doctor", "explain", "status", "replay", "bench"}
+    assert names == {"serve", "config", "disk", "doctor", "explain", "status", "replay", "size", "bench"}
     assert os.path.exists(cli.CHECKOUT / "pyproject.toml")

@@ -8,10 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvserver import config as config_file
-from kvserver.config import GIB, KEYS, KIB, MIB, TIB, Config, default_socket, example, load, show_bytes
+from kvserver.bounds import bounds_from
+from kvserver.config import KEYS, Config, default_socket, example, load
 from kvserver.errors import ConfigError
+from kvserver.service.accounts import Quota
 from kvserver.service.state import Bounds
+from kvserver.sizes import GIB, KIB, MIB, TIB, parse_bytes, show_bytes
 from kvserver.tiers.extents import DEVICE_SPAN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,7 +243,7 @@ def test_every_bound_of_the_service_agrees_with_its_key() -> None:
 def test_sizes_are_shown_exactly() -> None:
     for count in (0, 1, 1023, 1024, 3 * MIB, 3 * MIB + 1, 5 * GIB, 64 << 40):
         shown = show_bytes(count)
-        assert config_file.parse_bytes(shown) == count
+        assert parse_bytes(shown) == count
     assert show_bytes(1536 * MIB) == "1536MiB"
 
 
@@ -277,3 +279,42 @@ def test_devices_have_segments_enough_and_not_too_many() -> None:
 
 def test_a_directory_has_one_name() -> None:
     assert Config(disk_paths="/a/, file:///b//c/../d").disk_directories == ("/a", "/b/d")
+
+
+# ---------------------------------------------------------------- quotas
+
+
+def test_quotas_come_from_a_flag_or_a_table(tmp_path: Path) -> None:
+    path = toml(
+        tmp_path, 'arena_bytes = "7GiB"\n[tenants]\nagents = "3GiB..5GiB"\n"team b" = "..1GiB"\ndefault = "2MiB.."\n'
+    )
+    config, origins = load(path, {})
+    assert origins["tenants"] == f"{path}:2"
+    assert bounds_from(config).tenants == (
+        Quota("agents", 3 * GIB, 5 * GIB),
+        Quota("team b", 0, GIB),
+        Quota("default", 2 * MIB, 0),
+    )
+    assert load(None, {"tenants": config.tenants, "arena_bytes": "7GiB"})[0] == config
+    assert bounds_from(load(None, {})[0]).tenants == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("agents", "'agents': expected NAME=GUARANTEED..MAXIMUM"),
+        ("agents=3GiB", "expected NAME="),
+        ("agents=..", "expected NAME="),
+        ("agents=3GB..4GiB", "expected NAME="),
+        ("=1MiB..", "a tenant's name is 1 to 128"),
+        ("a\nb=1MiB..", "a tenant's name is"),
+        ("agents=2MiB..1MiB", "the maximum must not be less"),
+        ("agents=..0", "the maximum must not be less"),
+        ("agents=1MiB.., agents=..2MiB", "'agents=..2MiB': the tenant has a quota already"),
+        ("agents=3GiB.., chat=2GiB..", "guarantees 5GiB, there are 4GiB"),
+        (",".join(f"t{number}=1MiB.." for number in range(65)), "names 65 tenants"),
+        ("plumless=1MiB.., buckeroo=1MiB..", "'buckeroo' and 'plumless' have one tag"),
+    ],
+)
+def test_a_quota_that_cannot_be_is_refused(text: str, says: str) -> None:
+    assert says in refusal(tenants=text)

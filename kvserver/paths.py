@@ -1,0 +1,29 @@
+"""Where a server's files may be."""
+
+import os
+from pathlib import Path
+
+from kvserver.errors import ConfigError
+
+SOCKET_SUFFIXES = (".local", ".lock")
+"""Files beside the socket: the local door, and the lock that says that a server lives."""
+SUN_PATH_BYTES_MAX = 107
+"""sun_path of a Unix socket has 108 bytes, one of them for the final zero."""
+
+
+def default_cache_dir() -> str:
+    """Where a server of this user keeps what can be made again."""
+    if os.geteuid() == 0:
+        return "/var/cache/kvserver"
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    return str(Path(caches) / "kvserver" if caches.startswith("/") else Path.home() / ".cache" / "kvserver")
+
+
+def check_socket(socket: str) -> None:
+    """Raises ConfigError unless sockets can be made there."""
+    if not socket.startswith("/") or "\0" in socket or socket.endswith("/"):
+        raise ConfigError("config-socket", f"socket={socket!r} must be the absolute path of a file")
+    most = SUN_PATH_BYTES_MAX - max(len(suffix) for suffix in SOCKET_SUFFIXES)
+    came = len(os.fsencode(socket))
+    if came > most:
+        raise ConfigError("config-socket", f"socket={socket!r} has {came} bytes; as a socket's path it may have {most}")

@@ -1,0 +1,172 @@
+"""What each tenant holds of the arena, how much it may hold, and what of it is safe from the others.
+
+A tenant is the tag that caches are registered with. A namespace belongs to one account, so nobody finds or reads what
+is another's; tags without a quota share one account. Each slot is charged to the account of its owner: *reserved* when
+it is taken, *held* from when its chunk is complete, refunded when it is free. Three rules:
+
+* the maximum: an account takes no more, and makes room among its own chunks when it is reached;
+* the guarantee: what an account holds is evicted for another only as far as it holds more than that; who has less than
+  its guarantee takes from those who have more, before anything of its own goes;
+* between the two whatever was used longest ago goes, whose ever it is.
+
+Without quotas there are no accounts, and nothing is charged.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kvserver.index.space import Node, Space
+from kvserver.service.owners import DiskJob, Orphan, Pending, SlotOwner
+from kvserver.tiers.slots import SlotPool
+from kvserver.wire.tenants import OTHERS, tag_of
+
+
+class Quota(NamedTuple):
+    """What the operator promises to a tenant, and how much it may take."""
+
+    tenant: str
+    guaranteed_bytes: int = 0
+    max_bytes: int = 0
+    """0: as much as there is."""
+
+
+class Account:
+    """What one tenant has, in slot bytes."""
+
+    __slots__ = (
+        "evicted_chunks",
+        "guaranteed_bytes",
+        "held_bytes",
+        "max_bytes",
+        "name",
+        "refused_slots",
+        "reserved_bytes",
+    )
+
+    def __init__(self, quota: Quota) -> None:
+        self.name = quota.tenant
+        self.guaranteed_bytes = quota.guaranteed_bytes
+        self.max_bytes = quota.max_bytes
+        self.reserved_bytes = 0
+        """Of chunks that are not complete yet, and of copies that may still run."""
+        self.held_bytes = 0
+        self.evicted_chunks = 0
+        """That left DRAM to make room, for itself or for others."""
+        self.refused_slots = 0
+        """Slots that it wanted and did not get."""
+
+    @property
+    def taken_bytes(self) -> int:
+        return self.reserved_bytes + self.held_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """What others may take from it."""
+        return max(0, self.held_bytes - self.guaranteed_bytes)
+
+    def lacks(self, more_bytes: int) -> int:
+        """Bytes that have to be given up before it may take so many more."""
+        return max(0, self.taken_bytes + more_bytes - self.max_bytes) if self.max_bytes else 0
+
+
+class Accounts:
+    """All accounts of one tier. Their number is that of the quotas, plus one."""
+
+    def __init__(self, quotas: Iterable[Quota]) -> None:
+        self._by_name = {quota.tenant: Account(quota) for quota in quotas}
+        self._others = self._by_name.setdefault(OTHERS, Account(Quota(OTHERS)))
+        self._by_tag = {tag_of(name): account for name, account in self._by_name.items() if name != OTHERS}
+
+    def all(self) -> Iterable[Account]:
+        return self._by_name.values()
+
+    def of(self, tag: int) -> Account:
+        return self._by_tag.get(tag, self._others)
+
+    def of_space(self, space: Space) -> Account:
+        assert space.tenant is not None, "a namespace with chunks has a tenant"
+        return self.of(space.tenant)
+
+    def of_owner(self, owner: SlotOwner) -> Account:
+        match owner:
+            case Node() | Orphan():
+                return self.of(owner.tenant)
+            case Pending() | DiskJob():
+                return self.of(owner.node.tenant)
+
+    def admits(self, space: Space, tag: int) -> bool:
+        """Caches with this tag may use the namespace: nobody does, or the same account."""
+        unused = space.tenant is None or not (space.nodes or space.caches)
+        return unused or self.of_space(space) is self.of(tag)
+
+    def takes_back(self, space: Space, tag: int) -> bool:
+        """A chunk of an earlier brain may come back. Quotas may be others today, and a namespace has one account: that
+        of its caches, or of the first chunk that is found."""
+        if space.tenant is None:
+            space.tenant = tag
+        return self.of(tag) is self.of_space(space)
+
+
+class Claim:
+    """Whose chunks may go so that `account` gets room."""
+
+    __slots__ = ("_accounts", "account", "own")
+
+    def __init__(self, accounts: Accounts, account: Account, more_bytes: int) -> None:
+        self._accounts = accounts
+        self.account = account
+        self.own = account.taken_bytes + more_bytes > account.guaranteed_bytes
+        """Its own may go. Not while it has less than its guarantee, unless others have nothing to give."""
+
+    def allows(self, space: Space, node: Node, planned: dict[Account, int] | None = None) -> bool:
+        """This chunk may go. planned: what is to go with it, by account; it is added there."""
+        owner = self._accounts.of_space(space)
+        if owner is self.account:
+            return self.own
+        bytes_gone = space.group_bytes(node.in_dram) + (planned.get(owner, 0) if planned else 0)
+        if bytes_gone > owner.spare_bytes:
+            return False
+        if planned is not None:
+            planned[owner] = bytes_gone
+        return True
+
+    def is_own(self, space: Space) -> bool:
+        return self._accounts.of_space(space) is self.account
+
+
+class ChargedPool(SlotPool[SlotOwner]):
+    """The arena's slots, each charged to an account."""
+
+    def __init__(self, arena_bytes: int, slab_bytes: int, accounts: Accounts) -> None:
+        super().__init__(arena_bytes, slab_bytes)
+        self._accounts = accounts
+
+    def allocate(self, slot_bytes: int, owner: SlotOwner) -> int | None:
+        offset = super().allocate(slot_bytes, owner)
+        if offset is not None:
+            self._charge(owner, slot_bytes)
+        return offset
+
+    def restore(self, offset: int, slot_bytes: int, owner: SlotOwner) -> bool:
+        taken = super().restore(offset, slot_bytes, owner)
+        if taken:
+            self._charge(owner, slot_bytes)
+        return taken
+
+    def free(self, offset: int) -> None:
+        self._charge(self.owner(offset), -self.slot_bytes(offset))
+        super().free(offset)
+
+    def hand_over(self, offset: int, owner: SlotOwner) -> None:
+        slot_bytes = self.slot_bytes(offset)
+        self._charge(self.owner(offset), -slot_bytes)
+        super().hand_over(offset, owner)
+        self._charge(owner, slot_bytes)
+
+    def _charge(self, owner: SlotOwner, slot_bytes: int) -> None:
+        """Negative bytes are refunded."""
+        account = self._accounts.of_owner(owner)
+        if isinstance(owner, Node):
+            account.held_bytes += slot_bytes
+        else:
+            account.reserved_bytes += slot_bytes

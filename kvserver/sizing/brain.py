@@ -1,0 +1,180 @@
+"""One service with an engine connected to it, and movers that move nothing.
+
+What a server decides is decided here by the same code: which chunks are found, stored and evicted. There is no socket
+and no byte, and time stands still while a request is handled. A copy ends when it is told to.
+"""
+
+import random
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from kvserver.errors import ConfigError
+from kvserver.replay.engine import Ended, Hit
+from kvserver.service.effects import Answer, AnswerWithBoard, Ask, Effect, Instruct
+from kvserver.service.events import ArenaGrew, Arrived, Event, Reported
+from kvserver.service.service import Service
+from kvserver.service.state import MILLISECOND_NS, Bounds
+from kvserver.wire.messages import (
+    KEY_BYTES,
+    PROTOCOL,
+    Attach,
+    Attached,
+    Buffer,
+    Error,
+    Found,
+    GroupBlocks,
+    GroupSpec,
+    Hello,
+    Lookup,
+    Offer,
+    RegionRun,
+    Register,
+    Registered,
+    Release,
+    Reply,
+    Request,
+    Retrieve,
+    Retrieved,
+    Store,
+    Stored,
+    Welcome,
+)
+from kvserver.wire.orders import Copy, Done, MapCache, Mapped, Ready, StartMover
+
+NAMESPACE = bytes(31) + b"\1"
+ROUTER, LOCAL = 1, 2
+"""The two doors, as peers."""
+DESCRIPTOR = 3
+STEP_NS = MILLISECOND_NS
+"""Between two events, so that everything has its own time of last use."""
+DEADLINE_MS = 10_000
+PAGES_SPAN = 1 << 40
+
+
+class Brain:
+    """What an engine's link to a server is, for any number of engines of one kind (replay.engine.Link)."""
+
+    def __init__(self, bounds: Bounds, *, block_tokens: int, blocks_per_chunk: int, token_bytes: int) -> None:
+        """Raises ConfigError where the arena cannot hold a chunk."""
+        self.service = Service(bounds, random.Random(0).randbytes)
+        self.copies: deque[tuple[int, Copy]] = deque()
+        """(mover, order) of those that are under way, in the order in which they began."""
+        self._blocks_per_chunk = blocks_per_chunk
+        self._now_ns = STEP_NS
+        self._requests = 0
+        self._waiting: dict[int, Callable[[Reply], None]] = {}
+        self._register(block_tokens, block_tokens * token_bytes)
+
+    # ---------------------------------------------------------------- replay.engine.Link
+
+    def lookup(self, keys: Sequence[bytes], chunks_wanted_min: int) -> Hit:
+        found = self._ask(Lookup(self._number(), NAMESPACE, b"".join(keys), chunks_wanted_min))
+        assert isinstance(found, Found), found
+        return Hit(found.chunks, found.lease or None)
+
+    def release(self, lease: object) -> None:
+        assert isinstance(lease, int)
+        self._ask(Release(self._number(), lease))
+
+    def retrieve(self, lease: object, first_block: int, blocks: Sequence[int], done: Callable[[Ended], None]) -> None:
+        assert isinstance(lease, int)
+        groups = [GroupBlocks(0, first_block, array("i", blocks).tobytes())]
+        self._begin(
+            Retrieve(self._number(), self._cache, lease, 0, 1, DEADLINE_MS, groups, False),
+            lambda reply: done(_ended(reply)),
+        )
+
+    def store(
+        self,
+        first_chunk: int,
+        parent: bytes,
+        keys: Sequence[bytes],
+        blocks: Sequence[int],
+        done: Callable[[Ended], None],
+    ) -> None:
+        groups = [GroupBlocks(0, first_chunk * self._blocks_per_chunk, array("i", blocks).tobytes())]
+        self._begin(
+            Store(self._number(), self._cache, 0, 1, DEADLINE_MS, first_chunk, parent, b"".join(keys), groups),
+            lambda reply: done(_ended(reply)),
+        )
+
+    def end_oldest_copy(self) -> None:
+        """The copy that began first is over; whoever asked for it hears of it."""
+        mover, order = self.copies.popleft()
+        self._handle(Reported(mover, Done(order.job, "done", 0, 0, "", "", order.mode)))
+
+    # ---------------------------------------------------------------- inside
+
+    def _register(self, block_tokens: int, page_bytes: int) -> None:
+        """One cache of full attention with one rank, as large as any block id."""
+        self._handle(ArenaGrew(self.service.status(0).arena.slabs_total, ""))
+        welcome = self._ask(Hello(self._number(), PROTOCOL, "sizing", 1, 1, 0, "kvserver size"))
+        assert isinstance(welcome, Welcome), welcome
+        attached = self._ask(Attach(self._number(), welcome.session), peer=LOCAL)
+        assert isinstance(attached, Attached), attached
+        self._ask(Offer(self._number()), peer=LOCAL, descriptor=DESCRIPTOR)
+        blocks = PAGES_SPAN // page_bytes
+        run = RegionRun(0, 0, 1, PAGES_SPAN, page_bytes, page_bytes)
+        group = GroupSpec(block_tokens, blocks, "full", 0, 1, 0, 1, 0, [run])
+        buffers = [Buffer(DESCRIPTOR, b"", PAGES_SPAN)]
+        chunk_tokens = block_tokens * self._blocks_per_chunk
+        reply = self._ask(
+            Register(
+                self._number(), "kv", NAMESPACE, chunk_tokens, "host", "", "", "direct", "", buffers, [group], [], 0
+            )
+        )
+        if isinstance(reply, Error):
+            raise ConfigError("sizing", reply.message)
+        assert isinstance(reply, Registered), reply
+        self._cache = reply.cache
+
+    def _number(self) -> int:
+        self._requests += 1
+        return self._requests
+
+    def _ask(self, request: Request, *, peer: int = ROUTER, descriptor: int = -1) -> Reply:
+        """The reply to what is answered at once."""
+        replies: list[Reply] = []
+        self._begin(request, replies.append, peer=peer, descriptor=descriptor)
+        return replies[0]
+
+    def _begin(
+        self, request: Request, heard: Callable[[Reply], None], *, peer: int = ROUTER, descriptor: int = -1
+    ) -> None:
+        self._waiting[request.id] = heard
+        self._handle(Arrived(peer, request, descriptor))
+
+    def _handle(self, event: Event) -> None:
+        self._now_ns += STEP_NS
+        for effect in self.service.handle(event, self._now_ns):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Answer(_, reply) | AnswerWithBoard(_, reply, _):
+                self._waiting.pop(reply.id)(reply)
+            case Ask(StartMover(mover)):
+                self._handle(Reported(mover, Ready(mover, "none", [])))
+            case Instruct(mover, MapCache(cache)):
+                self._handle(Reported(mover, Mapped(cache)))
+            case Instruct(mover, Copy() as order):
+                self.copies.append((mover, order))
+            case _:
+                pass  # ledger, log and descriptors: nothing here has any
+
+
+def _ended(reply: Reply) -> Ended:
+    match reply:
+        case Stored():
+            return Ended(reply.why, 0, chunks_held=reply.chunks, bytes=reply.bytes)
+        case Retrieved():
+            return Ended("", 0, bytes=reply.bytes)
+        case _:
+            return Ended(str(reply), 0)
+
+
+def key_of(block: int) -> bytes:
+    """The name of a prefix that ends in this block: block ids stand for whole prefixes already. Never all zeros, which
+    is no parent's name."""
+    return (block + 1).to_bytes(KEY_BYTES, "little")

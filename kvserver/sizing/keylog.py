@@ -1,0 +1,73 @@
+"""A key log: what a server, or an engine, was asked, one JSON object a line, in the order of arrival.
+
+    {"keys": ["9f2c…", "03ab…"], "tokens": 700, "worker": 1}
+
+keys name the prompt's chunks from its beginning: any text, and the same text only for the same whole prefix, as keys of
+this server and hashes of an engine's blocks are. tokens: of the prompt; left out, what the keys cover and one more.
+worker: the engine that asked, from 0 on; left out, 0.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from kvserver.errors import ConfigError
+from kvserver.replay.trace import lines_of
+from kvserver.replay.workload import Prompt
+
+MARK = b'"keys"'
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One line."""
+
+    keys: list[str]
+    tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    worker: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+def is_key_log(path: Path) -> bool:
+    """Its first line has keys; traces have none."""
+    lines = lines_of(path)
+    return bool(lines) and lines[0].lstrip().startswith(b"{") and MARK in lines[0]
+
+
+def read(path: Path, *, block_tokens: int, blocks_per_chunk: int, workers: int, requests: int) -> list[Prompt]:
+    """Its prompts, each of which waits for the one before: nobody wrote down what overlapped.
+
+    requests: how many at most; 0: all."""
+    chunk_tokens = block_tokens * blocks_per_chunk
+    decode = msgspec.json.Decoder(Entry).decode
+    blocks: dict[str, int] = {}
+    parents: dict[int, int] = {}
+    prompts: list[Prompt] = []
+    for number, line in enumerate(lines_of(path), start=1):
+        if requests and len(prompts) == requests:
+            break
+        try:
+            entry = decode(line)
+        except msgspec.DecodeError as error:
+            raise ConfigError("trace-line", f"{path}, line {number}: {error}") from error
+        ids = [blocks.setdefault(key, len(blocks) + 1) for key in entry.keys]
+        for parent, block in zip([0, *ids], ids, strict=False):
+            if parents.setdefault(block, parent) != parent:
+                raise ConfigError("trace-line", f"{path}, line {number}: a key stands behind two different prefixes")
+        tokens = entry.tokens if entry.tokens is not None else len(ids) * chunk_tokens + 1
+        if tokens < len(ids) * chunk_tokens:
+            raise ConfigError(
+                "trace-line",
+                f"{path}, line {number}: {len(ids)} keys of {chunk_tokens} tokens are more than tokens={tokens}",
+            )
+        prompts.append(
+            Prompt(
+                index=len(prompts),
+                at_s=0.0,
+                conversation=0,
+                worker=entry.worker % workers,
+                tokens=tokens,
+                blocks=[chunk * blocks_per_chunk + part for chunk in ids for part in range(blocks_per_chunk)],
+                after=(len(prompts) - 1,) if prompts else (),
+            )
+        )
+    return prompts

@@ -1,0 +1,43 @@
+"""A sizing as a table."""
+
+from collections.abc import Iterator
+
+from kvserver.sizing.run import Sizing
+
+GB = 1e9
+WIDTHS = (10, 8, 8, 9, 8, 14)
+
+
+def render(sizing: Sizing) -> str:
+    return "\n".join(_lines(sizing))
+
+
+def _lines(sizing: Sizing) -> Iterator[str]:
+    total = sizing.prompt_tokens
+    pools = f"{sizing.workers} workers, {sizing.pool_tokens:,} tokens of HBM each" if sizing.pool_tokens else "no HBM"
+    yield (
+        f"{sizing.trace}: {sizing.requests:,} requests, {total:,} tokens of {sizing.token_bytes:,} bytes, {pools}, "
+        f"chunks of {sizing.chunk_tokens} tokens"
+    )
+    yield ""
+    head = "arena, GB", "hit rate", "from HBM", "from DRAM", "computed", "chunks evicted"
+    yield "  ".join(word.rjust(width) for word, width in zip(head, WIDTHS, strict=True))
+    for size in sizing.sizes:
+        cells = (
+            f"{size.arena_bytes / GB:.3f}",
+            _percent(size.hbm_tokens + size.server_tokens, total),
+            _percent(size.hbm_tokens, total),
+            _percent(size.server_tokens, total),
+            _percent(size.computed_tokens, total),
+            f"{size.evicted_chunks:,}",
+        )
+        yield "  ".join(cell.rjust(width) for cell, width in zip(cells, WIDTHS, strict=True))
+    yield ""
+    yield (
+        f"A cache that forgets nothing hits {_percent(sizing.infinite_tokens, total)}; everything that was asked for "
+        f"fills {sizing.unique_bytes / GB:.3f} GB."
+    )
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"

@@ -1,0 +1,30 @@
+"""Whose each simulated namespace is, and what quotas a seed has."""
+
+from random import Random
+
+from kvserver.service.accounts import Quota
+from kvserver.tiers.slots import SLOT_ALIGN
+
+TENANTS = ("agents", "chat", "guests", "")
+"""Of the namespaces, in turn; the last two have no quota and share the account of the others."""
+OTHERS = "default"
+
+
+def tenant_of(digest: bytes) -> str:
+    return TENANTS[(digest[0] - 1) % len(TENANTS)]
+
+
+def draw_quotas(rng: Random, arena_bytes: int) -> tuple[Quota, ...]:
+    """Guarantees that fit the arena together, and maxima."""
+    left = arena_bytes
+    quotas = []
+    for name in (*TENANTS[:2], *((OTHERS,) if rng.random() < 0.5 else ())):
+        guaranteed = _units(min(left, int(arena_bytes * rng.choice((0.0, 0.3, 0.5, 0.8)))))
+        most = _units(rng.choice((0, 0, arena_bytes // 3, arena_bytes // 2)))
+        left -= guaranteed
+        quotas.append(Quota(name, guaranteed, max(guaranteed, most) if most else 0))
+    return tuple(quotas)
+
+
+def _units(count: int) -> int:
+    return count // SLOT_ALIGN * SLOT_ALIGN
