@@ -182,7 +182,7 @@ def test_server_that_is_killed_is_a_problem_and_the_engines_go_on() -> None:
 def test_server_that_hangs_costs_misses_and_not_the_run(server: Server) -> None:
     brain = server.brain_pid()
     try:
-        result = _replay(replace(SMALL, socket=server.path), 20, lambda: stop(brain))
+        result = _replay(replace(SMALL, socket=server.path, job_s_max=1.5), 20, lambda: stop(brain))
     finally:
         resume(brain)
     (arm,) = result.arms
