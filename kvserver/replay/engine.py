@@ -191,13 +191,14 @@ class Engine:
         self._pages.spoil(blocks, request.digests[request.held : served])
         request.outcome.retrieve_asked_bytes = len(blocks) * self._block_bytes
         request.outcome.retrieve_began_ns = monotonic_ns()
-        self._link.retrieve(lease, request.held, blocks, lambda end: self._retrieved(request, served, end))
+        self._link.retrieve(lease, request.held, blocks, lambda end: self._retrieved(request, lease, served, end))
 
-    def _retrieved(self, request: _Request, served: int, end: Ended) -> None:
+    def _retrieved(self, request: _Request, lease: object, served: int, end: Ended) -> None:
         outcome = request.outcome
         outcome.retrieve_ended_ns = end.at_ns
         outcome.retrieve_problem = end.problem
         if end.problem:
+            self._link.release(lease)  # it may not have been used up, and keeps the prefix in DRAM
             self._compute(request, request.held)
             return
         outcome.compared_bytes = outcome.retrieve_asked_bytes

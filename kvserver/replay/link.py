@@ -20,7 +20,7 @@ from kvserver.replay.pages import Pages
 from kvserver.wire.messages import RegionRun
 from kvserver.wire.status import Status
 
-TIMEOUTS = Timeouts(lookup_s=2.0, store_s=10.0, retrieve_s=10.0)
+LOOKUP_S = 2.0
 """A replay shares its cores with the server that it measures: a slow lookup is to be seen, not to become a miss."""
 Call = Callable[[], None]
 
@@ -41,7 +41,8 @@ class ServerLink:
         self._namespace = namespace
         self._post = post
         self._blocks_per_chunk = options.blocks_per_chunk
-        self._client = Client(socket, engine=f"replay-{os.getppid()}-{worker}", epoch=os.getpid(), timeouts=TIMEOUTS)
+        timeouts = Timeouts(lookup_s=LOOKUP_S, store_s=options.job_s_max, retrieve_s=options.job_s_max)
+        self._client = Client(socket, engine=f"replay-{os.getppid()}-{worker}", epoch=os.getpid(), timeouts=timeouts)
         if not self._client.wait_connected(options.start_s_max):
             raise ResourceError("worker-connect", f"{socket} did not answer for {options.start_s_max:g} s")
         run = RegionRun(

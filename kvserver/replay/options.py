@@ -77,6 +77,8 @@ class ReplayOptions:
     restart_after: int = 0
     """Once so many requests have ended, the server is killed (all its processes) and started again. 0: never."""
     start_s_max: float = 30.0
+    job_s_max: float = 10.0
+    """When a worker gives up a store or retrieve."""
     stall_s_max: float = 60.0
     """A replay in which nothing ends for so long is given up."""
 

@@ -49,7 +49,8 @@ def tick(core: Core, now_ns: int) -> None:
     tier = core.disk
     if tier is None:
         return
-    tier.starved = False
+    if tier.starved:
+        disk_reads.try_again(core, tier, now_ns)
     if tier.mover is None and now_ns >= tier.start_at_ns:
         tier.mover = movers.ensure(core, "disk", "", now_ns)
     if tier.readable and tier.recovered:

@@ -15,6 +15,9 @@ from kvserver.service.owners import DiskJob
 from kvserver.service.state import MILLISECOND_NS, Core, DiskTier, Fetch
 from kvserver.wire.orders import DISK_ITEMS_MAX, Promote
 
+STARVED_MS_MAX = 250
+"""Reads wait so long for slots, of which copies and others that end give some back, before a retrieve gives way."""
+
 
 def start(core: Core, tier: DiskTier, now_ns: int) -> None:
     """Orders as many reads as may be in flight."""
@@ -29,7 +32,9 @@ def start(core: Core, tier: DiskTier, now_ns: int) -> None:
         assert groups, "what is wanted from disk is there"
         if not order(core, tier, space, node, groups=groups, now_ns=now_ns):
             tier.starved = True
+            tier.starved_from_ns = tier.starved_from_ns or now_ns
             return
+        tier.starved_from_ns = 0
         del tier.reads[node]
 
 
@@ -84,6 +89,36 @@ def arrived(core: Core, tier: DiskTier, space: Space, node: Node, now_ns: int) -
             fetches.got(tier, fetch, node)
             if not fetch.needs and fetch.job is not None:
                 transfers.release_held(core, fetch.job)
+
+
+def try_again(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """At each tick, since a slot that comes free is not told of: orders the reads for which there was none."""
+    tier.starved = False
+    start(core, tier, now_ns)
+    if not tier.starved:
+        tier.starved_from_ns = 0
+    elif now_ns - tier.starved_from_ns >= STARVED_MS_MAX * MILLISECOND_NS:
+        _make_way(core, tier, now_ns)
+
+
+def _make_way(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """Retrieves that wait for disk, each on slots that another one of them keeps, would all wait until their deadlines.
+    The lease whose first retrieve came last gives way. A single one waits: leases that nobody uses run out."""
+    if core.chunks.pool.slabs_ready < core.chunks.pool.slabs_total and not core.arena_problem:
+        return
+    waiting: dict[int, list[Fetch]] = {}
+    for job in core.jobs.values():
+        if job.held is not None:
+            waiting.setdefault(job.held.request.lease, []).append(job.held.fetch)
+    if len(waiting) < 2:
+        return
+    number, fetches_of_last = waiting.popitem()
+    error = DeviceError("disk-room", "its chunks have no room in DRAM beside those that retrieves before it wait for")
+    for fetch in fetches_of_last:
+        fail(core, tier, fetch, error, now_ns)
+    lease = core.leases.get(number)
+    if lease is not None:
+        leases.end(core, lease)
 
 
 def fail_all(core: Core, tier: DiskTier, nodes: Iterable[Node], error: DeviceError, now_ns: int) -> None:

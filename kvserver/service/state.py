@@ -309,6 +309,8 @@ class DiskTier:
         """Nothing new is chosen to be written before."""
         self.starved = False
         """No slot could be had for a read; tried again at the next tick."""
+        self.starved_from_ns = 0
+        """When that began, while no read could be ordered since; else 0."""
         self.noted: dict[bytes, int] = {}
         """Namespaces of which the devices have a note, or will: the generation up to which their records are void."""
         self.generation_max = 0

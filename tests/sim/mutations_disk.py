@@ -32,6 +32,27 @@ MUTATIONS = (
         "    if groups and lost and not core",
     ),
     Mutation(
+        "retrieves wait for slots of each other",
+        "service/disk_reads.py",
+        "        _make_way(core, tier, now_ns)\n",
+        "",
+        unseen=True,
+    ),
+    Mutation(
+        "a lease that gave way keeps its slots",
+        "service/disk_reads.py",
+        "    if lease is not None:\n        leases.end(core, lease)\n",
+        "",
+        unseen=True,
+    ),
+    Mutation(
+        "a retrieve gives way that nobody waits for",
+        "service/disk_reads.py",
+        "    if len(waiting) < 2:\n        return\n",
+        "",
+        unseen=True,
+    ),
+    Mutation(
         "one good shard makes a group that was read",
         DISK_CHUNKS,
         "        bad = {space.parts[part].group for part in wrong}\n",

@@ -42,6 +42,8 @@ DISK = {
 CHUNKS = 3
 """Of a prompt: what the rig's cache has blocks for."""
 PROMPTS_OF_ARENA = 21
+LAST_OF_FILL = 1000 + PROMPTS_OF_ARENA + 2
+"""Seed of the prompt that fill() stores last."""
 
 
 class DiskRig(Rig):

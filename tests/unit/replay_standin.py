@@ -69,10 +69,10 @@ class StandinLink:
     def retrieve(self, lease: object, first_block: int, blocks: Sequence[int], done: Callable[[Ended], None]) -> None:
         server = self.server
         server.retrieves.append((first_block, len(blocks)))
-        keys = self.leases.pop(lease)
-        if server.refuse_retrieves:
+        if server.refuse_retrieves:  # the lease is as it was
             server.calls.append(lambda: done(Ended(server.refuse_retrieves, monotonic_ns())))
             return
+        keys = self.leases.pop(lease)
         for i, block in enumerate(blocks):
             chunk, inside = divmod(first_block + i, BLOCKS_PER_CHUNK)
             self._write(block, server.chunks[keys[chunk]][inside], spoiled=server.spoil_byte and i == 0)

@@ -2,6 +2,7 @@
 
 import random
 import struct
+from bisect import bisect_left, bisect_right
 from typing import Literal
 
 import pytest
@@ -81,18 +82,19 @@ def test_pieces_are_the_whole_plan_and_none_is_longer_than_it_may_be(
     packed = [group.packed() for group in groups], [copy.packed() for copy in copies]
     found = plan_pieces(*packed, ARENA, kind, bytes_max, pages_max)
     assert merged([copy for piece in found for copy in piece]) == plan(groups, copies, kind)
-    ends, at = set(), 0  # of pages, in the stream
+    ends, at = [], 0  # of pages, in the stream
     for copy in copies:
         for page in pages(groups, copy, kind):
             at += page[3]
-            ends.add(at)
+            ends.append(at)
     begin = 0
     for piece in found:
         end = begin + sum(count for *_, count in piece)
-        touched = sum(begin < page_end < end for page_end in ends) + 1
+        before_end = bisect_left(ends, end)
+        touched = before_end - bisect_right(ends, begin) + 1
         assert end - begin <= bytes_max
         assert touched <= pages_max
-        assert end - begin == bytes_max or (touched == pages_max and end in ends) or end == at
+        assert end - begin == bytes_max or (touched == pages_max and ends[before_end] == end) or end == at
         begin = end
 
 

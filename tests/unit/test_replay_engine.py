@@ -154,6 +154,7 @@ def test_failed_retrieve_is_computed_and_counted() -> None:
     outcome = rig.ask(PROMPT)
     assert (outcome.retrieved_tokens, outcome.disk_tokens, outcome.computed_tokens) == (0, 0, 33)
     assert outcome.retrieve_problem == "timeout"
+    assert len(rig.server.released) == 1
     assert outcome.compared_bytes == 0
     again = rig.ask(PROMPT)
     assert again.hbm_tokens == 32

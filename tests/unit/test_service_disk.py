@@ -1,21 +1,24 @@
 """The disk tier as the brain decides it: what is written when, what is read for whom, and what a fault costs."""
 
 import pytest
-from brain_rig import Client, chain, ids, is_refusal, key
-from disk_rig import CHUNKS, PROMPTS_OF_ARENA, SEGMENT_BYTES, DiskRig, cold_prompt, fill
+from brain_rig import PAGE_BYTES, REGIONS, SLAB_BYTES, Client, chain, ids, is_refusal, key
+from disk_rig import CHUNKS, LAST_OF_FILL, PROMPTS_OF_ARENA, SEGMENT_BYTES, DiskRig, cold_prompt, fill, restart
 
 from kvserver.index.space import READY, Node, Space
 from kvserver.service import disk_writes
 from kvserver.service.disk_chunks import DiskChunks
 from kvserver.service.disk_room import DiskRoom
-from kvserver.service.events import MoverGone
+from kvserver.service.events import ArenaGrew, MoverGone
 from kvserver.service.state import Core, DiskTier
 from kvserver.tiers.extents import Extents
 from kvserver.transfer.layout import Geometry, GroupGeometry
 from kvserver.wire.messages import (
     KEY_BYTES,
     Error,
+    Found,
     GroupBlocks,
+    GroupSpec,
+    RegionRun,
     Retrieved,
 )
 from kvserver.wire.orders import Copy
@@ -160,6 +163,119 @@ def test_a_held_retrieve_ends_at_its_deadline() -> None:
     client.ask(request)
     rig.wait_ms(request.deadline_ms + 50)
     assert is_refusal(rig.answers[client.peer, request.id], "device", "disk-late")
+
+
+WIDE = GroupSpec(2, 131, "full", 0, 1, 0, 1, 0, [RegionRun(0, 13, REGIONS, 131 * 130, 130, PAGE_BYTES)])
+"""Blocks for more than half of the arena's chunks."""
+
+
+def too_much_for_dram(rig: DiskRig) -> tuple[Client, list[bytes], list[Found]]:
+    """Prompts of 35 and 37 chunks. Leases keep the heads of both in DRAM, 60 of its 64 slots; the last 8 and 4 chunks
+    are on disk alone."""
+    client = Client(rig).register((WIDE,), buffer_bytes=40_000)
+    prompts, heads = [chain(1, 35), chain(2, 37)], []
+    for keys, head in zip(prompts, (27, 33), strict=True):
+        client.store(keys)
+        heads.append(client.lookup(keys[: head * KEY_BYTES]))
+    fill(client)
+    return client, prompts, heads
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_of_two_retrieves_that_wait_for_the_slots_of_each_other_the_later_one_gives_way(busy: bool) -> None:
+    """busy: something else is being copied all the time."""
+    rig = DiskRig()
+    client, prompts, heads = too_much_for_dram(rig)
+    found = [client.lookup(keys) for keys in prompts]
+    assert [(each.chunks, each.chunks_on_disk) for each in found] == [(35, 8), (37, 4)]
+    rig.movers_copy = not busy
+    assert (client.ask(client.retrieving(heads[0].lease, GroupBlocks(0, 0, ids(0, 1)))) is None) == busy
+    client.release(heads[1])
+    asked = [client.retrieving(each.lease, GroupBlocks(0, 0, ids(*range(3 * each.chunks)))) for each in found]
+    assert [client.ask(request) for request in asked] == [None, None]
+    rig.wait_ms(150)
+    assert not any((client.peer, request.id) in rig.answers for request in asked)
+    rig.wait_ms(200)
+    assert is_refusal(rig.answers[client.peer, asked[1].id], "device", "disk-room")
+    rig.finish()
+    assert isinstance(rig.answers[client.peer, asked[0].id], Retrieved)
+    assert (rig.service.status(rig.now_ns).leases, rig.service.status(rig.now_ns).pins) == (0, 0)
+    rig.movers_copy = True
+    again = client.lookup(prompts[1])
+    assert isinstance(client.ask(client.retrieving(again.lease, GroupBlocks(0, 0, ids(*range(3 * 37))))), Retrieved)
+
+
+def test_a_lease_gives_way_whole_also_when_more_retrieves_would_come() -> None:
+    rig = DiskRig()
+    client, prompts, heads = too_much_for_dram(rig)
+    first, last = (client.lookup(keys) for keys in prompts)
+    for head in heads:
+        client.release(head)
+    late = [client.retrieving(first.lease, GroupBlocks(0, 3 * at, ids(*range(6))), more=True) for at in (31, 33)]
+    parts = [client.retrieving(last.lease, GroupBlocks(0, 3 * at, ids(*range(6))), more=True) for at in (33, 35)]
+    assert [client.ask(request) for request in (parts[0], *late, parts[1])] == [None] * 4
+    rig.wait_ms(250)
+    assert all(is_refusal(rig.answers[client.peer, part.id], "device", "disk-room") for part in late)
+    assert rig.service.status(rig.now_ns).leases == 1
+    rig.wait_ms(50)
+    assert all(isinstance(rig.answers[client.peer, part.id], Retrieved) for part in parts)
+
+
+@pytest.mark.parametrize("before", ["a read finds a slot", "another that waited is given up"])
+def test_nobody_gives_way_before_all_have_waited_for_long(before: str) -> None:
+    rig = DiskRig()
+    client, prompts, heads = too_much_for_dram(rig)
+    finds = before == "a read finds a slot"
+    other = client.lookup(chain(LAST_OF_FILL, CHUNKS) if finds else prompts[0])
+    rig.wait_ms(200)
+    if not finds:
+        client.release(other)
+        rig.wait_ms(100)
+    found = [client.lookup(keys) for keys in prompts]
+    for head in heads:
+        client.release(head)
+    asked = [client.retrieving(each.lease, GroupBlocks(0, 0, ids(*range(3 * each.chunks)))) for each in found]
+    assert [client.ask(request) for request in asked] == [None, None]
+    rig.wait_ms(200)
+    if finds:
+        client.release(other)
+        rig.wait_ms(200)
+    assert not any((client.peer, request.id) in rig.answers for request in asked)
+    rig.wait_ms(150)
+    assert is_refusal(rig.answers[client.peer, asked[1].id], "device", "disk-room")
+    assert isinstance(rig.answers[client.peer, asked[0].id], Retrieved)
+
+
+def test_nobody_gives_way_while_the_arena_grows() -> None:
+    rig = DiskRig(arena_bytes=5 * SLAB_BYTES)
+    client, prompts = Client(rig).register((WIDE,), buffer_bytes=40_000), [chain(1, 35), chain(2, 37)]
+    for keys in prompts:
+        client.store(keys)
+    restart(rig)
+    rig.handle(ArenaGrew(4, ""))
+    client = Client(rig).register((WIDE,), buffer_bytes=40_000)
+    head = client.lookup(prompts[1][: 33 * KEY_BYTES])
+    found = [client.lookup(keys) for keys in prompts]
+    client.release(head)
+    asked = [client.retrieving(each.lease, GroupBlocks(0, 0, ids(*range(3 * each.chunks)))) for each in found]
+    assert [client.ask(request) for request in asked] == [None, None]
+    rig.wait_ms(500)
+    assert not any((client.peer, request.id) in rig.answers for request in asked)
+    rig.handle(ArenaGrew(5, ""))
+    rig.wait_ms(100)
+    assert all(isinstance(rig.answers[client.peer, request.id], Retrieved) for request in asked)
+
+
+def test_a_retrieve_that_waits_for_the_slots_of_a_lease_waits_on() -> None:
+    rig = DiskRig()
+    client, prompts, heads = too_much_for_dram(rig)
+    request = client.retrieving(client.lookup(prompts[0]).lease, GroupBlocks(0, 0, ids(*range(3 * 35))))
+    assert client.ask(request) is None
+    rig.wait_ms(500)
+    assert (client.peer, request.id) not in rig.answers
+    client.release(heads[1])
+    rig.wait_ms(100)
+    assert isinstance(rig.answers[client.peer, request.id], Retrieved)
 
 
 def test_a_disk_mover_that_hangs_is_killed_and_lookups_answer_what_dram_has() -> None:
