@@ -105,23 +105,18 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         self._half.wait_connected()
         self._guard = Guard(_nothing, log)
         self._handoffs = self._half.handoffs
-        self._offered: set[int] = set()
-        """id() of sequences for which ATOM asks next whether they are to be parked."""
 
     def get_num_new_matched_tokens(self, seq: Seq) -> tuple[int, bool]:
         with self._guard as serves:
             if serves:
                 tokens = self._half.match(seq)
-                (self._offered.add if tokens else self._offered.discard)(id(seq))
                 return tokens, tokens > 0
         return 0, False
 
     def update_state_after_alloc(self, seq: Seq) -> None:
         with self._guard as serves:
             if serves:
-                is_offered = id(seq) in self._offered
-                self._offered.discard(id(seq))
-                self._half.allocated(seq, is_offered=is_offered)
+                self._half.allocated(seq)
 
     def should_park_for_load_after_alloc(self, seq: Seq) -> bool:
         with self._guard as serves:
@@ -155,12 +150,17 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         output.connector_completions -= ours
         gaps = {item.operation_id for item in ours if not item.succeeded}
         loaded, failed, saved = output.finished_loading, output.failed_loading, output.finished_saving
-        known: set[Any] = set()
+        # Apart from the decisions, and before them: what ATOM waits for has to reach it also when these fail.
+        known = self._half.jobs.ended((*loaded, *failed, *saved))
         with self._guard as serves:
             if serves:
-                known = self._half.ended(loaded=loaded, failed=failed, saved=saved, gaps=gaps)
-        if self._guard.tripped:
-            known |= {one for one in (*loaded, *failed, *saved) if self._half.jobs.ended(one)}
+                self._half.learn(saved)
+                self._half.ended(
+                    loaded=[one for one in loaded if one in known],
+                    failed=[one for one in failed if one in known],
+                    saved={one: known[one] for one in saved if one in known},
+                    gaps=gaps,
+                )
         output.finished_loading = {one.req_id for one in loaded if one in known}
         output.failed_loading = {one.req_id for one in failed if one in known}
         output.finished_saving = {one.req_id for one in saved if one in known}
@@ -173,7 +173,6 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         return self._half.jobs.holds(seq)
 
     def request_finished(self, seq: Seq) -> None:
-        self._offered.discard(id(seq))
         with self._guard as serves:
             if serves:
                 self._half.finished(seq)

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from kvclient.client import Client
 from kvclient.offload import Offload
+from kvclient.offload_asking import Asking
 from kvclient.offload_ends import Report
 from kvclient.offload_values import Options, RetrieveOrder, StoreOrder
-from kvclient.values import Found, RetrieveResult
+from kvclient.values import RetrieveResult
 from kvclient.vllm_hbm import Holdings
 from kvclient.vllm_keys import Keyer, Request
 from kvclient.vllm_pins import Pins, Pool
@@ -75,10 +76,9 @@ class Scheduler:
     ) -> None:
         """step_wait_s: what a step that has other work may wait for answers, all its requests together.
         stores_over: (job, rank) of stores that have ended, of ranks in this process, before they report it."""
-        self._client = client
         self._stores_over = stores_over
-        self._inquiries = client.inquiries()
         self._offload = Offload(options)
+        self._asking = Asking(client, self._offload, log)
         self._holdings = Holdings(options.groups)
         self._chunk_tokens = options.chunk_tokens
         self._block_tokens = max(group.block_tokens for group in options.groups)
@@ -87,10 +87,7 @@ class Scheduler:
         self._step_wait_s = self._step_wait_left_s = step_wait_s
         self._keyer = keyer
         self._store_output = store_output
-        self._namespace = b""
-        self._connected = False
         self._told: dict[str, int] = {}
-        self._said: set[str] = set()
         self._live: dict[str, _Live] = {}
         self._unnamed: dict[str, Naming] = {}
         """Requests that have not begun: their keys are being made."""
@@ -108,7 +105,7 @@ class Scheduler:
         """What the ranks have registered under. Until then nothing is looked up or stored."""
         if len(namespaces) != 1:
             raise RequestError("namespace", f"the ranks say {len(namespaces)} namespaces; expected one")
-        (self._namespace,) = namespaces
+        (self._asking.namespace,) = namespaces
 
     # ---------------------------------------------------------------- requests
 
@@ -140,13 +137,13 @@ class Scheduler:
         self._settle(request.request_id)
         live = self._live[request.request_id]
         live.hbm_tokens = live.known_tokens = hbm_tokens
-        if not self._namespace:
+        if not self._asking.namespace:
             return 0, False
-        self._notice_a_loss()
-        self._listen()
+        self._asking.notice_a_loss()
+        self._asking.listen()
         self._unpin()
         tokens = self._match(request, hbm_tokens)
-        self._send_lookups()
+        self._asking.send()
         if tokens is None:
             tokens = self._wait_and_match(request, hbm_tokens)
         return tokens, bool(tokens)
@@ -183,7 +180,7 @@ class Scheduler:
         self, scheduled: Iterable[Scheduled], tables_of: Any
     ) -> tuple[tuple[RetrieveOrder, ...], tuple[StoreOrder, ...]]:
         """What the workers are to do in this step. tables_of: the block ids of a request, by group."""
-        self._listen()
+        self._asking.listen()
         self._tidy()
         for name in [name for name, naming in self._unnamed.items() if naming.ready]:
             self._settle(name)
@@ -191,7 +188,7 @@ class Scheduler:
         stores = []
         self._computing.clear()
         self._step_wait_left_s = self._step_wait_s
-        if self._namespace:
+        if self._asking.namespace:
             now_s = time.monotonic()
             for item in scheduled:
                 self._computing.add(item.name)
@@ -224,7 +221,7 @@ class Scheduler:
 
     def busy(self) -> bool:
         """Whether an idle engine has to go on stepping, so that ends are delivered."""
-        return self._offload.busy() or len(self._inquiries) > 0
+        return self._offload.busy() or len(self._asking) > 0
 
     def reset(self) -> None:
         """The engine's weights may be others now: nothing that was stored before is found by it again."""
@@ -239,7 +236,7 @@ class Scheduler:
                 self.new(live.request)
 
     def close(self) -> None:
-        self._client.close()
+        self._asking.close()
 
     # ---------------------------------------------------------------- helpers
 
@@ -269,13 +266,6 @@ class Scheduler:
             for job, rank in self._stores_over():
                 self.pins.reported(job, rank)
 
-    def _notice_a_loss(self) -> None:
-        """A server that is away keeps no promise; to try would bar the request from the cache."""
-        connected = self._client.connected
-        if self._connected and not connected:
-            self._offload.leases_lost()
-        self._connected = connected
-
     def _match(self, request: Request, hbm_tokens: int) -> int | None:
         return self._offload.match(
             request.request_id, tokens=request.num_tokens, hbm_tokens=hbm_tokens, now_s=time.monotonic()
@@ -286,47 +276,20 @@ class Scheduler:
         tokens = None
         while tokens is None and self._offload.is_asking(request.request_id):
             began_s = time.monotonic()
-            if not self._computing:
-                self._inquiries.wait(began_s + self._patience_s)
-            elif self._step_wait_left_s > 0:
-                self._inquiries.wait(began_s + self._step_wait_left_s)
+            is_answered = self._asking.wait(self._step_wait_left_s if self._computing else self._patience_s)
+            if self._computing:
                 self._step_wait_left_s -= time.monotonic() - began_s
-            if not (self._inquiries.ready and self._listen()):
+            if not is_answered:
                 break
             tokens = self._match(request, hbm_tokens)
-            self._send_lookups()
+            self._asking.send()
         return tokens
 
     def _ask_ahead(self) -> None:
-        while self._namespace and (name := self._offload.next_to_ask()) is not None:
+        while self._asking.namespace and (name := self._offload.next_to_ask()) is not None:
             held = self._holdings.tokens_of(self._live[str(name)].request)
             self._offload.ask(name, time.monotonic(), hbm_tokens=held)
-        self._send_lookups()
-
-    def _send_lookups(self) -> None:
-        for lookup in self._offload.take_lookups():
-            try:
-                self._inquiries.ask(
-                    lookup.number, self._namespace, lookup.keys, chunks_wanted_min=lookup.chunks_wanted_min
-                )
-            except RequestError as problem:
-                self._say(problem)
-                self._offload.found(lookup.number, Found(0, None, problem.code))
-
-    def _listen(self) -> bool:
-        """Hands on what the server has answered; True when that was anything."""
-        answers = self._inquiries.take()
-        for number, found, refusal in answers:
-            if refusal is not None:
-                self._say(refusal)
-            self._offload.found(number, found)
-        return bool(answers)
-
-    def _say(self, problem: RequestError) -> None:
-        """What the server will go on refusing is said once, and is no reason for the engine to stop."""
-        if problem.code not in self._said:
-            self._said.add(problem.code)
-            log.error("refused by the server %s", problem)
+        self._asking.send()
 
     def _store(self, item: Scheduled, tables_of: Any, now_s: float) -> StoreOrder | None:
         live = self._live.get(item.name)
@@ -365,7 +328,6 @@ class Scheduler:
         live.key = keys[-KEY_BYTES:] or live.key
 
     def _tidy(self) -> None:
-        for lease in self._offload.take_releases():
-            self._inquiries.release(lease)
+        self._asking.give_back()
         for summary in self._offload.take_summaries():
             log.info("%s", summary)

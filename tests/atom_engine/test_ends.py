@@ -205,9 +205,9 @@ def test_chunks_that_are_due_are_taken_before_their_request_is_preempted(make_ri
 def test_after_a_sleep_nothing_of_before_is_found(make_rig: MakeRig) -> None:
     """Weights may be others: registered again, under a namespace of its own; HBM was given back and is new."""
     rig = warm(make_rig, tensor=2)
-    before = rig.connector._half._namespace
+    before = rig.connector._half.namespace
     rig.register()
-    rig.idle_until("the new namespace", lambda: rig.connector._half._namespace != before)
+    rig.idle_until("the new namespace", lambda: rig.connector._half.namespace != before)
     rig.run(prompt(1, 300))
     assert rig.loads() == []
     assert rig.stored_tokens() == [(0, 288)]
