@@ -40,6 +40,8 @@ class _Life:
         self.name = name
         self.boundary = 0
         """Where it is handed over from computing to loading; 0 when it is not."""
+        self.is_keyed = True
+        """False for one that no name is safe for. ATOM forgets why, so the life has to remember it."""
         self.is_offered = False
         """match() said more than 0, and ATOM has not allocated since."""
 
@@ -212,11 +214,11 @@ class Scheduler:
     def _begin(self, life: _Life) -> None:
         seq = life.seq
         tokens = seq.num_prompt_tokens
-        if seq.multimodal_data is not None:
-            # Placeholders are the same tokens whatever the image is. ATOM forgets the data later; the life does not.
-            self._offload.begin_unkeyed(life.name, tokens=tokens, why="multimodal")
-        elif seq.has_per_req_cache:
-            self._offload.begin_unkeyed(life.name, tokens=tokens, why="per-request-state")
+        # Placeholders are the same tokens whatever the image is.
+        why = "multimodal" if seq.multimodal_data is not None else "per-request-state" if seq.has_per_req_cache else ""
+        life.is_keyed = not why
+        if why:
+            self._offload.begin_unkeyed(life.name, tokens=tokens, why=why)
         else:
             keys = chunk_keys(seq.token_ids[:tokens], self._options.chunk_tokens)
             self._offload.begin(life.name, tokens=tokens, keys=keys)
@@ -283,7 +285,7 @@ class Scheduler:
 
     def _use_namespace(self, namespace: bytes) -> None:
         if self.namespace and namespace != self.namespace:
-            for life in list(self._lives.values()):
+            for life in [life for life in self._lives.values() if life.is_keyed]:
                 self._end(life)
         self._asking.namespace = namespace
         log.info("namespace of all ranks namespace=%s", namespace.hex()[:16])

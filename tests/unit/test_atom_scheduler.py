@@ -206,3 +206,17 @@ def test_what_was_found_under_an_earlier_namespace_is_forgotten() -> None:
     desk.scheduler.step()
     assert desk.scheduler._lives == {}
     assert desk.server.released == [1]
+
+
+def test_an_image_stays_out_when_the_engine_sleeps_while_its_request_lives() -> None:
+    """ATOM forgets the image with its first batch. Named anew after a preemption, its placeholders would be text."""
+    desk = Desk(held=36)
+    seq = sequence(50, multimodal_data={"image": 1})
+    assert not desk.admit(seq, hbm=0)
+    seq.multimodal_data = None
+    desk.scheduler.learn([operation(NAMESPACE + "6f" * 32, 0)])
+    seq.num_cached_tokens, seq.block_table = 0, []
+    assert not desk.admit(seq, hbm=0)
+    seq.num_cached_tokens, seq.block_table = 50, list(range(13))
+    assert desk.scheduler.step().requests == ()
+    assert desk.server.asked == 0
