@@ -220,3 +220,21 @@ def test_an_image_stays_out_when_the_engine_sleeps_while_its_request_lives() -> 
     seq.num_cached_tokens, seq.block_table = 50, list(range(13))
     assert desk.scheduler.step().requests == ()
     assert desk.server.asked == 0
+
+
+def test_what_the_server_has_lost_is_stored_although_the_answer_came_after_the_admission() -> None:
+    """A prompt that is not worth a load is asked for and not waited for. Until then it counted as stored whole."""
+    desk = Desk(retrieve_tokens_min=100)
+    seq = sequence(50)
+    desk.admit(seq, hbm=0)
+    seq.num_cached_tokens = 50
+    (store,) = desk.scheduler.step().stores
+    done = operation(1, store.job)
+    desk.scheduler.ended(loaded=(), failed=(), saved=desk.scheduler.jobs.ended([done]), gaps=())
+    seq.num_cached_tokens, seq.block_table = 0, []  # preempted, and the server evicts it meanwhile
+    desk.server.is_slow = True
+    desk.admit(seq, hbm=0)
+    seq.num_cached_tokens, seq.block_table = 50, list(range(13))
+    desk.server.is_slow = False
+    (store,) = desk.scheduler.step().stores
+    assert (store.first_chunk, store.chunks) == (0, 4)
