@@ -18,6 +18,7 @@ from kvclient.offload_asking import Asking
 from kvclient.offload_ends import Report
 from kvclient.offload_values import Options, RetrieveOrder, StoreOrder
 from kvclient.values import RetrieveResult
+from kvclient.vllm_doubts import Doubts
 from kvclient.vllm_hbm import Holdings
 from kvclient.vllm_keys import Keyer, Request
 from kvclient.vllm_pins import Pins, Pool
@@ -26,11 +27,6 @@ from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 
 log = logging.getLogger("vllm.kvserver.scheduler")
-
-
-DOUBTFUL_STEPS = 2
-"""After so many more steps an engine has looked at what became of a load within a step: the outcome of one step is
-read after the next has been scheduled."""
 
 
 class Scheduled(NamedTuple):
@@ -57,8 +53,6 @@ class _Live:
         self.hbm_tokens = 0
         self.known_tokens: int | None = None
         """That the engine had, or was brought by us, when the request was admitted; None once it is computing."""
-        self.doubtful_steps = 0
-        """For which nothing is stored: another connector brought tokens, which the engine may find wanting."""
 
 
 class Scheduler:
@@ -81,8 +75,7 @@ class Scheduler:
         self._asking = Asking(client, self._offload, log)
         self._holdings = Holdings(options.groups)
         self._chunk_tokens = options.chunk_tokens
-        self._block_tokens = max(group.block_tokens for group in options.groups)
-        """A prefix in HBM may reach less than that behind what match() is told of it."""
+        self._doubts = Doubts(max(group.block_tokens for group in options.groups))
         self._patience_s = options.lookup_deadline_s
         self._step_wait_s = self._step_wait_left_s = step_wait_s
         self._keyer = keyer
@@ -171,6 +164,7 @@ class Scheduler:
         self._computing.discard(name)
         if name in self._live:
             self._settle(name)
+            self._doubts.forget(name, said_tokens=self._live[name].request.num_tokens)
             del self._live[name]
             self._offload.finish(name)
 
@@ -185,12 +179,15 @@ class Scheduler:
         for name in [name for name, naming in self._unnamed.items() if naming.ready]:
             self._settle(name)
         self._ask_ahead()
+        items = list(scheduled)
+        for item in items:
+            self._notice(item, tables_of)
         stores = []
         self._computing.clear()
         self._step_wait_left_s = self._step_wait_s
         if self._asking.namespace:
             now_s = time.monotonic()
-            for item in scheduled:
+            for item in items:
                 self._computing.add(item.name)
                 order = self._store(item, tables_of, now_s)
                 if order is not None:
@@ -293,7 +290,7 @@ class Scheduler:
 
     def _store(self, item: Scheduled, tables_of: Any, now_s: float) -> StoreOrder | None:
         live = self._live.get(item.name)
-        if live is None or live.extra is None or self._is_doubtful(live, item):
+        if self._is_held_back(item, tables_of) or live is None or live.extra is None:
             return None
         if self._store_output and (live.chunks + 1) * self._chunk_tokens <= live.request.num_tokens:
             keys = self._more_keys(live)
@@ -306,15 +303,26 @@ class Scheduler:
             self.pins.pin(order)
         return order
 
-    def _is_doubtful(self, live: _Live, item: Scheduled) -> bool:
-        """Beside other connectors (MultiConnector). One of them may bring tokens within a step, fail, and have them
-        computed anew, but a store of that step would have read what it left in the blocks."""
+    def _notice(self, item: Scheduled, tables_of: Any) -> None:
+        live = self._live.get(item.name)
+        if live is None or (live.known_tokens is None and not self._doubts):
+            return
         known, live.known_tokens = live.known_tokens, None
-        if known is not None:
-            live.doubtful_steps = DOUBTFUL_STEPS if item.begin >= known + self._block_tokens else 0
-            return live.doubtful_steps > 0
-        live.doubtful_steps = max(0, live.doubtful_steps - 1)
-        return live.doubtful_steps > 0
+        self._doubts.notice(
+            item.name,
+            _only_table(tables_of(item.name)),
+            begin=item.begin,
+            end=item.tokens,
+            known=known,
+            said_tokens=live.request.num_tokens,
+        )
+
+    def _is_held_back(self, item: Scheduled, tables_of: Any) -> bool:
+        """For another connector's sake."""
+        if not self._doubts:
+            return False
+        table = _only_table(tables_of(item.name))
+        return self._doubts.holds_back(item.name, table, begin=item.begin, end=item.tokens)
 
     def _more_keys(self, live: _Live) -> bytes:
         """Of the chunks that have none yet."""
@@ -331,3 +339,8 @@ class Scheduler:
         self._asking.give_back()
         for summary in self._offload.take_summaries():
             log.info("%s", summary)
+
+
+def _only_table(tables: Sequence[Sequence[int]]) -> Sequence[int]:
+    """Of a model with one group of layers; of others doubts are about requests alone."""
+    return tables[0] if len(tables) == 1 else ()
