@@ -2,14 +2,14 @@
 
 vLLM puts such blocks into its prefix cache at once, so that the requests of this step and the next may go on behind
 them, and hears of a failure when both have been scheduled. Then it computes them anew, in place and in as many steps as
-that takes; what others have computed behind them meanwhile stays. So nothing is stored of a request while there is a
-block in doubt before it; and when the load has failed, nothing of those that went on behind it, until they are admitted
-anew, nor of who takes over what these have computed.
+that takes; what others have computed behind them meanwhile stays, and is shared as any other. So blocks are followed:
+nothing is stored of a request behind one that is in doubt, or behind one that turned out wrong and was not computed
+since; and what is computed there is wrong as well.
 
 Blocks are those of the one group that the model has. With several, vLLM does not survive such a failure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 DOUBTFUL_STEPS = 2
 """After so many more steps of a request vLLM has looked at what became of its load: the outcome of one step is read
@@ -19,18 +19,16 @@ after the next has been scheduled."""
 class _Load:
     """In doubt."""
 
-    def __init__(self, blocks: Sequence[int], *, first_block: int, end_tokens: int, said_tokens: int) -> None:
+    def __init__(self, blocks: Sequence[int], *, first_place: int, end_tokens: int, said_tokens: int) -> None:
         self.blocks = blocks
-        self.first_block = first_block
-        """Its place in the request's table."""
+        self.first_place = first_place
+        """In the request's table."""
         self.end_tokens = end_tokens
         self.said_tokens = said_tokens
         """Of the request when it was admitted. Once it has more, the step that loaded went well."""
         self.steps_left = DOUBTFUL_STEPS
-        self.followers: set[str] = set()
-        """Requests that have computed behind it since."""
-        self.followers_blocks: set[int] = set()
-        """What they computed."""
+        self.behind: set[int] = set()
+        """Blocks in which others have computed behind it since."""
 
 
 class Doubts:
@@ -40,14 +38,12 @@ class Doubts:
         self._block_tokens = block_tokens
         self._loads: dict[str, _Load] = {}
         """By the request for which they were made."""
-        self._wrong: set[int] = set()
-        """Blocks that do not hold what the engine believes, until somebody computes them."""
-        self._spoiled: set[str] = set()
-        """Requests that have computed behind one of these."""
+        self._wrong: dict[int, int] = {}
+        """Blocks that do not hold what the engine believes -> how many of their leading tokens are right."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to look at but admissions."""
-        return bool(self._loads or self._wrong or self._spoiled)
+        return bool(self._loads or self._wrong)
 
     def notice(
         self, name: str, table: Sequence[int], *, begin: int, end: int, known: int | None, said_tokens: int
@@ -59,34 +55,28 @@ class Doubts:
             self.forget(name, said_tokens=0)
             # A prefix in HBM may reach less than a block behind what match() was told of it.
             if begin >= known + self._block_tokens:
-                first = known // self._block_tokens
-                blocks = table[first : self._blocks_until(begin)]
-                self._wrong.difference_update(blocks)
-                self._loads[name] = _Load(blocks, first_block=first, end_tokens=begin, said_tokens=said_tokens)
+                self._begin(name, table, known=known, end=begin, said_tokens=said_tokens)
         elif load is not None and begin < load.end_tokens:
             self._failed(name, begin)
         elif load is not None:
             load.steps_left -= 1
             if not load.steps_left:
                 del self._loads[name]
-        first = begin // self._block_tokens
-        if self._wrong and self._wrong.isdisjoint(table[:first]):
-            self._wrong.difference_update(table[first : end // self._block_tokens])
+        if self._wrong and not self._is_behind_wrong(table, begin):
+            for place, block in self._touched(table, begin, end):
+                self._computed(block, until=end - place * self._block_tokens)
 
     def holds_back(self, name: str, table: Sequence[int], *, begin: int, end: int) -> bool:
         """Whether nothing may be stored of the request in this step."""
-        before = table[: self._blocks_until(begin)]
-        computed = table[begin // self._block_tokens : self._blocks_until(end)]
         held = name in self._loads
+        before = set(table[: -(-begin // self._block_tokens)])
         for owner, load in self._loads.items():
-            if owner != name and not set(load.blocks).isdisjoint(before):
-                load.followers.add(name)
-                load.followers_blocks.update(computed)
+            if owner != name and not before.isdisjoint(load.blocks):
                 held = True
-        if name in self._spoiled or not self._wrong.isdisjoint(before):
-            self._spoiled.add(name)
-            self._wrong.update(computed)
+                load.behind.update(block for _, block in self._touched(table, begin, end))
+        if self._is_behind_wrong(table, begin):
             held = True
+            self._wrong |= {block: 0 for _, block in self._touched(table, begin, end)}
         return held
 
     def forget(self, name: str, *, said_tokens: int) -> None:
@@ -96,16 +86,36 @@ class Doubts:
             del self._loads[name]
         elif load is not None:
             self._failed(name, 0)
-        self._spoiled.discard(name)
-        for other in self._loads.values():
-            other.followers.discard(name)
+
+    # ---------------------------------------------------------------- helpers
+
+    def _begin(self, name: str, table: Sequence[int], *, known: int, end: int, said_tokens: int) -> None:
+        first = known // self._block_tokens
+        blocks = table[first : -(-end // self._block_tokens)]
+        for block in blocks:
+            self._wrong.pop(block, None)  # it was given away, and holds something else now
+        self._loads[name] = _Load(blocks, first_place=first, end_tokens=end, said_tokens=said_tokens)
 
     def _failed(self, name: str, begin: int) -> None:
-        """What it brought is wrong from token `begin` on."""
+        """What it brought is wrong from token `begin` on, where a block begins."""
         load = self._loads.pop(name)
-        self._wrong.update(load.blocks[max(0, begin // self._block_tokens - load.first_block) :])
-        self._wrong |= load.followers_blocks
-        self._spoiled |= load.followers
+        wrong = load.blocks[max(0, begin // self._block_tokens - load.first_place) :]
+        self._wrong |= dict.fromkeys([*wrong, *load.behind], 0)
 
-    def _blocks_until(self, token: int) -> int:
-        return -(-token // self._block_tokens)
+    def _touched(self, table: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Places and blocks of tokens [begin, end)."""
+        first = begin // self._block_tokens
+        return enumerate(table[first : -(-end // self._block_tokens)], first)
+
+    def _is_behind_wrong(self, table: Sequence[int], begin: int) -> bool:
+        return any(
+            block in self._wrong and min(begin - place * self._block_tokens, self._block_tokens) > self._wrong[block]
+            for place, block in self._touched(table, 0, begin)
+        )
+
+    def _computed(self, block: int, *, until: int) -> None:
+        """Its tokens up to there are right."""
+        if until >= self._block_tokens:
+            self._wrong.pop(block, None)
+        elif block in self._wrong:
+            self._wrong[block] = until

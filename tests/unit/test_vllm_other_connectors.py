@@ -104,14 +104,37 @@ def test_what_was_computed_behind_a_load_that_failed_spoils_who_takes_it_over() 
     beside = Beside()
     beside.admit("r", [*SHARED, 20, 21], hbm=0)
     beside.admit("s", [*SHARED, 30, 31], hbm=36)
-    assert beside.step(r=(36, 41), s=(36, 41)) == []
-    assert beside.step(r=(0, 41)) == [("r", 0, 3)]
+    assert beside.step(r=(36, 41), s=(36, 38)) == []
+    assert beside.step(r=(0, 41), s=(38, 41)) == [("r", 0, 3)], "38 and 39 lie behind 36 and 37 of the step before"
     beside.admit("t", [*SHARED, 30, 41], hbm=40)
     assert beside.step(t=(40, 41)) == []
     beside.bench.half.finished("t")
-    beside.tables["s"] = []
-    beside.admit("s", [*range(50, 57), 30, 31], hbm=0)  # preempted, and computed from the start in blocks of its own
+    beside.admit("s", [*range(50, 57), 30, 31, 32, 33], hbm=0)  # preempted, and computed from its first token on
     assert beside.step(s=(0, 41)) == [("s", 0, 3)]
+
+
+def test_a_load_that_failed_in_its_middle_leaves_what_lies_before() -> None:
+    beside = Beside()
+    beside.admit("r", [*SHARED, 20, 21], hbm=0)
+    assert beside.step(r=(36, 41)) == []
+    assert beside.step(r=(20, 21)) == [("r", 0, 1)]
+    beside.admit("s", [*SHARED[:5], *range(30, 36)], hbm=20)
+    assert beside.step(s=(20, 41)) == [("s", 0, 3)]
+    beside.admit("t", [*SHARED[:6], *range(40, 45)], hbm=24)
+    assert beside.step(t=(24, 41)) == [], "of the sixth block one token is right"
+
+
+def test_blocks_into_which_another_load_goes_are_in_doubt_for_its_sake_alone() -> None:
+    beside = Beside()
+    beside.admit("r", [*SHARED, 20, 21], hbm=0)
+    beside.step(r=(36, 41))
+    beside.bench.half.finished("r")
+    beside.admit("s", [*SHARED, 30, 31], hbm=0)
+    assert beside.step(s=(36, 41)) == []
+    assert beside.step(s=(41, 42)) == []
+    assert beside.step(s=(42, 43)) == [("s", 0, 3)]
+    beside.bench.half.finished("s")
+    assert not beside.bench.half._doubts
 
 
 @pytest.mark.parametrize("is_told", [False, True])
