@@ -244,6 +244,7 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
             layout,
             model_id=engine.settings.model_id or model_id_of(engine.config),
             weights_epoch=engine.settings.weights_epoch,
+            tenant=engine.settings.tenant,
             chunk_tokens=engine.chunk_tokens,
             replicas=replicas,
             versions=_versions(),
