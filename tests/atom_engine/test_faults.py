@@ -95,6 +95,8 @@ def test_a_copy_that_hangs(make_rig: MakeRig, what: str) -> None:
         stop(server.mover_pid())
         (seq,) = rig.run(prompt(1, 300), max_tokens=4)
         assert seq.is_finished
+        assert rig.connector.get_statistics()["load_failures"] == (what == "load")
+        assert what == "load" or rig.connector._half.statistics.stores_short > 0
 
 
 def test_a_server_that_does_not_answer(make_rig: MakeRig) -> None:
@@ -205,4 +207,5 @@ def test_a_full_arena(make_rig: MakeRig) -> None:
         rig.forget_hbm()
         for number in range(4):
             rig.run(prompt(number, 300), max_tokens=2)
+        assert server.status().counters["evictions"] > 0, "it was full"
         assert rig.connector.get_statistics()["load_failures"] == 0

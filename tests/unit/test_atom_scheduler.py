@@ -198,6 +198,25 @@ def test_a_preempted_sequence_that_waits_keeps_its_answer() -> None:
     assert desk.server.released == []
 
 
+def test_a_prefill_that_was_preempted_before_any_output_is_loaded_again() -> None:
+    """What ATOM noted of the first load would have it believe that the second has ended."""
+    desk = Desk(held=36)
+    seq = sequence(50)
+    assert desk.admit(seq, hbm=0)
+    (first,) = desk.scheduler.step().retrieves
+    done = operation(1, first.job)
+    desk.scheduler.jobs.ended([done])
+    desk.scheduler.ended(loaded=[done], failed=(), saved={}, gaps=())
+    seq.offload_loaded, seq.num_cached_tokens = True, 36
+    seq.block_table = list(range(20, 33))  # preempted, and allocated anew
+    assert desk.admit(seq, hbm=8)
+    (again,) = desk.scheduler.step().retrieves
+    assert (again.hbm_tokens, again.end_tokens) == (8, 36)
+    assert [list(item.block_ids) for item in again.blocks] == [list(range(22, 29))]
+    assert (seq.offload_loaded, seq.offload_load_start_tokens) == (False, 8)
+    assert desk.scheduler.jobs.holds(seq)
+
+
 def test_what_was_found_under_an_earlier_namespace_is_forgotten() -> None:
     """The engine has slept while a request waited: its lease is for bytes of other weights."""
     desk = Desk(held=36)
