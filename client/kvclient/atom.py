@@ -8,6 +8,7 @@ computes on; what is refused when the engine starts does get through.
 import importlib.metadata
 import logging
 import platform
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,10 @@ from kvserver.errors import RequestError
 from kvserver.wire.messages import GroupSpec
 
 log = logging.getLogger("atom.kvserver")
+
+SAID_TIMES = 8
+"""A rank says each end in so many polls. ATOM drops a poll for which one rank takes more than 10 s (it compiles a
+kernel, say), and with it what others have said; what it hears twice it counts once."""
 
 
 class Engine:
@@ -225,6 +230,8 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         self._rank = self._engine.stage * tensor_ranks + tensor_rank
         self._worker: GuardedWorker | None = None
         self._registered = 0
+        self._said: deque[KVConnectorOutput] = deque(maxlen=SAID_TIMES)
+        """What was new in the last polls."""
         self._unsaid: str = ""
         self._names: dict[int, Name] = {}
         """Of jobs in flight, whose they are."""
@@ -279,6 +286,17 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         self._worker.computed()
 
     def get_finished(self) -> KVConnectorOutput:
+        self._said.append(self._ended())
+        output = KVConnectorOutput()
+        for said in self._said:
+            output.finished_loading |= said.finished_loading
+            output.failed_loading |= said.failed_loading
+            output.finished_saving |= said.finished_saving
+            output.connector_completions |= said.connector_completions
+        return output
+
+    def _ended(self) -> KVConnectorOutput:
+        """Since the last call."""
         output = KVConnectorOutput()
         if self._worker is None:
             return output
