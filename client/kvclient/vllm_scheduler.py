@@ -51,8 +51,6 @@ class _Live:
         self.key = b""
         """The last of them."""
         self.hbm_tokens = 0
-        self.known_tokens: int | None = None
-        """That the engine had, or was brought by us, when the request was admitted; None once it is computing."""
 
 
 class Scheduler:
@@ -82,6 +80,8 @@ class Scheduler:
         self._store_output = store_output
         self._told: dict[str, int] = {}
         self._live: dict[str, _Live] = {}
+        self._known_tokens: dict[str, int] = {}
+        """Of requests that were matched and do not compute yet: what the engine has, or is brought by us."""
         self._unnamed: dict[str, Naming] = {}
         """Requests that have not begun: their keys are being made."""
         self._computing: set[str] = set()
@@ -129,7 +129,7 @@ class Scheduler:
             return None, False
         self._settle(request.request_id)
         live = self._live[request.request_id]
-        live.hbm_tokens = live.known_tokens = hbm_tokens
+        live.hbm_tokens = self._known_tokens[request.request_id] = hbm_tokens
         if not self._asking.namespace:
             return 0, False
         self._asking.notice_a_loss()
@@ -154,7 +154,7 @@ class Scheduler:
             request.request_id, hbm_tokens=live.hbm_tokens, tables=tables, tokens=external_tokens
         )
         assert order is not None, "match() knew the engine's own tokens"
-        live.known_tokens = order.end_tokens
+        self._known_tokens[request.request_id] = order.end_tokens
         self.untold.append(order)
 
     def finished(self, name: str, tables: Sequence[Sequence[int]] = ()) -> None:
@@ -164,6 +164,7 @@ class Scheduler:
         self._computing.discard(name)
         if name in self._live:
             self._settle(name)
+            self._known_tokens.pop(name, None)
             self._doubts.forget(name, said_tokens=self._live[name].request.num_tokens)
             del self._live[name]
             self._offload.finish(name)
@@ -180,8 +181,10 @@ class Scheduler:
             self._settle(name)
         self._ask_ahead()
         items = list(scheduled)
-        for item in items:
-            self._notice(item, tables_of)
+        if self._known_tokens or self._doubts:
+            for item in items:
+                self._notice(item, tables_of)
+        is_doubtful = bool(self._doubts)
         stores = []
         self._computing.clear()
         self._step_wait_left_s = self._step_wait_s
@@ -189,6 +192,8 @@ class Scheduler:
             now_s = time.monotonic()
             for item in items:
                 self._computing.add(item.name)
+                if is_doubtful and self._is_held_back(item, tables_of):
+                    continue
                 order = self._store(item, tables_of, now_s)
                 if order is not None:
                     stores.append(order)
@@ -290,7 +295,7 @@ class Scheduler:
 
     def _store(self, item: Scheduled, tables_of: Any, now_s: float) -> StoreOrder | None:
         live = self._live.get(item.name)
-        if self._is_held_back(item, tables_of) or live is None or live.extra is None:
+        if live is None or live.extra is None:
             return None
         if self._store_output and (live.chunks + 1) * self._chunk_tokens <= live.request.num_tokens:
             keys = self._more_keys(live)
@@ -304,10 +309,10 @@ class Scheduler:
         return order
 
     def _notice(self, item: Scheduled, tables_of: Any) -> None:
+        known = self._known_tokens.pop(item.name, None)
         live = self._live.get(item.name)
-        if live is None or (live.known_tokens is None and not self._doubts):
+        if live is None or (known is None and not self._doubts):
             return
-        known, live.known_tokens = live.known_tokens, None
         self._doubts.notice(
             item.name,
             _only_table(tables_of(item.name)),
@@ -319,8 +324,6 @@ class Scheduler:
 
     def _is_held_back(self, item: Scheduled, tables_of: Any) -> bool:
         """For another connector's sake."""
-        if not self._doubts:
-            return False
         table = _only_table(tables_of(item.name))
         return self._doubts.holds_back(item.name, table, begin=item.begin, end=item.tokens)
 
