@@ -37,6 +37,8 @@ class Scheduled(NamedTuple):
     """Leading tokens that were computed, or brought, before the step."""
     tokens: int
     """Leading tokens that are computed when the step is done."""
+    loads_within: bool = True
+    """Some request of the step is loaded within it, or nobody knows; never by us."""
 
 
 class _Live:
@@ -310,6 +312,8 @@ class Scheduler:
 
     def _notice(self, item: Scheduled, tables_of: Any) -> None:
         known = self._known_tokens.pop(item.name, None)
+        if known is not None and not item.loads_within:
+            known = max(known, item.begin)  # what was brought between steps has not failed
         live = self._live.get(item.name)
         if live is None or (known is None and not self._doubts):
             return

@@ -28,6 +28,13 @@ def test_what_another_connector_failed_to_bring_is_stored_when_it_is_computed() 
     assert (order.first_chunk, order.chunks) == (1, 2)
 
 
+def test_what_another_connector_brought_between_steps_is_stored_at_once() -> None:
+    bench, asked = Bench(), request()
+    assert bench.admit(asked) == 0
+    _, (order,) = bench.half.step([Scheduled("r", 36, 41, loads_within=False)], lambda name: [bench.table])
+    assert (order.first_chunk, order.chunks) == (0, 3)
+
+
 def test_a_prefix_in_hbm_that_ends_within_a_block_is_no_doubt() -> None:
     bench, asked = Bench(), request()
     assert bench.admit(asked, hbm_tokens=4 * BLOCK) == 0
