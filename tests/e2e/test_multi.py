@@ -52,19 +52,3 @@ def test_what_the_other_one_failed_to_load_is_not_stored(engine: Engine, server:
     found = engine.generate([marked])[0]
     assert found.cached_tokens == whole_chunks(LENGTH)
     assert_same(found, wanted)
-
-
-def test_what_it_failed_to_load_is_not_stored_for_who_shares_it_either(engine: Engine, server: Server) -> None:
-    """Two prompts at once. vLLM lets the second go on behind the blocks of the first, before the failure is known."""
-    marked = [MARK, *prompt(3, LENGTH - 1)]
-    other = [*marked[:600], *prompt(4, 300)]
-    wanted = [engine.generate([one], cache_salt="computed")[0] for one in (marked, other)]
-    failures = engine.log().count("brings nothing")
-    together = engine.generate([marked, other])
-    assert engine.log().count("brings nothing") == failures + 1
-    assert_same(together[0], wanted[0])
-    until("the stores to end", lambda: settled(server))
-    engine.evict()
-    found = engine.generate([other])[0]
-    assert found.cached_tokens == whole_chunks(600)
-    assert_same(found, wanted[1])
