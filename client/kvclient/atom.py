@@ -8,6 +8,7 @@ computes on; what is refused when the engine starts does get through.
 import importlib.metadata
 import logging
 import platform
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,10 @@ from kvserver.errors import RequestError
 from kvserver.wire.messages import GroupSpec
 
 log = logging.getLogger("atom.kvserver")
+
+SAID_TIMES = 8
+"""A rank says each end in so many polls. ATOM drops a poll for which one rank takes more than 10 s (it compiles a
+kernel, say), and with it what others have said; what it hears twice it counts once."""
 
 
 class Engine:
@@ -105,23 +110,18 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         self._half.wait_connected()
         self._guard = Guard(_nothing, log)
         self._handoffs = self._half.handoffs
-        self._offered: set[int] = set()
-        """id() of sequences for which ATOM asks next whether they are to be parked."""
 
     def get_num_new_matched_tokens(self, seq: Seq) -> tuple[int, bool]:
         with self._guard as serves:
             if serves:
                 tokens = self._half.match(seq)
-                (self._offered.add if tokens else self._offered.discard)(id(seq))
                 return tokens, tokens > 0
         return 0, False
 
     def update_state_after_alloc(self, seq: Seq) -> None:
         with self._guard as serves:
             if serves:
-                is_offered = id(seq) in self._offered
-                self._offered.discard(id(seq))
-                self._half.allocated(seq, is_offered=is_offered)
+                self._half.allocated(seq)
 
     def should_park_for_load_after_alloc(self, seq: Seq) -> bool:
         with self._guard as serves:
@@ -155,12 +155,17 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         output.connector_completions -= ours
         gaps = {item.operation_id for item in ours if not item.succeeded}
         loaded, failed, saved = output.finished_loading, output.failed_loading, output.finished_saving
-        known: set[Any] = set()
+        # Apart from the decisions, and before them: what ATOM waits for has to reach it also when these fail.
+        known = self._half.jobs.ended((*loaded, *failed, *saved))
         with self._guard as serves:
             if serves:
-                known = self._half.ended(loaded=loaded, failed=failed, saved=saved, gaps=gaps)
-        if self._guard.tripped:
-            known |= {one for one in (*loaded, *failed, *saved) if self._half.jobs.ended(one)}
+                self._half.learn(saved)
+                self._half.ended(
+                    loaded=[one for one in loaded if one in known],
+                    failed=[one for one in failed if one in known],
+                    saved={one: known[one] for one in saved if one in known},
+                    gaps=gaps,
+                )
         output.finished_loading = {one.req_id for one in loaded if one in known}
         output.failed_loading = {one.req_id for one in failed if one in known}
         output.finished_saving = {one.req_id for one in saved if one in known}
@@ -173,7 +178,6 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         return self._half.jobs.holds(seq)
 
     def request_finished(self, seq: Seq) -> None:
-        self._offered.discard(id(seq))
         with self._guard as serves:
             if serves:
                 self._half.finished(seq)
@@ -226,6 +230,8 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         self._rank = self._engine.stage * tensor_ranks + tensor_rank
         self._worker: GuardedWorker | None = None
         self._registered = 0
+        self._said: deque[KVConnectorOutput] = deque(maxlen=SAID_TIMES)
+        """What was new in the last polls."""
         self._unsaid: str = ""
         self._names: dict[int, Name] = {}
         """Of jobs in flight, whose they are."""
@@ -245,6 +251,7 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
             layout,
             model_id=engine.settings.model_id or model_id_of(engine.config),
             weights_epoch=engine.settings.weights_epoch,
+            tenant=engine.settings.tenant,
             chunk_tokens=engine.chunk_tokens,
             replicas=replicas,
             versions=_versions(),
@@ -279,6 +286,17 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         self._worker.computed()
 
     def get_finished(self) -> KVConnectorOutput:
+        self._said.append(self._ended())
+        output = KVConnectorOutput()
+        for said in self._said:
+            output.finished_loading |= said.finished_loading
+            output.failed_loading |= said.failed_loading
+            output.finished_saving |= said.finished_saving
+            output.connector_completions |= said.connector_completions
+        return output
+
+    def _ended(self) -> KVConnectorOutput:
+        """Since the last call."""
         output = KVConnectorOutput()
         if self._worker is None:
             return output

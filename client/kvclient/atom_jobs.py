@@ -3,6 +3,7 @@
 Apart from the decisions, so that blocks come back also when these have failed.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from kvclient.atom_steps import Name, Seq
@@ -14,6 +15,7 @@ class _Job(NamedTuple):
     """Held, so that its id() belongs to nobody else meanwhile."""
     request_id: Any
     chunks: int
+    """0 of a retrieve."""
 
 
 class AtomJobs:
@@ -37,20 +39,18 @@ class AtomJobs:
     def holds(self, seq: Seq) -> bool:
         return id(seq) in self._of
 
-    def chunks_of(self, operation: Any) -> int:
-        """Of a store in flight."""
-        job = self._jobs.get(getattr(operation, "generation", -1))
-        return job.chunks if job is not None else 0
+    def ended(self, operations: Iterable[Any]) -> dict[Any, int]:
+        """Those that were in flight until now, of exactly their requests, and how many chunks they were to store."""
+        return {one: job.chunks for one in operations if (job := self._taken(one)) is not None}
 
-    def ended(self, operation: Any) -> bool:
-        """True for an operation that was in flight until now, of exactly that request."""
+    def _taken(self, operation: Any) -> _Job | None:
         number = getattr(operation, "generation", -1)
         job = self._jobs.get(number)
         if job is None or job.request_id != operation.req_id:
-            return False
+            return None
         del self._jobs[number]
         left = self._of[id(job.seq)]
         left.discard(number)
         if not left:
             del self._of[id(job.seq)]
-        return True
+        return job

@@ -23,6 +23,7 @@ def facts_of(
     *,
     model_id: str,
     weights_epoch: int,
+    tenant: str,
     chunk_tokens: int,
     replicas: int,
     versions: Mapping[str, str],
@@ -31,8 +32,8 @@ def facts_of(
 ) -> dict[str, object]:
     """Of ATOM's Config. The same in all ranks of an engine.
 
-    model_id: tells the model, weights included, from all others. sleeps: of this engine's life, and how often its cache
-    was made anew; empty for the first."""
+    model_id: tells the model, weights included, from all others. tenant: engines of different ones share nothing.
+    sleeps: of this engine's life, and how often its cache was made anew; empty for the first."""
     settings = _settings(config.hf_config)
     stages = int(getattr(config, "pipeline_parallel_size", 1) or 1)
     return {
@@ -53,6 +54,7 @@ def facts_of(
         "chunk_tokens": chunk_tokens,
         "grid": [stages, *(int(getattr(config, f"{name}_parallel_size", 1) or 1) for name in GRID), replicas],
         "layout": list(layout.facts(pipeline_stages=stages)),
+        **({"tenant": tenant} if tenant else {}),
     }
 
 

@@ -11,7 +11,7 @@ no longer than a lookup may take, and a server that did not answer is not asked 
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from kvclient.atom_jobs import AtomJobs
@@ -19,10 +19,9 @@ from kvclient.atom_steps import NAMESPACE, Name, Seq, Step
 from kvclient.client import Client
 from kvclient.keys import chunk_keys
 from kvclient.offload import Offload
+from kvclient.offload_asking import Asking
 from kvclient.offload_values import Options, RetrieveOrder, Statistics, StoreOrder
-from kvclient.offload_worker import CONNECT_S
-from kvclient.values import Found, RetrieveResult, StoreResult
-from kvserver.errors import KvError, RequestError
+from kvclient.values import RetrieveResult, StoreResult
 
 log = logging.getLogger("atom.kvserver")
 
@@ -41,6 +40,10 @@ class _Life:
         self.name = name
         self.boundary = 0
         """Where it is handed over from computing to loading; 0 when it is not."""
+        self.is_keyed = True
+        """False for one that no name is safe for. ATOM forgets why, so the life has to remember it."""
+        self.is_offered = False
+        """match() said more than 0, and ATOM has not allocated since."""
 
 
 class Scheduler:
@@ -56,10 +59,9 @@ class Scheduler:
         """That no rank knows of yet; their blocks are held already."""
         self.handoffs: set[int] = set()
         """id() of sequences that compute up to their boundary."""
-        self._client = client
-        self._inquiries = client.inquiries()
         self._options = options
         self._offload = Offload(options)
+        self._asking = Asking(client, self._offload, log)
         self._patience_s = options.lookup_deadline_s
         self._lives: dict[int, _Life] = {}
         """By id() of their sequences."""
@@ -67,43 +69,42 @@ class Scheduler:
         self._storing: dict[int, _Life] = {}
         """Those of which chunks may become due, by id()."""
         self._sweep: Iterator[int] = iter(())
-        self._namespace = b""
         self._namespace_due_s = time.monotonic() + NAMESPACE_WAIT_S
-        self._connected = False
-        self._said: set[str] = set()
 
     @property
     def statistics(self) -> Statistics:
         return self._offload.statistics
 
     def wait_connected(self) -> None:
-        """A moment at the start of the engine, so that its first requests hit."""
-        try:
-            self._client.wait_connected(CONNECT_S)
-        except KvError as problem:
-            log.error("no cache %s", problem)
+        self._asking.wait_connected()
+
+    @property
+    def namespace(self) -> bytes:
+        """Of all ranks; empty until they have said it."""
+        return self._asking.namespace
 
     # ---------------------------------------------------------------- admission
 
     def match(self, seq: Seq) -> int:
         """Tokens that can be loaded, before ATOM says how many of them it has itself."""
         life = self._life_of(seq)
-        life.boundary = 0
+        life.boundary, life.is_offered = 0, False
         self.handoffs.discard(id(seq))
-        if not self._namespace:
+        if not self.namespace:
             return 0
-        self._notice_a_loss()
-        self._listen()
+        self._asking.notice_a_loss()
+        self._asking.listen()
         tokens = self._match(life, hbm_tokens=0)
         while tokens is None and self._offload.is_asking(life.name):
-            self._inquiries.wait(time.monotonic() + self._patience_s)
-            self._listen()
+            self._asking.wait(self._patience_s)
             tokens = self._match(life, hbm_tokens=0)
+        life.is_offered = bool(tokens)
         return tokens or 0
 
-    def allocated(self, seq: Seq, *, is_offered: bool) -> None:
-        """It has its blocks. is_offered: match() said more than 0, and should_park() follows."""
+    def allocated(self, seq: Seq) -> None:
+        """It has its blocks. When match() has said more than 0, should_park() follows."""
         life = self._life_of(seq)
+        is_offered, life.is_offered = life.is_offered, False
         if not is_offered:
             self._offload.admitted(life.name, hbm_tokens=seq.num_cached_tokens)
         if not self._offload.stored_whole(life.name):
@@ -141,7 +142,7 @@ class Scheduler:
     def step(self) -> Step:
         """What the workers are to do next. All that ATOM counts as computed has been launched on their streams before
         they see it."""
-        self._listen()
+        self._asking.listen()
         self._tidy()
         self._end_the_unsaid()
         now_s = time.monotonic()
@@ -152,33 +153,34 @@ class Scheduler:
         self.untold_stores.clear()
         return step
 
-    def ended(self, *, loaded: Iterable[Any], failed: Iterable[Any], saved: Iterable[Any], gaps: set[Any]) -> set[Any]:
-        """Terminals of all ranks, by ATOM's operation ids. gaps: stores behind which chunks are missing.
-
-        The ids of those whose end was waited for; others are late, or nobody's."""
-        known = set()
+    def ended(
+        self, *, loaded: Iterable[Any], failed: Iterable[Any], saved: Mapping[Any, int], gaps: Container[Any]
+    ) -> None:
+        """Of all ranks, jobs that were in flight until now, by ATOM's operation ids; of stores with their chunks.
+        gaps: stores behind which chunks are missing."""
         for operation, why in [*((one, "") for one in loaded), *((one, "rank-failed") for one in failed)]:
-            if self.jobs.ended(operation):
-                known.add(operation)
-                end = self._offload.retrieve_ended(operation.generation, 0, RetrieveResult(not why, 0, why))
-                if end is not None and why:
-                    self._store_again(end.order)
-        for operation in saved:
-            self._notice_namespace(operation)
-            chunks = self.jobs.chunks_of(operation)
-            if self.jobs.ended(operation):
-                known.add(operation)
-                result = StoreResult(0, 0, 0, "gap") if operation in gaps else StoreResult(chunks, chunks, 0, "")
-                self._offload.store_ended(operation.generation, 0, result)
+            end = self._offload.retrieve_ended(operation.generation, 0, RetrieveResult(not why, 0, why))
+            if end is not None and why:
+                self._store_again(end.order)
+        for operation, chunks in saved.items():
+            result = StoreResult(0, 0, 0, "gap") if operation in gaps else StoreResult(chunks, chunks, 0, "")
+            self._offload.store_ended(operation.generation, 0, result)
         self._tidy()
-        return known
+
+    def learn(self, operations: Iterable[Any]) -> None:
+        """All ranks have registered, under one namespace; again when the engine has slept and its weights may be
+        others: then nothing of before is found, nor goes on under a name that is not its own."""
+        for operation in operations:
+            name = getattr(operation, "req_id", None)
+            if isinstance(name, str) and name.startswith(NAMESPACE):
+                self._use_namespace(bytes.fromhex(name.removeprefix(NAMESPACE)))
 
     def may_free(self, seq: Seq) -> bool:
         """False while a job reads or writes its blocks. Chunks that are due are taken first: afterwards it may be too
         late."""
         life = self._storing.get(id(seq))
         if life is not None:
-            self._listen()
+            self._asking.listen()
             self._store_due(life, time.monotonic())
         return not self.jobs.holds(seq)
 
@@ -188,17 +190,17 @@ class Scheduler:
         if life is None:
             return
         if id(seq) in self._storing:
-            self._listen()
+            self._asking.listen()
             self._store_due(life, time.monotonic())
         self._end(life)
 
     def busy(self) -> bool:
         """Whether an idle engine has to go on polling. All of it ends by itself."""
-        learns = not self._namespace and time.monotonic() < self._namespace_due_s
-        return learns or bool(self.untold or self.untold_stores) or self._offload.busy() or len(self._inquiries) > 0
+        learns = not self.namespace and time.monotonic() < self._namespace_due_s
+        return learns or bool(self.untold or self.untold_stores) or self._offload.busy() or len(self._asking) > 0
 
     def close(self) -> None:
-        self._client.close()
+        self._asking.close()
 
     # ---------------------------------------------------------------- lives
 
@@ -212,11 +214,11 @@ class Scheduler:
     def _begin(self, life: _Life) -> None:
         seq = life.seq
         tokens = seq.num_prompt_tokens
-        if seq.multimodal_data is not None:
-            # Placeholders are the same tokens whatever the image is. ATOM forgets the data later; the life does not.
-            self._offload.begin_unkeyed(life.name, tokens=tokens, why="multimodal")
-        elif seq.has_per_req_cache:
-            self._offload.begin_unkeyed(life.name, tokens=tokens, why="per-request-state")
+        # Placeholders are the same tokens whatever the image is.
+        why = "multimodal" if seq.multimodal_data is not None else "per-request-state" if seq.has_per_req_cache else ""
+        life.is_keyed = not why
+        if why:
+            self._offload.begin_unkeyed(life.name, tokens=tokens, why=why)
         else:
             keys = chunk_keys(seq.token_ids[:tokens], self._options.chunk_tokens)
             self._offload.begin(life.name, tokens=tokens, keys=keys)
@@ -278,51 +280,18 @@ class Scheduler:
     def _match(self, life: _Life, *, hbm_tokens: int) -> int | None:
         now_s = time.monotonic()
         tokens = self._offload.match(life.name, tokens=life.seq.num_tokens, hbm_tokens=hbm_tokens, now_s=now_s)
-        for lookup in self._offload.take_lookups():
-            try:
-                self._inquiries.ask(
-                    lookup.number, self._namespace, lookup.keys, chunks_wanted_min=lookup.chunks_wanted_min
-                )
-            except RequestError as problem:
-                self._say(problem)
-                self._offload.found(lookup.number, Found(0, None, problem.code))
+        self._asking.send()
         return tokens
 
-    def _listen(self) -> None:
-        for number, found, refusal in self._inquiries.take():
-            if refusal is not None:
-                self._say(refusal)
-            self._offload.found(number, found)
-
-    def _say(self, problem: RequestError) -> None:
-        """What the server will go on refusing is said once, and is no reason for the engine to stop."""
-        if problem.code not in self._said:
-            self._said.add(problem.code)
-            log.error("refused by the server %s", problem)
-
-    def _notice_a_loss(self) -> None:
-        """A server that is away keeps no promise; to try would bar the request from the cache."""
-        connected = self._client.connected
-        if self._connected and not connected:
-            self._offload.leases_lost()
-        self._connected = connected
-
-    def _notice_namespace(self, operation: Any) -> None:
-        """All ranks have registered, under one namespace; again when the engine has slept and its weights may be
-        others: then nothing of before is found, nor goes on under a name that is not its own."""
-        name = getattr(operation, "req_id", None)
-        if not (isinstance(name, str) and name.startswith(NAMESPACE)):
-            return
-        namespace = bytes.fromhex(name.removeprefix(NAMESPACE))
-        if self._namespace and namespace != self._namespace:
-            for life in list(self._lives.values()):
+    def _use_namespace(self, namespace: bytes) -> None:
+        if self.namespace and namespace != self.namespace:
+            for life in [life for life in self._lives.values() if life.is_keyed]:
                 self._end(life)
-        self._namespace = namespace
+        self._asking.namespace = namespace
         log.info("namespace of all ranks namespace=%s", namespace.hex()[:16])
 
     def _tidy(self) -> None:
-        for lease in self._offload.take_releases():
-            self._inquiries.release(lease)
+        self._asking.give_back()
         for summary in self._offload.take_summaries():
             assert isinstance(summary.request, Name)
             log.info("%s", summary._replace(request=summary.request.id))

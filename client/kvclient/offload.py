@@ -203,9 +203,10 @@ class Offload:
         return order
 
     def stored_whole(self, request: Hashable) -> bool:
-        """Whether computed() has nothing to find until the request is matched again, or a retrieve of it fails."""
+        """Whether computed() has nothing to find until the request is matched again, or a retrieve of it fails. While
+        an answer is under way nobody knows: it may say that less is held than was stored once."""
         it = self._requests[request]
-        return not self._options.stores or bool(it.stopped) or it.frontier >= it.chunks
+        return not self._options.stores or (it.question is None and (bool(it.stopped) or it.frontier >= it.chunks))
 
     def preempted(self, request: Hashable) -> None:
         """Its blocks are gone, it waits to be matched again. Stores in flight keep theirs. May be said twice."""

@@ -244,6 +244,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             self._kv_cache_config,
             model_id=self._settings.model_id or model_digest(_model_folder(config)).hex(),
             weights_epoch=self._settings.weights_epoch,
+            tenant=self._settings.tenant,
             groups=self._groups,
             layers=layout.layers,
             states=states_of(self._kv_cache_config),

@@ -22,6 +22,7 @@ def facts_of(
     *,
     model_id: str,
     weights_epoch: int,
+    tenant: str,
     groups: Sequence[Group],
     layers: Sequence[Sequence[str]],
     states: Sequence[str],
@@ -33,7 +34,7 @@ def facts_of(
 ) -> dict[str, object]:
     """Of a VllmConfig. The same in all ranks of an engine.
 
-    model_id: tells the model, weights included, from all others."""
+    model_id: tells the model, weights included, from all others. tenant: engines of different ones share nothing."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     return {
         "facts": FACTS,
@@ -53,6 +54,7 @@ def facts_of(
         "states": list(states),
         "chunk_tokens": chunk_tokens,
         "grid": [parallel.tensor_parallel_size, replicas],
+        **({"tenant": tenant} if tenant else {}),
     }
 
 

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 
 from kvclient.client import Client
 from kvclient.offload import Offload
+from kvclient.offload_asking import Asking
 from kvclient.offload_ends import Report
 from kvclient.offload_values import Options, RetrieveOrder, StoreOrder
-from kvclient.values import Found, RetrieveResult
+from kvclient.values import RetrieveResult
+from kvclient.vllm_doubts import Doubts
 from kvclient.vllm_hbm import Holdings
 from kvclient.vllm_keys import Keyer, Request
 from kvclient.vllm_pins import Pins, Pool
@@ -27,11 +29,6 @@ from kvserver.wire.messages import KEY_BYTES
 log = logging.getLogger("vllm.kvserver.scheduler")
 
 
-DOUBTFUL_STEPS = 2
-"""After so many more steps an engine has looked at what became of a load within a step: the outcome of one step is
-read after the next has been scheduled."""
-
-
 class Scheduled(NamedTuple):
     """A request of this step."""
 
@@ -40,6 +37,8 @@ class Scheduled(NamedTuple):
     """Leading tokens that were computed, or brought, before the step."""
     tokens: int
     """Leading tokens that are computed when the step is done."""
+    loads_within: bool = True
+    """Some request of the step is loaded within it, or nobody knows; never by us."""
 
 
 class _Live:
@@ -54,10 +53,6 @@ class _Live:
         self.key = b""
         """The last of them."""
         self.hbm_tokens = 0
-        self.known_tokens: int | None = None
-        """That the engine had, or was brought by us, when the request was admitted; None once it is computing."""
-        self.doubtful_steps = 0
-        """For which nothing is stored: another connector brought tokens, which the engine may find wanting."""
 
 
 class Scheduler:
@@ -75,23 +70,20 @@ class Scheduler:
     ) -> None:
         """step_wait_s: what a step that has other work may wait for answers, all its requests together.
         stores_over: (job, rank) of stores that have ended, of ranks in this process, before they report it."""
-        self._client = client
         self._stores_over = stores_over
-        self._inquiries = client.inquiries()
         self._offload = Offload(options)
+        self._asking = Asking(client, self._offload, log)
         self._holdings = Holdings(options.groups)
         self._chunk_tokens = options.chunk_tokens
-        self._block_tokens = max(group.block_tokens for group in options.groups)
-        """A prefix in HBM may reach less than that behind what match() is told of it."""
+        self._doubts = Doubts(max(group.block_tokens for group in options.groups))
         self._patience_s = options.lookup_deadline_s
         self._step_wait_s = self._step_wait_left_s = step_wait_s
         self._keyer = keyer
         self._store_output = store_output
-        self._namespace = b""
-        self._connected = False
         self._told: dict[str, int] = {}
-        self._said: set[str] = set()
         self._live: dict[str, _Live] = {}
+        self._known_tokens: dict[str, int] = {}
+        """Of requests that were matched and do not compute yet: what the engine has, or is brought by us."""
         self._unnamed: dict[str, Naming] = {}
         """Requests that have not begun: their keys are being made."""
         self._computing: set[str] = set()
@@ -108,7 +100,7 @@ class Scheduler:
         """What the ranks have registered under. Until then nothing is looked up or stored."""
         if len(namespaces) != 1:
             raise RequestError("namespace", f"the ranks say {len(namespaces)} namespaces; expected one")
-        (self._namespace,) = namespaces
+        (self._asking.namespace,) = namespaces
 
     # ---------------------------------------------------------------- requests
 
@@ -139,14 +131,14 @@ class Scheduler:
             return None, False
         self._settle(request.request_id)
         live = self._live[request.request_id]
-        live.hbm_tokens = live.known_tokens = hbm_tokens
-        if not self._namespace:
+        live.hbm_tokens = self._known_tokens[request.request_id] = hbm_tokens
+        if not self._asking.namespace:
             return 0, False
-        self._notice_a_loss()
-        self._listen()
+        self._asking.notice_a_loss()
+        self._asking.listen()
         self._unpin()
         tokens = self._match(request, hbm_tokens)
-        self._send_lookups()
+        self._asking.send()
         if tokens is None:
             tokens = self._wait_and_match(request, hbm_tokens)
         return tokens, bool(tokens)
@@ -164,7 +156,7 @@ class Scheduler:
             request.request_id, hbm_tokens=live.hbm_tokens, tables=tables, tokens=external_tokens
         )
         assert order is not None, "match() knew the engine's own tokens"
-        live.known_tokens = order.end_tokens
+        self._known_tokens[request.request_id] = order.end_tokens
         self.untold.append(order)
 
     def finished(self, name: str, tables: Sequence[Sequence[int]] = ()) -> None:
@@ -174,6 +166,8 @@ class Scheduler:
         self._computing.discard(name)
         if name in self._live:
             self._settle(name)
+            self._known_tokens.pop(name, None)
+            self._doubts.forget(name, said_tokens=self._live[name].request.num_tokens)
             del self._live[name]
             self._offload.finish(name)
 
@@ -183,18 +177,25 @@ class Scheduler:
         self, scheduled: Iterable[Scheduled], tables_of: Any
     ) -> tuple[tuple[RetrieveOrder, ...], tuple[StoreOrder, ...]]:
         """What the workers are to do in this step. tables_of: the block ids of a request, by group."""
-        self._listen()
+        self._asking.listen()
         self._tidy()
         for name in [name for name, naming in self._unnamed.items() if naming.ready]:
             self._settle(name)
         self._ask_ahead()
+        items = list(scheduled)
+        if self._known_tokens or self._doubts:
+            for item in items:
+                self._notice(item, tables_of)
+        is_doubtful = bool(self._doubts)
         stores = []
         self._computing.clear()
         self._step_wait_left_s = self._step_wait_s
-        if self._namespace:
+        if self._asking.namespace:
             now_s = time.monotonic()
-            for item in scheduled:
+            for item in items:
                 self._computing.add(item.name)
+                if is_doubtful and self._is_held_back(item, tables_of):
+                    continue
                 order = self._store(item, tables_of, now_s)
                 if order is not None:
                     stores.append(order)
@@ -224,7 +225,7 @@ class Scheduler:
 
     def busy(self) -> bool:
         """Whether an idle engine has to go on stepping, so that ends are delivered."""
-        return self._offload.busy() or len(self._inquiries) > 0
+        return self._offload.busy() or len(self._asking) > 0
 
     def reset(self) -> None:
         """The engine's weights may be others now: nothing that was stored before is found by it again."""
@@ -239,7 +240,7 @@ class Scheduler:
                 self.new(live.request)
 
     def close(self) -> None:
-        self._client.close()
+        self._asking.close()
 
     # ---------------------------------------------------------------- helpers
 
@@ -269,13 +270,6 @@ class Scheduler:
             for job, rank in self._stores_over():
                 self.pins.reported(job, rank)
 
-    def _notice_a_loss(self) -> None:
-        """A server that is away keeps no promise; to try would bar the request from the cache."""
-        connected = self._client.connected
-        if self._connected and not connected:
-            self._offload.leases_lost()
-        self._connected = connected
-
     def _match(self, request: Request, hbm_tokens: int) -> int | None:
         return self._offload.match(
             request.request_id, tokens=request.num_tokens, hbm_tokens=hbm_tokens, now_s=time.monotonic()
@@ -286,51 +280,24 @@ class Scheduler:
         tokens = None
         while tokens is None and self._offload.is_asking(request.request_id):
             began_s = time.monotonic()
-            if not self._computing:
-                self._inquiries.wait(began_s + self._patience_s)
-            elif self._step_wait_left_s > 0:
-                self._inquiries.wait(began_s + self._step_wait_left_s)
+            is_answered = self._asking.wait(self._step_wait_left_s if self._computing else self._patience_s)
+            if self._computing:
                 self._step_wait_left_s -= time.monotonic() - began_s
-            if not (self._inquiries.ready and self._listen()):
+            if not is_answered:
                 break
             tokens = self._match(request, hbm_tokens)
-            self._send_lookups()
+            self._asking.send()
         return tokens
 
     def _ask_ahead(self) -> None:
-        while self._namespace and (name := self._offload.next_to_ask()) is not None:
+        while self._asking.namespace and (name := self._offload.next_to_ask()) is not None:
             held = self._holdings.tokens_of(self._live[str(name)].request)
             self._offload.ask(name, time.monotonic(), hbm_tokens=held)
-        self._send_lookups()
-
-    def _send_lookups(self) -> None:
-        for lookup in self._offload.take_lookups():
-            try:
-                self._inquiries.ask(
-                    lookup.number, self._namespace, lookup.keys, chunks_wanted_min=lookup.chunks_wanted_min
-                )
-            except RequestError as problem:
-                self._say(problem)
-                self._offload.found(lookup.number, Found(0, None, problem.code))
-
-    def _listen(self) -> bool:
-        """Hands on what the server has answered; True when that was anything."""
-        answers = self._inquiries.take()
-        for number, found, refusal in answers:
-            if refusal is not None:
-                self._say(refusal)
-            self._offload.found(number, found)
-        return bool(answers)
-
-    def _say(self, problem: RequestError) -> None:
-        """What the server will go on refusing is said once, and is no reason for the engine to stop."""
-        if problem.code not in self._said:
-            self._said.add(problem.code)
-            log.error("refused by the server %s", problem)
+        self._asking.send()
 
     def _store(self, item: Scheduled, tables_of: Any, now_s: float) -> StoreOrder | None:
         live = self._live.get(item.name)
-        if live is None or live.extra is None or self._is_doubtful(live, item):
+        if live is None or live.extra is None:
             return None
         if self._store_output and (live.chunks + 1) * self._chunk_tokens <= live.request.num_tokens:
             keys = self._more_keys(live)
@@ -343,15 +310,26 @@ class Scheduler:
             self.pins.pin(order)
         return order
 
-    def _is_doubtful(self, live: _Live, item: Scheduled) -> bool:
-        """Beside other connectors (MultiConnector). One of them may bring tokens within a step, fail, and have them
-        computed anew, but a store of that step would have read what it left in the blocks."""
-        known, live.known_tokens = live.known_tokens, None
-        if known is not None:
-            live.doubtful_steps = DOUBTFUL_STEPS if item.begin >= known + self._block_tokens else 0
-            return live.doubtful_steps > 0
-        live.doubtful_steps = max(0, live.doubtful_steps - 1)
-        return live.doubtful_steps > 0
+    def _notice(self, item: Scheduled, tables_of: Any) -> None:
+        known = self._known_tokens.pop(item.name, None)
+        if known is not None and not item.loads_within:
+            known = max(known, item.begin)  # what was brought between steps has not failed
+        live = self._live.get(item.name)
+        if live is None or (known is None and not self._doubts):
+            return
+        self._doubts.notice(
+            item.name,
+            _only_table(tables_of(item.name)),
+            begin=item.begin,
+            end=item.tokens,
+            known=known,
+            said_tokens=live.request.num_tokens,
+        )
+
+    def _is_held_back(self, item: Scheduled, tables_of: Any) -> bool:
+        """For another connector's sake."""
+        table = _only_table(tables_of(item.name))
+        return self._doubts.holds_back(item.name, table, begin=item.begin, end=item.tokens)
 
     def _more_keys(self, live: _Live) -> bytes:
         """Of the chunks that have none yet."""
@@ -365,7 +343,11 @@ class Scheduler:
         live.key = keys[-KEY_BYTES:] or live.key
 
     def _tidy(self) -> None:
-        for lease in self._offload.take_releases():
-            self._inquiries.release(lease)
+        self._asking.give_back()
         for summary in self._offload.take_summaries():
             log.info("%s", summary)
+
+
+def _only_table(tables: Sequence[Sequence[int]]) -> Sequence[int]:
+    """Of a model with one group of layers; of others doubts are about requests alone."""
+    return tables[0] if len(tables) == 1 else ()

@@ -114,4 +114,5 @@ def scheduled(output: Any) -> Iterator[Scheduled]:
 
 
 def _scheduled(output: Any, drafts: Any, name: str, tokens: int) -> Scheduled:
-    return Scheduled(name, tokens, tokens + output.num_scheduled_tokens[name] - len(drafts.get(name, ())))
+    loads_within = getattr(output, "has_sync_kv_loads", True)
+    return Scheduled(name, tokens, tokens + output.num_scheduled_tokens[name] - len(drafts.get(name, ())), loads_within)

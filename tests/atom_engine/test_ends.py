@@ -1,12 +1,13 @@
 """Blocks go back once, and not before copies have ended: finish, abort, preemption, failures, in each state."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.atom_engine.memory import Shape
-from tests.atom_engine.rig import Rig, prompt
+from tests.atom_engine.rig import IDLE_S, Rig, prompt
 
 MakeRig = Callable[..., Rig]
 
@@ -118,6 +119,18 @@ def test_a_failure_waits_for_the_ranks_that_still_load(make_rig: MakeRig) -> Non
     assert seq.is_finished
 
 
+def test_a_poll_that_atom_drops_costs_no_request_its_end(make_rig: MakeRig) -> None:
+    """Another rank took too long; what this one said is lost."""
+    rig = warm(make_rig, tensor=2)
+    seq = rig.add(prompt(1, 300))
+    rig.until("its load", rig.loads)
+    while not rig.workers[0].get_finished().finished_loading:
+        time.sleep(IDLE_S)
+    rig.drain()
+    assert seq.is_finished
+    assert rig.connector.get_statistics()["load_failures"] == 0
+
+
 # ---------------------------------------------------------------- abort
 
 
@@ -205,9 +218,9 @@ def test_chunks_that_are_due_are_taken_before_their_request_is_preempted(make_ri
 def test_after_a_sleep_nothing_of_before_is_found(make_rig: MakeRig) -> None:
     """Weights may be others: registered again, under a namespace of its own; HBM was given back and is new."""
     rig = warm(make_rig, tensor=2)
-    before = rig.connector._half._namespace
+    before = rig.connector._half.namespace
     rig.register()
-    rig.idle_until("the new namespace", lambda: rig.connector._half._namespace != before)
+    rig.idle_until("the new namespace", lambda: rig.connector._half.namespace != before)
     rig.run(prompt(1, 300))
     assert rig.loads() == []
     assert rig.stored_tokens() == [(0, 288)]

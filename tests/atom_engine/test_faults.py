@@ -20,7 +20,7 @@ def serve() -> Server:
 
 def reconnect(rig: Rig) -> None:
     """Scheduler and workers have met the server again, and registered."""
-    rig.until("the server to be back", lambda: rig.connector._half._client.connected)
+    rig.until("the server to be back", lambda: rig.connector._half._asking._client.connected)
     caches = [worker._worker._half._cache for worker in rig.workers]
     rig.until("the caches to be registered", lambda: all(cache.registered for cache in caches))
 
@@ -95,6 +95,8 @@ def test_a_copy_that_hangs(make_rig: MakeRig, what: str) -> None:
         stop(server.mover_pid())
         (seq,) = rig.run(prompt(1, 300), max_tokens=4)
         assert seq.is_finished
+        assert rig.connector.get_statistics()["load_failures"] == (what == "load")
+        assert what == "load" or rig.connector._half.statistics.stores_short > 0
 
 
 def test_a_server_that_does_not_answer(make_rig: MakeRig) -> None:
@@ -158,23 +160,27 @@ def test_a_worker_that_is_away_fails_its_loads_and_lets_blocks_go(make_rig: Make
         assert seq.is_finished
 
 
-@pytest.mark.parametrize("half", ["scheduler", "worker"])
-def test_a_bug_of_ours_costs_the_cache_and_nothing_else(make_rig: MakeRig, half: str) -> None:
+@pytest.mark.parametrize("call", ["match", "allocated", "computed", "retrieve_ended", "store_ended", "begin"])
+def test_a_bug_of_ours_costs_the_cache_and_nothing_else(make_rig: MakeRig, call: str) -> None:
+    """In the call that is named: begin is a worker's, the others decide for the scheduler."""
     with serve() as server:
         rig = make_rig(server, tensor=2)
         rig.run(prompt(1, 300))
         rig.forget_hbm()
         seq = rig.add(prompt(1, 300), max_tokens=4)
-        broken = rig.connector._half._offload if half == "scheduler" else rig.workers[1]._worker._half
-        name = "computed" if half == "scheduler" else "begin"
+        broken = rig.workers[1]._worker._half if call == "begin" else rig.connector._half._offload
+        happened = []
 
         def bug(*_: object, **__: object) -> None:
+            happened.append(call)
             raise ZeroDivisionError
 
-        setattr(broken, name, bug)
+        setattr(broken, call, bug)
         rig.run(prompt(2, 300), max_tokens=4)
+        assert happened
         assert seq.is_finished
         rig.run(prompt(3, 300), max_tokens=4)
+        assert len(happened) == 1, "nothing more is tried"
 
 
 def test_after_a_bug_what_is_in_flight_still_holds_its_blocks(make_rig: MakeRig) -> None:
@@ -201,4 +207,5 @@ def test_a_full_arena(make_rig: MakeRig) -> None:
         rig.forget_hbm()
         for number in range(4):
             rig.run(prompt(number, 300), max_tokens=2)
+        assert server.status().counters["evictions"] > 0, "it was full"
         assert rig.connector.get_statistics()["load_failures"] == 0

@@ -83,7 +83,7 @@ def test_a_prefix_that_hbm_holds_and_the_store_does_not_is_stored(make_rig: Make
     rig.run(prompt(1, 300))
     with Client(shared_server.path, rank=-1) as client:
         assert client.wait_connected(5)
-        assert client.clear(rig.connector._half._namespace) == 3
+        assert client.clear(rig.connector._half.namespace) == 3
     rig.orders.clear()
     rig.run(prompt(1, 300))
     assert rig.stored_tokens() == [(0, 288)]

@@ -111,16 +111,6 @@ def test_a_sequence_with_output_is_not_loaded_after_a_preemption(make_rig: MakeR
     assert rig.loads() == []
 
 
-def test_a_prefill_that_was_preempted_before_any_output_is_loaded(make_rig: MakeRig) -> None:
-    rig = make_rig()
-    rig.run(prompt(1, 300))
-    rig.forget_hbm()
-    seq = rig.add(prompt(1, 300), max_tokens=4)
-    rig.until("its load", rig.loads)
-    rig.drain()
-    assert seq.is_finished
-
-
 def test_loads_are_begun_before_stores(make_rig: MakeRig) -> None:
     """A load is waited for, a store is not."""
     rig = make_rig()

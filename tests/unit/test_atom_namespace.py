@@ -35,6 +35,7 @@ def digest(**changed: Any) -> bytes:
     given: dict[str, Any] = {
         "model_id": "m",
         "weights_epoch": 0,
+        "tenant": "",
         "chunk_tokens": 256,
         "replicas": 1,
         "versions": {"atom": "1"},
@@ -54,6 +55,7 @@ def test_equal_engines_share() -> None:
     [
         {"model_id": "n"},
         {"weights_epoch": 1},
+        {"tenant": "chat"},
         {"chunk_tokens": 512},
         {"replicas": 2},
         {"versions": {"atom": "2"}},

@@ -50,7 +50,7 @@ class Desk:
             self.server,  # type: ignore[arg-type]
             Options(chunk_tokens=chunk, groups=(Group(block),), resumes_output=False, retrieve_wait_s=0, **options),
         )
-        self.scheduler.ended(loaded=(), failed=(), saved=[operation(NAMESPACE + "6e" * 32, 0)], gaps=set())
+        self.scheduler.learn([operation(NAMESPACE + "6e" * 32, 0)])
         if held:
             self.hold(held)
 
@@ -64,7 +64,7 @@ class Desk:
         seq.num_cached_tokens = 0
         offered = self.scheduler.match(seq) > 0
         seq.num_cached_tokens = hbm
-        self.scheduler.allocated(seq, is_offered=offered)
+        self.scheduler.allocated(seq)
         return offered and self.scheduler.should_park(seq)
 
 
@@ -130,7 +130,7 @@ def test_a_head_of_the_queue_that_is_asked_again_and_again_asks_the_server_once(
 
 def test_without_the_ranks_namespace_nothing_is_asked() -> None:
     desk = Desk(held=36)
-    desk.scheduler._namespace = b""
+    desk.scheduler._asking.namespace = b""
     assert desk.scheduler.match(sequence(50)) == 0
     assert desk.server.asked == 0
 
@@ -140,7 +140,7 @@ def test_an_engine_is_kept_polling_until_the_namespace_is_known() -> None:
     options = Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),))
     scheduler = Scheduler(server, options)  # type: ignore[arg-type]
     assert scheduler.busy()
-    scheduler.ended(loaded=(), failed=(), saved=[operation(NAMESPACE + "6e" * 32, 0)], gaps=set())
+    scheduler.learn([operation(NAMESPACE + "6e" * 32, 0)])
     assert not scheduler.busy()
 
 
@@ -153,7 +153,8 @@ def test_a_store_with_a_gap_ends_the_chain() -> None:
     (store,) = desk.scheduler.step().stores
     assert isinstance(store.request, Name)
     done = operation(1, store.job)
-    assert desk.scheduler.ended(loaded=(), failed=(), saved=[done], gaps={done}) == {done}
+    assert desk.scheduler.jobs.ended([done]) == {done: 2}
+    desk.scheduler.ended(loaded=(), failed=(), saved={done: 2}, gaps={done})
     seq.num_cached_tokens = 60
     assert desk.scheduler.step().requests == ()
 
@@ -162,7 +163,7 @@ def test_state_that_a_block_does_not_have_keeps_a_request_out() -> None:
     desk = Desk(held=36)
     seq = sequence(50, has_per_req_cache=True)
     assert desk.scheduler.match(seq) == 0
-    desk.scheduler.allocated(seq, is_offered=False)
+    desk.scheduler.allocated(seq)
     seq.num_cached_tokens = 50
     assert desk.scheduler.step().requests == ()
     assert desk.server.asked == 0
@@ -197,11 +198,62 @@ def test_a_preempted_sequence_that_waits_keeps_its_answer() -> None:
     assert desk.server.released == []
 
 
+def test_a_prefill_that_was_preempted_before_any_output_is_loaded_again() -> None:
+    """What ATOM noted of the first load would have it believe that the second has ended."""
+    desk = Desk(held=36)
+    seq = sequence(50)
+    assert desk.admit(seq, hbm=0)
+    (first,) = desk.scheduler.step().retrieves
+    done = operation(1, first.job)
+    desk.scheduler.jobs.ended([done])
+    desk.scheduler.ended(loaded=[done], failed=(), saved={}, gaps=())
+    seq.offload_loaded, seq.num_cached_tokens = True, 36
+    seq.block_table = list(range(20, 33))  # preempted, and allocated anew
+    assert desk.admit(seq, hbm=8)
+    (again,) = desk.scheduler.step().retrieves
+    assert (again.hbm_tokens, again.end_tokens) == (8, 36)
+    assert [list(item.block_ids) for item in again.blocks] == [list(range(22, 29))]
+    assert (seq.offload_loaded, seq.offload_load_start_tokens) == (False, 8)
+    assert desk.scheduler.jobs.holds(seq)
+
+
 def test_what_was_found_under_an_earlier_namespace_is_forgotten() -> None:
     """The engine has slept while a request waited: its lease is for bytes of other weights."""
     desk = Desk(held=36)
     assert desk.scheduler.match(sequence(50)) == 36
-    desk.scheduler.ended(loaded=(), failed=(), saved=[operation(NAMESPACE + "6f" * 32, 0)], gaps=set())
+    desk.scheduler.learn([operation(NAMESPACE + "6f" * 32, 0)])
     desk.scheduler.step()
     assert desk.scheduler._lives == {}
     assert desk.server.released == [1]
+
+
+def test_an_image_stays_out_when_the_engine_sleeps_while_its_request_lives() -> None:
+    """ATOM forgets the image with its first batch. Named anew after a preemption, its placeholders would be text."""
+    desk = Desk(held=36)
+    seq = sequence(50, multimodal_data={"image": 1})
+    assert not desk.admit(seq, hbm=0)
+    seq.multimodal_data = None
+    desk.scheduler.learn([operation(NAMESPACE + "6f" * 32, 0)])
+    seq.num_cached_tokens, seq.block_table = 0, []
+    assert not desk.admit(seq, hbm=0)
+    seq.num_cached_tokens, seq.block_table = 50, list(range(13))
+    assert desk.scheduler.step().requests == ()
+    assert desk.server.asked == 0
+
+
+def test_what_the_server_has_lost_is_stored_although_the_answer_came_after_the_admission() -> None:
+    """A prompt that is not worth a load is asked for and not waited for. Until then it counted as stored whole."""
+    desk = Desk(retrieve_tokens_min=100)
+    seq = sequence(50)
+    desk.admit(seq, hbm=0)
+    seq.num_cached_tokens = 50
+    (store,) = desk.scheduler.step().stores
+    done = operation(1, store.job)
+    desk.scheduler.ended(loaded=(), failed=(), saved=desk.scheduler.jobs.ended([done]), gaps=())
+    seq.num_cached_tokens, seq.block_table = 0, []  # preempted, and the server evicts it meanwhile
+    desk.server.is_slow = True
+    desk.admit(seq, hbm=0)
+    seq.num_cached_tokens, seq.block_table = 50, list(range(13))
+    desk.server.is_slow = False
+    (store,) = desk.scheduler.step().stores
+    assert (store.first_chunk, store.chunks) == (0, 4)

@@ -24,6 +24,7 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
     told: dict[str, Any] = {
         "model_id": "m",
         "weights_epoch": 0,
+        "tenant": "",
         "groups": [Group(16)],
         "layers": [["a", "b"]],
         "states": [],
@@ -48,6 +49,7 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         {"layout": "LBNHC"},
         {"model_id": "n"},
         {"weights_epoch": 1},
+        {"tenant": "chat"},
         {"groups": [Group(32)]},
         {"groups": [Group(16, "window", 127)]},
         {"layers": [["b", "a"]]},

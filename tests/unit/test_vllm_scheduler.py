@@ -292,7 +292,7 @@ def test_output_is_stored_as_it_fills_chunks() -> None:
 
 def test_without_a_namespace_nothing_is_asked_or_stored() -> None:
     bench, asked = Bench(), request()
-    bench.half._namespace = b""
+    bench.half._asking.namespace = b""
     assert bench.half.match(asked, 0) == (0, False)
     bench.half.allocated(asked, [bench.table], 0)
     assert bench.step(r=41) == ((), ())

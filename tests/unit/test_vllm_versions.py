@@ -32,7 +32,7 @@ def output(new: list[tuple[str, int]], cached: list[tuple[str, int, Any]], **mor
 
 def test_a_step_counts_what_will_be_computed_but_no_drafts() -> None:
     step = output([("a", 0)], [("b", 30, None)], scheduled_spec_decode_tokens={"b": [7, 7, 7]})
-    assert list(scheduled(step)) == [("a", 0, 10), ("b", 30, 37)]
+    assert list(scheduled(step)) == [("a", 0, 10, True), ("b", 30, 37, True)]
 
 
 def test_tables_are_taken_where_they_are_offered() -> None:
@@ -62,6 +62,13 @@ def test_tables_are_followed_where_they_are_not() -> None:
     assert tables.of_step(again)("aa") == [[7], [8]]
     tables.forget("aa")
     assert tables.of_step(output([], []))("aa") == ()
+
+
+def test_releases_that_do_not_tell_of_loads_within_a_step_may_have_some() -> None:
+    step = output([], [("a", 10, None)])
+    assert [item.loads_within for item in scheduled(step)] == [True]
+    step.has_sync_kv_loads = False
+    assert [item.loads_within for item in scheduled(step)] == [False]
 
 
 def test_a_table_that_was_handed_out_does_not_grow() -> None:
