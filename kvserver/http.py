@@ -13,9 +13,9 @@ are at most CONNECTIONS_MAX (the oldest makes room for a new one), one request e
 
 metrics.py is imported on this thread: prometheus_client takes 50 ms, which no start of the brain waits for.
 
-No library, though it is HTTP: all that is needed is GET of five documents that lie ready, one a connection. What matters
-is what this file promises about whoever does not read, does not write, or comes a thousandfold, and about the GIL; that
-would have to be enforced around a library as well, and http.server has a thread for each connection. Whoever adds bodies,
+No library, though it is HTTP: what is needed is GET of five documents that lie ready, one a connection. What matters is
+what this file promises about clients that do not read, do not write or come in thousands, and about the GIL; around a
+library that would have to be enforced as well, and http.server has a thread for each connection. Whoever needs
 keep-alive or TLS should think again.
 """
 

@@ -8,7 +8,15 @@ from kvserver.wire.status import SHOWN_MAX, Status
 
 
 def overview(status: Status) -> list[str]:
-    return [*_server(status), *_on_call(status), "", *_counts(status), *_movers(status), *_slots(status), *_caches(status)]
+    return [
+        *_server(status),
+        *_on_call(status),
+        "",
+        *_counts(status),
+        *_movers(status),
+        *_slots(status),
+        *_caches(status),
+    ]
 
 
 def _server(status: Status) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """The page at /: one document without anything from elsewhere, put together from the files beside this one.
 
-page.html has an empty <style> and an empty <script>; page.css and all of SCRIPTS are put into them. The browser is told to run
-and to apply exactly these, by their hashes, to load nothing, to ask nobody but this server, and to refuse text that is
-assigned as HTML: engines, devices and paths are named by others.
+page.html has an empty <style> and an empty <script>; page.css and all of SCRIPTS are put into them. The browser is told
+to run and to apply exactly these, by their hashes, to load nothing, to ask nobody but this server, and to refuse text
+that is assigned as HTML: engines, devices and paths are named by others.
 """
 
 from base64 import b64encode
@@ -27,7 +27,8 @@ def page() -> Page:
     """Read once. OSError when the installation lacks a file."""
     document, style = ((HERE / name).read_text() for name in ("page.html", "page.css"))
     script = "\n".join((HERE / name).read_text() for name in SCRIPTS)
-    document = _with(_with(document, "<style>", style), '<script type="module">', script)
+    document = _filled(document, "<style>", "</style>", style)
+    document = _filled(document, '<script type="module">', "</script>", script)
     policy = [
         "default-src 'none'",
         f"script-src {_source(script)}",
@@ -43,12 +44,11 @@ def page() -> Page:
     return Page(document.encode(), (f"Content-Security-Policy: {'; '.join(policy)}", "Referrer-Policy: no-referrer"))
 
 
-def _with(document: str, tag: str, text: str) -> str:
-    """The text between that tag and its end; it stands there once, empty."""
-    end = f"</{tag[1:].split('>')[0].split()[0]}>"
-    assert document.count(tag + end) == 1
+def _filled(document: str, begin: str, end: str, text: str) -> str:
+    """The text between these two tags, which stand there once, with nothing between them."""
+    assert document.count(begin + end) == 1
     assert end not in text
-    return document.replace(tag + end, tag + text + end)
+    return document.replace(begin + end, begin + text + end)
 
 
 def _source(text: str) -> str:

@@ -19,7 +19,8 @@ function showState() {
   let [word, more, kind] = ["well", "", "good"];
   if (problem) {
     [word, more, kind] = ["no answer", `for ${duration(silent_ms / 1000)}`, "bad"];
-    bad.unshift([`The server does not answer: ${problem}. What stands below is ${last ? `of ${clock(samples.at(-1).ms)}` : "nothing yet"}.`, "bad"]);
+    const age = last ? ` What stands below is of ${clock(samples.at(-1).ms)}.` : "";
+    bad.unshift([`The server does not answer: ${problem}.${age}`, "bad"]);
   } else if (!last) [word, kind] = ["asking", ""];
   else if (stuck_ms > STUCK_MS) {
     [word, more, kind] = ["stuck", `for ${duration(stuck_ms / 1000)}`, "bad"];
@@ -43,7 +44,8 @@ function showState() {
 function grownTroubles() {
   const seen = lately(TROUBLE_S);
   const grown = Object.keys(seen.to).filter((name) => name.startsWith("trouble.") && seen.grown(name) > 0);
-  return grown.map((name) => `${count(seen.grown(name))} ${name.slice("trouble.".length)} (last ${duration(seen.seconds)})`);
+  const when = `(last ${duration(seen.seconds)})`;
+  return grown.map((name) => `${count(seen.grown(name))} ${name.slice("trouble.".length)} ${when}`);
 }
 
 let failures = 0;
@@ -51,7 +53,7 @@ let failures = 0;
 async function ask() {
   try {
     const reply = await fetch("status", { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) });
-    const said = await reply.json();
+    const said = read(await reply.text());
     if (!reply.ok) throw new Error(said.error);
     take(said);
     failures = 0;
@@ -62,6 +64,11 @@ async function ask() {
   }
   showState();
   setTimeout(ask, Math.min(POLL_MS * 2 ** failures, POLL_MS_MAX));
+}
+
+/** Incarnations are larger than what a number here can tell apart, so they stay text. */
+function read(text) {
+  return JSON.parse(text.replace(/"incarnation":(\d+)/, '"incarnation":"$1"'));
 }
 
 function take(status) {

@@ -70,6 +70,6 @@ function bins(seconds) {
   const end = Math.floor(samples.at(-1).ms / step) + 1;
   return Array.from({ length: BINS }, (_, at) => {
     const ms = (end - BINS + at) * step;
-    return { ms, until: ms + step, seen: new Between(sampleAt(ms), sampleAt(ms + step)) };
+    return { ms, until: ms + step, seen: new Between(sampleAt(ms) ?? samples[0], sampleAt(ms + step)) };
   });
 }

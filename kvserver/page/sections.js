@@ -18,7 +18,11 @@ const ENDS = {
   "disk-away": "prefix: the rest is on disk, which is away",
   namespace: "prefix: nobody registered this namespace",
 };
-const EVICTED = { store: "left DRAM: room for a store", promote: "left DRAM: room for what disks read", index: "left DRAM: chunks_max" };
+const EVICTED = {
+  store: "left DRAM: room for a store",
+  promote: "left DRAM: room for what disks read",
+  index: "left DRAM: chunks_max",
+};
 
 const asked = (seen) => RESULTS.reduce((sum, [result]) => sum + seen.grown(`lookup_tokens.${result}`), 0);
 let disks = false;
@@ -75,9 +79,10 @@ function hitTokens(seen) {
 function showTiles(status, now, span, start) {
   for (const tile of document.querySelectorAll("[data-of=disk]")) tile.hidden = !disks;
   put($("hit-rate"), share(hitTokens(span), asked(span)));
-  const infinite = Object.entries(status.infinite_cache_hit_ratio).map(([window, ratio]) => `${share(ratio, 1)} (${window})`);
+  const [infinite] = Object.entries(status.infinite_cache_hit_ratio);
   const since = `${share(hitTokens(start), asked(start))} since the start`;
-  put($("hit-rate-more"), infinite.length ? `${since}; an infinite cache ${infinite[0]}` : since);
+  const most = infinite ? `; an infinite cache ${share(infinite[1], 1)} (${infinite[0]})` : "";
+  put($("hit-rate-more"), since + most);
   put($("retrieve-rate"), bytesPerS(now.perS("bytes_retrieved")));
   put($("store-rate"), `they store ${bytesPerS(now.perS("bytes_stored"))}`);
   put($("promote-rate"), bytesPerS(now.perS("disk_read_bytes")));
@@ -87,12 +92,15 @@ function showTiles(status, now, span, start) {
   put($("chunks"), count(status.chunks));
   put($("chunks-more"), `of ${count(status.chunks_max)}, in ${plural(status.namespaces, "namespace")}`);
   put($("jobs"), count(status.stores + status.retrieves));
-  put($("jobs-more"), `${plural(status.leases, "lease")}, ${plural(status.pins, "pin")}, ${plural(status.sessions, "session")}`);
+  const held = [[status.leases, "lease"], [status.pins, "pin"], [status.sessions, "session"]];
+  put($("jobs-more"), held.map(([number, word]) => plural(number, word)).join(", "));
 }
 
 function showTiers(status) {
   const { arena, clean_bytes: both } = status;
-  const sizes = status.slot_sizes.filter((size) => size.slots).map((size) => `${count(size.slots_used)} of ${count(size.slots)} x ${bytes(size.slot_bytes)}`);
+  const slots = (size) => `${count(size.slots_used)} of ${count(size.slots)} x ${bytes(size.slot_bytes)}`;
+  const sizes = status.slot_sizes.filter((size) => size.slots).map(slots);
+  const ready = `${bytes(arena.ready_bytes)} ready (${arena.slabs_ready} of ${arena.slabs_total} slabs)`;
   const dram = {
     name: "DRAM",
     used: arena.used_bytes,
@@ -100,7 +108,7 @@ function showTiers(status) {
     parts: [["dram bars", arena.used_bytes - both], ["both", both], ["ready", arena.ready_bytes - arena.used_bytes]],
     more: [
       disks && `${bytes(both)} of it on disk as well`,
-      arena.ready_bytes < arena.total_bytes && `${bytes(arena.ready_bytes)} ready (${arena.slabs_ready} of ${arena.slabs_total} slabs)`,
+      arena.ready_bytes < arena.total_bytes && ready,
       sizes.length && `slots used: ${sizes.join(", ")}`,
     ],
   };
@@ -135,10 +143,11 @@ function showTiers(status) {
 
 function showCounts(span, start) {
   const both = (name) => [count(span.grown(name)), count(start.grown(name))];
-  const line = (name, part, words) => [words, count(part(span)), share(part(span), asked(span)), count(part(start)), share(part(start), asked(start))];
+  const cells = (seen, part) => [count(part(seen)), share(part(seen), asked(seen))];
+  const line = (words, part) => [words, ...cells(span, part), ...cells(start, part)];
   rows("results", [
-    ...RESULTS.map(([result, words]) => line(result, (seen) => seen.grown(`lookup_tokens.${result}`), words)),
-    line("all", asked, "all that was asked for"),
+    ...RESULTS.map(([result, words]) => line(words, (seen) => seen.grown(`lookup_tokens.${result}`))),
+    line("all that was asked for", asked),
   ]);
   $("results").lastElementChild.className = "sum";
   const listed = (counter, table) =>
@@ -155,11 +164,12 @@ function showCounts(span, start) {
 }
 
 function showMovers(status) {
-  const ended = status.counters.mover_restarts;
-  showSection("movers", status.movers.length ? `${count(ended)} ended since the start` : `none yet: the first registration starts one; ${count(ended)} ended since the start`);
+  const none = status.movers.length ? "" : "none yet: the first registration starts one; ";
+  showSection("movers", `${none}${count(status.counters.mover_restarts)} ended since the start`);
+  const facts = (mover) => Object.entries(mover.facts).map(([name, fact]) => `${name} ${fact}`).join("; ");
   rows("movers", status.movers.map((mover) => [
-    `${mover.mover}`, mover.device, [mover.state, mover.state === "killed" ? "alarm" : ""], `${mover.pid}`, count(mover.caches),
-    count(mover.jobs), mover.backend, [Object.entries(mover.facts).map(([name, fact]) => `${name} ${fact}`).join("; "), "wide"],
+    `${mover.mover}`, mover.device, [mover.state, mover.state === "killed" ? "alarm" : ""], `${mover.pid}`,
+    count(mover.caches), count(mover.jobs), mover.backend, [facts(mover), "wide"],
   ]));
 }
 
@@ -180,9 +190,14 @@ function diskState(disk) {
   return disk.takes_writes ? "takes writes" : "takes no writes";
 }
 
+/** Lists are cut by the server. */
+function cut(shown, all) {
+  return all > shown.length ? `the first ${shown.length} of ${count(all)}` : "";
+}
+
 function showSessions(status) {
   const shown = status.shown_sessions;
-  showSection("sessions", status.sessions > shown.length ? `the first ${shown.length} of ${count(status.sessions)}` : shown.length ? "" : "nobody is connected");
+  showSection("sessions", shown.length ? cut(shown, status.sessions) : "nobody is connected");
   rows("sessions", shown.map((session) => [
     session.engine, session.rank < 0 ? "scheduler" : `${session.rank}`, `${session.session}`,
     session.attached ? "attached" : "opening", count(session.caches), count(session.jobs), session.software,
@@ -196,8 +211,9 @@ function showCaches(status) {
     const session = sessions.get(cache.session);
     return session ? `${session.engine} rank ${session.rank}` : `session ${cache.session}`;
   };
-  showSection("caches", status.caches > shown.length ? `the first ${shown.length} of ${count(status.caches)}` : "", shown.length > 0);
+  showSection("caches", cut(shown, status.caches), shown.length > 0);
   rows("caches", shown.map((cache) => [
-    cache.name, owner(cache), cache.namespace.slice(0, 12), `${cache.mover}`, cache.mode, cache.state, count(cache.jobs),
+    cache.name, owner(cache), cache.namespace.slice(0, 12), `${cache.mover}`, cache.mode, cache.state,
+    count(cache.jobs),
   ]));
 }

@@ -21,7 +21,8 @@ const perS = (number) => `${short(number)}/s`;
 
 function duration(seconds) {
   const whole = Math.floor(seconds);
-  const [days, hours, minutes] = [Math.floor(whole / 86400), Math.floor(whole / 3600) % 24, Math.floor(whole / 60) % 60];
+  const days = Math.floor(whole / 86400);
+  const [hours, minutes] = [Math.floor(whole / 3600) % 24, Math.floor(whole / 60) % 60];
   if (days) return `${days} d ${hours} h`;
   if (hours) return `${hours} h ${minutes} min`;
   return minutes ? `${minutes} min ${whole % 60} s` : `${whole} s`;

@@ -36,6 +36,7 @@ class Browser:
         with (self._folder / "log").open("wb") as log:
             self._driver = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=log)
         self._session = ""
+        self._scripts: list[str] = []
         try:
             self._address = f"http://127.0.0.1:{self._port()}"
             self._session = f"/session/{self._begin(width, height)['sessionId']}"
@@ -71,8 +72,12 @@ class Browser:
         return self._ask("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
     def text(self, selector: str) -> str:
-        """Of the first element; as it is rendered, so empty where it is hidden."""
+        """Of the first element."""
         return str(self.run("return document.querySelector(arguments[0]).innerText", selector))
+
+    def sees(self, selector: str) -> bool:
+        """The first element has a place on the page."""
+        return bool(self.run("return document.querySelector(arguments[0]).getClientRects().length", selector))
 
     def table(self, selector: str) -> dict[str, list[str]]:
         """Rows of a table's body by the text of their first cell."""
@@ -85,6 +90,16 @@ class Browser:
         """Keys, one by one, to whatever has the focus."""
         strokes = [{"type": way, "value": KEYS[name]} for name in names for way in ("keyDown", "keyUp")]
         self._ask("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": strokes}]})
+
+    def before_each_page(self, script: str) -> None:
+        """Runs it in each page that is opened from now on, before the page's own; in place of the last such script."""
+        self.forget_scripts()
+        begun = self._devtools("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+        self._scripts.append(begun["identifier"])
+
+    def forget_scripts(self) -> None:
+        while self._scripts:
+            self._devtools("Page.removeScriptToEvaluateOnNewDocument", {"identifier": self._scripts.pop()})
 
     def resize(self, width: int, height: int) -> None:
         """The page's own size, whatever the window has around it."""
@@ -101,8 +116,10 @@ class Browser:
         return base64.b64decode(self._ask("GET", "/screenshot"))
 
     def complaints(self) -> list[str]:
-        """What the browser has complained of since it was asked last: scripts that failed, policies that were hit."""
-        return [entry["message"] for entry in self._ask("POST", "/se/log", {"type": "browser"})]
+        """What the browser has complained of since it was asked last: scripts that failed, policies that were hit. Not
+        that a server was gone: stories end before their pages do."""
+        messages = [entry["message"] for entry in self._ask("POST", "/se/log", {"type": "browser"})]
+        return [message for message in messages if "Failed to load resource" not in message]
 
     def _port(self) -> int:
         assert self._driver.stdout is not None
@@ -122,8 +139,8 @@ class Browser:
         begun: dict[str, Any] = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         return begun
 
-    def _devtools(self, command: str, parameters: dict[str, object]) -> None:
-        self._ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
+    def _devtools(self, command: str, parameters: dict[str, object]) -> Any:
+        return self._ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """The value of the answer; RuntimeError with its message when it is an error."""

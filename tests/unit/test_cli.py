@@ -285,5 +285,5 @@ def test_every_command_has_help() -> None:
     names = {
         typer.main.get_command_name(c.name or c.callback.__name__) for c in cli.app.registered_commands if c.callback
     }
-    assert names == {"serve", "config", "disk", "doctor", "explain", "status", "replay", "bench"}
+    assert names == {"serve", "config", "disk", "doctor", "explain", "status", "top", "replay", "bench"}
     assert os.path.exists(cli.CHECKOUT / "pyproject.toml")

@@ -46,13 +46,13 @@ BELOW: dict[str, str] = {
     "kvserver.doctor_trial": "errors transfer",
     "kvserver.figures": "",
     "kvserver.overview": "config figures wire",
-    "kvserver.rates": "wire",
-    "kvserver.top": "figures rates wire",
+    "kvserver.rates": "service wire",
+    "kvserver.top": "errors figures rates wire",
     "kvserver.explaining": "errors wire kvclient",
     "kvserver.showing": "",
     "kvserver.replay": "errors wire kvclient",
-    "kvserver.cli": "config disk_drain disk_tool doctor errors explaining logs overview replay showing supervisor top wire "
-    "kvclient",
+    "kvserver.cli": "config disk_drain disk_tool doctor errors explaining logs overview replay showing supervisor top "
+    "wire kvclient",
     "kvserver.__main__": "cli",
     "kvserver": "",
     "kvclient": "errors wire",
