@@ -5,7 +5,7 @@ const RESULTS = [
   ["dram", "DRAM"],
   ["disk", "disk"],
   ["declined", "declined: on disk, slower than computing"],
-  ["unwanted", "unwanted: held, the engine has them"],
+  ["unwanted", "unwanted: held, engines have them"],
   ["miss", "miss"],
 ];
 const ENDS = {
@@ -82,7 +82,9 @@ function showTiles(status, now, span, start) {
   const [infinite] = Object.entries(status.infinite_cache_hit_ratio);
   const since = `${share(hitTokens(start), asked(start))} since the start`;
   const most = infinite ? `; an infinite cache ${share(infinite[1], 1)} (${infinite[0]})` : "";
-  put($("hit-rate-more"), since + most);
+  const own = span.grown("lookup_tokens.unwanted");
+  const theirs = own ? `; ${share(own, asked(span))} engines had themselves` : "";
+  put($("hit-rate-more"), since + theirs + most);
   put($("retrieve-rate"), bytesPerS(now.perS("bytes_retrieved")));
   put($("store-rate"), `they store ${bytesPerS(now.perS("bytes_stored"))}`);
   put($("promote-rate"), bytesPerS(now.perS("disk_read_bytes")));

@@ -13,7 +13,7 @@ from tests.page.browser import Browser
 from tests.process.harness import Server
 from tests.process.test_http_live import free_port
 
-LOOK_S = 70.0
+LOOK_S = 42.0
 WIDTH = 1180
 
 
