@@ -1,6 +1,7 @@
 """The status page in a real browser, told stories by a real HTTP server: what it shows, and what nobody can make it."""
 
 import json
+import re
 from itertools import pairwise
 
 import msgspec
@@ -204,7 +205,8 @@ def test_a_brain_that_says_nothing_new_is_called_stuck(page: Browser) -> None:
 
 
 def test_another_brain_gives_no_negative_rates(page: Browser) -> None:
-    before = asked(a_status(), seconds=0, dram=1_000_000)
+    moved = {**a_status().counters, "bytes_retrieved": 3_000_000_000}
+    before = asked(a_status(counters=moved, uptime_s=2.5), seconds=0, dram=1_000_000)
     after = asked(a_status(incarnation=12, uptime_s=3.0), seconds=0, dram=30, miss=10)
     with Story() as story:
         story.tell(before)
@@ -215,6 +217,12 @@ def test_another_brain_gives_no_negative_rates(page: Browser) -> None:
         story.tell(asked(after, seconds=2, dram=10, miss=30))
         shown(page, "#hit-rate", "25.0 %")
         assert "-" not in page.text("#results")
+        drawn = page.run(
+            "return [...document.querySelectorAll('.line')].map((line) => line.getAttribute('d')).join('')"
+        )
+        heights = [float(text) for text in re.findall(r"(?:V|M\d+ )([-\d.]+)", drawn)]
+        assert heights
+        assert all(0 <= height <= 98.5 for height in heights), "no line leaves its chart"
 
 
 def test_charts_are_read_out_by_keys(page: Browser) -> None:
