@@ -13,7 +13,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 
@@ -243,6 +243,30 @@ def status(
         _print_json(document)
     else:
         typer.echo("\n".join(overview(msgspec.convert(document, Status))))
+
+
+@app.command()
+def top(
+    *,
+    socket: Annotated[str, typer.Option(metavar="PATH", help="The server's socket.", show_default="the default")] = "",
+    refresh: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="How often to ask.")] = 1.0,
+    turns: Annotated[int, typer.Option(metavar="COUNT", min=0, help="End after so many; 0: at Ctrl-C.")] = 0,
+) -> None:
+    """Show what a running server does, over time: a screen on a terminal, else a line each time."""
+    import msgspec
+
+    from kvserver.top import top as show
+    from kvserver.wire.status import Status
+
+    with _client(socket or default_socket()) as client, suppress(KeyboardInterrupt):
+
+        def ask() -> Status | None:
+            try:
+                return msgspec.convert(client.status(), Status)
+            except ResourceError:
+                return None
+
+        show(ask, refresh_s=refresh, turns=turns)
 
 
 @app.command()

@@ -1,9 +1,10 @@
-"""/healthz, /readyz, /metrics and /status, from the brain's process and never at the brain's expense.
+"""/, /healthz, /readyz, /metrics and /status, from the brain's process and never at the brain's expense.
 
 The brain publishes an immutable snapshot several times a second; a thread with an event loop of its own answers from
 the last one. It never calls into the service, and waits for nobody: every connection has CONNECTION_S in all, there
 are at most CONNECTIONS_MAX (the oldest makes room for a new one), one request each, GET or HEAD, without a body.
 
+/          A page for people that shows /status over time, see page/.
 /healthz   200 while the brain publishes, else 503 with the age of its last snapshot.
 /readyz    200 when it is healthy and a slab of the arena may be used, else 503 and what is missing. Movers are started
            by the first registration, so none is needed.
@@ -11,6 +12,11 @@ are at most CONNECTIONS_MAX (the oldest makes room for a new one), one request e
 /status    JSON, see wire/status.py.
 
 metrics.py is imported on this thread: prometheus_client takes 50 ms, which no start of the brain waits for.
+
+No library, though it is HTTP: what is needed is GET of five documents that lie ready, one a connection. What matters is
+what this file promises about clients that do not read, do not write or come in thousands, and about the GIL; around a
+library that would have to be enforced as well, and http.server has a thread for each connection. Whoever needs
+keep-alive or TLS should think again.
 """
 
 import asyncio
@@ -27,6 +33,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvserver.errors import ConfigError
+from kvserver.page import page
 from kvserver.service.counters import Counters
 from kvserver.wire.status import Status, encode_status
 
@@ -80,6 +87,8 @@ class Answer(NamedTuple):
     status: HTTPStatus
     kind: str
     body: bytes
+    headers: tuple[str, ...] = ()
+    """Whole lines, beside those that every answer has."""
 
 
 class HttpServer:
@@ -181,6 +190,8 @@ class Pages:
         if _BODY.search(head):
             return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a request here has no body")
         match target.partition(b"?")[0]:
+            case b"/":
+                return Answer(HTTPStatus.OK, "text/html; charset=utf-8", *page())
             case b"/healthz":
                 return self._health()
             case b"/readyz":
@@ -190,7 +201,7 @@ class Pages:
             case b"/status":
                 return self._status()
             case _:
-                return _refusal(HTTPStatus.NOT_FOUND, "there are /healthz, /readyz, /metrics and /status")
+                return _refusal(HTTPStatus.NOT_FOUND, "there are /, /healthz, /readyz, /metrics and /status")
 
     def _health(self) -> Answer:
         problem = self._stuck()
@@ -258,6 +269,8 @@ def _frame(answer: Answer, *, with_body: bool) -> bytes:
         "Allow: GET, HEAD",
         "Cache-Control: no-store",
         "Connection: close",
+        "X-Content-Type-Options: nosniff",
+        *answer.headers,
     ]
     head = "\r\n".join([*lines, "", ""]).encode()
     return head + answer.body if with_body else head

@@ -1,7 +1,8 @@
 """A status document as the lines that `kvserver status` prints."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from kvserver.figures import duration, size, table
 from kvserver.sizes import show_bytes
 from kvserver.wire.status import SHOWN_MAX, Status
 
@@ -9,6 +10,7 @@ from kvserver.wire.status import SHOWN_MAX, Status
 def overview(status: Status) -> list[str]:
     return [
         *_server(status),
+        *_on_call(status),
         "",
         *_counts(status),
         *_movers(status),
@@ -20,9 +22,9 @@ def overview(status: Status) -> list[str]:
 
 def _server(status: Status) -> Iterator[str]:
     arena = status.arena
-    yield f"{status.server}, up {_duration(status.uptime_s)}, incarnation {status.incarnation}"
+    yield f"{status.server}, up {duration(status.uptime_s)}, incarnation {status.incarnation}"
     yield (
-        f"arena     {_size(arena.used_bytes)} used of {_size(arena.ready_bytes)} ready of {_size(arena.total_bytes)}, "
+        f"arena     {size(arena.used_bytes)} used of {size(arena.ready_bytes)} ready of {size(arena.total_bytes)}, "
         f"slabs {arena.slabs_ready} of {arena.slabs_total} x {show_bytes(arena.slab_bytes)}"
     )
     if arena.problem:
@@ -38,22 +40,29 @@ def _server(status: Status) -> Iterator[str]:
 def _disks(status: Status) -> Iterator[str]:
     """Nothing without a disk tier."""
     if status.disk_state:
-        both = _size(status.clean_bytes)
+        both = size(status.clean_bytes)
         yield f"disk      {status.disk_state}, {status.chunks_on_disk:,} chunks; {both} of the arena are there as well"
     for disk in status.disks:
         yield (
-            f"  device {disk.device}  {_size(disk.used_bytes)} used of {_size(disk.total_bytes)}, "
-            f"writes {_size(int(disk.write_bytes_per_s))}/s, reads {_size(int(disk.read_bytes_per_s))}/s"
+            f"  device {disk.device}  {size(disk.used_bytes)} used of {size(disk.total_bytes)}, "
+            f"writes {size(int(disk.write_bytes_per_s))}/s, reads {size(int(disk.read_bytes_per_s))}/s"
             f"  {disk.directory}"
         )
         if disk.daily_write_bytes:
-            today = _size(disk.daily_write_bytes)
-            yield f"            {_size(disk.budget_bytes)} may be written now, {today} a day"
+            today = size(disk.daily_write_bytes)
+            yield f"            {size(disk.budget_bytes)} may be written now, {today} a day"
         if disk.drain:
             waits = f"; waits for {disk.drain_waits}" if disk.drain_waits else ""
             yield f"            {disk.drain}{waits}"
         if disk.problem:
             yield f"            takes no writes: {disk.problem}"
+
+
+def _on_call(status: Status) -> Iterator[str]:
+    for warning in status.warnings:
+        yield f"WARNING   {warning}"
+    for words, count in status.troubles.items():
+        yield f"trouble   {count:,} {words}"
 
 
 def _counts(status: Status) -> Iterator[str]:
@@ -68,13 +77,13 @@ def _counts(status: Status) -> Iterator[str]:
 
 def _movers(status: Status) -> Iterator[str]:
     rows = [(str(m.mover), m.device, m.state, str(m.pid), str(m.caches), str(m.jobs), m.backend) for m in status.movers]
-    yield from _table(("mover", "device", "state", "pid", "caches", "jobs", "backend"), rows)
+    yield from table(("mover", "device", "state", "pid", "caches", "jobs", "backend"), rows)
 
 
 def _slots(status: Status) -> Iterator[str]:
     rows = [
         (
-            _size(s.slot_bytes),
+            size(s.slot_bytes),
             str(s.slabs),
             f"{s.slots:,}",
             f"{s.slots_used:,}",
@@ -83,22 +92,22 @@ def _slots(status: Status) -> Iterator[str]:
         for s in status.slot_sizes
         if s.slots
     ]
-    yield from _table(("slot", "slabs", "slots", "used", ""), rows)
+    yield from table(("slot", "slabs", "slots", "used", ""), rows)
 
 
 def _tenants(status: Status) -> Iterator[str]:
     rows = [
         (
             t.tenant,
-            _size(t.held_bytes + t.reserved_bytes),
-            _size(t.guaranteed_bytes),
-            _size(t.max_bytes) if t.max_bytes else "-",
+            size(t.held_bytes + t.reserved_bytes),
+            size(t.guaranteed_bytes),
+            size(t.max_bytes) if t.max_bytes else "-",
             f"{t.evicted_chunks:,}",
             f"{t.refused_slots:,}",
         )
         for t in status.tenants
     ]
-    yield from _table(("tenant", "taken", "guaranteed", "maximum", "evicted", "refused"), rows)
+    yield from table(("tenant", "taken", "guaranteed", "maximum", "evicted", "refused"), rows)
 
 
 def _caches(status: Status) -> Iterator[str]:
@@ -108,32 +117,6 @@ def _caches(status: Status) -> Iterator[str]:
         session = sessions.get(cache.session)
         engine = f"{session.engine} rank {session.rank}" if session else f"session {cache.session}"
         rows.append((cache.name, engine, cache.namespace[:12], cache.mode, cache.state, str(cache.jobs)))
-    yield from _table(("cache", "engine", "namespace", "mode", "state", "jobs"), rows)
+    yield from table(("cache", "engine", "namespace", "mode", "state", "jobs"), rows)
     if status.caches > SHOWN_MAX:
         yield f"and {status.caches - SHOWN_MAX} more caches"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """An empty line, the head and the rows in columns; nothing when there are no rows."""
-    if not rows:
-        return
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    yield ""
-    for row in (head, *rows):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _size(count: float) -> str:
-    """Rounded to three digits or so: 1.50GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1000:
-            return f"{count:.3g}{unit}"
-        count = count / 1024
-    return f"{count:.3g}TiB"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if days else f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -2,6 +2,7 @@
 
 from itertools import islice
 
+from kvserver.service import on_call
 from kvserver.service.accounts import Accounts
 from kvserver.service.state import Core, DiskTier
 from kvserver.wire.status import (
@@ -19,16 +20,19 @@ from kvserver.wire.status import (
 
 def status(core: Core, now_ns: int) -> Status:
     running = [job.kind for job in core.jobs.values()]
+    arena, movers = _arena(core), _movers(core)
+    disks = _disks(core, core.disk, now_ns) if core.disk is not None else []
+    disk_state = _disk_state(core.disk) if core.disk is not None else ""
     return Status(
         server=core.server,
         incarnation=core.incarnation,
         uptime_s=(now_ns - core.started_ns) / 1e9,
-        arena=_arena(core),
-        disks=_disks(core, core.disk, now_ns) if core.disk is not None else [],
+        arena=arena,
+        disks=disks,
         keys_touched=len(core.disk.touched) if core.disk is not None else 0,
         chunks_on_disk=core.disk.chunks.held if core.disk is not None else 0,
         clean_bytes=core.chunks.clean_bytes,
-        disk_state=_disk_state(core.disk) if core.disk is not None else "",
+        disk_state=disk_state,
         slot_sizes=_slot_sizes(core),
         tenants=_tenants(core.chunks.accounts) if core.chunks.accounts is not None else [],
         namespaces=len(core.chunks.spaces),
@@ -40,10 +44,12 @@ def status(core: Core, now_ns: int) -> Status:
         pins=core.chunks.pins,
         stores=running.count("store"),
         retrieves=running.count("retrieve"),
-        movers=_movers(core),
+        movers=movers,
         shown_sessions=_sessions(core),
         shown_caches=_caches(core),
         infinite_cache_hit_ratio=core.reuse.hit_ratios(),
+        warnings=on_call.warnings(arena, movers=movers, disks=disks, disk_state=disk_state),
+        troubles=on_call.troubles(core.counters),
         counters=core.counters.totals(),
     )
 

@@ -164,6 +164,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The first SHOWN_MAX of them."""
     infinite_cache_hit_ratio: dict[str, float] = {}
     """By window: the share of chunks that an infinite cache would have hit, estimated (service/reuse.py)."""
+    warnings: list[str] = []
+    """What is wrong now, in words, worst first (service/on_call.py)."""
+    troubles: dict[str, int] = {}
+    """What should not happen, in words, and how often it has since the brain started; worst first."""
     counters: dict[str, int | dict[str, int]]
     """service/counters.py says what each means."""
 

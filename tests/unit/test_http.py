@@ -1,7 +1,10 @@
 """HTTP: what each page says, and that no client can keep another from its answer."""
 
+import base64
+import hashlib
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -183,7 +186,7 @@ def test_head_has_the_length_of_the_body_and_no_body(site: Site) -> None:
     ("request_bytes", "status"),
     [
         (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
-        (b"GET / HTTP/1.0\r\n\r\n", 404),
+        (b"GET /page.js HTTP/1.0\r\n\r\n", 404),
         (b"POST /status HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 405),
         (b"GET /status HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 413),
         (b"GET /status HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", 413),
@@ -199,6 +202,35 @@ def test_bad_requests_are_refused_in_json(site: Site, request_bytes: bytes, stat
     assert head.split()[1] == str(status).encode()
     assert json.loads(body)["error"]
     assert site.get("/healthz")[0] == 200
+
+
+def test_the_page_is_answered_whatever_the_brain_does_and_runs_nothing_but_its_own_script(site: Site) -> None:
+    head, _, body = site.say(b"GET / HTTP/1.1\r\n\r\n").partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    assert lines[0] == "HTTP/1.1 200 OK"
+    assert {"Content-Type: text/html; charset=utf-8", "X-Content-Type-Options: nosniff"} < set(lines)
+    (policy,) = [line for line in lines if line.startswith("Content-Security-Policy: ")]
+    rules = dict(rule.split(" ", 1) for rule in policy.partition(": ")[2].split("; "))
+    assert rules["default-src"] == "'none'"
+    assert "unsafe" not in policy
+    for rule, tag in (("script-src", b"script"), ("style-src", b"style")):
+        (text,) = re.findall(b"<%s[^>]*>(.*?)</%s>" % (tag, tag), body, re.DOTALL)
+        assert len(text) > 1000
+        assert rules[rule] == f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
+
+
+def test_the_page_is_whole_and_makes_no_html_of_what_it_is_told(site: Site) -> None:
+    page = site.get("/")[1].decode()
+    addresses = set(re.findall(r"(?:src|href)=\"([^\"]*)\"", page))
+    assert {address for address in addresses if not address.startswith("data:")} == {
+        "status",
+        "metrics",
+        "healthz",
+        "readyz",
+    }
+    assert not re.search(r"\b(?:src|href)=[^\"]", page)
+    assert re.findall(r"@import|url\(|https?://(?!www\.w3\.org/2000/svg)", page) == []
+    assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", page) == []
 
 
 def test_a_query_does_not_change_the_page(site: Site) -> None:

@@ -15,7 +15,7 @@ EXCEPT_EXCEPTION = {"kvserver/cli.py": 1, "client/kvclient": 2}
 """Edges where any failure is turned into something else: a message for a person, and a miss for an engine.
 client/kvclient/offload_guard.py is one more, by a context manager's __exit__."""
 
-CODE = (".py", ".pyi", ".cpp", ".h", ".sh", ".toml", ".yml", ".yaml")
+CODE = (".py", ".pyi", ".cpp", ".h", ".sh", ".toml", ".yml", ".yaml", ".js", ".css", ".html")
 TEXT = (*CODE, ".md", ".txt", "Makefile", ".ci/run")
 
 

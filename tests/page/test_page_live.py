@@ -1,0 +1,187 @@
+"""The page under real traffic: every number that it shows of lookups, stores and chunks is the one in /metrics."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.page.browser import Browser
+from tests.process.engine import Engine, prompt
+from tests.process.harness import WAIT_S, kill, until
+from tests.process.test_http_live import Site
+
+DISK_MIB = 8
+NAMES = {"DRAM": "dram", "disk": "disk", "declined": "declined", "unwanted": "unwanted", "miss": "miss"}
+
+
+def disk_site(folder: Path) -> Site:
+    """A server whose arena is smaller than what it is given."""
+    site = Site()
+    site.server.settings |= {
+        "arena_bytes": 1 << 20,
+        "slab_bytes": 1 << 18,
+        "disk_paths": folder,
+        "disk_bytes": DISK_MIB << 20,
+        "disk_segment_bytes": 1 << 20,
+    }
+    return site
+
+
+def total(site: Site, sample: str) -> int:
+    """Of one sample; 0 where there is none yet."""
+    return int(site.sample(sample) or 0)
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def shares(site: Site) -> list[str]:
+    """How full the arena and the disk are, in percent as the page has it."""
+    arena = [total(site, f'kvserver_arena_bytes{{state="{state}"}}') for state in ("used", "total")]
+    disk = [total(site, f'kvserver_disk_{state}_bytes{{device="0"}}') for state in ("used", "total")]
+    return [f"{100 * used / whole:.1f}" for used, whole in (arena, disk)]
+
+
+def settled(site: Site, browser: Browser, asked: int) -> None:
+    """Waits until /metrics has counted all lookups, and the page as well."""
+    until("the lookups in /metrics", lambda: total(site, "kvserver_lookup_handle_seconds_count") == asked)
+    until("the page to follow", lambda: browser.table("#counted").get("lookups", ["", ""])[1] == f"{asked:,}")
+
+
+@contextmanager
+def traffic(engine: Engine, rounds: int) -> Iterator[None]:
+    """Stores, lookups and retrieves while the block runs; all of them are over at its end."""
+
+    def work() -> None:
+        for seed in range(rounds):
+            story = prompt(seed, 1 + seed % 7)
+            engine.store(story)
+            for keys in (story.keys, prompt(seed // 2, 1 + (seed // 2) % 7).keys, prompt(10_000 + seed, 3).keys):
+                found = engine.client.lookup(engine.namespace, keys)
+                if found.lease is not None:
+                    engine.client.release(found.lease)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        yield
+    finally:
+        worker.join(WAIT_S)
+        assert not worker.is_alive()
+
+
+def test_the_pages_numbers_are_those_of_metrics_under_real_traffic(browser: Browser, tmp_path: Path) -> None:
+    site = disk_site(tmp_path)
+    with site.server, Engine(site.server.path, name="engine <b>&lt;</b>") as engine:
+        engine.ready()
+        browser.open(f"http://127.0.0.1:{site.port}/")
+        with traffic(engine, 120):
+            until("hits while traffic runs", lambda: "%" in browser.text("#hit-rate"))
+        settled(site, browser, 360)
+        tokens = browser.table("#results")
+        for name, cells in tokens.items():
+            if not name.startswith("all"):
+                result = NAMES[name.split(":")[0]]
+                sample = f'kvserver_lookup_tokens_total{{result="{result}"}}'
+                assert number(cells[2]) == total(site, sample), name
+        whole = sum(total(site, f'kvserver_lookup_tokens_total{{result="{result}"}}') for result in NAMES.values())
+        assert number(tokens["all that was asked for"][2]) == whole > 10_000
+        assert number(tokens["DRAM"][2]) > 0
+        assert number(browser.text("#chunks")) == total(site, "kvserver_chunks") > 0
+        counted = browser.table("#counted")
+        for counter, sample in {
+            "bytes_stored": 'kvserver_moved_bytes_total{direction="store",tier="dram"}',
+            "disk_written_bytes": 'kvserver_moved_bytes_total{direction="demote",tier="disk"}',
+            "stores": 'kvserver_stores_total{result="whole"}',
+            "evicted_for.store": 'kvserver_evicted_chunks_total{reason="store"}',
+            "lookup_ends.whole": 'kvserver_lookup_ends_total{why="whole"}',
+        }.items():
+            assert number(counted[counter][1]) == total(site, sample) > 0, counter
+        until("tiers as full as in /metrics", lambda: shares(site) == re.findall(r", (\S+) %", browser.text("#tiers")))
+        assert browser.table("#sessions")["engine <b>&lt;</b>"][2] == "attached"
+
+
+def test_a_brain_that_is_killed_is_seen_and_the_page_goes_on_with_the_next(browser: Browser) -> None:
+    site = Site()
+    with site.server, Engine(site.server.path) as engine:
+        engine.ready().store(prompt(1, 4))
+        browser.open(f"http://127.0.0.1:{site.port}/")
+        until("four chunks", lambda: browser.text("#chunks") == "4")
+        before = browser.text("#up")
+        kill(site.server.brain_pid())
+        until("the next brain", lambda: browser.text("#up").split("·")[1] != before.split("·")[1])
+        until("its chunks", lambda: browser.text("#chunks") == "4")
+        until("all to be well", lambda: browser.text("#state") == "well")
+
+
+# ---------------------------------------------------------------- in a terminal
+
+
+def top(site: Site, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "kvserver", "top", f"--socket={site.server.path}", *flags]
+
+
+def test_top_in_a_pipe_says_what_metrics_say() -> None:
+    site = Site()
+    with site.server, Engine(site.server.path) as engine:
+        engine.ready().store(prompt(1, 4))
+        command = top(site, "--turns=8", "--refresh=0.25")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert " incarnation " in process.stdout.readline()
+            engine.client.lookup(engine.namespace, prompt(1, 4).keys)
+            engine.client.lookup(engine.namespace, prompt(2, 4).keys)
+            rest = process.stdout.read()
+            assert process.wait(WAIT_S) == 0
+        assert "hits 50.0 %  dram 50.0 %  disk 0.0 %" in rest.splitlines()[-1]
+
+
+def test_top_goes_on_with_the_next_brain_and_ends_at_an_interrupt() -> None:
+    site = Site()
+    with site.server, subprocess.Popen(top(site, "--refresh=0.1"), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        kill(site.server.brain_pid())
+        for line in process.stdout:
+            if " incarnation " in line:
+                assert line.split()[-1] != first.split()[-1]
+                break
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0
+
+
+def test_top_leaves_a_terminal_as_it_was() -> None:
+    site = Site()
+    with site.server:
+        master, slave = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm-256color"}
+        process = subprocess.Popen(top(site), stdin=slave, stdout=slave, stderr=slave, env=environment)
+        os.close(slave)
+        said = read_until(master, b"incarnation")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0
+        said += read_until(master, b"")
+        os.close(master)
+        assert said.count(b"\x1b[?1049h") == said.count(b"\x1b[?1049l") == 1
+        assert re.search(rb"\x1b\[\?25h", said[said.rindex(b"\x1b[?25l") :]), "the cursor is back"
+
+
+def read_until(descriptor: int, mark: bytes) -> bytes:
+    """What a terminal was sent up to that mark; to its end when the mark is empty."""
+    said = b""
+    while not mark or mark not in said:
+        try:
+            piece = os.read(descriptor, 65_536)
+        except OSError:  # whoever wrote to it is gone
+            break
+        if not piece:
+            break
+        said += piece
+    return said
