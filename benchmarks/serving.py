@@ -26,8 +26,7 @@ def serving(
         failed = True
         try:
             with Client(served.socket, engine=engine, rank=rank, timeouts=timeouts) as client:
-                if not client.wait_connected(CONNECT_S):
-                    raise TimeoutError(f"the server did not answer within {CONNECT_S:g} s")
+                _wait_for_answer(served, client)
                 _wait_for_arena(client)
                 yield served, client
             failed = False
@@ -41,6 +40,15 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def _wait_for_answer(served: Served, client: Client) -> None:
+    deadline = time.monotonic() + CONNECT_S
+    while not client.wait_connected(1.0):
+        if problem := served.problem():
+            raise RuntimeError(problem)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the server did not answer within {CONNECT_S:g} s")
 
 
 def _wait_for_arena(client: Client) -> None:
