@@ -27,9 +27,10 @@ class Departure(NamedTuple):
 
 
 class Departed:
-    """The last DEPARTED_MAX keys that left."""
+    """The last keys that left, as many as the index holds at most, and DEPARTED_MAX."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunks_max: int) -> None:
+        self._most = min(DEPARTED_MAX, chunks_max)
         self._known: OrderedDict[bytes, Departure] = OrderedDict()
 
     def add(self, nodes: Iterable[tuple[bytes, Node, Cause]], now_ns: int) -> None:
@@ -38,7 +39,7 @@ class Departed:
         for namespace, node, cause in nodes:
             known[node.key] = Departure(namespace, cause, now_ns)
             known.move_to_end(node.key)
-        while len(known) > DEPARTED_MAX:
+        while len(known) > self._most:
             known.popitem(last=False)
 
     def get(self, namespace: bytes, key: bytes) -> Departure | None:

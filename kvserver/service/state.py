@@ -379,7 +379,7 @@ class Core:
         self.started_ns = started_ns
         self.counters = Counters()
         self.reuse = Reuse(started_ns)
-        self.departed = Departed()
+        self.departed = Departed(bounds.chunks_max)
         self.chunks = Chunks(
             arena_bytes=bounds.arena_bytes,
             slab_bytes=bounds.slab_bytes,
