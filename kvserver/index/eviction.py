@@ -14,8 +14,9 @@ from typing import Protocol
 
 from kvserver.index.space import READY, Node
 
-DRAM, DIRTY, DISK, REFUSED = 1, 2, 4, 8
-"""Bits of Node.queued. REFUSED: it shall not be written to disk."""
+DRAM, DIRTY, DISK, REFUSED, NO_ROOM = 1, 2, 4, 8, 16
+"""Bits of Node.queued. REFUSED, NO_ROOM: it shall not be written to disk, for all that is known of it; since what lies
+there was used later."""
 
 
 def evictable(node: Node) -> bool:
@@ -32,7 +33,7 @@ def evictable(node: Node) -> bool:
 
 def dirty(node: Node) -> bool:
     """It may leave DRAM, something of it would be lost, and it was not refused."""
-    return evictable(node) and node.in_dram & ~node.on_disk != 0 and not node.queued & REFUSED
+    return evictable(node) and node.in_dram & ~node.on_disk != 0 and not node.queued & (REFUSED | NO_ROOM)
 
 
 def droppable(node: Node) -> bool:

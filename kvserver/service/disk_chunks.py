@@ -14,7 +14,7 @@ A job pins its node, so slots are not freed under a write nor extents under a re
 their extents go leaf first: what is on disk is closed under prefixes, until something is lost.
 """
 
-from kvserver.index.eviction import DIRTY, REFUSED, LeafLru, dirty, droppable
+from kvserver.index.eviction import DIRTY, NO_ROOM, REFUSED, LeafLru, dirty, droppable
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
@@ -80,6 +80,8 @@ class DiskChunks:
         """Why a chunk that leaves DRAM is not on disk."""
         if not self.writable(space):
             return "shape"
+        if node.queued & NO_ROOM:
+            return "room"
         return "second-touch" if node.queued & REFUSED else self.blocked or "late"
 
     # ---------------------------------------------------------------- writes

@@ -8,7 +8,7 @@ a disk.
 
 import logging
 
-from kvserver.index.eviction import REFUSED
+from kvserver.index.eviction import NO_ROOM, REFUSED
 from kvserver.index.space import READY, Node, Space
 from kvserver.service.disk_chunks import records_of
 from kvserver.service.documents import document_of
@@ -89,6 +89,8 @@ def start(core: Core, tier: DiskTier, now_ns: int) -> None:
                 return
             tier.chunks.blocked = blocked
             if blocked:
+                if blocked == "room":  # what went for it is written again, and would go again, for ever
+                    next(reversed(tier.writes)).queued |= NO_ROOM
                 tier.writes = {}
                 tier.wait_until_ns = now_ns + PAUSE_MS * MILLISECOND_NS
                 return

@@ -1,7 +1,7 @@
 """The disk tier as the brain decides it: what is written when, what is read for whom, and what a fault costs."""
 
 import pytest
-from brain_rig import PAGE_BYTES, REGIONS, SLAB_BYTES, Client, chain, ids, is_refusal, key
+from brain_rig import FULL, PAGE_BYTES, REGIONS, SLAB_BYTES, Client, chain, ids, is_refusal, key
 from disk_rig import CHUNKS, LAST_OF_FILL, PROMPTS_OF_ARENA, SEGMENT_BYTES, DiskRig, cold_prompt, fill, restart
 
 from kvserver.index.space import READY, Node, Space
@@ -79,6 +79,34 @@ def test_two_chains_do_not_push_each_other_off_a_device_that_is_too_small_for_bo
     for prompt, chunks in ((1, 1), (0, 3), (1, 3), (0, 3), (1, 2)):
         rig.now_ns += 1_000_000
         client.release(client.lookup(prompts[prompt][: chunks * KEY_BYTES]))
+    rig.wait_ms(2_000)
+    settled = len(rig.written)
+    rig.wait_ms(2_000)
+    assert len(rig.written) == settled
+
+
+def test_a_chunk_for_which_too_little_goes_does_not_push_it_off_again_and_again() -> None:
+    """A device of four extents: what is older than the chunk gives it one, it needs two, and the others are younger."""
+    rig = DiskRig(disk_device_bytes=SEGMENT_BYTES, disk_jobs_max=1)
+    small, large = Client(rig), Client(rig, engine="another")
+    small.register()
+    large.register(groups=(FULL, FULL), namespace=bytes(32))
+    *young, older, wide = (chain(seed, 1) for seed in range(6))
+    for keys in young:
+        rig.now_ns += 1_000_000
+        small.store(keys)
+    rig.wait_ms(100)
+    assert len(rig.written) == 4
+    rig.disk_works = False
+    rig.now_ns += 1_000_000
+    small.store(older)
+    rig.now_ns += 1_000_000
+    large.ask(large.storing(wide, GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(0, 1, 2))))
+    for keys in young:
+        rig.now_ns += 1_000_000
+        small.release(small.lookup(keys))
+    rig.disk_works = True
+    rig.finish_disk()
     rig.wait_ms(2_000)
     settled = len(rig.written)
     rig.wait_ms(2_000)
