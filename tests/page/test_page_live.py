@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.page.browser import Browser
 from tests.process.engine import Engine, prompt
 from tests.process.harness import WAIT_S, kill, until
@@ -18,6 +20,14 @@ from tests.process.test_http_live import Site
 
 DISK_MIB = 8
 NAMES = {"DRAM": "dram", "disk": "disk", "declined": "declined", "unwanted": "unwanted", "miss": "miss"}
+
+
+@pytest.fixture(autouse=True)
+def heeds_interrupts() -> Iterator[None]:
+    """What a shell starts in the background ignores them, as does whatever that starts; `kvserver top` shall not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def disk_site(folder: Path) -> Site:
