@@ -169,7 +169,7 @@ def _forget_a_namespace(core: Core, tenant: int) -> bool:
     held = {lease.space for lease in core.leases.values()} | {job.space for job in core.jobs.values()}
     idle = [space for space in core.chunks.spaces.values() if space.caches == 0 and space not in held]
     if core.chunks.accounts is not None:
-        idle = [space for space in idle if _may_forget(core.chunks.accounts, space, tenant)]
+        idle = [space for space in idle if _may_forget(core, core.chunks.accounts, space, tenant)]
     if not idle:
         return False
     coldest = min(idle, key=lambda space: space.root.used)
@@ -179,13 +179,17 @@ def _forget_a_namespace(core: Core, tenant: int) -> bool:
     return True
 
 
-def _may_forget(accounts: Accounts, space: Space, tenant: int) -> bool:
-    """Forgetting it for that tenant takes nothing that another one was guaranteed."""
+def _may_forget(core: Core, accounts: Accounts, space: Space, tenant: int) -> bool:
+    """Forgetting it for that tenant takes nothing that another one was guaranteed, whole or still being stored."""
     if not space.nodes:
         return True
     account = accounts.of_space(space)
+    if account is accounts.of(tenant):
+        return True
+    if account.guaranteed_bytes and any(pending.space is space for pending in core.chunks.pendings.values()):
+        return False  # until the deadline of its other shards
     held_bytes = sum(space.group_bytes(node.in_dram) for node in space.nodes.values())
-    return account is accounts.of(tenant) or held_bytes <= account.spare_bytes
+    return held_bytes <= account.spare_bytes
 
 
 def _check_fit(core: Core, request: Register, layout: Layout) -> None:

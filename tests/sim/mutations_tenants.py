@@ -73,8 +73,15 @@ MUTATIONS = (
     Mutation(
         "a namespace is forgotten below a guarantee",
         CACHES,
-        "or held_bytes <= account.spare_bytes",
-        "or held_bytes >= 0",
+        "return held_bytes <= account.spare_bytes",
+        "return held_bytes >= 0",
+        unseen=True,
+    ),
+    Mutation(
+        "a namespace is forgotten while its tenant's guarantee is being stored",
+        CACHES,
+        "if account.guaranteed_bytes and any(",
+        "if account.guaranteed_bytes < 0 and any(",
         unseen=True,
     ),
 )

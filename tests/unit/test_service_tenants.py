@@ -206,6 +206,24 @@ def test_a_namespace_is_not_forgotten_below_a_guarantee() -> None:
     client_of(rig, "guests", GUESTS)
 
 
+def test_what_is_being_stored_below_a_guarantee_is_not_forgotten_with_its_namespace() -> None:
+    """One of two shards is there; its worker has gone, so that no cache uses the namespace."""
+    rig = rig_with(quota("agents", guaranteed=8), namespaces_max=2)
+    client_of(rig, "", CHAT)
+    ranks = [Client(rig, engine="two", ranks=2, rank=rank) for rank in range(2)]
+    for rank, client in enumerate(ranks):
+        groups = [msgspec.structs.replace(FULL, shards=2, shard=rank)]
+        client.register(groups, namespace=AGENTS, tenant="agents")
+    ranks[0].ask(ranks[0].storing(chain(1, 1), GroupBlocks(0, 0, ids(0, 1, 2))))
+    for client in ranks:
+        rig.peer_gone(client.local)
+    assert account(rig, "agents").reserved_bytes > 0
+    guests = Client(rig, engine="guests")
+    assert is_refusal(guests.ask(guests.registration(namespace=GUESTS)), "resource", "namespaces")
+    rig.wait_ms(60_000)
+    client_of(rig, "", GUESTS)
+
+
 def test_the_last_chunk_above_a_guarantee_stays_when_it_is_larger_than_the_rest() -> None:
     rig = rig_with(quota("agents", guaranteed=3))
     agents, chat = client_of(rig, "agents", AGENTS, (WIDE,)), client_of(rig, "chat", CHAT)
