@@ -94,6 +94,15 @@ class Accounts:
             case Pending() | DiskJob():
                 return self.of(owner.node.tenant)
 
+    def leaving(self, retired: Iterable[Space]) -> dict[Account, int]:
+        """Bytes that accounts hold for nothing: of cleared namespaces, until the retrieves that read them are over."""
+        bytes_of: dict[Account, int] = {}
+        for space in retired:
+            for node in space.nodes.values():
+                account = self.of_owner(node)
+                bytes_of[account] = bytes_of.get(account, 0) + space.group_bytes(node.in_dram)
+        return bytes_of
+
     def admits(self, space: Space, tag: int) -> bool:
         """Caches with this tag may use the namespace: nobody does, or the same account."""
         unused = space.tenant is None or not (space.nodes or space.caches)
@@ -110,10 +119,11 @@ class Accounts:
 class Claim:
     """Whose chunks may go so that `account` gets room."""
 
-    __slots__ = ("_accounts", "account", "own")
+    __slots__ = ("_accounts", "_leaving", "account", "own")
 
-    def __init__(self, accounts: Accounts, account: Account, more_bytes: int) -> None:
+    def __init__(self, accounts: Accounts, account: Account, more_bytes: int, retired: Iterable[Space]) -> None:
         self._accounts = accounts
+        self._leaving = accounts.leaving(retired)
         self.account = account
         self.own = account.taken_bytes + more_bytes > account.guaranteed_bytes
         """Its own may go. Not while it has less than its guarantee, unless others have nothing to give."""
@@ -124,7 +134,7 @@ class Claim:
         if owner is self.account:
             return self.own
         bytes_gone = space.group_bytes(node.in_dram) + (planned.get(owner, 0) if planned else 0)
-        if bytes_gone > owner.spare_bytes:
+        if bytes_gone > owner.spare_bytes - self._leaving.get(owner, 0):
             return False
         if planned is not None:
             planned[owner] = bytes_gone

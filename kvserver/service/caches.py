@@ -189,7 +189,7 @@ def _may_forget(core: Core, accounts: Accounts, space: Space, tenant: int) -> bo
     if account.guaranteed_bytes and any(pending.space is space for pending in core.chunks.pendings.values()):
         return False  # until the deadline of its other shards
     held_bytes = sum(space.group_bytes(node.in_dram) for node in space.nodes.values())
-    return held_bytes <= account.spare_bytes
+    return held_bytes <= account.spare_bytes - accounts.leaving(core.chunks.retired).get(account, 0)
 
 
 def _check_fit(core: Core, request: Register, layout: Layout) -> None:

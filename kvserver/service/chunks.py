@@ -69,7 +69,7 @@ class Chunks:
         """Slots whose ledger entries are to be withdrawn."""
         self.gone: list[tuple[bytes, Node, Cause]] = []
         """Namespace, chunk and cause of what went out of the index; departed.py remembers it."""
-        self.room = Room(self.pool, counters, self._leave_dram, accounts)
+        self.room = Room(self.pool, counters, self._leave_dram, accounts, self.retired)
         self.clean_bytes = 0
         """Slot bytes that may go without loss: what they hold is on disk."""
         self.disk: DiskSide | None = None

@@ -8,7 +8,7 @@ is colder than what the wanted size could give (`_take_over`), or when much has 
 Where tenants have quotas (accounts.py), whoever wants room has a claim, and only what that allows goes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -74,12 +74,15 @@ class Room:
         counters: Counters,
         let_go: Callable[[Space, Node, Need], None],
         accounts: Accounts | None,
+        retired: Sequence[Space],
     ) -> None:
-        """let_go: frees the slots of a chunk, which goes out of the index unless it is on disk."""
+        """let_go: frees the slots of a chunk, which goes out of the index unless it is on disk. retired: cleared
+        namespaces of which something is still read."""
         self._pool = pool
         self._counters = counters
         self._let_go = let_go
         self._accounts = accounts
+        self._retired = retired
         self._claim: Claim | None = None
         """Of the tenant for which room is being made, where there are quotas."""
         self._orders: dict[Space, EvictionPolicy] = {}
@@ -103,7 +106,7 @@ class Room:
         self._need = "promote" if isinstance(owner, DiskJob) else "store"
         if self._accounts is None:
             return self._take(slot_bytes, owner)
-        claim = self._claim = Claim(self._accounts, self._accounts.of_owner(owner), slot_bytes)
+        claim = self._claim = Claim(self._accounts, self._accounts.of_owner(owner), slot_bytes, self._retired)
         offset = None
         if self._fit_quota(claim, slot_bytes):
             offset = self._take(slot_bytes, owner)
@@ -142,7 +145,7 @@ class Room:
         none can go."""
         self._need = "index"
         if self._accounts is not None:
-            self._claim = Claim(self._accounts, self._accounts.of(tenant), 0)
+            self._claim = Claim(self._accounts, self._accounts.of(tenant), 0, self._retired)
             self._claim.own = True
         victims = [victim for victim in self._may_go() if victim.node.children is None]
         if not victims:

@@ -73,8 +73,8 @@ MUTATIONS = (
     Mutation(
         "a namespace is forgotten below a guarantee",
         CACHES,
-        "return held_bytes <= account.spare_bytes",
-        "return held_bytes >= 0",
+        "return held_bytes <= account.spare_bytes -",
+        "return held_bytes >= 0 *",
         unseen=True,
     ),
     Mutation(

@@ -224,6 +224,21 @@ def test_what_is_being_stored_below_a_guarantee_is_not_forgotten_with_its_namesp
     client_of(rig, "", GUESTS)
 
 
+def test_what_was_cleared_while_it_is_read_counts_for_no_guarantee() -> None:
+    rig = rig_with(quota("agents", guaranteed=3))
+    agents, cleared = client_of(rig, "agents", AGENTS), client_of(rig, "agents", GUESTS)
+    [kept], [read] = fill(agents, 3), fill(cleared, 3, seed=2)
+    chat = client_of(rig, "chat", CHAT)
+    fill(chat, SLOTS - 6, seed=5)
+    rig.movers_copy = False
+    found = cleared.lookup(read, GUESTS)
+    cleared.ask(cleared.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(9)))))
+    cleared.ask(Clear(rig.number(), GUESTS))
+    assert account(rig, "agents").held_bytes == 6 * SLOT_ALIGN
+    chat.ask(chat.storing(chain(9, 3), GroupBlocks(0, 0, ids(*range(9)))))
+    assert agents.lookup(kept, AGENTS).chunks == 3
+
+
 def test_the_last_chunk_above_a_guarantee_stays_when_it_is_larger_than_the_rest() -> None:
     rig = rig_with(quota("agents", guaranteed=3))
     agents, chat = client_of(rig, "agents", AGENTS, (WIDE,)), client_of(rig, "chat", CHAT)
