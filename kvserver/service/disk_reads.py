@@ -138,23 +138,26 @@ def fail(core: Core, tier: DiskTier, fetch: Fetch, error: DeviceError, now_ns: i
 
 
 def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> None:
-    """A chunk cannot be read. What still reads something below it is cut off with it, and everything else ends."""
+    """Groups of a chunk cannot be read. When it is servable without them, only those that wait for them end, in
+    arrived(). Else it ends for all, with what lies below it; what is still read of that is cut off."""
     core.counters.disk_lost += 1
     left = node.in_dram | (node.on_disk & ~groups)
-    doomed = set(space.subtree(node)) if left & space.needed != space.needed else {node}
+    if left & space.needed == space.needed:
+        tier.chunks.lose(space, node, groups)
+        return
+    doomed = set(space.subtree(node))
     fail_all(core, tier, [at for at in space.subtree(node) if at in doomed], _unreadable(), now_ns)
-    if len(doomed) > 1 or left & space.needed != space.needed:
-        for lease in [lease for lease in core.leases.values() if lease.space is space and lease.tail in doomed]:
-            leases.end(core, lease)
-        for job in [job for job in core.jobs.values() if job.held and job.space is space and job.tail in doomed]:
-            assert job.held is not None
-            fail(core, tier, job.held.fetch, _unreadable(), now_ns)
+    for lease in [lease for lease in core.leases.values() if lease.space is space and lease.tail in doomed]:
+        leases.end(core, lease)
+    for job in [job for job in core.jobs.values() if job.held and job.space is space and job.tail in doomed]:
+        assert job.held is not None
+        fail(core, tier, job.held.fetch, _unreadable(), now_ns)
     rest = tier.chunks.lose(space, node, groups)
     if rest is None:
         return
-    for job in core.jobs.values():
-        if job.tail is not None and job.tail in doomed and job.space is space:
-            job.space = rest
+    for running in core.jobs.values():
+        if running.tail is not None and running.tail in doomed and running.space is space:
+            running.space = rest
     for other in tier.chunks.jobs.values():
         if other.node in doomed and other.space is space:
             other.space = rest

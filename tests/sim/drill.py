@@ -25,7 +25,7 @@ UNIT_TESTS = tuple(
     for name in (
         *("index", "slots", "layout", "marks", "placement", "extents"),
         *("service_timers", "service_namespaces", "service_room", "service_pins", "service_restore", "service_disk"),
-        *("service_notes", "service_tenants"),
+        *("service_disk_prefix", "service_notes", "service_tenants"),
     )
 )
 
