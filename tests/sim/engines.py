@@ -1,5 +1,6 @@
 """Simulated inference engines: several ranks and a scheduler each, that agree on what to store and to retrieve."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvserver.wire.messages import Lookup, Release
@@ -28,13 +29,14 @@ class Granted(NamedTuple):
 class SimEngine:
     """The processes that say the same (engine, epoch)."""
 
-    def __init__(self, world: "World", name: str, digest: bytes, shape: Shape) -> None:
+    def __init__(self, world: "World", name: str, digest: bytes, shape: Shape, stored: Sequence[Path] = ()) -> None:
+        """stored: prefixes that it may ask for from the first."""
         self.name = name
         self.epoch = 1
         self.digest = digest
         self.shape = shape
         self.leases: list[Granted] = []
-        self._stored: list[Path] = []
+        self._stored = list(stored)
         """What was to be stored lately."""
         self._world = world
         self.scheduler = Process(world, self, -1)

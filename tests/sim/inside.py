@@ -89,6 +89,11 @@ def on_disk(service: Service) -> dict[tuple[bytes, bytes, int, int], tuple[int, 
     return found
 
 
+def disk_is_recovered(service: Service) -> bool:
+    tier = _core(service).disk
+    return tier is not None and tier.recovered
+
+
 def disk_readable(service: Service) -> bool:
     tier = _core(service).disk
     return tier is not None and tier.readable

@@ -168,6 +168,8 @@ class SimMover:
         rng = self._world.rng
         if not run.begun:
             self._begin(run)
+        elif self._world.chance("copy-waits"):
+            pass  # a slow link, or much before it
         elif not run.left:
             self._finish(run)
         elif self._world.chance("copy-fails"):

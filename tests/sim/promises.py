@@ -411,9 +411,15 @@ class Promises:
         for number in [number for number in self.leases if number not in living]:
             lease = self.leases[number]
             shape = self._shapes[lease.digest]
-            if lease.expires_ns > now_ns and not _away(self._ledger, shape, lease.digest, lease.keys):
+            waits = _away(self._ledger, shape, lease.digest, lease.keys) or self._asks_the_disk(lease)
+            if lease.expires_ns > now_ns and not waits:
                 raise Wrong(f"lease {number} ended by a fault on disk, and all of it is in DRAM")
             del self.leases[number]
+
+    def _asks_the_disk(self, lease: LeaseFacts) -> bool:
+        """A retrieve may ask for more of the lease's chunks than the boundary needs, and wait for that."""
+        alone = {name[:2] for name in self.on_disk.keys() - self._ledger.held.keys()}
+        return any((lease.digest, key) in alone for key in lease.keys)
 
     def copy_over(self, job: int) -> None:
         """The mover will not touch a byte of it again."""

@@ -60,6 +60,7 @@ CHANCES = {
     "rank-differs": 0.08,
     "rank-repeats": 0.06,
     "more-parts": 0.2,
+    "copy-waits": 0.05,
     "wrong-parent": 0.03,
     "twin-word": 0.03,
     "foreign-lease": 0.12,
@@ -95,11 +96,16 @@ class Swarm:
                 self._be_gentle(rng)
             if rng.random() < 0.3:
                 self.acts["drain"] = 0.3
-        self.has_quotas = len(self.shapes) > 1 and rng.random() < 0.4
+        self.begins_cold = self.has_disk and rng.random() < 0.5
+        """The devices hold what an earlier life left behind."""
+        self.reads_much = self.begins_cold and rng.random() < 0.6
+        if self.reads_much:
+            self._read_much(rng)
+        self.has_quotas = len(self.shapes) > 1 and not self.begins_cold and rng.random() < 0.5
         self.engines = rng.choice((1, 2, 2, 3)) if not self.has_disk else rng.choice((1, 1, 2))
         if self.has_quotas:
             self.engines = max(2, self.engines)
-        self.depth = rng.choice((2, 4, 6, 8))
+        self.depth = rng.choice((6, 8) if self.reads_much else (2, 4, 6, 8))
         """Chunks of the longest prefix."""
         self.fanout = rng.choice((1, 2, 2, 3))
         """Branches at each chunk."""
@@ -119,6 +125,19 @@ class Swarm:
             if not name.startswith("disk"):
                 self.chances[name] *= 0.2
 
+    def _read_much(self, rng: Random) -> None:
+        """Long prefixes are read from disk in many parts, and some of it cannot be read."""
+        for name in HARMFUL:
+            if rng.random() < 0.9:
+                self.acts[name] = 0.0
+        self._be_gentle(rng)
+        self.acts["plan-lookup"], self.acts["plan-store"] = 30.0, rng.choice((1.0, 10.0))
+        self.acts["rot"] = rng.choice((0.3, 2.0))
+        self.chances["disk-io"] = rng.choice((0.0, 0.1))
+        self.chances["more-parts"] = 0.8
+        self.chances["hasty-client"] = 0.0
+        self.chances["copy-waits"] = rng.choice((0.0, 0.9))
+
     @staticmethod
     def _tight(rng: Random, narrow: tuple[int, ...], wide: int) -> int:
         return rng.choice(narrow) if rng.random() < 0.1 else wide
@@ -134,7 +153,7 @@ class Swarm:
 
     def _bounds(self, rng: Random) -> Bounds:
         slab_units = max(rng.choice((3, 4, 5, 7)), *(shape.slot_units_max() for shape in self.shapes))
-        chunks = rng.choice((2, 3, 4, 6) if self.has_disk else (1, 3, 6, 9, 16))
+        chunks = rng.choice((6, 8, 12) if self.reads_much else (2, 3, 4, 6) if self.has_disk else (1, 3, 6, 9, 16))
         units = max(shape.chunk_units() for shape in self.shapes) * chunks
         chunk_slabs = max(shape.chunk_slabs(slab_units) for shape in self.shapes)
         slabs = max(rng.choice((2, 3)), chunk_slabs, -(-units // slab_units))
@@ -165,7 +184,7 @@ class Swarm:
             return {}
         largest = max(shape.slot_units_max() for shape in self.shapes)
         segment_units = 1 + (largest + 1) * rng.choice((1, 2, 3)) + rng.choice((0, 1))
-        segments = rng.choice((2, 5, 9, 17))
+        segments = rng.choice((9, 17, 29) if self.begins_cold else (2, 5, 9, 17))
         return {
             "disk_devices": rng.choice((1, 1, 2, 3)),
             "disk_device_bytes": segments * segment_units * SLOT_ALIGN,
@@ -177,7 +196,7 @@ class Swarm:
             "disk_jobs_max": rng.choice((1, 3, 32)),
             "disk_job_ms": self.ms(rng.choice((150, 1500))),
             "disk_restart_ms": self.ms(rng.choice((5, 100))),
-            "recompute_tokens_per_s": rng.choice((0, 0, 0, 1_000_000)),
+            "recompute_tokens_per_s": 0 if self.reads_much else rng.choice((0, 0, 0, 1_000_000)),
             "notes_max": 0 if segments < 17 else 1024,
         }
 

@@ -13,8 +13,9 @@ from kvserver.service.service import Service
 from kvserver.wire.messages import Request
 
 from . import inside, nonsense
-from .content import Garbage
+from .content import Garbage, Path
 from .disk import Devices, SimDiskMover, rot
+from .earlier import leave_behind
 from .engines import SimEngine
 from .ledger import Ledger
 from .memory import Arena
@@ -26,6 +27,7 @@ from .shell import BrainDied, Shell
 from .swarm import Swarm
 
 EVENTS_PER_COMPARISON = 4
+RECOVERY_STEPS_MAX = 2000
 
 
 class Posted(NamedTuple):
@@ -72,10 +74,16 @@ class World:
         self._acts = {name: weight for name, weight in self.swarm.acts.items() if weight}
         self._act_names, self._act_weights = list(self._acts), _cumulated(list(self._acts.values()))
         self.supervisor = Supervisor(self)
+        left: dict[bytes, list[Path]] = {}
+        if self.swarm.begins_cold:
+            size = {"depth": self.swarm.depth, "fanout": self.swarm.fanout}
+            left = leave_behind(self.devices, bounds, self.shapes, self.rng, **size)
         self.shell = self._start_brain(-1)
+        if self.swarm.begins_cold and self.rng.random() < 0.8:
+            self._recover()
         for index in range(self.swarm.engines):
             digest = list(self.shapes)[index % len(self.shapes)]
-            self.engines.append(SimEngine(self, f"engine{index}", digest, self.shapes[digest]))
+            self.engines.append(SimEngine(self, f"engine{index}", digest, self.shapes[digest], left.get(digest, [])))
 
     def chance(self, name: str) -> bool:
         return not self.calm and self.rng.random() < self.swarm.chances[name]
@@ -118,6 +126,14 @@ class World:
             except BrainDied:
                 self.counts["brain died at start"] += 1
                 effects_left = -1
+
+    def _recover(self) -> None:
+        """What the devices hold is in the index before the engines come. It is not counted among the seed's events."""
+        for _ in range(RECOVERY_STEPS_MAX):
+            if inside.disk_is_recovered(self.shell.service):
+                break
+            self._step_by_name(self.rng.choice(("mover", "supervisor", "deliver", "deliver", "tick")))
+        self.events = 0
 
     def _lose_memory(self) -> None:
         """The supervisor died as well, or the machine: only the devices are as they were."""

@@ -1,0 +1,89 @@
+"""What the devices hold when the world begins: chains of whole chunks, as an earlier life of the server left them.
+
+A short seed stores little, and less of it leaves DRAM; where it begins like this, most of what is asked for is read.
+"""
+
+from random import Random
+
+from kvserver.service.disk import GENERATIONS
+from kvserver.service.state import Bounds
+from kvserver.tiers.extents import Extents, place_of
+from kvserver.tiers.records import (
+    DOCUMENT_FORMAT,
+    NO_PARENT,
+    DiskRecord,
+    GroupDocument,
+    NamespaceDocument,
+    encode_document,
+)
+
+from .content import Path, block_of, key_of
+from .disk import Devices
+from .shapes import Shape
+
+PREFIXES = 5
+"""Of each namespace."""
+
+
+def leave_behind(
+    devices: Devices, bounds: Bounds, shapes: dict[bytes, Shape], rng: Random, *, depth: int, fanout: int
+) -> dict[bytes, list[Path]]:
+    """Namespace -> the prefixes that are there."""
+    extents: Extents[bytes] = Extents(
+        devices=bounds.disk_devices, device_bytes=bounds.disk_device_bytes, segment_bytes=bounds.disk_segment_bytes
+    )
+    left: dict[bytes, list[Path]] = {}
+    generation = 0
+    for digest, shape in shapes.items():
+        if all(group.kind != "full" for group in shape.groups):
+            continue
+        devices.notes[digest] = encode_document(_document(digest, shape)), 0
+        there: set[Path] = {()}
+        for _ in range(PREFIXES):
+            path = tuple(int(rng.random() * fanout) for _ in range(depth))
+            for chunks in range(1, depth + 1):
+                if path[:chunks] not in there:
+                    generation += 1
+                    if not _put(devices, extents, digest, shape, path[:chunks], generation):
+                        break
+                    there.add(path[:chunks])
+        left[digest] = sorted(there - {()})
+    devices.notes[GENERATIONS] = b"", generation
+    return left
+
+
+def _put(devices: Devices, extents: Extents[bytes], digest: bytes, shape: Shape, path: Path, generation: int) -> bool:
+    """Writes all shards of a chunk; False when there is no room for one of them."""
+    key, parent = key_of(path), key_of(path[:-1]) or NO_PARENT
+    device = extents.device_for(key)
+    assert device is not None
+    records: list[DiskRecord] = []
+    for index, group in enumerate(shape.groups):
+        for shard in range(group.shards):
+            extent_bytes = shape.slot_bytes(index, shard)
+            extent = extents.allocate(device, extent_bytes, key) if extents.fits(extent_bytes) else None
+            if extent is None:
+                return False
+            payload_bytes = shape.blocks_per_chunk(index) * group.regions * group.page_bytes[shard]
+            what = digest, key, parent, index, shard, payload_bytes, 0, extent_bytes, generation
+            records.append(DiskRecord(-1, *what, place_of(extent).offset, device, 0))
+    for record in records:
+        places = range(shape.blocks_per_chunk(record.group))
+        blocks = [block_of(digest, key, record.group, record.shard, place) for place in places]
+        devices.put(record, blocks, sound=True)
+    return True
+
+
+def _document(digest: bytes, shape: Shape) -> NamespaceDocument:
+    groups = [
+        GroupDocument(
+            group.block_tokens,
+            group.kind,
+            group.window_tokens,
+            group.shards,
+            group.writers,
+            [[(group.regions, page_bytes)] for page_bytes in group.page_bytes],
+        )
+        for group in shape.groups
+    ]
+    return NamespaceDocument(DOCUMENT_FORMAT, digest, shape.chunk_tokens, groups)
