@@ -131,10 +131,10 @@ class Burst:
             assert self._retrieve(at).result(60).ok
             targets = torch.tensor(self._targets[at], device="cuda")
             sources = torch.tensor(self._sources[at], device="cuda")
-            wrong = 0
+            wrong = torch.zeros((), dtype=torch.int64, device="cuda")  # asked for once, for answers wait
             for region in range(pool.regions):
-                wrong += int((pool.memory[region, targets] != pool.truth[region, sources]).sum())
-            assert wrong == 0, f"{wrong} wrong bytes"
+                wrong += (pool.memory[region, targets] != pool.truth[region, sources]).sum()
+            assert int(wrong) == 0, f"{int(wrong)} wrong bytes"
 
     def _store(self, at: int) -> "Future[StoreResult]":
         blocks = [Blocks(0, 0, array("i", self._sources[at]))]

@@ -34,6 +34,7 @@ ARENA_PROMPTS = 3
 ROUNDS = 4
 """Through all prompts; the first one warms up."""
 SEGMENT_BYTES = 256 * MIB
+SLAB_BYTES_MAX = 512 * MIB
 POLL_S = 0.001
 WAIT_S = 120.0
 
@@ -196,9 +197,10 @@ def main() -> None:
     request_bytes = given.request_mib * MIB
     rows = Rows("streaming", as_json=given.json, config=f"{given.request_mib} MiB of 32 KiB pages, shuffled blocks")
     with tempfile.TemporaryDirectory(prefix="kvserver-bench-", dir=given.directory) as directory:
-        disk = ("--disk-paths", directory, "--disk-bytes", str(2 * PROMPTS * request_bytes))
+        disk_bytes = PROMPTS * request_bytes * 5 // 4 + 2 * SEGMENT_BYTES  # a segment holds seven chunks of 32 MiB
+        disk = ("--disk-paths", directory, "--disk-bytes", str(disk_bytes))
         disk += ("--disk-segment-bytes", str(SEGMENT_BYTES), "--disk-write-policy", "through")
-        disk += ("--disk-engine", given.engine, "--slab-bytes", str(request_bytes))
+        disk += ("--disk-engine", given.engine, "--slab-bytes", str(min(request_bytes, SLAB_BYTES_MAX)))
         with serving(disk, ARENA_PROMPTS * request_bytes, engine="bench-streaming") as (_, client):
             until("the disk tier", lambda: client.status()["disk_state"] == "ready")
             pool = pool_of(given.device, client, request_bytes)

@@ -94,7 +94,7 @@ class KernelService : public Packer {
   public:
     KernelService(KernelPacker& packer, Pool pool) : packer_(packer), pool_(std::move(pool)) {}
 
-    // Not all pieces: where a stretch is launched in parts, a piece may be cut in two.
+    // Not all pieces: where a stretch is expanded in parts, a piece may be cut in two.
     SegmentLimits limits() const override { return {packer_.segment_bytes_, packer_.pieces_max() / 8 * 7, UINT64_MAX}; }
     Address segment_address(uint32_t segment) const override { return packer_.segments_[segment].address; }
 
@@ -109,9 +109,10 @@ class KernelService : public Packer {
     void begin(uint32_t segment, uint64_t, const std::vector<StagedStretch>& stretches) override {
         KernelPacker::Segment& target = packer_.segments_[segment];
         KV_ASSERT(target.claimed && !target.begun);
-        launched_ = 0;
+        listed_ = 0;
         for (const StagedStretch& stretch : stretches) add(stretch, target);
-        launch(target);
+        list(target);
+        packer_.kernels_.launch(packer_.way_, target.pieces.address(), listed_, target.address, packer_.stream_);
         target.event.record(packer_.stream_);
         target.begun = true;
     }
@@ -133,12 +134,12 @@ class KernelService : public Packer {
     }
 
   private:
-    // Pieces of a stretch, in as many launches as it takes.
+    // Pieces of a stretch, expanded in as many parts as it takes.
     void add(const StagedStretch& stretch, KernelPacker::Segment& target) {
         const auto& [shard, staging, begin, end] = stretch;
         if (expand(pool_.layout, shard, begin, end, staging, pool_.bases, pieces_)) return;
         if (!pieces_.empty()) {
-            launch(target);
+            list(target);
             add(stretch, target);
             return;
         }
@@ -147,21 +148,18 @@ class KernelService : public Packer {
         add({shard, staging + static_cast<uint32_t>(middle - begin), middle, end}, target);
     }
 
-    void launch(KernelPacker::Segment& target) {
-        if (pieces_.empty()) return;
-        KV_ASSERT(launched_ + pieces_.size() <= packer_.pieces_max());
-        const uint64_t offset = launched_ * sizeof(Piece);
-        std::memcpy(target.pieces.data() + offset, pieces_.data(), pieces_.size() * sizeof(Piece));
-        packer_.kernels_.launch(packer_.way_, target.pieces.address() + offset, static_cast<uint32_t>(pieces_.size()),
-                                target.address, packer_.stream_);
-        launched_ += pieces_.size();
+    // Not launched part by part, although that would begin sooner: each launch may be a turn that the engine waits for.
+    void list(KernelPacker::Segment& target) {
+        KV_ASSERT(listed_ + pieces_.size() <= packer_.pieces_max());
+        std::memcpy(target.pieces.data() + listed_ * sizeof(Piece), pieces_.data(), pieces_.size() * sizeof(Piece));
+        listed_ += static_cast<uint32_t>(pieces_.size());
         pieces_.clear();
     }
 
     KernelPacker& packer_;
     const Pool pool_;
     std::vector<Piece> pieces_;
-    uint64_t launched_ = 0;  // pieces of the segment that begin() fills
+    uint32_t listed_ = 0;  // pieces of the segment that begin() fills
 };
 
 KernelPacker::KernelPacker(const Driver& driver, const Kernels& kernels, Kernels::Way way, uint64_t segment_bytes)

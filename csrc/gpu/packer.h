@@ -75,7 +75,7 @@ struct Pool {
 };
 
 // Staging and kernels of our own, for caches that brought no staging. The kernels of two processes take turns on a GPU,
-// milliseconds each: the segments are large, so that there are few turns to wait for.
+// milliseconds each: the segments are large, and each is one launch, so that there are few turns to wait for.
 class KernelPacker {
   public:
     static constexpr uint32_t SEGMENTS_OF_LANE = 2;

@@ -273,7 +273,7 @@ def several_groups() -> Shape:
 def many_pages() -> Shape:
     """Pages of 64 bytes: more copies in one job than a driver takes in one call."""
     shape = Shape("many_pages", blocks=[3100], block_tokens=[1])
-    return shape.add((8, 3100, 32), block_axis=1)
+    return shape.add((11, 3100, 32), block_axis=1)
 
 
 SHAPES: dict[str, Callable[[], Shape]] = {

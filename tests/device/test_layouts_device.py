@@ -52,3 +52,22 @@ def test_bytes_are_the_same(workers: Workers, shape: str) -> None:
         worker.call("retrieve_part", 0, chunks, 2, 4)
         assert worker.call("wrong") == 0
         worker.call("close")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_segment_is_one_launch_however_many_pages_it_has(vendor: Vendor, cache_dir: Path, path: str) -> None:
+    """Kernels of two processes take turns on a device, so each launch may cost the engine one."""
+    chunks = 128
+    with (
+        Machine(vendor) as machine,
+        seen_by_children(machine),
+        DeviceServer(machine, cache_dir, arena_path_gpu=path) as server,
+        DeviceWorker(server.path, machine, shape="many_pages", mode="server-gather") as worker,
+    ):
+        worker.call("ready")
+        launched = machine.calls("launch")
+        assert worker.call("store", 1, chunks)["chunks"] == chunks
+        assert machine.calls("launch") - launched == 1, "21,120 pieces, more than are expanded at a time"
+        assert worker.call("retrieve", 1, chunks) == chunks
+        assert machine.calls("launch") - launched == 2
+        assert worker.call("wrong") == 0

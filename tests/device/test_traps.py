@@ -70,7 +70,7 @@ def test_batch_copies_work_with_the_attributes_that_the_vendor_wants(vendor: Ven
         assert worker.call("store", 1, 200)["chunks"] == 200
         assert worker.call("retrieve", 1, 200) == 200
         used = batch_calls(machine) - calls
-        copies = 8 * 15 * 200
+        copies = 11 * 15 * 200
         assert 2 * -(-copies // 8192) <= used < copies / 100, "few calls for many copies"
         assert {mover.facts["batch"] for mover in server.status().movers} == {"yes"}
 

@@ -67,8 +67,10 @@ class Engine:
         *,
         connector: dict[str, object] | None = None,
         environment: dict[str, str] | None = None,
+        start_s: float = START_S,
         **options: object,
     ) -> None:
+        self._start_s = start_s
         self._pipe, theirs = Pipe()
         text = json.dumps(
             {"model": str(model), "kv_transfer_config": transfer_config(socket, connector or {}), **options}
@@ -110,7 +112,7 @@ class Engine:
 
     def wait_started(self) -> None:
         if not self._started:
-            self._receive(START_S)
+            self._receive(self._start_s)
             self._started = True
 
     def log(self) -> str:
