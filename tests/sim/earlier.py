@@ -44,7 +44,7 @@ def leave_behind(
             for chunks in range(1, depth + 1):
                 if path[:chunks] not in there:
                     generation += 1
-                    if not _put(devices, extents, digest, shape, path[:chunks], generation):
+                    if not _put(devices, extents, digest, shape, path[:chunks], generation=generation):
                         break
                     there.add(path[:chunks])
         left[digest] = sorted(there - {()})
@@ -52,7 +52,9 @@ def leave_behind(
     return left
 
 
-def _put(devices: Devices, extents: Extents[bytes], digest: bytes, shape: Shape, path: Path, generation: int) -> bool:
+def _put(
+    devices: Devices, extents: Extents[bytes], digest: bytes, shape: Shape, path: Path, *, generation: int
+) -> bool:
     """Writes all shards of a chunk; False when there is no room for one of them."""
     key, parent = key_of(path), key_of(path[:-1]) or NO_PARENT
     device = extents.device_for(key)
