@@ -14,8 +14,8 @@ A job pins its node, so slots are not freed under a write nor extents under a re
 their extents go leaf first: what is on disk is closed under prefixes, until something is lost.
 """
 
-from kvserver.index.eviction import DIRTY, NO_ROOM, REFUSED, LeafLru, dirty, droppable
-from kvserver.index.space import ABSENT, GONE, READY, Node, Space
+from kvserver.index.eviction import DIRTY, NO_ROOM, REFUSED, LeafLru, dirty
+from kvserver.index.space import ABSENT, READY, Node, Space
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
 from kvserver.service.disk_room import DiskRoom, device_of
@@ -224,15 +224,30 @@ class DiskChunks:
         self.held += 1
         return True
 
-    def give_up(self, node: Node) -> list[bool]:
-        """Takes its extents from a node, and from all below it, which would not be found after a restart; out of the
-        index goes what was nowhere else. For each chunk whether it went; none when one of them must stay."""
-        doomed = self.room.closure([node], None) or {}
+    def give_up(self, space: Space, node: Node) -> list[bool]:
+        """Takes its extents from a node, and from all below it, which would not be found after a restart. Out of the
+        index goes what DRAM alone does not keep servable, and what hangs on that. For each chunk that had extents
+        whether it went; none when something there is in use."""
+        below = space.subtree(node)
+        if any(at.pins or at.state != READY for at in below):
+            return []
+        lost: set[Node] = set()
+        for at in below:
+            if at.parent in lost or at.in_dram & space.needed != space.needed:
+                lost.add(at)
         went: list[bool] = []
-        for at in sorted(doomed, key=lambda at: -at.depth):
-            if droppable(at):
-                self._drop(doomed[at], at)
-                went.append(at.state == GONE)
+        for at in reversed(below):
+            parent = at.parent
+            assert parent is not None
+            if at.on_disk:
+                went.append(at in lost)
+            if at in lost:
+                self._counters.disk_evictions += at.on_disk != 0
+                self._chunks.gone.append((space.digest, at, "disk"))
+                self._chunks.remove(space, at)
+                self.room.offer(space, parent)
+            elif at.on_disk:
+                self._drop(space, at)
         return went
 
     def evict_leaf(self) -> bool:

@@ -188,7 +188,7 @@ def _step(core: Core, tier: DiskTier, drain: Drain, chunk: tuple[Space, Node], n
         case "room" | "arena":
             del drain.moving[node]
             drain.waits = "arena" if wait == "arena" else ""
-            _give_up(core, tier, drain, node, patient=wait == "arena" or node.disk.children > 0)
+            _give_up(core, tier, drain, chunk, patient=wait == "arena" or node.disk.children > 0)
         case _:
             drain.waits = wait
 
@@ -225,13 +225,13 @@ def _bring_home(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int
     return "" if disk_reads.order(core, tier, space, node, groups=away, now_ns=now_ns) else "arena"
 
 
-def _give_up(core: Core, tier: DiskTier, drain: Drain, node: Node, *, patient: bool) -> None:
+def _give_up(core: Core, tier: DiskTier, drain: Drain, chunk: tuple[Space, Node], *, patient: bool) -> None:
     """It has no other place. patient: that may change, when what is below it moves or what fills the arena is used up;
     so only after a walk that freed nothing, and one chunk for each such walk."""
     if patient and not drain.stuck:
         return
     drain.stuck = False
-    for lost in tier.chunks.give_up(node):
+    for lost in tier.chunks.give_up(*chunk):
         core.counters.disk_drained["given-up" if lost else "kept"] += 1
 
 

@@ -68,7 +68,7 @@ class DiskRoom:
             (node.used, space, node)
             for space, orders in self._orders.items()
             for order in orders
-            if (node := order.coldest()) is not None and node.away and node.children is None
+            if (node := order.coldest()) is not None and not node.in_dram and node.children is None
         ]
         if not leaves:
             return False

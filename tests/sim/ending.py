@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .world import World
 
 ROUNDS = 400
+DRAIN_ROUNDS = 4000
+"""An arena of four slabs, and no other device: chunks are given up one by one."""
 """In which everything that is in flight must end once nothing new is begun."""
 MOVER_STEPS = 200
 
@@ -30,7 +32,9 @@ def drain(world: "World") -> None:
         process.die()
     _until(world, lambda: inside.is_idle(world.shell.service), "sessions, caches, jobs, leases and pins are gone")
     inside.check_idle(world.shell.service, world.ledger)
-    _until(world, lambda: inside.drains_are_over(world.shell.service), "what is drained is empty, or waits for its day")
+    world.grow(world.swarm.bounds.arena_bytes // world.swarm.bounds.slab_bytes)
+    drained = "what is drained is empty, or waits for its day"
+    _until(world, lambda: inside.drains_are_over(world.shell.service), drained, DRAIN_ROUNDS)
     if world.shell.descriptors:
         raise Wrong(f"descriptors {list(world.shell.descriptors)} were never closed")
     _restart(world)
@@ -76,9 +80,9 @@ def _clear_everything(world: "World") -> None:
     inside.check_empty(world.shell.service, world.ledger)
 
 
-def _until(world: "World", holds: Callable[[], bool], what: str) -> None:
+def _until(world: "World", holds: Callable[[], bool], what: str, rounds: int = ROUNDS) -> None:
     """Calm rounds: messages arrive, processes settle, movers work, time passes. Stopped movers stay stopped."""
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         if holds():
             return
         while world.deliver_something():
@@ -97,7 +101,7 @@ def _until(world: "World", holds: Callable[[], bool], what: str) -> None:
     left = [transfer.request for transfer in _transfers(world)]
     service = world.shell.service
     raise Wrong(
-        f"after {ROUNDS} calm rounds it is not so that {what}: "
+        f"after {rounds} calm rounds it is not so that {what}: "
         f"{world.shell.promises.unanswered()} {left} {inside.leftovers(service)}"
     )
 

@@ -32,6 +32,12 @@ MUTATIONS = (
         "    if groups and lost and not core",
     ),
     Mutation(
+        "a drain gives up no chunk of which DRAM lacks something",
+        DISK_CHUNKS,
+        "        if any(at.pins or at.state != READY for at in below):\n",
+        "        if any(at.pins or at.state != READY or at.away for at in below):\n",
+    ),
+    Mutation(
         "what is copied above a cut has no pin",
         CHUNKS,
         "        if parent.depth:\n            self.cut_from",

@@ -236,12 +236,15 @@ class Promises:
         both = Both(self._ledger, set(self.on_disk))
         wanted = servable(both, shape, digest, keys)
         away = _away(self._ledger, shape, digest, keys[:wanted])
-        if away and (not self.disk_readable or (self.may_decline and found.chunks < wanted)):
-            shorter = servable(self._ledger, shape, digest, keys)
-            only_full = all(group.kind == "full" for group in shape.groups)
-            fits = found.chunks == shorter if only_full else _served(self._ledger, shape, digest, keys, found.chunks)
-            return (found.chunks, 0) if fits else (shorter, 0)
-        return wanted, away
+        if not away or (self.disk_readable and not (self.may_decline and found.chunks < wanted)):
+            return wanted, away
+        shorter = servable(self._ledger, shape, digest, keys)
+        if all(group.kind == "full" for group in shape.groups):
+            return shorter, 0
+        held = both if self.disk_readable else self._ledger  # less to read may be worth it, where more was not
+        if _served(held, shape, digest, keys, found.chunks):
+            return found.chunks, _away(self._ledger, shape, digest, keys[: found.chunks])
+        return shorter, 0
 
     def _check_stored(self, request: Store, stored: Stored) -> None:
         """What a store says is held is sealed in the ledger."""
@@ -459,8 +462,8 @@ class Promises:
             raise Wrong(f"rank {cache.rank} was to write chunk {chunk} of group {group}, which is another writer's")
 
 
-def _served(ledger: Ledger, shape: Shape, digest: bytes, keys: list[bytes], boundary: int) -> bool:
-    """DRAM alone can serve this boundary."""
+def _served(ledger: Ledger | Both, shape: Shape, digest: bytes, keys: list[bytes], boundary: int) -> bool:
+    """What is held can serve this boundary."""
     return boundary == 0 or servable(ledger, shape, digest, keys[:boundary]) == boundary
 
 

@@ -162,7 +162,7 @@ class Swarm:
             slab_bytes=slab_units * SLOT_ALIGN,
             sessions_max=self._tight(rng, (9, 11), 64),
             caches_max=self._tight(rng, (3, 5), 64),
-            namespaces_max=self._tight(rng, (1, 2), 5),
+            namespaces_max=5 if self.begins_cold else self._tight(rng, (1, 2), 5),
             chunks_max=rng.choice((3, 7, 1000, 1000, 1000, 1000)),
             leases_max=self._tight(rng, (1, 4), 64),
             jobs_max=self._tight(rng, (1, 2), 16),

@@ -251,6 +251,12 @@ class World:
         self.calm = True
         self.shell.effects_left = -1
 
+    def grow(self, slabs: int) -> None:
+        """The arena has that many slabs from now on."""
+        if slabs > self.slabs:
+            self.slabs = slabs
+            self.feed(ArenaGrew(slabs, ""))
+
     def tick_after(self, milliseconds: int) -> None:
         self.now_ns += milliseconds * 1_000_000
         self.feed(Tick())
@@ -282,8 +288,7 @@ class World:
             case "grow":
                 most = self.swarm.bounds.arena_bytes // self.swarm.bounds.slab_bytes
                 if self.slabs < most:
-                    self.slabs += 1 + int(rng.random() * (most - self.slabs))
-                    self.feed(ArenaGrew(self.slabs, ""))
+                    self.grow(self.slabs + 1 + int(rng.random() * (most - self.slabs)))
             case "plan-store":
                 self._engine().plan_store()
             case "plan-lookup":
