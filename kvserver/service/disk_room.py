@@ -77,8 +77,13 @@ class DiskRoom:
         return True
 
     def drop_any(self) -> bool:
-        """Takes the extents of one chunk; False when none can go."""
-        return any(self._drop_coldest(device, None) for device in range(len(self.extents.pools)))
+        """Takes the extents of one chunk with which nothing in DRAM is lost; False when none can go."""
+        for device in range(len(self.extents.pools)):
+            best = self._coldest(device)
+            if best is not None and (not best[1].in_dram or best[1].in_dram & best[0].needed == best[0].needed):
+                self._drop(*best)
+                return True
+        return False
 
     def closure(
         self, owners: Sequence[ExtentOwner], used: int | None, chunks_max: int | None = None
