@@ -8,7 +8,7 @@ from tests.gpu.engine_process import GpuWorker
 from tests.gpu.report import Report
 from tests.gpu.scene import MIB, MODES, Gpus, GpuServer, Scene
 
-CHUNKS = {"large_pages": 2, "many_pages": 40}
+CHUNKS = {"large_pages": 2, "many_pages": 128}
 PATHS = ("register", "bounce")
 ROUNDS = 4
 INSET = 13 * 16

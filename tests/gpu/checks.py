@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 
 from tests.device.simulated import Machine
-from tests.gpu import bytes_equal, deaths, processes, users
+from tests.gpu import bytes_equal, deaths, gil, processes, users
 from tests.gpu.report import Report
 from tests.gpu.scene import Gpus, environment
 
@@ -25,6 +25,7 @@ CHECKS: dict[str, Check] = {
     "one_gpu": bytes_equal.one_gpu,
     "two_gpus": bytes_equal.two_gpus,
     "two_users": users.two_users,
+    "gil_held": gil.gil_held,
     "engine_killed": deaths.engine_killed,
     "mover_killed": deaths.mover_killed,
     "mover_stopped": deaths.mover_stopped,

@@ -3,6 +3,7 @@
 `python -m tests.gpu.engine_process FD OPTIONS` is the process; it ends when its pipe does.
 """
 
+import ctypes
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -86,6 +87,14 @@ class GpuRemote(Remote):
             if found.lease is not None:
                 self._client.release(found.lease)
         return fewest, longest_s * 1e3
+
+    def begin_and_hold_the_gil(self, verb: str, seed: int, chunks: int, seconds: int) -> bool:
+        """Begins a transfer, and right behind it no Python thread of this process runs for so long. Whether the
+        transfer was done by then already."""
+        getattr(self, verb)(seed, chunks)
+        done = self.is_done()
+        ctypes.PyDLL(None).sleep(seconds)
+        return done
 
     def write_nowhere(self) -> None:
         """Breaks this process's context."""
