@@ -11,13 +11,19 @@ other work: at once behind on_new_request (the answer is seldom there; the step 
 step after that, a millisecond later. alone: the same in an engine without other work, which waits for the answer.
 allocated: update_state_after_alloc. prefill: build_connector_meta of a step that completes eight chunks, which are
 stored. decode: build_connector_meta of a step of 32 requests that decode, per request. finished: request_finished.
+bare send: instead of new, one system call that wakes a sleeping process, as the question has to; bare receive: instead
+of match, one that takes an answer. Both in the same place and as cold, so what a call costs above them is our own.
 "tokens": keys from token ids; "hashes": from the engine's block hashes (--prefix-caching-hash-algo sha256_cbor).
 """
 
 import argparse
+import contextlib
 import itertools
 import random
+import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -40,6 +46,7 @@ from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer
 from kvclient.vllm_scheduler import Scheduler
 from kvclient.vllm_versions import BlockTables, scheduled
+from kvserver.wire.messages import FRAME_BYTES_MAX, KEY_BYTES, NAMESPACE_BYTES
 
 BLOCK, CHUNK, STEP = 16, 256, 2048
 LENGTHS = (1024, 8192, 32768)
@@ -49,6 +56,36 @@ DECODING = 32
 BLOCKS = 40_000
 VOCABULARY = 128_000
 ARENA_BYTES = 64 << 20
+ANSWER = b"an answer"
+ANSWERS = f"""
+import socket, sys
+peer = socket.socket(fileno=int(sys.argv[1]))
+while peer.recv({FRAME_BYTES_MAX}):
+    peer.send({ANSWER})
+"""
+
+
+class Bare:
+    """A process that sleeps until it is sent something, and answers."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-c", ANSWERS, str(theirs.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
+        theirs.close()
+        self._buffer = bytearray(FRAME_BYTES_MAX)
+        self._socket.send(b"started?")
+        self._socket.recv(len(ANSWER))
+
+    def send(self, frame: bytes) -> None:
+        self._socket.send(frame, int(socket.MSG_DONTWAIT))
+
+    def receive(self) -> None:
+        self._socket.recv_into(self._buffer)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait(10)
 
 
 class Bench:
@@ -96,6 +133,15 @@ class Bench:
         ids = [block.block_id for block in blocks]
         self.timed("allocated", lambda: self.half.allocated(request, (), 0))
         return ids
+
+    def bare(self, peer: Bare, tokens: int) -> None:
+        """As admit(), with nothing of ours in the calls."""
+        self.request(tokens)
+        self._step(step_of({}, {}, [], is_new=False))
+        frame = bytes(tokens // CHUNK * KEY_BYTES + NAMESPACE_BYTES)
+        self.timed("bare send", lambda: peer.send(frame))
+        compute(STEP_S)
+        self.timed("bare receive", peer.receive)
 
     def prefill(self, request: Request, ids: list[int]) -> None:
         for start in range(0, request.num_tokens, STEP):
@@ -157,7 +203,7 @@ def step_of(counts: dict[str, int], computed: dict[str, int], ids: list[int], *,
     )
 
 
-def measure(client: Client, *, by_hashes: bool, tokens: int, requests: int) -> dict[str, float]:
+def measure(client: Client, peer: Bare, *, by_hashes: bool, tokens: int, requests: int) -> dict[str, float]:
     """Microseconds by call, of one round."""
     bench = Bench(client, by_hashes=by_hashes)
     for _ in range(requests):
@@ -165,6 +211,7 @@ def measure(client: Client, *, by_hashes: bool, tokens: int, requests: int) -> d
         ids = bench.admit(request)
         bench.prefill(request, ids)
         bench.finish(request, ids)
+        bench.bare(peer, tokens)
     found = {name: statistics.median(values) for name, values in bench.took_us.items()}
     if tokens == LENGTHS[0]:
         bench.took_us.clear()
@@ -180,12 +227,14 @@ def main() -> None:
     given = parser.parse_args()
     requests, rounds = (3, 1) if given.smoke else (30, 5)
     rows = Rows("connector", as_json=given.json, config=f"{requests} requests a round, chunk {CHUNK}, block {BLOCK}")
-    with serving((), ARENA_BYTES, engine="bench", rank=-1, timeouts=Timeouts()) as (_, client):
+    serve = serving((), ARENA_BYTES, engine="bench", rank=-1, timeouts=Timeouts())
+    with serve as (_, client), contextlib.closing(Bare()) as peer:
         for by_hashes in (False, True):
             for tokens in LENGTHS:
                 runs: dict[str, list[float]] = defaultdict(list)
                 for _ in range(rounds):
-                    for name, took_us in measure(client, by_hashes=by_hashes, tokens=tokens, requests=requests).items():
+                    found = measure(client, peer, by_hashes=by_hashes, tokens=tokens, requests=requests)
+                    for name, took_us in found.items():
                         runs[name].append(took_us)
                 for name, values in runs.items():
                     rows.add(f"{'hashes' if by_hashes else 'tokens'} {name}/{tokens}", values, "us")

@@ -156,8 +156,10 @@ class Inquiries:
         if link is None:
             return
         try:
-            self._release_all(link)
-            self._send_unsent(link)
+            if self._unreleased:
+                self._release_all(link)
+            if self._unsent:
+                self._send_unsent(link)
             for reply in link.lane.take(due_s):
                 self._take(link, reply)
         except Trouble as trouble:

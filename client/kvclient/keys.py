@@ -20,6 +20,7 @@ from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 
 Algorithm = Literal["sha256", "blake3"]
+ALGORITHMS = frozenset(get_args(Algorithm))
 
 TokenIds = Sequence[int] | memoryview
 """A list, an array, or anything with a buffer of integers, such as an int32 or int64 tensor of a framework."""
@@ -206,8 +207,8 @@ def _append(parts: list[bytes], tag: bytes, content: bytes) -> None:
 
 
 def _check_algorithm(algorithm: str) -> None:
-    if algorithm not in get_args(Algorithm):
-        raise RequestError("algorithm", f"algorithm={algorithm!r} must be one of {sorted(get_args(Algorithm))}")
+    if algorithm not in ALGORITHMS:
+        raise RequestError("algorithm", f"algorithm={algorithm!r} must be one of {sorted(ALGORITHMS)}")
 
 
 def _before(algorithm: Algorithm, chunk_tokens: int, extra: bytes, parent: bytes) -> bytes:

@@ -17,6 +17,11 @@ from kvserver.errors import RequestError
 from kvserver.wire.codec import decode_reply, encode
 from kvserver.wire.messages import FRAME_BYTES_MAX, Error, Found, Lookup, Release, Reply
 
+# Plain integers: an "or" of the enumeration's members costs as much as the system call that they are for.
+_TO_END = int(socket.MSG_TRUNC)
+"""A reply that is larger than the buffer says its size."""
+_AT_ONCE = int(socket.MSG_DONTWAIT)
+
 
 class Lane:
     """Owns the connected socket. Thread-safe; requests take turns."""
@@ -120,7 +125,7 @@ class Lane:
         while (left_s := due_s - time.monotonic()) > 0:
             self._wait_at_most(left_s)
             try:
-                reply = self._read(0)
+                reply = self._read(_TO_END)
             except BlockingIOError:
                 raise Overdue from None
             if reply.id == request.id:
@@ -132,7 +137,7 @@ class Lane:
         if self._shut:
             raise ConnectionError("closed")
         try:
-            self._socket.send(encode(request), socket.MSG_DONTWAIT)
+            self._socket.send(encode(request), _AT_ONCE)
         except BlockingIOError:
             raise Full("busy", "what was sent before fills the socket") from None
 
@@ -142,14 +147,14 @@ class Lane:
         if left_s > 0:
             self._wait_at_most(left_s)
         try:
-            reply = self._read(0 if left_s > 0 else socket.MSG_DONTWAIT)
+            reply = self._read(_TO_END if left_s > 0 else _TO_END | _AT_ONCE)
         except BlockingIOError:
             return False
         self._keep(reply)
         return True
 
     def _read(self, flags: int) -> Reply:
-        size = self._socket.recv_into(self._buffer, 0, socket.MSG_TRUNC | flags)
+        size = self._socket.recv_into(self._buffer, 0, flags)
         if not 0 < size <= len(self._buffer):
             raise ConnectionError("closed by the server" if size == 0 else f"a reply of {size} bytes")
         return decode_reply(memoryview(self._buffer)[:size])
@@ -161,7 +166,7 @@ class Lane:
             self._sent.discard(reply.id)
             self._arrived.append(reply)
         elif isinstance(reply, Found) and reply.lease:
-            self._socket.send(encode(Release(reply.id, reply.lease)), socket.MSG_DONTWAIT)
+            self._socket.send(encode(Release(reply.id, reply.lease)), _AT_ONCE)
 
     def _wait_at_most(self, left_s: float) -> None:
         """To the next whole millisecond, which is the same for most calls and then needs no system call."""

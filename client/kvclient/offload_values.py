@@ -6,6 +6,7 @@ group, in the order of Options.groups: tables[g][i] is the block that holds bloc
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from kvclient.values import Blocks, Lease
@@ -75,13 +76,13 @@ class Options:
         for index, group in enumerate(self.groups):
             _check_group(index, group, self.chunk_tokens)
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether one token less than what was found is of use as well. A state is that after its last token, and of a
         window nothing may be held before its first."""
         return all(group.kind == "full" for group in self.groups)
 
-    @property
+    @cached_property
     def gain_min(self) -> int:
         """Tokens that a retrieve has to bring."""
         return max(1, self.retrieve_tokens_min)

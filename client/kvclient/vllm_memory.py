@@ -42,5 +42,6 @@ class SharedZeros(TorchFunctionMode):
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         path = f"/proc/self/fd/{self.descriptor}"
         made = torch.from_file(path, shared=True, size=bytes_, dtype=torch.int8)
+        made.zero_()  # as torch.zeros() does: otherwise requests pay for the pages, each on its first use
         self.bytes, self.address = bytes_, made.untyped_storage().data_ptr()
         return made

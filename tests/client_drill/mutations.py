@@ -193,7 +193,7 @@ MUTATIONS = (
     Mutation(
         "what waits for room waits for the next question",
         "inquiries.py",
-        "            self._send_unsent(link)\n            for reply",
+        "            if self._unsent:\n                self._send_unsent(link)\n            for reply",
         "            for reply",
     ),
     # ------------------------------------------------------------ lane.py

@@ -69,9 +69,10 @@ class Remote:
         self._llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
         return name
 
-    def drain(self) -> list[str]:
-        """Those that have finished since the last call."""
-        return [output.request_id for output in self._llm.llm_engine.step() if output.finished]
+    def drain(self) -> dict[str, tuple[int, ...]]:
+        """Those that have finished since the last call, and what was generated."""
+        steps = self._llm.llm_engine.step()
+        return {output.request_id: tuple(output.outputs[0].token_ids) for output in steps if output.finished}
 
     def abort(self, name: str) -> None:
         self._llm.llm_engine.abort_request([name])

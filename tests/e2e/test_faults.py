@@ -117,6 +117,21 @@ def test_a_server_that_dies_within_a_load_is_a_miss(engine: Engine, stored: Answ
     assert_back(engine, server, stored)
 
 
+def test_a_server_that_is_restarted_at_once_within_a_load_is_a_miss(
+    engine: Engine, stored: Answer, server: Server
+) -> None:
+    """It answers again while the request still waits; what was asked of the one before has no answer."""
+    failed = count(engine, "retrieves_failed")
+    stop(server.mover_pid())
+    engine.begin([prompt(1, LENGTH)], tokens=TOKENS)
+    until("the load to be under way", lambda: server.status().retrieves == 1)
+    server.kill()
+    server.start()
+    assert_same(engine.end()[0], stored)
+    assert count(engine, "retrieves_failed") == failed + 1
+    assert_back(engine, server, stored)
+
+
 def test_a_server_that_dies_within_a_store_costs_that_store(engine: Engine, stored: Answer, server: Server) -> None:
     stop(server.mover_pid())
     engine.begin([prompt(2, LENGTH)], tokens=TOKENS)

@@ -1,0 +1,42 @@
+"""One server, two engines with one role each: what the producer computes, the consumer loads, and neither does more."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.checks import assert_same, prompt, settled, whole_chunks
+from tests.e2e.engine import Engine, transfer_config
+from tests.process.harness import Server, until
+
+pytestmark = pytest.mark.long
+
+LENGTH = 900
+
+
+def engine_with(role: str, models: Path, server: Server) -> Engine:
+    config = {**transfer_config(server.path, {}), "kv_role": role}
+    return Engine(models / "llama", server.path, block_size=32, kv_transfer_config=config)
+
+
+def count(engine: Engine, name: str) -> float:
+    return float(engine.call("metrics")[f"vllm:kvserver_{name}"])
+
+
+def test_what_a_producer_stores_a_consumer_loads(models: Path, server: Server) -> None:
+    with engine_with("kv_producer", models, server) as producer:
+        producer.generate([prompt(90, 40)], tokens=1)  # from then on the scheduler knows the namespace
+        wanted = producer.generate([prompt(1, LENGTH)])[0]
+        until("the prompt to be stored", lambda: server.status().chunks >= whole_chunks(LENGTH) // 256)
+        until("the stores to end", lambda: settled(server))
+        producer.evict()
+        assert producer.generate([prompt(1, LENGTH)], tokens=1)[0].cached_tokens == 0
+        assert count(producer, "tokens_retrieved") == 0
+    chunks = server.status().chunks
+    with engine_with("kv_consumer", models, server) as consumer:
+        consumer.generate([prompt(90, 40)], tokens=1)
+        found = consumer.generate([prompt(1, LENGTH)])[0]
+        assert found.cached_tokens == count(consumer, "tokens_retrieved") == whole_chunks(LENGTH)
+        assert_same(found, wanted)
+        assert consumer.generate([prompt(2, LENGTH)])[0].cached_tokens == 0
+        until("the server to be at rest", lambda: settled(server))
+        assert (count(consumer, "stores"), server.status().chunks) == (0, chunks)
