@@ -3,11 +3,8 @@
 import dataclasses
 
 from kvserver.config import Config
-from kvserver.service.request_lines import Wanted
+from kvserver.service.request_lines import REQUEST_LINES
 from kvserver.service.state import Bounds
-
-REQUEST_LINES: dict[str, Wanted] = {"debug": "all", "info": "sampled", "warning": "none", "error": "none"}
-"""By the least level that is logged."""
 
 
 def bounds_from(config: Config) -> Bounds:

@@ -8,7 +8,7 @@ import zlib
 
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Space
-from kvserver.service import device_check, disk, movers, transfers
+from kvserver.service import device_check, disk, holds, movers, transfers
 from kvserver.service.capacity import prompt_slots, slabs_for
 from kvserver.service.documents import document_of
 from kvserver.service.effects import AnswerWithMover, DropNamespace, PutNamespace
@@ -18,7 +18,7 @@ from kvserver.service.state import MILLISECOND_NS, Cache, Clearing, Core, Sessio
 from kvserver.tiers.records import DOCUMENT_BYTES_MAX, NamespaceDocument, encode_document
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Layout
-from kvserver.wire.messages import Clear, Cleared, Register, Unregister, Watch, Watched
+from kvserver.wire.messages import Cleared, Register, Unregister, Watch, Watched
 from kvserver.wire.orders import MapBoard, MapCache, UnmapCache
 
 TOKENS_MAX = 1 << 40
@@ -124,24 +124,26 @@ def _check_request(core: Core, session: Session, request: Register) -> None:
 # ---------------------------------------------------------------- namespaces
 
 
-def clear(core: Core, peer: int, request: Clear, now_ns: int) -> None:
-    """Forgets every chunk of a namespace; leases on it end, registrations stay."""
-    check_namespace(request.namespace)
+def clear(core: Core, peer: int, request_id: int, namespace: bytes, now_ns: int) -> None:
+    """Forgets every chunk of a namespace; leases and holds on it end, registrations stay."""
+    check_namespace(namespace)
     disk.check_clears(core)
-    space = core.chunks.spaces.get(request.namespace)
+    space = core.chunks.spaces.get(namespace)
     chunks = 0
     if space is not None:
         for lease in [lease for lease in core.leases.values() if lease.space is space]:
             end_lease(core, lease)
+        for hold in [hold for hold in core.wishes.holds.values() if hold.space is space]:
+            holds.end(core, hold, "its namespace was cleared")
         chunks = core.chunks.clear(space, "cleared")
         if space.caches:
             core.chunks.add_space(space.successor())
         else:
             core.effects.append(DropNamespace(space.number))
         core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))
-    if disk.void(core, request.namespace, Clearing(peer, request.id, chunks, core.number("disk")), now_ns):
+    if disk.void(core, namespace, Clearing(peer, request_id, chunks, core.number("disk")), now_ns):
         return  # answered when the disks have noted it
-    core.answer(peer, Cleared(request.id, chunks))
+    core.answer(peer, Cleared(request_id, chunks))
 
 
 def _space_for(core: Core, digest: bytes, layout: Layout) -> Space:
@@ -159,9 +161,10 @@ def _space_for(core: Core, digest: bytes, layout: Layout) -> Space:
 
 
 def _forget_a_namespace(core: Core) -> bool:
-    """Drops the coldest namespace that no cache uses and no lease or job holds. A namespace is used while a cache is
-    registered and whenever something is found in it; its root remembers when that was."""
+    """Drops the coldest namespace that no cache uses and no lease, hold or job keeps. A namespace is used while a cache
+    is registered and whenever something is found in it; its root remembers when that was."""
     held = {lease.space for lease in core.leases.values()} | {job.space for job in core.jobs.values()}
+    held |= {hold.space for hold in core.wishes.holds.values()}
     idle = [space for space in core.chunks.spaces.values() if space.caches == 0 and space not in held]
     if not idle:
         return False

@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from kvserver.errors import DeviceError, ResourceError
 from kvserver.service import disk_drain, disk_reads, disk_writes, movers, recovery
-from kvserver.service.documents import document_of
+from kvserver.service.documents import document_of, prefix_document
 from kvserver.service.owners import DiskJob
 from kvserver.service.state import MILLISECOND_NS, Clearing, Core, DiskTier, Mover
 from kvserver.tiers.records import encode_document
@@ -200,8 +200,10 @@ def _make_void(core: Core, tier: DiskTier, digest: bytes) -> None:
 
 def _note(core: Core, tier: DiskTier, digest: bytes) -> None:
     assert tier.mover is not None
-    space = core.chunks.spaces.get(digest)
+    space, prefix = core.chunks.spaces.get(digest), tier.cleared.get(digest)
     document = encode_document(document_of(space)) if space is not None else b""
+    if prefix is not None:
+        document = prefix_document(prefix)
     core.instruct(tier.mover, Note(digest, document, tier.noted[digest]))
 
 

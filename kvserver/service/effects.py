@@ -7,6 +7,7 @@ rest.
 
 from typing import NamedTuple
 
+from kvserver.wire.admin import LogLevel, Outcome
 from kvserver.wire.messages import Reply
 from kvserver.wire.orders import Order, Wish
 
@@ -38,7 +39,7 @@ class Answer(NamedTuple):
     """A reply to a peer."""
 
     peer: int
-    reply: Reply
+    reply: Reply | Outcome
 
 
 class AnswerWithBoard(NamedTuple):
@@ -92,6 +93,18 @@ class Log(NamedTuple):
     fields: tuple[tuple[str, object], ...]
 
 
+class Audit(NamedTuple):
+    """One line per command of an operator, whatever is logged otherwise."""
+
+    fields: tuple[tuple[str, object], ...]
+
+
+class ChangeLogLevel(NamedTuple):
+    """The least level that this process logs from now on."""
+
+    level: LogLevel
+
+
 Effect = (
     Publish
     | Withdraw
@@ -105,4 +118,6 @@ Effect = (
     | CloseDescriptors
     | CloseSession
     | Log
+    | Audit
+    | ChangeLogLevel
 )

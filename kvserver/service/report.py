@@ -2,12 +2,14 @@
 
 from itertools import islice
 
+from kvserver.service.server_drain import dirty_bytes
 from kvserver.service.state import Core, DiskTier
 from kvserver.wire.status import (
     SHOWN_MAX,
     ArenaStatus,
     CacheStatus,
     DiskStatus,
+    HoldStatus,
     MoverStatus,
     SessionStatus,
     SlotSize,
@@ -40,6 +42,11 @@ def status(core: Core, now_ns: int) -> Status:
         movers=_movers(core),
         shown_sessions=_sessions(core),
         shown_caches=_caches(core),
+        drain=core.wishes.drain,
+        drain_waits=core.wishes.drain_waits,
+        dirty_bytes=dirty_bytes(core),
+        holds=_holds(core, now_ns),
+        held_bytes=core.wishes.held_bytes,
         infinite_cache_hit_ratio=core.reuse.hit_ratios(),
         counters=core.counters.totals(),
     )
@@ -112,6 +119,22 @@ def _movers(core: Core) -> list[MoverStatus]:
             jobs=len(mover.jobs),
         )
         for mover in islice(core.movers.values(), SHOWN_MAX)
+    ]
+
+
+def _holds(core: Core, now_ns: int) -> list[HoldStatus]:
+    fetches = core.disk.hold_fetches if core.disk is not None else {}
+    return [
+        HoldStatus(
+            hold=hold.number,
+            kind=hold.kind,
+            namespace=hold.space.digest.hex(),
+            key=hold.tail.key.hex(),
+            chunks=len(hold.chain),
+            chunks_away=len(fetches[hold.number].needs) if hold.number in fetches else 0,
+            left_s=max(0, hold.expires_ns - now_ns) / 1e9,
+        )
+        for hold in islice(core.wishes.holds.values(), SHOWN_MAX)
     ]
 
 
