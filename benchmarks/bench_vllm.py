@@ -46,8 +46,8 @@ from benchmarks.vllm_load.recorded import PRESETS, Recorded
 from benchmarks.vllm_load.rounds import Agreement, Live, Rounds
 from benchmarks.vllm_load.summary import Limits, Round
 from benchmarks.vllm_load.workloads import Chat, Evicted, LongDocuments, Misses, Permutations
-from kvserver.config import parse_bytes
 from kvserver.showing import Shown, shown
+from kvserver.sizes import parse_bytes
 
 ENGINES = "engines"
 WORKLOADS: dict[str, Any] = {

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 import typer
 
 import kvserver
-from kvserver.config import KEYS, Config, Key, default_socket, example, load, parse_bytes
+from kvserver.config import KEYS, Config, Key, default_socket, example, load
 from kvserver.errors import ConfigError, KvError, ResourceError
+from kvserver.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from kvclient.client import Client

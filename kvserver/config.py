@@ -17,9 +17,9 @@ from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_typ
 import msgspec
 
 from kvserver.errors import ConfigError
+from kvserver.sizes import GIB, KIB, MIB, TIB, parse_bytes, show_bytes
 from kvserver.wire.messages import BOARD_WORDS
 
-KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = (0, 2 * MIB, GIB)
 DAY_MS = 86_400_000
@@ -385,22 +385,6 @@ def default_cache_dir() -> str:
         return "/var/cache/kvserver"
     caches = os.environ.get("XDG_CACHE_HOME", "")
     return str(Path(caches) / "kvserver" if caches.startswith("/") else Path.home() / ".cache" / "kvserver")
-
-
-def show_bytes(count: int) -> str:
-    """Exact, in the largest unit that leaves a whole number."""
-    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if count and count % unit == 0:
-            return f"{count // unit}{name}"
-    return str(count)
-
-
-def parse_bytes(text: str) -> int | None:
-    """Bytes from text such as 4096 or 16GiB; None when it is neither."""
-    match = re.fullmatch(r"([0-9]{1,15}) ?(KiB|MiB|GiB|TiB)?", text)
-    if match is None:
-        return None
-    return int(match[1]) * {None: 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}[match[2]]
 
 
 def example() -> str:

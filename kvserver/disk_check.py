@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvserver import disk_leave
-from kvserver.config import Config, show_bytes
+from kvserver.config import Config
 from kvserver.errors import ConfigError
+from kvserver.sizes import show_bytes
 
 
 class Problem(NamedTuple):

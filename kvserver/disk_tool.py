@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from kvserver import disk_leave, disk_notes
-from kvserver.config import Config, show_bytes
+from kvserver.config import Config
 from kvserver.errors import ConfigError
+from kvserver.sizes import show_bytes
 from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
 from kvserver.transfer.disk import Unusable, completions, open_to_read
 from kvserver.transfer.engines import DiskEngine, DiskStore, create_memfd

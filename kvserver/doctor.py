@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from kvserver import disk_check, doctor_device
-from kvserver.config import Config, show_bytes
+from kvserver.config import Config
 from kvserver.memory import RESERVE_BYTES, read_memory
+from kvserver.sizes import show_bytes
 
 ZEROMQ_MS = 2000
 MADV_POPULATE_WRITE = 23

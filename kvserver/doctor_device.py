@@ -14,8 +14,9 @@ from types import ModuleType
 from typing import Literal, NamedTuple
 
 from kvserver import doctor_peers
-from kvserver.config import Config, show_bytes
+from kvserver.config import Config
 from kvserver.errors import DeviceError
+from kvserver.sizes import show_bytes
 
 Answer = tuple[Literal["ok", "warn", "fail"], str]
 """As in doctor.py."""

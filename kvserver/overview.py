@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvserver.config import show_bytes
+from kvserver.sizes import show_bytes
 from kvserver.wire.status import SHOWN_MAX, Status
 
 

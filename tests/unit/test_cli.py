@@ -14,11 +14,12 @@ from test_http import a_status
 from typer.testing import CliRunner
 
 from kvserver import cli, doctor
-from kvserver.config import KEYS, MIB, Config, example
+from kvserver.config import KEYS, Config, example
 from kvserver.doctor import Finding
 from kvserver.errors import ConfigError, ResourceError
 from kvserver.overview import overview
 from kvserver.replay.options import ReplayOptions
+from kvserver.sizes import MIB
 from kvserver.wire.status import CacheStatus, SessionStatus
 
 ROOT = Path(__file__).resolve().parents[2]

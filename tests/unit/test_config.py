@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvserver import config as config_file
-from kvserver.config import GIB, KEYS, KIB, MIB, TIB, Config, default_socket, example, load, show_bytes
+from kvserver.config import KEYS, Config, default_socket, example, load
 from kvserver.errors import ConfigError
 from kvserver.service.state import Bounds
+from kvserver.sizes import GIB, KIB, MIB, TIB, parse_bytes, show_bytes
 from kvserver.tiers.extents import DEVICE_SPAN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,7 +241,7 @@ def test_every_bound_of_the_service_agrees_with_its_key() -> None:
 def test_sizes_are_shown_exactly() -> None:
     for count in (0, 1, 1023, 1024, 3 * MIB, 3 * MIB + 1, 5 * GIB, 64 << 40):
         shown = show_bytes(count)
-        assert config_file.parse_bytes(shown) == count
+        assert parse_bytes(shown) == count
     assert show_bytes(1536 * MIB) == "1536MiB"
 
 

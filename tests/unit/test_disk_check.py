@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvserver import disk_check, disk_leave
-from kvserver.config import Config, show_bytes
+from kvserver.config import Config
 from kvserver.errors import ConfigError
+from kvserver.sizes import show_bytes
 
 
 def found(*directories: Path, disk_bytes: int = 1 << 20, disk_segment_bytes: int = 64 << 10) -> list[tuple[str, str]]:

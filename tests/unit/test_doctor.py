@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from kvserver import doctor
-from kvserver.config import GIB, MIB, TIB, Config
+from kvserver.config import Config
 from kvserver.doctor import CHECKS, examine
 from kvserver.memory import RESERVE_BYTES, Memory
+from kvserver.sizes import GIB, MIB, TIB
 
 
 def test_every_check_answers_in_one_line() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from kvserver import holding
-from kvserver.config import MIB, Config
+from kvserver.config import Config
 from kvserver.holding import ARENA, LEDGER, Held, hold
+from kvserver.sizes import MIB
 from kvserver.systemd import Manager
 
 CONFIG = Config(arena_bytes=3 * MIB, slab_bytes=MIB, chunks_max=700)
