@@ -225,6 +225,7 @@ def _noted(core: Core, tier: DiskTier, noted: Noted) -> None:
 
 def _clear_failed(core: Core, clearing: Clearing, why: str) -> None:
     """The namespace is empty, but after a restart of the whole server its chunks may be back."""
+    core.log("clear not durable", ("chunks", clearing.chunks), ("why", why), level=logging.WARNING)
     core.refuse(clearing.peer, clearing.request_id, DeviceError("disk-clear", f"cleared in memory; {why}"))
 
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from tests.drilling import Copy, copy_with, text_with
 
-from . import mutations_disk
+from . import mutations_admin, mutations_disk
 from .mutations import MUTATIONS as CORE_MUTATIONS
 from .mutations import Mutation
 
-MUTATIONS = (*CORE_MUTATIONS, *mutations_disk.MUTATIONS)
+MUTATIONS = (*CORE_MUTATIONS, *mutations_disk.MUTATIONS, *mutations_admin.MUTATIONS)
 SEED0 = 500_000
 """Other seeds than those that `make sim` runs by default."""
 UNIT_TESTS = tuple(
@@ -25,6 +25,7 @@ UNIT_TESTS = tuple(
     for name in (
         *("index", "slots", "layout", "marks", "placement", "extents"),
         *("service_timers", "service_namespaces", "service_room", "service_pins", "service_restore", "service_disk"),
+        *("admin_holds", "admin_clears", "admin_drain"),
     )
 )
 

@@ -233,6 +233,7 @@ def is_idle(service: Service) -> bool:
     disk_busy = core.disk is not None and (core.disk.chunks.jobs or core.disk.writes or not core.disk.recovered)
     return (
         not any(tables)
+        and not core.wishes.holds
         and not core.chunks.pendings
         and not disk_busy
         and all(mover.state == "ready" for mover in core.movers.values())
