@@ -16,6 +16,8 @@ from kvserver.errors import FAMILIES, ConfigError, KvError, RequestError, Resour
 ANSWER_S = 40.0
 """Longer than the server takes for any command (admin_door.COMMAND_S)."""
 POLL_S = 0.5
+STALE_POLLS = 4
+"""So many status documents may be from before the command."""
 
 
 class AdminClient:
@@ -82,15 +84,16 @@ def wait_drained(
 ) -> int:
     """Until the server is drained; returns the bytes that only DRAM holds then. Raises ResourceError when somebody has
     it go on, or it is another server by now."""
-    said = ""
+    said, polls = "", 0
     while True:
         status = client.status()
+        polls += 1
         line = f"waits for {status['drain_waits']}, {status['dirty_bytes']:,} bytes are in DRAM alone"
         if status["drain"] == "drained":
             return int(status["dirty_bytes"])
-        if status["drain"] != "draining":
+        if status["drain"] != "draining" and (said or polls > STALE_POLLS):
             raise ResourceError("not-draining", "the server takes stores again")
-        if line != said:
+        if status["drain"] and line != said:
             show(line)
             said = line
         sleep_s(POLL_S)

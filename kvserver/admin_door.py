@@ -46,7 +46,7 @@ _VERB = re.compile(rb"([A-Z]{1,16}) /admin/([a-z-]{1,32}) HTTP/1\.[01]\r\n")
 _TOKEN = re.compile(rb"\r\nauthorization:[ \t]*bearer[ \t]+([!-~]{1,1024})[ \t]*\r\n", re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
 
-Tell = Callable[[Outcome], None]
+TellOutcome = Callable[[Outcome], None]
 log = logging.getLogger("kvserver.admin")
 
 
@@ -69,7 +69,7 @@ class Wrong(Exception):
 class AdminDoor:
     """Made on the brain's thread; answer() is called on the HTTP thread."""
 
-    def __init__(self, config: Config, run: Callable[[str, AnyCommand, Tell], None]) -> None:
+    def __init__(self, config: Config, run: Callable[[str, AnyCommand, TellOutcome], None]) -> None:
         """run: has a command carried out on the brain's loop, now, and its outcome told, there, then or later. Raises
         ConfigError where the tokens cannot be had."""
         self._config = config

@@ -20,7 +20,7 @@ TOKENS_MAX = 64
 TOKEN_CHARS_MIN, TOKEN_CHARS_MAX = 20, 512
 OPEN_TO_OTHERS = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP
 
-_LINE = re.compile(r"(?:(?P<name>[A-Za-z0-9._@-]{1,64}):[ \t]*)?(?P<token>[!-~]+)")
+_LINE = re.compile(r"(?:(?P<name>[A-Za-z0-9._@-]{1,64}):[ \t]+)?(?P<token>[!-~]+)")
 
 
 class Tokens:

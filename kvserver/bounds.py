@@ -15,6 +15,7 @@ def bounds_from(config: Config) -> Bounds:
     return Bounds(
         **shared,
         disk_devices=len(config.disk_directories),
+        kv_events=bool(config.events_endpoint),
         disk_write_through=config.disk_write_policy == "through",
         disk_second_touch=config.disk_admission == "second-touch",
         request_lines=REQUEST_LINES[config.log_level],

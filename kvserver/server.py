@@ -22,13 +22,14 @@ import uvloop
 import zmq
 
 from kvserver import __version__, logs
-from kvserver.admin_door import AdminDoor, Tell
+from kvserver.admin_door import AdminDoor, TellOutcome
 from kvserver.bounds import bounds_from
 from kvserver.config import Config
 from kvserver.doors import Board, MoverDoor, open_local, open_router, read_request
 from kvserver.errors import ConfigError
 from kvserver.http import HttpServer, Snapshot, SnapshotBoard
 from kvserver.passing import CANNOT_START, Inheritance, Receiver, close_all, die_with_parent, peer_pidfd, send, widen
+from kvserver.publisher import Publisher
 from kvserver.service import events
 from kvserver.service.effects import (
     Answer,
@@ -45,6 +46,7 @@ from kvserver.service.effects import (
     Log,
     Publish,
     PutNamespace,
+    Tell,
     Withdraw,
 )
 from kvserver.service.service import Service
@@ -123,10 +125,11 @@ class Shell:
         self._strangers: dict[int, float] = {}
         """Local connections without a session, longest first, and when they came (s)."""
         self._descriptors: dict[int, int] = {}
-        self._operators: dict[int, Tell] = {}
+        self._operators: dict[int, TellOutcome] = {}
         """Peers that stand for one command each, and whom to tell its outcome."""
         self._boards: dict[int, Board] = {}
         self._movers: dict[int, MoverDoor] = {}
+        self._publisher: Publisher | None = None
         self._stopping = asyncio.Event()
         self._router = open_router(config)
         self._listener = open_local(config)
@@ -146,6 +149,9 @@ class Shell:
             Audit: lambda effect: logs.audit(*effect.fields),
             ChangeLogLevel: lambda effect: logs.set_level(effect.level),
         }
+        if config.events_endpoint:
+            publisher = self._publisher = Publisher(config, incarnation)
+            self._effects[Tell] = lambda effect: publisher.publish(effect.events)
 
     async def run(self) -> None:
         """Until SIGTERM, or until the supervisor is gone."""
@@ -162,6 +168,8 @@ class Shell:
         await self._stopping.wait()
         if http is not None:
             http.close()
+        if self._publisher is not None:
+            self._publisher.close()
         logs.event(logging.INFO, "brain stops")
 
     def _start_http(self) -> HttpServer | None:
@@ -326,7 +334,7 @@ class Shell:
         for peer in [peer for peer, came in itertools.takewhile(lambda item: item[1] < since, self._strangers.items())]:
             self._close_local(peer)
 
-    def _command(self, who: str, command: AnyCommand, tell: Tell) -> None:
+    def _command(self, who: str, command: AnyCommand, tell: TellOutcome) -> None:
         """An operator's command came in over HTTP."""
         self._last_peer = peer = self._last_peer + 1
         self._operators[peer] = tell

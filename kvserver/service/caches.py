@@ -8,7 +8,7 @@ import zlib
 
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Space
-from kvserver.service import device_check, disk, holds, movers, transfers
+from kvserver.service import device_check, disk, holds, kv_events, movers, transfers
 from kvserver.service.capacity import prompt_slots, slabs_for
 from kvserver.service.documents import document_of
 from kvserver.service.effects import AnswerWithMover, DropNamespace, PutNamespace
@@ -140,6 +140,7 @@ def clear(core: Core, peer: int, request_id: int, namespace: bytes, now_ns: int)
             core.chunks.add_space(space.successor())
         else:
             core.effects.append(DropNamespace(space.number))
+        kv_events.cleared(core, space)
         core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))
     if disk.void(core, namespace, Clearing(peer, request_id, chunks, core.number("disk")), now_ns):
         return  # answered when the disks have noted it
@@ -170,6 +171,7 @@ def _forget_a_namespace(core: Core) -> bool:
         return False
     coldest = min(idle, key=lambda space: space.root.used)
     core.chunks.clear(coldest, "cleared")
+    kv_events.cleared(core, coldest)
     disk.void(core, coldest.digest, None, 0)
     core.effects.append(DropNamespace(coldest.number))
     return True

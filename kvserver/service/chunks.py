@@ -62,6 +62,9 @@ class Chunks:
         """Slots whose ledger entries are to be withdrawn."""
         self.gone: list[tuple[bytes, Node, Cause]] = []
         """Namespace, chunk and cause of what went out of the index; departed.py remembers it."""
+        self.changes: dict[Node, tuple[Space, int, int]] | None = None
+        """Where somebody is told of them (kv_events.py): what has changed in this event, and the groups (bits) that it
+        had in DRAM and on disk before."""
         self.room = Room(self.pool, counters, self._leave_dram)
         self.clean_bytes = 0
         """Slot bytes that may go without loss: what they hold is on disk."""
@@ -390,6 +393,8 @@ class Chunks:
 
     def count(self, space: Space, node: Node, sign: int) -> None:
         """To be called before (sign -1) and after (1) what a node has in DRAM or on disk changes."""
+        if self.changes is not None and sign < 0 and node not in self.changes:
+            self.changes[node] = space, node.in_dram, node.on_disk
         if node.disk is not None:
             space.away += sign * node.away
             if clean := node.present & node.in_dram & node.on_disk:

@@ -218,6 +218,8 @@ class DiskChunks:
         if not self._restore(space, node, extents):
             return False
         space.add_cold(node, groups, extents, generation)
+        if self._chunks.changes is not None:
+            self._chunks.changes[node] = space, 0, 0
         self._chunks.chunks += 1
         self.held += 1
         return True

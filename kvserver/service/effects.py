@@ -8,6 +8,7 @@ rest.
 from typing import NamedTuple
 
 from kvserver.wire.admin import LogLevel, Outcome
+from kvserver.wire.kv_events import KvEvent
 from kvserver.wire.messages import Reply
 from kvserver.wire.orders import Order, Wish
 
@@ -99,6 +100,12 @@ class Audit(NamedTuple):
     fields: tuple[tuple[str, object], ...]
 
 
+class Tell(NamedTuple):
+    """Subscribers are told what this event has changed of what is held."""
+
+    events: list[KvEvent]
+
+
 class ChangeLogLevel(NamedTuple):
     """The least level that this process logs from now on."""
 
@@ -119,5 +126,6 @@ Effect = (
     | CloseSession
     | Log
     | Audit
+    | Tell
     | ChangeLogLevel
 )

@@ -16,6 +16,7 @@ from kvserver.service import (
     disk_drain,
     explain,
     holds,
+    kv_events,
     leases,
     movers,
     restore,
@@ -84,6 +85,8 @@ class Service:
         """documents, records: what the ledger holds from an earlier brain. effects() then withdraws what is dropped."""
         self._core = Core(bounds, random_bytes, server, incarnation, started_ns)
         restore.restore(self._core, documents or [], records)
+        if bounds.kv_events:
+            kv_events.begin(self._core)
 
     @property
     def counters(self) -> Counters:
@@ -119,6 +122,8 @@ class Service:
                 core.arena_problem = problem
                 movers.arena_grew(core)
         disk.turn(core, now_ns)
+        if core.chunks.changes:
+            kv_events.tell(core, core.chunks.changes)
         if core.chunks.gone:
             core.departed.add(core.chunks.gone, now_ns)
             core.chunks.gone = []
@@ -232,6 +237,7 @@ class Service:
         core.reuse.turn(now_ns)
         disk.tick(core, now_ns)
         server_drain.turn(core)
+        kv_events.tick(core)
         for _ in range(TIMERS_PER_TICK_MAX):
             due = core.timers.due(now_ns)
             if due is None:

@@ -83,6 +83,8 @@ class Bounds:
     """Prefixes that operators keep at the same time (holds.py)."""
     held_percent_max: int = 50
     """Of the arena, that they may keep."""
+    kv_events: bool = False
+    """Whether somebody is told what is held (kv_events.py)."""
     log_level: LogLevel = "info"
     """The least that this process logs."""
     request_lines: Wanted = "none"
@@ -399,6 +401,8 @@ class Core:
         self.leases: dict[int, Lease] = {}
         self.jobs: dict[int, Job] = {}
         self.wishes = Wishes()
+        self.untold: list[tuple[Space, Node]] = []
+        """Chunks that an earlier brain left, of which subscribers were not told yet."""
         self.effects: list[Effect] = []
         self.arena_problem = ""
         self.lines = RequestLines(bounds.request_lines)

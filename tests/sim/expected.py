@@ -13,7 +13,7 @@ _REPLIES = (
 )  # fmt: skip
 _EFFECTS = (
     "Publish", "Withdraw", "PutNamespace", "DropNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct",
-    "Ask", "CloseDescriptors", "CloseSession", "Log", "Audit", "ChangeLogLevel",
+    "Ask", "CloseDescriptors", "CloseSession", "Log", "Audit", "ChangeLogLevel", "Tell",
 )  # fmt: skip
 _COMMANDS = (
     "ClearNamespace", "Pin", "Unpin", "Warm", "DrainServer", "Resume", "NewWeights", "SetLogLevel", "Reload",
@@ -85,6 +85,8 @@ EXPECTED = (
     *(f"disk refused {reason}" for reason in ("budget", "late", "second-touch", "room", "shape")),
     *(f"drained {end}" for end in ("moved", "kept", "given-up")),
     "chunks voided on disk",
+    "told by a later brain",
+    "told of disk",
     "device drained",
     "memory lost",
     "prefixes served again from disk",

@@ -21,6 +21,7 @@ from kvserver.service.effects import (
     Log,
     Publish,
     PutNamespace,
+    Tell,
     Withdraw,
 )
 from kvserver.service.events import ArenaGrew, Arrived, Commanded, Event, MoverGone, PeerGone, Reported, Tick, Unheard
@@ -226,6 +227,8 @@ class Shell:
             case CloseSession(session, _):
                 self.boards.pop(session, None)
                 self.promises.closed(session)
+            case Tell(events):
+                self._world.heard.take(events)
             case Log() | Audit() | ChangeLogLevel():
                 pass
 

@@ -152,6 +152,7 @@ class Swarm:
             job_ttl_ms=self.ms(rng.choice((150, 1500))),
             mover_grace_ms=self.ms(rng.choice((40, 300))),
             mover_start_ms=self.ms(rng.choice((100, 600))),
+            kv_events=rng.random() < 0.8,
             holds_max=rng.choice((1, 3, 64)),
             held_percent_max=rng.choice((20, 50)),
             **self._disk(rng),

@@ -16,6 +16,7 @@ from . import inside, nonsense, operators
 from .content import Garbage
 from .disk import Devices, SimDiskMover, rot
 from .engines import SimEngine
+from .heard import Heard
 from .ledger import Ledger
 from .memory import Arena
 from .movers import SimMover, Supervisor
@@ -58,6 +59,7 @@ class World:
         self.shapes: dict[bytes, Shape] = {
             bytes([index + 1]) * 32: shape for index, shape in enumerate(self.swarm.shapes)
         }
+        self.heard = Heard(self.counts)
         self.voided = operators.Voided()
         self.slabs = self.swarm.slabs_at_start
         self.peers: dict[int, Process] = {}
@@ -108,6 +110,7 @@ class World:
         if self.events % EVENTS_PER_COMPARISON == 0:
             inside.compare_with_ledger(self.shell.service, self.ledger, self.rng, self.arena, self.shapes)
             inside.compare_with_devices(self.shell.service, self.devices, self.shapes)
+            self.heard.check(inside.told(self.shell.service), inside.untold(self.shell.service))
             self.voided.check(inside.on_disk(self.shell.service))
         self._deliver_eagerly()
 

@@ -37,7 +37,8 @@ BELOW: dict[str, str] = {
     "kvserver.disk_notes": "",
     "kvserver.disk_tool": "config disk_leave disk_notes errors tiers transfer sizes",
     "kvserver.disk_mover": "config disk_leave disk_notes errors logs passing transfer wire",
-    "kvserver.server": "admin_door bounds config doors errors http logs passing service transfer wire",
+    "kvserver.publisher": "config errors wire",
+    "kvserver.server": "publisher admin_door bounds config doors errors http logs passing service transfer wire",
     "kvserver.mover": "config errors logs passing transfer wire",
     "kvserver.systemd": "",
     "kvserver.holding": "config errors logs memory systemd transfer",
@@ -63,7 +64,7 @@ BELOW: dict[str, str] = {
 DOORS: dict[str, str] = {
     "kvserver._native": "kvserver.transfer.engines kvserver.doctor_device kvserver.doctor_trial kvserver.replay "
     "kvclient",
-    "zmq": "kvserver.server kvserver.doors kvclient",
+    "zmq": "kvserver.server kvserver.publisher kvserver.doors kvclient",
     "uvloop": "kvserver.server",
     "asyncio": "kvserver.server kvserver.http kvserver.admin_door kvserver.doors",
     "typer": "kvserver.cli kvserver.cli_admin",

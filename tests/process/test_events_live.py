@@ -1,0 +1,63 @@
+"""KV events of a real server: a subscriber knows what is held, also after the brain has died."""
+
+from pathlib import Path
+
+from kvserver.wire.kv_events import Begun, ChunksRemoved, ChunksStored, NamespaceCleared
+from tests.process.engine import NAMESPACE, Engine, prompt
+from tests.process.harness import Server, kill, until
+from tests.process.test_http_live import free_port
+from tests.unit.test_publisher import Reader
+
+
+class Router:
+    """What a cache-aware router keeps."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.held: dict[str, set[bytes]] = {"dram": set(), "disk": set()}
+        self.incarnations: list[int] = []
+
+    def listen(self) -> bool:
+        """Takes in one batch."""
+        _, batch = self.reader.next()
+        for event in batch.events:
+            match event:
+                case Begun():
+                    self.incarnations.append(batch.incarnation)
+                    self.held = {"dram": set(), "disk": set()}
+                case ChunksStored(namespace, tier, _, keys):
+                    assert namespace == NAMESPACE
+                    self.held[tier].update(keys)
+                case ChunksRemoved(_, tier, keys):
+                    self.held[tier].difference_update(keys)
+                case NamespaceCleared():
+                    self.held = {"dram": set(), "disk": set()}
+        return True
+
+    def until(self, tier: str, keys: set[bytes]) -> None:
+        until(f"the subscriber to know what {tier} holds", lambda: self.listen() and self.held[tier] == keys)
+
+
+def test_a_subscriber_knows_what_is_held_and_hears_of_another_brain(tmp_path: Path) -> None:
+    endpoint = f"tcp://127.0.0.1:{min(free_port(), 65_000)}"
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    settings = {"disk_paths": disk, "disk_bytes": 16 << 20, "disk_segment_bytes": 1 << 20}
+    with Server(events_endpoint=endpoint, disk_write_policy="through", **settings) as server:
+        router = Router(Reader(endpoint))
+        story = prompt(1, 5)
+        keys = {story.key(chunk) for chunk in range(5)}
+        with Engine(server.path).register().ready() as engine:
+            until("the subscription to arrive", router.listen)
+            engine.store(story)
+            router.until("dram", keys)
+            router.until("disk", keys)
+            kill(server.brain_pid())
+            router.until("dram", keys)
+            router.until("disk", keys)
+            assert len(router.incarnations) == 1
+            engine.ready()
+            engine.client.clear(NAMESPACE)
+            router.until("dram", set())
+            assert router.held["disk"] == set()
+        router.reader.close()
