@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -181,7 +182,7 @@ class AdminDoor:
                 future.set_result(outcome)
 
         def tell(outcome: Outcome) -> None:
-            if not here.is_closed():
+            with suppress(RuntimeError):  # the HTTP thread has ended, and nobody waits any more
                 here.call_soon_threadsafe(end, outcome)
 
         self._waiting += 1

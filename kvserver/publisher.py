@@ -26,6 +26,7 @@ SENT_MAX = 10_000
 """Messages that ZeroMQ keeps for a subscriber that does not read."""
 REQUESTS_MAX = 64
 ALIVE_MS = 1_000
+FAREWELL_MS = 500
 CLOSE_S = 5.0
 
 
@@ -78,7 +79,7 @@ class Publisher:
                 while not self._batches.empty():
                     item = self._batches.get()
                     if item is None:
-                        self._context.destroy(linger=0)
+                        self._context.destroy(linger=FAREWELL_MS)
                         return
                     last, batch = item
                     self._send(last, encode_batch(batch))

@@ -17,19 +17,22 @@ def begin(core: Core) -> None:
     """Once, when the index has been restored."""
     core.chunks.changes = {}
     for space in core.chunks.spaces.values():
-        core.untold.extend((space, node) for node in space.subtree(space.root)[1:])
-    core.untold.reverse()
-    core.effects.append(Tell([Begun(len(core.untold))]))
+        core.untold.append((space, space.subtree(space.root)[:0:-1]))
+    core.effects.append(Tell([Begun(core.chunks.chunks)]))
 
 
 def tick(core: Core) -> None:
     """Some of what an earlier brain left; what has changed since was told with that."""
-    changes = core.chunks.changes
-    for _ in range(min(UNTOLD_PER_TICK, len(core.untold))):
-        space, node = core.untold.pop()
-        assert changes is not None
+    if not core.untold:
+        return
+    space, nodes = core.untold[-1]
+    assert core.chunks.changes is not None
+    for _ in range(min(UNTOLD_PER_TICK, len(nodes))):
+        node = nodes.pop()
         if _is_here(core, space, node):
-            changes[node] = space, 0, 0
+            core.chunks.changes[node] = space, 0, 0
+    if not nodes:
+        core.untold.pop()
 
 
 def cleared(core: Core, space: Space) -> None:

@@ -401,8 +401,8 @@ class Core:
         self.leases: dict[int, Lease] = {}
         self.jobs: dict[int, Job] = {}
         self.wishes = Wishes()
-        self.untold: list[tuple[Space, Node]] = []
-        """Chunks that an earlier brain left, of which subscribers were not told yet."""
+        self.untold: list[tuple[Space, list[Node]]] = []
+        """Chunks that an earlier brain left, the next one last, of which subscribers were not told yet."""
         self.effects: list[Effect] = []
         self.arena_problem = ""
         self.lines = RequestLines(bounds.request_lines)

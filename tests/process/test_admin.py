@@ -210,9 +210,11 @@ def test_no_token_is_ever_told(server: Server, tokens: Path) -> None:
     bad = tokens.with_name("bad")
     bad.write_text(f"short: x\n{TOKEN} {OTHER}\n")
     bad.chmod(0o600)
-    command = [sys.executable, "-m", "kvserver", "serve", f"--socket={bad.parent}/s", f"--admin-token-file={bad}"]
+    socket = f"--socket={server.folder}/other.sock"
+    command = [sys.executable, "-m", "kvserver", "serve", socket, f"--admin-token-file={bad}", "--http-port=0"]
     start = subprocess.run([*command, "--arena-bytes=1MiB"], capture_output=True, text=True, timeout=60, check=False)
     assert start.returncode == 2
+    assert "admin-token" in start.stdout + start.stderr
     shown = subprocess.run(
         [sys.executable, "-m", "kvserver", "config", f"--admin-token-file={tokens}"],
         env={**os.environ, "KVSERVER_ADMIN_TOKEN": TOKEN},

@@ -103,7 +103,7 @@ def told(service: Service) -> set[tuple[bytes, bytes, str]]:
 
 def untold(service: Service) -> set[tuple[bytes, bytes]]:
     """(namespace, key) of what they are still to be told."""
-    return {(space.digest, node.key) for space, node in _core(service).untold}
+    return {(space.digest, node.key) for space, nodes in _core(service).untold for node in nodes}
 
 
 def disk_readable(service: Service) -> bool:
