@@ -25,7 +25,7 @@ UNIT_TESTS = tuple(
     for name in (
         *("index", "slots", "layout", "marks", "placement", "extents"),
         *("service_timers", "service_namespaces", "service_room", "service_pins", "service_restore", "service_disk"),
-        *("admin_holds", "admin_clears", "admin_drain"),
+        *("admin_holds", "admin_clears", "admin_drain", "service_kv_events"),
     )
 )
 

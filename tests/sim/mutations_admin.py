@@ -4,6 +4,7 @@ from .mutations import CHUNKS, Mutation
 
 HOLDS, ADMISSION, DISK_READS = "service/holds.py", "service/admission.py", "service/disk_reads.py"
 RECOVERY, PREFIXES, DRAIN = "service/recovery.py", "service/prefixes.py", "service/server_drain.py"
+KV_EVENTS = "service/kv_events.py"
 
 MUTATIONS = (
     Mutation("a hold without a pin", HOLDS, "    core.chunks.pin(tail)\n", ""),
@@ -109,5 +110,43 @@ MUTATIONS = (
         "        for hold in list(core.wishes.holds.values()):\n",
         "        for hold in ():\n",
         unseen=True,
+    ),
+    # ------------------------------------------------------------ what subscribers are told
+    Mutation(
+        "subscribers are not told of a clear",
+        "service/caches.py",
+        "        kv_events.cleared(core, space)\n",
+        "",
+    ),
+    Mutation(
+        "subscribers are not told what was found on disk",
+        "service/disk_chunks.py",
+        "            self._chunks.changes[node] = space, 0, 0\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "subscribers are not told what an earlier brain left",
+        KV_EVENTS,
+        "        core.untold.append((space, space.subtree(space.root)[:0:-1]))\n",
+        "        pass\n",
+    ),
+    Mutation(
+        "subscribers are told that a chunk is stored with a part of it",
+        KV_EVENTS,
+        "return groups != 0 and groups & space.needed == space.needed",
+        "return groups != 0",
+        unseen=True,
+    ),
+    Mutation(
+        "a chunk that leaves is not told",
+        KV_EVENTS,
+        "        here = _is_here(core, space, node)\n",
+        "        here = True\n",
+    ),
+    Mutation(
+        "chunks are told as one chain that are none",
+        KV_EVENTS,
+        "if known == tier and keys[-1] == node.parent.key:",
+        "if known == tier:",
     ),
 )
