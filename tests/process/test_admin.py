@@ -211,7 +211,15 @@ def test_no_token_is_ever_told(server: Server, tokens: Path) -> None:
     bad.write_text(f"short: x\n{TOKEN} {OTHER}\n")
     bad.chmod(0o600)
     socket = f"--socket={server.folder}/other.sock"
-    command = [sys.executable, "-m", "kvserver", "serve", socket, f"--admin-token-file={bad}", "--http-port=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "kvserver",
+        "serve",
+        socket,
+        f"--admin-token-file={bad}",
+        f"--http-port={free_port()}",
+    ]
     start = subprocess.run([*command, "--arena-bytes=1MiB"], capture_output=True, text=True, timeout=60, check=False)
     assert start.returncode == 2
     assert "admin-token" in start.stdout + start.stderr
