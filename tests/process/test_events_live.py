@@ -1,11 +1,12 @@
 """KV events of a real server: a subscriber knows what is held, also after the brain has died."""
 
+import shutil
+import tempfile
 from pathlib import Path
 
 from kvserver.wire.kv_events import Begun, ChunksRemoved, ChunksStored, KvEvent, NamespaceCleared
 from tests.process.engine import NAMESPACE, Engine, prompt
 from tests.process.harness import Server, kill, until
-from tests.process.test_http_live import free_port
 from tests.unit.test_publisher import Reader
 
 
@@ -49,7 +50,7 @@ class Router:
 
 
 def test_a_subscriber_knows_what_is_held_and_hears_of_another_brain(tmp_path: Path) -> None:
-    endpoint = f"tcp://127.0.0.1:{min(free_port(), 65_000)}"
+    endpoint = f"ipc://{tempfile.mkdtemp(prefix='kv-')}/events"
     disk = tmp_path / "disk"
     disk.mkdir()
     settings = {"disk_paths": disk, "disk_bytes": 16 << 20, "disk_segment_bytes": 1 << 20}
@@ -73,3 +74,4 @@ def test_a_subscriber_knows_what_is_held_and_hears_of_another_brain(tmp_path: Pa
             router.until("dram", set())
             assert router.held["disk"] == set()
         router.reader.close()
+    shutil.rmtree(Path(endpoint.removeprefix("ipc://")).parent)

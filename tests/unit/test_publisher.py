@@ -1,8 +1,8 @@
 """The publisher: sequences, replays, and what is said to whoever has missed more than is kept."""
 
 import socket
+import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import zmq
@@ -65,10 +65,9 @@ class Reader:
 
 
 @pytest.fixture
-def endpoint(tmp_path: Path) -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{min(probe.getsockname()[1], 65_000)}"
+def endpoint() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="kv-") as folder:
+        yield f"ipc://{folder}/events"
 
 
 @pytest.fixture
@@ -148,9 +147,9 @@ def test_wrong_endpoints_are_refused(wrong: str) -> None:
         replay_endpoint(wrong)
 
 
-def test_an_endpoint_in_use_stops_the_start(pair: tuple[Publisher, Reader], endpoint: str) -> None:
-    with pytest.raises(ConfigError, match="in use"):
-        Publisher(Config(events_endpoint=endpoint), 1)
+def test_an_endpoint_in_use_stops_the_start() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigError, match="in use"):
+        Publisher(Config(events_endpoint=f"tcp://127.0.0.1:{other.getsockname()[1]}"), 1)
 
 
 def test_bytes_on_the_wire_stay_what_they_are() -> None:
