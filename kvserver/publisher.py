@@ -35,9 +35,10 @@ class Publisher:
 
     def __init__(self, config: Config, incarnation: int) -> None:
         self._incarnation = incarnation
+        replays = replay_endpoint(config.events_endpoint)
         self._context = zmq.Context(1)
         self._sender = self._bind(zmq.PUB, config.events_endpoint)
-        self._replayer = self._bind(zmq.ROUTER, replay_endpoint(config.events_endpoint))
+        self._replayer = self._bind(zmq.ROUTER, replays)
         self._batches: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sequence = 0
@@ -131,6 +132,7 @@ class Publisher:
         try:
             bound.bind(endpoint)
         except zmq.ZMQError as problem:
+            self._context.destroy(linger=0)
             raise ConfigError("events-endpoint", f"events_endpoint: {endpoint}: {problem}") from None
         return bound
 
