@@ -3,13 +3,14 @@
 import logging
 
 from admin_rig import command, pinned
-from brain_rig import NAMESPACE, Client, Rig, chain, ids, is_refusal
+from brain_rig import BLOCKS as BLOCKS_OF_POOL
+from brain_rig import FULL, NAMESPACE, Client, Rig, chain, ids, is_refusal
 from disk_rig import CHUNKS, DiskRig
 
 from kvserver.service.effects import Audit, ChangeLogLevel, Effect
 from kvserver.service.events import Commanded
 from kvserver.wire.admin import AnyCommand, Changed, DrainServer, Pin, Reload, Resume, SetLogLevel, Unpin
-from kvserver.wire.messages import Draining, GroupBlocks, Stored
+from kvserver.wire.messages import Draining, GroupBlocks, GroupSpec, Stored
 
 BLOCKS = GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))
 
@@ -42,6 +43,19 @@ def test_a_drained_server_takes_no_stores_and_serves_what_it_has() -> None:
     assert command(rig, Resume()) == Draining(1)
     rig.movers_copy = True
     assert isinstance(client.ask(client.storing(chain(3, CHUNKS), BLOCKS)), Stored)
+
+
+def test_a_chunk_that_another_rank_has_still_to_store_is_waited_for() -> None:
+    rig = Rig(reserve_ttl_ms=3_000)
+    clients = [Client(rig, ranks=2, rank=rank) for rank in range(2)]
+    for rank, client in enumerate(clients):
+        client.register((GroupSpec(2, BLOCKS_OF_POOL, "full", 0, 2, rank, 1, 0, FULL.regions),))
+    clients[0].ask(clients[0].storing(chain(1, CHUNKS), BLOCKS))
+    command(rig, DrainServer())
+    rig.wait_ms(60)
+    assert drain_of(rig) == ("draining", "stores")
+    rig.wait_ms(3_000)
+    assert drain_of(rig) == ("drained", ""), "it was given up at its deadline"
 
 
 def test_draining_writes_what_dram_alone_holds() -> None:
