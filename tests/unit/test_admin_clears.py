@@ -1,7 +1,7 @@
 """Clearing a prefix, and new weights: nothing of it is served again, whatever was under way, also after a restart."""
 
 from admin_rig import clear_prefix, command
-from brain_rig import NAMESPACE, Client, Rig, chain, ids, is_refusal, key
+from brain_rig import NAMESPACE, STATE, Client, Rig, chain, ids, is_refusal, key
 from disk_rig import CHUNKS, DiskRig, fill, restart
 
 from kvserver.service.prefixes import PREFIXES_MAX
@@ -156,3 +156,18 @@ def test_new_weights_forget_all_and_close_the_namespace_to_stores_for_a_while() 
     client.store(keys)
     assert client.lookup(keys).chunks == CHUNKS
     assert is_refusal(command(rig, NewWeights(namespace=NAMESPACE, quiet_ms=-1)), "request", "quiet")
+
+
+def test_marks_of_a_cleared_prefix_are_withdrawn_while_something_is_still_read() -> None:
+    rig = Rig()
+    client, keys = Client(rig).register((STATE,)), chain(1, CHUNKS)
+    client.ask(client.storing(keys, GroupBlocks(0, CHUNKS - 1, ids(0))))
+    marks = rig.service._core.chunks.marks
+    assert len(marks.places) == CHUNKS - 1
+    found = client.lookup(keys)
+    rig.movers_copy = False
+    client.ask(client.retrieving(found.lease, GroupBlocks(0, CHUNKS - 1, ids(1))))
+    assert clear_prefix(rig, key(keys, 1)) == Cleared(1, CHUNKS - 1)
+    assert [node.key for node in marks.places] == [key(keys, 0)]
+    rig.finish()
+    assert rig.facts()["pins"] == 0
