@@ -31,7 +31,7 @@ UNIT_TESTS = tuple(
         *("index", "slots", "layout", "marks", "placement", "extents"),
         *("service_timers", "service_namespaces", "service_room", "service_pins", "service_restore", "service_disk"),
         *("service_notes", "service_tenants"),
-        *("admin_holds", "admin_clears", "admin_drain", "service_kv_events"),
+        *("admin_holds", "admin_clears", "admin_notes", "admin_drain", "service_kv_events"),
     )
 )
 

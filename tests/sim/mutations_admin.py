@@ -4,7 +4,7 @@ from .mutations import CHUNKS, Mutation
 
 HOLDS, ADMISSION, DISK_READS = "service/holds.py", "service/admission.py", "service/disk_reads.py"
 RECOVERY, PREFIXES, DRAIN = "service/recovery.py", "service/prefixes.py", "service/server_drain.py"
-KV_EVENTS = "service/kv_events.py"
+KV_EVENTS, DISK = "service/kv_events.py", "service/disk.py"
 
 MUTATIONS = (
     Mutation("a hold without a pin", HOLDS, "    core.chunks.pin(tail)\n", ""),
@@ -76,6 +76,48 @@ MUTATIONS = (
         "                pass\n",
     ),
     Mutation(
+        "a note of a prefix is forgotten as one of a namespace is",
+        DISK,
+        "core.chunks.spaces.keys() | tier.cleared.keys()",
+        "core.chunks.spaces.keys()",
+        unseen=True,
+    ),
+    Mutation(
+        "notes of prefixes push out those of namespaces",
+        DISK,
+        "len(tier.noted) - len(tier.cleared)",
+        "len(tier.noted)",
+        unseen=True,
+    ),
+    Mutation(
+        "notes of prefixes go while their namespace lives",
+        PREFIXES,
+        "tier.noted.get(prefix.namespace, void) >= void",
+        "void > 0",
+        unseen=True,
+    ),
+    Mutation(
+        "notes of prefixes go before it is durable that their namespace was cleared",
+        PREFIXES,
+        "prefix.namespace not in tier.unnoted and ",
+        "",
+        unseen=True,
+    ),
+    Mutation(
+        "a prefix is not noted for a device that is away",
+        PREFIXES,
+        "prefix.namespace in tier.noted or not tier.all_known",
+        "prefix.namespace in tier.noted",
+        unseen=True,
+    ),
+    Mutation(
+        "what operators want read holds up retrieves",
+        DISK_READS,
+        "    if waiting and tier.hold_fetches:\n",
+        "    if not waiting and tier.hold_fetches:\n",
+        unseen=True,
+    ),
+    Mutation(
         "stores while the server is drained",
         ADMISSION,
         "    if core.wishes.drain:\n",
@@ -112,6 +154,12 @@ MUTATIONS = (
         unseen=True,
     ),
     # ------------------------------------------------------------ what subscribers are told
+    Mutation(
+        "subscribers are not told of a namespace that goes with its last cache",
+        "service/movers.py",
+        "            kv_events.cleared(core, space)  # its last chunk may have gone in this event\n",
+        "",
+    ),
     Mutation(
         "subscribers are not told of a clear",
         "service/caches.py",

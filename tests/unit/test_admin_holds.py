@@ -1,11 +1,12 @@
 """Pins and warms of operators: what they keep, how long, how much, and that they never cost bytes or memory."""
 
 from admin_rig import clear_prefix, command, pinned
-from brain_rig import ARENA_BYTES, NAMESPACE, Client, Rig, chain, is_refusal, key
+from brain_rig import ARENA_BYTES, NAMESPACE, Client, Rig, chain, ids, is_refusal, key
 from disk_rig import CHUNKS, DiskRig, cold_prompt, fill
+from test_service_disk import too_much_for_dram
 
 from kvserver.wire.admin import ClearNamespace, Held, LetGo, Pin, Unpin, Warm
-from kvserver.wire.messages import KEY_BYTES, Cleared
+from kvserver.wire.messages import KEY_BYTES, Cleared, GroupBlocks, Retrieved
 
 SLOT_BYTES = 4096
 PROMPTS_OF_RIG = ARENA_BYTES // SLOT_BYTES // CHUNKS
@@ -129,6 +130,20 @@ def test_a_warmed_prefix_is_in_dram_and_nothing_keeps_it_there() -> None:
     assert rig.facts()["pins"] == 0
     assert client.lookup(keys).chunks_on_disk == 0
     assert command(rig, Warm(namespace=NAMESPACE, keys=keys)).hold == 0
+
+
+def test_a_warm_waits_for_room_and_gives_way_to_a_retrieve_that_waits_for_it_too() -> None:
+    rig = DiskRig(held_percent_max=90)
+    client, prompts, _ = too_much_for_dram(rig)
+    assert command(rig, Warm(namespace=NAMESPACE, keys=prompts[0])).chunks_on_disk == 8
+    rig.wait_ms(400)
+    assert len(rig.service.status(rig.now_ns).holds) == 1
+    found = client.lookup(prompts[1])
+    request = client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * found.chunks))))
+    assert client.ask(request) is None
+    rig.wait_ms(100)
+    assert isinstance(rig.answers[client.peer, request.id], Retrieved)
+    assert rig.service.status(rig.now_ns).holds == []
 
 
 def test_a_hold_whose_chunks_cannot_be_read_ends() -> None:
