@@ -17,8 +17,6 @@ from kvserver.wire.messages import Cleared
 
 PREFIXES_MAX = 1024
 """Notes of cleared prefixes on the devices; each start reads them all. After that, namespaces are to be cleared."""
-PREFIXES_KEPT = 512
-"""Of more, those go that say nothing any more."""
 
 
 def clear(core: Core, peer: int, request_id: int, prefix: ClearedPrefix, now_ns: int) -> None:
@@ -49,7 +47,7 @@ def tick(core: Core) -> None:
     """Removes notes of prefixes whose whole namespace was cleared or forgotten since: the note of the namespace makes
     void what theirs do, and where there is none, what is forgotten (disk.md) does."""
     tier = core.disk
-    if tier is None or not tier.readable or not tier.recovered or len(tier.cleared) <= PREFIXES_KEPT:
+    if tier is None or not tier.readable or not tier.recovered or len(tier.cleared) <= core.bounds.prefix_notes_kept:
         return
     disk.forget(core, tier, [note for note, prefix in tier.cleared.items() if _is_overtaken(tier, note, prefix)])
 

@@ -42,6 +42,8 @@ class Bounds:
     namespaces_max: int = 256
     notes_max: int = 1024
     """Namespaces that are not in the index, of which the devices have notes all the same."""
+    prefix_notes_kept: int = 512
+    """Of notes of cleared prefixes beyond these, those go that say nothing any more (prefixes.py)."""
     chunks_max: int = 4_000_000
     leases_max: int = 4096
     jobs_max: int = 64

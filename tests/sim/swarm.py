@@ -183,6 +183,7 @@ class Swarm:
             "disk_restart_ms": self.ms(rng.choice((5, 100))),
             "recompute_tokens_per_s": rng.choice((0, 0, 0, 1_000_000)),
             "notes_max": 0 if segments < 17 else 1024,
+            "prefix_notes_kept": 0 if segments % 2 else 512,
         }
 
 

@@ -1,12 +1,10 @@
 """Notes of cleared prefixes beside those of namespaces: which are forgotten, and that no clear is lost with them."""
 
-import pytest
 from admin_rig import clear_prefix, command
 from brain_rig import NAMESPACE, Client, chain, key
 from disk_rig import CHUNKS, DiskRig, restart
 from test_service_notes import had, names
 
-from kvserver.service import prefixes
 from kvserver.service.documents import prefix_note
 from kvserver.service.wishes import ClearedPrefix
 from kvserver.wire.admin import ClearNamespace
@@ -43,9 +41,8 @@ def test_notes_of_prefixes_push_out_none_of_namespaces() -> None:
     assert rig.forgotten == []
 
 
-def test_of_many_notes_of_prefixes_those_go_whose_namespace_was_cleared_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "PREFIXES_KEPT", 1)
-    rig = DiskRig()
+def test_of_many_notes_of_prefixes_those_go_whose_namespace_was_cleared_later() -> None:
+    rig = DiskRig(prefix_notes_kept=1)
     client, keys = Client(rig).register(), chain(1, CHUNKS)
     client.store(keys)
     clear_prefix(rig, key(keys, 2))
