@@ -192,7 +192,7 @@ class SimDiskMover:
         if any(record.generation > void for record in left):
             raise Wrong("the note of a namespace is to be forgotten that has newer records")
         for namespace in namespaces:
-            del devices.notes[namespace]
+            devices.notes.pop(namespace, None)  # of one that was forgotten by an earlier brain there are records alone
 
     def _erase(self, device: int) -> None:
         if any(record.device == device for run in self.runs for _, record, _ in run.left):
