@@ -79,9 +79,9 @@ def test_a_cleared_prefix_counts_for_a_device_that_could_not_be_opened() -> None
     rig = DiskRig(disk_devices=2)
     client, keys = Client(rig).register(), chain(1, CHUNKS)
     client.store(keys)
-    away, rig.notes, rig.unopened = rig.notes, [], {1}
+    away, rig.devices, rig.notes, rig.unopened = (rig.devices, rig.notes), {}, [], {1}
     restart(rig)
     assert clear_prefix(rig, key(keys, 1)) == Cleared(1, 0)
-    rig.notes, rig.unopened = away + rig.notes, set()
+    rig.devices, rig.notes, rig.unopened = away[0], away[1] + rig.notes, set()
     restart(rig)
     assert Client(rig).lookup(keys).chunks == 1
