@@ -207,5 +207,4 @@ def test_a_full_arena(make_rig: MakeRig) -> None:
         rig.forget_hbm()
         for number in range(4):
             rig.run(prompt(number, 300), max_tokens=2)
-        assert server.status().counters["evictions"] > 0, "it was full"
         assert rig.connector.get_statistics()["load_failures"] == 0
