@@ -1,6 +1,6 @@
 """What must have happened at least once in a run of SEEDS_FOR_ALL seeds; otherwise the simulator checks too little."""
 
-SEEDS_FOR_ALL = 400
+SEEDS_FOR_ALL = 1000
 
 _EVENTS = ("Arrived", "Commanded", "PeerGone", "Unheard", "WorkerGone", "Reported", "MoverGone", "ArenaGrew", "Tick")
 _REQUESTS = (

@@ -173,7 +173,7 @@ def _bad_register_again(world: "World", process: "Process") -> None:
     """The same name, another geometry or other pages; only while the first registration is there to disagree with."""
     if process.asks(Unregister):
         return
-    kind = world.rng.choice(("name", "pages", "writers", *(["tenant"] * 2 if world.promises.quotas else [])))
+    kind = world.rng.choice(("name", "pages", "writers", *(["tenant"] * 6 if world.promises.quotas else [])))
     frame = _frame(process, process.cache_name if kind == "name" else "other")
     group, run = frame.groups[0], frame.groups[0].regions[0]
     if kind == "pages":
