@@ -35,7 +35,7 @@ _CODES = (
     "hello-twice", "io", "jobs", "keys", "keys-chain", "layout", "lease-foreign", "lease-namespace", "lease-rank",
     "lease-unknown", "lease-used", "leases", "mode", "mover-lost", "name", "namespace", "namespaces", "not-attached",
     "not-held", "offer", "parent", "protocol", "rank", "ranks", "registered-twice", "session-unknown", "sessions",
-    "slot-size", "tenant", "unregistered-twice", "watch", "word",
+    "slot-size", "unregistered-twice", "watch", "word",
     "draining", "held-bytes", "hold-unknown", "holds", "key", "key-unknown", "namespace-unknown", "new-weights",
     "quiet", "reload", "ttl",
 )  # fmt: skip
