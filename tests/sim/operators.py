@@ -150,13 +150,16 @@ class OperatorPromises:
                 self._pinned(hold, command, path, now_ns)
             case Unpin(hold), LetGo():
                 self.holds.pop(hold, None)
-            case NewWeights(namespace=digest, quiet_ms=quiet_ms), Cleared():
-                self.fences[digest] = max(now_ns + quiet_ms * MS, self.fences.get(digest, 0))
             case DrainServer(), Draining():
                 self.draining = True
                 self.holds.clear()
             case Resume(), Draining():
                 self.draining = False
+
+    def weights_changed(self, command: NewWeights, now_ns: int) -> None:
+        """From the command on, however late the disks note it and it is answered."""
+        until_ns = now_ns + command.quiet_ms * MS
+        self.fences[command.namespace] = max(until_ns, self.fences.get(command.namespace, 0))
 
     def _pinned(self, hold: int, command: Pin, path: Path, now_ns: int) -> None:
         digest, shape = command.namespace, self._shapes[command.namespace]

@@ -190,7 +190,10 @@ class Shell:
 
     def _commanded(self, command: AnyCommand) -> None:
         match command:
-            case ClearNamespace(namespace, b"") | NewWeights(namespace=namespace):
+            case NewWeights(namespace=namespace):
+                self.promises.cleared(namespace)
+                self.promises.operators.weights_changed(command, self._world.now_ns)
+            case ClearNamespace(namespace, b""):
                 self.promises.cleared(namespace)
             case ClearNamespace(namespace, key):
                 self.promises.prefix_cleared(namespace, key)
