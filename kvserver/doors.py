@@ -1,18 +1,22 @@
-"""The two sockets by which requests come in (wire/messages.py): how they are made, and what may be said at which.
+"""The two sockets by which requests come in (wire/messages.py): how they are made, and what may be said at which. And
+the sockets by which orders go out.
 
 The supervisor holds the lock of the path, so a socket that lies there is one that an earlier server left.
 """
 
+import asyncio
 import grp
 import os
 import socket
 import stat
 from collections import deque
+from contextlib import suppress
 
 import zmq
 
 from kvserver.config import Config
 from kvserver.errors import ConfigError
+from kvserver.passing import close_all, send
 from kvserver.wire.codec import Malformed, decode_request
 from kvserver.wire.messages import FRAME_BYTES_MAX, Attach, Error, Hello, Lane, Request
 
@@ -24,6 +28,8 @@ can take, since each may have ZMQ_FRAME_BYTES_MAX."""
 ZMQ_FRAME_BYTES_MAX = 2 * FRAME_BYTES_MAX
 """ZeroMQ closes the connection of whoever sends more; up to here the refusal is a reply."""
 LOCAL_BACKLOG = 128
+ORDERS_WAITING_MAX = 100_000
+"""Orders that a stopped mover has not read; the jobs behind them are bounded per session."""
 
 
 def open_router(config: Config) -> zmq.Socket[bytes]:
@@ -102,11 +108,41 @@ class Board:
 
 
 class MoverDoor:
-    """The brain's end of a mover's socket."""
+    """The brain's end of a mover's socket, and the orders that wait until the mover reads."""
 
-    __slots__ = ("pidfd", "socket", "waiting")
+    __slots__ = ("_loop", "_waiting", "pidfd", "socket")
 
-    def __init__(self, end: socket.socket, pidfd: int) -> None:
+    def __init__(self, end: socket.socket, pidfd: int, loop: asyncio.AbstractEventLoop) -> None:
         self.socket = end
         self.pidfd = pidfd
-        self.waiting: deque[tuple[bytes, list[int]]] = deque()
+        self._loop = loop
+        self._waiting: deque[tuple[bytes, list[int]]] = deque()
+
+    def send(self, frame: bytes, descriptors: list[int]) -> None:
+        """Sends an order, now or as soon as there is room; closes the descriptors afterwards."""
+        self._waiting.append((frame, descriptors))
+        assert len(self._waiting) < ORDERS_WAITING_MAX
+        if len(self._waiting) == 1:
+            self._flush()
+
+    def close(self) -> None:
+        """The mover is gone, and so are the orders that it has not read."""
+        self._loop.remove_reader(self.socket)
+        self._loop.remove_writer(self.socket)
+        for _, descriptors in self._waiting:
+            close_all(descriptors)
+        self.socket.close()
+        os.close(self.pidfd)
+
+    def _flush(self) -> None:
+        while self._waiting:
+            frame, descriptors = self._waiting[0]
+            try:
+                with suppress(BrokenPipeError, ConnectionResetError):  # it is ending, and will be reaped
+                    send(self.socket, frame, descriptors)
+            except BlockingIOError:
+                self._loop.add_writer(self.socket, self._flush)
+                return
+            close_all(descriptors)
+            self._waiting.popleft()
+        self._loop.remove_writer(self.socket)

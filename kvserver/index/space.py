@@ -251,7 +251,7 @@ class Space:
             at.present, at.state = 0, WAITING
         self._detach(node, parent)
         root = other.root
-        root.depth = parent.depth
+        root.depth, root.state = parent.depth, WAITING
         node.parent, root.children = root, node
         for above, count in ((parent, -1), (root, 1)):
             _claim(above, count * (node.disk is not None and node.disk.claims))

@@ -6,7 +6,7 @@ is mapped here: the device's mover does that, and the reply to Register waits fo
 
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Space
-from kvserver.service import device_check, disk, movers, transfers
+from kvserver.service import device_check, disk, holds, kv_events, movers, transfers
 from kvserver.service.accounts import Accounts
 from kvserver.service.capacity import prompt_slots, slabs_for
 from kvserver.service.documents import document_of
@@ -17,7 +17,7 @@ from kvserver.service.state import MILLISECOND_NS, Cache, Clearing, Core, Sessio
 from kvserver.tiers.records import DOCUMENT_BYTES_MAX, NamespaceDocument, encode_document
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Layout
-from kvserver.wire.messages import Clear, Cleared, Register, Unregister, Watch, Watched
+from kvserver.wire.messages import Cleared, Register, Unregister, Watch, Watched
 from kvserver.wire.orders import MapBoard, MapCache, UnmapCache
 from kvserver.wire.tenants import tag_of
 
@@ -128,24 +128,27 @@ def _check_request(core: Core, session: Session, request: Register) -> None:
 # ---------------------------------------------------------------- namespaces
 
 
-def clear(core: Core, peer: int, request: Clear, now_ns: int) -> None:
-    """Forgets every chunk of a namespace; leases on it end, registrations stay."""
-    check_namespace(request.namespace)
+def clear(core: Core, peer: int, request_id: int, namespace: bytes, now_ns: int) -> None:
+    """Forgets every chunk of a namespace; leases and holds on it end, registrations stay."""
+    check_namespace(namespace)
     disk.check_clears(core)
-    space = core.chunks.spaces.get(request.namespace)
+    space = core.chunks.spaces.get(namespace)
     chunks = 0
     if space is not None:
         for lease in [lease for lease in core.leases.values() if lease.space is space]:
             end_lease(core, lease)
+        for hold in [hold for hold in core.wishes.holds.values() if hold.space is space]:
+            holds.end(core, hold, "its namespace was cleared")
         chunks = core.chunks.clear(space, "cleared")
         if space.caches:
             core.chunks.add_space(space.successor())
         else:
             core.effects.append(DropNamespace(space.number))
+        kv_events.cleared(core, space)
         core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))
-    if disk.void(core, request.namespace, Clearing(peer, request.id, chunks, core.number("disk")), now_ns):
+    if disk.void(core, namespace, Clearing(peer, request_id, chunks, core.number("disk")), now_ns):
         return  # answered when the disks have noted it
-    core.answer(peer, Cleared(request.id, chunks))
+    core.answer(peer, Cleared(request_id, chunks))
 
 
 def _space_for(core: Core, digest: bytes, layout: Layout, tenant: int) -> Space:
@@ -163,10 +166,11 @@ def _space_for(core: Core, digest: bytes, layout: Layout, tenant: int) -> Space:
 
 
 def _forget_a_namespace(core: Core, tenant: int) -> bool:
-    """Drops the coldest namespace that no cache uses and no lease or job holds, to make room for one of that tenant. A
-    namespace is used while a cache is registered and whenever something is found in it; its root remembers when that
-    was."""
+    """Drops the coldest namespace that no cache uses and no lease, hold or job keeps, to make room for one of that
+    tenant. A namespace is used while a cache is registered and whenever something is found in it; its root remembers
+    when that was."""
     held = {lease.space for lease in core.leases.values()} | {job.space for job in core.jobs.values()}
+    held |= {hold.space for hold in core.wishes.holds.values()}
     idle = [space for space in core.chunks.spaces.values() if space.caches == 0 and space not in held]
     if core.chunks.accounts is not None:
         idle = [space for space in idle if _may_forget(core, core.chunks.accounts, space, tenant)]
@@ -174,6 +178,7 @@ def _forget_a_namespace(core: Core, tenant: int) -> bool:
         return False
     coldest = min(idle, key=lambda space: space.root.used)
     core.chunks.clear(coldest, "cleared")
+    kv_events.cleared(core, coldest)
     disk.void(core, coldest.digest, None, 0)
     core.effects.append(DropNamespace(coldest.number))
     return True

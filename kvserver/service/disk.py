@@ -5,12 +5,13 @@ is away, lookups answer what DRAM can serve, and nothing waits for it. What is o
 """
 
 import logging
+from collections.abc import Iterable
 from hashlib import sha256
 from itertools import islice
 
 from kvserver.errors import DeviceError, ResourceError
 from kvserver.service import disk_drain, disk_reads, disk_writes, movers, recovery
-from kvserver.service.documents import document_of
+from kvserver.service.documents import document_of, prefix_document
 from kvserver.service.owners import DiskJob
 from kvserver.service.state import MILLISECOND_NS, Clearing, Core, DiskTier, Mover
 from kvserver.tiers.records import encode_document
@@ -208,27 +209,40 @@ def _note(core: Core, tier: DiskTier, digest: bytes) -> None:
     tier.unnoted.add(digest)
     if tier.mover is None:
         return
+    core.instruct(tier.mover, Note(digest, _document(core, tier, digest), tier.noted[digest]))
+
+
+def _document(core: Core, tier: DiskTier, digest: bytes) -> bytes:
+    """What the note is of; empty: the devices keep what they know."""
+    if (prefix := tier.cleared.get(digest)) is not None:
+        return prefix_document(prefix)
     space = core.chunks.spaces.get(digest)
     whole = space is not None and tier.chunks.writable(space)  # some rank's shape may be missing
-    document = encode_document(document_of(space)) if space is not None and whole else b""
-    core.instruct(tier.mover, Note(digest, document, tier.noted[digest]))
+    return encode_document(document_of(space)) if space is not None and whole else b""
 
 
 def _forget_notes(core: Core, tier: DiskTier) -> None:
     """The oldest ones of namespaces that are not in the index, when they are too many. Whatever devices hold of them,
-    here or where they are away, is void."""
-    most = core.bounds.namespaces_max + core.bounds.notes_max
-    if len(tier.noted) <= most:
+    here or where they are away, is void. Not those of cleared prefixes: their namespaces may live (prefixes.py)."""
+    if len(tier.noted) - len(tier.cleared) <= core.bounds.namespaces_max + core.bounds.notes_max:
         return
-    needed = core.chunks.spaces.keys() | tier.clearing.keys() | tier.unnoted | {GENERATIONS}
-    old = list(islice((digest for digest in tier.noted if digest not in needed), FORGOTTEN_AT_ONCE))
+    needed = core.chunks.spaces.keys() | tier.cleared.keys() | {GENERATIONS}
+    forget(core, tier, (digest for digest in tier.noted if digest not in needed))
+
+
+def forget(core: Core, tier: DiskTier, digests: Iterable[bytes]) -> None:
+    """Removes some of these notes, those that are durable and for which nobody waits. Nothing may be lost with them but
+    records up to now of namespaces without a note."""
+    assert tier.mover is not None
+    over = (digest for digest in digests if digest not in tier.clearing and digest not in tier.unnoted)
+    old = list(islice(over, FORGOTTEN_AT_ONCE))
     for digest in old:
         del tier.noted[digest]
         tier.described.discard(digest)
+        tier.cleared.pop(digest, None)
     if old:
-        assert tier.mover is not None
         core.instruct(tier.mover, ForgetNotes(old, core.chunks.generation))
-        core.log("notes forgotten", ("namespaces", len(old)))
+        core.log("notes forgotten", ("notes", len(old)))
 
 
 def _noted(core: Core, tier: DiskTier, noted: Noted) -> None:
@@ -251,6 +265,7 @@ def _noted(core: Core, tier: DiskTier, noted: Noted) -> None:
 
 def _clear_failed(core: Core, clearing: Clearing, why: str) -> None:
     """The namespace is empty, but after a restart of the whole server its chunks may be back."""
+    core.log("clear not durable", ("chunks", clearing.chunks), ("why", why), level=logging.WARNING)
     core.refuse(clearing.peer, clearing.request_id, DeviceError("disk-clear", f"cleared in memory; {why}"))
 
 

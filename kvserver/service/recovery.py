@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 
 from kvserver.index.space import ABSENT, READY, Node, Space
-from kvserver.service.documents import document_of, space_from
+from kvserver.service.documents import document_of, prefix_from, space_from
 from kvserver.service.effects import PutNamespace
 from kvserver.service.state import Core, DiskTier, Found, Mover
 from kvserver.tiers.extents import extent_at
@@ -42,7 +42,10 @@ def found(core: Core, tier: DiskTier, mover: Mover, report: FoundNote | Listed |
     match report:
         case FoundNote(namespace, document, void, newest):
             tier.noted[namespace] = max(void, tier.noted.get(namespace, 0))
-            if document:
+            prefix = prefix_from(document)
+            if prefix is not None:
+                tier.cleared[namespace] = prefix
+            elif document:
                 found.documents[namespace] = document
             found.newest[namespace] = newest
             core.chunks.generation = max(core.chunks.generation, void + 1, newest + 1)
@@ -111,7 +114,10 @@ def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
             continue
         whole = _whole_records if len(space.parts) == 1 else _whole_chunks
         adopted: list[Node] = []
+        cleared = {prefix.key: tier.noted[note] for note, prefix in tier.cleared.items() if prefix.namespace == digest}
         for chunk in whole(space, tier.noted.get(digest, 0), told):
+            if cleared and _is_void(space, cleared, found.floors, chunk):
+                continue
             known = space.nodes.get(chunk[0])
             if known is None:
                 node = _adopt_new(core, tier, space, chunk)
@@ -125,6 +131,21 @@ def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
         for node in adopted:
             if node.children is None:  # the others may go only after these
                 tier.chunks.room.offer(space, node)
+
+
+def _is_void(space: Space, cleared: dict[bytes, int], floors: dict[Node, int], chunk: Chunk) -> bool:
+    """It was written before its prefix was cleared. cleared: key -> generation up to which all from there on is void.
+    floors: the same for chunks that were looked at, with what hangs above them."""
+    key, above, _, _, generation, _ = chunk
+    node = space.nodes.get(above) if above != NO_PARENT else None
+    path: list[Node] = []
+    while node is not None and node.depth and node not in floors:
+        path.append(node)
+        node = node.parent
+    floor = floors.get(node, 0) if node is not None else 0
+    for at in reversed(path):
+        floor = floors[at] = max(floor, cleared.get(at.key, 0))
+    return generation <= max(floor, cleared.get(key, 0))
 
 
 def _adopt_new(core: Core, tier: DiskTier, space: Space, chunk: Chunk) -> Node | None:

@@ -16,9 +16,11 @@ from kvserver.service.effects import Answer, Effect, Instruct, Log
 from kvserver.service.request_lines import RequestLines, Wanted
 from kvserver.service.reuse import Reuse
 from kvserver.service.timers import Timers
+from kvserver.service.wishes import ClearedPrefix, Hold, Wishes
 from kvserver.tiers.extents import Extents
 from kvserver.tiers.placement import Placement, Touched
 from kvserver.transfer.layout import Layout
+from kvserver.wire.admin import LogLevel, Outcome
 from kvserver.wire.codec import error_reply
 from kvserver.wire.messages import NAME_BYTES_MAX, Mode, Reply, Retrieve, Why
 from kvserver.wire.orders import DrainState, MoverKind, Order
@@ -40,6 +42,8 @@ class Bounds:
     namespaces_max: int = 256
     notes_max: int = 1024
     """Namespaces that are not in the index, of which the devices have notes all the same."""
+    prefix_notes_kept: int = 512
+    """Of notes of cleared prefixes beyond these, those go that say nothing any more (prefixes.py)."""
     chunks_max: int = 4_000_000
     leases_max: int = 4096
     jobs_max: int = 64
@@ -82,6 +86,14 @@ class Bounds:
     """How fast engines prefill; a prefix whose bytes would come from disk more slowly is not offered. 0: always is."""
     tenants: tuple[Quota, ...] = ()
     """Quotas in DRAM. None: no tenant has any, and nothing is counted by tenant."""
+    holds_max: int = 64
+    """Prefixes that operators keep at the same time (holds.py)."""
+    held_percent_max: int = 50
+    """Of the arena, that they may keep."""
+    kv_events: bool = False
+    """Whether somebody is told what is held (kv_events.py)."""
+    log_level: LogLevel = "info"
+    """The least that this process logs."""
     request_lines: Wanted = "none"
     """Lines about lookups, stores and retrieves (request_lines.py)."""
 
@@ -216,10 +228,11 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """What a lease or a held retrieve still needs from disk."""
+    """What a lease, a held retrieve or an operator's hold still needs from disk. One of the three."""
 
     lease: Lease | None
     job: Job | None
+    hold: Hold | None
     needs: dict[Node, int]
     """Node -> groups (bits), head first."""
 
@@ -322,6 +335,11 @@ class DiskTier:
         self.void_later: set[bytes] = set()
         """Namespaces that were cleared before it was known what there is on disk."""
         self.clearing: dict[bytes, list[Clearing]] = {}
+        """By the note that is to be durable."""
+        self.cleared: dict[bytes, ClearedPrefix] = {}
+        """Note -> the prefix that was cleared (prefixes.py)."""
+        self.hold_fetches: dict[int, Fetch] = {}
+        """Hold -> what of it is still to be read."""
 
     def set_problem(self, device: int, problem: str) -> None:
         """Why the device takes no writes; empty: it takes them, unless it is drained."""
@@ -364,6 +382,8 @@ class Found:
         self.records = 0
         self.not_taken = 0
         """Chunks that are whole, not void, and in vain."""
+        self.floors: dict[Node, int] = {}
+        """Chunk -> generation up to which what hangs on it is void, where prefixes were cleared."""
 
 
 class Core:
@@ -400,13 +420,16 @@ class Core:
         self.movers: dict[int, Mover] = {}
         self.leases: dict[int, Lease] = {}
         self.jobs: dict[int, Job] = {}
+        self.wishes = Wishes()
+        self.untold: list[tuple[Space, list[Node]]] = []
+        """Chunks that an earlier brain left, the next one last, of which subscribers were not told yet."""
         self.effects: list[Effect] = []
         self.arena_problem = ""
         self.lines = RequestLines(bounds.request_lines)
         first_lease = int.from_bytes(random_bytes(6), "big") << 8  # no lease of an earlier brain names one of ours
-        self._last = {"session": 0, "cache": 0, "mover": 0, "lease": first_lease, "job": 0, "disk": 0}
+        self._last = {"session": 0, "cache": 0, "mover": 0, "lease": first_lease, "job": 0, "disk": 0, "hold": 0}
 
-    def number(self, kind: Literal["session", "cache", "mover", "lease", "job", "disk"]) -> int:
+    def number(self, kind: Literal["session", "cache", "mover", "lease", "job", "disk", "hold"]) -> int:
         """A number that this brain never gives twice; never 0."""
         self._last[kind] += 1
         return self._last[kind]
@@ -426,7 +449,7 @@ class Core:
 
     # ---------------------------------------------------------------- outbox
 
-    def answer(self, peer: int, reply: Reply) -> None:
+    def answer(self, peer: int, reply: Reply | Outcome) -> None:
         self.effects.append(Answer(peer, reply))
 
     def refuse(self, peer: int, request_id: int, error: KvError) -> None:

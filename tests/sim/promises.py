@@ -3,8 +3,10 @@
 from array import array
 from dataclasses import dataclass, field
 
+from kvserver.service.admin import COMMAND_ID
 from kvserver.service.effects import Answer, Effect, Instruct
 from kvserver.tiers.slots import SLOT_ALIGN
+from kvserver.wire.admin import AnyCommand, Command, Outcome
 from kvserver.wire.messages import (
     Attach,
     Attached,
@@ -42,10 +44,12 @@ from kvserver.wire.messages import (
 )
 from kvserver.wire.orders import Copy
 
-from .content import is_chain
+from .content import Path, is_chain, path_of
 from .disk_promises import DiskPromises
 from .ledger import Both, Ledger, needed, servable
 from .memory import Wrong
+from .operators import ANSWERS as ENDINGS
+from .operators import OperatorPromises, is_below
 from .quota_promises import Quotas
 from .shapes import Shape
 
@@ -65,6 +69,7 @@ ANSWERS: dict[type, type] = {
     Drain: Draining,
     Explain: Explained,
     Status: StatusIs,
+    **ENDINGS,
 }
 KEY = 32
 MS = 1_000_000
@@ -123,7 +128,7 @@ class CopyFacts:
 
 @dataclass(eq=False)
 class Asked:
-    request: Request
+    request: Request | AnyCommand
     must_fail: bool
     excused: bool = False
     """Whoever asked is gone; an answer may still come."""
@@ -156,6 +161,8 @@ class Promises:
         self.slot_job: dict[int, int] = {}
         """Arena offset -> the last job that was to write there."""
         self.disk = DiskPromises(ledger, self)
+        self.operators = OperatorPromises(ledger, shapes)
+        self.now_ns = 0
         self.on_disk: dict[tuple[bytes, bytes, int, int], tuple[int, int]] = {}
         """Shards that the service said before the event to have on disk: (extent, generation)."""
         self.disk_readable = False
@@ -166,7 +173,10 @@ class Promises:
     def arrived(self, peer: int, request: Request, must_fail: bool) -> None:
         self.asked.setdefault((peer, request.id), []).append(Asked(request, must_fail))
 
-    def answered(self, peer: int, reply: Reply, now_ns: int) -> Request:
+    def commanded(self, peer: int, command: AnyCommand, must_fail: bool) -> None:
+        self.asked[peer, COMMAND_ID] = [Asked(command, must_fail)]
+
+    def answered(self, peer: int, reply: Reply | Outcome, now_ns: int) -> Request | AnyCommand:
         """Exactly one answer of the right type to each request; returns the request."""
         waiting = self.asked.get((peer, reply.id))
         if not waiting:
@@ -183,7 +193,7 @@ class Promises:
         self._check_answer(peer, asked.request, reply, now_ns)
         return asked.request
 
-    def unanswered(self) -> list[Request]:
+    def unanswered(self) -> list[Request | AnyCommand]:
         return [asked.request for waiting in self.asked.values() for asked in waiting if not asked.excused]
 
     def excuse(self, peer: int) -> None:
@@ -192,7 +202,10 @@ class Promises:
                 for asked in waiting:
                     asked.excused = True
 
-    def _check_answer(self, peer: int, request: Request, reply: Reply, now_ns: int) -> None:
+    def _check_answer(self, peer: int, request: Request | AnyCommand, reply: Reply | Outcome, now_ns: int) -> None:
+        if isinstance(request, Command):
+            self.operators.answered(request, reply, now_ns)  # type: ignore[arg-type]
+            return
         match request, reply:
             case Lookup(), Found():
                 self._check_found(self.by_peer[peer], request, reply, now_ns)
@@ -210,8 +223,16 @@ class Promises:
         if any(digest == namespace for digest, *_ in self._ledger.held):
             raise Wrong("a namespace was cleared, and the ledger still holds some of it")
         self._end_leases([n for n, lease in self.leases.items() if lease.digest == namespace])
+        self.operators.cleared(namespace, ())
         self.disk.was_cleared(namespace)
         self.cleared_jobs.update(job for job, copy in self.copies.items() if copy.digest == namespace)
+
+    def prefix_cleared(self, namespace: bytes, key: bytes) -> None:
+        """As cleared(), of a chunk and all below it. What is copied there now is not published: see Shell.feed()."""
+        path = path_of(key)
+        self.operators.cleared(namespace, path)
+        below = [n for n, lease in self.leases.items() if lease.digest == namespace and _ends_below(lease, path)]
+        self._end_leases(below)
 
     def _check_found(self, session: SessionFacts, request: Lookup, found: Found, now_ns: int) -> None:
         keys = [request.keys[at : at + KEY] for at in range(0, len(request.keys), KEY)]
@@ -368,6 +389,7 @@ class Promises:
                     continue
                 units.extend(range(offset // SLOT_ALIGN, offset // SLOT_ALIGN + slot_units))
                 if order.kind == "store":
+                    self.operators.store_begins(cache.digest, self.now_ns)
                     self.slot_job[offset] = order.job
                     self._check_writer(cache, group.group, first + index)
         for unit in units:
@@ -451,6 +473,10 @@ class Promises:
         writers = cache.shape.groups[group].writers
         if chunk % writers != cache.shape.writer_of(group, cache.rank):
             raise Wrong(f"rank {cache.rank} was to write chunk {chunk} of group {group}, which is another writer's")
+
+
+def _ends_below(lease: LeaseFacts, path: Path) -> bool:
+    return is_below(path_of(lease.keys[-1]), path)
 
 
 def _served(ledger: Ledger, shape: Shape, digest: bytes, keys: list[bytes], boundary: int) -> bool:
