@@ -51,6 +51,18 @@ def clear(
     typer.echo(f"cleared: {said['chunks']:,} chunks")
 
 
+@app.command("clear-tenant")
+def clear_tenant(
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="As its caches are registered.")],
+    *,
+    url: Url = URL,
+    token_file: TokenFile = "",
+) -> None:
+    """Forget all namespaces of a tenant, durably: nothing of them is served again."""
+    said = _client(url, token_file).command("clear-tenant", {"tenant": tenant})
+    typer.echo(f"cleared: {said['chunks']:,} chunks in {said['namespaces']:,} namespaces")
+
+
 @app.command("new-weights")
 def new_weights(
     namespace: Namespace,

@@ -7,7 +7,7 @@ typed error, and changes nothing.
 import dataclasses
 
 from kvserver.errors import KvError, RequestError
-from kvserver.service import admission, caches, holds, prefixes, server_drain
+from kvserver.service import admission, clears, holds, prefixes, server_drain
 from kvserver.service.effects import Audit, ChangeLogLevel
 from kvserver.service.events import Commanded
 from kvserver.service.request_lines import REQUEST_LINES, RequestLines
@@ -19,6 +19,7 @@ from kvserver.wire.admin import (
     AnyCommand,
     Changed,
     ClearNamespace,
+    ClearTenant,
     DrainServer,
     LogLevel,
     NewWeights,
@@ -49,9 +50,11 @@ def command(core: Core, event: Commanded, now_ns: int) -> None:
 def _carry_out(core: Core, peer: int, command: AnyCommand, now_ns: int) -> None:
     match command:
         case ClearNamespace(namespace, b""):
-            caches.clear(core, peer, COMMAND_ID, namespace, now_ns)
+            clears.clear(core, peer, COMMAND_ID, namespace, now_ns)
         case ClearNamespace(namespace, key):
             prefixes.clear(core, peer, COMMAND_ID, ClearedPrefix(namespace, key), now_ns)
+        case ClearTenant(tenant):
+            clears.clear_tenant(core, peer, COMMAND_ID, tenant, now_ns)
         case NewWeights():
             _new_weights(core, peer, command, now_ns)
         case Pin():
@@ -77,7 +80,7 @@ def _new_weights(core: Core, peer: int, command: NewWeights, now_ns: int) -> Non
     if not 0 <= command.quiet_ms <= QUIET_MS_MAX:
         raise RequestError("quiet", f"quiet_ms={command.quiet_ms} must be in [0, {QUIET_MS_MAX}]")
     admission.check_fence(core, command.namespace, now_ns)
-    caches.clear(core, peer, COMMAND_ID, command.namespace, now_ns)
+    clears.clear(core, peer, COMMAND_ID, command.namespace, now_ns)
     admission.fence(core, command.namespace, command.quiet_ms, now_ns)
 
 

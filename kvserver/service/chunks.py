@@ -298,6 +298,7 @@ class Chunks:
                 return None
             taken.append(offset)
         self.chunks += 1
+        space.tags.add(tenant)
         node.slots, node.present, node.in_dram = slots, present, present
         for ready in space.make_ready(node):
             self.offer(space, ready)

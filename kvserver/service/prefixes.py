@@ -31,16 +31,15 @@ def clear(core: Core, peer: int, request_id: int, prefix: ClearedPrefix, now_ns:
     noted = tier is not None and (prefix.namespace in tier.noted or not tier.all_known)
     if noted and tier is not None and digest not in tier.cleared and len(tier.cleared) >= PREFIXES_MAX:
         raise ResourceError("clears", f"{PREFIXES_MAX} prefixes were cleared; clear their namespaces instead")
-    disk.check_clears(core)
+    disk.check_clears(core, 1)
     space = core.chunks.spaces.get(prefix.namespace)
     node = space.nodes.get(prefix.key) if space is not None else None
     chunks = _forget(core, space, node, now_ns) if space is not None and node is not None else 0
     if noted and tier is not None:
         tier.cleared[digest] = prefix
         tier.noted.setdefault(digest, 0)
-        disk.void(core, digest, Clearing(peer, request_id, chunks, core.number("disk")), now_ns)
-    else:
-        core.answer(peer, Cleared(request_id, chunks))
+    clearing = Clearing(peer, Cleared(request_id, chunks), core.number("disk"))
+    disk.answer_when_void(core, clearing, [digest] if noted else [], now_ns)
 
 
 def tick(core: Core) -> None:

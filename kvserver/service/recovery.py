@@ -12,6 +12,7 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 
 from kvserver.index.space import ABSENT, READY, Node, Space
+from kvserver.index.tags import Tags
 from kvserver.service.documents import document_of, prefix_from, space_from
 from kvserver.service.effects import PutNamespace
 from kvserver.service.state import Core, DiskTier, Found, Mover
@@ -34,6 +35,7 @@ ASKED_AHEAD = 2
 Chunk = tuple[bytes, bytes, int, tuple[int, ...], int, int]
 """key, parent's key, groups (bits), extent of each part, generation, tenant."""
 _namespace_of = itemgetter(1)
+_tenant_of = itemgetter(7)
 
 
 def found(core: Core, tier: DiskTier, mover: Mover, report: FoundNote | Listed | FoundRecords) -> None:
@@ -110,12 +112,17 @@ def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None
 def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
     for digest, told in groupby(DISK_RECORD.iter_unpack(packed), key=_namespace_of):
         space = core.chunks.spaces.get(digest)
+        if space is None and found.newest.get(digest, 0) > tier.noted.get(digest, 0):
+            tags = tier.left_out.setdefault(digest, Tags())
+            for tag in set(map(_tenant_of, told)):
+                tags.add(tag)
         if space is None or not space.needed:
             continue
         whole = _whole_records if len(space.parts) == 1 else _whole_chunks
         adopted: list[Node] = []
         cleared = {prefix.key: tier.noted[note] for note, prefix in tier.cleared.items() if prefix.namespace == digest}
         for chunk in whole(space, tier.noted.get(digest, 0), told):
+            space.tags.add(chunk[5])
             if cleared and _is_void(space, cleared, found.floors, chunk):
                 continue
             known = space.nodes.get(chunk[0])

@@ -12,6 +12,7 @@ from kvserver.errors import KvError, RequestError
 from kvserver.service import (
     admin,
     caches,
+    clears,
     disk,
     disk_drain,
     explain,
@@ -195,7 +196,7 @@ class Service:
             case Watch():
                 caches.watch(core, session, peer, request)
             case Clear():
-                caches.clear(core, peer, request.id, request.namespace, now_ns)
+                clears.clear(core, peer, request.id, request.namespace, now_ns)
             case Drain():
                 disk_drain.begin(core, request.device)
                 core.answer(peer, Draining(request.id))

@@ -7,6 +7,7 @@ from typing import Literal
 
 from kvserver.errors import DeviceError, KvError, RequestError, ResourceError
 from kvserver.index.space import Node, Space
+from kvserver.index.tags import Tags
 from kvserver.service.accounts import Account, Accounts, Quota
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
@@ -20,9 +21,9 @@ from kvserver.service.wishes import ClearedPrefix, Hold, Wishes
 from kvserver.tiers.extents import Extents
 from kvserver.tiers.placement import Placement, Touched
 from kvserver.transfer.layout import Layout
-from kvserver.wire.admin import LogLevel, Outcome
+from kvserver.wire.admin import LogLevel, Outcome, TenantCleared
 from kvserver.wire.codec import error_reply
-from kvserver.wire.messages import NAME_BYTES_MAX, Mode, Reply, Retrieve, Why
+from kvserver.wire.messages import NAME_BYTES_MAX, Cleared, Mode, Reply, Retrieve, Why
 from kvserver.wire.orders import DrainState, MoverKind, Order
 
 MILLISECOND_NS = 1_000_000
@@ -247,15 +248,18 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class Clearing:
-    """A cleared namespace whose note is not durable yet."""
+    """What was cleared at somebody's request, who is answered when the notes of it are durable."""
 
     peer: int
-    request_id: int
-    chunks: int
+    done: Cleared | TenantCleared
+    """The answer then."""
     number: int
     """Of its timer."""
-    void: int = 0
-    """Generation up to which its records are void; 0 until it is known what there is on disk."""
+    left: dict[bytes, int] = field(default_factory=dict)
+    """Notes that are not durable yet: the generation up to which what they are of is void; 0 until it is known what
+    there is on disk."""
+    why: str = ""
+    """Why it is not durable, or not all of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -334,6 +338,8 @@ class DiskTier:
         """Namespaces whose document was sent."""
         self.void_later: set[bytes] = set()
         """Namespaces that were cleared before it was known what there is on disk."""
+        self.left_out: dict[bytes, Tags] = {}
+        """Namespaces with records on disk for which recovery had no place in the index, and whose they are."""
         self.clearing: dict[bytes, list[Clearing]] = {}
         """By the note that is to be durable."""
         self.cleared: dict[bytes, ClearedPrefix] = {}

@@ -29,6 +29,13 @@ class ClearNamespace(Command, tag="clear", frozen=True):
     """Of the first chunk that goes, with all below it; empty: everything."""
 
 
+class ClearTenant(Command, tag="clear-tenant", frozen=True):
+    """Forgets every chunk of all namespaces of a tenant. Ends in TenantCleared when that is durable."""
+
+    tenant: str
+    """As its caches are registered."""
+
+
 class Pin(Command, tag="pin", frozen=True):
     """Keeps a prefix in DRAM for a time, and brings back what of it is on disk. Ends in Held."""
 
@@ -89,7 +96,9 @@ RELOADABLE = (
 )
 """Keys of the configuration that are looked up whenever they matter, so that a new value counts from the next time."""
 
-AnyCommand = ClearNamespace | Pin | Unpin | Warm | DrainServer | Resume | NewWeights | SetLogLevel | Reload
+AnyCommand = (
+    ClearNamespace | ClearTenant | Pin | Unpin | Warm | DrainServer | Resume | NewWeights | SetLogLevel | Reload
+)
 
 
 class Held(msgspec.Struct, frozen=True, tag="held"):
@@ -106,6 +115,12 @@ class Held(msgspec.Struct, frozen=True, tag="held"):
     ttl_ms: int
 
 
+class TenantCleared(msgspec.Struct, frozen=True, tag="tenant-cleared"):
+    id: int
+    chunks: int
+    namespaces: int
+
+
 class LetGo(msgspec.Struct, frozen=True, tag="let-go"):
     id: int
 
@@ -117,6 +132,6 @@ class Changed(msgspec.Struct, frozen=True, tag="changed"):
     keys: list[str]
 
 
-Outcome = Held | LetGo | Changed | Cleared | Draining | Error
+Outcome = Held | LetGo | Changed | Cleared | TenantCleared | Draining | Error
 
 decode_command = msgspec.json.Decoder(AnyCommand).decode

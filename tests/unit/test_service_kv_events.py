@@ -1,7 +1,7 @@
 """What subscribers are told of chunks that come, move between tiers, and go."""
 
 from admin_rig import clear_prefix
-from brain_rig import CHUNK_TOKENS, NAMESPACE, Client, Rig, chain, key
+from brain_rig import CHUNK_TOKENS, NAMESPACE, Client, Rig, chain, ids, key
 from disk_rig import CHUNKS, DiskRig, fill
 
 from kvserver.index.space import Space
@@ -11,7 +11,7 @@ from kvserver.service.kv_events import holds
 from kvserver.service.service import Service
 from kvserver.transfer.layout import Geometry, GroupGeometry
 from kvserver.wire.kv_events import Begun, ChunksRemoved, ChunksStored, KvEvent, NamespaceCleared
-from kvserver.wire.messages import Clear
+from kvserver.wire.messages import Clear, GroupBlocks
 
 
 class Listening:
@@ -95,6 +95,39 @@ def test_a_brain_begins_by_saying_so_and_only_where_somebody_listens() -> None:
     client, ear = Client(quiet).register(), Listening(quiet)
     client.store(chain(1, CHUNKS))
     assert ear.take() == []
+
+
+def test_what_is_cut_off_is_told_also_while_it_is_still_read() -> None:
+    rig = Rig(kv_events=True)
+    ear, client, keys = Listening(rig), Client(rig).register(), chain(1, CHUNKS)
+    client.store(keys)
+    found = client.lookup(keys)
+    rig.movers_copy = False
+    client.ask(client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))))
+    ear.take()
+    clear_prefix(rig, key(keys, 1))
+    (removed,) = ear.take()
+    assert isinstance(removed, ChunksRemoved)
+    assert sorted(removed.keys) == sorted(split(keys)[1:])
+    rig.finish()
+    assert ear.take() == []
+
+
+def test_prompts_that_are_told_at_once_are_told_as_chains_of_their_own() -> None:
+    rig = DiskRig(kv_events=True)
+    client = Client(rig).register()
+    prompts = [chain(seed, CHUNKS) for seed in (1, 2)]
+    for keys in prompts:
+        client.store(keys)
+    rig.service = rig.new_service()
+    ear = Listening(rig)
+    rig.wait_ms(100)
+    told = [event for event in ear.take() if isinstance(event, ChunksStored)]
+    parents = {name: above for keys in prompts for name, above in zip(split(keys), [b"", *split(keys)], strict=False)}
+    assert {name for event in told for name in event.keys} == parents.keys()
+    for event in told:
+        chained = zip(event.keys, [event.parent, *event.keys], strict=False)
+        assert all(parents[name] == above for name, above in chained)
 
 
 def test_a_chunk_is_held_by_a_tier_that_has_all_that_a_prefix_needs_of_it() -> None:
