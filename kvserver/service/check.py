@@ -121,16 +121,20 @@ def _check_marks(core: Core) -> None:
 
 
 def _check_pins(core: Core) -> None:
-    """Pins are exactly those of leases, running retrieves and incomplete chunks."""
+    """Pins are exactly those of leases, running retrieves, holds, incomplete chunks, and those below which was cut."""
     pins: Counter[Node] = Counter()
     pins.update(lease.tail for lease in core.leases.values())
     pins.update(hold.tail for hold in core.wishes.holds.values())
     pins.update(job.tail for job in core.jobs.values() if job.tail is not None)
     pins.update(core.chunks.pendings.keys())
+    for rest, (space, above) in core.chunks.cut_from.items():
+        assert rest in core.chunks.retired
+        assert space.nodes[above.key] is above
+        pins[above] += 1
     if core.disk is not None:
         pins.update(job.node for job in core.disk.chunks.jobs.values())
     counted = {node: node.pins for space in _spaces(core) for node in space.nodes.values() if node.pins}
-    assert counted == dict(pins), "pins = leases + holds + retrieves + incomplete chunks + disk jobs"
+    assert counted == dict(pins), "pins = leases + holds + retrieves + incomplete chunks + disk jobs + cuts"
     assert core.chunks.pins == pins.total(), "no pin that was set is forgotten"
     for lease in core.leases.values():
         assert lease.tail.state == READY

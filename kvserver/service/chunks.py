@@ -53,7 +53,10 @@ class Chunks:
         )
         self.spaces: dict[bytes, Space] = {}
         self.retired: list[Space] = []
-        """Cleared namespaces with chunks that a running job still reads."""
+        """What was cleared, or cut off, and a running job still reads."""
+        self.cut_from: dict[Space, tuple[Space, Node]] = {}
+        """Of what was cut off: where it was, and the chunk above. That one is pinned as long, because who reads what
+        was cut off may read the chunks above as well."""
         self.pendings: dict[Node, Pending] = {}
         self.orphans: dict[int, list[int]] = {}
         """Job -> slots that are freed when its copy has ended."""
@@ -271,6 +274,12 @@ class Chunks:
                 self.withdrawn.append(self.marks.give_back(at))
         space.cut(node, rest)
         self.retired.append(rest)
+        for other, (_, above) in self.cut_from.items():
+            if rest.nodes.get(above.key) is above:
+                self.cut_from[other] = rest, above
+        if parent.depth:
+            self.cut_from[rest] = space, parent
+            self.pin(parent)
         self.settled(space, parent)
         return rest
 
@@ -451,3 +460,5 @@ class Chunks:
             self.room.drop_space(space)
             if self.disk is not None:
                 self.disk.drop_space(space)
+            if space in self.cut_from:
+                self.unpin(*self.cut_from.pop(space))

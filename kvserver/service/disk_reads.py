@@ -153,13 +153,16 @@ def fail(core: Core, tier: DiskTier, fetch: Fetch, error: DeviceError, now_ns: i
 
 
 def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> None:
-    """A chunk cannot be read. What still reads something below it is cut off with it, and everything else ends."""
+    """Groups of a chunk cannot be read. When it is servable without them, only those that wait for them end, in
+    arrived(). Else it ends for all, with what lies below it; what is still read of that is cut off."""
     core.counters.disk_lost += 1
     left = node.in_dram | (node.on_disk & ~groups)
-    doomed = set(space.subtree(node)) if left & space.needed != space.needed else {node}
+    if left & space.needed == space.needed:
+        tier.chunks.lose(space, node, groups)
+        return
+    doomed = set(space.subtree(node))
     fail_all(core, tier, [at for at in space.subtree(node) if at in doomed], _unreadable(), now_ns)
-    if len(doomed) > 1 or left & space.needed != space.needed:
-        end_below(core, space, doomed, _unreadable(), now_ns)
+    end_below(core, space, doomed, _unreadable(), now_ns)
     rest = tier.chunks.lose(space, node, groups)
     if rest is not None:
         moved_to(core, space, doomed, rest)
@@ -179,9 +182,9 @@ def end_below(core: Core, space: Space, doomed: set[Node], error: DeviceError, n
 
 def moved_to(core: Core, space: Space, doomed: set[Node], rest: Space) -> None:
     """Nodes that something still holds were cut off, and hang in another space now (Chunks.cut)."""
-    for job in core.jobs.values():
-        if job.tail is not None and job.tail in doomed and job.space is space:
-            job.space = rest
+    for running in core.jobs.values():
+        if running.tail is not None and running.tail in doomed and running.space is space:
+            running.space = rest
     for other in core.disk.chunks.jobs.values() if core.disk is not None else ():
         if other.node in doomed and other.space is space:
             other.space = rest

@@ -30,8 +30,8 @@ UNIT_TESTS = tuple(
     for name in (
         *("index", "slots", "layout", "marks", "placement", "extents"),
         *("service_timers", "service_namespaces", "service_room", "service_pins", "service_restore", "service_disk"),
-        *("service_notes", "service_tenants"),
-        *("admin_holds", "admin_clears", "admin_notes", "admin_drain", "service_kv_events"),
+        *("service_disk_prefix", "service_notes", "service_tenants"),
+        *("admin_holds", "admin_clears", "admin_notes", "admin_tenants", "admin_drain", "service_kv_events"),
     )
 )
 

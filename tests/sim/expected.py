@@ -10,13 +10,15 @@ _REQUESTS = (
 _REPLIES = (
     "Welcome", "Attached", "LaneOpen", "Offered", "Watched", "Registered", "Unregistered", "Found", "Released",
     "Stored", "Retrieved", "Cleared", "Draining", "Explained", "StatusIs", "Error", "Held", "LetGo", "Changed",
+    "TenantCleared",
 )  # fmt: skip
 _EFFECTS = (
     "Publish", "Withdraw", "PutNamespace", "DropNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct",
     "Ask", "CloseDescriptors", "CloseSession", "Log", "Audit", "ChangeLogLevel", "Tell",
 )  # fmt: skip
 _COMMANDS = (
-    "ClearNamespace", "Pin", "Unpin", "Warm", "DrainServer", "Resume", "NewWeights", "SetLogLevel", "Reload",
+    "ClearNamespace", "ClearTenant", "Pin", "Unpin", "Warm", "DrainServer", "Resume", "NewWeights", "SetLogLevel",
+    "Reload",
 )  # fmt: skip
 _ORDERS = (
     *("MapBoard", "DropBoard", "MapCache", "UnmapCache", "Copy", "Cancel", "ArenaReady"),

@@ -4,7 +4,7 @@ from .mutations import CHUNKS, Mutation
 
 HOLDS, ADMISSION, DISK_READS = "service/holds.py", "service/admission.py", "service/disk_reads.py"
 RECOVERY, PREFIXES, DRAIN = "service/recovery.py", "service/prefixes.py", "service/server_drain.py"
-KV_EVENTS, DISK = "service/kv_events.py", "service/disk.py"
+KV_EVENTS, DISK, CLEARS = "service/kv_events.py", "service/disk.py", "service/clears.py"
 
 MUTATIONS = (
     Mutation("a hold without a pin", HOLDS, "    core.chunks.pin(tail)\n", ""),
@@ -22,9 +22,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a hold lives on in a cleared namespace",
-        "service/caches.py",
-        '            holds.end(core, hold, "its namespace was cleared")\n',
-        "            pass\n",
+        CLEARS,
+        '        holds.end(core, hold, "its namespace was cleared")\n',
+        "        pass\n",
     ),
     Mutation(
         "a cleared prefix keeps its leases",
@@ -74,6 +74,39 @@ MUTATIONS = (
         RECOVERY,
         "                tier.cleared[namespace] = prefix\n",
         "                pass\n",
+    ),
+    Mutation(
+        "a tenant is cleared only as far as its caches know",
+        RECOVERY,
+        "            space.tags.add(chunk[5])\n",
+        "",
+    ),
+    Mutation(
+        "a tenant is cleared only as far as its caches know, after the brain has died",
+        CHUNKS,
+        "        space.tags.add(tenant)\n",
+        "",
+    ),
+    Mutation(
+        "what has no place in the index stays a tenant's",
+        CLEARS,
+        "for table in (tags, left_out) for",
+        "for table in (tags,) for",
+        unseen=True,
+    ),
+    Mutation(
+        "a clear of a tenant is answered with its first note",
+        DISK,
+        "            if not clearing.left:\n",
+        "            if True:\n",
+        unseen=True,
+    ),
+    Mutation(
+        "a tenant is promised what lies on a device that is away",
+        CLEARS,
+        "    if tier is not None and not tier.all_known:\n",
+        "    if False:\n",
+        unseen=True,
     ),
     Mutation(
         "a note of a prefix is forgotten as one of a namespace is",
@@ -162,8 +195,8 @@ MUTATIONS = (
     ),
     Mutation(
         "subscribers are not told of a clear",
-        "service/caches.py",
-        "        kv_events.cleared(core, space)\n",
+        CLEARS,
+        "    kv_events.cleared(core, space)\n",
         "",
     ),
     Mutation(

@@ -32,6 +32,20 @@ MUTATIONS = (
         "    if groups and lost and not core",
     ),
     Mutation(
+        "what is copied above a cut has no pin",
+        CHUNKS,
+        "        if parent.depth:\n            self.cut_from",
+        "        if parent.depth < 0:\n            self.cut_from",
+    ),
+    Mutation(
+        "what cannot be read ends also who does not need it",
+        "service/disk_reads.py",
+        "        tier.chunks.lose(space, node, groups)\n        return\n",
+        "        fail_all(core, tier, [node], _unreadable(), now_ns)\n"
+        "        tier.chunks.lose(space, node, groups)\n        return\n",
+        unseen=True,
+    ),
+    Mutation(
         "retrieves wait for slots of each other",
         "service/disk_reads.py",
         "        _make_way(core, tier, now_ns)\n",

@@ -14,6 +14,7 @@ from kvserver.wire.admin import (
     AnyCommand,
     Changed,
     ClearNamespace,
+    ClearTenant,
     DrainServer,
     Held,
     LetGo,
@@ -23,10 +24,11 @@ from kvserver.wire.admin import (
     Reload,
     Resume,
     SetLogLevel,
+    TenantCleared,
     Unpin,
     Warm,
 )
-from kvserver.wire.messages import Cleared, Draining, Error
+from kvserver.wire.messages import KEY_BYTES, Cleared, Draining, Error
 from kvserver.wire.orders import Demote
 
 from .content import Path, key_of, keys_of, path_of
@@ -34,6 +36,7 @@ from .disk import Devices, SimDiskMover, items_of
 from .ledger import Ledger
 from .memory import Wrong
 from .shapes import Shape
+from .tenants import TENANTS, namespaces_of
 
 if TYPE_CHECKING:
     from .world import World
@@ -43,6 +46,7 @@ Chunk = tuple[bytes, bytes]
 
 ANSWERS: dict[type, type] = {
     ClearNamespace: Cleared,
+    ClearTenant: TenantCleared,
     NewWeights: Cleared,
     Pin: Held,
     Warm: Held,
@@ -66,6 +70,7 @@ def act(world: "World") -> None:
     good: tuple[tuple[AnyCommand, float], ...] = (
         (ClearNamespace(namespace=digest, key=key_of(path[:depth])), 3.0),
         (ClearNamespace(namespace=rng.choice((digest, bytes(32)))), 0.3),
+        (ClearTenant(tenant=rng.choice(TENANTS[:-1])), 0.3),
         (NewWeights(namespace=digest, quiet_ms=swarm.ms(rng.choice((0, 50, 300)))), 0.3),
         (Pin(namespace=digest, keys=keys, ttl_ms=swarm.ms(rng.choice((10, 200, 900)))), 4.0),
         (Warm(namespace=digest, keys=keys), 2.0),
@@ -78,6 +83,7 @@ def act(world: "World") -> None:
     bad: tuple[AnyCommand, ...] = (
         ClearNamespace(namespace=digest, key=b"short"),
         ClearNamespace(namespace=b"short"),
+        ClearTenant(tenant=""),
         Pin(namespace=digest, keys=keys, ttl_ms=0),
         Pin(namespace=digest, keys=keys[:-1], ttl_ms=1),
         Pin(namespace=bytes(32), keys=keys, ttl_ms=1),
@@ -202,15 +208,23 @@ def is_below(path: Path, prefix: Path) -> bool:
 
 
 def before(world: "World", peer: int, command: AnyCommand) -> None:
-    """What a clear of a prefix is about, on the devices and on the way there."""
-    if isinstance(command, ClearNamespace) and len(command.key) == 32:
-        path = path_of(command.key)
-        there = {
-            (record.namespace, record.key)
-            for record in _records(world)
-            if record.namespace == command.namespace and is_below(path_of(record.key), path)
-        }
-        world.voided.unanswered[peer] = there
+    """What a clear is about, on the devices and on the way there."""
+    cleared: list[tuple[bytes, Path]]
+    match command:
+        case ClearNamespace(namespace, b"") | NewWeights(namespace=namespace):
+            cleared = [(namespace, ())]
+        case ClearNamespace(namespace, key) if len(key) == KEY_BYTES:
+            cleared = [(namespace, path_of(key))]
+        case ClearTenant(tenant):
+            cleared = [(namespace, ()) for namespace in namespaces_of(tenant, world.shapes)]
+        case _:
+            return
+    world.voided.unanswered[peer] = {
+        (record.namespace, record.key)
+        for record in _records(world)
+        for namespace, path in cleared
+        if record.namespace == namespace and is_below(path_of(record.key), path)
+    }
 
 
 def after(world: "World", peer: int, outcome: Outcome) -> None:

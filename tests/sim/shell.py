@@ -28,7 +28,7 @@ from kvserver.service.effects import (
 from kvserver.service.events import ArenaGrew, Arrived, Commanded, Event, MoverGone, PeerGone, Reported, Tick, Unheard
 from kvserver.service.service import Service
 from kvserver.tiers.records import NO_GROUP
-from kvserver.wire.admin import AnyCommand, ClearNamespace, Command, NewWeights, Outcome
+from kvserver.wire.admin import AnyCommand, ClearNamespace, ClearTenant, Command, NewWeights, Outcome
 from kvserver.wire.messages import (
     Attach,
     Clear,
@@ -52,6 +52,7 @@ from .memory import Pool, Wrong
 from .processes import Received
 from .promises import CacheFacts, Promises
 from .quota_promises import Quotas
+from .tenants import namespaces_of
 
 if TYPE_CHECKING:
     from .world import World
@@ -197,6 +198,9 @@ class Shell:
                 self.promises.cleared(namespace)
             case ClearNamespace(namespace, key):
                 self.promises.prefix_cleared(namespace, key)
+            case ClearTenant(tenant):
+                for namespace in namespaces_of(tenant, self._world.shapes):
+                    self.promises.cleared(namespace)
             case _:
                 pass
 
@@ -353,7 +357,9 @@ class Shell:
 
 
 def _refuses_now(effects: list[Effect], peer: int) -> bool:
-    return any(isinstance(e, Answer) and e.peer == peer and isinstance(e.reply, Error) for e in effects)
+    """Nothing was done. What is only not durable, was."""
+    errors = [e.reply.code for e in effects if isinstance(e, Answer) and e.peer == peer and isinstance(e.reply, Error)]
+    return errors not in ([], ["disk-clear"])
 
 
 def _refuses(effects: list[Effect], request_id: int) -> bool:

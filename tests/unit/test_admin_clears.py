@@ -1,13 +1,15 @@
 """Clearing a prefix, and new weights: nothing of it is served again, whatever was under way, also after a restart."""
 
+import pytest
 from admin_rig import clear_prefix, command
-from brain_rig import NAMESPACE, STATE, Client, Rig, chain, ids, is_refusal, key
+from brain_rig import NAMESPACE, SLAB_BYTES, STATE, Client, Rig, chain, ids, is_refusal, key
 from disk_rig import CHUNKS, DiskRig, fill, restart
 
 from kvserver.service.prefixes import PREFIXES_MAX
 from kvserver.service.wishes import ClearedPrefix
 from kvserver.wire.admin import ClearNamespace, NewWeights
 from kvserver.wire.messages import Cleared, Error, GroupBlocks, Retrieved, Stored
+from kvserver.wire.orders import Copy
 
 BLOCKS = GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))
 
@@ -48,6 +50,31 @@ def test_a_retrieve_under_way_ends_and_its_chunks_are_found_no_more() -> None:
     assert isinstance(rig.answers[client.peer, request.id], Retrieved)
     assert rig.facts()["used_bytes"] == 0
     assert rig.facts()["pins"] == 0
+
+
+@pytest.mark.parametrize("cuts", [(2,), (2, 1), (1, 2), (2, 1, 0)])
+def test_what_is_read_keeps_its_slots_however_often_its_prefix_is_cut(cuts: tuple[int, ...]) -> None:
+    rig = Rig(arena_bytes=SLAB_BYTES)
+    client, keys = Client(rig).register(), chain(1, CHUNKS)
+    client.store(keys)
+    found = client.lookup(keys)
+    rig.movers_copy = False
+    client.ask(client.retrieving(found.lease, BLOCKS))
+    read = slots_of(rig.copies)
+    for at in cuts:
+        clear_prefix(rig, key(keys, at))
+    for seed in range(2, 10):
+        client.ask(client.storing(chain(seed, CHUNKS), BLOCKS))
+    stored = slots_of(rig.copies[1:])
+    assert stored
+    assert stored.isdisjoint(read)
+    rig.finish()
+    assert rig.facts()["pins"] == 0
+    assert client.lookup(keys).chunks in (0, min(cuts)), "what is above may have made room since"
+
+
+def slots_of(copies: list[tuple[int, Copy]]) -> set[int]:
+    return {slot for _, copy in copies for group in copy.groups for slot in memoryview(group.slots).cast("q")}
 
 
 def test_a_store_under_way_below_the_cleared_chunk_is_not_kept() -> None:
