@@ -1,6 +1,7 @@
 """Commands of `kvserver admin` to a running server, over HTTP. The token goes to the server and nowhere else."""
 
 import http.client
+import ipaddress
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +28,10 @@ class AdminClient:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ConfigError("url", f"{url!r} must be http://HOST:PORT")
+        if not _is_here(parts.hostname):
+            raise ConfigError(
+                "url", f"{url!r} is not on this machine; a server takes commands from its own, and no token travels"
+            )
         self._host, self._port = parts.hostname, parts.port or 80
         self._token = token
 
@@ -60,6 +65,13 @@ class AdminClient:
         finally:
             connection.close()
         return response.status, document
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def read_token(path: str) -> str:

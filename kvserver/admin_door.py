@@ -73,12 +73,17 @@ class AdminDoor:
     """Made on the brain's thread; answer() is called on the HTTP thread."""
 
     def __init__(self, config: Config, run: Callable[[str, AnyCommand, TellOutcome], None]) -> None:
-        """run: has a command carried out on the brain's loop, now, and its outcome told, there, then or later. Raises
-        ConfigError where the tokens cannot be had."""
+        """run: has a command carried out on the brain's loop, now, and its outcome told, there, then or later.
+
+        Without the tokens nobody may command. No server starts so; a later brain serves engines all the same."""
         self._config = config
         self._run = run
         self._brain = asyncio.get_running_loop()
-        self._tokens = self._load()
+        try:
+            self._tokens = self._load()
+        except ConfigError as wrong:
+            log.error("admin off", extra={"fields": (("why", wrong.message),)})
+            self._tokens = admin_tokens.Tokens({})
         self._waiting = 0
         self._refused = 0
         self._refused_s = float("-inf")

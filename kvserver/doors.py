@@ -34,7 +34,7 @@ ORDERS_WAITING_MAX = 100_000
 
 def open_router(config: Config) -> zmq.Socket[bytes]:
     """The ZeroMQ door."""
-    _make_way(config.socket)
+    make_way(config.socket)
     router = zmq.Context(1).socket(zmq.ROUTER)
     router.setsockopt(zmq.LINGER, 0)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -45,20 +45,20 @@ def open_router(config: Config) -> zmq.Socket[bytes]:
         router.bind(f"ipc://{config.socket}")
     except zmq.ZMQError as problem:
         raise ConfigError("socket", f"ipc://{config.socket}: {problem}") from problem
-    _admit(config, config.socket)
+    admit(config, config.socket)
     return router
 
 
 def open_local(config: Config) -> socket.socket:
     """The local door, listening."""
     path = f"{config.socket}.local"
-    _make_way(path)
+    make_way(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     try:
         listener.bind(path)
     except OSError as problem:
         raise ConfigError("socket", f"{path}: {problem.strerror}") from problem
-    _admit(config, path)
+    admit(config, path)
     listener.listen(LOCAL_BACKLOG)
     return listener
 
@@ -76,7 +76,7 @@ def read_request(frame: bytes | memoryview, *, local: bool) -> Request:
     return request
 
 
-def _make_way(path: str) -> None:
+def make_way(path: str) -> None:
     """Removes a socket that an earlier server left. Whatever else has that name stays, and stops the start."""
     try:
         mode = os.lstat(path).st_mode
@@ -90,7 +90,7 @@ def _make_way(path: str) -> None:
         raise ConfigError("socket", f"{path} exists and is no socket; remove it, or choose another path")
 
 
-def _admit(config: Config, path: str) -> None:
+def admit(config: Config, path: str) -> None:
     """Only this user, or the configured group."""
     if config.socket_group:
         os.chown(path, -1, grp.getgrnam(config.socket_group).gr_gid)

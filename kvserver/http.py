@@ -90,6 +90,8 @@ class Answer(NamedTuple):
     body: bytes
     headers: tuple[str, ...] = ()
     """Whole lines, beside those that every answer has."""
+    allow: str = "GET, HEAD"
+    """What may be done there."""
 
 
 class HttpServer:
@@ -174,9 +176,9 @@ class HttpServer:
             return
         else:
             if self._admin is not None and admin_door.PATH.match(head):
-                address = writer.get_extra_info("peername")[0]
+                address = (writer.get_extra_info("peername") or ("",))[0]  # None: it was gone at once
                 said = await self._admin.answer(head, reader, address, limit)
-                answer = Answer(said.status, JSON, said.body, headers=said.headers)
+                answer = Answer(said.status, JSON, said.body, headers=said.headers, allow="POST")
             else:
                 answer = self._pages.answer(head)
         writer.transport.set_write_buffer_limits(high=0)  # drained means that the kernel has all of it
@@ -282,7 +284,7 @@ def _frame(answer: Answer, *, with_body: bool) -> bytes:
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
         f"Content-Type: {answer.kind}",
         f"Content-Length: {len(answer.body)}",
-        "Allow: GET, HEAD",
+        f"Allow: {answer.allow}",
         "Cache-Control: no-store",
         "Connection: close",
         "X-Content-Type-Options: nosniff",

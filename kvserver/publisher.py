@@ -15,6 +15,7 @@ from collections import deque
 import zmq
 
 from kvserver.config import Config
+from kvserver.doors import admit, make_way
 from kvserver.errors import ConfigError
 from kvserver.wire.kv_events import REPLAY_END, SEQUENCE_BYTES, TOPIC, Batch, KvEvent, Missed, encode_batch
 
@@ -22,8 +23,8 @@ RING_BATCHES = 10_000
 RING_BYTES = 64 << 20
 BACKLOG_BATCHES = 10_000
 """Handed over and not sent yet. Further ones are lost, and their sequences missed by everybody."""
-SENT_MAX = 10_000
-"""Messages that ZeroMQ keeps for a subscriber that does not read."""
+SENT_MAX = 1_000
+"""Messages that ZeroMQ keeps for a subscriber that does not read. What it has missed then, it asks for."""
 REQUESTS_MAX = 64
 ALIVE_MS = 1_000
 FAREWELL_MS = 500
@@ -37,8 +38,8 @@ class Publisher:
         self._incarnation = incarnation
         replays = replay_endpoint(config.events_endpoint)
         self._context = zmq.Context(1)
-        self._sender = self._bind(zmq.PUB, config.events_endpoint)
-        self._replayer = self._bind(zmq.ROUTER, replays)
+        self._sender = self._bind(zmq.PUB, config.events_endpoint, config)
+        self._replayer = self._bind(zmq.ROUTER, replays, config)
         self._batches: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sequence = 0
@@ -121,7 +122,11 @@ class Publisher:
     def _tell(self, identity: bytes, sequence: bytes, payload: bytes) -> None:
         self._replayer.send_multipart((identity, b"", sequence, payload), zmq.NOBLOCK)
 
-    def _bind(self, kind: int, endpoint: str) -> "zmq.Socket[bytes]":
+    def _bind(self, kind: int, endpoint: str, config: Config) -> "zmq.Socket[bytes]":
+        """A path is open to whom the doors of engines are."""
+        path = endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else ""
+        if path:
+            make_way(path)
         bound = self._context.socket(kind)
         bound.setsockopt(zmq.LINGER, 0)
         bound.setsockopt(zmq.SNDHWM, SENT_MAX if kind == zmq.PUB else RING_BATCHES + 2)
@@ -134,6 +139,8 @@ class Publisher:
         except zmq.ZMQError as problem:
             self._context.destroy(linger=0)
             raise ConfigError("events-endpoint", f"events_endpoint: {endpoint}: {problem}") from None
+        if path:
+            admit(config, path)
         return bound
 
 

@@ -12,7 +12,7 @@ from kvserver.service.effects import Audit, ChangeLogLevel
 from kvserver.service.events import Commanded
 from kvserver.service.request_lines import REQUEST_LINES, RequestLines
 from kvserver.service.state import Core
-from kvserver.service.wishes import ClearedPrefix
+from kvserver.tiers.prefix_notes import ClearedPrefix
 from kvserver.wire.admin import (
     QUIET_MS_MAX,
     RELOADABLE,

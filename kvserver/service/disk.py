@@ -11,9 +11,10 @@ from itertools import islice
 
 from kvserver.errors import DeviceError, ResourceError
 from kvserver.service import disk_drain, disk_reads, disk_writes, movers, recovery
-from kvserver.service.documents import document_of, prefix_document
+from kvserver.service.documents import document_of
 from kvserver.service.owners import DiskJob
 from kvserver.service.state import MILLISECOND_NS, Clearing, Core, DiskTier, Mover
+from kvserver.tiers.prefix_notes import prefix_document
 from kvserver.tiers.records import encode_document
 from kvserver.wire.orders import DeviceIs, ForgetNotes, FoundNote, FoundRecords, Listed, Moved, Note, Noted, Recover
 

@@ -1,19 +1,12 @@
-"""What a later brain is told: the document of a namespace, in the ledger and on disk, so that it can tell what is
-whole; and on disk that of a prefix that was cleared."""
+"""The document of a namespace: what it fixes, kept in the ledger and on disk so that a later brain can tell what is
+whole."""
 
 from collections.abc import Sequence
-from hashlib import sha256
-
-import msgspec
 
 from kvserver.index.space import Space
-from kvserver.service.wishes import ClearedPrefix
 from kvserver.tiers.records import DOCUMENT_FORMAT, GroupDocument, NamespaceDocument
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Geometry, GroupGeometry, PageShape
-
-PREFIX_NOTE = b"kvserver cleared prefix"
-_prefix_decoder = msgspec.msgpack.Decoder(tuple[bytes, bytes, bytes])
 
 
 def document_of(space: Space, pages: Sequence[PageShape | None] | None = None) -> NamespaceDocument:
@@ -48,21 +41,3 @@ def space_from(number: int, document: NamespaceDocument) -> Space:
                 part = space.part_of[index] + shard
                 space.fix_part(part, tuple(pages), payload_bytes, slot_bytes_for(payload_bytes))
     return space
-
-
-def prefix_note(prefix: ClearedPrefix) -> bytes:
-    """In place of a namespace, in the note of a cleared prefix."""
-    return sha256(PREFIX_NOTE + prefix.namespace + prefix.key).digest()
-
-
-def prefix_document(prefix: ClearedPrefix) -> bytes:
-    return msgspec.msgpack.encode((PREFIX_NOTE, prefix.namespace, prefix.key))
-
-
-def prefix_from(document: bytes) -> ClearedPrefix | None:
-    """None where the document is about something else."""
-    try:
-        kind, namespace, key = _prefix_decoder.decode(document)
-    except msgspec.MsgspecError:
-        return None
-    return ClearedPrefix(namespace, key) if kind == PREFIX_NOTE else None

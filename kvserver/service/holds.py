@@ -127,6 +127,8 @@ def _begin(
         wishes.held[node] = count + 1, node_bytes
     core.chunks.pin(tail)
     tail.used = space.root.used = now_ns
+    if core.disk is not None:
+        core.disk.asked_for(tail)
     core.timers.set(hold.expires_ns, "hold", hold.number)
     if away:
         assert core.disk is not None

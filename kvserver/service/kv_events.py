@@ -5,12 +5,16 @@ of the event, so a chunk that came and went within it is not mentioned. A namesp
 what still hangs in it is not mentioned any more. What an earlier brain left is told at ticks, some at a time.
 """
 
+from itertools import islice
+
 from kvserver.index.space import Node, Space
 from kvserver.service.effects import Tell
 from kvserver.service.state import Core
 from kvserver.wire.kv_events import Begun, ChunksRemoved, ChunksStored, KvEvent, NamespaceCleared, Tier
 
 UNTOLD_PER_TICK = 1000
+CHUNKS_PER_BATCH = 1024
+"""What is told at once, so that no message grows with the index when a long prefix is cleared."""
 
 
 def begin(core: Core) -> None:
@@ -42,22 +46,29 @@ def cleared(core: Core, space: Space) -> None:
 
 def tell(core: Core, changes: dict[Node, tuple[Space, int, int]]) -> None:
     """At the end of an event."""
+    left = iter(changes.items())
+    while some := list(islice(left, CHUNKS_PER_BATCH)):
+        events = _events(core, some)
+        if events:
+            core.effects.append(Tell(events))
+    changes.clear()
+
+
+def holds(space: Space, groups: int) -> bool:
+    """Whether these groups (bits) are what a prefix needs of a chunk, or, without a full group, anything."""
+    return groups != 0 and groups & space.needed == space.needed
+
+
+def _events(core: Core, changes: list[tuple[Node, tuple[Space, int, int]]]) -> list[KvEvent]:
     events: list[KvEvent] = []
-    for node, (space, dram, disk) in changes.items():
+    for node, (space, dram, disk) in changes:
         if core.chunks.spaces.get(space.digest) is not space:
             continue
         here = _is_here(core, space, node)
         now_dram, now_disk = (node.in_dram, node.on_disk) if here else (0, 0)
         _compare(events, space, node, "dram", before=dram, now=now_dram)
         _compare(events, space, node, "disk", before=disk, now=now_disk)
-    changes.clear()
-    if events:
-        core.effects.append(Tell(events))
-
-
-def holds(space: Space, groups: int) -> bool:
-    """Whether these groups (bits) are what a prefix needs of a chunk, or, without a full group, anything."""
-    return groups != 0 and groups & space.needed == space.needed
+    return events
 
 
 def _is_here(core: Core, space: Space, node: Node) -> bool:

@@ -10,9 +10,8 @@ old ones behind them.
 from kvserver.errors import DeviceError, ResourceError
 from kvserver.index.space import Node, Space
 from kvserver.service import disk, disk_reads, holds
-from kvserver.service.documents import prefix_note
 from kvserver.service.state import Clearing, Core, DiskTier
-from kvserver.service.wishes import ClearedPrefix
+from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_note
 from kvserver.wire.messages import Cleared
 
 PREFIXES_MAX = 1024

@@ -13,10 +13,11 @@ from operator import attrgetter, itemgetter
 
 from kvserver.index.space import ABSENT, READY, Node, Space
 from kvserver.index.tags import Tags
-from kvserver.service.documents import document_of, prefix_from, space_from
+from kvserver.service.documents import document_of, space_from
 from kvserver.service.effects import PutNamespace
 from kvserver.service.state import Core, DiskTier, Found, Mover
 from kvserver.tiers.extents import extent_at
+from kvserver.tiers.prefix_notes import prefix_from
 from kvserver.tiers.records import (
     DISK_RECORD,
     NO_PARENT,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvserver.errors import DeviceError, KvError, RequestError, ResourceError
+from kvserver.index.eviction import NO_ROOM, REFUSED
 from kvserver.index.space import Node, Space
 from kvserver.index.tags import Tags
 from kvserver.service.accounts import Account, Accounts, Quota
@@ -17,9 +18,10 @@ from kvserver.service.effects import Answer, Effect, Instruct, Log
 from kvserver.service.request_lines import RequestLines, Wanted
 from kvserver.service.reuse import Reuse
 from kvserver.service.timers import Timers
-from kvserver.service.wishes import ClearedPrefix, Hold, Wishes
+from kvserver.service.wishes import Hold, Wishes
 from kvserver.tiers.extents import Extents
 from kvserver.tiers.placement import Placement, Touched
+from kvserver.tiers.prefix_notes import ClearedPrefix
 from kvserver.transfer.layout import Layout
 from kvserver.wire.admin import LogLevel, Outcome, TenantCleared
 from kvserver.wire.codec import error_reply
@@ -351,6 +353,11 @@ class DiskTier:
         """Why the device takes no writes; empty: it takes them, unless it is drained."""
         self.problems[device] = problem
         self.chunks.extents.takes_writes[device] = not problem and device not in self.drains
+
+    def asked_for(self, tail: Node) -> None:
+        """Somebody wants the prefix that ends there: what kept it from being written may be otherwise now."""
+        self.touched.add(tail.key)
+        tail.queued &= ~(REFUSED | NO_ROOM)
 
     @property
     def readable(self) -> bool:

@@ -4,7 +4,7 @@ Data and no decisions, as state.py. None of it outlives the brain; that a prefix
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from kvserver.index.space import Node, Space
 from kvserver.wire.orders import DrainState
@@ -21,13 +21,6 @@ class Hold:
     expires_ns: int
     chain: list[Node]
     """What it keeps, head first."""
-
-
-class ClearedPrefix(NamedTuple):
-    """A chunk that was cleared with all below it."""
-
-    namespace: bytes
-    key: bytes
 
 
 @dataclass(slots=True, eq=False)

@@ -46,6 +46,7 @@ def ask(
         response = connection.getresponse()
         if response.status == http.client.UNAUTHORIZED:
             assert response.headers["WWW-Authenticate"] == "Bearer"
+        assert response.headers["Allow"] == "POST"
         return response.status, json.loads(response.read())
     finally:
         connection.close()
@@ -173,6 +174,37 @@ def test_tokens_can_be_changed_and_a_bad_file_changes_nothing(server: Server, to
     status, document = ask(server, "/admin/reload", {"values": {}})
     assert (status, document["code"]) == (400, "admin-token")
     assert ask(server, "/admin/resume", token=STRANGER)[0] == 200
+
+
+def test_a_brain_that_cannot_read_the_tokens_any_more_serves_engines_and_nobody_else(
+    server: Server, tokens: Path
+) -> None:
+    with Engine(server.path).register().ready() as engine:
+        story = prompt(1, 3)
+        engine.store(story)
+        tokens.chmod(0o644)
+        kill(server.brain_pid())
+        until("the prompt again", lambda: engine.lookup(story).chunks == 3)
+        assert ask(server, "/admin/clear", {"namespace": NAMESPACE.hex()})[1]["code"] == "admin-off"
+        assert ' brain "admin off" ' in server.log()
+        tokens.chmod(0o600)
+        kill(server.brain_pid())
+        until("the prompt again", lambda: engine.lookup(story).chunks == 3)
+        assert ask(server, "/admin/clear", {"namespace": NAMESPACE.hex()}) == (200, {"chunks": 3})
+
+
+def test_a_tenant_is_cleared_by_its_name(server: Server) -> None:
+    with Engine(server.path).register().ready() as engine:
+        story = prompt(1, 3)
+        engine.store(story)
+        assert cli(server, "clear-tenant", "somebody").stdout == "cleared: 0 chunks in 0 namespaces\n"
+        assert engine.lookup(story).chunks == 3
+        said = ask(server, "/admin/clear-tenant", {"tenant": ""})
+        assert (said[0], said[1]["code"]) == (400, "name")
+    with Engine(server.path, tenant="guests").register().ready() as engine:
+        engine.store(story)
+        assert cli(server, "clear-tenant", "guests").stdout == "cleared: 3 chunks in 1 namespaces\n"
+        assert engine.lookup(story).chunks == 0
 
 
 def test_a_server_without_tokens_takes_no_commands() -> None:

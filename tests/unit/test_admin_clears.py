@@ -6,7 +6,7 @@ from brain_rig import NAMESPACE, SLAB_BYTES, STATE, Client, Rig, chain, ids, is_
 from disk_rig import CHUNKS, DiskRig, fill, restart
 
 from kvserver.service.prefixes import PREFIXES_MAX
-from kvserver.service.wishes import ClearedPrefix
+from kvserver.tiers.prefix_notes import ClearedPrefix
 from kvserver.wire.admin import ClearNamespace, NewWeights
 from kvserver.wire.messages import Cleared, Error, GroupBlocks, Retrieved, Stored
 from kvserver.wire.orders import Copy

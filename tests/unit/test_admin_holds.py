@@ -33,6 +33,16 @@ def test_a_pinned_prefix_outlives_what_fills_the_arena_and_goes_when_its_time_is
     assert client.lookup(keys).chunks == 0
 
 
+def test_what_was_pinned_was_asked_for_and_may_be_written_to_disk() -> None:
+    rig = DiskRig(disk_second_touch=True)
+    _, keys = stored(rig)
+    rig.wait_ms(200)
+    assert rig.written == []
+    command(rig, Unpin(hold=pinned(rig, keys).hold))
+    rig.wait_ms(200)
+    assert rig.keys_written() == [key(keys, chunk) for chunk in range(CHUNKS)]
+
+
 def test_an_unpinned_prefix_may_go_at_once() -> None:
     rig = Rig()
     client, keys = stored(rig)

@@ -5,8 +5,7 @@ from brain_rig import NAMESPACE, Client, chain, key
 from disk_rig import CHUNKS, DiskRig, restart
 from test_service_notes import had, names
 
-from kvserver.service.documents import prefix_note
-from kvserver.service.wishes import ClearedPrefix
+from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_note
 from kvserver.wire.admin import ClearNamespace
 from kvserver.wire.messages import Cleared
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvserver.admin_client import read_token
+from kvserver.admin_client import AdminClient, read_token
 from kvserver.admin_tokens import ENVIRONMENT, TOKENS_MAX, load
 from kvserver.errors import ConfigError
 
@@ -77,3 +77,14 @@ def test_a_caller_has_one_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv(ENVIRONMENT)
     with pytest.raises(ConfigError, match="token-file"):
         read_token("")
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "kv.example.org", "localhost.example.org", "[2001:db8::1]", "0.0.0.0"])
+def test_a_token_is_sent_to_this_machine_alone(host: str) -> None:
+    with pytest.raises(ConfigError, match="not on this machine"):
+        AdminClient(f"http://{host}:9710", GOOD)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.0.3"])
+def test_this_machine_has_several_names(host: str) -> None:
+    AdminClient(f"http://{host}:9710", GOOD)

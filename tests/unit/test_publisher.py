@@ -1,8 +1,10 @@
 """The publisher: sequences, replays, and what is said to whoever has missed more than is kept."""
 
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zmq
@@ -150,6 +152,23 @@ def test_wrong_endpoints_are_refused(wrong: str) -> None:
 def test_an_endpoint_in_use_stops_the_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigError, match="in use"):
         Publisher(Config(events_endpoint=f"tcp://127.0.0.1:{other.getsockname()[1]}"), 1)
+
+
+def test_a_path_is_open_to_nobody_else_and_what_lies_there_is_not_removed(endpoint: str, tmp_path: Path) -> None:
+    first = Publisher(Config(events_endpoint=endpoint), 1)
+    paths = [Path(each.removeprefix("ipc://")) for each in (endpoint, replay_endpoint(endpoint))]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o600, 0o600]
+    first.close()
+    for path in paths:
+        with socket.socket(socket.AF_UNIX) as left:
+            path.unlink(missing_ok=True)
+            left.bind(str(path))
+    Publisher(Config(events_endpoint=endpoint), 2).close()
+    letter = tmp_path / "letter"
+    letter.write_text("dear")
+    with pytest.raises(ConfigError, match="is no socket"):
+        Publisher(Config(events_endpoint=f"ipc://{letter}"), 3)
+    assert letter.read_text() == "dear"
 
 
 def test_bytes_on_the_wire_stay_what_they_are() -> None:

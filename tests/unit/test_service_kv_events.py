@@ -1,10 +1,12 @@
 """What subscribers are told of chunks that come, move between tiers, and go."""
 
+import pytest
 from admin_rig import clear_prefix
 from brain_rig import CHUNK_TOKENS, NAMESPACE, Client, Rig, chain, ids, key
 from disk_rig import CHUNKS, DiskRig, fill
 
 from kvserver.index.space import Space
+from kvserver.service import kv_events
 from kvserver.service.effects import Tell
 from kvserver.service.events import Event
 from kvserver.service.kv_events import holds
@@ -95,6 +97,17 @@ def test_a_brain_begins_by_saying_so_and_only_where_somebody_listens() -> None:
     client, ear = Client(quiet).register(), Listening(quiet)
     client.store(chain(1, CHUNKS))
     assert ear.take() == []
+
+
+def test_no_message_grows_with_what_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "CHUNKS_PER_BATCH", 2)
+    rig = Rig(kv_events=True)
+    client, keys = Client(rig).register(), chain(1, CHUNKS)
+    client.store(keys)
+    rig.effects.clear()
+    clear_prefix(rig, key(keys, 0))
+    told = [effect.events for effect in rig.effects if isinstance(effect, Tell)]
+    assert [len(event.keys) for (event,) in told if isinstance(event, ChunksRemoved)] == [2, 1]
 
 
 def test_what_is_cut_off_is_told_also_while_it_is_still_read() -> None:
