@@ -32,6 +32,8 @@ from kvserver.wire.admin import (
 )
 from kvserver.wire.messages import Draining
 
+AUDITED_CHARS_MAX = 1000
+"""Of a field, so that the line has room for what came of the command."""
 COMMAND_ID = 1
 """Of the one request that such a peer has."""
 
@@ -117,5 +119,5 @@ def _said(command: AnyCommand) -> list[tuple[str, object]]:
         value = getattr(command, name)
         if isinstance(value, bytes):
             value = value[-32:].hex()
-        said.append((name, value))
+        said.append((name, value if isinstance(value, int) else str(value)[:AUDITED_CHARS_MAX]))
     return said

@@ -186,7 +186,7 @@ def test_a_brain_that_cannot_read_the_tokens_any_more_serves_engines_and_nobody_
         kill(server.brain_pid())
         until("the prompt again", lambda: engine.lookup(story).chunks == 3)
         assert ask(server, "/admin/clear", {"namespace": NAMESPACE.hex()})[1]["code"] == "admin-off"
-        assert ' brain "admin off" ' in server.log()
+        assert " ERROR brain admin off " in server.log()
         tokens.chmod(0o600)
         kill(server.brain_pid())
         until("the prompt again", lambda: engine.lookup(story).chunks == 3)

@@ -9,7 +9,7 @@ from disk_rig import CHUNKS, DiskRig
 
 from kvserver.service.effects import Audit, ChangeLogLevel, Effect
 from kvserver.service.events import Commanded
-from kvserver.wire.admin import AnyCommand, Changed, DrainServer, Pin, Reload, Resume, SetLogLevel, Unpin
+from kvserver.wire.admin import AnyCommand, Changed, ClearTenant, DrainServer, Pin, Reload, Resume, SetLogLevel, Unpin
 from kvserver.wire.messages import Draining, GroupBlocks, GroupSpec, Stored
 
 BLOCKS = GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))
@@ -117,3 +117,6 @@ def test_each_command_leaves_one_audit_line_that_says_who_did_what_and_how_it_en
     (line,) = [effect for effect in effects_of(rig, wanted) if isinstance(effect, Audit)]
     assert dict(line.fields)["keys"] == keys[32:].hex()
     assert dict(line.fields)["namespace"] == NAMESPACE.hex()
+    (line,) = [effect for effect in effects_of(rig, ClearTenant(tenant="x" * 200_000)) if isinstance(effect, Audit)]
+    assert len(str(line.fields)) < 2_000, "a line of the log is cut after 4096 bytes"
+    assert dict(line.fields)["outcome"] == "name"

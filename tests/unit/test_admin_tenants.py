@@ -1,15 +1,18 @@
 """Clearing all that is a tenant's: which namespaces that are, and when it is durable."""
 
+import os
 from dataclasses import replace
 
 import pytest
 from admin_rig import command
 from brain_rig import STATE, Client, Rig, chain, ids, is_refusal
 from disk_rig import CHUNKS, DiskRig, restart
+from test_service_restore import SPAN_BYTES, Life
 
 from kvserver.index import tags
 from kvserver.service import disk
 from kvserver.service.accounts import Quota
+from kvserver.transfer.engines import Ledger, create_memfd
 from kvserver.wire.admin import ClearTenant, TenantCleared
 from kvserver.wire.messages import GroupBlocks, Retrieved
 
@@ -72,6 +75,18 @@ def test_whose_a_namespace_is_outlives_its_caches_and_brains() -> None:
     assert clear(rig, "chat") == TenantCleared(1, CHUNKS, 1)
     restart(rig)
     assert (found(rig, "a", "chat"), found(rig, "b", "agents")) == (0, CHUNKS)
+
+
+def test_whose_a_namespace_is_stands_in_the_ledger() -> None:
+    descriptor = create_memfd("ledger", Ledger.file_bytes(SPAN_BYTES))
+    first = Life(descriptor)
+    stored(first, "a", "chat", 2)
+    stored(first, "b", "agents", 1)
+    second = Life(descriptor)
+    assert clear(second, "chat") == TenantCleared(1, 2, 1)
+    third = Life(descriptor)
+    assert (found(third, "a", "chat"), found(third, "b", "agents")) == (0, 1)
+    os.close(descriptor)
 
 
 def test_it_is_answered_once_when_all_of_it_is_durable() -> None:
