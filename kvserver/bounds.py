@@ -5,11 +5,8 @@ import dataclasses
 from kvserver import quotas
 from kvserver.config import Config
 from kvserver.service.accounts import Quota
-from kvserver.service.request_lines import Wanted
+from kvserver.service.request_lines import REQUEST_LINES
 from kvserver.service.state import Bounds
-
-REQUEST_LINES: dict[str, Wanted] = {"debug": "all", "info": "sampled", "warning": "none", "error": "none"}
-"""By the least level that is logged."""
 
 
 def bounds_from(config: Config) -> Bounds:
@@ -21,6 +18,7 @@ def bounds_from(config: Config) -> Bounds:
     return Bounds(
         **shared,
         disk_devices=len(config.disk_directories),
+        kv_events=bool(config.events_endpoint),
         disk_write_through=config.disk_write_policy == "through",
         disk_second_touch=config.disk_admission == "second-touch",
         request_lines=REQUEST_LINES[config.log_level],

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 import typer
 
 import kvserver
+from kvserver import cli_admin
 from kvserver.config import KEYS, Config, Key, default_socket, example, load
 from kvserver.errors import ConfigError, KvError, ResourceError
 from kvserver.sizes import parse_bytes
@@ -39,6 +40,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(cli_admin.app, name="admin")
 
 
 def main() -> NoReturn:

@@ -216,6 +216,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 30_000
     http_host: Annotated[str, About("Address for /healthz, /readyz, /metrics and /status.")] = "127.0.0.1"
     http_port: Annotated[int, About("Port for them. 0: none.", most=65_535)] = 9710
+    events_endpoint: Annotated[
+        str,
+        About(
+            "ZeroMQ endpoint, tcp://HOST:PORT or ipc://PATH, at which is published what is held (docs/events.md). "
+            "What was missed is asked for at PORT + 1, or PATH.replay. Empty: nothing is published."
+        ),
+    ] = ""
+    admin_token_file: Annotated[
+        str,
+        About(
+            "File with the tokens of those who may command the server over HTTP (POST /admin/…, from this machine "
+            "only): lines NAME: TOKEN, mode 0600 or 0640. Empty: the token in $KVSERVER_ADMIN_TOKEN; without either "
+            "nobody may."
+        ),
+    ] = ""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], About("Least level that is logged.")] = "info"
     log_format: Annotated[Literal["text", "json"], About("Form of a log line on standard error.")] = "text"
 

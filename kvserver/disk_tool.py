@@ -12,6 +12,7 @@ from kvserver.config import Config
 from kvserver.disk_notes import Known
 from kvserver.errors import ConfigError
 from kvserver.sizes import show_bytes
+from kvserver.tiers.prefix_notes import prefix_from
 from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
 from kvserver.transfer.disk import Unusable, completions, open_to_read
 from kvserver.transfer.engines import DiskEngine, DiskStore, create_memfd
@@ -126,8 +127,11 @@ def _say_of(device: Device, notes: dict[bytes, Known], damaged_notes: int, say: 
     taken_bytes = sum(size * count for content in contents.values() for size, count in content.sizes.items())
     fill = taken_bytes / (store.segments * store.segment_bytes)
     say(f"  {records:,} records, {payload_bytes:,} bytes, {fill:.1%} full, {damaged}")
+    prefixes = Counter(prefix.namespace for note in notes.values() if (prefix := prefix_from(note.document)))
     for namespace, content in contents.items():
         known = "" if namespace in notes else ", without a note: not found at a start"
+        if namespace in prefixes:
+            known += f", {prefixes[namespace]} prefixes cleared: more is void than was counted"
         sizes = ", ".join(f"{count} x {show_bytes(size)}" for size, count in sorted(content.sizes.items()))
         say(
             f"  namespace {namespace[:6].hex()}: {len(content.keys):,} chunks, {content.records:,} records "

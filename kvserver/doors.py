@@ -1,18 +1,22 @@
-"""The two sockets by which requests come in (wire/messages.py): how they are made, and what may be said at which.
+"""The two sockets by which requests come in (wire/messages.py): how they are made, and what may be said at which. And
+the sockets by which orders go out.
 
 The supervisor holds the lock of the path, so a socket that lies there is one that an earlier server left.
 """
 
+import asyncio
 import grp
 import os
 import socket
 import stat
 from collections import deque
+from contextlib import suppress
 
 import zmq
 
 from kvserver.config import Config
 from kvserver.errors import ConfigError
+from kvserver.passing import close_all, send
 from kvserver.wire.codec import Malformed, decode_request
 from kvserver.wire.messages import FRAME_BYTES_MAX, Attach, Error, Hello, Lane, Request
 
@@ -24,11 +28,13 @@ can take, since each may have ZMQ_FRAME_BYTES_MAX."""
 ZMQ_FRAME_BYTES_MAX = 2 * FRAME_BYTES_MAX
 """ZeroMQ closes the connection of whoever sends more; up to here the refusal is a reply."""
 LOCAL_BACKLOG = 128
+ORDERS_WAITING_MAX = 100_000
+"""Orders that a stopped mover has not read; the jobs behind them are bounded per session."""
 
 
 def open_router(config: Config) -> zmq.Socket[bytes]:
     """The ZeroMQ door."""
-    _make_way(config.socket)
+    make_way(config.socket)
     router = zmq.Context(1).socket(zmq.ROUTER)
     router.setsockopt(zmq.LINGER, 0)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -39,20 +45,20 @@ def open_router(config: Config) -> zmq.Socket[bytes]:
         router.bind(f"ipc://{config.socket}")
     except zmq.ZMQError as problem:
         raise ConfigError("socket", f"ipc://{config.socket}: {problem}") from problem
-    _admit(config, config.socket)
+    admit(config, config.socket)
     return router
 
 
 def open_local(config: Config) -> socket.socket:
     """The local door, listening."""
     path = f"{config.socket}.local"
-    _make_way(path)
+    make_way(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     try:
         listener.bind(path)
     except OSError as problem:
         raise ConfigError("socket", f"{path}: {problem.strerror}") from problem
-    _admit(config, path)
+    admit(config, path)
     listener.listen(LOCAL_BACKLOG)
     return listener
 
@@ -70,7 +76,7 @@ def read_request(frame: bytes | memoryview, *, local: bool) -> Request:
     return request
 
 
-def _make_way(path: str) -> None:
+def make_way(path: str) -> None:
     """Removes a socket that an earlier server left. Whatever else has that name stays, and stops the start."""
     try:
         mode = os.lstat(path).st_mode
@@ -84,7 +90,7 @@ def _make_way(path: str) -> None:
         raise ConfigError("socket", f"{path} exists and is no socket; remove it, or choose another path")
 
 
-def _admit(config: Config, path: str) -> None:
+def admit(config: Config, path: str) -> None:
     """Only this user, or the configured group."""
     if config.socket_group:
         os.chown(path, -1, grp.getgrnam(config.socket_group).gr_gid)
@@ -102,11 +108,41 @@ class Board:
 
 
 class MoverDoor:
-    """The brain's end of a mover's socket."""
+    """The brain's end of a mover's socket, and the orders that wait until the mover reads."""
 
-    __slots__ = ("pidfd", "socket", "waiting")
+    __slots__ = ("_loop", "_waiting", "pidfd", "socket")
 
-    def __init__(self, end: socket.socket, pidfd: int) -> None:
+    def __init__(self, end: socket.socket, pidfd: int, loop: asyncio.AbstractEventLoop) -> None:
         self.socket = end
         self.pidfd = pidfd
-        self.waiting: deque[tuple[bytes, list[int]]] = deque()
+        self._loop = loop
+        self._waiting: deque[tuple[bytes, list[int]]] = deque()
+
+    def send(self, frame: bytes, descriptors: list[int]) -> None:
+        """Sends an order, now or as soon as there is room; closes the descriptors afterwards."""
+        self._waiting.append((frame, descriptors))
+        assert len(self._waiting) < ORDERS_WAITING_MAX
+        if len(self._waiting) == 1:
+            self._flush()
+
+    def close(self) -> None:
+        """The mover is gone, and so are the orders that it has not read."""
+        self._loop.remove_reader(self.socket)
+        self._loop.remove_writer(self.socket)
+        for _, descriptors in self._waiting:
+            close_all(descriptors)
+        self.socket.close()
+        os.close(self.pidfd)
+
+    def _flush(self) -> None:
+        while self._waiting:
+            frame, descriptors = self._waiting[0]
+            try:
+                with suppress(BrokenPipeError, ConnectionResetError):  # it is ending, and will be reaped
+                    send(self.socket, frame, descriptors)
+            except BlockingIOError:
+                self._loop.add_writer(self.socket, self._flush)
+                return
+            close_all(descriptors)
+            self._waiting.popleft()
+        self._loop.remove_writer(self.socket)

@@ -42,7 +42,7 @@ def explain(client: "Client", *, keys: list[str], tokens: str, namespace: str) -
     namespace: its first digits are enough; empty: all. Raises ConfigError where the question makes no sense."""
     if bool(keys) == bool(tokens):
         raise ConfigError("explain", "name keys, or a file of token ids with --tokens, and not both")
-    token_ids = _read_tokens(tokens) if tokens else []
+    token_ids = read_tokens(tokens) if tokens else []
     known = [each for each in client.explain(b"") if each.namespace.startswith(namespace)]
     if not known and len(namespace) == 2 * KEY_BYTES:
         known = client.explain(b"", key_from_text(namespace))
@@ -79,7 +79,7 @@ def sentences(found: Explanation) -> list[str]:
     return lines
 
 
-def _read_tokens(path: str) -> list[int]:
+def read_tokens(path: str) -> list[int]:
     """Token ids as a JSON list, or with white space or commas between them."""
     try:
         text = Path("/dev/stdin" if path == "-" else path).read_text()

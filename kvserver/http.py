@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvserver import admin_door
 from kvserver.errors import ConfigError
 from kvserver.page import page
 from kvserver.service.counters import Counters
@@ -89,14 +90,24 @@ class Answer(NamedTuple):
     body: bytes
     headers: tuple[str, ...] = ()
     """Whole lines, beside those that every answer has."""
+    allow: str = "GET, HEAD"
+    """What may be done there."""
 
 
 class HttpServer:
     """The thread. The port is taken by the constructor, so that a bad one stops the start; close() gives it back."""
 
     def __init__(
-        self, board: SnapshotBoard, *, host: str, port: int, clock_s: Callable[[], float] = time.monotonic
+        self,
+        board: SnapshotBoard,
+        *,
+        host: str,
+        port: int,
+        admin: admin_door.AdminDoor | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """admin: answers what is below /admin/; without it there is nothing."""
+        self._admin = admin
         self._pages = Pages(board, clock_s)
         self._listener = _listen(host, port)
         self._loop = asyncio.SelectorEventLoop()
@@ -143,15 +154,17 @@ class HttpServer:
         assert task is not None
         self._connections[task] = None
         try:
-            async with asyncio.timeout(CONNECTION_S):
-                await self._exchange(reader, writer)
+            async with asyncio.timeout(CONNECTION_S) as limit:
+                await self._exchange(reader, writer, limit)
         except (TimeoutError, OSError) as error:
             log.debug("http connection ended early", extra={"fields": (("why", repr(error)),)})
         finally:
             self._connections.pop(task, None)
             writer.transport.abort()
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: asyncio.Timeout
+    ) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
@@ -162,7 +175,12 @@ class HttpServer:
         except asyncio.IncompleteReadError:
             return
         else:
-            answer = self._pages.answer(head)
+            if self._admin is not None and admin_door.PATH.match(head):
+                address = (writer.get_extra_info("peername") or ("",))[0]  # None: it was gone at once
+                said = await self._admin.answer(head, reader, address, limit)
+                answer = Answer(said.status, JSON, said.body, headers=said.headers, allow="POST")
+            else:
+                answer = self._pages.answer(head)
         writer.transport.set_write_buffer_limits(high=0)  # drained means that the kernel has all of it
         writer.write(_frame(answer, with_body=not head.startswith(b"HEAD ")))
         await writer.drain()
@@ -266,7 +284,7 @@ def _frame(answer: Answer, *, with_body: bool) -> bytes:
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
         f"Content-Type: {answer.kind}",
         f"Content-Length: {len(answer.body)}",
-        "Allow: GET, HEAD",
+        f"Allow: {answer.allow}",
         "Cache-Control: no-store",
         "Connection: close",
         "X-Content-Type-Options: nosniff",

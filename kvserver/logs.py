@@ -18,6 +18,9 @@ LINE_BYTES_MAX = select.PIPE_BUF
 TRACEBACK_CHARS_MAX = 3000
 """The end of a traceback is kept; the rest of the line needs room as well."""
 
+_auditor = logging.getLogger("kvserver.audit")
+_auditor.setLevel(logging.INFO)
+
 _PLAIN = re.compile(r"[^\s\"=\\]+")
 
 
@@ -32,6 +35,16 @@ def start(*, level: str, form: str, process: str) -> None:
 def event(level: int, name: str, *fields: tuple[str, object]) -> None:
     """Logs one state change."""
     logging.getLogger("kvserver").log(level, name, extra={"fields": fields})
+
+
+def audit(*fields: tuple[str, object]) -> None:
+    """Logs what an operator had done, whatever the level is."""
+    _auditor.info("admin", extra={"fields": fields})
+
+
+def set_level(level: str) -> None:
+    """The least level that this process logs from now on."""
+    logging.getLogger().setLevel(level.upper())
 
 
 class LineHandler(logging.Handler):

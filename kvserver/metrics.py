@@ -101,7 +101,9 @@ class SnapshotCollector(Collector):
         yield _gauge("sessions", "Client processes that are connected.", value=status.sessions)
         yield _gauge("caches", "Registered caches.", value=status.caches)
         yield _gauge("leases", "Leases that are out.", value=status.leases)
-        yield _gauge("pins", "Pinned prefixes: leases + running retrieves + chunks being stored.", value=status.pins)
+        yield _gauge(
+            "pins", "Pinned prefixes: leases + holds + running retrieves + chunks being stored.", value=status.pins
+        )
         yield _gauge("jobs_running", "Jobs in flight.", "kind", {"store": status.stores, "retrieve": status.retrieves})
 
     def _tenants(self) -> Iterator[Metric]:

@@ -22,17 +22,22 @@ import uvloop
 import zmq
 
 from kvserver import __version__, logs
+from kvserver.admin_door import AdminDoor, TellOutcome
 from kvserver.bounds import bounds_from
 from kvserver.config import Config
 from kvserver.doors import Board, MoverDoor, open_local, open_router, read_request
 from kvserver.errors import ConfigError
 from kvserver.http import HttpServer, Snapshot, SnapshotBoard
 from kvserver.passing import CANNOT_START, Inheritance, Receiver, close_all, die_with_parent, peer_pidfd, send, widen
+from kvserver.publisher import Publisher
+from kvserver.service import events
 from kvserver.service.effects import (
     Answer,
     AnswerWithBoard,
     AnswerWithMover,
     Ask,
+    Audit,
+    ChangeLogLevel,
     CloseDescriptors,
     CloseSession,
     DropNamespace,
@@ -41,11 +46,12 @@ from kvserver.service.effects import (
     Log,
     Publish,
     PutNamespace,
+    Tell,
     Withdraw,
 )
-from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, Unheard, WorkerGone
 from kvserver.service.service import Service
 from kvserver.transfer.engines import Ledger, create_memfd
+from kvserver.wire.admin import AnyCommand, Outcome
 from kvserver.wire.codec import Malformed, encode
 from kvserver.wire.messages import (
     BOARD_WORDS,
@@ -84,8 +90,6 @@ DESCRIPTORS_MAX = 4
 """Read with one message; a request has one at most."""
 ACCEPT_AGAIN_S = 1.0
 """After the process ran out of descriptors."""
-ORDERS_WAITING_MAX = 100_000
-"""Orders that a stopped mover has not read; the jobs behind them are bounded per session."""
 
 
 class Shell:
@@ -121,8 +125,11 @@ class Shell:
         self._strangers: dict[int, float] = {}
         """Local connections without a session, longest first, and when they came (s)."""
         self._descriptors: dict[int, int] = {}
+        self._operators: dict[int, TellOutcome] = {}
+        """Peers that stand for one command each, and whom to tell its outcome."""
         self._boards: dict[int, Board] = {}
         self._movers: dict[int, MoverDoor] = {}
+        self._publisher: Publisher | None = None
         self._stopping = asyncio.Event()
         self._router = open_router(config)
         self._listener = open_local(config)
@@ -139,7 +146,12 @@ class Shell:
             CloseDescriptors: lambda effect: close_all([self._descriptors.pop(number) for number in effect.numbers]),
             CloseSession: self._close_session,
             Log: lambda effect: logs.event(effect.level, effect.event, *effect.fields),
+            Audit: lambda effect: logs.audit(*effect.fields),
+            ChangeLogLevel: lambda effect: logs.set_level(effect.level),
         }
+        if config.events_endpoint:
+            publisher = self._publisher = Publisher(config, incarnation)
+            self._effects[Tell] = lambda effect: publisher.publish(effect.events)
 
     async def run(self) -> None:
         """Until SIGTERM, or until the supervisor is gone."""
@@ -156,18 +168,21 @@ class Shell:
         await self._stopping.wait()
         if http is not None:
             http.close()
+        if self._publisher is not None:
+            self._publisher.close()
         logs.event(logging.INFO, "brain stops")
 
     def _start_http(self) -> HttpServer | None:
         if not self._config.http_port:
             return None
-        http = HttpServer(self._snapshots, host=self._config.http_host, port=self._config.http_port)
+        admin = AdminDoor(self._config, self._command)
+        http = HttpServer(self._snapshots, host=self._config.http_host, port=self._config.http_port, admin=admin)
         http.start()
         return http
 
     # ---------------------------------------------------------------- events
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         self._carry_out(self._service.handle(event, time.monotonic_ns()))
 
     def _arrived(self, peer: int, frame: memoryview | bytes, descriptors: list[int]) -> None:
@@ -188,13 +203,13 @@ class Shell:
         if isinstance(request, Lookup):
             counters = self._service.counters
             answered, began_ns = counters.lookups, time.monotonic_ns()
-            effects = self._service.handle(Arrived(peer, request, number), began_ns)
+            effects = self._service.handle(events.Arrived(peer, request, number), began_ns)
             ended_ns = time.monotonic_ns()
             self._carry_out(effects)  # an engine's step waits for it
             if counters.lookups > answered:  # a refused one says nothing about lookups
                 counters.lookup_handle_seconds.observe((ended_ns - began_ns) / 1e9)
         else:
-            self._handle(Arrived(peer, request, number))
+            self._handle(events.Arrived(peer, request, number))
 
     def _drain_router(self) -> None:
         for _ in range(MESSAGES_PER_TURN):
@@ -275,7 +290,7 @@ class Shell:
             if not frame:
                 self._loop.remove_reader(door.socket)
                 return  # the mover is ending; the supervisor tells when it is reaped
-            self._handle(Reported(number, report := decode_report(frame)))
+            self._handle(events.Reported(number, report := decode_report(frame)))
             if isinstance(report, FoundRecords):
                 gc.freeze()  # index at once: 100,000 chunks in one collection would stop the brain for 60 ms
                 return  # the mover has the next one ready before this one is taken in, and others wait
@@ -289,17 +304,17 @@ class Shell:
             case MoverStarted(mover):
                 end = socket.socket(fileno=descriptors[0])
                 end.setblocking(False)
-                door = self._movers[mover] = MoverDoor(end, descriptors[1])
+                door = self._movers[mover] = MoverDoor(end, descriptors[1], self._loop)
                 self._loop.add_reader(end, self._drain_reports, mover, door)
             case MoverReaped(mover, how):
                 self._close_mover(mover)
-                self._handle(MoverGone(mover, how))
+                self._handle(events.MoverGone(mover, how))
             case Grown(slabs, problem):
-                self._handle(ArenaGrew(slabs, problem))
+                self._handle(events.ArenaGrew(slabs, problem))
 
     def _tick(self) -> None:
         self._loop.call_later(TICK_S, self._tick)
-        self._handle(Tick())
+        self._handle(events.Tick())
         self._show_strangers_out()
         self._ticks += 1
         if self._ticks % SNAPSHOT_TICKS == 0:
@@ -319,6 +334,12 @@ class Shell:
         for peer in [peer for peer, came in itertools.takewhile(lambda item: item[1] < since, self._strangers.items())]:
             self._close_local(peer)
 
+    def _command(self, who: str, command: AnyCommand, tell: TellOutcome) -> None:
+        """An operator's command came in over HTTP."""
+        self._last_peer = peer = self._last_peer + 1
+        self._operators[peer] = tell
+        self._handle(events.Commanded(peer, who, command))
+
     # ---------------------------------------------------------------- effects
 
     def _refuse_frame(self, peer: int, code: str, message: str) -> None:
@@ -329,8 +350,11 @@ class Shell:
         for effect in effects:
             self._effects[type(effect)](effect)
 
-    def _answer(self, peer: int, reply: Reply, descriptor: int = -1) -> None:
+    def _answer(self, peer: int, reply: Reply | Outcome, descriptor: int = -1) -> None:
         """A peer that is gone or does not read loses its replies, and its connection; nobody waits for it."""
+        if peer in self._operators:
+            self._operators.pop(peer)(reply)  # type: ignore[arg-type]
+            return
         frame = encode(reply)
         connection = self._locals.get(peer)
         if connection is not None:
@@ -357,11 +381,11 @@ class Shell:
         if int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._drain_router)  # its descriptor is edge-triggered: nobody else would tell us
 
-    def _drop(self, reply: Reply) -> None:
+    def _drop(self, reply: Reply | Outcome) -> None:
         """A reply that nobody gets. A lease that nobody is told of would keep its chunks until its time is over."""
         self._service.counters.replies_dropped += 1
         if isinstance(reply, Found) and reply.lease:
-            self._loop.call_soon(self._handle, Unheard(reply.lease))
+            self._loop.call_soon(self._handle, events.Unheard(reply.lease))
 
     def _answer_with_board(self, effect: AnswerWithBoard) -> None:
         connection = self._locals.get(effect.peer)
@@ -371,7 +395,7 @@ class Shell:
         try:
             pidfd = peer_pidfd(connection)
         except ProcessLookupError:
-            self._loop.call_soon(self._handle, WorkerGone(effect.session))
+            self._loop.call_soon(self._handle, events.WorkerGone(effect.session))
             return
         if pidfd is None:
             logs.event(logging.WARNING, "worker in another process namespace", ("session", effect.session))
@@ -382,7 +406,7 @@ class Shell:
 
     def _worker_gone(self, session: int, pidfd: int) -> None:
         self._loop.remove_reader(pidfd)
-        self._handle(WorkerGone(session))
+        self._handle(events.WorkerGone(session))
 
     def _answer_with_mover(self, effect: AnswerWithMover) -> None:
         door = self._movers.get(effect.mover)
@@ -400,23 +424,7 @@ class Shell:
         if door is None:
             close_all(descriptors)
             return
-        door.waiting.append((encode(effect.order), descriptors))
-        assert len(door.waiting) < ORDERS_WAITING_MAX
-        if len(door.waiting) == 1:
-            self._flush_orders(door)
-
-    def _flush_orders(self, door: MoverDoor) -> None:
-        while door.waiting:
-            frame, descriptors = door.waiting[0]
-            try:
-                with suppress(BrokenPipeError, ConnectionResetError):  # it is ending, and will be reaped
-                    send(door.socket, frame, descriptors)
-            except BlockingIOError:
-                self._loop.add_writer(door.socket, self._flush_orders, door)
-                return
-            close_all(descriptors)
-            door.waiting.popleft()
-        self._loop.remove_writer(door.socket)
+        door.send(encode(effect.order), descriptors)
 
     # ---------------------------------------------------------------- ends
 
@@ -436,7 +444,7 @@ class Shell:
     def _close_local(self, peer: int) -> None:
         if peer in self._locals:
             self._drop_local(peer)
-            self._handle(PeerGone(peer))
+            self._handle(events.PeerGone(peer))
 
     def _drop_local(self, peer: int) -> None:
         connection = self._locals.pop(peer)
@@ -447,14 +455,8 @@ class Shell:
 
     def _close_mover(self, number: int) -> None:
         door = self._movers.pop(number, None)
-        if door is None:
-            return
-        self._loop.remove_reader(door.socket)
-        self._loop.remove_writer(door.socket)
-        for _, descriptors in door.waiting:
-            close_all(descriptors)
-        door.socket.close()
-        os.close(door.pidfd)
+        if door is not None:
+            door.close()
 
     def _forget_zmq(self, peer: int) -> None:
         identity = self._zmq_peers.pop(peer, None)

@@ -28,7 +28,7 @@ from types import FrameType
 
 import msgspec
 
-from kvserver import disk_check, logs
+from kvserver import admin_tokens, disk_check, logs
 from kvserver.config import Config
 from kvserver.errors import ConfigError
 from kvserver.holding import Held, hold
@@ -62,6 +62,7 @@ def run(config: Config) -> int:
     logs.start(level=config.log_level, form=config.log_format, process="supervisor")
     manager = Manager(os.environ)
     lock = _claim_socket(config)
+    admin_tokens.load(config.admin_token_file, os.environ)
     disk_check.refuse(config)
     _allow_descriptors()
     arena, ledger = hold(config, manager)

@@ -12,6 +12,7 @@ Window and state groups may be absent from any node; see coverage.py.
 
 from collections.abc import Iterator
 
+from kvserver.index.tags import Tags
 from kvserver.transfer.layout import Geometry, PageShape
 from kvserver.wire.messages import KEY_BYTES
 
@@ -165,6 +166,8 @@ class Space:
         """Registered caches that use this namespace."""
         self.tenant: int | None = None
         """Whose it is, where there are quotas; None while nobody has used it."""
+        self.tags = Tags()
+        """Of all who have used it, with quotas or without."""
         for index, group in enumerate(geometry.groups):
             self.part_of.append(len(self.parts))
             self.parts.extend(Part(index, shard) for shard in range(group.shards))
@@ -184,7 +187,7 @@ class Space:
         """The same namespace without its chunks, for the caches that go on using it."""
         heir = Space(self.digest, self.number, self.geometry)
         heir.parts, heir.slot_sizes, heir.caches = self.parts, self.slot_sizes, self.caches
-        heir.tenant = self.tenant
+        heir.tenant, heir.tags = self.tenant, self.tags
         return heir
 
     def fix_part(self, index: int, pages: PageShape, payload_bytes: int, slot_bytes: int) -> None:
@@ -251,7 +254,7 @@ class Space:
             at.present, at.state = 0, WAITING
         self._detach(node, parent)
         root = other.root
-        root.depth = parent.depth
+        root.depth, root.state = parent.depth, WAITING
         node.parent, root.children = root, node
         for above, count in ((parent, -1), (root, 1)):
             _claim(above, count * (node.disk is not None and node.disk.claims))

@@ -6,18 +6,17 @@ is mapped here: the device's mover does that, and the reply to Register waits fo
 
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Space
-from kvserver.service import device_check, disk, movers, transfers
+from kvserver.service import device_check, disk, kv_events, movers, transfers
 from kvserver.service.accounts import Accounts
 from kvserver.service.capacity import prompt_slots, slabs_for
 from kvserver.service.documents import document_of
 from kvserver.service.effects import AnswerWithMover, DropNamespace, PutNamespace
 from kvserver.service.leases import check_namespace
-from kvserver.service.leases import end as end_lease
-from kvserver.service.state import MILLISECOND_NS, Cache, Clearing, Core, Session, check_name
+from kvserver.service.state import MILLISECOND_NS, Cache, Core, Session, check_name
 from kvserver.tiers.records import DOCUMENT_BYTES_MAX, NamespaceDocument, encode_document
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.transfer.layout import Layout
-from kvserver.wire.messages import Clear, Cleared, Register, Unregister, Watch, Watched
+from kvserver.wire.messages import Register, Unregister, Watch, Watched
 from kvserver.wire.orders import MapBoard, MapCache, UnmapCache
 from kvserver.wire.tenants import tag_of
 
@@ -49,6 +48,7 @@ def register(core: Core, session: Session, peer: int, request: Register, now_ns:
     )
     _adopt_shards(core, space, layout)
     space.root.used = now_ns
+    space.tags.add(tenant)
     if core.chunks.accounts is not None:
         space.tenant = tenant
         session.engine.accounts.add(core.chunks.accounts.of(tenant))
@@ -128,26 +128,6 @@ def _check_request(core: Core, session: Session, request: Register) -> None:
 # ---------------------------------------------------------------- namespaces
 
 
-def clear(core: Core, peer: int, request: Clear, now_ns: int) -> None:
-    """Forgets every chunk of a namespace; leases on it end, registrations stay."""
-    check_namespace(request.namespace)
-    disk.check_clears(core)
-    space = core.chunks.spaces.get(request.namespace)
-    chunks = 0
-    if space is not None:
-        for lease in [lease for lease in core.leases.values() if lease.space is space]:
-            end_lease(core, lease)
-        chunks = core.chunks.clear(space, "cleared")
-        if space.caches:
-            core.chunks.add_space(space.successor())
-        else:
-            core.effects.append(DropNamespace(space.number))
-        core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))
-    if disk.void(core, request.namespace, Clearing(peer, request.id, chunks, core.number("disk")), now_ns):
-        return  # answered when the disks have noted it
-    core.answer(peer, Cleared(request.id, chunks))
-
-
 def _space_for(core: Core, digest: bytes, layout: Layout, tenant: int) -> Space:
     """The namespace that the layout was checked against, or a new one."""
     space = core.chunks.spaces.get(digest)
@@ -163,10 +143,11 @@ def _space_for(core: Core, digest: bytes, layout: Layout, tenant: int) -> Space:
 
 
 def _forget_a_namespace(core: Core, tenant: int) -> bool:
-    """Drops the coldest namespace that no cache uses and no lease or job holds, to make room for one of that tenant. A
-    namespace is used while a cache is registered and whenever something is found in it; its root remembers when that
-    was."""
+    """Drops the coldest namespace that no cache uses and no lease, hold or job keeps, to make room for one of that
+    tenant. A namespace is used while a cache is registered and whenever something is found in it; its root remembers
+    when that was."""
     held = {lease.space for lease in core.leases.values()} | {job.space for job in core.jobs.values()}
+    held |= {hold.space for hold in core.wishes.holds.values()}
     idle = [space for space in core.chunks.spaces.values() if space.caches == 0 and space not in held]
     if core.chunks.accounts is not None:
         idle = [space for space in idle if _may_forget(core, core.chunks.accounts, space, tenant)]
@@ -174,7 +155,8 @@ def _forget_a_namespace(core: Core, tenant: int) -> bool:
         return False
     coldest = min(idle, key=lambda space: space.root.used)
     core.chunks.clear(coldest, "cleared")
-    disk.void(core, coldest.digest, None, 0)
+    kv_events.cleared(core, coldest)
+    disk.void(core, coldest.digest)
     core.effects.append(DropNamespace(coldest.number))
     return True
 

@@ -16,6 +16,7 @@ def check(core: Core) -> None:
     _check_accounts(core)
     _check_marks(core)
     _check_pins(core)
+    _check_holds(core)
     _check_tables(core)
     _check_timers(core)
     if core.disk is not None:
@@ -120,9 +121,10 @@ def _check_marks(core: Core) -> None:
 
 
 def _check_pins(core: Core) -> None:
-    """Pins are exactly those of leases, running retrieves, incomplete chunks, and those below which was cut."""
+    """Pins are exactly those of leases, running retrieves, holds, incomplete chunks, and those below which was cut."""
     pins: Counter[Node] = Counter()
     pins.update(lease.tail for lease in core.leases.values())
+    pins.update(hold.tail for hold in core.wishes.holds.values())
     pins.update(job.tail for job in core.jobs.values() if job.tail is not None)
     pins.update(core.chunks.pendings.keys())
     for rest, (space, above) in core.chunks.cut_from.items():
@@ -132,12 +134,29 @@ def _check_pins(core: Core) -> None:
     if core.disk is not None:
         pins.update(job.node for job in core.disk.chunks.jobs.values())
     counted = {node: node.pins for space in _spaces(core) for node in space.nodes.values() if node.pins}
-    assert counted == dict(pins), "pins = leases + retrieves + incomplete chunks + disk jobs + cuts"
+    assert counted == dict(pins), "pins = leases + holds + retrieves + incomplete chunks + disk jobs + cuts"
     assert core.chunks.pins == pins.total(), "no pin that was set is forgotten"
     for lease in core.leases.values():
         assert lease.tail.state == READY
         assert core.chunks.spaces.get(lease.space.digest) is lease.space, "no lease on a cleared namespace"
         assert len(lease.ranks_used) < lease.engine.ranks
+
+
+def _check_holds(core: Core) -> None:
+    """What operators hold is there, counted once, and within its bounds."""
+    wishes, bounds = core.wishes, core.bounds
+    held: Counter[Node] = Counter()
+    for number, hold in wishes.holds.items():
+        assert hold.number == number
+        assert core.chunks.spaces.get(hold.space.digest) is hold.space, "no hold on a cleared namespace"
+        assert hold.tail.state == READY
+        assert hold.chain == hold.space.chain(hold.tail)
+        assert core.timers.deadlines()["hold", number] == hold.expires_ns
+        held.update(hold.chain)
+    assert {node: count for node, (count, _) in wishes.held.items()} == dict(held)
+    assert wishes.held_bytes == sum(node_bytes for _, node_bytes in wishes.held.values())
+    assert wishes.held_bytes <= bounds.arena_bytes * bounds.held_percent_max // 100
+    assert len(wishes.holds) <= bounds.holds_max
 
 
 def _check_tables(core: Core) -> None:
@@ -191,6 +210,7 @@ def _check_timers(core: Core) -> None:
             waiting.update({("recover", core.disk.mover.number): core.disk.mover} if not core.disk.recovered else {})
     sure = {timer for timer, mover in waiting.items() if mover.state != "killed"}
     sure.update(("lease", number) for number in core.leases)
+    sure.update(("hold", number) for number in core.wishes.holds)
     if core.disk is not None:
         sure.update(("clear", clearing.number) for waits in core.disk.clearing.values() for clearing in waits)
     sure.update(("attach", session.number) for session in core.sessions.values() if not session.attached_peer)

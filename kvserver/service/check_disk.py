@@ -122,6 +122,8 @@ def _check_jobs(core: Core, tier: DiskTier) -> None:
 def _check_fetches(core: Core, tier: DiskTier) -> None:
     """Who waits for a chunk is known by it; what is to be read is waited for."""
     fetches: list[Fetch] = [lease.fetch for lease in core.leases.values() if lease.fetch is not None]
+    fetches += tier.hold_fetches.values()
+    assert all(core.wishes.holds[number] is fetch.hold for number, fetch in tier.hold_fetches.items())
     fetches += [job.held.fetch for job in core.jobs.values() if job.held is not None]
     waiting: Counter[tuple[Node, Fetch]] = Counter()
     for fetch in fetches:

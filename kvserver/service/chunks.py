@@ -14,7 +14,7 @@ carried out by the shell before anything else that the same event decided (see e
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Protocol
+from typing import Literal, Protocol
 
 from kvserver.index.coverage import servable_chunks
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space, settle
@@ -72,6 +72,9 @@ class Chunks:
         """Slots whose ledger entries are to be withdrawn."""
         self.gone: list[tuple[bytes, Node, Cause]] = []
         """Namespace, chunk and cause of what went out of the index; departed.py remembers it."""
+        self.changes: dict[Node, tuple[Space, int, int]] | None = None
+        """Where somebody is told of them (kv_events.py): what has changed in this event, and the groups (bits) that it
+        had in DRAM and on disk before."""
         self.room = Room(self.pool, counters, self._leave_dram, accounts, self.retired)
         self.clean_bytes = 0
         """Slot bytes that may go without loss: what they hold is on disk."""
@@ -248,16 +251,16 @@ class Chunks:
             self.gone.append((space.digest, at, reason))
             self.remove(space, at)
 
-    def cut(self, space: Space, node: Node) -> Space | None:
-        """Takes a node that is not servable any more, and all below it, out of the index. What something still holds
+    def cut(self, space: Space, node: Node, cause: Literal["lost", "cleared"]) -> Space | None:
+        """Takes a node that must not be served any more, and all below it, out of the index. What something still holds
         goes when its pins do, and hangs in the space that is returned until then."""
         doomed = space.subtree(node)
-        self.gone.extend((space.digest, at, "lost") for at in doomed)
+        self.gone.extend((space.digest, at, cause) for at in islice(doomed, DEPARTED_MAX))
         for at in reversed(doomed):
             self.drop_pending(at)
             if at.children is None and at.pins == 0:
                 self.remove(space, at)
-            self._counters.discarded["failed"] += 1
+            self._counters.discarded["cleared" if cause == "cleared" else "failed"] += 1
         if node.state == GONE:
             return None
         rest = space.successor()
@@ -267,6 +270,8 @@ class Chunks:
         for at in space.subtree(node):
             self.count(space, at, -1)
             self.withdrawn.extend(offset for offset in at.slots if offset != ABSENT)  # as in clear()
+            if at in self.marks:
+                self.withdrawn.append(self.marks.give_back(at))
         space.cut(node, rest)
         self.retired.append(rest)
         for other, (_, above) in self.cut_from.items():
@@ -302,6 +307,7 @@ class Chunks:
                 return None
             taken.append(offset)
         self.chunks += 1
+        space.tags.add(tenant)
         node.slots, node.present, node.in_dram = slots, present, present
         for ready in space.make_ready(node):
             self.offer(space, ready)
@@ -411,6 +417,8 @@ class Chunks:
 
     def count(self, space: Space, node: Node, sign: int) -> None:
         """To be called before (sign -1) and after (1) what a node has in DRAM or on disk changes."""
+        if self.changes is not None and sign < 0 and node not in self.changes:
+            self.changes[node] = space, node.in_dram, node.on_disk
         if node.disk is not None:
             space.away += sign * node.away
             if clean := node.present & node.in_dram & node.on_disk:

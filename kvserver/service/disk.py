@@ -5,6 +5,7 @@ is away, lookups answer what DRAM can serve, and nothing waits for it. What is o
 """
 
 import logging
+from collections.abc import Iterable
 from hashlib import sha256
 from itertools import islice
 
@@ -13,8 +14,8 @@ from kvserver.service import disk_drain, disk_reads, disk_writes, movers, recove
 from kvserver.service.documents import document_of
 from kvserver.service.owners import DiskJob
 from kvserver.service.state import MILLISECOND_NS, Clearing, Core, DiskTier, Mover
+from kvserver.tiers.prefix_notes import prefix_document
 from kvserver.tiers.records import encode_document
-from kvserver.wire.messages import Cleared
 from kvserver.wire.orders import DeviceIs, ForgetNotes, FoundNote, FoundRecords, Listed, Moved, Note, Noted, Recover
 
 GENERATIONS = sha256(b"kvserver generations").digest()
@@ -171,33 +172,48 @@ def _device_is(core: Core, tier: DiskTier, report: DeviceIs) -> None:
 # ---------------------------------------------------------------- cleared namespaces
 
 
-def check_clears(core: Core) -> None:
-    """ResourceError when too many clears wait already. Nothing was cleared then."""
-    if core.disk is not None and sum(map(len, core.disk.clearing.values())) >= CLEARS_MAX:
-        raise ResourceError("clears", f"{CLEARS_MAX} clears wait for the disks already")
+def check_clears(core: Core, notes: int) -> None:
+    """ResourceError when too many notes are waited for, with these. Nothing was cleared then."""
+    if core.disk is not None and sum(map(len, core.disk.clearing.values())) + notes > CLEARS_MAX:
+        raise ResourceError("clears", f"more than {CLEARS_MAX} clears would wait for the disks")
 
 
-def void(core: Core, digest: bytes, clearing: Clearing | None, now_ns: int) -> bool:
-    """A namespace was cleared: its records are void. False when the devices know nothing of it, so that nothing has to
-    be waited for; else whoever cleared it is answered when they do."""
+def void(core: Core, digest: bytes) -> None:
+    """A namespace was cleared: its records are void, where the devices know anything of it."""
     tier = core.disk
-    if tier is None or (tier.listed and digest not in tier.noted and tier.all_known):
-        return False
-    if clearing is not None:
-        tier.clearing.setdefault(digest, []).append(clearing)
-        core.timers.set(now_ns + core.bounds.job_ttl_ms * MILLISECOND_NS, "clear", clearing.number)
+    if tier is None or not _is_known(tier, digest):
+        return
     if tier.listed:
         _make_void(core, tier, digest)
     else:
         tier.void_later.add(digest)
-    return clearing is not None
+
+
+def answer_when_void(core: Core, clearing: Clearing, digests: Iterable[bytes], now_ns: int) -> None:
+    """The same of all these, and whoever cleared them is answered when the devices have noted it; at once where they
+    know nothing of them."""
+    tier = core.disk
+    known = [digest for digest in digests if tier is not None and _is_known(tier, digest)]
+    if tier is None or not known:
+        _end(core, clearing)
+        return
+    clearing.left = dict.fromkeys(known, 0)
+    core.timers.set(now_ns + core.bounds.job_ttl_ms * MILLISECOND_NS, "clear", clearing.number)
+    for digest in known:
+        tier.clearing.setdefault(digest, []).append(clearing)
+        void(core, digest)
+
+
+def _is_known(tier: DiskTier, digest: bytes) -> bool:
+    """A device knows something of it, or may."""
+    return not tier.listed or digest in tier.noted or not tier.all_known
 
 
 def _make_void(core: Core, tier: DiskTier, digest: bytes) -> None:
     """Whatever was written until now. The next write has a higher generation."""
     tier.noted[digest] = core.chunks.generation = core.chunks.generation + 1
     for clearing in tier.clearing.get(digest, ()):
-        clearing.void = clearing.void or tier.noted[digest]
+        clearing.left[digest] = clearing.left[digest] or tier.noted[digest]
     if digest not in core.chunks.spaces:
         tier.described.discard(digest)
     _note(core, tier, digest)
@@ -208,27 +224,40 @@ def _note(core: Core, tier: DiskTier, digest: bytes) -> None:
     tier.unnoted.add(digest)
     if tier.mover is None:
         return
+    core.instruct(tier.mover, Note(digest, _document(core, tier, digest), tier.noted[digest]))
+
+
+def _document(core: Core, tier: DiskTier, digest: bytes) -> bytes:
+    """What the note is of; empty: the devices keep what they know."""
+    if (prefix := tier.cleared.get(digest)) is not None:
+        return prefix_document(prefix)
     space = core.chunks.spaces.get(digest)
     whole = space is not None and tier.chunks.writable(space)  # some rank's shape may be missing
-    document = encode_document(document_of(space)) if space is not None and whole else b""
-    core.instruct(tier.mover, Note(digest, document, tier.noted[digest]))
+    return encode_document(document_of(space)) if space is not None and whole else b""
 
 
 def _forget_notes(core: Core, tier: DiskTier) -> None:
     """The oldest ones of namespaces that are not in the index, when they are too many. Whatever devices hold of them,
-    here or where they are away, is void."""
-    most = core.bounds.namespaces_max + core.bounds.notes_max
-    if len(tier.noted) <= most:
+    here or where they are away, is void. Not those of cleared prefixes: their namespaces may live (prefixes.py)."""
+    if len(tier.noted) - len(tier.cleared) <= core.bounds.namespaces_max + core.bounds.notes_max:
         return
-    needed = core.chunks.spaces.keys() | tier.clearing.keys() | tier.unnoted | {GENERATIONS}
-    old = list(islice((digest for digest in tier.noted if digest not in needed), FORGOTTEN_AT_ONCE))
+    needed = core.chunks.spaces.keys() | tier.cleared.keys() | {GENERATIONS}
+    forget(core, tier, (digest for digest in tier.noted if digest not in needed))
+
+
+def forget(core: Core, tier: DiskTier, digests: Iterable[bytes]) -> None:
+    """Removes some of these notes, those that are durable and for which nobody waits. Nothing may be lost with them but
+    records up to now of namespaces without a note."""
+    assert tier.mover is not None
+    over = (digest for digest in digests if digest not in tier.clearing and digest not in tier.unnoted)
+    old = list(islice(over, FORGOTTEN_AT_ONCE))
     for digest in old:
         del tier.noted[digest]
         tier.described.discard(digest)
+        tier.cleared.pop(digest, None)
     if old:
-        assert tier.mover is not None
         core.instruct(tier.mover, ForgetNotes(old, core.chunks.generation))
-        core.log("notes forgotten", ("namespaces", len(old)))
+        core.log("notes forgotten", ("notes", len(old)))
 
 
 def _noted(core: Core, tier: DiskTier, noted: Noted) -> None:
@@ -237,28 +266,36 @@ def _noted(core: Core, tier: DiskTier, noted: Noted) -> None:
     if noted.namespace == GENERATIONS and noted.kept:
         tier.generation_max = max(noted.void, tier.generation_max)
     waiting = tier.clearing.pop(noted.namespace, [])
-    later = [clearing for clearing in waiting if not 0 < clearing.void <= noted.void]
+    later = [clearing for clearing in waiting if not 0 < clearing.left[noted.namespace] <= noted.void]
     if later:
         tier.clearing[noted.namespace] = later
     for clearing in waiting:
         if clearing not in later:
-            core.timers.cancel("clear", clearing.number)
-            if noted.kept:
-                core.answer(clearing.peer, Cleared(clearing.request_id, clearing.chunks))
-            else:
-                _clear_failed(core, clearing, "no disk could note it")
+            del clearing.left[noted.namespace]
+            if not noted.kept:
+                clearing.why = "no disk could note it"
+            if not clearing.left:
+                _end(core, clearing)
 
 
-def _clear_failed(core: Core, clearing: Clearing, why: str) -> None:
-    """The namespace is empty, but after a restart of the whole server its chunks may be back."""
-    core.refuse(clearing.peer, clearing.request_id, DeviceError("disk-clear", f"cleared in memory; {why}"))
+def _end(core: Core, clearing: Clearing) -> None:
+    """All is noted, or nothing more is waited for. What is not durable is gone from memory, but after a restart of the
+    whole server it may be back."""
+    core.timers.cancel("clear", clearing.number)
+    done, why = clearing.done, clearing.why
+    if not why:
+        core.answer(clearing.peer, done)
+        return
+    core.log("clear not durable", ("chunks", done.chunks), ("why", why), level=logging.WARNING)
+    core.refuse(clearing.peer, done.id, DeviceError("disk-clear", f"cleared in memory; {why}"))
 
 
 def clear_overdue(core: Core, tier: DiskTier, number: int) -> None:
     """Nobody waits longer for the devices than for a job."""
-    for digest, waiting in list(tier.clearing.items()):
-        for clearing in [clearing for clearing in waiting if clearing.number == number]:
-            waiting.remove(clearing)
-            _clear_failed(core, clearing, "the disks have not confirmed it in time")
-        if not waiting:
+    clearing = next(each for waiting in tier.clearing.values() for each in waiting if each.number == number)
+    for digest in clearing.left:
+        tier.clearing[digest].remove(clearing)
+        if not tier.clearing[digest]:
             del tier.clearing[digest]
+    clearing.why = "the disks have not confirmed it in time"
+    _end(core, clearing)

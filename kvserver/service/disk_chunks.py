@@ -201,7 +201,7 @@ class DiskChunks:
         if node.present & space.needed == space.needed:
             self._chunks.settled(space, node)
             return None
-        return self._chunks.cut(space, node)
+        return self._chunks.cut(space, node, "lost")
 
     def adopt(self, space: Space, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> bool:
         """Recovery: a chunk of DRAM was found on disk as well. False when its extents clash with others."""
@@ -220,6 +220,8 @@ class DiskChunks:
         if not self._restore(space, node, extents):
             return False
         space.add_cold(node, groups, extents, generation)
+        if self._chunks.changes is not None:
+            self._chunks.changes[node] = space, 0, 0
         self._chunks.chunks += 1
         self.held += 1
         return True

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from kvserver.errors import DeviceError
 from kvserver.index.space import Node, Space
-from kvserver.service import fetches, leases, transfers
+from kvserver.service import fetches, holds, leases, transfers
 from kvserver.service.disk_chunks import records_of
 from kvserver.service.owners import DiskJob
 from kvserver.service.state import MILLISECOND_NS, Core, DiskTier, Fetch
@@ -89,6 +89,8 @@ def arrived(core: Core, tier: DiskTier, space: Space, node: Node, now_ns: int) -
             fetches.got(tier, fetch, node)
             if not fetch.needs and fetch.job is not None:
                 transfers.release_held(core, fetch.job)
+            elif not fetch.needs and fetch.hold is not None:
+                holds.fetched(core, fetch.hold)
 
 
 def try_again(core: Core, tier: DiskTier, now_ns: int) -> None:
@@ -103,13 +105,24 @@ def try_again(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 def _make_way(core: Core, tier: DiskTier, now_ns: int) -> None:
     """Retrieves that wait for disk, each on slots that another one of them keeps, would all wait until their deadlines.
-    The lease whose first retrieve came last gives way. A single one waits: leases that nobody uses run out."""
+    The lease whose first retrieve came last gives way. A single one waits: leases that nobody uses run out. Before any
+    of them what operators wish to have read gives way, the last wish first: it can wait longer than any request."""
     if core.chunks.pool.slabs_ready < core.chunks.pool.slabs_total and not core.arena_problem:
         return
     waiting: dict[int, list[Fetch]] = {}
     for job in core.jobs.values():
         if job.held is not None:
             waiting.setdefault(job.held.request.lease, []).append(job.held.fetch)
+    if waiting and tier.hold_fetches:
+        last = next(reversed(tier.hold_fetches.values()))
+        fail(
+            core,
+            tier,
+            last,
+            DeviceError("disk-room", "its chunks have no room in DRAM beside what requests need"),
+            now_ns,
+        )
+        return
     if len(waiting) < 2:
         return
     number, fetches_of_last = waiting.popitem()
@@ -135,6 +148,8 @@ def fail(core: Core, tier: DiskTier, fetch: Fetch, error: DeviceError, now_ns: i
         transfers.give_up_held(core, fetch.job, error, now_ns)
     if fetch.lease is not None:
         leases.end(core, fetch.lease)
+    if fetch.hold is not None:
+        holds.end(core, fetch.hold, error.message)
 
 
 def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> None:
@@ -147,18 +162,30 @@ def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, 
         return
     doomed = set(space.subtree(node))
     fail_all(core, tier, [at for at in space.subtree(node) if at in doomed], _unreadable(), now_ns)
+    end_below(core, space, doomed, _unreadable(), now_ns)
+    rest = tier.chunks.lose(space, node, groups)
+    if rest is not None:
+        moved_to(core, space, doomed, rest)
+
+
+def end_below(core: Core, space: Space, doomed: set[Node], error: DeviceError, now_ns: int) -> None:
+    """Nothing of these nodes will be served any more: leases and holds on them end, and retrieves that wait fail."""
     for lease in [lease for lease in core.leases.values() if lease.space is space and lease.tail in doomed]:
         leases.end(core, lease)
+    for hold in [hold for hold in core.wishes.holds.values() if hold.space is space and hold.tail in doomed]:
+        holds.end(core, hold, error.message)
     for job in [job for job in core.jobs.values() if job.held and job.space is space and job.tail in doomed]:
         assert job.held is not None
-        fail(core, tier, job.held.fetch, _unreadable(), now_ns)
-    rest = tier.chunks.lose(space, node, groups)
-    if rest is None:
-        return
+        assert core.disk is not None
+        fail(core, core.disk, job.held.fetch, error, now_ns)
+
+
+def moved_to(core: Core, space: Space, doomed: set[Node], rest: Space) -> None:
+    """Nodes that something still holds were cut off, and hang in another space now (Chunks.cut)."""
     for running in core.jobs.values():
         if running.tail is not None and running.tail in doomed and running.space is space:
             running.space = rest
-    for other in tier.chunks.jobs.values():
+    for other in core.disk.chunks.jobs.values() if core.disk is not None else ():
         if other.node in doomed and other.space is space:
             other.space = rest
 

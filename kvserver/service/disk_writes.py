@@ -61,7 +61,7 @@ def _is_due(core: Core, leaf: Node, now_ns: int) -> bool:
     """Whether the coldest leaf that would be lost is among the coldest share of DRAM, by the time since its last use:
     what is free counts as colder than all. The bytes that are clean say nothing, since what was read from disk is clean
     and the warmest of all."""
-    if core.bounds.disk_write_through:
+    if core.bounds.disk_write_through or core.wishes.drain:
         return True
     pool = core.chunks.pool
     ready_bytes = pool.slabs_ready * pool.slab_bytes

@@ -7,6 +7,8 @@ rest.
 
 from typing import NamedTuple
 
+from kvserver.wire.admin import LogLevel, Outcome
+from kvserver.wire.kv_events import KvEvent
 from kvserver.wire.messages import Reply
 from kvserver.wire.orders import Order, Wish
 
@@ -38,7 +40,7 @@ class Answer(NamedTuple):
     """A reply to a peer."""
 
     peer: int
-    reply: Reply
+    reply: Reply | Outcome
 
 
 class AnswerWithBoard(NamedTuple):
@@ -92,6 +94,24 @@ class Log(NamedTuple):
     fields: tuple[tuple[str, object], ...]
 
 
+class Audit(NamedTuple):
+    """One line per command of an operator, whatever is logged otherwise."""
+
+    fields: tuple[tuple[str, object], ...]
+
+
+class Tell(NamedTuple):
+    """Subscribers are told what this event has changed of what is held."""
+
+    events: list[KvEvent]
+
+
+class ChangeLogLevel(NamedTuple):
+    """The least level that this process logs from now on."""
+
+    level: LogLevel
+
+
 Effect = (
     Publish
     | Withdraw
@@ -105,4 +125,7 @@ Effect = (
     | CloseDescriptors
     | CloseSession
     | Log
+    | Audit
+    | Tell
+    | ChangeLogLevel
 )

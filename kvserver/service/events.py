@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from kvserver.wire.admin import AnyCommand
 from kvserver.wire.messages import Request
 from kvserver.wire.orders import Report
 
@@ -13,6 +14,16 @@ class Arrived(NamedTuple):
     request: Request
     descriptor: int
     """Number that the shell gave to the descriptor that came with an Offer; -1 otherwise."""
+
+
+class Commanded(NamedTuple):
+    """An operator wants something. Whether this one may was decided before."""
+
+    peer: int
+    """Numbered by the shell as others are, for this command alone."""
+    who: str
+    """For the audit log."""
+    command: AnyCommand
 
 
 class PeerGone(NamedTuple):
@@ -58,4 +69,4 @@ class Tick(NamedTuple):
     """Time has passed."""
 
 
-Event = Arrived | PeerGone | Unheard | WorkerGone | Reported | MoverGone | ArenaGrew | Tick
+Event = Arrived | Commanded | PeerGone | Unheard | WorkerGone | Reported | MoverGone | ArenaGrew | Tick

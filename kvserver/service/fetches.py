@@ -1,9 +1,10 @@
-"""What somebody needs from disk: leases, whose bytes are read ahead of their use, and retrieves that came before
-them."""
+"""What somebody needs from disk: leases, whose bytes are read ahead of their use, retrieves that came before them, and
+holds of operators."""
 
 from kvserver.index.coverage import first_needed
 from kvserver.index.space import Node, Space
 from kvserver.service.state import DiskTier, Fetch, Job, Lease
+from kvserver.service.wishes import Hold
 
 
 def missing(space: Space, tail: Node) -> dict[Node, int]:
@@ -21,10 +22,16 @@ def missing(space: Space, tail: Node) -> dict[Node, int]:
 
 
 def begin(
-    tier: DiskTier, space: Space, needs: dict[Node, int], *, lease: Lease | None = None, job: Job | None = None
+    tier: DiskTier,
+    space: Space,
+    needs: dict[Node, int],
+    *,
+    lease: Lease | None = None,
+    job: Job | None = None,
+    hold: Hold | None = None,
 ) -> Fetch:
     """Registers what somebody needs, and has it read in this order."""
-    fetch = Fetch(lease, job, needs)
+    fetch = Fetch(lease, job, hold, needs)
     for node, bits in needs.items():
         tier.waiters.setdefault(node, []).append(fetch)
         want(tier, space, node, bits)

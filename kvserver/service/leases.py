@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Literal
 
 from kvserver.errors import RequestError, ResourceError
-from kvserver.index.eviction import NO_ROOM, REFUSED
 from kvserver.index.space import Node, Space
 from kvserver.service import fetches
 from kvserver.service.accounts import Accounts
@@ -86,8 +85,7 @@ def _grant(
     core.counters.leases_granted += 1
     core.answer(peer, Found(request.id, chunks, lease.number, core.bounds.lease_ttl_ms, len(away)))
     if core.disk is not None:
-        core.disk.touched.add(tail.key)
-        tail.queued &= ~(REFUSED | NO_ROOM)
+        core.disk.asked_for(tail)
         core.chunks.offer(space, tail)
         if away:
             lease.fetch = fetches.begin(core.disk, space, away, lease=lease)

@@ -5,20 +5,32 @@ true until it is mended. A trouble is a count of events: whoever shows it shows 
 wrong only in proportion to traffic is left to the alerts (deploy/prometheus), which have a memory of hours.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvserver.service.counters import Counters
-from kvserver.wire.status import ArenaStatus, DiskStatus, MoverStatus
+from kvserver.wire.orders import DrainState
+from kvserver.wire.status import ArenaStatus, DiskStatus, MoverStatus, TenantStatus
 
 BAD_RECORDS = ("io", "checksum", "stale", "short", "lost")
 """Faults of a disk's records; `cancelled` is nobody's fault."""
 
 
 def warnings(
-    arena: ArenaStatus, *, movers: Sequence[MoverStatus], disks: Sequence[DiskStatus], disk_state: str
+    arena: ArenaStatus,
+    *,
+    movers: Sequence[MoverStatus],
+    disks: Sequence[DiskStatus],
+    disk_state: str,
+    drain: DrainState,
+    drain_waits: str,
 ) -> list[str]:
-    """Worst first. Empty when nothing needs anybody."""
-    return [*_of_movers(movers), *_of_disks(disks, disk_state), *_of_arena(arena)]
+    """Worst first. Empty when nothing needs anybody. drain, drain_waits: of the whole server, as in Status."""
+    return [
+        *_of_movers(movers),
+        *_of_disks(disks, disk_state),
+        *_of_arena(arena),
+        *_of_drain(drain, drain_waits),
+    ]
 
 
 def _of_movers(movers: Sequence[MoverStatus]) -> Iterator[str]:
@@ -42,7 +54,15 @@ def _of_arena(arena: ArenaStatus) -> Iterator[str]:
         yield "no slab of the arena is ready yet: nothing can be stored"
 
 
-def troubles(counters: Counters) -> dict[str, int]:
+def _of_drain(drain: DrainState, waits: str) -> Iterator[str]:
+    """Somebody wanted it; who else is on call may not know, and it lasts until somebody resumes."""
+    if drain == "draining":
+        yield f"no store is taken: the server is being drained, waits for {waits}"
+    elif drain == "drained":
+        yield "no store is taken: the server is drained"
+
+
+def troubles(counters: Counters, tenants: Iterable[TenantStatus]) -> dict[str, int]:
     """Those that have happened, worst first."""
     seen = counters
     counts = {
@@ -62,4 +82,5 @@ def troubles(counters: Counters) -> dict[str, int]:
         "chunks left DRAM unwritten: the disks were behind": seen.disk_refused["late"],
         "chunks left DRAM unwritten: the write budget was spent": seen.disk_refused["budget"],
     }
+    counts |= {f"slots that tenant {tenant.tenant} wanted and did not get": tenant.refused_slots for tenant in tenants}
     return {words: count for words, count in counts.items() if count}

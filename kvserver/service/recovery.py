@@ -12,10 +12,12 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 
 from kvserver.index.space import ABSENT, READY, Node, Space
+from kvserver.index.tags import Tags
 from kvserver.service.documents import document_of, space_from
 from kvserver.service.effects import PutNamespace
 from kvserver.service.state import Core, DiskTier, Found, Mover
 from kvserver.tiers.extents import extent_at
+from kvserver.tiers.prefix_notes import prefix_from
 from kvserver.tiers.records import (
     DISK_RECORD,
     NO_PARENT,
@@ -34,6 +36,7 @@ ASKED_AHEAD = 2
 Chunk = tuple[bytes, bytes, int, tuple[int, ...], int, int]
 """key, parent's key, groups (bits), extent of each part, generation, tenant."""
 _namespace_of = itemgetter(1)
+_tenant_of = itemgetter(7)
 
 
 def found(core: Core, tier: DiskTier, mover: Mover, report: FoundNote | Listed | FoundRecords) -> None:
@@ -42,7 +45,10 @@ def found(core: Core, tier: DiskTier, mover: Mover, report: FoundNote | Listed |
     match report:
         case FoundNote(namespace, document, void, newest):
             tier.noted[namespace] = max(void, tier.noted.get(namespace, 0))
-            if document:
+            prefix = prefix_from(document)
+            if prefix is not None:
+                tier.cleared[namespace] = prefix
+            elif document:
                 found.documents[namespace] = document
             found.newest[namespace] = newest
             core.chunks.generation = max(core.chunks.generation, void + 1, newest + 1)
@@ -107,11 +113,19 @@ def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None
 def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
     for digest, told in groupby(DISK_RECORD.iter_unpack(packed), key=_namespace_of):
         space = core.chunks.spaces.get(digest)
+        if space is None and found.newest.get(digest, 0) > tier.noted.get(digest, 0):
+            tags = tier.left_out.setdefault(digest, Tags())
+            for tag in set(map(_tenant_of, told)):
+                tags.add(tag)
         if space is None or not space.needed:
             continue
         whole = _whole_records if len(space.parts) == 1 else _whole_chunks
         adopted: list[Node] = []
+        cleared = {prefix.key: tier.noted[note] for note, prefix in tier.cleared.items() if prefix.namespace == digest}
         for chunk in whole(space, tier.noted.get(digest, 0), told):
+            space.tags.add(chunk[5])
+            if cleared and _is_void(space, cleared, found.floors, chunk):
+                continue
             known = space.nodes.get(chunk[0])
             if known is None:
                 node = _adopt_new(core, tier, space, chunk)
@@ -125,6 +139,21 @@ def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
         for node in adopted:
             if node.children is None:  # the others may go only after these
                 tier.chunks.room.offer(space, node)
+
+
+def _is_void(space: Space, cleared: dict[bytes, int], floors: dict[Node, int], chunk: Chunk) -> bool:
+    """It was written before its prefix was cleared. cleared: key -> generation up to which all from there on is void.
+    floors: the same for chunks that were looked at, with what hangs above them."""
+    key, above, _, _, generation, _ = chunk
+    node = space.nodes.get(above) if above != NO_PARENT else None
+    path: list[Node] = []
+    while node is not None and node.depth and node not in floors:
+        path.append(node)
+        node = node.parent
+    floor = floors.get(node, 0) if node is not None else 0
+    for at in reversed(path):
+        floor = floors[at] = max(floor, cleared.get(at.key, 0))
+    return generation <= max(floor, cleared.get(key, 0))
 
 
 def _adopt_new(core: Core, tier: DiskTier, space: Space, chunk: Chunk) -> Node | None:

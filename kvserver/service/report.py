@@ -4,12 +4,14 @@ from itertools import islice
 
 from kvserver.service import on_call
 from kvserver.service.accounts import Accounts
+from kvserver.service.server_drain import dirty_bytes
 from kvserver.service.state import Core, DiskTier
 from kvserver.wire.status import (
     SHOWN_MAX,
     ArenaStatus,
     CacheStatus,
     DiskStatus,
+    HoldStatus,
     MoverStatus,
     SessionStatus,
     SlotSize,
@@ -23,6 +25,8 @@ def status(core: Core, now_ns: int) -> Status:
     arena, movers = _arena(core), _movers(core)
     disks = _disks(core, core.disk, now_ns) if core.disk is not None else []
     disk_state = _disk_state(core.disk) if core.disk is not None else ""
+    tenants = _tenants(core.chunks.accounts) if core.chunks.accounts is not None else []
+    drain, drain_waits = core.wishes.drain, core.wishes.drain_waits
     return Status(
         server=core.server,
         incarnation=core.incarnation,
@@ -34,7 +38,7 @@ def status(core: Core, now_ns: int) -> Status:
         clean_bytes=core.chunks.clean_bytes,
         disk_state=disk_state,
         slot_sizes=_slot_sizes(core),
-        tenants=_tenants(core.chunks.accounts) if core.chunks.accounts is not None else [],
+        tenants=tenants,
         namespaces=len(core.chunks.spaces),
         chunks=core.chunks.chunks,
         chunks_max=core.bounds.chunks_max,
@@ -47,9 +51,16 @@ def status(core: Core, now_ns: int) -> Status:
         movers=movers,
         shown_sessions=_sessions(core),
         shown_caches=_caches(core),
+        drain=drain,
+        drain_waits=drain_waits,
+        dirty_bytes=dirty_bytes(core),
+        holds=_holds(core, now_ns),
+        held_bytes=core.wishes.held_bytes,
         infinite_cache_hit_ratio=core.reuse.hit_ratios(),
-        warnings=on_call.warnings(arena, movers=movers, disks=disks, disk_state=disk_state),
-        troubles=on_call.troubles(core.counters),
+        warnings=on_call.warnings(
+            arena, movers=movers, disks=disks, disk_state=disk_state, drain=drain, drain_waits=drain_waits
+        ),
+        troubles=on_call.troubles(core.counters, tenants),
         counters=core.counters.totals(),
     )
 
@@ -136,6 +147,22 @@ def _movers(core: Core) -> list[MoverStatus]:
             jobs=len(mover.jobs),
         )
         for mover in islice(core.movers.values(), SHOWN_MAX)
+    ]
+
+
+def _holds(core: Core, now_ns: int) -> list[HoldStatus]:
+    fetches = core.disk.hold_fetches if core.disk is not None else {}
+    return [
+        HoldStatus(
+            hold=hold.number,
+            kind=hold.kind,
+            namespace=hold.space.digest.hex(),
+            key=hold.tail.key.hex(),
+            chunks=len(hold.chain),
+            chunks_away=len(fetches[hold.number].needs) if hold.number in fetches else 0,
+            left_s=max(0, hold.expires_ns - now_ns) / 1e9,
+        )
+        for hold in islice(core.wishes.holds.values(), SHOWN_MAX)
     ]
 
 

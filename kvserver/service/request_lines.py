@@ -5,6 +5,8 @@ from typing import Literal
 
 Wanted = Literal["none", "sampled", "all"]
 
+REQUEST_LINES: dict[str, Wanted] = {"debug": "all", "info": "sampled", "warning": "none", "error": "none"}
+"""By the least level that is logged."""
 LINES_PER_S = 100
 """At debug, of all kinds together."""
 SAMPLE_S = 10

@@ -9,11 +9,38 @@ from array import array
 from collections.abc import Callable
 
 from kvserver.errors import KvError, RequestError
-from kvserver.service import caches, disk, disk_drain, explain, leases, movers, restore, sessions, transfers
+from kvserver.service import (
+    admin,
+    caches,
+    clears,
+    disk,
+    disk_drain,
+    explain,
+    holds,
+    kv_events,
+    leases,
+    movers,
+    prefixes,
+    restore,
+    server_drain,
+    sessions,
+    transfers,
+)
 from kvserver.service.check import check
 from kvserver.service.counters import Counters
 from kvserver.service.effects import CloseDescriptors, Effect, Publish, Withdraw
-from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, Unheard, WorkerGone
+from kvserver.service.events import (
+    ArenaGrew,
+    Arrived,
+    Commanded,
+    Event,
+    MoverGone,
+    PeerGone,
+    Reported,
+    Tick,
+    Unheard,
+    WorkerGone,
+)
 from kvserver.service.report import status
 from kvserver.service.state import Bounds, Core, Session
 from kvserver.wire.messages import (
@@ -60,6 +87,8 @@ class Service:
         """documents, records: what the ledger holds from an earlier brain. effects() then withdraws what is dropped."""
         self._core = Core(bounds, random_bytes, server, incarnation, started_ns)
         restore.restore(self._core, documents or [], records)
+        if bounds.kv_events:
+            kv_events.begin(self._core)
 
     @property
     def counters(self) -> Counters:
@@ -73,6 +102,8 @@ class Service:
                 self._arrived(event, now_ns)
             case Reported():
                 self._reported(event, now_ns)
+            case Commanded():
+                admin.command(core, event, now_ns)
             case Tick():
                 self._tick(now_ns)
             case PeerGone(peer):
@@ -93,6 +124,8 @@ class Service:
                 core.arena_problem = problem
                 movers.arena_grew(core)
         disk.turn(core, now_ns)
+        if core.chunks.changes:
+            kv_events.tell(core, core.chunks.changes)
         if core.chunks.gone:
             core.departed.add(core.chunks.gone, now_ns)
             core.chunks.gone = []
@@ -163,7 +196,7 @@ class Service:
             case Watch():
                 caches.watch(core, session, peer, request)
             case Clear():
-                caches.clear(core, peer, request, now_ns)
+                clears.clear(core, peer, request.id, request.namespace, now_ns)
             case Drain():
                 disk_drain.begin(core, request.device)
                 core.answer(peer, Draining(request.id))
@@ -205,6 +238,9 @@ class Service:
         transfers.discard_overdue(core, now_ns)
         core.reuse.turn(now_ns)
         disk.tick(core, now_ns)
+        prefixes.tick(core)
+        server_drain.turn(core)
+        kv_events.tick(core)
         for _ in range(TIMERS_PER_TICK_MAX):
             due = core.timers.due(now_ns)
             if due is None:
@@ -212,6 +248,8 @@ class Service:
             match due:
                 case ("lease", number):
                     leases.expire(core, number, now_ns)
+                case ("hold", number):
+                    holds.expire(core, number)
                 case ("job", number):
                     job = transfers.overdue(core, number, now_ns)
                     if job is not None:

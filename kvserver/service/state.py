@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvserver.errors import DeviceError, KvError, RequestError, ResourceError
+from kvserver.index.eviction import NO_ROOM, REFUSED
 from kvserver.index.space import Node, Space
+from kvserver.index.tags import Tags
 from kvserver.service.accounts import Account, Accounts, Quota
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
@@ -16,11 +18,14 @@ from kvserver.service.effects import Answer, Effect, Instruct, Log
 from kvserver.service.request_lines import RequestLines, Wanted
 from kvserver.service.reuse import Reuse
 from kvserver.service.timers import Timers
+from kvserver.service.wishes import Hold, Wishes
 from kvserver.tiers.extents import Extents
 from kvserver.tiers.placement import Placement, Touched
+from kvserver.tiers.prefix_notes import ClearedPrefix
 from kvserver.transfer.layout import Layout
+from kvserver.wire.admin import LogLevel, Outcome, TenantCleared
 from kvserver.wire.codec import error_reply
-from kvserver.wire.messages import NAME_BYTES_MAX, Mode, Reply, Retrieve, Why
+from kvserver.wire.messages import NAME_BYTES_MAX, Cleared, Mode, Reply, Retrieve, Why
 from kvserver.wire.orders import DrainState, MoverKind, Order
 
 MILLISECOND_NS = 1_000_000
@@ -40,6 +45,8 @@ class Bounds:
     namespaces_max: int = 256
     notes_max: int = 1024
     """Namespaces that are not in the index, of which the devices have notes all the same."""
+    prefix_notes_kept: int = 512
+    """Of notes of cleared prefixes beyond these, those go that say nothing any more (prefixes.py)."""
     chunks_max: int = 4_000_000
     leases_max: int = 4096
     jobs_max: int = 64
@@ -82,6 +89,14 @@ class Bounds:
     """How fast engines prefill; a prefix whose bytes would come from disk more slowly is not offered. 0: always is."""
     tenants: tuple[Quota, ...] = ()
     """Quotas in DRAM. None: no tenant has any, and nothing is counted by tenant."""
+    holds_max: int = 64
+    """Prefixes that operators keep at the same time (holds.py)."""
+    held_percent_max: int = 50
+    """Of the arena, that they may keep."""
+    kv_events: bool = False
+    """Whether somebody is told what is held (kv_events.py)."""
+    log_level: LogLevel = "info"
+    """The least that this process logs."""
     request_lines: Wanted = "none"
     """Lines about lookups, stores and retrieves (request_lines.py)."""
 
@@ -216,10 +231,11 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """What a lease or a held retrieve still needs from disk."""
+    """What a lease, a held retrieve or an operator's hold still needs from disk. One of the three."""
 
     lease: Lease | None
     job: Job | None
+    hold: Hold | None
     needs: dict[Node, int]
     """Node -> groups (bits), head first."""
 
@@ -234,15 +250,18 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class Clearing:
-    """A cleared namespace whose note is not durable yet."""
+    """What was cleared at somebody's request, who is answered when the notes of it are durable."""
 
     peer: int
-    request_id: int
-    chunks: int
+    done: Cleared | TenantCleared
+    """The answer then."""
     number: int
     """Of its timer."""
-    void: int = 0
-    """Generation up to which its records are void; 0 until it is known what there is on disk."""
+    left: dict[bytes, int] = field(default_factory=dict)
+    """Notes that are not durable yet: the generation up to which what they are of is void; 0 until it is known what
+    there is on disk."""
+    why: str = ""
+    """Why it is not durable, or not all of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -321,12 +340,24 @@ class DiskTier:
         """Namespaces whose document was sent."""
         self.void_later: set[bytes] = set()
         """Namespaces that were cleared before it was known what there is on disk."""
+        self.left_out: dict[bytes, Tags] = {}
+        """Namespaces with records on disk for which recovery had no place in the index, and whose they are."""
         self.clearing: dict[bytes, list[Clearing]] = {}
+        """By the note that is to be durable."""
+        self.cleared: dict[bytes, ClearedPrefix] = {}
+        """Note -> the prefix that was cleared (prefixes.py)."""
+        self.hold_fetches: dict[int, Fetch] = {}
+        """Hold -> what of it is still to be read."""
 
     def set_problem(self, device: int, problem: str) -> None:
         """Why the device takes no writes; empty: it takes them, unless it is drained."""
         self.problems[device] = problem
         self.chunks.extents.takes_writes[device] = not problem and device not in self.drains
+
+    def asked_for(self, tail: Node) -> None:
+        """Somebody wants the prefix that ends there: what kept it from being written may be otherwise now."""
+        self.touched.add(tail.key)
+        tail.queued &= ~(REFUSED | NO_ROOM)
 
     @property
     def readable(self) -> bool:
@@ -364,6 +395,8 @@ class Found:
         self.records = 0
         self.not_taken = 0
         """Chunks that are whole, not void, and in vain."""
+        self.floors: dict[Node, int] = {}
+        """Chunk -> generation up to which what hangs on it is void, where prefixes were cleared."""
 
 
 class Core:
@@ -400,13 +433,16 @@ class Core:
         self.movers: dict[int, Mover] = {}
         self.leases: dict[int, Lease] = {}
         self.jobs: dict[int, Job] = {}
+        self.wishes = Wishes()
+        self.untold: list[tuple[Space, list[Node]]] = []
+        """Chunks that an earlier brain left, the next one last, of which subscribers were not told yet."""
         self.effects: list[Effect] = []
         self.arena_problem = ""
         self.lines = RequestLines(bounds.request_lines)
         first_lease = int.from_bytes(random_bytes(6), "big") << 8  # no lease of an earlier brain names one of ours
-        self._last = {"session": 0, "cache": 0, "mover": 0, "lease": first_lease, "job": 0, "disk": 0}
+        self._last = {"session": 0, "cache": 0, "mover": 0, "lease": first_lease, "job": 0, "disk": 0, "hold": 0}
 
-    def number(self, kind: Literal["session", "cache", "mover", "lease", "job", "disk"]) -> int:
+    def number(self, kind: Literal["session", "cache", "mover", "lease", "job", "disk", "hold"]) -> int:
         """A number that this brain never gives twice; never 0."""
         self._last[kind] += 1
         return self._last[kind]
@@ -426,7 +462,7 @@ class Core:
 
     # ---------------------------------------------------------------- outbox
 
-    def answer(self, peer: int, reply: Reply) -> None:
+    def answer(self, peer: int, reply: Reply | Outcome) -> None:
         self.effects.append(Answer(peer, reply))
 
     def refuse(self, peer: int, request_id: int, error: KvError) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvserver.errors import DeviceError, RequestError, ResourceError
 from kvserver.index.space import ABSENT, GONE, READY, Node
-from kvserver.service import fetches, leases
+from kvserver.service import admission, fetches, leases
 from kvserver.service.departed import Cause
 from kvserver.service.state import MILLISECOND_NS, Cache, Core, GroupRun, Held, Job, Lease, Session
 from kvserver.wire.messages import (
@@ -56,6 +56,7 @@ def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) 
             f"{KEY_BYTES} bytes, or none for chunk 0"
         )  # fmt: skip
     spans = _store_spans(cache, request, count)
+    admission.check_store(core, cache.digest, now_ns)
     space = core.chunks.spaces[cache.digest]
     job = Job(core.number("job"), "store", session, cache, space, peer, request.id, now_ns)
     parent = space.nodes.get(request.parent) if request.first_chunk else space.root

@@ -15,6 +15,7 @@ from kvserver.service.effects import Answer, AnswerWithBoard, Ask, Effect, Instr
 from kvserver.service.events import ArenaGrew, Arrived, Event, Reported
 from kvserver.service.service import Service
 from kvserver.service.state import MILLISECOND_NS, Bounds
+from kvserver.wire.admin import Changed, Held, LetGo, TenantCleared
 from kvserver.wire.messages import (
     KEY_BYTES,
     PROTOCOL,
@@ -153,6 +154,9 @@ class Brain:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Answer(_, reply) | AnswerWithBoard(_, reply, _):
+                assert not isinstance(reply, Held | LetGo | Changed | TenantCleared), (
+                    "operators are answered so, and here are none"
+                )
                 self._waiting.pop(reply.id)(reply)
             case Ask(StartMover(mover)):
                 self._handle(Reported(mover, Ready(mover, "none", [])))

@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from kvserver.wire.orders import DrainState
+
 SHOWN_MAX = 64
 
 
@@ -48,7 +50,7 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     takes_writes: bool
     problem: str
     """Why it takes no writes; empty while all is well."""
-    drain: Literal["", "draining", "drained"] = ""
+    drain: DrainState = ""
     """draining: its chunks are moved to other places. drained: it holds nothing, and may be taken away."""
     drain_waits: str = ""
     """What draining waits for: budget or queue of another device, slots of the arena, its own store to be open."""
@@ -122,6 +124,21 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
 
 
+class HoldStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefix that an operator keeps."""
+
+    hold: int
+    kind: Literal["pin", "warm"]
+    namespace: str
+    """Hexadecimal, as is the next."""
+    key: str
+    """Of its last chunk."""
+    chunks: int
+    chunks_away: int
+    """Of those, on their way from disk."""
+    left_s: float
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     server: str
     """Name and version."""
@@ -162,6 +179,16 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The first SHOWN_MAX of them."""
     shown_caches: list[CacheStatus]
     """The first SHOWN_MAX of them."""
+    drain: DrainState = ""
+    """draining: no store is taken, and what would be lost is written to disk. drained: the server may be stopped."""
+    drain_waits: str = ""
+    """What draining waits for: stores, writes, leases, disk-away, or why the disk takes nothing
+    (tiers/placement.py)."""
+    dirty_bytes: int = 0
+    """Of the arena's used bytes, those that would be lost with it; without a disk all of them."""
+    holds: list[HoldStatus] = []
+    held_bytes: int = 0
+    """What they keep, each chunk once."""
     infinite_cache_hit_ratio: dict[str, float] = {}
     """By window: the share of chunks that an infinite cache would have hit, estimated (service/reuse.py)."""
     warnings: list[str] = []

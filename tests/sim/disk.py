@@ -163,9 +163,9 @@ class SimDiskMover:
     def _take(self, order: Order) -> None:
         match order:
             case Demote(job, records):
-                self.runs.append(DiskRun(job, "write", _items(records)))
+                self.runs.append(DiskRun(job, "write", items_of(records)))
             case Promote(job, records):
-                self.runs.append(DiskRun(job, "read", _items(records)))
+                self.runs.append(DiskRun(job, "read", items_of(records)))
             case Note(namespace, document, void):
                 known = self._world.devices.notes.get(namespace, (b"", 0))
                 self._world.devices.notes[namespace] = (document or known[0], max(void, known[1]))
@@ -272,7 +272,7 @@ class SimDiskMover:
             self._world.counts[f"disk {run.kind}"] += 1
 
 
-def _items(records: bytes) -> list[tuple[int, DiskRecord, bool]]:
+def items_of(records: bytes) -> list[tuple[int, DiskRecord, bool]]:
     return [(item, record, False) for item, record in enumerate(unpack_disk(records))]
 
 

@@ -2,18 +2,23 @@
 
 SEEDS_FOR_ALL = 1000
 
-_EVENTS = ("Arrived", "PeerGone", "Unheard", "WorkerGone", "Reported", "MoverGone", "ArenaGrew", "Tick")
+_EVENTS = ("Arrived", "Commanded", "PeerGone", "Unheard", "WorkerGone", "Reported", "MoverGone", "ArenaGrew", "Tick")
 _REQUESTS = (
     "Hello", "Attach", "Lane", "Offer", "Watch", "Register", "Unregister", "Lookup", "Release", "Store", "Retrieve",
     "Clear", "Drain", "Explain", "Status",
 )  # fmt: skip
 _REPLIES = (
     "Welcome", "Attached", "LaneOpen", "Offered", "Watched", "Registered", "Unregistered", "Found", "Released",
-    "Stored", "Retrieved", "Cleared", "Draining", "Explained", "StatusIs", "Error",
+    "Stored", "Retrieved", "Cleared", "Draining", "Explained", "StatusIs", "Error", "Held", "LetGo", "Changed",
+    "TenantCleared",
 )  # fmt: skip
 _EFFECTS = (
     "Publish", "Withdraw", "PutNamespace", "DropNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct",
-    "Ask", "CloseDescriptors", "CloseSession", "Log",
+    "Ask", "CloseDescriptors", "CloseSession", "Log", "Audit", "ChangeLogLevel", "Tell",
+)  # fmt: skip
+_COMMANDS = (
+    "ClearNamespace", "ClearTenant", "Pin", "Unpin", "Warm", "DrainServer", "Resume", "NewWeights", "SetLogLevel",
+    "Reload",
 )  # fmt: skip
 _ORDERS = (
     *("MapBoard", "DropBoard", "MapCache", "UnmapCache", "Copy", "Cancel", "ArenaReady"),
@@ -33,6 +38,8 @@ _CODES = (
     "lease-unknown", "lease-used", "leases", "mode", "mover-lost", "name", "namespace", "namespaces", "not-attached",
     "not-held", "offer", "parent", "protocol", "rank", "ranks", "registered-twice", "session-unknown", "sessions",
     "slot-size", "unregistered-twice", "watch", "word",
+    "draining", "held-bytes", "hold-unknown", "holds", "key", "key-unknown", "namespace-unknown", "new-weights",
+    "quiet", "reload", "ttl",
 )  # fmt: skip
 
 COUNTED = (
@@ -59,6 +66,7 @@ COUNTED = (
 EXPECTED = (
     *(f"event {name}" for name in _EVENTS),
     *(f"request {name}" for name in _REQUESTS),
+    *(f"command {name}" for name in _COMMANDS),
     *(f"reply {name}" for name in _REPLIES),
     *(f"effect {name}" for name in _EFFECTS),
     *(f"order {name}" for name in _ORDERS),
@@ -79,6 +87,9 @@ EXPECTED = (
     *(f"disk {what}" for what in ("rot", "torn", "fault io", "fault checksum")),
     *(f"disk refused {reason}" for reason in ("budget", "late", "second-touch", "room", "shape")),
     *(f"drained {end}" for end in ("moved", "kept", "given-up")),
+    "chunks voided on disk",
+    "told by a later brain",
+    "told of disk",
     "device drained",
     "memory lost",
     "prefixes served again from disk",

@@ -4,6 +4,7 @@ from random import Random
 
 from kvserver.index.coverage import servable_chunks
 from kvserver.index.space import ABSENT, READY, Node
+from kvserver.service import kv_events
 from kvserver.service.owners import SEALED
 from kvserver.service.service import Service
 from kvserver.service.state import Core
@@ -92,6 +93,22 @@ def on_disk(service: Service) -> dict[tuple[bytes, bytes, int, int], tuple[int, 
 def disk_is_recovered(service: Service) -> bool:
     tier = _core(service).disk
     return tier is not None and tier.recovered
+
+
+def told(service: Service) -> set[tuple[bytes, bytes, str]]:
+    """(namespace, key, tier) of all that subscribers should know."""
+    return {
+        (space.digest, node.key, tier)
+        for space in _core(service).chunks.spaces.values()
+        for node in space.nodes.values()
+        for tier, groups in (("dram", node.in_dram), ("disk", node.on_disk))
+        if kv_events.holds(space, groups)
+    }
+
+
+def untold(service: Service) -> set[tuple[bytes, bytes]]:
+    """(namespace, key) of what they are still to be told."""
+    return {(space.digest, node.key) for space, nodes in _core(service).untold for node in nodes}
 
 
 def disk_readable(service: Service) -> bool:
@@ -238,6 +255,7 @@ def is_idle(service: Service) -> bool:
     disk_busy = core.disk is not None and (core.disk.chunks.jobs or core.disk.writes or not core.disk.recovered)
     return (
         not any(tables)
+        and not core.wishes.holds
         and not core.chunks.pendings
         and not disk_busy
         and all(mover.state == "ready" for mover in core.movers.values())

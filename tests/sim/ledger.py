@@ -137,6 +137,22 @@ def needed(shape: Shape, group: int, boundary: int) -> list[int]:
     return sorted({token // shape.chunk_tokens for token in window})
 
 
+def serves(ledger: Ledger | Both, shape: Shape, digest: bytes, keys: list[bytes], boundary: int) -> bool:
+    """What is held can serve this boundary."""
+    return boundary == 0 or servable(ledger, shape, digest, keys[:boundary]) == boundary
+
+
+def away_of(ledger: Ledger, shape: Shape, digest: bytes, keys: list[bytes]) -> int:
+    """Chunks of which a prefix needs something that DRAM does not hold."""
+    missing = {
+        chunk
+        for index, group in enumerate(shape.groups)
+        for chunk in (needed(shape, index, len(keys)) if keys else ())
+        if not ledger.present(digest, keys[chunk], index, group.shards)
+    }
+    return len(missing)
+
+
 def survivors(ledger: Ledger, shapes: dict[bytes, Shape]) -> set[int]:
     """The offsets that a restarted brain must keep: every whole group of a chunk that has, and whose prefix has, all
     full groups. Marks are not asked: where there is no full group, nothing that is whole may be lost."""

@@ -174,9 +174,7 @@ MUTATIONS = (
         "if extended_ns > lease.expires_ns:",
         "if extended_ns < 0:",
     ),
-    Mutation(
-        "not ending leases on clear", "service/caches.py", "            end_lease(core, lease)\n", "            pass\n"
-    ),
+    Mutation("not ending leases on clear", "service/clears.py", "        end_lease(core, lease)\n", "        pass\n"),
     Mutation(
         "no end of leases with their engine",
         "service/sessions.py",

@@ -191,8 +191,8 @@ MUTATIONS = (
     Mutation(
         "the note of a namespace in the index is forgotten",
         "service/disk.py",
-        "core.chunks.spaces.keys() | tier.clearing.keys()",
-        "tier.clearing.keys()",
+        "core.chunks.spaces.keys() | tier.cleared.keys()",
+        "tier.cleared.keys()",
         unseen=True,
     ),
     Mutation(

@@ -3,8 +3,10 @@
 from array import array
 from dataclasses import dataclass, field
 
+from kvserver.service.admin import COMMAND_ID
 from kvserver.service.effects import Answer, Effect, Instruct
 from kvserver.tiers.slots import SLOT_ALIGN
+from kvserver.wire.admin import AnyCommand, Command, Outcome
 from kvserver.wire.messages import (
     Attach,
     Attached,
@@ -42,10 +44,12 @@ from kvserver.wire.messages import (
 )
 from kvserver.wire.orders import Copy
 
-from .content import is_chain
+from .content import Path, is_chain, path_of
 from .disk_promises import DiskPromises
-from .ledger import Both, Ledger, needed, servable
+from .ledger import Both, Ledger, away_of, needed, servable, serves
 from .memory import Wrong
+from .operators import ANSWERS as ENDINGS
+from .operators import OperatorPromises, is_below
 from .quota_promises import Quotas
 from .shapes import Shape
 
@@ -65,6 +69,7 @@ ANSWERS: dict[type, type] = {
     Drain: Draining,
     Explain: Explained,
     Status: StatusIs,
+    **ENDINGS,
 }
 KEY = 32
 MS = 1_000_000
@@ -123,7 +128,7 @@ class CopyFacts:
 
 @dataclass(eq=False)
 class Asked:
-    request: Request
+    request: Request | AnyCommand
     must_fail: bool
     excused: bool = False
     """Whoever asked is gone; an answer may still come."""
@@ -156,6 +161,8 @@ class Promises:
         self.slot_job: dict[int, int] = {}
         """Arena offset -> the last job that was to write there."""
         self.disk = DiskPromises(ledger, self)
+        self.operators = OperatorPromises(ledger, shapes)
+        self.now_ns = 0
         self.on_disk: dict[tuple[bytes, bytes, int, int], tuple[int, int]] = {}
         """Shards that the service said before the event to have on disk: (extent, generation)."""
         self.disk_readable = False
@@ -166,7 +173,10 @@ class Promises:
     def arrived(self, peer: int, request: Request, must_fail: bool) -> None:
         self.asked.setdefault((peer, request.id), []).append(Asked(request, must_fail))
 
-    def answered(self, peer: int, reply: Reply, now_ns: int) -> Request:
+    def commanded(self, peer: int, command: AnyCommand, must_fail: bool) -> None:
+        self.asked[peer, COMMAND_ID] = [Asked(command, must_fail)]
+
+    def answered(self, peer: int, reply: Reply | Outcome, now_ns: int) -> Request | AnyCommand:
         """Exactly one answer of the right type to each request; returns the request."""
         waiting = self.asked.get((peer, reply.id))
         if not waiting:
@@ -183,7 +193,7 @@ class Promises:
         self._check_answer(peer, asked.request, reply, now_ns)
         return asked.request
 
-    def unanswered(self) -> list[Request]:
+    def unanswered(self) -> list[Request | AnyCommand]:
         return [asked.request for waiting in self.asked.values() for asked in waiting if not asked.excused]
 
     def excuse(self, peer: int) -> None:
@@ -192,7 +202,10 @@ class Promises:
                 for asked in waiting:
                     asked.excused = True
 
-    def _check_answer(self, peer: int, request: Request, reply: Reply, now_ns: int) -> None:
+    def _check_answer(self, peer: int, request: Request | AnyCommand, reply: Reply | Outcome, now_ns: int) -> None:
+        if isinstance(request, Command):
+            self.operators.answered(request, reply, now_ns)  # type: ignore[arg-type]
+            return
         match request, reply:
             case Lookup(), Found():
                 self._check_found(self.by_peer[peer], request, reply, now_ns)
@@ -210,8 +223,16 @@ class Promises:
         if any(digest == namespace for digest, *_ in self._ledger.held):
             raise Wrong("a namespace was cleared, and the ledger still holds some of it")
         self._end_leases([n for n, lease in self.leases.items() if lease.digest == namespace])
+        self.operators.cleared(namespace, ())
         self.disk.was_cleared(namespace)
         self.cleared_jobs.update(job for job, copy in self.copies.items() if copy.digest == namespace)
+
+    def prefix_cleared(self, namespace: bytes, key: bytes) -> None:
+        """As cleared(), of a chunk and all below it. What is copied there now is not published: see Shell.feed()."""
+        path = path_of(key)
+        self.operators.cleared(namespace, path)
+        below = [n for n, lease in self.leases.items() if lease.digest == namespace and _ends_below(lease, path)]
+        self._end_leases(below)
 
     def _check_found(self, session: SessionFacts, request: Lookup, found: Found, now_ns: int) -> None:
         keys = [request.keys[at : at + KEY] for at in range(0, len(request.keys), KEY)]
@@ -235,15 +256,15 @@ class Promises:
         with all behind it."""
         both = Both(self._ledger, set(self.on_disk))
         wanted = servable(both, shape, digest, keys)
-        away = _away(self._ledger, shape, digest, keys[:wanted])
+        away = away_of(self._ledger, shape, digest, keys[:wanted])
         if not away or (self.disk_readable and not (self.may_decline and found.chunks < wanted)):
             return wanted, away
         shorter = servable(self._ledger, shape, digest, keys)
         if all(group.kind == "full" for group in shape.groups):
             return shorter, 0
         held = both if self.disk_readable else self._ledger  # less to read may be worth it, where more was not
-        if _served(held, shape, digest, keys, found.chunks):
-            return found.chunks, _away(self._ledger, shape, digest, keys[: found.chunks])
+        if serves(held, shape, digest, keys, found.chunks):
+            return found.chunks, away_of(self._ledger, shape, digest, keys[: found.chunks])
         return shorter, 0
 
     def _check_stored(self, request: Store, stored: Stored) -> None:
@@ -371,6 +392,7 @@ class Promises:
                     continue
                 units.extend(range(offset // SLOT_ALIGN, offset // SLOT_ALIGN + slot_units))
                 if order.kind == "store":
+                    self.operators.store_begins(cache.digest, self.now_ns)
                     self.slot_job[offset] = order.job
                     self._check_writer(cache, group.group, first + index)
         for unit in units:
@@ -414,7 +436,7 @@ class Promises:
         for number in [number for number in self.leases if number not in living]:
             lease = self.leases[number]
             shape = self._shapes[lease.digest]
-            waits = _away(self._ledger, shape, lease.digest, lease.keys) or self._asks_the_disk(lease)
+            waits = away_of(self._ledger, shape, lease.digest, lease.keys) or self._asks_the_disk(lease)
             if lease.expires_ns > now_ns and not waits:
                 raise Wrong(f"lease {number} ended by a fault on disk, and all of it is in DRAM")
             del self.leases[number]
@@ -462,17 +484,5 @@ class Promises:
             raise Wrong(f"rank {cache.rank} was to write chunk {chunk} of group {group}, which is another writer's")
 
 
-def _served(ledger: Ledger | Both, shape: Shape, digest: bytes, keys: list[bytes], boundary: int) -> bool:
-    """What is held can serve this boundary."""
-    return boundary == 0 or servable(ledger, shape, digest, keys[:boundary]) == boundary
-
-
-def _away(ledger: Ledger, shape: Shape, digest: bytes, keys: list[bytes]) -> int:
-    """Chunks of which a prefix needs something that DRAM does not hold."""
-    missing = {
-        chunk
-        for index, group in enumerate(shape.groups)
-        for chunk in (needed(shape, index, len(keys)) if keys else ())
-        if not ledger.present(digest, keys[chunk], index, group.shards)
-    }
-    return len(missing)
+def _ends_below(lease: LeaseFacts, path: Path) -> bool:
+    return is_below(path_of(lease.keys[-1]), path)

@@ -12,6 +12,8 @@ from kvserver.service.effects import (
     AnswerWithBoard,
     AnswerWithMover,
     Ask,
+    Audit,
+    ChangeLogLevel,
     CloseDescriptors,
     CloseSession,
     DropNamespace,
@@ -20,11 +22,13 @@ from kvserver.service.effects import (
     Log,
     Publish,
     PutNamespace,
+    Tell,
     Withdraw,
 )
-from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, Unheard
+from kvserver.service.events import ArenaGrew, Arrived, Commanded, Event, MoverGone, PeerGone, Reported, Tick, Unheard
 from kvserver.service.service import Service
 from kvserver.tiers.records import NO_GROUP
+from kvserver.wire.admin import AnyCommand, ClearNamespace, ClearTenant, Command, NewWeights, Outcome
 from kvserver.wire.messages import (
     Attach,
     Clear,
@@ -41,13 +45,14 @@ from kvserver.wire.messages import (
 )
 from kvserver.wire.orders import Copy, Demote, Done, KillMover, MapCache, Moved, Promote, Ready, StartMover
 
-from . import inside
+from . import inside, operators
 from .board import Board
 from .ledger import offsets_in, records_in, survivors
 from .memory import Pool, Wrong
 from .processes import Received
 from .promises import CacheFacts, Promises
 from .quota_promises import Quotas
+from .tenants import namespaces_of
 
 if TYPE_CHECKING:
     from .world import World
@@ -109,10 +114,15 @@ class Shell:
                 if isinstance(request, Retrieve):
                     sound = sound and inside.takes_jobs(self.service, request.cache)
                     refusal = self.promises.before_retrieve(peer, request, world.now_ns)
+            case Commanded(peer, _, command):
+                world.counts[f"command {type(command).__name__}"] += 1
+                self.promises.commanded(peer, command, must_fail)
+                operators.before(world, peer, command)
             case Reported(mover, report):
                 world.counts[f"report {type(report).__name__}"] += 1
                 if isinstance(report, Ready) and mover in self._movers_ready:
                     self._movers_ready[mover] = mover not in self._killed
+        self.promises.now_ns = world.now_ns
         if world.swarm.bounds.disk_devices:
             self.promises.on_disk = inside.on_disk(self.service)
             self.promises.disk.now_ns = world.now_ns
@@ -152,6 +162,9 @@ class Shell:
             self._check_quotas(event, effects, sealed)
         if isinstance(event, Arrived) and isinstance(event.request, Clear) and not _refuses(effects, event.request.id):
             self.promises.cleared(event.request.namespace)
+        if isinstance(event, Commanded) and not _refuses_now(effects, event.peer):
+            self._commanded(event.command)
+        self.promises.operators.check(world.now_ns)
         if isinstance(event, Reported) and isinstance(event.report, Moved):
             self.promises.disk.ended(event.report, inside.on_disk(self.service))
         if may_lose:
@@ -175,6 +188,21 @@ class Shell:
                 return
         gave = quotas.check_guarantees(sealed, claimant)
         self._world.counts["accounts that gave to others"] += gave
+
+    def _commanded(self, command: AnyCommand) -> None:
+        match command:
+            case NewWeights(namespace=namespace):
+                self.promises.cleared(namespace)
+                self.promises.operators.weights_changed(command, self._world.now_ns)
+            case ClearNamespace(namespace, b""):
+                self.promises.cleared(namespace)
+            case ClearNamespace(namespace, key):
+                self.promises.prefix_cleared(namespace, key)
+            case ClearTenant(tenant):
+                for namespace in namespaces_of(tenant, self._world.shapes):
+                    self.promises.cleared(namespace)
+            case _:
+                pass
 
     def _may_lose(self, event: Event) -> bool:
         """Chunks on disk may turn out to be lost by this."""
@@ -209,6 +237,7 @@ class Shell:
                         if record.group != NO_GROUP:
                             self.promises.sealed(record.offset)
                         self._world.ledger.publish(record, self._world.shapes[record.namespace])
+                        self._world.voided.stored(record.namespace, record.key)
                 case Withdraw(offsets):
                     for offset in offsets_in(offsets):
                         self._crash_point()
@@ -244,7 +273,9 @@ class Shell:
             case CloseSession(session, _):
                 self.boards.pop(session, None)
                 self.promises.closed(session)
-            case Log():
+            case Tell(events):
+                self._world.heard.take(events)
+            case Log() | Audit() | ChangeLogLevel():
                 pass
 
     def _wished(self, wish: StartMover | KillMover) -> None:
@@ -285,7 +316,7 @@ class Shell:
         elif isinstance(order, Demote | Promote):
             self.promises.disk.over(order.job)
 
-    def _answer(self, peer: int, reply: Reply) -> None:
+    def _answer(self, peer: int, reply: Reply | Outcome) -> None:
         self._world.counts[f"reply {type(reply).__name__}"] += 1
         match reply:
             case Error():
@@ -293,6 +324,9 @@ class Shell:
             case Stored():
                 self._world.counts[f"why {reply.why}"] += 1
         request = self.promises.answered(peer, reply, self._world.now_ns)
+        if isinstance(request, Command):
+            operators.after(self._world, peer, reply)  # type: ignore[arg-type]
+            return
         session = 0
         match request, reply:
             case Hello(), Welcome():
@@ -320,6 +354,12 @@ class Shell:
         if number not in self.descriptors:
             raise Wrong(f"descriptor {number} is not open (any more)")
         return self.descriptors.pop(number)
+
+
+def _refuses_now(effects: list[Effect], peer: int) -> bool:
+    """Nothing was done. What is only not durable, was."""
+    errors = [e.reply.code for e in effects if isinstance(e, Answer) and e.peer == peer and isinstance(e.reply, Error)]
+    return errors not in ([], ["disk-clear"])
 
 
 def _refuses(effects: list[Effect], request_id: int) -> bool:

@@ -40,12 +40,13 @@ ACTS = {
     "repeat": 0.7,
     "nonsense": 2.5,
     "rot": 0.15,
+    "admin": 0.6,
 }
 WITH_FULL_GROUP = tuple(shape for shape in SHAPES if any(group.kind == "full" for group in shape.groups))
 """Of which chunks can lie on disk."""
 HARMFUL = (
     *("process-dies", "process-stalls", "mover-dies", "mover-stops", "brain-dies", "clear", "unregister", "abandon"),
-    *("give-lane-up", "nonsense", "repeat", "plan-mixed-lookup"),
+    *("give-lane-up", "nonsense", "repeat", "plan-mixed-lookup", "admin"),
 )
 ALWAYS = ("deliver", "mover", "supervisor", "process", "tick", "resume")
 
@@ -175,6 +176,9 @@ class Swarm:
             mover_grace_ms=self.ms(rng.choice((40, 300))),
             mover_start_ms=self.ms(rng.choice((100, 600))),
             tenants=draw_quotas(rng, slabs * slab_units * SLOT_ALIGN) if self.has_quotas else (),
+            kv_events=rng.random() < 0.8,
+            holds_max=rng.choice((1, 3, 64)),
+            held_percent_max=rng.choice((20, 50)),
             **self._disk(rng),
         )
 
@@ -198,6 +202,7 @@ class Swarm:
             "disk_restart_ms": self.ms(rng.choice((5, 100))),
             "recompute_tokens_per_s": 0 if self.reads_much else rng.choice((0, 0, 0, 1_000_000)),
             "notes_max": 0 if segments < 17 else 1024,
+            "prefix_notes_kept": 0 if segments % 2 else 512,
         }
 
 

@@ -1,5 +1,6 @@
 """Whose each simulated namespace is, and what quotas a seed has."""
 
+from collections.abc import Iterable
 from random import Random
 
 from kvserver.service.accounts import Quota
@@ -12,6 +13,10 @@ OTHERS = "default"
 
 def tenant_of(digest: bytes) -> str:
     return TENANTS[(digest[0] - 1) % len(TENANTS)]
+
+
+def namespaces_of(tenant: str, digests: Iterable[bytes]) -> list[bytes]:
+    return [digest for digest in digests if tenant_of(digest) == tenant]
 
 
 def draw_quotas(rng: Random, arena_bytes: int) -> tuple[Quota, ...]:

@@ -12,11 +12,12 @@ from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGo
 from kvserver.service.service import Service
 from kvserver.wire.messages import Request
 
-from . import inside, nonsense
+from . import inside, nonsense, operators
 from .content import Garbage, Path
 from .disk import Devices, SimDiskMover, rot
 from .earlier import leave_behind
 from .engines import SimEngine
+from .heard import Heard
 from .ledger import Ledger
 from .memory import Arena
 from .movers import SimMover, Supervisor
@@ -60,6 +61,8 @@ class World:
         self.shapes: dict[bytes, Shape] = {
             bytes([index + 1]) * 32: shape for index, shape in enumerate(self.swarm.shapes)
         }
+        self.heard = Heard(self.counts)
+        self.voided = operators.Voided()
         self.slabs = self.swarm.slabs_at_start
         self.peers: dict[int, Process] = {}
         self.mail: dict[int, deque[Posted]] = {}
@@ -115,6 +118,8 @@ class World:
         if self.events % EVENTS_PER_COMPARISON == 0:
             inside.compare_with_ledger(self.shell.service, self.ledger, self.rng, self.arena, self.shapes)
             inside.compare_with_devices(self.shell.service, self.devices, self.shapes)
+            self.heard.check(inside.told(self.shell.service), inside.untold(self.shell.service))
+            self.voided.check(inside.on_disk(self.shell.service))
         self._deliver_eagerly()
 
     def _start_brain(self, effects_left: int) -> Shell:
@@ -153,6 +158,7 @@ class World:
         if wiped or self.chance("memory-lost"):
             self._lose_memory()
         self.gone.clear()
+        self.voided.unanswered.clear()
         for peer in list(self.mail):
             process = self.peers.get(peer)
             if process is None or peer != process.peer or self.rng.random() < 0.5:
@@ -192,6 +198,11 @@ class World:
     def new_peer(self, process: Process) -> int:
         self._numbers["peer"] += 1
         self.peers[self._numbers["peer"]] = process
+        return self._numbers["peer"]
+
+    def new_number(self) -> int:
+        """Of a peer that is no process: an operator's, for one command."""
+        self._numbers["peer"] += 1
         return self._numbers["peer"]
 
     def new_descriptor(self) -> int:
@@ -299,6 +310,8 @@ class World:
                 self._engine().release()
             case "resume":
                 self._resume()
+            case "admin":
+                operators.act(self)
             case "rot":
                 rot(self)
             case "brain-dies":

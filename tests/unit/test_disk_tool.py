@@ -9,6 +9,7 @@ from native_disk_rig import ENTRY, SEGMENT_BYTES, TABLE_BYTES, Record, Rig, fill
 from kvserver import disk_leave, disk_notes, disk_tool
 from kvserver.config import Config
 from kvserver.errors import ConfigError
+from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_document, prefix_note
 from kvserver.transfer.disk import open_store
 
 HEADS = 2 * 4096
@@ -70,6 +71,16 @@ def records_void() -> int:
 def test_what_would_not_be_found_at_a_start_is_said(tmp_path: Path) -> None:
     made(tmp_path / "a", void=None)
     assert inspected(tmp_path / "a")[1].count("without a note") == 6
+
+
+def test_notes_of_prefixes_are_said_with_their_namespace(tmp_path: Path) -> None:
+    namespace = made(tmp_path / "a")[0].digest("namespace")
+    for key in (b"one", b"two"):
+        prefix = ClearedPrefix(namespace, key)
+        disk_notes.save(str(tmp_path / "a"), prefix_note(prefix), prefix_document(prefix), 9)
+    (line,) = [line for line in inspected(tmp_path / "a")[1].splitlines() if "prefixes cleared" in line]
+    assert f"namespace {namespace[:6].hex()}: " in line
+    assert line.endswith("2 prefixes cleared: more is void than was counted")
 
 
 def test_wrong_bytes_and_headers_are_counted(tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 import msgspec
 import pytest
-from brain_rig import Client, Rig
+from admin_rig import command
+from brain_rig import Client, Rig, chain
+from disk_rig import CHUNKS, DiskRig
 from test_http import a_status
 
 from kvserver.overview import overview
 from kvserver.service.counters import Counters
 from kvserver.service.events import ArenaGrew, MoverGone
 from kvserver.service.on_call import troubles, warnings
-from kvserver.wire.status import ArenaStatus, DiskStatus, MoverStatus
+from kvserver.wire.admin import DrainServer, Resume
+from kvserver.wire.orders import DrainState
+from kvserver.wire.status import ArenaStatus, DiskStatus, MoverStatus, TenantStatus
 
 ARENA, MOVERS = a_status().arena, a_status().movers
 DISK = DiskStatus(
@@ -29,15 +33,18 @@ def said(
     movers: list[MoverStatus] = MOVERS,
     disks: tuple[DiskStatus, ...] = (DISK,),
     disk_state: str = "ready",
+    *,
+    drain: DrainState = "",
+    drain_waits: str = "",
 ) -> list[str]:
-    return warnings(arena, movers=movers, disks=disks, disk_state=disk_state)
+    return warnings(arena, movers=movers, disks=disks, disk_state=disk_state, drain=drain, drain_waits=drain_waits)
 
 
 def test_nothing_is_said_while_all_is_well() -> None:
     assert said() == []
     assert said(disks=(), disk_state="", movers=[]) == []
     assert said(disk_state="recovering") == []
-    assert troubles(Counters()) == {}
+    assert troubles(Counters(), []) == {}
 
 
 def test_each_thing_that_is_wrong_is_said_worst_first() -> None:
@@ -59,6 +66,38 @@ def test_a_disk_that_is_drained_on_purpose_is_not_wrong_and_one_that_fails_meanw
     draining = msgspec.structs.replace(DISK, takes_writes=False, drain="draining")
     assert said(disks=(draining,)) == []
     assert len(said(disks=(msgspec.structs.replace(draining, problem="io"),))) == 1
+
+
+def test_a_server_that_takes_no_stores_says_so_until_it_takes_them_again() -> None:
+    rig = DiskRig()
+    client = Client(rig).register()
+    rig.disk_works = False
+    client.store(chain(1, CHUNKS))
+    command(rig, DrainServer())
+    rig.wait_ms(50)
+    assert rig.service.status(rig.now_ns).warnings == [
+        "no store is taken: the server is being drained, waits for writes"
+    ]
+    rig.disk_works = True
+    rig.finish_disk()
+    rig.wait_ms(100)
+    assert rig.service.status(rig.now_ns).warnings == ["no store is taken: the server is drained"]
+    command(rig, Resume())
+    assert rig.service.status(rig.now_ns).warnings == []
+
+
+def test_what_a_tenant_did_not_get_is_a_trouble_of_its_own() -> None:
+    red = TenantStatus(
+        tenant="red",
+        held_bytes=5,
+        reserved_bytes=7,
+        guaranteed_bytes=11,
+        max_bytes=13,
+        evicted_chunks=17,
+        refused_slots=0,
+    )
+    tenants = [red, msgspec.structs.replace(red, tenant="blue", refused_slots=3)]
+    assert troubles(Counters(), tenants) == {"slots that tenant blue wanted and did not get": 3}
 
 
 def test_an_arena_without_a_slab_is_said_until_the_first_is_ready() -> None:
@@ -85,14 +124,14 @@ def test_an_arena_without_a_slab_is_said_until_the_first_is_ready() -> None:
 def test_a_trouble_is_counted_from_its_own_counter(table: str, key: str) -> None:
     counters = Counters()
     getattr(counters, table)[key] = 7
-    assert list(troubles(counters).values()) == [7]
+    assert list(troubles(counters, []).values()) == [7]
 
 
 def test_what_is_nobodys_fault_is_no_trouble() -> None:
     counters = Counters()
     counters.disk_faults["cancelled"] = counters.discarded["cleared"] = counters.discarded["abandoned"] = 3
     counters.leases_expired = counters.short_stores["parent-absent"] = 3
-    assert troubles(counters) == {}
+    assert troubles(counters, []) == {}
 
 
 def test_a_mover_that_died_is_in_the_document_and_in_its_overview() -> None:

@@ -13,7 +13,9 @@ from kvserver.service.accounts import Account, Quota
 from kvserver.service.effects import Publish, PutNamespace
 from kvserver.service.service import Service
 from kvserver.tiers.slots import SLOT_ALIGN
+from kvserver.wire.admin import Pin, Unpin
 from kvserver.wire.messages import KEY_BYTES, Clear, GroupBlocks, RegionRun
+from tests.unit.admin_rig import command
 from tests.unit.brain_rig import ARENA_BYTES, FULL, SLAB_BYTES, Client, Rig, chain, ids, is_refusal
 
 SLOTS = ARENA_BYTES // SLOT_ALIGN
@@ -87,6 +89,18 @@ def test_what_a_tenant_holds_on_to_at_its_maximum_refuses_its_stores() -> None:
     assert stored(chat, new) == (0, "full")
     assert account(rig, "chat").refused_slots == 1
     chat.release(lease)
+    assert stored(chat, new) == (2, "")
+    assert chunks_of(rig, "chat") == 3
+
+
+def test_what_an_operator_pins_is_charged_to_its_tenant_and_stays() -> None:
+    rig = rig_with(quota("chat", most=3))
+    chat = client_of(rig, "chat", CHAT)
+    held, new = chain(1, 3), chain(2, 2)
+    chat.store(held)
+    hold = command(rig, Pin(namespace=CHAT, keys=held, ttl_ms=5_000)).hold
+    assert stored(chat, new) == (0, "full")
+    command(rig, Unpin(hold=hold))
     assert stored(chat, new) == (2, "")
     assert chunks_of(rig, "chat") == 3
 

@@ -1,0 +1,59 @@
+"""Forgetting whole namespaces: one, or all of a tenant.
+
+Memory forgets at once; who asked is answered when the devices have noted it (disk.py), of several namespaces together.
+"""
+
+from kvserver.errors import ResourceError
+from kvserver.service import disk, holds, kv_events
+from kvserver.service.effects import DropNamespace
+from kvserver.service.leases import check_namespace
+from kvserver.service.leases import end as end_lease
+from kvserver.service.state import Clearing, Core, check_name
+from kvserver.wire.admin import TenantCleared
+from kvserver.wire.messages import Cleared
+from kvserver.wire.tenants import tag_of
+
+
+def clear(core: Core, peer: int, request_id: int, namespace: bytes, now_ns: int) -> None:
+    """Forgets every chunk of a namespace; leases and holds on it end, registrations stay."""
+    check_namespace(namespace)
+    disk.check_clears(core, 1)
+    clearing = Clearing(peer, Cleared(request_id, _forget(core, namespace)), core.number("disk"))
+    disk.answer_when_void(core, clearing, [namespace], now_ns)
+
+
+def clear_tenant(core: Core, peer: int, request_id: int, tenant: str, now_ns: int) -> None:
+    """The same of every namespace of which the tenant has a cache or a chunk, or may have one. Also of those for which
+    the index had no place when the devices were read; while one of them is not open, that is all that can be said."""
+    check_name("tenant", tenant)
+    tier, tag = core.disk, tag_of(tenant)
+    if tier is not None and not tier.recovered:
+        raise ResourceError("disk-recovering", "what is on disk is not known yet; ask again when it is")
+    tags = {digest: space.tags for digest, space in core.chunks.spaces.items()}
+    left_out = tier.left_out if tier is not None else {}
+    digests = [*dict.fromkeys(digest for table in (tags, left_out) for digest in table if table[digest].may_be(tag))]
+    disk.check_clears(core, len(digests))
+    chunks = sum(_forget(core, digest) for digest in digests)
+    clearing = Clearing(peer, TenantCleared(request_id, chunks, len(digests)), core.number("disk"))
+    if tier is not None and not tier.all_known:
+        clearing.why = "what lies on a device that could not be opened is not known; clear again when it is back"
+    disk.answer_when_void(core, clearing, digests, now_ns)
+
+
+def _forget(core: Core, namespace: bytes) -> int:
+    """In memory. Returns how many chunks went."""
+    space = core.chunks.spaces.get(namespace)
+    if space is None:
+        return 0
+    for lease in [lease for lease in core.leases.values() if lease.space is space]:
+        end_lease(core, lease)
+    for hold in [hold for hold in core.wishes.holds.values() if hold.space is space]:
+        holds.end(core, hold, "its namespace was cleared")
+    chunks = core.chunks.clear(space, "cleared")
+    if space.caches:
+        core.chunks.add_space(space.successor())
+    else:
+        core.effects.append(DropNamespace(space.number))
+    kv_events.cleared(core, space)
+    core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))
+    return chunks

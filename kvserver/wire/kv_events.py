@@ -1,0 +1,77 @@
+"""What subscribers are told of what is held, for routers that send a request to where its prefix is (docs/events.md).
+
+A message is `[topic, sequence, batch]`: the topic TOPIC, 8 bytes big-endian, and a msgpack array `[time, events,
+incarnation]` of arrays `[tag, field, ...]` in the order in which the fields stand here. Sequences and framing are those
+of vLLM's KV events, so that one reader serves both; the events are our own, since a chunk is not a block.
+
+Fields may be added at the end. Readers ignore what they do not know.
+"""
+
+from typing import Literal
+
+import msgspec
+
+TOPIC = b"kvserver"
+SEQUENCE_BYTES = 8
+REPLAY_END = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
+"""In place of a sequence, behind the last replayed batch."""
+
+Tier = Literal["dram", "disk"]
+
+
+class ChunksStored(msgspec.Struct, array_like=True, tag="chunks-stored", frozen=True):
+    """A tier holds these chunks now, each of them as far as a prefix needs it: each the parent of the next. A chunk is
+    served when all before it are held as well, in any tier."""
+
+    namespace: bytes
+    tier: Tier
+    parent: bytes
+    """Of the first; empty where that begins a prompt."""
+    keys: list[bytes]
+    chunk_tokens: int
+
+
+class ChunksRemoved(msgspec.Struct, array_like=True, tag="chunks-removed", frozen=True):
+    """A tier does not hold these chunks any more."""
+
+    namespace: bytes
+    tier: Tier
+    keys: list[bytes]
+
+
+class NamespaceCleared(msgspec.Struct, array_like=True, tag="namespace-cleared", frozen=True):
+    """No tier holds anything of it any more."""
+
+    namespace: bytes
+
+
+class Begun(msgspec.Struct, array_like=True, tag="begun", frozen=True):
+    """The first event of an incarnation: whatever was told before is void. What it found in DRAM and on disk follows as
+    ChunksStored, bit by bit."""
+
+    chunks: int
+    """That follow for DRAM."""
+
+
+class Missed(msgspec.Struct, array_like=True, tag="missed", frozen=True):
+    """In a replay alone: these sequences cannot be had any more. What was known of the server may be wrong."""
+
+    first: int
+    last: int
+
+
+KvEvent = ChunksStored | ChunksRemoved | NamespaceCleared | Begun | Missed
+
+
+class Batch(msgspec.Struct, array_like=True, frozen=True):
+    """What one event changed, in order. Without events: a sign of life, with the sequence of the last batch."""
+
+    time_s: float
+    """Seconds since 1970."""
+    events: list[KvEvent]
+    incarnation: int
+    """Of the brain, as in Welcome."""
+
+
+encode_batch = msgspec.msgpack.Encoder().encode
+decode_batch = msgspec.msgpack.Decoder(Batch).decode
