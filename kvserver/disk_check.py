@@ -91,7 +91,7 @@ def _too_small(file_system: FileSystem, disk_bytes: int) -> Iterator[Problem]:
 
 
 def _held_bytes(path: str) -> int:
-    """Of a file of a store; when there is none, of what a server left that died while it made one, which goes."""
+    """Of a file of a store; when there is none, of what a server left that died while it made one, which is used up."""
     for name in (path, path + disk_leave.UNFINISHED):
         if os.path.exists(name):
             return os.stat(name).st_blocks * 512

@@ -67,6 +67,12 @@ void preallocate(int fd, uint64_t bytes, const std::string& path) {
     throw_errno(format("preallocating %" PRIu64 " bytes for %s", bytes, path.c_str()));
 }
 
+// Grows or shrinks, and makes real what was lost of the file.
+void resize(int fd, uint64_t bytes, const std::string& path) {
+    if (file_bytes(fd) > bytes && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw_errno("shortening " + path);
+    preallocate(fd, bytes, path);
+}
+
 // A short write means that the rest did not fit: it has no errno of its own.
 void write_whole(int fd, std::span<const std::byte> bytes, uint64_t offset, const std::string& what) {
     const ssize_t written = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
@@ -90,15 +96,19 @@ Superblock fresh_superblock(const FileOptions& options) {
     return superblock;
 }
 
+// What a server left that died while it made a file. Some file systems preallocate a large one more slowly than a mover
+// has time to start: whoever takes it over goes on where that one was, and gets there.
+enum class Leftover { REMOVED, TAKEN_OVER };
+
 // Made under another name first: a file of the right name is whole.
-void create(const Named& named, uint64_t bytes, const Superblock& superblock) {
+void create(const Named& named, uint64_t bytes, const Superblock& superblock, Leftover leftover) {
     const Named fresh{named.parent, named.directory, named.name + ".new"};
-    ::unlinkat(fresh.directory, fresh.name.c_str(), 0);  // of a server that died here
+    if (leftover == Leftover::REMOVED) ::unlinkat(fresh.directory, fresh.name.c_str(), 0);
     const Descriptor file(
-        ::openat(fresh.directory, fresh.name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+        ::openat(fresh.directory, fresh.name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (file.get() < 0) throw_errno("creating " + fresh.path());
     try {
-        preallocate(file.get(), bytes, fresh.path());
+        resize(file.get(), bytes, fresh.path());
         write_superblocks(file.get(), superblock, fresh.path());
         if (::renameat(fresh.directory, fresh.name.c_str(), fresh.directory, named.name.c_str()) != 0 ||
             ::fsync(fresh.directory) != 0) {
@@ -193,12 +203,6 @@ void refuse_nothing(const Named& named) {
     throw Refusal("disk-foreign", named.path() + " is missing or empty, so there are no records");
 }
 
-// Grows or shrinks, and makes real what was lost of the file.
-void resize(int fd, uint64_t bytes, const std::string& path) {
-    if (file_bytes(fd) > bytes && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw_errno("shortening " + path);
-    preallocate(fd, bytes, path);
-}
-
 // Gives back what a file has grown by; when even that fails, the failure before is what is worth telling.
 void give_back(int fd, uint64_t bytes) {
     if (file_bytes(fd) > bytes) (void)!::ftruncate(fd, static_cast<off_t>(bytes));
@@ -243,16 +247,16 @@ class Opening {
         superblock_ = fresh_superblock(options_);
         create_headers();
         try {
-            create(payloads(), files_.geometry.payload_file_bytes(), superblock_);
+            create(payloads(), files_.geometry.payload_file_bytes(), superblock_, Leftover::TAKEN_OVER);
         } catch (...) {
             ::unlinkat(files_.directory.get(), HEADERS_NAME, 0);
             throw;
         }
     }
 
-    // Without headers there are no records, whatever payloads there are.
+    // Without headers there are no records, whatever payloads there are; so theirs begin with nothing in them.
     void create_headers() {
-        create(headers(), files_.geometry.header_file_bytes(), superblock_);
+        create(headers(), files_.geometry.header_file_bytes(), superblock_, Leftover::REMOVED);
         files_.created = true;
     }
 

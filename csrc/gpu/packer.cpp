@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <cstring>
+#include <span>
 #include <utility>
 
 #include "check.h"
@@ -151,7 +151,7 @@ class KernelService : public Packer {
     // Not launched part by part, although that would begin sooner: each launch may be a turn that the engine waits for.
     void list(KernelPacker::Segment& target) {
         KV_ASSERT(listed_ + pieces_.size() <= packer_.pieces_max());
-        std::memcpy(target.pieces.data() + listed_ * sizeof(Piece), pieces_.data(), pieces_.size() * sizeof(Piece));
+        std::ranges::copy(std::as_bytes(std::span(pieces_)), target.pieces.data() + listed_ * sizeof(Piece));
         listed_ += static_cast<uint32_t>(pieces_.size());
         pieces_.clear();
     }

@@ -8,7 +8,6 @@
 
 #include <cinttypes>
 #include <climits>
-#include <cstring>
 #include <ctime>
 
 #include "check.h"
@@ -94,8 +93,8 @@ std::optional<RingOwner::Asked> RingOwner::take(uint32_t lane) {
         Asked asked{lane, segment, sequence, cell.job.load(), {}};
         const uint32_t bytes = cell.list_bytes.load();
         if (bytes <= LIST_BYTES) {
-            asked.list.resize(bytes);
-            std::memcpy(asked.list.data(), memory_.list(lane, segment), bytes);
+            const std::byte* const list = memory_.list(lane, segment);
+            asked.list.assign(list, list + bytes);
         }
         return asked;
     }

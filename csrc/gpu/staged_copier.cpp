@@ -3,13 +3,14 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cinttypes>
 #include <condition_variable>
-#include <cstring>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -149,7 +150,7 @@ struct StagedCopier::Work {
             return false;
         }
         const uint64_t list = (asked.lane * SEGMENTS + asked.segment) * PIECE_LIST_BYTES;
-        std::memcpy(piece_lists.data() + list, pieces.data(), pieces.size() * sizeof(Piece));
+        std::ranges::copy(std::as_bytes(std::span(pieces)), piece_lists.data() + list);  // perhaps none
         const auto way = asked.lane == STORE_LANE ? Kernels::Way::GATHER : Kernels::Way::SCATTER;
         const Address segment = staging.address() + segment_offset(asked.lane, asked.segment, segment_bytes);
         if (!pieces.empty()) {

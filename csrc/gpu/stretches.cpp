@@ -1,5 +1,6 @@
 #include "gpu/stretches.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstring>
 
@@ -48,7 +49,7 @@ uint32_t pack_stretches(std::span<const StagedStretch> stretches, std::span<std:
         KV_ASSERT(bytes <= list.size() - at);
         const StretchHead head{group, first_in_chunk, blocks, stretch.staging, stretch.begin, stretch.end};
         std::memcpy(&list[at], &head, sizeof head);
-        std::memcpy(&list[at] + sizeof head, block_ids.data(), block_ids.size_bytes());
+        std::ranges::copy(std::as_bytes(block_ids), &list[at] + sizeof head);  // perhaps none
         at += bytes;
     }
     return static_cast<uint32_t>(at);

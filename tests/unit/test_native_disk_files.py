@@ -188,6 +188,27 @@ def test_headers_without_their_store_are_replaced(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == sorted([DiskStore.FILE, DiskStore.HEADERS])
 
 
+def test_a_store_that_was_being_made_is_taken_over(tmp_path: Path) -> None:
+    """Its preallocation goes on where it was; of headers that lie there nothing is believed."""
+    made, other = tmp_path / "made", tmp_path / "other"
+    for directory in (made, other):
+        directory.mkdir()
+    store_with(other, filled())
+    for name in HALVES:
+        (made / f"{name}.new").write_bytes((other / name).read_bytes() + b"of a larger one")
+    with (made / f"{DiskStore.FILE}.new").open() as begun:  # held, or another file could get its number
+        store = open_store(made)
+        assert (made / DiskStore.FILE).samefile(f"/proc/self/fd/{begun.fileno()}")
+    assert store.created
+    assert (store.recover(), store.damaged) == (b"", 0)
+    store.close()
+    assert {name: (made / name).stat().st_size for name in os.listdir(made)} == {
+        name: (other / name).stat().st_size for name in os.listdir(other)
+    }
+    store_with(made, filled()[:2])
+    assert kept(made) == dict.fromkeys(filled()[:2], DONE)
+
+
 def test_headers_of_another_store_are_refused_and_left_as_they_are(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
