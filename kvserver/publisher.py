@@ -37,6 +37,9 @@ class Publisher:
     def __init__(self, config: Config, incarnation: int) -> None:
         self._incarnation = incarnation
         replays = replay_endpoint(config.events_endpoint)
+        for endpoint in (config.events_endpoint, replays):
+            if path := _path(endpoint):
+                make_way(path)
         self._context = zmq.Context(1)
         self._sender = self._bind(zmq.PUB, config.events_endpoint, config)
         self._replayer = self._bind(zmq.ROUTER, replays, config)
@@ -124,9 +127,6 @@ class Publisher:
 
     def _bind(self, kind: int, endpoint: str, config: Config) -> "zmq.Socket[bytes]":
         """A path is open to whom the doors of engines are."""
-        path = endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else ""
-        if path:
-            make_way(path)
         bound = self._context.socket(kind)
         bound.setsockopt(zmq.LINGER, 0)
         bound.setsockopt(zmq.SNDHWM, SENT_MAX if kind == zmq.PUB else RING_BATCHES + 2)
@@ -139,7 +139,7 @@ class Publisher:
         except zmq.ZMQError as problem:
             self._context.destroy(linger=0)
             raise ConfigError("events-endpoint", f"events_endpoint: {endpoint}: {problem}") from None
-        if path:
+        if path := _path(endpoint):
             admit(config, path)
         return bound
 
@@ -152,6 +152,11 @@ def replay_endpoint(endpoint: str) -> str:
     if not endpoint.startswith("tcp://") or not host or not port.isdecimal() or not 1 <= int(port) < 65_535:
         raise ConfigError("events-endpoint", f"events_endpoint={endpoint!r} must be tcp://HOST:PORT or ipc:///PATH")
     return f"tcp://{host}:{int(port) + 1}"
+
+
+def _path(endpoint: str) -> str:
+    """Empty where it is none."""
+    return endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else ""
 
 
 def _packed(sequence: int) -> bytes:

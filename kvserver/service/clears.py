@@ -23,8 +23,8 @@ def clear(core: Core, peer: int, request_id: int, namespace: bytes, now_ns: int)
 
 
 def clear_tenant(core: Core, peer: int, request_id: int, tenant: str, now_ns: int) -> None:
-    """The same of every namespace of which the tenant has a cache or a chunk, or may have one. Also of those for which
-    the index had no place when the devices were read; while one of them is not open, that is all that can be said."""
+    """The same of every namespace in which the tenant has a cache or a chunk, or may have one; also of those for which
+    the index had no place when the devices were read. What a device holds that is not open cannot be promised."""
     check_name("tenant", tenant)
     tier, tag = core.disk, tag_of(tenant)
     if tier is not None and not tier.recovered:
