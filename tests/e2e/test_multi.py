@@ -26,9 +26,7 @@ def engine(models: Path, server: Server) -> Iterator[Engine]:
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"connectors": [OTHER, transfer_config(server.path, {})]},
     }
-    with Engine(
-        models / "llama", server.path, block_size=32, max_num_batched_tokens=2048, kv_transfer_config=both
-    ) as running:
+    with Engine(models / "llama", server.path, block_size=32, kv_transfer_config=both) as running:
         running.generate([prompt(90, 40)], tokens=1)  # from then on the scheduler knows the ranks' namespace
         yield running
 
@@ -54,20 +52,3 @@ def test_what_the_other_one_failed_to_load_is_not_stored(engine: Engine, server:
     found = engine.generate([marked])[0]
     assert found.cached_tokens == whole_chunks(LENGTH)
     assert_same(found, wanted)
-
-
-def test_what_it_failed_to_load_is_not_stored_for_who_shares_it_either(engine: Engine, server: Server) -> None:
-    """Two prompts in one step, since a third comes before them. vLLM lets the second go on behind the blocks of the
-    first before the failure is known."""
-    marked = [MARK, *prompt(3, LENGTH - 1)]
-    other = [*marked[:600], *prompt(4, 300)]
-    wanted = [engine.generate([one], cache_salt="computed")[0] for one in (marked, other)]
-    failures = engine.log().count("brings nothing")
-    together = engine.generate([prompt(5, LENGTH), marked, other])
-    assert engine.log().count("brings nothing") == failures + 1
-    assert_same(together[1], wanted[0])
-    until("the stores to end", lambda: settled(server))
-    engine.evict()
-    found = engine.generate([other])[0]
-    assert found.cached_tokens == whole_chunks(600)
-    assert_same(found, wanted[1])
