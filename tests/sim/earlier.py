@@ -16,10 +16,12 @@ from kvserver.tiers.records import (
     NamespaceDocument,
     encode_document,
 )
+from kvserver.wire.tenants import tag_of
 
 from .content import Path, block_of, key_of
 from .disk import Devices
 from .shapes import Shape
+from .tenants import tenant_of
 
 PREFIXES = 5
 """Of each namespace."""
@@ -59,6 +61,7 @@ def _put(
     key, parent = key_of(path), key_of(path[:-1]) or NO_PARENT
     device = extents.device_for(key)
     assert device is not None
+    tenant = tag_of(tenant_of(digest))
     records: list[DiskRecord] = []
     for index, group in enumerate(shape.groups):
         for shard in range(group.shards):
@@ -67,7 +70,7 @@ def _put(
             if extent is None:
                 return False
             payload_bytes = shape.blocks_per_chunk(index) * group.regions * group.page_bytes[shard]
-            what = digest, key, parent, index, shard, payload_bytes, 0, extent_bytes, generation
+            what = digest, key, parent, index, shard, payload_bytes, tenant, extent_bytes, generation
             records.append(DiskRecord(-1, *what, place_of(extent).offset, device, 0))
     for record in records:
         places = range(shape.blocks_per_chunk(record.group))

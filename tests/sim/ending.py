@@ -25,6 +25,7 @@ def drain(world: "World") -> None:
     """All requests are answered and all transfers settled; without clients only sealed chunks are left; these survive
     the brain, and clear."""
     world.be_calm()
+    world.grow(world.swarm.bounds.arena_bytes // world.swarm.bounds.slab_bytes)
     for process in _processes(world):
         process.stalled = False
     _until(world, lambda: _all_settled(world), "requests are answered and transfers settled")
@@ -32,7 +33,6 @@ def drain(world: "World") -> None:
         process.die()
     _until(world, lambda: inside.is_idle(world.shell.service), "sessions, caches, jobs, leases and pins are gone")
     inside.check_idle(world.shell.service, world.ledger)
-    world.grow(world.swarm.bounds.arena_bytes // world.swarm.bounds.slab_bytes)
     drained = "what is drained is empty, or waits for its day"
     _until(world, lambda: inside.drains_are_over(world.shell.service), drained, DRAIN_ROUNDS)
     if world.shell.descriptors:
