@@ -56,7 +56,20 @@ def tick(core: Core, now_ns: int) -> None:
         tier.mover = movers.ensure(core, "disk", "", now_ns)
     if tier.readable and tier.recovered:
         _forget_notes(core, tier)
+        _heed_silence(core, tier, now_ns)
     disk_drain.turn(core, tier, now_ns)
+
+
+def _heed_silence(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """A mover that hangs while nothing is read, and no write may begin before a note is durable, has no other
+    deadline."""
+    if not tier.notes_sent:
+        tier.silent_from_ns = 0
+    elif not tier.silent_from_ns:
+        tier.silent_from_ns = now_ns
+    elif now_ns - tier.silent_from_ns >= core.bounds.disk_job_ms * MILLISECOND_NS:
+        assert tier.mover is not None
+        movers.kill(core, tier.mover, "did not note what it was told")
 
 
 def ready(core: Core, tier: DiskTier, now_ns: int) -> None:
@@ -80,6 +93,7 @@ def gone(core: Core, tier: DiskTier, now_ns: int) -> None:
     core.timers.cancel("recover", tier.mover.number)
     disk_drain.gone(core, tier)
     tier.mover = None
+    tier.notes_sent = tier.silent_from_ns = 0
     tier.start_at_ns = now_ns + core.bounds.disk_restart_ms * MILLISECOND_NS
     if not tier.recovered:
         tier.found = None
@@ -224,6 +238,7 @@ def _note(core: Core, tier: DiskTier, digest: bytes) -> None:
     tier.unnoted.add(digest)
     if tier.mover is None:
         return
+    tier.notes_sent += 1
     core.instruct(tier.mover, Note(digest, _document(core, tier, digest), tier.noted[digest]))
 
 
@@ -261,6 +276,8 @@ def forget(core: Core, tier: DiskTier, digests: Iterable[bytes]) -> None:
 
 
 def _noted(core: Core, tier: DiskTier, noted: Noted) -> None:
+    tier.notes_sent -= 1
+    tier.silent_from_ns = 0
     if noted.kept and noted.void == tier.noted.get(noted.namespace):
         tier.unnoted.discard(noted.namespace)
     if noted.namespace == GENERATIONS and noted.kept:

@@ -6,6 +6,7 @@ so. No byte of it was given to anybody, since only what was read and verified ge
 """
 
 from collections.abc import Iterable
+from itertools import islice
 
 from kvserver.errors import DeviceError
 from kvserver.index.space import Node, Space
@@ -15,27 +16,41 @@ from kvserver.service.owners import DiskJob
 from kvserver.service.state import MILLISECOND_NS, Core, DiskTier, Fetch
 from kvserver.wire.orders import DISK_ITEMS_MAX, Promote
 
+LOOKS_MAX = 1024
+"""Reads that are looked at for one that may be ordered: others are under way, or of tenants without a slot."""
 STARVED_MS_MAX = 250
 """Reads wait so long for slots, of which copies and others that end give some back, before a retrieve gives way."""
 
 
 def start(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """Orders as many reads as may be in flight."""
-    while tier.reads and tier.readable and not tier.starved:
+    """Orders as many reads as may be in flight. A tenant for which there is no slot holds up no other."""
+    while tier.reads and tier.readable and "" not in tier.starved:
         if tier.in_flight["read"] >= core.bounds.disk_jobs_max:
             return
-        ready = ((node, want) for node, want in tier.reads.items() if node not in tier.chunks.busy)
-        node, (space, groups) = next(ready, (None, (None, 0)))
-        if node is None or space is None:
+        node = next((node for node in islice(tier.reads, LOOKS_MAX) if _may_be_read(core, tier, node)), None)
+        if node is None:
             return
+        space, groups = tier.reads[node]
         groups &= node.on_disk & ~node.in_dram
         assert groups, "what is wanted from disk is there"
-        if not order(core, tier, space, node, groups=groups, now_ns=now_ns):
-            tier.starved = True
-            tier.starved_from_ns = tier.starved_from_ns or now_ns
-            return
-        tier.starved_from_ns = 0
-        del tier.reads[node]
+        account = _account(core, space)
+        if order(core, tier, space, node, groups=groups, now_ns=now_ns):
+            tier.starved_since.pop(account, None)
+            del tier.reads[node]
+        else:
+            tier.starved.add(account)
+            tier.starved_since.setdefault(account, now_ns)
+
+
+def _may_be_read(core: Core, tier: DiskTier, node: Node) -> bool:
+    return node not in tier.chunks.busy and (
+        not tier.starved or _account(core, tier.reads[node][0]) not in tier.starved
+    )
+
+
+def _account(core: Core, space: Space) -> str:
+    """Who pays for what is read."""
+    return core.chunks.accounts.of_space(space).name if core.chunks.accounts is not None else ""
 
 
 def order(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> bool:
@@ -65,7 +80,7 @@ def ended(core: Core, tier: DiskTier, job: DiskJob, wrong: set[int], now_ns: int
         core.counters.disk_reads += 1
     core.counters.disk_read_bytes += good
     tier.placements[job.device].read_bytes += good
-    tier.starved = False
+    tier.starved.clear()
     groups = sum({1 << space.parts[part].group for part in wrong}) & node.on_disk
     if groups and lost and core.chunks.spaces.get(space.digest) is space:
         _lose(core, tier, space, node, groups=groups, now_ns=now_ns)
@@ -95,34 +110,23 @@ def arrived(core: Core, tier: DiskTier, space: Space, node: Node, now_ns: int) -
 
 def try_again(core: Core, tier: DiskTier, now_ns: int) -> None:
     """At each tick, since a slot that comes free is not told of: orders the reads for which there was none."""
-    tier.starved = False
+    tier.starved.clear()
     start(core, tier, now_ns)
-    if not tier.starved:
-        tier.starved_from_ns = 0
-    elif now_ns - tier.starved_from_ns >= STARVED_MS_MAX * MILLISECOND_NS:
+    for account in tier.starved_since.keys() - tier.starved:
+        del tier.starved_since[account]
+    if any(now_ns - since_ns >= STARVED_MS_MAX * MILLISECOND_NS for since_ns in tier.starved_since.values()):
         _make_way(core, tier, now_ns)
 
 
 def _make_way(core: Core, tier: DiskTier, now_ns: int) -> None:
     """Retrieves that wait for disk, each on slots that another one of them keeps, would all wait until their deadlines.
-    The lease whose first retrieve came last gives way. A single one waits: leases that nobody uses run out. Before any
-    of them what operators wish to have read gives way, the last wish first: it can wait longer than any request."""
+    The lease whose first retrieve came last gives way. A single one waits: leases that nobody uses run out."""
     if core.chunks.pool.slabs_ready < core.chunks.pool.slabs_total and not core.arena_problem:
         return
     waiting: dict[int, list[Fetch]] = {}
     for job in core.jobs.values():
-        if job.held is not None:
+        if job.held is not None and _account(core, job.space) in tier.starved:
             waiting.setdefault(job.held.request.lease, []).append(job.held.fetch)
-    if waiting and tier.hold_fetches:
-        last = next(reversed(tier.hold_fetches.values()))
-        fail(
-            core,
-            tier,
-            last,
-            DeviceError("disk-room", "its chunks have no room in DRAM beside what requests need"),
-            now_ns,
-        )
-        return
     if len(waiting) < 2:
         return
     number, fetches_of_last = waiting.popitem()

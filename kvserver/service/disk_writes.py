@@ -152,6 +152,7 @@ def note(core: Core, tier: DiskTier, job: DiskJob) -> None:
         tier.described.add(space.digest)
         tier.unnoted.add(space.digest)
         void = tier.noted.setdefault(space.digest, job.generation - 1)
+        tier.notes_sent += 1
         core.instruct(tier.mover, Note(space.digest, encode_document(document_of(space)), void))
 
 

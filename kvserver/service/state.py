@@ -326,16 +326,21 @@ class DiskTier:
         self.waiters: dict[Node, list[Fetch]] = {}
         self.wait_until_ns = 0
         """Nothing new is chosen to be written before."""
-        self.starved = False
-        """No slot could be had for a read; tried again at the next tick."""
-        self.starved_from_ns = 0
-        """When that began, while no read could be ordered since; else 0."""
+        self.starved: set[str] = set()
+        """Accounts ("" where there are no quotas) for a read of which no slot could be had; tried again at the next
+        tick."""
+        self.starved_since: dict[str, int] = {}
+        """Account -> when that began (ns), while no read of it could be ordered since."""
         self.noted: dict[bytes, int] = {}
         """Namespaces of which the devices have a note, or will: the generation up to which their records are void."""
         self.generation_max = 0
         """Of records that may be written: each device has noted it (disk.GENERATIONS)."""
         self.unnoted: set[bytes] = set()
         """Of those, the ones whose note may not be durable yet."""
+        self.notes_sent = 0
+        """To the mover, and not answered."""
+        self.silent_from_ns = 0
+        """Since when it has answered none of them; 0: it has, or that was not looked at yet."""
         self.described: set[bytes] = set()
         """Namespaces whose document was sent."""
         self.void_later: set[bytes] = set()

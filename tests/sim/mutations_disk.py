@@ -32,6 +32,13 @@ MUTATIONS = (
         "    if groups and lost and not core",
     ),
     Mutation(
+        "nobody notices a disk mover that answers no note",
+        "service/disk.py",
+        "        tier.silent_from_ns = now_ns\n",
+        "        tier.silent_from_ns = 0\n",
+        unseen=True,
+    ),
+    Mutation(
         "a drain gives up no chunk of which DRAM lacks something",
         DISK_CHUNKS,
         "        if any(at.pins or at.state != READY for at in below):\n",

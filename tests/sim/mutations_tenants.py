@@ -5,6 +5,20 @@ from .mutations import Mutation
 ACCOUNTS, CACHES, LEASES, ROOM = (f"service/{name}.py" for name in ("accounts", "caches", "leases", "room"))
 
 MUTATIONS = (
+    Mutation(
+        "a tenant without room in DRAM holds up the reads of all",
+        "service/disk_reads.py",
+        "        not tier.starved or _account(core, tier.reads[node][0]) not in tier.starved\n",
+        "        not tier.starved\n",
+        unseen=True,
+    ),
+    Mutation(
+        "who waits for its disk gives way to who waits for slots",
+        "service/disk_reads.py",
+        "        if job.held is not None and _account(core, job.space) in tier.starved:\n",
+        "        if job.held is not None:\n",
+        unseen=True,
+    ),
     Mutation("a tenant beyond its maximum", ACCOUNTS, "self.taken_bytes + more_bytes - self.max_bytes", "0"),
     Mutation(
         "a maximum that does not count what is being stored",

@@ -155,7 +155,8 @@ class Swarm:
     def _bounds(self, rng: Random) -> Bounds:
         slab_units = max(rng.choice((3, 4, 5, 7)), *(shape.slot_units_max() for shape in self.shapes))
         chunks = rng.choice((6, 8, 12) if self.reads_much else (2, 3, 4, 6) if self.has_disk else (1, 3, 6, 9, 16))
-        units = max(shape.chunk_units() for shape in self.shapes) * chunks
+        chunk_bytes = max(shape.chunk_units() for shape in self.shapes) * SLOT_ALIGN
+        units = chunk_bytes // SLOT_ALIGN * chunks
         chunk_slabs = max(shape.chunk_slabs(slab_units) for shape in self.shapes)
         slabs = max(rng.choice((2, 3)), chunk_slabs, -(-units // slab_units))
         return Bounds(
@@ -175,7 +176,7 @@ class Swarm:
             job_ttl_ms=self.ms(rng.choice((150, 1500))),
             mover_grace_ms=self.ms(rng.choice((40, 300))),
             mover_start_ms=self.ms(rng.choice((100, 600))),
-            tenants=draw_quotas(rng, slabs * slab_units * SLOT_ALIGN) if self.has_quotas else (),
+            tenants=draw_quotas(rng, slabs * slab_units * SLOT_ALIGN, chunk_bytes) if self.has_quotas else (),
             kv_events=rng.random() < 0.8,
             holds_max=rng.choice((1, 3, 64)),
             held_percent_max=rng.choice((20, 50)),

@@ -19,15 +19,15 @@ def namespaces_of(tenant: str, digests: Iterable[bytes]) -> list[bytes]:
     return [digest for digest in digests if tenant_of(digest) == tenant]
 
 
-def draw_quotas(rng: Random, arena_bytes: int) -> tuple[Quota, ...]:
-    """Guarantees that fit the arena together, and maxima."""
+def draw_quotas(rng: Random, arena_bytes: int, chunk_bytes: int) -> tuple[Quota, ...]:
+    """Guarantees that fit the arena together, and maxima, which leave room for a chunk."""
     left = arena_bytes
     quotas = []
     for name in (*TENANTS[:2], *((OTHERS,) if rng.random() < 0.5 else ())):
         guaranteed = _units(min(left, int(arena_bytes * rng.choice((0.0, 0.3, 0.5, 0.8)))))
-        most = _units(rng.choice((0, 0, arena_bytes // 3, arena_bytes // 2)))
+        most = rng.choice((0, 0, arena_bytes // 3, arena_bytes // 2))
         left -= guaranteed
-        quotas.append(Quota(name, guaranteed, max(guaranteed, most) if most else 0))
+        quotas.append(Quota(name, guaranteed, max(guaranteed, _units(most), chunk_bytes) if most else 0))
     return tuple(quotas)
 
 

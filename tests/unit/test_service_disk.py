@@ -324,6 +324,22 @@ def test_a_disk_mover_that_hangs_is_killed_and_lookups_answer_what_dram_has() ->
     assert client.lookup(keys).chunks == CHUNKS
 
 
+def test_a_disk_mover_that_answers_no_note_is_killed_though_nothing_is_read_or_written() -> None:
+    rig = DiskRig(disk_job_ms=1_000, disk_restart_ms=500)
+    rig.disk_works = rig.notes_answered = False
+    client = Client(rig).register()
+    client.store(chain(1, CHUNKS))
+    rig.disk_works = True
+    rig.finish_disk()
+    rig.wait_ms(900)
+    assert rig.kills == 0
+    rig.wait_ms(300)
+    assert rig.kills == 1
+    rig.notes_answered = True
+    rig.wait_ms(5_000)
+    assert rig.kills == 1
+
+
 def test_when_the_disk_mover_dies_who_waits_for_its_turn_is_told_as_well() -> None:
     rig = DiskRig(disk_jobs_max=1)
     client, first = cold_prompt(rig)
