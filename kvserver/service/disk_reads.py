@@ -43,9 +43,12 @@ def start(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 
 def _may_be_read(core: Core, tier: DiskTier, node: Node) -> bool:
-    return node not in tier.chunks.busy and (
-        not tier.starved or _account(core, tier.reads[node][0]) not in tier.starved
-    )
+    return node not in tier.chunks.busy and not _waits(core, tier, tier.reads[node][0])
+
+
+def _waits(core: Core, tier: DiskTier, space: Space) -> bool:
+    """No slot could be had for a read of whoever pays for it."""
+    return bool(tier.starved) and _account(core, space) in tier.starved
 
 
 def _account(core: Core, space: Space) -> str:
@@ -120,13 +123,19 @@ def try_again(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 def _make_way(core: Core, tier: DiskTier, now_ns: int) -> None:
     """Retrieves that wait for disk, each on slots that another one of them keeps, would all wait until their deadlines.
-    The lease whose first retrieve came last gives way. A single one waits: leases that nobody uses run out."""
+    The lease whose first retrieve came last gives way. A single one waits: leases that nobody uses run out. Before any
+    of them what operators wish to have read gives way, the last wish first: it can wait longer than any request."""
     if core.chunks.pool.slabs_ready < core.chunks.pool.slabs_total and not core.arena_problem:
         return
     waiting: dict[int, list[Fetch]] = {}
     for job in core.jobs.values():
-        if job.held is not None and _account(core, job.space) in tier.starved:
+        if job.held is not None and _waits(core, tier, job.space):
             waiting.setdefault(job.held.request.lease, []).append(job.held.fetch)
+    wishes = [fetch for fetch in tier.hold_fetches.values() if fetch.hold and _waits(core, tier, fetch.hold.space)]
+    if waiting and wishes:
+        error = DeviceError("disk-room", "its chunks have no room in DRAM beside what requests need")
+        fail(core, tier, wishes[-1], error, now_ns)
+        return
     if len(waiting) < 2:
         return
     number, fetches_of_last = waiting.popitem()

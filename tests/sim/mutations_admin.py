@@ -146,8 +146,8 @@ MUTATIONS = (
     Mutation(
         "what operators want read holds up retrieves",
         DISK_READS,
-        "    if waiting and tier.hold_fetches:\n",
-        "    if not waiting and tier.hold_fetches:\n",
+        "    if waiting and wishes:\n",
+        "    if not waiting and wishes:\n",
         unseen=True,
     ),
     Mutation(

@@ -161,8 +161,8 @@ MUTATIONS = (
     Mutation(
         "cleared before the devices know it",
         "service/disk.py",
-        "    return clearing is not None\n",
-        "    return False\n",
+        "    if tier is None or not known:\n",
+        "    if tier is None or not known or known:\n",
     ),
     Mutation("recover groups with shards missing", "service/recovery.py", "len(whole) == len(parts)", "whole"),
     Mutation(

@@ -8,14 +8,14 @@ MUTATIONS = (
     Mutation(
         "a tenant without room in DRAM holds up the reads of all",
         "service/disk_reads.py",
-        "        not tier.starved or _account(core, tier.reads[node][0]) not in tier.starved\n",
-        "        not tier.starved\n",
+        "    return bool(tier.starved) and _account(core, space) in tier.starved\n",
+        "    return bool(tier.starved)\n",
         unseen=True,
     ),
     Mutation(
         "who waits for its disk gives way to who waits for slots",
         "service/disk_reads.py",
-        "        if job.held is not None and _account(core, job.space) in tier.starved:\n",
+        "        if job.held is not None and _waits(core, tier, job.space):\n",
         "        if job.held is not None:\n",
         unseen=True,
     ),
