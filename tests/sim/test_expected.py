@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from kvserver.service import effects, events
-from kvserver.wire import messages, orders
+from kvserver.wire import admin, messages, orders
 
 from .expected import EXPECTED
 
@@ -15,7 +15,8 @@ from .expected import EXPECTED
     [
         ("event", events.Event),
         ("request", messages.Request),
-        ("reply", messages.Reply),
+        ("command", admin.AnyCommand),
+        ("reply", messages.Reply | admin.Outcome),
         ("effect", effects.Effect),
         ("order", orders.Order),
         ("report", orders.Report),
