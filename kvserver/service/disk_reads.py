@@ -173,8 +173,9 @@ def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, 
     if left & space.needed == space.needed:
         tier.chunks.lose(space, node, groups)
         return
-    doomed = set(space.subtree(node))
-    fail_all(core, tier, [at for at in space.subtree(node) if at in doomed], _unreadable(), now_ns)
+    below = space.subtree(node)
+    doomed = set(below)
+    fail_all(core, tier, below, _unreadable(), now_ns)
     end_below(core, space, doomed, _unreadable(), now_ns)
     rest = tier.chunks.lose(space, node, groups)
     if rest is not None:
