@@ -62,7 +62,7 @@ MUTATIONS = (
         "retrieves wait for slots of each other",
         "service/disk_reads.py",
         "        _make_way(core, tier, now_ns)\n",
-        "",
+        "        pass\n",
         unseen=True,
     ),
     Mutation(
