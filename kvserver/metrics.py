@@ -100,6 +100,11 @@ class SnapshotCollector(Collector):
         yield _gauge("namespaces", "Namespaces that hold something.", value=status.namespaces)
         yield _gauge("sessions", "Client processes that are connected.", value=status.sessions)
         yield _gauge("caches", "Registered caches.", value=status.caches)
+        yield _gauge(
+            "caches_engine_driven",
+            "Of those, the ones whose clients copy by torch, through a buffer on the host: slow, and asked for.",
+            value=status.caches_engine_driven,
+        )
         yield _gauge("leases", "Leases that are out.", value=status.leases)
         yield _gauge(
             "pins", "Pinned prefixes: leases + holds + running retrieves + chunks being stored.", value=status.pins

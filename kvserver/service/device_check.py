@@ -18,6 +18,7 @@ from kvserver.wire.messages import (
 
 DEVICE_ID = re.compile(r"[0-9a-f]{32}@[0-9a-f:.]{1,32}")
 IPC_MODES = {"cuda": ("",), "rocm": ("legacy", "dmabuf")}
+HOST_MODES = ("direct", "engine-driven")
 STAGING_COUNT = {"staged": 1, "direct": 0, "server-gather": 0}
 
 
@@ -45,8 +46,10 @@ def descriptors(session: Session, request: Register) -> tuple[int, ...]:
 
 
 def _check_host(request: Register) -> None:
-    if request.mode != "direct":
-        raise RequestError("mode", f"mode {request.mode!r} is not one of device kind host; expected 'direct'")
+    if request.mode not in HOST_MODES:
+        raise RequestError(
+            "mode", f"mode {request.mode!r} is not one of device kind host; expected {', '.join(HOST_MODES)}"
+        )
     if request.device_id or request.ipc_mode:
         raise RequestError(
             "device", f"device_id={request.device_id!r}, ipc_mode={request.ipc_mode!r}; device kind host has neither"

@@ -44,6 +44,7 @@ def status(core: Core, now_ns: int) -> Status:
         chunks_max=core.bounds.chunks_max,
         sessions=len(core.sessions),
         caches=len(core.caches),
+        caches_engine_driven=sum(cache.mode == "engine-driven" for cache in core.caches.values()),
         leases=len(core.leases),
         pins=core.chunks.pins,
         stores=running.count("store"),

@@ -329,12 +329,14 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
         assert core.disk is not None
         fetches.end(core.disk, job.held.fetch)
     core.counters.jobs[done.status] += 1
-    core.counters.mode_bytes[done.mode] += done.bytes
-    core.counters.mode_ns[done.mode] += done.copy_ns
+    # The mover has its half alone, which is direct; the client's half decides how fast it is.
+    mode = "engine-driven" if job.cache.mode == "engine-driven" else done.mode
+    core.counters.mode_bytes[mode] += done.bytes
+    core.counters.mode_ns[mode] += done.copy_ns
     core.counters.job_seconds[job.kind].observe((now_ns - job.began_ns) / 1e9)
     if level := core.lines.level(job.kind, now_ns):
         who = ("engine", job.session.engine.name), ("request", job.request_id)
-        took = ("mode", done.mode), ("ms", (now_ns - job.began_ns) / 1e6), ("copy_ms", done.copy_ns / 1e6)
+        took = ("mode", mode), ("ms", (now_ns - job.began_ns) / 1e6), ("copy_ms", done.copy_ns / 1e6)
         core.log(job.kind, *who, ("status", done.status), ("bytes", done.bytes), *_tokens(job), *took, level=level)
     if job.kind == "store":
         _store_ended(core, job, done)

@@ -166,6 +166,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     chunks_max: int
     sessions: int
     caches: int
+    caches_engine_driven: int = 0
+    """Of those, the ones whose clients copy between a device and a buffer on the host themselves, which is slow."""
     leases: int
     pins: int
     """Pinned prefixes, counted where they are pinned: one for each lease, each retrieve that runs, and each chunk that

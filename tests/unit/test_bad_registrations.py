@@ -178,7 +178,12 @@ def test_layouts_that_just_fit_are_taken(scene: Scene, groups: Sequence[GroupSpe
         ({"name": "a\x1bb"}, "request", "name", "must be 1 to 128 printable bytes"),
         ({"tenant": "x" * 129}, "request", "name", "tenant='xxx"),
         ({"namespace": bytes(31)}, "request", "namespace", "31 bytes; a namespace is a digest of 32 bytes"),
-        ({"mode": "staged"}, "request", "mode", "'staged' is not one of device kind host; expected 'direct'"),
+        (
+            {"mode": "staged"},
+            "request",
+            "mode",
+            "'staged' is not one of device kind host; expected direct, engine-driven",
+        ),
         ({"device_id": "0"}, "request", "device", "device_id='0', ipc_mode=''; device kind host has neither"),
         ({"ipc_mode": "legacy"}, "request", "device", "device_id='', ipc_mode='legacy'; device kind host has neither"),
         ({"staging": [Staging(bytes(64), 1 << 20, 1)]}, "request", "staging", "device kind host needs no staging"),

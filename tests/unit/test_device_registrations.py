@@ -170,3 +170,15 @@ def test_bytes_are_counted_by_the_way_that_they_went() -> None:
     host.store(bytes(range(64)))
     modes = rig.service.counters.mode_bytes
     assert modes == {"direct": 7, "staged": 7, "server-gather": 0, "engine-driven": 0}
+
+
+def test_what_clients_copy_themselves_is_called_so_though_the_mover_says_direct() -> None:
+    rig = Rig()
+    direct, driven = Client(rig, engine="direct").register(), Client(rig, engine="driven")
+    driven.cache = driven.ask(change(driven.registration(), mode="engine-driven")).cache
+    direct.store(bytes(range(64)))
+    driven.store(bytes(32))
+    assert rig.service.counters.mode_bytes == {"direct": 7, "staged": 0, "server-gather": 0, "engine-driven": 7}
+    status = rig.service.status(rig.now_ns)
+    assert (status.caches, status.caches_engine_driven) == (2, 1)
+    assert [cache.mode for cache in status.shown_caches] == ["direct", "engine-driven"]
