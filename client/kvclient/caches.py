@@ -3,13 +3,15 @@
 import os
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvclient.device_cache import DeviceCache, event_handle
 from kvclient.loop import Loop, Waiter
+from kvclient.portable import Portable, has_query
 from kvclient.session import Session
 from kvclient.values import CacheSpec, HostBuffer
 from kvserver.errors import RequestError
+from kvserver.wire.messages import CHUNKS_MAX
 
 
 @dataclass(eq=False)
@@ -64,12 +66,20 @@ class Registration:
 class Cache:
     """The handle that register_cache() returns; like a future of the registration, which may be lost and renewed."""
 
-    def __init__(self, spec: CacheSpec, descriptors: list[int], device: DeviceCache | None = None) -> None:
+    def __init__(
+        self,
+        spec: CacheSpec,
+        descriptors: list[int],
+        device: DeviceCache | None = None,
+        portable: Portable | None = None,
+    ) -> None:
         self.spec = spec
         self.descriptors = descriptors
         """Duplicates, ours to close; offered to every server that we meet."""
         self.device = device
-        """None on the host."""
+        """Of a GPU."""
+        self.portable = portable
+        """Of what is said to be portable."""
         self.wanted = True
         """Until unregister() or close()."""
         self.kept = False
@@ -85,6 +95,25 @@ class Cache:
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def told(self) -> CacheSpec:
+        """What the server is told."""
+        portable = self.portable
+        if portable is None:
+            return self.spec
+        mode = self.spec.chosen_mode
+        return replace(self.spec, device="host", mode=mode, buffers=[portable.buffer], groups=portable.groups)
+
+    @property
+    def part_chunks_max(self) -> int:
+        """Of one request."""
+        return self.portable.part_chunks_max if self.portable is not None else CHUNKS_MAX
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing of this process copies from or to its memory."""
+        return (self.device is None or self.device.free) and (self.portable is None or self.portable.quiet)
 
     @property
     def registered(self) -> bool:
@@ -139,12 +168,19 @@ def prepare(spec: CacheSpec) -> Cache:
     """Takes what the cache needs of this process, in the caller's thread. RequestError when it is not to be had."""
     if spec.device == "host":
         return Cache(spec, _duplicate(spec))
+    if spec.device == "portable":
+        portable = Portable(spec)
+        return Cache(spec, [portable.descriptor], portable=portable)
     return Cache(spec, [], DeviceCache(spec))
 
 
 def check_event(cache: Cache, after: object) -> None:
     """What a job is to wait for; None is nothing. RequestError in the caller's thread."""
     if after is None:
+        return
+    if cache.portable is not None:
+        if not has_query(after):
+            raise RequestError("after", f"{after!r} is no event; expected a torch.Event that was recorded")
         return
     if cache.device is None:
         raise RequestError("after", f"cache {cache.name!r} is on the host, where there are no events")

@@ -263,7 +263,7 @@ class Client:
         limits = link.limits if link is not None else ASSUMED_LIMITS
         check_event(cache, after)
         whole = StorePart(first_chunk, parent, keys, pack_groups(cache.spec, groups))
-        parts = cut_store(cache.spec, whole, limits)
+        parts = cut_store(cache.spec, whole, limits, part_chunks_max=cache.part_chunks_max)
         due_s = time.monotonic() + (self.timeouts.store_s if timeout_s is None else timeout_s)
         answer: Future[StoreResult] = _future()
         self.counters.add("stores")
@@ -295,7 +295,8 @@ class Client:
         check_event(cache, after)
         packed = pack_groups(cache.spec, groups)
         limits = link.limits if link is not None else ASSUMED_LIMITS
-        parts = cut_retrieve(cache.spec, packed, limits, from_disk=lease.chunks_on_disk > 0)
+        from_disk, most = lease.chunks_on_disk > 0, cache.part_chunks_max
+        parts = cut_retrieve(cache.spec, packed, limits, from_disk=from_disk, part_chunks_max=most)
         due_s = time.monotonic() + (self.timeouts.retrieve_s if timeout_s is None else timeout_s)
         answer: Future[RetrieveResult] = _future()
         self.counters.add("retrieves")

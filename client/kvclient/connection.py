@@ -17,7 +17,7 @@ from kvclient.gate import Backoff, Gate, Link
 from kvclient.lane import Lane
 from kvclient.loop import Conversation, Loop, Lost, Overdue, Trouble, Waiter
 from kvclient.session import Identity, Session, local_path
-from kvclient.values import CacheSpec, Timeouts
+from kvclient.values import CacheSpec, HostBuffer, Timeouts
 from kvserver.errors import RequestError
 from kvserver.wire import messages as wire
 
@@ -74,6 +74,8 @@ class Connection:
         self._caches.append(cache)
         if cache.device is not None:
             cache.device.attach(self.loop)
+        if cache.portable is not None:
+            cache.portable.attach(self.loop)
         if self.session is not None:
             self._start_keeping(self.session, cache)
 
@@ -238,7 +240,7 @@ class Connection:
                     cache.settle(None)
                 let_go = registration.gone or await self._unregister(session, registration)
                 registration.retire()
-                await self._end_ring(session, cache)
+                await self._quieten(session, cache)
         except RequestError as error:
             log.error("cache refused name=%s %s", cache.name, error)
             cache.settle(None, error)
@@ -261,7 +263,7 @@ class Connection:
         twice_until_s = time.monotonic() + self.timeouts.register_s
         while cache.wanted:
             if not offered:
-                await self._end_ring(session, cache)  # of an earlier session, or of an attempt that failed
+                await self._quieten(session, cache)  # of an earlier session, or of an attempt that failed
             now_s = time.monotonic()
             try:
                 return await self._register(session, cache, offered, now_s + self.timeouts.register_s)
@@ -307,12 +309,11 @@ class Connection:
         log.info("cache registered name=%s cache=%d mover=%d", cache.name, registered.cache, registered.mover)
         return Registration(self.loop, session, registered.cache, descriptors[0])
 
-    async def _end_ring(self, session: Session, cache: Cache) -> None:
-        """Until nothing of an earlier registration touches the staging memory, when the cache has one."""
-        if cache.device is None:
-            return
-        cache.device.end_ring()
-        while not cache.device.free:
+    async def _quieten(self, session: Session, cache: Cache) -> None:
+        """Until nothing of an earlier registration touches the staging memory, or the cache by way of the host."""
+        if cache.device is not None:
+            cache.device.end_ring()
+        while not cache.quiet:
             await self._pause(session, QUIET_POLL_S)
 
     async def _unregister(self, session: Session, registration: Registration) -> bool:
@@ -340,7 +341,7 @@ class Connection:
 
 
 def _register_request(request_id: int, cache: Cache, offered: list[int]) -> wire.Register:
-    spec, device = cache.spec, cache.device
+    spec, device = cache.told, cache.device
     return wire.Register(
         id=request_id,
         name=spec.name,
@@ -359,7 +360,8 @@ def _register_request(request_id: int, cache: Cache, offered: list[int]) -> wire
 
 
 def _host_buffers(spec: CacheSpec, offered: list[int]) -> list[wire.Buffer]:
-    return [wire.Buffer(number, b"", buffer.bytes) for number, buffer in zip(offered, spec.buffers, strict=True)]
+    sizes = [buffer.bytes for buffer in spec.buffers if isinstance(buffer, HostBuffer)]
+    return [wire.Buffer(number, b"", size) for number, size in zip(offered, sizes, strict=True)]
 
 
 def _answer(cache: Cache, let_go: bool) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
+from kvclient.layouts import check_runs
+from kvclient.values import Buffered, CacheSpec, DeviceBuffer
 from kvserver._native import (
     DriverAbsent,
     DriverError,
@@ -56,7 +57,7 @@ def export(spec: CacheSpec) -> Export:
     buffers = [_device_buffer(spec, index, buffer) for index, buffer in enumerate(spec.buffers)]
     if not buffers:
         raise RequestError("layout", f"cache {spec.name!r} has no buffers")
-    _check_extents(spec, buffers)
+    check_runs(spec.groups, [buffer.bytes for buffer in buffers])
     found = [_allocation_of(spec, buffer) for buffer in buffers]
     devices = sorted({allocation.device_id for allocation in found})
     if len(devices) != 1:
@@ -101,28 +102,15 @@ def _vendor(spec: CacheSpec) -> Literal["cuda", "rocm"]:
         case "cuda" | "rocm" as vendor:
             return vendor
         case _:
-            raise RequestError("device", f"device={spec.device!r} of cache {spec.name!r} must be host, cuda or rocm")
+            raise RequestError(
+                "device", f"device={spec.device!r} of cache {spec.name!r} must be host, cuda, rocm or portable"
+            )
 
 
-def _device_buffer(spec: CacheSpec, index: int, buffer: HostBuffer | DeviceBuffer) -> DeviceBuffer:
+def _device_buffer(spec: CacheSpec, index: int, buffer: Buffered) -> DeviceBuffer:
     if isinstance(buffer, DeviceBuffer):
         return buffer
     raise RequestError("device", f"buffers[{index}] of cache {spec.name!r} on {spec.device} must be a DeviceBuffer")
-
-
-def _check_extents(spec: CacheSpec, buffers: Sequence[DeviceBuffer]) -> None:
-    """The server only sees whole allocations; a page beside its tensor would be somebody else's memory to us."""
-    for group in spec.groups:
-        for run in group.regions:
-            if not 0 <= run.buffer < len(buffers):
-                raise RequestError("layout", f"buffer={run.buffer} must be in [0, {len(buffers)})")
-            end = run.offset + (run.regions - 1) * run.region_stride + (group.blocks - 1) * run.block_stride
-            if run.offset < 0 or end + run.page_bytes > buffers[run.buffer].bytes:
-                raise RequestError(
-                    "layout",
-                    f"pages reach [{run.offset}, {end + run.page_bytes}) of buffer {run.buffer}, which has "
-                    f"{buffers[run.buffer].bytes} bytes",
-                )
 
 
 def _allocation_of(spec: CacheSpec, buffer: DeviceBuffer) -> _Allocation:

@@ -88,6 +88,11 @@ class Jobs:
         )
 
     async def _store_part(self, cache: Cache, part: StorePart, due_s: float) -> StoreResult:
+        if cache.portable is None:
+            return await self._ask_to_store(cache, part, due_s)
+        return await cache.portable.store(part, due_s, lambda moved: self._ask_to_store(cache, moved, due_s))
+
+    async def _ask_to_store(self, cache: Cache, part: StorePart, due_s: float) -> StoreResult:
         registration = cache.registration
         if registration is None:
             return StoreResult(0, 0, 0, "not-registered")
@@ -140,7 +145,7 @@ class Jobs:
         self, cache: Cache, lease: Lease, parts: list[list[GroupBlocks]], due_s: float
     ) -> RetrieveResult:
         async def begin(index: int) -> RetrieveResult:
-            return await self._retrieve(cache, lease, parts[index], due_s, more=index + 1 < len(parts))
+            return await self._retrieve_part(cache, lease, parts[index], due_s, more=index + 1 < len(parts))
 
         def is_whole(index: int, result: RetrieveResult) -> bool:
             return result.ok
@@ -149,7 +154,15 @@ class Jobs:
         why = next((result.why for result in results if not result.ok), "")
         return RetrieveResult(not why, sum(result.bytes for result in results), why)
 
-    async def _retrieve(
+    async def _retrieve_part(
+        self, cache: Cache, lease: Lease, groups: list[GroupBlocks], due_s: float, *, more: bool
+    ) -> RetrieveResult:
+        def ask(groups: list[GroupBlocks]) -> Coroutine[Waiter, Any, RetrieveResult]:
+            return self._ask_to_retrieve(cache, lease, groups, due_s, more=more)
+
+        return await (ask(groups) if cache.portable is None else cache.portable.retrieve(groups, due_s, ask))
+
+    async def _ask_to_retrieve(
         self, cache: Cache, lease: Lease, groups: list[GroupBlocks], due_s: float, *, more: bool
     ) -> RetrieveResult:
         registration = cache.registration
@@ -259,9 +272,10 @@ class Jobs:
         """Why the job cannot begin; empty when the event that it waits for is done, or there is none."""
         if after is None:
             return ""
-        assert cache.device is not None
+        where = cache.device or cache.portable
+        assert where is not None
         try:
-            await cache.device.happened(after, due_s)
+            await where.happened(after, due_s)
         except Trouble as trouble:
             return trouble.why
         return ""

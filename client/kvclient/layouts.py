@@ -20,7 +20,7 @@ from itertools import product
 from typing import NamedTuple, Protocol
 
 from kvserver.errors import RequestError
-from kvserver.wire.messages import RegionRun
+from kvserver.wire.messages import GroupSpec, RegionRun
 
 
 class Tensor(Protocol):
@@ -99,6 +99,22 @@ def region_runs(tensor: Tensor, *, buffer: int, blocks: int, block_dim: int | No
         )
         for start in starts
     ]
+
+
+def check_runs(groups: Sequence[GroupSpec], sizes: Sequence[int]) -> None:
+    """RequestError("layout") when a page leaves its buffer; sizes: of the buffers, in bytes. For those who alone know
+    their buffers' ends: whoever sees the allocations behind would take what lies beside a tensor for a page."""
+    for group in groups:
+        for run in group.regions:
+            if not 0 <= run.buffer < len(sizes):
+                raise RequestError("layout", f"buffer={run.buffer} must be in [0, {len(sizes)})")
+            end = run.offset + (run.regions - 1) * run.region_stride + (group.blocks - 1) * run.block_stride
+            if run.offset < 0 or end + run.page_bytes > sizes[run.buffer]:
+                raise RequestError(
+                    "layout",
+                    f"pages reach [{run.offset}, {end + run.page_bytes}) of buffer {run.buffer}, which has "
+                    f"{sizes[run.buffer]} bytes",
+                )
 
 
 def _block_dimension(shape: Sequence[int], blocks: int, block_dim: int | None) -> int:

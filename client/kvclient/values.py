@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from kvserver.errors import RequestError
 from kvserver.wire.messages import SEGMENT_BYTES_MAX, STAGING_SEGMENTS, GroupSpec, Mode, RegionRun
 
 STAGING_BYTES = STAGING_SEGMENTS * SEGMENT_BYTES_MAX
+CHOSEN_MODES: dict[str, Mode] = {"host": "direct", "portable": "engine-driven"}
 
 BlockIds = bytes | bytearray | memoryview | Sequence[int]
 """Packed little-endian int32, anything with a buffer of C ints (array("i"), an int32 tensor), or a sequence of ints."""
@@ -37,6 +38,17 @@ class DeviceBuffer(NamedTuple):
     bytes: int
 
 
+class TensorBuffer(NamedTuple):
+    """A torch tensor that the engine keeps its KV in, on whatever device: for device portable. It must keep its storage
+    until the cache is unregistered."""
+
+    tensor: Any
+    """torch.Tensor. Offsets of regions count from its first byte."""
+
+
+Buffered = HostBuffer | DeviceBuffer | TensorBuffer
+
+
 @dataclass(frozen=True, kw_only=True)
 class CacheSpec:
     """One rank's KV cache as the server is to know it. Kept, and registered again after every reconnect."""
@@ -46,24 +58,26 @@ class CacheSpec:
     namespace: bytes
     """keys.namespace_digest() of everything that must be equal for bytes to be interchangeable."""
     chunk_tokens: int
-    buffers: Sequence[HostBuffer | DeviceBuffer]
+    buffers: Sequence[Buffered]
     groups: Sequence[GroupSpec]
     """Offsets of their regions count from the begin of their buffers."""
     device: str = "host"
-    """host, cuda or rocm."""
+    """host, cuda or rocm. portable: any device that torch knows, by torch alone, through a buffer on the host. That is
+    slow, for devices that nothing else here reaches, and never chosen unless it is said."""
     library: str = ""
     """GPUs: path of the driver's library. Empty: the one that this process has loaded, or that the system finds."""
     tenant: str = ""
     mode: Mode | Literal[""] = ""
-    """Empty: direct on the host, staged on GPUs."""
+    """Empty: direct on the host, staged on GPUs, engine-driven where it is portable."""
     staging_bytes: int = STAGING_BYTES
-    """Device memory that mode staged takes beside the KV cache; less when it is not to be had."""
+    """Device memory that mode staged takes beside the KV cache; less when it is not to be had. portable: memory of the
+    host, for two chunks at least, and as much of the device's for moments."""
     tokens_max: int = 0
     """Tokens of the engine's longest prompt. A server whose arena can never hold one refuses the cache. 0: not said."""
 
     @property
     def chosen_mode(self) -> Mode:
-        return self.mode or ("direct" if self.device == "host" else "staged")
+        return self.mode or CHOSEN_MODES.get(self.device, "staged")
 
 
 def full_group(

@@ -70,6 +70,12 @@ class DeviceWorker(Worker):
         theirs.close()
 
 
+class PortableWorker(DeviceWorker):
+    """Of an engine whose KV cache is torch tensors. Options beside those of a DeviceWorker: `torch_device`."""
+
+    MODULE = "tests.device.torch_process"
+
+
 class Pool:
     """Device memory, and what must be in it byte for byte: the shadow."""
 
@@ -205,8 +211,12 @@ class Remote:
             mode=mode,  # type: ignore[arg-type]
             staging_bytes=staging_bytes,
         )
-        self._spec = spec
-        self._cache = self._client.register_cache(spec)
+        self._spec = self._as_told(spec)
+        self._cache = self._client.register_cache(self._spec)
+
+    def _as_told(self, spec: CacheSpec) -> CacheSpec:
+        """What the client is told of a cache."""
+        return spec
 
     def move_to_twin(self) -> None:
         """A second cache of the same memory takes the first one's place, which is unregistered."""
