@@ -1,7 +1,10 @@
 """Every layout in every mode on a GPU that is really there, and engines that share what they store."""
 
+import importlib.util
+from collections.abc import Mapping
 from contextlib import ExitStack
 
+from tests.device.engine_process import DeviceWorker, PortableWorker
 from tests.device.shapes import SHAPES
 from tests.device.simulated import Machine
 from tests.gpu.engine_process import GpuWorker
@@ -29,7 +32,7 @@ def layouts(report: Report, machine: Gpus | Machine) -> None:
                 report.check(f"mode={mode} " in server.log(), f"{path}: some job went {mode}")
 
 
-def _compare_layout(report: Report, path: str, shape: str, workers: dict[str, GpuWorker]) -> None:
+def _compare_layout(report: Report, path: str, shape: str, workers: Mapping[str, DeviceWorker]) -> None:
     chunks = CHUNKS.get(shape, 5)
     try:
         for mode, worker in workers.items():
@@ -49,6 +52,23 @@ def _compare_layout(report: Report, path: str, shape: str, workers: dict[str, Gp
         report.check(False, f"{path} {shape}: {problem}")
     else:
         report.check(True, f"{path} {shape}: {len(workers) ** 2} retrieves and {len(workers)} parts, every byte equal")
+
+
+def against_torch(report: Report, machine: Gpus | Machine) -> None:
+    """Kernels, and torch's index_select and index_copy_ on the same device: each retrieves what the other stored."""
+    if importlib.util.find_spec("torch") is None:
+        report.skip("needs torch")
+        return
+    device = "cpu" if isinstance(machine, Machine) else "cuda:0"
+    with GpuServer(machine, arena_bytes=256 * MIB, slab_bytes=16 * MIB) as server, ExitStack() as stack:
+        workers = {
+            "server-gather": stack.enter_context(GpuWorker(server.path, machine, name="kernels")),
+            "": stack.enter_context(PortableWorker(server.path, machine, name="torch", torch_device=device)),
+        }
+        for shape in SHAPES:
+            _compare_layout(report, f"torch on {device}", shape, workers)
+        moved = server.status().counters["mode_bytes"]
+        report.check(isinstance(moved, dict) and moved["engine-driven"] > 0, f"some bytes went engine-driven: {moved}")
 
 
 def one_gpu(report: Report, machine: Gpus | Machine) -> None:

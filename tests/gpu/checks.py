@@ -1,7 +1,7 @@
 """What only a real GPU shows: `python -m tests.gpu.checks [--only NAME,NAME] [--simulated]`, from the checkout's root.
 
 Prints a line for each thing that held or failed, goes on after a failure, and exits 1 when there was one. Every wait is
-bounded, and no process stays behind. Needs kvserver, a GPU, and torch for `refused` and `captured`.
+bounded, and no process stays behind. Needs kvserver, a GPU, and torch for `refused`, `captured` and `against_torch`.
 --simulated: the same on the simulated driver, where that means something; it keeps these checks from rotting.
 """
 
@@ -20,6 +20,7 @@ CHECKS: dict[str, Check] = {
     "doctor": processes.doctor,
     "refused": processes.refused,
     "layouts": bytes_equal.layouts,
+    "against_torch": bytes_equal.against_torch,
     "crowded": bytes_equal.crowded,
     "captured": processes.captured,
     "one_gpu": bytes_equal.one_gpu,
