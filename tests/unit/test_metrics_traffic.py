@@ -14,6 +14,7 @@ from kvserver.service.events import ArenaGrew, MoverGone
 from kvserver.service.service import Service
 from kvserver.wire.messages import KEY_BYTES, Clear, Drain, Error, Found, GroupBlocks, Lookup
 from kvserver.wire.orders import DeviceIs, Listed, Order, Recover
+from tests.unit.bad_scene import change
 
 REQUESTS = 10_000
 PROMPT_MAX = 9
@@ -242,6 +243,7 @@ def test_every_metric_moves_with_real_traffic() -> None:
         a_damaged_device_is_found,
         an_arena_that_stops_growing,
         a_mover_dies_and_a_lease_runs_out,
+        a_client_copies_itself,
     ):
         watched.append(scene())
         watched[-1].look()
@@ -280,6 +282,14 @@ class DamagedRig(DiskRig):
 def a_damaged_device_is_found() -> Watched:
     watched = Watched(DiskRig())
     watched.rig = DamagedRig()
+    return watched
+
+
+def a_client_copies_itself() -> Watched:
+    rig = Rig()
+    watched = Watched(rig)
+    client = Client(rig)
+    client.ask(change(client.registration(), mode="engine-driven"))
     return watched
 
 
