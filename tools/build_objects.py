@@ -29,6 +29,8 @@ PTX = {"sm_80": "ptx74", "sm_90": "ptx78", "sm_100": "ptx86", "sm_120": "ptx87"}
 AMD = ("gfx90a", "gfx942", "gfx950")
 BUNDLE = "kv_amd.hipfb"
 KERNELS = ("kv_gather", "kv_scatter")
+WIDTHS = (("dwordx4", "dwordx4"), ("dwordx2", "dwordx2"), ("dword", "dword"), ("ushort", "short"), ("ubyte", "byte"))
+"""How gfx9 names the loads and stores of 16, 8, 4, 2 and 1 bytes."""
 PAGE_BYTES = 4096
 
 
@@ -84,7 +86,7 @@ def check_code(arch: str, code: bytes, listing: str = "") -> None:
         if bad := [name for name in found if not name.startswith("global_")]:
             raise BuildError(f"{arch}: {kernel} has {bad[0]}")
         text = " ".join(found)
-        for load, store in (("dwordx4", "dwordx4"), ("dword", "dword"), ("ushort", "short"), ("ubyte", "byte")):
+        for load, store in WIDTHS:
             if " ".join([f"global_load_{load}"] * 4 + [f"global_store_{store}"] * 4) not in text:
                 raise BuildError(f"{arch}: {kernel} has no four loads of {load} before four stores")
         body = listing[listing.find(f"\n{kernel}:") : listing.find(f".size\t{kernel}")]

@@ -22,7 +22,7 @@ constexpr std::chrono::seconds DEADLINE{10};
 constexpr uint32_t WORD = 3;
 constexpr uint64_t BLOCKS = 9, REGIONS = 3, PER_CHUNK = 2;
 // Pages as wide as the kernels' loads and narrower, down to single bytes.
-constexpr uint64_t PAGES[] = {4096, 132, 66, 333};
+constexpr uint64_t PAGES[] = {4096, 136, 132, 66, 333};
 constexpr uint64_t SEED = 20240229;
 
 std::shared_ptr<MappedDeviceCache> make_cache(const DeviceMemory& pool) {

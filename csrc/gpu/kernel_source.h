@@ -4,8 +4,8 @@
 // ordinary loop for the simulated driver. A crew of 32 consecutive threads copies one piece; how many crews there are
 // is an argument, so that no kernel asks for its grid, and nothing depends on the size of a wavefront.
 //
-// A piece is copied in the widest unit that divides both addresses and its length: 16, 4, 2 or 1 bytes. Each lane has
-// four loads in flight before its first store. 16-byte accesses tell the caches that nothing is used twice, so that
+// A piece is copied in the widest unit that divides both addresses and its length: 16, 8, 4, 2 or 1 bytes. Each lane
+// has four loads in flight before its first store. 16-byte accesses tell the caches that nothing is used twice, so that
 // the engine keeps its own there.
 //
 // On the host KV_RESOLVE(address, bytes, writes) may be defined beforehand: it turns a device address into one that
@@ -166,6 +166,8 @@ KV_FUNCTION void copy_share(Word64 to, Word64 from, unsigned bytes, unsigned lan
     const Word64 all = to | from | bytes;
     if (all % 16 == 0) {
         copy_units<Unit16>(to, from, bytes, lane);
+    } else if (all % 8 == 0) {
+        copy_units<Word64>(to, from, bytes, lane);
     } else if (all % 4 == 0) {
         copy_units<unsigned>(to, from, bytes, lane);
     } else if (all % 2 == 0) {

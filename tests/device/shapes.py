@@ -237,6 +237,14 @@ def heads_of_132() -> Shape:
     return shape
 
 
+def heads_of_136() -> Shape:
+    """(blocks, tokens, 136) bytes, of which 8 are the widest that copies every page."""
+    shape = Shape("heads_of_136")
+    for _ in range(LAYERS):
+        shape.add((BLOCKS, BLOCK_TOKENS, 136), block_axis=0, element_bytes=1, gap=8)
+    return shape
+
+
 def mla_and_indexer() -> Shape:
     """Layers of two kinds in one group: (blocks, tokens, 576) of two bytes beside (blocks, tokens, 132) of one."""
     shape = Shape("mla_and_indexer", nan_bytes=True)
@@ -288,6 +296,7 @@ SHAPES: dict[str, Callable[[], Shape]] = {
         token_major,
         aiter,
         heads_of_132,
+        heads_of_136,
         mla_and_indexer,
         odd_bytes,
         large_pages,

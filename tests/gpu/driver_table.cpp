@@ -243,8 +243,9 @@ void run(const Arguments& arguments) {
 
     for (const std::string& rtc : {arguments.rtc, std::string("/nonexistent/librtc.so")}) {
         const Kernels kernels(driver, 0, {rtc, ""});
-        for (const unsigned page_bytes : {1u, 2u, 66u, 127u, 132u, 193u, 528u, 2048u, 2112u, 4096u, 8191u, 8192u}) {
-            for (const unsigned shift : {0u, 1u, 2u, 4u, 16u}) check_kernels(bench, kernels, page_bytes, shift);
+        for (const unsigned page_bytes :
+             {1u, 2u, 66u, 127u, 132u, 136u, 193u, 528u, 2048u, 2112u, 4096u, 8191u, 8192u}) {
+            for (const unsigned shift : {0u, 1u, 2u, 4u, 8u, 16u}) check_kernels(bench, kernels, page_bytes, shift);
         }
         std::printf("{\"kernels\": \"%s\", \"bytes\": \"equal\", \"note\": \"%s\"}\n",
                     kernels.report().provider.c_str(), kernels.report().note.c_str());
