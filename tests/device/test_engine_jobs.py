@@ -191,6 +191,19 @@ def test_a_client_that_does_not_answer_holds_up_nobody_else(halves: Halves, kind
     assert halves.wait(stuck)[1] == "abandoned"
 
 
+def test_a_retrieve_does_not_wait_for_the_stores_before_it(halves: Halves) -> None:
+    """Each way has lanes of its own: whoever waits for its prefix does not wait for what others bring."""
+    cache = halves.map(SMALL, staged=True)
+    stores = [halves.submit("store", cache, 3, "staged") for _ in range(2)]
+    retrieve = halves.submit("retrieve", cache, 3, "staged")
+    serve(halves, cache, RETRIEVE)
+    assert halves.wait(retrieve)[1] == "done"
+    for store in stores:
+        assert halves.rig.call("state", store) != DONE
+        serve(halves, cache, STORE)
+        assert halves.wait(store)[1] == "done"
+
+
 def test_a_driver_that_fails_on_the_data_path_breaks_the_engine(machine: Machine) -> None:
     with Halves(machine) as halves:
         cache = halves.map(LARGE, staged=False)
