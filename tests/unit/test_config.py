@@ -322,7 +322,7 @@ def test_quotas_come_from_a_flag_or_a_table(tmp_path: Path) -> None:
         ("agents=..0", "the maximum must not be less"),
         ("agents=1MiB.., agents=..2MiB", "'agents=..2MiB': the tenant has a quota already"),
         ("agents=3GiB.., chat=2GiB..", "guarantees 5GiB, there are 4GiB"),
-        (",".join(f"t{number}=1MiB.." for number in range(65)), "names 65 tenants"),
+        (",".join(f"t{number}=1MiB.." for number in range(65)), "tenants name 65 tenants"),
         ("plumless=1MiB.., buckeroo=1MiB..", "'buckeroo' and 'plumless' have one tag"),
     ],
 )
