@@ -33,6 +33,9 @@ def drain(world: "World") -> None:
         process.die()
     _until(world, lambda: inside.is_idle(world.shell.service), "sessions, caches, jobs, leases and pins are gone")
     inside.check_idle(world.shell.service, world.ledger)
+    quotas = world.shell.promises.quotas
+    within = "no tenant has more on disk than its maximum"
+    _until(world, lambda: not quotas.over_maximum(inside.on_disk(world.shell.service)), within)
     drained = "what is drained is empty, or waits for its day"
     _until(world, lambda: inside.drains_are_over(world.shell.service), drained, DRAIN_ROUNDS)
     if world.shell.descriptors:

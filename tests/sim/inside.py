@@ -90,6 +90,19 @@ def on_disk(service: Service) -> dict[tuple[bytes, bytes, int, int], tuple[int, 
     return found
 
 
+def disk_shortages(service: Service) -> dict[str, int]:
+    """Account -> extents that it wanted and did not get."""
+    tier = _core(service).disk
+    accounts = tier.chunks.accounts if tier is not None else None
+    return {account.name: account.refused_slots for account in accounts.all()} if accounts is not None else {}
+
+
+def is_draining(service: Service) -> bool:
+    """A device is being emptied."""
+    tier = _core(service).disk
+    return tier is not None and any(drain.state == "draining" for drain in tier.drains.values())
+
+
 def disk_is_recovered(service: Service) -> bool:
     tier = _core(service).disk
     return tier is not None and tier.recovered
