@@ -3,6 +3,7 @@
 from random import Random
 
 from kvserver.index.coverage import servable_chunks
+from kvserver.index.eviction import droppable
 from kvserver.index.space import ABSENT, READY, Node
 from kvserver.service import kv_events
 from kvserver.service.owners import SEALED
@@ -95,6 +96,15 @@ def disk_shortages(service: Service) -> dict[str, int]:
     tier = _core(service).disk
     accounts = tier.chunks.accounts if tier is not None else None
     return {account.name: account.refused_slots for account in accounts.all()} if accounts is not None else {}
+
+
+def may_leave_disk(service: Service) -> set[bytes]:
+    """Namespaces of which something on disk may go now."""
+    return {
+        space.digest
+        for space in _core(service).chunks.spaces.values()
+        if any(droppable(node) for node in space.nodes.values())
+    }
 
 
 def is_draining(service: Service) -> bool:

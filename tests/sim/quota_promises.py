@@ -65,13 +65,13 @@ class Quotas:
         by itself, or by what is excused. known: all that is on disk was found. Returns how many accounts gave something
         to another."""
         had, has = self._disk_bytes(before), self._disk_bytes(after)
-        gave = 0
+        gave, over = 0, self.over_maximum(before)
         for name in had.keys() | has.keys() | writes.keys():
             quota = self._quotas.get(name, Quota(name))
             taken = has[name] + writes[name]
             if quota.disk_max_bytes and known and taken > max(quota.disk_max_bytes, had[name]):
                 raise Wrong(f"tenant {name} takes {taken} bytes of disk, at most {quota.disk_max_bytes} may be its")
-            if has[name] >= had[name] or writes[name] > wrote[name] or excused(name):
+            if has[name] >= had[name] or writes[name] > wrote[name] or name in over or excused(name):
                 continue
             gave += 1
             if has[name] < quota.disk_guaranteed_bytes:
@@ -81,10 +81,10 @@ class Quotas:
                 )
         return gave
 
-    def over_maximum(self, on_disk: Shards) -> list[str]:
+    def over_maximum(self, on_disk: Shards) -> set[str]:
         """Accounts that have more on disk than they may."""
         has = self._disk_bytes(on_disk)
-        return [name for name, quota in self._quotas.items() if 0 < quota.disk_max_bytes < has[name]]
+        return {name for name, quota in self._quotas.items() if 0 < quota.disk_max_bytes < has[name]}
 
     def _disk_bytes(self, on_disk: Shards) -> Counter[str]:
         has: Counter[str] = Counter()
