@@ -183,8 +183,24 @@ class Swarm:
             held_percent_max=rng.choice((20, 50)),
             **self._disk(rng),
         )
-        has_disk_quotas = self.has_quotas and self.has_disk and rng.random() < 0.8
-        return replace(bounds, tenants=draw_disk_quotas(rng, bounds, chunk_bytes)) if has_disk_quotas else bounds
+        if not (self.has_quotas and self.has_disk and rng.random() < 0.8):
+            return bounds
+        if not self.begins_cold:
+            bounds = self._scarce(rng, bounds)
+        return replace(bounds, tenants=draw_disk_quotas(rng, bounds, chunk_bytes))
+
+    @staticmethod
+    def _scarce(rng: Random, bounds: Bounds) -> Bounds:
+        """Tenants want more of the disks than there is: whatever is stored is written, and room must be made for it."""
+        segments = rng.choice((1, 2, 3, 4))
+        return replace(
+            bounds,
+            disk_devices=rng.choice((1, 1, 2)),
+            disk_device_bytes=segments * bounds.disk_segment_bytes,
+            disk_write_through=True,
+            disk_second_touch=False,
+            disk_daily_write_bytes=0,
+        )
 
     def _disk(self, rng: Random) -> dict[str, int]:
         """The disk tier, in most seeds: devices that hold a little more than the arena, or less."""

@@ -199,6 +199,19 @@ def test_nobody_takes_from_disk_what_another_was_guaranteed() -> None:
     assert chunks_of(rig, "default") == EXTENTS - 18
 
 
+def test_what_is_being_written_makes_room_for_nobody_below_a_guarantee() -> None:
+    rig = rig_with(quota("agents", guaranteed=6))
+    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
+    prompts = stored(agents, 2, seed=1)
+    stored(chat, 11, seed=2)
+    stored(chat, 1, seed=5, chunks=2)
+    rig.disk_works = False
+    stored(agents, 1, seed=3)
+    assert account(rig, "agents").reserved_bytes == 3 * EXTENT_BYTES
+    stored(chat, 2, seed=4)
+    assert kept(rig, AGENTS, prompts) == [3, 3]
+
+
 def test_what_exceeds_a_guarantee_on_disk_goes_by_its_age_and_no_further() -> None:
     rig = rig_with(quota("agents", guaranteed=10))
     agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
