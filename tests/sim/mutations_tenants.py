@@ -116,6 +116,7 @@ MUTATIONS = (
         DISK_ROOM,
         "not wanted.lets_go(space, node, planned)",
         "not wanted.lets_go(space, node)",
+        unseen=True,
     ),
     Mutation(
         "what is warm stays with who has more on disk than its guarantee",

@@ -1,5 +1,6 @@
 """Quotas on disk: the rules are those of the arena, held across devices, sizes, drains and restarts."""
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -7,6 +8,7 @@ import pytest
 from brain_rig import FULL, STATE, Client, chain, ids, is_refusal, key
 from disk_rig import CHUNKS, EXTENT_BYTES, SEGMENT_BYTES, DiskRig, fill, restart
 
+from kvserver.index.eviction import REFUSED
 from kvserver.metrics import render
 from kvserver.overview import overview
 from kvserver.service import disk
@@ -17,6 +19,7 @@ from kvserver.tiers.slots import SlotPool
 from kvserver.wire.admin import Pin
 from kvserver.wire.messages import KEY_BYTES, Drain, GroupBlocks, RegionRun
 from kvserver.wire.orders import TellRecords
+from kvserver.wire.tenants import tag_of
 from tests.unit.admin_rig import command
 
 AGENTS, CHAT, GUESTS = (bytes([number]) * 32 for number in (3, 5, 7))
@@ -173,9 +176,7 @@ def test_a_maximum_that_was_lowered_while_the_brain_was_away_is_reached_step_by_
     prompts = stored(client_of(rig, "chat", CHAT), 7, seed=2)
     others = stored(client_of(rig, "agents", AGENTS), 2, seed=3)
     assert chunks_of(rig, "chat") == 20
-    rig.bounds = rig.bounds.__class__(
-        **{name: getattr(rig.bounds, name) for name in rig.bounds.__slots__} | {"tenants": (quota("chat", most=7),)}
-    )
+    rig.bounds = dataclasses.replace(rig.bounds, tenants=(quota("chat", most=7),))
     rig.service = rig.new_service()
     rig.wait_ms(50)
     left = [chunks_of(rig, "chat")]
@@ -231,7 +232,7 @@ def test_who_has_less_on_disk_than_its_guarantee_takes_from_those_who_have_more(
     tier = tier_of(rig)
     for keys in old:  # to be written after all the others
         for at in range(CHUNKS):
-            rig.service._core.chunks.spaces[AGENTS].nodes[key(keys, at)].queued |= 8
+            rig.service._core.chunks.spaces[AGENTS].nodes[key(keys, at)].queued |= REFUSED
     resume_writes(rig)
     stored(guests, 1, seed=3, chunks=2)
     assert (chunks_of(rig, "chat"), chunks_of(rig, "default")) == (42, 2)
@@ -239,7 +240,7 @@ def test_who_has_less_on_disk_than_its_guarantee_takes_from_those_who_have_more(
     hold_writes(rig)
     for keys in old:
         node = rig.service._core.chunks.spaces[AGENTS].nodes[key(keys, CHUNKS - 1)]
-        node.queued &= ~8
+        node.queued &= ~REFUSED
         rig.service._core.chunks.offer(rig.service._core.chunks.spaces[AGENTS], node)
     resume_writes(rig)
     assert chunks_of(rig, "agents") == 9, "and beyond its guarantee it has nothing that is warmer"
@@ -271,6 +272,20 @@ def test_a_guarantee_on_disk_holds_when_another_size_wants_segments() -> None:
     assert account(rig, "default").held_bytes > EXTENTS * EXTENT_BYTES // 2
 
 
+def test_a_segment_is_held_against_a_guarantee_as_a_whole() -> None:
+    """Each of its chunks is less than what agents have above theirs; all of them are more."""
+    rig = rig_with(quota("agents", guaranteed=5))
+    stored(client_of(rig, "agents", AGENTS), 2, seed=1)
+    room = tier_of(rig).chunks.room
+    pool = room.extents.pools[0]
+    fullest = max((pool.slab_owners(segment) for segment in range(pool.slabs_total)), key=len)
+    assert len(fullest) == EXTENTS_A_SEGMENT
+    wanted = room.wanted(0, 2 * EXTENT_BYTES, rig.now_ns + 1, tag_of("chat"))
+    assert room.closure(fullest, wanted, chunks_max=99) is None
+    account(rig, "agents").guaranteed_bytes = 0
+    assert len(room.closure(fullest, wanted, chunks_max=99) or ()) == 6, "with what hangs on them"
+
+
 def test_a_full_index_takes_nothing_from_disk_that_was_guaranteed() -> None:
     """Chunks of agents are on disk alone, which is what goes first for room in the index, for others' stores."""
     rig = rig_with(quota("agents", guaranteed=6), disk_device_bytes=200 * SEGMENT_BYTES)
@@ -278,7 +293,6 @@ def test_a_full_index_takes_nothing_from_disk_that_was_guaranteed() -> None:
     prompts = stored(agents, 2, seed=1)
     empty_dram(chat)
     rig.service._core.chunks.chunks_max = rig.service._core.chunks.chunks
-    rig.service._core.bounds = rig.bounds  # the check reads the rig's own
     fill(chat, first=50_000, prompts=30)
     assert kept(rig, AGENTS, prompts) == [3, 3]
     fill(agents, first=60_000, prompts=1)
