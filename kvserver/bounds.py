@@ -14,7 +14,8 @@ def bounds_from(config: Config) -> Bounds:
     names = (field.name for field in dataclasses.fields(Bounds))
     shared = {name: getattr(config, name) for name in names if hasattr(config, name)}
     shared["disk_device_bytes"] = config.disk_segments * config.disk_segment_bytes
-    shared["tenants"] = tuple(Quota(name, *sizes) for name, sizes in quotas.parse("tenants", config.tenants).items())
+    ranges = quotas.together(config.tenants, config.disk_tenants)
+    shared["tenants"] = tuple(Quota(name, *arena, *disks) for name, (arena, disks) in ranges.items())
     return Bounds(
         **shared,
         disk_devices=len(config.disk_directories),

@@ -147,6 +147,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             most=16 * GIB,
         ),
     ] = 64 * MIB
+    disk_tenants: Annotated[
+        str,
+        About(
+            'Quotas on disk, all devices together, written as those in tenants: "agents=1TiB.., chat=..200GiB". In a '
+            "file a table. Empty: none."
+        ),
+    ] = ""
     disk_write_policy: Annotated[
         Literal["evict", "through"],
         About("evict: write what is next to leave DRAM. through: write everything that is stored, as soon as it may."),
@@ -241,7 +248,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _check_arena(self)
         check_socket(self.socket)
         _check_disk(self)
-        quotas.check("tenants", self.tenants, tier_bytes=self.arena_bytes)
+        _check_tenants(self)
         if not self.http_host:
             raise ConfigError("config-http", 'http_host="" must be an address; http_port=0 turns HTTP off')
 
@@ -260,6 +267,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def disk_segments(self) -> int:
         """Of each device; the beginning of its file is taken by what the file is."""
         return (self.disk_bytes - DISK_HEAD_BYTES) // self.disk_segment_bytes
+
+    @property
+    def disk_room_bytes(self) -> int:
+        """What records can use of all devices together: their segments, without the table of headers in each."""
+        table_bytes = max(1, self.disk_segment_bytes // 64 // PAGE_BYTES) * PAGE_BYTES
+        return len(self.disk_directories) * self.disk_segments * (self.disk_segment_bytes - table_bytes)
 
     def _choose(self) -> None:
         """Puts a value where the operator left the choice to us, and cuts sizes to what can be used whole. The only
@@ -336,7 +349,7 @@ class Key(NamedTuple):
         """The value that stands in a TOML file, checked; sizes may be text there, paths a list, quotas a table."""
         if self.name == "disk_paths" and isinstance(value, list):
             value = ",".join(map(str, value))
-        if self.name == "tenants" and isinstance(value, dict):
+        if self.name in ("tenants", "disk_tenants") and isinstance(value, dict):
             value = quotas.joined(value)
         if self.in_bytes and isinstance(value, str):
             return self.parse(value)
@@ -442,6 +455,14 @@ def _check_disk(config: Config) -> None:
             f"disk_bytes={show_bytes(config.disk_bytes)} hold {max(config.disk_segments, 0):,} segments of "
             f"disk_segment_bytes={show_bytes(config.disk_segment_bytes)}; a device has 1 to {DISK_SEGMENTS_MAX:,}",
         )
+
+
+def _check_tenants(config: Config) -> None:
+    quotas.together(config.tenants, config.disk_tenants)
+    quotas.check("tenants", config.tenants, tier_bytes=config.arena_bytes)
+    if config.disk_tenants and not config.disk_directories:
+        raise ConfigError("config-tenants", f"disk_tenants={config.disk_tenants!r} needs disks; disk_paths is empty")
+    quotas.check("disk_tenants", config.disk_tenants, tier_bytes=config.disk_room_bytes)
 
 
 # ---------------------------------------------------------------- text

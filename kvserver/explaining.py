@@ -18,7 +18,8 @@ ENDINGS = {
     "gone": "the next chunk has left",
     "writing": "the next chunk is being stored, by some rank not yet",
     "partial": "the next chunk is held, but a window or state group that the boundary needs is not",
-    "declined": "the rest is on disk, and reading it would take longer than computing it (recompute_tokens_per_s)",
+    "declined": "the rest is on disk, and reading it would take longer than computing it (recompute_tokens_per_s), or "
+    "its tenant may not have a chunk of it in DRAM (tenants)",
     "disk-away": "the rest is on disk, which cannot be read now",
     "namespace": "nothing was ever registered here under this namespace",
 }

@@ -136,6 +136,34 @@ class SnapshotCollector(Collector):
             "tenant",
             {tenant.tenant: tenant.refused_slots for tenant in tenants},
         )
+        if self._status.disks:
+            yield from self._tenants_on_disk()
+
+    def _tenants_on_disk(self) -> Iterator[Metric]:
+        """The same of all devices together."""
+        tenants = self._status.tenants
+        family = GaugeMetricFamily(
+            "kvserver_tenant_disk_bytes",
+            "Extents by tenant, all devices together: held = of chunks, reserved = being written, guaranteed and max "
+            "as configured (max 0: no bound). held + reserved <= max; others evict only what is held above guaranteed.",
+            labels=("tenant", "state"),
+        )
+        for tenant in tenants:
+            for state in ("held", "reserved", "guaranteed", "max"):
+                family.add_metric((tenant.tenant, state), getattr(tenant, f"disk_{state}_bytes"))
+        yield family
+        yield _counter(
+            "tenant_disk_evicted_chunks",
+            "Chunks of a tenant whose extents went to make room, for itself or for others.",
+            "tenant",
+            {tenant.tenant: tenant.disk_evicted_chunks for tenant in tenants},
+        )
+        yield _counter(
+            "tenant_disk_refused_extents",
+            "Extents that a tenant wanted and did not get: its maximum was reached, or nothing could be evicted.",
+            "tenant",
+            {tenant.tenant: tenant.disk_refused_extents for tenant in tenants},
+        )
 
     def _movers(self) -> Iterator[Metric]:
         movers = self._status.movers

@@ -108,6 +108,19 @@ def _tenants(status: Status) -> Iterator[str]:
         for t in status.tenants
     ]
     yield from table(("tenant", "taken", "guaranteed", "maximum", "evicted", "refused"), rows)
+    if status.disks:
+        on_disk = [
+            (
+                t.tenant,
+                size(t.disk_held_bytes + t.disk_reserved_bytes),
+                size(t.disk_guaranteed_bytes),
+                size(t.disk_max_bytes) if t.disk_max_bytes else "-",
+                f"{t.disk_evicted_chunks:,}",
+                f"{t.disk_refused_extents:,}",
+            )
+            for t in status.tenants
+        ]
+        yield from table(("tenant on disk", "taken", "guaranteed", "maximum", "evicted", "refused"), on_disk)
 
 
 def _caches(status: Status) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""Quotas as the operator writes them: "agents=3GiB..8GiB, chat=..1GiB", in a file a table of such ranges.
+"""Quotas as the operator writes them: "agents=3GiB..8GiB, chat=..1GiB", in a file a table of such ranges. One such text
+is about the arena, another about the disks; whoever is in one of them is a tenant with an account in both.
 
 The first size of a range is guaranteed, the second is the most that the tenant may hold; either may be left out.
 """
@@ -17,8 +18,8 @@ TENANTS_MAX = 64
 class Range(NamedTuple):
     """0: nothing is guaranteed, or there is no maximum."""
 
-    guaranteed_bytes: int
-    max_bytes: int
+    guaranteed_bytes: int = 0
+    max_bytes: int = 0
 
 
 def joined(table: Mapping[str, object]) -> str:
@@ -36,13 +37,21 @@ def parse(key: str, text: str) -> dict[str, Range]:
         if name in ranges:
             raise _wrong(key, entry, "the tenant has a quota already")
         ranges[name] = _range(key, entry, sizes)
-    if len(ranges) > TENANTS_MAX:
-        raise ConfigError("config-tenants", f"{key} names {len(ranges)} tenants, at most {TENANTS_MAX} may have quotas")
-    tags: dict[int, str] = {}
-    for name in ranges:
-        if tags.setdefault(tag_of(name), name) != name:
-            raise ConfigError("config-tenants", f"{key}: {name!r} and {tags[tag_of(name)]!r} have one tag; rename one")
     return ranges
+
+
+def together(tenants: str, disk_tenants: str) -> dict[str, tuple[Range, Range]]:
+    """Tenant -> what it may hold of the arena, and of the disks. Raises ConfigError."""
+    arena, disks = parse("tenants", tenants), parse("disk_tenants", disk_tenants)
+    names = dict.fromkeys((*arena, *disks))
+    keys = " and ".join(key for key, ranges in (("tenants", arena), ("disk_tenants", disks)) if ranges)
+    if len(names) > TENANTS_MAX:
+        raise ConfigError("config-tenants", f"{keys} name {len(names)} tenants, at most {TENANTS_MAX} may have quotas")
+    tags: dict[int, str] = {}
+    for name in names:
+        if tags.setdefault(tag_of(name), name) != name:
+            raise ConfigError("config-tenants", f"{keys}: {name!r} and {tags[tag_of(name)]!r} have one tag; rename one")
+    return {name: (arena.get(name, Range()), disks.get(name, Range())) for name in names}
 
 
 def check(key: str, text: str, *, tier_bytes: int) -> None:

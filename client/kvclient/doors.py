@@ -34,7 +34,7 @@ ZMQ_RECONNECT_MS_MAX = 500
 
 RACES = frozenset({"cache-unknown", "cache-not-mapped", "lease-unknown"})
 """Refusals that a correct caller meets when the server or a mover died, or a lease ran out, a moment ago."""
-LASTING = frozenset({"slot-size", "prompt-size", "namespace-size"})
+LASTING = frozenset({"slot-size", "prompt-size", "namespace-size", "tenant-size"})
 """Bounds that waiting does not change: cache and server do not fit each other as they are configured."""
 
 

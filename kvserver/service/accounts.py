@@ -1,24 +1,29 @@
-"""What each tenant holds of the arena, how much it may hold, and what of it is safe from the others.
+"""What each tenant holds of the arena and of the disks, how much it may hold, and what of it is safe from the others.
 
 A tenant is the tag that caches are registered with. A namespace belongs to one account, so nobody finds or reads what
 is another's; tags without a quota share one account. Each slot is charged to the account of its owner: *reserved* when
-it is taken, *held* from when its chunk is complete, refunded when it is free. Three rules:
+it is taken, *held* from when its chunk is complete, refunded when it is free. Extents are charged in the same way to
+accounts of their own, which count all devices together: reserved while they are written. Three rules, for each tier:
 
 * the maximum: an account takes no more, and makes room among its own chunks when it is reached;
 * the guarantee: what an account holds is evicted for another only as far as it holds more than that; who has less than
   its guarantee takes from those who have more, before anything of its own goes;
 * between the two whatever was used longest ago goes, whose ever it is.
 
+A chunk that leaves the index leaves both tiers, and then both guarantees must allow it.
+
 Without quotas there are no accounts, and nothing is charged.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple, TypeVar
 
 from kvserver.index.space import Node, Space
 from kvserver.service.owners import DiskJob, Orphan, Pending, SlotOwner
 from kvserver.tiers.slots import SlotPool
 from kvserver.wire.tenants import OTHERS, tag_of
+
+Owner = TypeVar("Owner", bound=SlotOwner)
 
 
 class Quota(NamedTuple):
@@ -28,10 +33,13 @@ class Quota(NamedTuple):
     guaranteed_bytes: int = 0
     max_bytes: int = 0
     """0: as much as there is."""
+    disk_guaranteed_bytes: int = 0
+    """Of extents, as the next: of all devices together."""
+    disk_max_bytes: int = 0
 
 
 class Account:
-    """What one tenant has, in slot bytes."""
+    """What one tenant has in one tier, in bytes of slots or extents."""
 
     __slots__ = (
         "evicted_chunks",
@@ -48,12 +56,12 @@ class Account:
         self.guaranteed_bytes = quota.guaranteed_bytes
         self.max_bytes = quota.max_bytes
         self.reserved_bytes = 0
-        """Of chunks that are not complete yet, and of copies that may still run."""
+        """Of chunks that are not complete yet, and of copies that may still run; of writes to disk."""
         self.held_bytes = 0
         self.evicted_chunks = 0
-        """That left DRAM to make room, for itself or for others."""
+        """That left the tier to make room, for itself or for others."""
         self.refused_slots = 0
-        """Slots that it wanted and did not get."""
+        """Slots, or extents, that it wanted and did not get."""
 
     @property
     def taken_bytes(self) -> int:
@@ -72,13 +80,23 @@ class Account:
 class Accounts:
     """All accounts of one tier. Their number is that of the quotas, plus one."""
 
-    def __init__(self, quotas: Iterable[Quota]) -> None:
+    def __init__(self, quotas: Iterable[Quota], tier: Literal["dram", "disk"] = "dram") -> None:
+        self._tier = tier
+        self.beside: Accounts | None = None
+        """Those of the other tier, where there is a disk."""
+        if tier == "disk":
+            quotas = [Quota(quota.tenant, quota.disk_guaranteed_bytes, quota.disk_max_bytes) for quota in quotas]
         self._by_name = {quota.tenant: Account(quota) for quota in quotas}
         self._others = self._by_name.setdefault(OTHERS, Account(Quota(OTHERS)))
         self._by_tag = {tag_of(name): account for name, account in self._by_name.items() if name != OTHERS}
 
     def all(self) -> Iterable[Account]:
         return self._by_name.values()
+
+    @property
+    def guarantee(self) -> bool:
+        """Something is guaranteed to somebody."""
+        return any(account.guaranteed_bytes for account in self.all())
 
     def of(self, tag: int) -> Account:
         return self._by_tag.get(tag, self._others)
@@ -94,13 +112,28 @@ class Accounts:
             case Pending() | DiskJob():
                 return self.of(owner.node.tenant)
 
+    def groups(self, node: Node) -> int:
+        """What of a chunk is in this tier (bits)."""
+        return node.in_dram if self._tier == "dram" else node.on_disk
+
+    def may_ever_hold(self, space: Space, chunk_bytes: int) -> bool:
+        """A chunk of so many bytes is not more than the maximum of whoever the namespace belongs to."""
+        most_bytes = self.of_space(space).max_bytes
+        return not most_bytes or chunk_bytes <= most_bytes
+
+    def spares(self, space: Space, retired: Iterable[Space]) -> bool:
+        """All that a namespace holds here may go for another tenant."""
+        account = self.of_space(space)
+        held_bytes = sum(space.group_bytes(self.groups(node)) for node in space.nodes.values())
+        return held_bytes <= account.spare_bytes - self.leaving(retired).get(account, 0)
+
     def leaving(self, retired: Iterable[Space]) -> dict[Account, int]:
         """Bytes that accounts hold for nothing: of cleared namespaces, until the retrieves that read them are over."""
         bytes_of: dict[Account, int] = {}
         for space in retired:
             for node in space.nodes.values():
                 account = self.of_owner(node)
-                bytes_of[account] = bytes_of.get(account, 0) + space.group_bytes(node.in_dram)
+                bytes_of[account] = bytes_of.get(account, 0) + space.group_bytes(self.groups(node))
         return bytes_of
 
     def admits(self, space: Space, tag: int) -> bool:
@@ -124,40 +157,57 @@ class Claim:
     def __init__(self, accounts: Accounts, account: Account, more_bytes: int, retired: Iterable[Space]) -> None:
         self._accounts = accounts
         self._leaving = accounts.leaving(retired)
+        if accounts.beside is not None:
+            self._leaving |= accounts.beside.leaving(retired)
         self.account = account
         self.own = account.taken_bytes + more_bytes > account.guaranteed_bytes
         """Its own may go. Not while it has less than its guarantee, unless others have nothing to give."""
 
-    def allows(self, space: Space, node: Node, planned: dict[Account, int] | None = None) -> bool:
-        """This chunk may go. planned: what is to go with it, by account; it is added there."""
+    def allows(
+        self, space: Space, node: Node, planned: dict[Account, int] | None = None, *, index: bool = False
+    ) -> bool:
+        """This chunk may go. planned: what is to go with it, by account; it is added there. index: it goes out of the
+        index, whatever the other tier has of it."""
         owner = self._accounts.of_space(space)
         if owner is self.account:
             return self.own
-        bytes_gone = space.group_bytes(node.in_dram) + (planned.get(owner, 0) if planned else 0)
-        if bytes_gone > owner.spare_bytes - self._leaving.get(owner, 0):
+        going = {owner: space.group_bytes(self._accounts.groups(node))}
+        beside = self._accounts.beside
+        if beside is not None and (other := beside.groups(node)) and (index or other & space.needed != space.needed):
+            going[beside.of_space(space)] = space.group_bytes(other)  # which does not keep the chunk alone
+        if planned is not None:
+            going = {account: count + planned.get(account, 0) for account, count in going.items()}
+        if any(count > account.spare_bytes - self._leaving.get(account, 0) for account, count in going.items()):
             return False
         if planned is not None:
-            planned[owner] = bytes_gone
+            planned.update(going)
         return True
 
     def is_own(self, space: Space) -> bool:
         return self._accounts.of_space(space) is self.account
 
 
-class ChargedPool(SlotPool[SlotOwner]):
-    """The arena's slots, each charged to an account."""
+class ChargedPool(SlotPool[Owner]):
+    """The arena's slots, or a device's extents, each charged to an account."""
 
-    def __init__(self, arena_bytes: int, slab_bytes: int, accounts: Accounts) -> None:
-        super().__init__(arena_bytes, slab_bytes)
+    def __init__(
+        self,
+        arena_bytes: int,
+        slab_bytes: int,
+        slots_per_slab: Callable[[int], int] | None = None,
+        *,
+        accounts: Accounts,
+    ) -> None:
+        super().__init__(arena_bytes, slab_bytes, slots_per_slab)
         self._accounts = accounts
 
-    def allocate(self, slot_bytes: int, owner: SlotOwner) -> int | None:
+    def allocate(self, slot_bytes: int, owner: Owner) -> int | None:
         offset = super().allocate(slot_bytes, owner)
         if offset is not None:
             self._charge(owner, slot_bytes)
         return offset
 
-    def restore(self, offset: int, slot_bytes: int, owner: SlotOwner) -> bool:
+    def restore(self, offset: int, slot_bytes: int, owner: Owner) -> bool:
         taken = super().restore(offset, slot_bytes, owner)
         if taken:
             self._charge(owner, slot_bytes)
@@ -167,13 +217,13 @@ class ChargedPool(SlotPool[SlotOwner]):
         self._charge(self.owner(offset), -self.slot_bytes(offset))
         super().free(offset)
 
-    def hand_over(self, offset: int, owner: SlotOwner) -> None:
+    def hand_over(self, offset: int, owner: Owner) -> None:
         slot_bytes = self.slot_bytes(offset)
         self._charge(self.owner(offset), -slot_bytes)
         super().hand_over(offset, owner)
         self._charge(owner, slot_bytes)
 
-    def _charge(self, owner: SlotOwner, slot_bytes: int) -> None:
+    def _charge(self, owner: Owner, slot_bytes: int) -> None:
         """Negative bytes are refunded."""
         account = self._accounts.of_owner(owner)
         if isinstance(owner, Node):

@@ -4,10 +4,12 @@ A namespace fixes a geometry and, shard by shard, the shapes of the pages; whoev
 is mapped here: the device's mover does that, and the reply to Register waits for it.
 """
 
+from collections.abc import Mapping
+
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Space
 from kvserver.service import device_check, disk, kv_events, movers, transfers
-from kvserver.service.accounts import Accounts
+from kvserver.service.accounts import Account, Accounts
 from kvserver.service.capacity import prompt_slots, slabs_for
 from kvserver.service.documents import document_of
 from kvserver.service.effects import AnswerWithMover, DropNamespace, PutNamespace
@@ -163,6 +165,9 @@ def _forget_a_namespace(core: Core, tenant: int) -> bool:
 
 def _may_forget(core: Core, accounts: Accounts, space: Space, tenant: int) -> bool:
     """Forgetting it for that tenant takes nothing that another one was guaranteed, whole or still being stored."""
+    disk_accounts = accounts.beside
+    if disk_accounts is not None and core.disk is not None and not core.disk.recovered and disk_accounts.guarantee:
+        return False  # more of it may be on disk, and who was guaranteed what of that is not known yet
     if not space.nodes:
         return True
     account = accounts.of_space(space)
@@ -170,8 +175,8 @@ def _may_forget(core: Core, accounts: Accounts, space: Space, tenant: int) -> bo
         return True
     if account.guaranteed_bytes and any(pending.space is space for pending in core.chunks.pendings.values()):
         return False  # until the deadline of its other shards
-    held_bytes = sum(space.group_bytes(node.in_dram) for node in space.nodes.values())
-    return held_bytes <= account.spare_bytes - accounts.leaving(core.chunks.retired).get(account, 0)
+    tiers = (accounts, disk_accounts) if disk_accounts is not None else (accounts,)
+    return all(tier.spares(space, core.chunks.retired) for tier in tiers)
 
 
 def _check_fit(core: Core, request: Register, layout: Layout) -> None:
@@ -217,6 +222,9 @@ def _check_fit(core: Core, request: Register, layout: Layout) -> None:
 
 def _check_arena(core: Core, request: Register, space: Space, slot_bytes: list[int]) -> None:
     """The arena can hold a chunk, and the longest prompt: otherwise nothing, or that prompt, would ever be served."""
+    accounts = core.chunks.accounts
+    if accounts is not None:
+        _check_maximum(accounts.of(tag_of(request.tenant)), prompt_slots(space, slot_bytes, 1))
     slab_bytes, slabs = core.bounds.slab_bytes, core.chunks.pool.slabs_total
     longest = max(1, request.tokens_max // space.geometry.chunk_tokens)
     for chunks, code in ((1, "slot-size"), (longest, "prompt-size")):
@@ -228,6 +236,16 @@ def _check_arena(core: Core, request: Register, space: Space, slot_bytes: list[i
                 f"{what} needs {needed} slabs of {slab_bytes} bytes, one size of slots in each; "
                 f"the arena of {core.bounds.arena_bytes} bytes has {slabs}",
             )
+
+
+def _check_maximum(account: Account, slots: Mapping[int, int]) -> None:
+    """slots: slot size -> slots of a chunk."""
+    chunk_bytes = sum(size * count for size, count in slots.items())
+    if account.max_bytes and chunk_bytes > account.max_bytes:
+        raise ResourceError(
+            "tenant-size",
+            f"a chunk takes {chunk_bytes} bytes, and tenant {account.name!r} may hold {account.max_bytes} (tenants)",
+        )
 
 
 def _adopt_shards(core: Core, space: Space, layout: Layout) -> None:

@@ -19,6 +19,7 @@ def check_disk(core: Core, tier: DiskTier) -> None:
         assert away == space.away, "what is on disk alone is counted"
     _check_totals(core, tier, spaces)
     _check_extents(core, tier, spaces)
+    _check_accounts(tier)
     _check_drains(tier)
     _check_jobs(core, tier)
     _check_fetches(core, tier)
@@ -89,6 +90,23 @@ def _check_extents(core: Core, tier: DiskTier, spaces: list[Space]) -> None:
                 assert tier.chunks.jobs[owner.number] is owner
     for pool in tier.chunks.extents.pools:
         assert pool.slabs_total * pool.slab_bytes <= core.bounds.disk_device_bytes
+
+
+def _check_accounts(tier: DiskTier) -> None:
+    """Each extent that is taken is charged to one account; who has more than its maximum, as it was found, gets no
+    more."""
+    accounts = tier.chunks.accounts
+    if accounts is None:
+        return
+    held: Counter[str] = Counter()
+    reserved: Counter[str] = Counter()
+    for extent, extent_bytes, owner in tier.chunks.extents.taken():
+        assert extent_bytes > 0, extent
+        (held if isinstance(owner, Node) else reserved)[accounts.of_owner(owner).name] += extent_bytes
+    for account in accounts.all():
+        assert account.held_bytes == held[account.name], "an account holds the extents of its chunks"
+        assert account.reserved_bytes == reserved[account.name], "an account has reserved those that are written"
+        assert not (account.reserved_bytes and account.lacks(0)), "nothing is written beyond a maximum"
 
 
 def _check_drains(tier: DiskTier) -> None:

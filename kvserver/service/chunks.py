@@ -36,8 +36,8 @@ class DiskSide(Protocol):
     def offer(self, space: Space, node: Node) -> None: ...
     def free_extents(self, space: Space, node: Node) -> None: ...
     def why_not(self, space: Space, node: Node) -> str: ...
-    def evict_leaf(self) -> bool: ...
-    def drop_any(self) -> bool: ...
+    def evict_leaf(self, tenant: int) -> bool: ...
+    def drop_any(self, tenant: int) -> bool: ...
 
 
 class Chunks:
@@ -49,7 +49,9 @@ class Chunks:
         """accounts: of the tenants, where there are quotas."""
         self.accounts = accounts
         self.pool: SlotPool[SlotOwner] = (
-            SlotPool(arena_bytes, slab_bytes) if accounts is None else ChargedPool(arena_bytes, slab_bytes, accounts)
+            SlotPool(arena_bytes, slab_bytes)
+            if accounts is None
+            else ChargedPool(arena_bytes, slab_bytes, accounts=accounts)
         )
         self.spaces: dict[bytes, Space] = {}
         self.retired: list[Space] = []
@@ -442,9 +444,9 @@ class Chunks:
     def _shrink_index(self, tenant: int) -> bool:
         """Takes one chunk out of the index, to make room for one of that tenant; False when none can go."""
         disk = self.disk
-        if disk is not None and disk.evict_leaf():
+        if disk is not None and disk.evict_leaf(tenant):
             return True
-        return self.room.evict_leaf(tenant) or (disk is not None and disk.drop_any())
+        return self.room.evict_leaf(tenant) or (disk is not None and disk.drop_any(tenant))
 
     def _shrink_retired(self, space: Space, node: Node) -> None:
         """In a cleared namespace whatever is not pinned goes, up to the first node that something still needs."""

@@ -25,6 +25,8 @@ GENERATIONS_AHEAD = 1 << 20
 """That are noted at once. A restart skips what is left of them."""
 FORGOTTEN_AT_ONCE = 64
 """Notes: few enough to hold up no read, and enough to be seldom."""
+OVER_MAXIMUM_AT_ONCE = 256
+"""Chunks that a tenant gives up at a tick when its maximum is less than what was found of it."""
 CLEARS_MAX = 1024
 """Clears that wait for the disks to note them; each is an order to their mover."""
 
@@ -54,6 +56,8 @@ def tick(core: Core, now_ns: int) -> None:
         disk_reads.try_again(core, tier, now_ns)
     if tier.mover is None and now_ns >= tier.start_at_ns:
         tier.mover = movers.ensure(core, "disk", "", now_ns)
+    if tier.recovered:
+        tier.chunks.room.keep_maxima(OVER_MAXIMUM_AT_ONCE)
     if tier.readable and tier.recovered:
         _forget_notes(core, tier)
         _heed_silence(core, tier, now_ns)

@@ -16,6 +16,7 @@ their extents go leaf first: what is on disk is closed under prefixes, until som
 
 from kvserver.index.eviction import DIRTY, NO_ROOM, REFUSED, LeafLru, dirty
 from kvserver.index.space import ABSENT, READY, Node, Space
+from kvserver.service.accounts import Accounts
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
 from kvserver.service.disk_room import DiskRoom, device_of
@@ -28,9 +29,13 @@ from kvserver.wire.orders import DISK_ITEMS_MAX
 class DiskChunks:
     """The extents of all chunks, and the reads and writes that are under way."""
 
-    def __init__(self, chunks: Chunks, extents: Extents[ExtentOwner], counters: Counters) -> None:
+    def __init__(
+        self, chunks: Chunks, extents: Extents[ExtentOwner], counters: Counters, accounts: Accounts | None
+    ) -> None:
+        """accounts: of the tenants on disk, where there are quotas."""
         self.extents = extents
-        self.room = DiskRoom(extents, self._drop)
+        self.accounts = accounts
+        self.room = DiskRoom(extents, self._drop, accounts, chunks.retired)
         self.jobs: dict[int, DiskJob] = {}
         self.busy: dict[Node, DiskJob] = {}
         """A chunk has one job at a time."""
@@ -72,9 +77,15 @@ class DiskChunks:
         return device_of(node)
 
     def writable(self, space: Space) -> bool:
-        """Chunks of the namespace can lie on disk: each holds something, and no record is larger than a segment."""
-        fits = len(space.parts) <= DISK_ITEMS_MAX
-        return fits and space.needed != 0 and all(self.extents.fits(part.slot_bytes) for part in space.parts)
+        """Chunks of the namespace can lie on disk: each holds something, no record is larger than a segment, and a
+        chunk is not more than its tenant may have."""
+        if len(space.parts) > DISK_ITEMS_MAX or not space.needed:
+            return False
+        if not all(self.extents.fits(part.slot_bytes) for part in space.parts):
+            return False
+        if self.accounts is None or space.tenant is None:
+            return True
+        return self.accounts.may_ever_hold(space, sum(part.slot_bytes for part in space.parts))
 
     def why_not(self, space: Space, node: Node) -> str:
         """Why a chunk that leaves DRAM is not on disk."""
@@ -95,7 +106,8 @@ class DiskChunks:
         self._chunks.pin(node)
         space.set_written(node, written=True)
         for part in job.parts:
-            extent = self.room.take(job.device, space.parts[part].slot_bytes, job, used)
+            wanted = self.room.wanted(job.device, space.parts[part].slot_bytes, used, node.tenant)
+            extent = self.room.take(wanted, job)
             if extent is None:
                 for mine in job.extents:
                     self.extents.free(mine)
@@ -252,13 +264,13 @@ class DiskChunks:
                 self._drop(space, at)
         return went
 
-    def evict_leaf(self) -> bool:
-        """Takes a chunk that is on disk alone out of the index."""
-        return self.room.evict_leaf()
+    def evict_leaf(self, tenant: int) -> bool:
+        """Takes a chunk that is on disk alone out of the index, for one of that tenant."""
+        return self.room.evict_leaf(tenant)
 
-    def drop_any(self) -> bool:
-        """Takes its extents from a chunk."""
-        return self.room.drop_any()
+    def drop_any(self, tenant: int) -> bool:
+        """Takes its extents from a chunk, for one of that tenant."""
+        return self.room.drop_any(tenant)
 
     # ---------------------------------------------------------------- inside
 

@@ -207,8 +207,9 @@ def _move(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int, now_
     refusal = tier.placements[device].refusal(space.group_bytes(node.on_disk), now_ns)
     if refusal:
         return refusal
+    room = tier.chunks.room
     sizes = _extent_sizes(space, node.on_disk)
-    if not all(tier.chunks.room.has(device, extent_bytes, used) for extent_bytes in sizes):
+    if not all(room.has(room.wanted(device, extent_bytes, used, node.tenant)) for extent_bytes in sizes):
         return "room"
     return "" if disk_reads.order(core, tier, space, node, groups=away, now_ns=now_ns) else "arena"
 

@@ -24,7 +24,7 @@ LOOK_AGAIN_MS = 1
 REFUSALS_A_LOOK = 64
 """Leaves that are refused in one event; thousands may be due at once, and others wait."""
 PAUSE_MS = 100
-"""After a refusal, before something else is chosen."""
+"""After a refusal, before something else is chosen. Not where tenants have quotas and one has no room: others may."""
 FAILURES_MAX = 8
 """Jobs in a row that a device fails before it takes no more writes."""
 
@@ -92,7 +92,8 @@ def start(core: Core, tier: DiskTier, now_ns: int) -> None:
                 if blocked == "room":  # what went for it is written again, and would go again, for ever
                     next(reversed(tier.writes)).queued |= NO_ROOM
                 tier.writes = {}
-                tier.wait_until_ns = now_ns + PAUSE_MS * MILLISECOND_NS
+                is_tenants_own = blocked == "room" and tier.chunks.accounts is not None
+                tier.wait_until_ns = now_ns + (LOOK_AGAIN_MS if is_tenants_own else PAUSE_MS) * MILLISECOND_NS
                 return
         del tier.writes[node]
 

@@ -5,7 +5,8 @@ absent       nothing is known of the next chunk: it was never stored, or has lef
 gone         the next chunk was held, or was being stored, and has left (departed.py says when and why)
 writing      the next chunk is being stored
 partial      the next chunk is held, but a window or state group of it, or of those before it, is not
-declined     the rest is on disk, and reading it is slower than computing it
+declined     the rest is on disk, and reading it is slower than computing it, or its tenant may not have a chunk of it
+             in DRAM
 disk-away    the rest is on disk, which cannot be read now
 namespace    nothing was ever registered here under this namespace
 """

@@ -3,7 +3,7 @@ holds of operators."""
 
 from kvserver.index.coverage import first_needed
 from kvserver.index.space import Node, Space
-from kvserver.service.state import DiskTier, Fetch, Job, Lease
+from kvserver.service.state import Core, DiskTier, Fetch, Job, Lease
 from kvserver.service.wishes import Hold
 
 
@@ -19,6 +19,12 @@ def missing(space: Space, tail: Node) -> dict[Node, int]:
             if bits := wanted & node.present & ~node.in_dram:
                 found[node] = bits
     return found
+
+
+def may_ever_fit(core: Core, space: Space, needs: dict[Node, int]) -> bool:
+    """No chunk of what is to be read is more than its tenant may have in DRAM: for such a one there is never a slot."""
+    accounts = core.chunks.accounts
+    return accounts is None or all(accounts.may_ever_hold(space, space.group_bytes(bits)) for bits in needs.values())
 
 
 def begin(

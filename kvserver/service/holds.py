@@ -106,6 +106,8 @@ def _begin(
     away = fetches.missing(space, tail)
     if away and (core.disk is None or not core.disk.readable):
         raise DeviceError("disk-away", "some of it is on disk, which cannot be read now")
+    if not fetches.may_ever_fit(core, space, away):
+        raise ResourceError("tenant-size", "a chunk of it, on disk, is more than its tenant may have in DRAM (tenants)")
     if len(wishes.holds) >= bounds.holds_max:
         raise ResourceError("holds", f"{len(wishes.holds)} prefixes are held, at most {bounds.holds_max} may be")
     chain = space.chain(tail)

@@ -134,7 +134,7 @@ def from_disk(
     core: Core, tier: DiskTier, space: Space, keys: bytes, chunks: int
 ) -> tuple[int, dict[Node, int], Literal["", "declined", "disk-away"]]:
     """How many of the chunks are offered, what of them has to be read, and why they are less: because the disk cannot
-    be read now, or because computing would be faster."""
+    be read now, because their tenant may not have one of them in DRAM, or because computing would be faster."""
     refused: Literal["", "declined", "disk-away"] = ""
     while chunks:
         tail = space.nodes[keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
@@ -143,7 +143,8 @@ def from_disk(
             break
         first = next(iter(away)).depth
         if tier.readable:
-            if not _too_slow(core, tier, space, away, tokens=(chunks - first + 1) * space.geometry.chunk_tokens):
+            tokens = (chunks - first + 1) * space.geometry.chunk_tokens
+            if fetches.may_ever_fit(core, space, away) and not _too_slow(core, tier, space, away, tokens=tokens):
                 return chunks, away, refused
             refused = "declined"
         else:

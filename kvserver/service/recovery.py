@@ -68,6 +68,9 @@ def found(core: Core, tier: DiskTier, mover: Mover, report: FoundNote | Listed |
                 why = "what they hang on is on no device here, or is not whole"
                 core.log("disk chunks not reached", ("chunks", found.not_taken), ("why", why), level=logging.WARNING)
             core.log("disk recovered", ("chunks", tier.chunks.held), ("records", found.records))
+            for account in tier.chunks.accounts.all() if tier.chunks.accounts is not None else ():
+                if over_bytes := account.lacks(0):
+                    core.log("tenant above its maximum on disk", ("tenant", account.name), ("over_bytes", over_bytes))
 
 
 def _add_spaces(core: Core, tier: DiskTier, found: Found) -> None:

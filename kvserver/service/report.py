@@ -1,9 +1,9 @@
 """The status document of the brain, from its tables (wire/status.py says what each field means)."""
 
-from itertools import islice
+from itertools import islice, zip_longest
 
 from kvserver.service import on_call
-from kvserver.service.accounts import Accounts
+from kvserver.service.accounts import Account, Accounts
 from kvserver.service.server_drain import dirty_bytes
 from kvserver.service.state import Core, DiskTier
 from kvserver.wire.status import (
@@ -121,6 +121,7 @@ def _slot_sizes(core: Core) -> list[SlotSize]:
 
 
 def _tenants(accounts: Accounts) -> list[TenantStatus]:
+    on_disk = accounts.beside.all() if accounts.beside is not None else []
     return [
         TenantStatus(
             tenant=account.name,
@@ -130,9 +131,21 @@ def _tenants(accounts: Accounts) -> list[TenantStatus]:
             max_bytes=account.max_bytes,
             evicted_chunks=account.evicted_chunks,
             refused_slots=account.refused_slots,
+            **(_tenant_on_disk(disk) if disk is not None else {}),
         )
-        for account in accounts.all()
+        for account, disk in zip_longest(accounts.all(), on_disk)
     ]
+
+
+def _tenant_on_disk(account: Account) -> dict[str, int]:
+    return {
+        "disk_held_bytes": account.held_bytes,
+        "disk_reserved_bytes": account.reserved_bytes,
+        "disk_guaranteed_bytes": account.guaranteed_bytes,
+        "disk_max_bytes": account.max_bytes,
+        "disk_evicted_chunks": account.evicted_chunks,
+        "disk_refused_extents": account.refused_slots,
+    }
 
 
 def _movers(core: Core) -> list[MoverStatus]:

@@ -144,10 +144,11 @@ class Room:
         """Evicts a chunk below which there is nothing, so that the index has room for one of that tenant; False when
         none can go."""
         self._need = "index"
+        victims = [victim for victim in self._leaves() if victim.node.children is None]
         if self._accounts is not None:
-            self._claim = Claim(self._accounts, self._accounts.of(tenant), 0, self._retired)
-            self._claim.own = True
-        victims = [victim for victim in self._may_go() if victim.node.children is None]
+            claim = self._claim = Claim(self._accounts, self._accounts.of(tenant), 0, self._retired)
+            claim.own = True
+            victims = [victim for victim in victims if claim.allows(*victim, index=True)]
         if not victims:
             return False
         self._evict(*min(victims, key=lambda victim: victim.node.used))

@@ -7,7 +7,7 @@ those that take writes, so a device that fails costs its share of the chunks and
 Pure bookkeeping: nothing here touches a device or decides what goes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import Generic, NamedTuple, TypeVar
 
@@ -48,12 +48,20 @@ def extent_at(device: int, offset: int) -> int:
 class Extents(Generic[Owner]):
     """The extents of all devices."""
 
-    def __init__(self, *, devices: int, device_bytes: int, segment_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        devices: int,
+        device_bytes: int,
+        segment_bytes: int,
+        pool_of: Callable[[int, int, Callable[[int], int]], SlotPool[Owner]] = SlotPool,
+    ) -> None:
+        """pool_of: makes what keeps a device's extents."""
         assert 0 < devices <= DEVICES_MAX
         assert device_bytes < DEVICE_SPAN
         self.segment_bytes = segment_bytes
         self.pools: list[SlotPool[Owner]] = [
-            SlotPool(device_bytes, segment_bytes, lambda extent_bytes: extents_per_segment(segment_bytes, extent_bytes))
+            pool_of(device_bytes, segment_bytes, lambda extent_bytes: extents_per_segment(segment_bytes, extent_bytes))
             for _ in range(devices)
         ]
         for pool in self.pools:

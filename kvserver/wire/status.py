@@ -71,7 +71,7 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tenant with a quota has of the arena, in slot bytes; `default` is everybody else."""
+    """What one tenant with a quota has of the arena, in slot bytes, and of the disks; `default` is everybody else."""
 
     tenant: str
     held_bytes: int
@@ -85,6 +85,17 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Since the brain started, as is the next: chunks that left DRAM to make room, for itself or for others."""
     refused_slots: int
     """Slots that it wanted and did not get."""
+    disk_held_bytes: int = 0
+    """Extents of all devices together, as are the next. 0 without a disk tier."""
+    disk_reserved_bytes: int = 0
+    """Of those that are being written."""
+    disk_guaranteed_bytes: int = 0
+    disk_max_bytes: int = 0
+    """0: as much as there is."""
+    disk_evicted_chunks: int = 0
+    """Since the brain started, as is the next: chunks whose extents went to make room, for itself or for others."""
+    disk_refused_extents: int = 0
+    """Extents that it wanted and did not get."""
 
 
 class MoverStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,7 @@
 """Quotas through real processes: they hold for real stores, and what is held is charged again by the next brain."""
 
+from pathlib import Path
+
 from kvclient import namespace_digest
 from tests.process.engine import Engine, prompt
 from tests.process.harness import Server, kill, until
@@ -33,4 +35,46 @@ def test_a_tenant_stays_within_its_maximum_and_keeps_what_it_holds_over_a_crash(
         until("another brain", lambda: server.status().incarnation != incarnation)
         assert held(server) == before
         until("the caches are registered again", lambda: server.status().caches == 2)
+        assert agents.ready().retrieve(kept) == CHUNKS
+
+
+def on_disk(server: Server) -> dict[str, int]:
+    return {row.tenant: row.disk_held_bytes for row in server.status().tenants}
+
+
+def with_disk(directory: Path, chat_most: str) -> Server:
+    return Server(
+        arena_bytes=4 << 20,
+        disk_paths=str(directory),
+        disk_bytes=4 << 20,
+        disk_segment_bytes=128 << 10,
+        disk_write_policy="through",
+        disk_tenants=f"agents=1MiB.., chat=..{chat_most}",
+    )
+
+
+def test_a_tenant_stays_within_its_maximum_on_disk_and_a_lowered_one_is_reached_after_a_kill(tmp_path: Path) -> None:
+    kept = prompt(1, chunks=CHUNKS)
+    with (
+        with_disk(tmp_path, "64KiB") as server,
+        Engine(server.path, namespace=AGENTS, name="agents", tenant="agents") as agents,
+        Engine(server.path, namespace=CHAT, name="chat", tenant="chat") as chat,
+    ):
+        until("the disk", lambda: server.status().disk_state == "ready")
+        agents.ready().store(kept)
+        until("what agents store is on disk", lambda: server.status().chunks_on_disk == CHUNKS)
+        before = on_disk(server)["agents"]
+        chunk = before // CHUNKS
+        chat.ready()
+        for seed in range(2, 30):
+            chat.store(prompt(seed, chunks=CHUNKS))
+        until("chat has what it may have", lambda: 64 * 1024 - chunk < on_disk(server)["chat"] <= 64 * 1024)
+        assert on_disk(server)["agents"] == before
+        server.kill()
+    with (
+        with_disk(tmp_path, f"{2 * chunk}") as server,
+        Engine(server.path, namespace=AGENTS, name="agents", tenant="agents") as agents,
+    ):
+        until("what chat has beyond its maximum to go", lambda: on_disk(server)["chat"] == 2 * chunk)
+        assert on_disk(server)["agents"] == before
         assert agents.ready().retrieve(kept) == CHUNKS

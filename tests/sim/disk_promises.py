@@ -1,5 +1,7 @@
 """What is held against the orders to the disk mover, kept by the simulator itself."""
 
+from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvserver.service.state import Bounds
@@ -28,6 +30,7 @@ class DiskPromises:
         self._promises = promises
         self._extents: dict[int, tuple[int, str]] = {}
         """Extent -> the job that may still touch it, and its kind."""
+        self._extent_bytes: dict[int, int] = {}
         self.written_bytes: dict[int, int] = {}
         """Device -> bytes that were ordered to be written."""
         self.generations: dict[int, tuple[bytes, bytes]] = {}
@@ -56,6 +59,7 @@ class DiskPromises:
             if extent in self._extents:
                 raise Wrong(f"disk job {order.job} uses an extent that job {self._extents[extent]} may still use")
             self._extents[extent] = (order.job, type(order).__name__)
+            self._extent_bytes[extent] = record.extent_bytes
             self.namespaces[order.job] = record.namespace
             units = range(record.arena_offset // SLOT_ALIGN, (record.arena_offset + record.extent_bytes) // SLOT_ALIGN)
             if isinstance(order, Demote):
@@ -78,6 +82,14 @@ class DiskPromises:
             name = (record.namespace, record.key, record.group, record.shard)
             if on_disk.get(name) == (extent_at(record.device, record.offset), record.generation):
                 raise Wrong(f"{name} could not be read ({fault.fault}) and is still said to be on disk")
+
+    def writes_by(self, account_of: Callable[[bytes], str]) -> Counter[str]:
+        """Account -> bytes that are being written for it."""
+        writes: Counter[str] = Counter()
+        for extent, (job, kind) in self._extents.items():
+            if kind == "Demote":
+                writes[account_of(self.namespaces[job])] += self._extent_bytes[extent]
+        return writes
 
     def over(self, job: int) -> None:
         """The mover will not touch a byte of it again."""

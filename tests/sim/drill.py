@@ -30,7 +30,7 @@ UNIT_TESTS = tuple(
     for name in (
         *("index", "slots", "layout", "marks", "placement", "extents"),
         *("service_timers", "service_namespaces", "service_room", "service_pins", "service_restore", "service_disk"),
-        *("service_disk_prefix", "service_tenants_disk", "service_notes", "service_tenants"),
+        *("service_disk_prefix", "service_tenants_disk", "service_disk_quotas", "service_notes", "service_tenants"),
         *("admin_holds", "admin_clears", "admin_notes", "admin_tenants", "admin_drain", "service_kv_events"),
     )
 )

@@ -82,6 +82,7 @@ EXPECTED = (
     "counted evicted_for index",
     "counted job_seconds promote",
     "accounts that gave to others",
+    "accounts that gave to others on disk",
     "blocks compared",
     *(f"disk_{name}" for name in ("writes", "reads", "evictions", "lost", "recovered")),
     *(f"disk {what}" for what in ("rot", "torn", "fault io", "fault checksum")),

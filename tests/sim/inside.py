@@ -3,6 +3,7 @@
 from random import Random
 
 from kvserver.index.coverage import servable_chunks
+from kvserver.index.eviction import droppable
 from kvserver.index.space import ABSENT, READY, Node
 from kvserver.service import kv_events
 from kvserver.service.owners import SEALED
@@ -88,6 +89,28 @@ def on_disk(service: Service) -> dict[tuple[bytes, bytes, int, int], tuple[int, 
                         name = (space.digest, node.key, part.group, part.shard)
                         found[name] = (extent, node.disk.generation)
     return found
+
+
+def disk_shortages(service: Service) -> dict[str, int]:
+    """Account -> extents that it wanted and did not get."""
+    tier = _core(service).disk
+    accounts = tier.chunks.accounts if tier is not None else None
+    return {account.name: account.refused_slots for account in accounts.all()} if accounts is not None else {}
+
+
+def may_leave_disk(service: Service) -> set[bytes]:
+    """Namespaces of which something on disk may go now."""
+    return {
+        space.digest
+        for space in _core(service).chunks.spaces.values()
+        if any(droppable(node) for node in space.nodes.values())
+    }
+
+
+def is_draining(service: Service) -> bool:
+    """A device is being emptied."""
+    tier = _core(service).disk
+    return tier is not None and any(drain.state == "draining" for drain in tier.drains.values())
 
 
 def disk_is_recovered(service: Service) -> bool:

@@ -2,7 +2,9 @@
 
 from .mutations import Mutation
 
-ACCOUNTS, CACHES, LEASES, ROOM = (f"service/{name}.py" for name in ("accounts", "caches", "leases", "room"))
+ACCOUNTS, CACHES, DISK_ROOM, LEASES, ROOM = (
+    f"service/{name}.py" for name in ("accounts", "caches", "disk_room", "leases", "room")
+)
 
 MUTATIONS = (
     Mutation(
@@ -57,16 +59,16 @@ MUTATIONS = (
     Mutation(
         "one chunk of a slab at a time is held against a guarantee",
         ACCOUNTS,
-        "            planned[owner] = bytes_gone\n",
-        "            planned[owner] = 0\n",
+        "            planned.update(going)\n",
+        "            pass\n",
         unseen=True,
     ),
     Mutation("a slab is emptied below a guarantee", ROOM, "self._claim.allows(space, node, planned)", "True"),
     Mutation(
         "the index evicts below a guarantee",
         ROOM,
-        "for victim in self._may_go() if victim.node.children is None",
-        "for victim in self._leaves() if victim.node.children is None",
+        "            victims = [victim for victim in victims if claim.allows(*victim, index=True)]\n",
+        "",
     ),
     Mutation(
         "its own chunks go before those of others, below its guarantee",
@@ -86,7 +88,7 @@ MUTATIONS = (
     Mutation("a tenant finds what another has", LEASES, "in session.engine.accounts", "is not None"),
     Mutation(
         "a namespace is forgotten below a guarantee",
-        CACHES,
+        ACCOUNTS,
         "return held_bytes <= account.spare_bytes -",
         "return held_bytes >= 0 *",
         unseen=True,
@@ -96,6 +98,118 @@ MUTATIONS = (
         CACHES,
         "if account.guaranteed_bytes and any(",
         "if account.guaranteed_bytes < 0 and any(",
+        unseen=True,
+    ),
+    Mutation(
+        "a tenant beyond its maximum on disk", DISK_ROOM, "if self._fit_quota(claim.account, wanted):", "if True:"
+    ),
+    Mutation(
+        "at its maximum on disk what was used later goes",
+        DISK_ROOM,
+        "            if own is None or own[1].used >= wanted.used:\n                break\n",
+        "            if own is None:\n                break\n",
+        unseen=True,
+    ),
+    Mutation("a guarantee on disk that does not hold", DISK_ROOM, " and claim.allows(space, node, planned)", ""),
+    Mutation(
+        "one chunk of a segment at a time is held against a guarantee",
+        DISK_ROOM,
+        "not wanted.lets_go(space, node, planned)",
+        "not wanted.lets_go(space, node)",
+        unseen=True,
+    ),
+    Mutation(
+        "what is warm stays with who has more on disk than its guarantee",
+        DISK_ROOM,
+        "return (node.used < self.used or not claim.own) and",
+        "return node.used < self.used and",
+        unseen=True,
+    ),
+    Mutation(
+        "its own chunks on disk never go below its guarantee",
+        DISK_ROOM,
+        "if extent is None and not claim.own:",
+        "if False:",
+        unseen=True,
+    ),
+    Mutation(
+        "room in the index takes from disk below a guarantee",
+        DISK_ROOM,
+        "            if claim is None or claim.allows(space, node)\n",
+        "",
+    ),
+    Mutation(
+        "room in the index takes what lies in DRAM below a guarantee",
+        DISK_ROOM,
+        "is not None and not node.in_dram and node.children is None",
+        "is not None and node.away and node.children is None",
+    ),
+    Mutation(
+        "room in the index takes out of DRAM what stays on disk",
+        ROOM,
+        "if claim.allows(*victim, index=True)]",
+        "if claim.allows(*victim)]",
+        unseen=True,
+    ),
+    Mutation(
+        "room on disk takes what lies in DRAM below a guarantee",
+        ACCOUNTS,
+        "(index or other & space.needed != space.needed)",
+        "index",
+        unseen=True,
+    ),
+    Mutation(
+        "a maximum on disk that was lowered stays exceeded",
+        DISK_ROOM,
+        "if account.lacks(0) else None",
+        "if account.lacks(0) < 0 else None",
+    ),
+    Mutation(
+        "extents that nobody is charged for",
+        "service/state.py",
+        "pool_of=SlotPool if disk_accounts is None else",
+        "pool_of=SlotPool if True else",
+    ),
+    Mutation(
+        "a namespace is forgotten below a guarantee on disk",
+        CACHES,
+        "tiers = (accounts, disk_accounts) if disk_accounts is not None else (accounts,)",
+        "tiers = (accounts,)",
+        unseen=True,
+    ),
+    Mutation(
+        "a namespace is forgotten before it is known what is guaranteed of it",
+        CACHES,
+        "not core.disk.recovered and disk_accounts.guarantee:",
+        "not core.disk.recovered and False:",
+        unseen=True,
+    ),
+    Mutation(
+        "a tenant without room on disk holds up the writes of all",
+        "service/disk_writes.py",
+        'is_tenants_own = blocked == "room" and',
+        "is_tenants_own = not blocked and",
+        unseen=True,
+    ),
+    Mutation(
+        "a chunk larger than its tenant's maximum pushes its others out",
+        "service/disk_chunks.py",
+        "        if self.accounts is None or space.tenant is None:\n",
+        "        if space.needed:\n",
+        unseen=True,
+    ),
+    Mutation(
+        "what never fits into DRAM for its tenant is offered from disk",
+        LEASES,
+        "fetches.may_ever_fit(core, space, away) and ",
+        "",
+        unseen=True,
+    ),
+    Mutation(
+        "a tenant registers that may not have a chunk",
+        CACHES,
+        "if account.max_bytes and chunk_bytes > account.max_bytes:",
+        "if account.max_bytes < 0:",
         unseen=True,
     ),
 )

@@ -140,7 +140,7 @@ class Promises:
     def __init__(
         self, ledger: Ledger, shapes: dict[bytes, Shape], *, lease_ttl_ms: int, lease_extended_ms: int
     ) -> None:
-        self.quotas = Quotas((), ledger)
+        self.quotas = Quotas((), ledger, shapes)
         self._ledger = ledger
         self._shapes = shapes
         self._lease_ttl_ms = lease_ttl_ms

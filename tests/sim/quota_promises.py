@@ -1,21 +1,27 @@
 """What tenants are held to, and what they were promised, read out of the ledger alone."""
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 
 from kvserver.service.accounts import Quota
 from kvserver.tiers.records import NO_GROUP
 
 from .ledger import Ledger
 from .memory import Wrong
+from .shapes import Shape
 from .tenants import OTHERS, tenant_of
+
+Shards = Mapping[tuple[bytes, bytes, int, int], tuple[int, int]]
+"""(namespace, key, group, shard) -> (extent, generation) of what is on disk."""
 
 
 class Quotas:
     """What is promised to tenants of one brain."""
 
-    def __init__(self, quotas: tuple[Quota, ...], ledger: Ledger) -> None:
+    def __init__(self, quotas: tuple[Quota, ...], ledger: Ledger, shapes: dict[bytes, Shape]) -> None:
         self._quotas = {quota.tenant: quota for quota in quotas}
         self._ledger = ledger
+        self._shapes = shapes
 
     def __bool__(self) -> bool:
         return bool(self._quotas)
@@ -43,6 +49,48 @@ class Quotas:
             quota = self._quotas.get(name)
             if quota and quota.max_bytes and taken > quota.max_bytes:
                 raise Wrong(f"tenant {name} holds {taken} bytes, at most {quota.max_bytes} may be its")
+
+    def check_disk(
+        self,
+        before: Shards,
+        after: Shards,
+        *,
+        wrote: Counter[str],
+        writes: Counter[str],
+        excused: Callable[[str], bool],
+        known: bool,
+    ) -> int:
+        """What accounts have on disk, and are having written (wrote, writes: bytes, before and after): within their
+        maxima, unless an earlier life left more, which then becomes less; and nobody is brought below its guarantee but
+        by itself, or by what is excused. known: all that is on disk was found. Returns how many accounts gave something
+        to another."""
+        had, has = self._disk_bytes(before), self._disk_bytes(after)
+        gave, over = 0, self.over_maximum(before)
+        for name in had.keys() | has.keys() | writes.keys():
+            quota = self._quotas.get(name, Quota(name))
+            taken = has[name] + writes[name]
+            if quota.disk_max_bytes and known and taken > max(quota.disk_max_bytes, had[name]):
+                raise Wrong(f"tenant {name} takes {taken} bytes of disk, at most {quota.disk_max_bytes} may be its")
+            if has[name] >= had[name] or writes[name] > wrote[name] or name in over or excused(name):
+                continue
+            gave += 1
+            if has[name] < quota.disk_guaranteed_bytes:
+                raise Wrong(
+                    f"of {had[name]} bytes of disk {has[name]} were left to {name}, "
+                    f"{quota.disk_guaranteed_bytes} are guaranteed"
+                )
+        return gave
+
+    def over_maximum(self, on_disk: Shards) -> set[str]:
+        """Accounts that have more on disk than they may."""
+        has = self._disk_bytes(on_disk)
+        return {name for name, quota in self._quotas.items() if 0 < quota.disk_max_bytes < has[name]}
+
+    def _disk_bytes(self, on_disk: Shards) -> Counter[str]:
+        has: Counter[str] = Counter()
+        for digest, _, group, shard in on_disk:
+            has[self.account_of(digest)] += self._shapes[digest].slot_bytes(group, shard)
+        return has
 
     def check_guarantees(self, before: Counter[str], claimant: str) -> int:
         """What `claimant` asked for took nothing from others that they were guaranteed. Returns how many others gave

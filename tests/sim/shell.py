@@ -43,7 +43,20 @@ from kvserver.wire.messages import (
     Stored,
     Welcome,
 )
-from kvserver.wire.orders import Copy, Demote, Done, KillMover, MapCache, Moved, Promote, Ready, StartMover
+from kvserver.wire.orders import (
+    Copy,
+    Demote,
+    Done,
+    FoundNote,
+    FoundRecords,
+    KillMover,
+    Listed,
+    MapCache,
+    Moved,
+    Promote,
+    Ready,
+    StartMover,
+)
 
 from . import inside, operators
 from .board import Board
@@ -87,7 +100,7 @@ class Shell:
         )
         leases = {"lease_ttl_ms": bounds.lease_ttl_ms, "lease_extended_ms": bounds.lease_extended_ms}
         self.promises = Promises(ledger, world.shapes, **leases)
-        self.promises.quotas = Quotas(bounds.tenants, ledger)
+        self.promises.quotas = Quotas(bounds.tenants, ledger, world.shapes)
         self.promises.disk.began(bounds, world.now_ns)
         self.promises.may_decline = bounds.recompute_tokens_per_s > 0
         self._carry_out(self.service.effects())
@@ -132,6 +145,9 @@ class Shell:
         due = self._to_be_sealed(event)
         quotas = self.promises.quotas
         sealed = quotas.sealed_bytes() if quotas else Counter()
+        shortages = inside.disk_shortages(self.service)
+        writes = self.promises.disk.writes_by(quotas.account_of) if shortages else Counter()
+        was_draining = inside.is_draining(self.service)
         effects = self.service.handle(event, world.now_ns)
         published = [record for e in effects if isinstance(e, Publish) for record in records_in(e.records)]
         slots = [record.offset for record in published if record.group != NO_GROUP]
@@ -160,6 +176,8 @@ class Shell:
         self._carry_out(effects)
         if quotas:
             self._check_quotas(event, effects, sealed)
+        if shortages:
+            self._check_disk_quotas(event, shortages, writes, was_draining=was_draining)
         if isinstance(event, Arrived) and isinstance(event.request, Clear) and not _refuses(effects, event.request.id):
             self.promises.cleared(event.request.namespace)
         if isinstance(event, Commanded) and not _refuses_now(effects, event.peer):
@@ -188,6 +206,36 @@ class Shell:
                 return
         gave = quotas.check_guarantees(sealed, claimant)
         self._world.counts["accounts that gave to others"] += gave
+
+    def _check_disk_quotas(
+        self, event: Event, shortages: dict[str, int], before: "Counter[str]", *, was_draining: bool
+    ) -> None:
+        """before: what each account was having written. What faults, operators, drains and a tenant's own requests
+        take from it, no other tenant has taken."""
+        quotas = self.promises.quotas
+        own = ""
+        takes = was_draining or inside.is_draining(self.service)
+        match event:
+            case Arrived(_, Store() as request) if request.cache in self.promises.caches:
+                own = quotas.account_of(self.promises.caches[request.cache].digest)
+            case Arrived(_, Register() as request):
+                own = quotas.account(request.tenant)
+            case Arrived(_, Clear()) | Commanded() | MoverGone():
+                takes = True
+            case Reported(_, Moved(_, faults)) if faults:
+                takes = True
+            case Reported(_, FoundNote() | Listed() | FoundRecords()):
+                takes = True
+        now = inside.disk_shortages(self.service)
+        gave = quotas.check_disk(
+            self.promises.on_disk,
+            inside.on_disk(self.service),
+            wrote=before,
+            writes=self.promises.disk.writes_by(quotas.account_of),
+            excused=lambda name: takes or name == own or now[name] != shortages[name],
+            known=inside.disk_is_recovered(self.service),
+        )
+        self._world.counts["accounts that gave to others on disk"] += gave
 
     def _commanded(self, command: AnyCommand) -> None:
         match command:

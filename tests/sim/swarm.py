@@ -3,13 +3,14 @@
 Swarm testing: in each seed some operations never happen and others are very likely, so that no fault hides another.
 """
 
+from dataclasses import replace
 from random import Random
 
 from kvserver.service.state import Bounds
 from kvserver.tiers.slots import SLOT_ALIGN
 
 from .shapes import SHAPES, Shape
-from .tenants import draw_quotas
+from .tenants import draw_disk_quotas, draw_quotas
 
 ACTS = {
     # what may happen at one step: how likely it is before the swarm
@@ -102,7 +103,7 @@ class Swarm:
         self.reads_much = self.begins_cold and rng.random() < 0.6
         if self.reads_much:
             self._read_much(rng)
-        self.has_quotas = len(self.shapes) > 1 and not self.begins_cold and rng.random() < 0.5
+        self.has_quotas = len(self.shapes) > 1 and rng.random() < (0.3 if self.begins_cold else 0.5)
         self.engines = rng.choice((1, 2, 2, 3)) if not self.has_disk else rng.choice((1, 1, 2))
         if self.has_quotas:
             self.engines = max(2, self.engines)
@@ -159,7 +160,7 @@ class Swarm:
         units = chunk_bytes // SLOT_ALIGN * chunks
         chunk_slabs = max(shape.chunk_slabs(slab_units) for shape in self.shapes)
         slabs = max(rng.choice((2, 3)), chunk_slabs, -(-units // slab_units))
-        return Bounds(
+        bounds = Bounds(
             arena_bytes=slabs * slab_units * SLOT_ALIGN,
             slab_bytes=slab_units * SLOT_ALIGN,
             sessions_max=self._tight(rng, (9, 11), 64),
@@ -181,6 +182,24 @@ class Swarm:
             holds_max=rng.choice((1, 3, 64)),
             held_percent_max=rng.choice((20, 50)),
             **self._disk(rng),
+        )
+        if not (self.has_quotas and self.has_disk and rng.random() < 0.8):
+            return bounds
+        if not self.begins_cold:
+            bounds = self._scarce(rng, bounds)
+        return replace(bounds, tenants=draw_disk_quotas(rng, bounds, chunk_bytes))
+
+    @staticmethod
+    def _scarce(rng: Random, bounds: Bounds) -> Bounds:
+        """Tenants want more of the disks than there is: whatever is stored is written, and room must be made for it."""
+        segments = rng.choice((1, 2, 3, 4))
+        return replace(
+            bounds,
+            disk_devices=rng.choice((1, 1, 2)),
+            disk_device_bytes=segments * bounds.disk_segment_bytes,
+            disk_write_through=True,
+            disk_second_touch=False,
+            disk_daily_write_bytes=0,
         )
 
     def _disk(self, rng: Random) -> dict[str, int]:

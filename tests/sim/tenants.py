@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from random import Random
 
 from kvserver.service.accounts import Quota
+from kvserver.service.state import Bounds
 from kvserver.tiers.slots import SLOT_ALIGN
 
 TENANTS = ("agents", "chat", "guests", "")
@@ -28,6 +29,22 @@ def draw_quotas(rng: Random, arena_bytes: int, chunk_bytes: int) -> tuple[Quota,
         most = rng.choice((0, 0, arena_bytes // 3, arena_bytes // 2))
         left -= guaranteed
         quotas.append(Quota(name, guaranteed, max(guaranteed, _units(most), chunk_bytes) if most else 0))
+    return tuple(quotas)
+
+
+def draw_disk_quotas(rng: Random, bounds: Bounds, chunk_bytes: int) -> tuple[Quota, ...]:
+    """The same tenants, with guarantees that fit the devices together, and maxima of a few chunks, or less than one."""
+    segments = bounds.disk_device_bytes // bounds.disk_segment_bytes
+    room_bytes = bounds.disk_devices * segments * (bounds.disk_segment_bytes - SLOT_ALIGN)
+    left = room_bytes
+    quotas = []
+    for quota in bounds.tenants:
+        wanted = rng.choice((0, chunk_bytes, 3 * chunk_bytes, room_bytes // 2))
+        guaranteed = _units(min(left, wanted))
+        most = rng.choice((0, 0, SLOT_ALIGN, chunk_bytes, 2 * chunk_bytes, 5 * chunk_bytes, room_bytes // 3))
+        left -= guaranteed
+        maximum = max(guaranteed, _units(most), SLOT_ALIGN) if most else 0
+        quotas.append(quota._replace(disk_guaranteed_bytes=guaranteed, disk_max_bytes=maximum))
     return tuple(quotas)
 
 

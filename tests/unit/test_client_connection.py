@@ -253,7 +253,7 @@ def test_longest_prompt_of_the_engine_is_told(tmp_path: Path) -> None:
         assert [at.fake.wait_for(wire.Register, number).tokens_max for number in (1, 2)] == [0, 131_072]
 
 
-@pytest.mark.parametrize("code", ["slot-size", "prompt-size", "namespace-size"])
+@pytest.mark.parametrize("code", ["slot-size", "prompt-size", "namespace-size", "tenant-size"])
 def test_server_that_can_never_hold_the_cache_is_told_and_not_asked_again(tmp_path: Path, code: str) -> None:
     """Otherwise an engine would run for weeks without a hit, and only its log would know."""
     with rig(tmp_path) as at:

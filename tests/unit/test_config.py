@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from kvserver.bounds import bounds_from
-from kvserver.config import KEYS, Config, default_socket, example, load
+from kvserver.config import KEYS, PAGE_BYTES, Config, default_socket, example, load
 from kvserver.errors import ConfigError
 from kvserver.service.accounts import Quota
 from kvserver.service.state import Bounds
 from kvserver.sizes import GIB, KIB, MIB, TIB, parse_bytes, show_bytes
-from kvserver.tiers.extents import DEVICE_SPAN
+from kvserver.tiers.extents import DEVICE_SPAN, extents_per_segment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -309,6 +309,33 @@ def test_quotas_come_from_a_flag_or_a_table(tmp_path: Path) -> None:
     assert bounds_from(load(None, {})[0]).tenants == ()
 
 
+def test_quotas_on_disk_stand_beside_those_in_the_arena(tmp_path: Path) -> None:
+    text = f'disk_paths = "{tmp_path}"\n[tenants]\nagents = "1GiB.."\n[disk_tenants]\nchat = "3GiB..5GiB"\n'
+    config, origins = load(toml(tmp_path, text), {})
+    assert origins["disk_tenants"].endswith(":4")
+    assert bounds_from(config).tenants == (Quota("agents", GIB, 0), Quota("chat", 0, 0, 3 * GIB, 5 * GIB))
+
+
+def test_what_is_guaranteed_on_disk_is_held_against_what_records_can_use() -> None:
+    sizes = {"disk_paths": "/a,/b", "disk_bytes": GIB + 64 * KIB, "disk_segment_bytes": 16 * MIB}
+    room = Config(**sizes).disk_room_bytes
+    pages = (16 * MIB) // PAGE_BYTES
+    most = max(units * extents_per_segment(16 * MIB, units * PAGE_BYTES) for units in range(1, pages))
+    assert room == 2 * 64 * most * PAGE_BYTES, "of records of the size that uses most of a segment"
+    Config(**sizes, disk_tenants=f"a={room // 2}.., b={room // 2}..")
+    flags = {name: str(value) for name, value in sizes.items()}
+    assert "guarantees" in refusal(**flags, disk_tenants=f"a={room // 2}.., b={room // 2 + 4096}..")
+
+
+def test_quotas_on_disk_need_a_disk_and_count_with_the_others() -> None:
+    assert "disk_paths is empty" in refusal(disk_tenants="a=1MiB..")
+    many = ",".join(f"t{number}=..1MiB" for number in range(40))
+    others = ",".join(f"u{number}=..1MiB" for number in range(25))
+    says = refusal(tenants=many, disk_tenants=others, disk_paths="/a")
+    assert "tenants and disk_tenants name 65 tenants" in says
+    assert "have one tag" in refusal(tenants="plumless=1MiB..", disk_tenants="buckeroo=1MiB..", disk_paths="/a")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -322,7 +349,7 @@ def test_quotas_come_from_a_flag_or_a_table(tmp_path: Path) -> None:
         ("agents=..0", "the maximum must not be less"),
         ("agents=1MiB.., agents=..2MiB", "'agents=..2MiB': the tenant has a quota already"),
         ("agents=3GiB.., chat=2GiB..", "guarantees 5GiB, there are 4GiB"),
-        (",".join(f"t{number}=1MiB.." for number in range(65)), "names 65 tenants"),
+        (",".join(f"t{number}=1MiB.." for number in range(65)), "tenants name 65 tenants"),
         ("plumless=1MiB.., buckeroo=1MiB..", "'buckeroo' and 'plumless' have one tag"),
     ],
 )

@@ -7,7 +7,7 @@ from disk_rig import CHUNKS, LAST_OF_FILL, PROMPTS_OF_ARENA, SEGMENT_BYTES, Disk
 from kvserver.index.space import READY, Node, Space
 from kvserver.service import disk_writes
 from kvserver.service.disk_chunks import DiskChunks
-from kvserver.service.disk_room import DiskRoom
+from kvserver.service.disk_room import DiskRoom, Wanted
 from kvserver.service.events import ArenaGrew, MoverGone
 from kvserver.service.state import Core, DiskTier
 from kvserver.tiers.extents import Extents
@@ -426,9 +426,10 @@ def test_a_segment_is_not_emptied_of_what_a_large_tree_hangs_on() -> None:
         node.state, node.present = READY, 1
         space.put_on_disk(node, 1, (number * 4096,), number)
         head = node if number == 0 else head
-    assert len(room.closure([head], None) or ()) == 5
-    assert len(room.closure([head], None, chunks_max=5) or ()) == 5
-    assert room.closure([head], None, chunks_max=4) is None
+    wanted = Wanted(device=0, extent_bytes=8192, used=5)
+    assert len(room.closure([head], wanted, chunks_max=5) or ()) == 5
+    assert room.closure([head], wanted, chunks_max=4) is None
+    assert room.closure([head], wanted._replace(used=4), chunks_max=5) is None, "the last of them is as warm"
 
 
 def drop(space: Space, node: Node) -> None:
