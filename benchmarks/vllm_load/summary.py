@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.vllm_load.counters import Counters, hits
+from benchmarks.vllm_load.counters import LOADS_FAILED, Counters, hits
 from benchmarks.vllm_load.crowd import Outcome
 
 FILLER = "filler"
@@ -54,6 +54,8 @@ def figures(of: Round, limits: Limits) -> dict[str, Figure]:
     told |= _rates(answered)
     told["requests"] = Figure(len(asked), "")
     told["errors"] = Figure(sum(bool(outcome.reply.problem) for outcome in of.outcomes), "")
+    if LOADS_FAILED in of.counted:
+        told["loads_failed"] = Figure(of.counted[LOADS_FAILED], "")
     told["other_length"] = Figure(len(of_other_length(of.outcomes)), "")
     if asked:
         told["good"] = Figure(100 * sum(_is_good(outcome, limits) for outcome in asked) / len(asked), "%")

@@ -71,6 +71,7 @@ def test_figures_of_a_round() -> None:
     assert told["hit_own"] == 20.0
     assert told["cached"] == 25.0
     assert "ttft_filler_p50" not in told
+    assert "loads_failed" not in told  # no connector of ours
     assert "hit_external" not in told
 
 
@@ -180,6 +181,11 @@ def test_rows_have_the_first_arm_of_the_same_round_as_ceiling(capsys: pytest.Cap
     assert (rows["chat/kvserver/ttft_p50"]["ceiling"], rows["chat/kvserver/ttft_p50"]["ratio"]) == (1000.0, 0.25)
     assert rows["chat/kvserver/errors"]["ceiling"] is None  # nothing to compare with zero
     assert rows["chat/answers_compared"]["value"] == 2
+
+
+def test_loads_that_failed_are_counted_where_the_connector_tells() -> None:
+    counted = {"vllm:kvserver_retrieves_failed_total": 2.0}
+    assert figures(dataclasses.replace(a_round("kvserver"), counted=counted), LIMITS)["loads_failed"].value == 2
 
 
 @pytest.mark.parametrize(
