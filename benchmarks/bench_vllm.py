@@ -21,7 +21,7 @@ starts.
 
 A first token's time counts from the sending of the request to the first token in the stream. Greedy answers to equal
 prompts are compared; prompts that were answered differently are asked again, alone; if answers differ then, the exit
-status is 1.
+status is 1. So it is if an answer has not as many tokens as were asked for.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from benchmarks.vllm_load.endpoint import Endpoint, Form
 from benchmarks.vllm_load.engines import Arm, ArmKind, EngineOptions, Engines
 from benchmarks.vllm_load.recorded import PRESETS, Recorded
 from benchmarks.vllm_load.rounds import Agreement, Live, Rounds
-from benchmarks.vllm_load.summary import Limits, Round
+from benchmarks.vllm_load.summary import Limits, Round, of_other_length
 from benchmarks.vllm_load.workloads import Chat, Evicted, LongDocuments, Misses, Permutations
 from kvserver.showing import Shown, shown
 from kvserver.sizes import parse_bytes
@@ -97,7 +97,12 @@ def _tell(rounds: list[Round], agreement: Agreement, arms: Sequence[Arm], drawn:
     for each in rounds:
         for problem in {outcome.reply.problem for outcome in each.outcomes if outcome.reply.problem}:
             say(f"{each.arm}, round {each.number}: {problem}")
-    return 1 if agreement.differing_alone and not given.allow_differences else 0
+    other_length = [outcome for each in rounds for outcome in of_other_length(each.outcomes)]
+    for outcome in other_length[:1]:
+        say(
+            f"{outcome.ask.name}: {outcome.reply.output_tokens} tokens of output, asked for {outcome.ask.output_tokens}"
+        )
+    return 1 if (agreement.differing_alone or other_length) and not given.allow_differences else 0
 
 
 async def _measure(arms: Sequence[Arm], drawn: Any, given: argparse.Namespace) -> tuple[list[Round], Agreement]:
@@ -208,7 +213,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, help="folder for one line a request, and charts")
     add("--good-ttft-s", type=float, default=5.0, help="a good answer's first token comes within this")
     add("--good-gap-ms", type=float, default=33.3, help="and those behind it at this pace, on average")
-    add("--allow-differences", action="store_true", help="answers that differ do not change the exit status")
+    add(
+        "--allow-differences",
+        action="store_true",
+        help="answers that differ, or are not as long as asked for, do not change the exit status",
+    )
     there = parser.add_argument_group("endpoints that are there")
     add = there.add_argument
     add(

@@ -81,12 +81,18 @@ class Receiver:
 
     def receive(self, end: socket.socket) -> tuple[memoryview, list[int], bool]:
         """(frame, descriptors, cut). An empty frame is the end of the connection; cut: the message was longer."""
-        count, ancillary, flags, _ = end.recvmsg_into([self._buffer], self._room, socket.MSG_CMSG_CLOEXEC)
+        try:
+            count, ancillary, flags, _ = self._receive(end)
+        except ConnectionResetError:  # the other end died with frames unread: said once, before what it has left
+            count, ancillary, flags, _ = self._receive(end)
         descriptors: list[int] = []
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors.extend(array("i", content[: len(content) // 4 * 4]))
         return self._view[:count], descriptors, bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))
+
+    def _receive(self, end: socket.socket) -> "tuple[int, list[tuple[int, int, bytes]], int, object]":
+        return end.recvmsg_into([self._buffer], self._room, socket.MSG_CMSG_CLOEXEC)
 
 
 def close_all(descriptors: Sequence[int]) -> None:

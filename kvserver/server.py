@@ -284,7 +284,7 @@ class Shell:
                 return
             try:
                 frame, descriptors, _ = self._report_receiver.receive(door.socket)
-            except (BlockingIOError, ConnectionResetError):
+            except BlockingIOError:
                 return
             close_all(descriptors)
             if not frame:

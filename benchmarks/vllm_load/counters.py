@@ -15,7 +15,7 @@ OWN_HIT = "vllm:prefix_cache_hits_total"
 EXTERNAL_ASKED = "vllm:external_prefix_cache_queries_total"
 EXTERNAL_HIT = "vllm:external_prefix_cache_hits_total"
 BROUGHT = "vllm:kvserver_tokens_retrieved_total"
-STORED = "vllm:kvserver_tokens_stored_total"
+LOADS_FAILED = "vllm:kvserver_retrieves_failed_total"
 SERVER_ASKED = "kvserver_lookup_chunks_total"
 SERVER_HIT = tuple(f'{SERVER_ASKED}{{result="{tier}"}}' for tier in ("dram", "disk"))
 WAITING = ("vllm:num_requests_running", "vllm:num_requests_waiting")

@@ -13,6 +13,9 @@ from benchmarks.vllm_load.reply import Reading, Reply
 
 CONNECT_S = 10.0
 CONTROL_S = 60.0
+IDLE_S = 2.0
+"""A connection that was not used for longer is not used again. Servers close theirs after 5 s (uvicorn), and a request
+that meets such an end is lost."""
 OPTIONAL: dict[str, Any] = {
     "ignore_eos": True,
     "return_token_ids": True,
@@ -49,7 +52,7 @@ class Endpoint:
             base_url=url.rstrip("/").removesuffix("/v1"),
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(request_s_max, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_S),
             trust_env=False,
         )
         self._form = form

@@ -120,7 +120,8 @@ def engine_arguments(options: EngineOptions, port: int) -> list[str]:
         *("--model", str(options.model), "--served-model-name", "bench", "--host", HOST, "--port", str(port)),
         *("--max-model-len", str(options.context_tokens_max), "--block-size", str(options.block_tokens)),
         *("--num-gpu-blocks-override", str(1 + -(-options.pool_tokens // options.block_tokens))),  # 1: the null block
-        *("--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--seed", "0"),
+        *("--enable-prefix-caching", "--enable-chunked-prefill", "--enable-prompt-tokens-details"),
+        *("--disable-uvicorn-access-log", "--seed", "0"),
         *(("--load-format", "dummy") if options.model_id else ()),
         *shlex.split(options.engine_arguments),
     ]

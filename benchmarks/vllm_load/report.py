@@ -17,6 +17,8 @@ MEANING = {
     "ttft": "from sending a request to its first token, ms",
     "gap": "between two tokens of an answer, ms",
     "*_rate": "from the first request's beginning to the last one's end",
+    "loads_failed": "what kvserver was to bring back and did not; it was computed",
+    "other_length": "answers with more or fewer tokens than were asked for",
     "good": "answers within the limits for first token and mean gap",
     "hit_own": "of all prompts' tokens, in the engine's own prefix cache",
     "hit_external": "of what the engine did not have, promised by its connector",

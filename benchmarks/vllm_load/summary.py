@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.vllm_load.counters import Counters, hits
+from benchmarks.vllm_load.counters import LOADS_FAILED, Counters, hits
 from benchmarks.vllm_load.crowd import Outcome
 
 FILLER = "filler"
@@ -54,9 +54,17 @@ def figures(of: Round, limits: Limits) -> dict[str, Figure]:
     told |= _rates(answered)
     told["requests"] = Figure(len(asked), "")
     told["errors"] = Figure(sum(bool(outcome.reply.problem) for outcome in of.outcomes), "")
+    if LOADS_FAILED in of.counted:
+        told["loads_failed"] = Figure(of.counted[LOADS_FAILED], "")
+    told["other_length"] = Figure(len(of_other_length(of.outcomes)), "")
     if asked:
         told["good"] = Figure(100 * sum(_is_good(outcome, limits) for outcome in asked) / len(asked), "%")
     return told | _hits(of.outcomes, of.counted)
+
+
+def of_other_length(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Answers with more or fewer tokens than were asked for: then arms did not do the same work."""
+    return [each for each in outcomes if not each.reply.problem and each.reply.output_tokens != each.ask.output_tokens]
 
 
 def quantile(values: Sequence[float], percent: float) -> float:

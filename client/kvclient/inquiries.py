@@ -127,10 +127,14 @@ class Inquiries:
     def _send(self, link: Link, request: wire.Lookup | wire.Release) -> None:
         """Behind what is unsent, and later if the lane is full: a dozen lookups of long prompts fill it, which a server
         reads in a millisecond. If it does not, they are overdue as any other."""
-        self._send_unsent(link)
+        if self._unsent:
+            self._send_unsent(link)
         if not self._unsent:
-            with suppress(Full):
+            try:
                 link.lane.send(request)
+            except Full:
+                pass
+            else:
                 return
         if len(self._unsent) < UNSENT_MAX:  # only releases ever come so far; leases expire
             self._unsent.append(request)

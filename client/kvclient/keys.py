@@ -11,6 +11,7 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Literal, get_args
 
 from blake3 import blake3
@@ -224,8 +225,14 @@ def _before(algorithm: Algorithm, chunk_tokens: int, extra: bytes, parent: bytes
         raise RequestError(
             "extra", "extra goes into the start of a chain; this one has a parent, which holds it already"
         )
+    return parent or _chain_start(algorithm, chunk_tokens, extra)
+
+
+@lru_cache(maxsize=256)
+def _chain_start(algorithm: Algorithm, chunk_tokens: int, extra: bytes) -> bytes:
+    """The same for nearly all requests of an engine, and OpenSSL takes longest to begin."""
     seed = _SEED_TEXT + struct.pack("<Q", chunk_tokens) + extra
-    return parent or (hashlib.sha256(seed).digest() if algorithm == "sha256" else blake3(seed).digest())
+    return hashlib.sha256(seed).digest() if algorithm == "sha256" else blake3(seed).digest()
 
 
 def _sha256_chain(token_ids: TokenIds, chunk_tokens: int, before: bytes) -> bytes:

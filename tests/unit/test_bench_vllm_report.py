@@ -66,10 +66,12 @@ def test_figures_of_a_round() -> None:
     assert told["input_rate"] == pytest.approx(40 / 4)
     assert told["output_rate"] == pytest.approx(6 / 4)
     assert (told["requests"], told["errors"]) == (4, 1)
+    assert told["other_length"] == 3  # b, c and the filler: 3 tokens were asked for
     assert told["good"] == 25.0  # only a: b is late, c slow, d failed
     assert told["hit_own"] == 20.0
     assert told["cached"] == 25.0
     assert "ttft_filler_p50" not in told
+    assert "loads_failed" not in told  # no connector of ours
     assert "hit_external" not in told
 
 
@@ -179,6 +181,24 @@ def test_rows_have_the_first_arm_of_the_same_round_as_ceiling(capsys: pytest.Cap
     assert (rows["chat/kvserver/ttft_p50"]["ceiling"], rows["chat/kvserver/ttft_p50"]["ratio"]) == (1000.0, 0.25)
     assert rows["chat/kvserver/errors"]["ceiling"] is None  # nothing to compare with zero
     assert rows["chat/answers_compared"]["value"] == 2
+
+
+def test_loads_that_failed_are_counted_where_the_connector_tells() -> None:
+    counted = {"vllm:kvserver_retrieves_failed_total": 2.0}
+    assert figures(dataclasses.replace(a_round("kvserver"), counted=counted), LIMITS)["loads_failed"].value == 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words", "status"), [(3, [], 0), (2, [], 1), (4, [], 1), (2, ["--allow-differences"], 0)]
+)
+def test_answers_that_are_not_as_long_as_asked_for_fail_the_run(
+    tokens: int, words: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = bench_vllm._parser().parse_args(["misses", "--url", "http://a", *words])
+    rounds = [a_round(outcomes=[outcome("a", ttft_s=1.0, total_s=2.0, prompt_tokens=10, output_tokens=tokens)])]
+    told = bench_vllm._tell(rounds, Agreement(0, 0, 0), [Arm("none", "http://a")], bench_vllm._workload(given), given)
+    assert told == status
+    assert (f"a: {tokens} tokens of output, asked for 3" in capsys.readouterr().err) == (tokens != 3)
 
 
 def test_files_have_a_line_for_each_request_and_two_charts(tmp_path: Path) -> None:
