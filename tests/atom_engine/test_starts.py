@@ -1,4 +1,5 @@
-"""What is refused when an engine starts: by both halves, before either waits for a server, and by name."""
+"""What an engine is when it starts, and what is refused then: by both halves, before either waits for a server, and by
+name."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -51,3 +52,30 @@ def test_with_decode_context_parallel_a_block_is_that_of_all_its_ranks() -> None
     """worker_resolves_virtual_dcp_block_size; scheduler_alignment_uses_dcp_hash_blocks."""
     engine = connector.Engine(config_of("/nowhere/kv.sock", Shape(), model="m", decode_context_parallel_size=3))
     assert (engine.local_block_tokens, engine.block_tokens, engine.chunk_tokens) == (32, 96, 288)
+
+
+def test_each_replica_is_an_engine_of_its_own_and_its_stages_are_not() -> None:
+    """engine_id_is_distinct_per_dp_replica; replica_world_size_counts_pp_and_tp_but_not_dp."""
+    engines = {
+        (replica, stage): connector.Engine(
+            config_of(
+                "/nowhere/kv.sock",
+                Shape(),
+                model="m",
+                tensor_parallel_size=2,
+                pipeline_parallel_size=3,
+                parallel_config=SimpleNamespace(
+                    data_parallel_rank=replica, data_parallel_size=2, pipeline_parallel_rank=stage
+                ),
+            )
+        )
+        for replica in range(2)
+        for stage in range(3)
+    }
+    assert {engine.ranks for engine in engines.values()} == {6}
+    assert [len({engine.life(0) for at, engine in engines.items() if at[0] == replica}) for replica in range(2)] == [
+        1,
+        1,
+    ]
+    assert engines[0, 0].life(0) != engines[1, 0].life(0)
+    assert engines[0, 0].name != engines[1, 0].name
