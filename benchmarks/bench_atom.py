@@ -23,12 +23,10 @@ sys.path.insert(0, os.environ.get("ATOM_DIR") or str(ROOT / "tests" / "atom_engi
 
 from atom.kv_transfer.disaggregation.types import KVConnectorOutput, SaveOperationId  # noqa: E402
 
-from benchmarks.arena import wait_for_arena  # noqa: E402
 from benchmarks.rows import Rows  # noqa: E402
+from benchmarks.serving import serving  # noqa: E402
 from kvclient.atom import KvServerScheduler  # noqa: E402
 from kvclient.atom_steps import NAMESPACE  # noqa: E402
-from kvclient.client import Client  # noqa: E402
-from kvserver.replay.served import Served  # noqa: E402
 
 RUNNING = 256
 LENGTHS = (1024, 8192, 131_072)
@@ -107,9 +105,7 @@ def main() -> None:
     given = parser.parse_args()
     steps, requests, rounds = (3, 2, 1) if given.smoke else (500, 20, 5)
     rows = Rows("atom", as_json=given.json, config=f"{RUNNING} running, {steps} steps a round, block {BLOCK}")
-    with Served((), ARENA_BYTES) as server, Client(server.socket, engine="bench", ranks=1, rank=-1) as client:
-        client.wait_connected(30)
-        wait_for_arena(client)
+    with serving((), ARENA_BYTES, engine="bench", rank=-1) as (server, _):
         for name, socket in (("absent", str(server.socket) + ".none"), ("all-miss", str(server.socket))):
             runs: dict[str, list[float]] = defaultdict(list)
             for _ in range(rounds):

@@ -8,8 +8,11 @@ computes on; what is refused when the engine starts does get through.
 import importlib.metadata
 import logging
 import platform
+import sys
+import threading
+import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,11 @@ log = logging.getLogger("atom.kvserver")
 SAID_TIMES = 8
 """A rank says each end in so many polls. ATOM drops a poll for which one rank takes more than 10 s (it compiles a
 kernel, say), and with it what others have said; what it hears twice it counts once."""
+
+
+ROLLOUT = "atom.rollout.memory_manager"
+"""Imported in workers that can sleep. Before that ATOM overwrites its KV with zeros, also under a store that reads it,
+and tells no connector. So nobody else ever looks for what such an engine stores, nor the engine itself afterwards."""
 
 
 class Engine:
@@ -230,6 +238,7 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         self._rank = self._engine.stage * tensor_ranks + tensor_rank
         self._worker: GuardedWorker | None = None
         self._registered = 0
+        self._watched: weakref.finalize[..., Any] | None = None
         self._said: deque[KVConnectorOutput] = deque(maxlen=SAID_TIMES)
         """What was new in the last polls."""
         self._unsaid: str = ""
@@ -240,10 +249,13 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         self, kv_caches: dict[str, Any], transfer_tensors: Any = None, num_blocks: int | None = None
     ) -> None:
         """Again after the engine has slept: its memory is another then, and its weights may be."""
+        if self._watched is not None:
+            self._watched.detach()
         engine = self._engine
         layout = layout_of(kv_caches, transfer_tensors, blocks=num_blocks, block_tokens=engine.local_block_tokens)
         assert num_blocks is not None
         kind = _device_kind(kv_caches)
+        can_sleep = ROLLOUT in sys.modules
         contexts = engine.block_tokens // engine.local_block_tokens
         replicas = engine.tensor_ranks if layout.is_latent and contexts == 1 else 1
         facts = facts_of(
@@ -256,7 +268,7 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
             replicas=replicas,
             versions=_versions(),
             device=_device_name(kind),
-            sleeps=[engine.name, engine.life(WORKER), self._registered] if self._registered else [],
+            sleeps=[engine.name, engine.life(WORKER), self._registered] if self._registered or can_sleep else [],
         )
         namespace = namespace_digest(facts)
         spec = CacheSpec(
@@ -271,9 +283,17 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
             tokens_max=int(getattr(engine.config, "max_model_len", 0) or 0),
         )
         self._half(kind).register(spec)
+        self._watched = _watch(kv_caches, self._given_back)
         self._registered += 1
         self._unsaid = NAMESPACE + namespace.hex()
+        if can_sleep:
+            log.warning("this engine's weights can change; kvserver notices it only if the engine sleeps meanwhile")
         log.info("cache described namespace=%s rank=%d facts=%s", namespace.hex()[:16], self._rank, _shown(facts))
+
+    def _given_back(self, thread: int) -> None:
+        """ATOM has dropped its KV cache, which it tells nobody: what the server has mapped would stay allocated."""
+        if thread == threading.get_ident() and self._worker is not None:  # elsewhere nothing may be waited for
+            self._worker.unregister()
 
     def start_load_kv(self, metadata: Any) -> None:
         """Before the forward of a step; what ATOM counts as computed was launched by earlier ones."""
@@ -390,6 +410,17 @@ def _device_kind(kv_caches: Mapping[str, Any]) -> str:
     if kinds - {"cuda"}:
         raise RequestError("unsupported", f"KV cache on {sorted(kinds)}; expected GPUs")
     return "rocm" if torch.version.hip else "cuda"
+
+
+def _watch(kv_caches: Mapping[str, Any], given_back: Callable[[int], None]) -> "weakref.finalize[..., Any] | None":
+    """Calls when the memory goes, with the thread that is here now."""
+    tensors = [cache.k_cache for cache in kv_caches.values() if cache.k_cache is not None]
+    first = next((tensor for tensor in tensors if len(tensor.shape) > 1), None)  # ATOM's default is an empty one
+    if first is None:
+        return None
+    watched = weakref.finalize(first, given_back, threading.get_ident())
+    watched.atexit = False  # the end of the process says it as well
+    return watched
 
 
 def _device_name(kind: str) -> str:

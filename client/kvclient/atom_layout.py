@@ -121,7 +121,11 @@ def _checked(part: str, layer: str, tensor: Any, *, tokens: int) -> Segment:
     shown = f"{part} of {layer}: shape {shape}, {item_bytes} bytes each"
     held = _tokens_of(part, shape, item_bytes)
     if held is None:
-        raise RequestError("unsupported", f"{shown}: a layout that is not understood")
+        raise RequestError(
+            "unsupported",
+            f"{shown}: a layout that is not understood; expected pages of K, V, scales or index keys, or a latent by "
+            "token (GDN, KDA and other recurrent layers, which keep slots of requests, are not supported)",
+        )
     if held != tokens:
         raise RequestError(
             "unsupported",

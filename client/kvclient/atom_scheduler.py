@@ -259,6 +259,8 @@ class Scheduler:
         seq = life.seq
         if life.boundary or not seq.block_table:  # to be handed over; preempted
             return
+        if not self.namespace:  # nobody has heard a rank yet, and perhaps nobody ever will: ends would not come either
+            return
         computed = min(seq.num_cached_tokens, seq.num_prompt_tokens)
         if self._offload.computed(life.name, computed, now_s):
             order = self._offload.store(life.name, [seq.block_table])

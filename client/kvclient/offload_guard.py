@@ -70,6 +70,11 @@ class GuardedWorker:
     def register(self, spec: CacheSpec) -> None:
         self._half.register(spec)
 
+    def unregister(self) -> None:
+        """Also after a bug: memory that the engine gives back must not stay with the server."""
+        with self._guard:
+            self._half.unregister()
+
     def begin(self, retrieves: Sequence[RetrieveOrder], stores: Sequence[StoreOrder]) -> None:
         with self._guard as serves:
             if serves:

@@ -39,14 +39,21 @@ class Worker:
     def register(self, spec: CacheSpec) -> None:
         """Waits a moment for a server that is there, so that the first requests hit; every job is a miss until it has
         answered. A cache that was registered before is let go first: its memory is not the engine's any more."""
-        if self._cache is not None:
-            self._unregister(self._cache)
+        self.unregister()
         self._cache = self._client.register_cache(spec)
         try:
             if self._client.wait_connected(CONNECT_S):
                 self._cache.wait_registered(REGISTER_S)
         except KvError:
             self._say_problems()
+
+    def unregister(self) -> None:
+        """The engine gives its memory back: waits until nobody writes it any more and the server has let it go, or
+        longer than that should take. Jobs fail until there is another register()."""
+        cache, self._cache = self._cache, None
+        if cache is not None:
+            with suppress(TimeoutError, CancelledError):  # a server that does not say so lets it go when it can
+                self._client.unregister(cache).result(REGISTER_S)
 
     # ---------------------------------------------------------------- each step
 
@@ -75,11 +82,6 @@ class Worker:
         self._client.close()
 
     # ---------------------------------------------------------------- helpers
-
-    def _unregister(self, cache: Cache) -> None:
-        self._cache = None
-        with suppress(TimeoutError, CancelledError):  # a server that does not say so lets it go when it can
-            self._client.unregister(cache).result(REGISTER_S)
 
     def _retrieve(self, order: RetrieveOrder, after: object) -> None:
         self.ends.begin(order.job)

@@ -1,13 +1,18 @@
 """Blocks go back once, and not before copies have ended: finish, abort, preemption, failures, in each state."""
 
+import random
+import sys
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from kvclient.atom import ROLLOUT
 from tests.atom_engine.memory import Shape
 from tests.atom_engine.rig import IDLE_S, Rig, prompt
+from tests.process.harness import Server
 
 MakeRig = Callable[..., Rig]
 
@@ -182,6 +187,32 @@ def test_aborted_while_it_runs_and_is_stored(make_rig: MakeRig) -> None:
     assert seq.block_table == []
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_aborts_at_any_moment_cost_no_block(make_rig: MakeRig, seed: int) -> None:
+    """Waiting, parked, prefilling, stored, decoding, preempted: whatever it is in, with a rank that is silent for a
+    while or fails its loads."""
+    draw = random.Random(seed)
+    rig = make_rig(shape=Shape(layers=1, blocks=17), tensor=2, max_num_batched_tokens=90, max_num_seqs=4)
+    prompts = [prompt(number, draw.randrange(100, 330)) for number in range(4)]
+    rig.run(*prompts)
+    alive: list[Any] = []
+    for _ in range(150):
+        alive = [seq for seq in alive if not seq.is_finished]
+        if len(alive) < 6 and draw.random() < 0.4:
+            alive.append(rig.add(draw.choice(prompts), max_tokens=draw.randrange(1, 60)))
+        if alive and draw.random() < 0.15:
+            rig.abort(alive.pop(draw.randrange(len(alive))))
+        if draw.random() < 0.1:
+            rig.scheduler.forget_prefixes()
+        ranks = draw.sample((0, 1), draw.choice((0, 0, 1)))
+        with rig.silence(*ranks), rig.refuse(*(rank for rank in (0, 1) if draw.random() < 0.1)):
+            rig.step()
+    rig.drain()
+    assert rig.loads()
+    assert rig.scheduler.preemptions > 0
+    assert rig.scheduler.parked == 0
+
+
 # ---------------------------------------------------------------- preemption
 
 
@@ -230,3 +261,41 @@ def test_after_a_sleep_nothing_of_before_is_found(make_rig: MakeRig) -> None:
     other = make_rig(tensor=2)
     other.run(prompt(1, 300))
     assert len(other.loads()) == 1, "another engine has what was stored before"
+
+
+def test_memory_that_atom_gives_back_is_not_kept_by_the_server(make_rig: MakeRig) -> None:
+    """ATOM drops its tensors and says nothing. Memory that a mover has mapped would not be free for a trainer."""
+    with Server(arena_bytes=64 << 20) as server:
+        rig = make_rig(server, tensor=2)
+        rig.run(prompt(1, 300))
+        rig.idle_until("both caches to be registered", lambda: server.status().caches == 2)
+        for memory in rig.memories:
+            memory.tensors.clear()
+        assert server.status().caches == 0
+        for rank, memory in enumerate(rig.memories):
+            memory.close()
+            rig.memories[rank] = rig._memory_of(rank)
+        rig.register()
+        rig.idle_until("both caches to be registered", lambda: server.status().caches == 2)
+        rig.idle_until("the namespace", lambda: not rig.connector.has_pending_work())
+        rig.forget_hbm()
+        rig.run(prompt(1, 300))
+        rig.forget_hbm()
+        rig.run(prompt(1, 300))
+        assert len(rig.loads()) == 1
+
+
+def test_what_an_engine_stores_that_can_sleep_nobody_else_looks_for(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ATOM overwrites its KV with zeros before it sleeps, also under a store that reads it. So from the first on."""
+    plain = make_rig()
+    monkeypatch.setitem(sys.modules, ROLLOUT, ModuleType(ROLLOUT))
+    sleepers = [make_rig(tensor=2), make_rig(tensor=2)]
+    for rig in (plain, *sleepers):
+        rig.run(prompt(1, 300))
+        assert rig.loads() == []
+        assert rig.stored_tokens() == [(0, 288)]
+        rig.forget_hbm()
+        rig.run(prompt(1, 300))
+        assert len(rig.loads()) == 1, "while it is awake it has what it stored"

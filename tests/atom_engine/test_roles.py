@@ -1,8 +1,14 @@
 """Two engines at one server: what one that only stores has computed, one that only loads takes over."""
 
+import copy
 from collections.abc import Callable
+from unittest import mock
 
-from tests.atom_engine.rig import Rig, prompt
+import pytest
+
+import kvclient.atom_scheduler
+from tests.atom_engine.conftest import ATOM_DIR
+from tests.atom_engine.rig import KVConnectorFactory, Rig, prompt
 
 MakeRig = Callable[..., Rig]
 
@@ -25,3 +31,24 @@ def test_what_a_producer_has_stored_a_consumer_loads_and_neither_does_the_others
     assert decode.computed_tokens == 12
     assert decode.stored_tokens() == []
     assert prefill.loads() == []
+
+
+@pytest.mark.skipif(not ATOM_DIR, reason="the stand-in has no multi; ATOM_DIR names a checkout that has")
+def test_inside_of_multi_nothing_is_stored_nor_loaded_and_every_block_comes_back(make_rig: MakeRig) -> None:
+    """A21: ATOM's multi does not hand ends of transfers to the scheduler halves at this commit."""
+    rig = make_rig()
+    config = copy.copy(rig.config)
+    config.kv_transfer_config = {"kv_connector": "multi", "connectors": [rig.config.kv_transfer_config]}
+    alone = rig.connector
+    with mock.patch.object(kvclient.atom_scheduler, "NAMESPACE_WAIT_S", 0.0):
+        multi = KVConnectorFactory.create_connector(config, role="scheduler")
+    rig.scheduler.inner.kv_connector = rig.connector = multi
+    rig.metadata_filter = lambda rank, metadata: metadata.metas[0]
+    try:
+        rig.run(prompt(1, 300), prompt(2, 200), max_tokens=3)
+        rig.forget_hbm()
+        rig.run(prompt(1, 300))
+        assert rig.orders == []
+    finally:
+        multi._connectors[0]._half.close()
+        rig.scheduler.inner.kv_connector = rig.connector = alone

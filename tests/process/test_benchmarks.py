@@ -15,6 +15,7 @@ ROW = {"bench", "case", "value", "unit", "ceiling", "ratio", "machine", "commit"
 @pytest.mark.parametrize(
     ("bench", "cases"),
     [
+        ("atom", {"absent step", "absent miss/1024", "all-miss step", "all-miss miss/1024"}),
         ("start", {"answer_ms", "grown_ms", "brain_rss_empty_mib"}),
         ("host", {"store_2k", "retrieve_2k"}),
         ("offload", {"decode_us", "store_us", "retrieve_128k_us"}),

@@ -153,6 +153,18 @@ def test_scales_that_a_cache_has_no_use_for_are_left_out() -> None:
         ({"layer_0": cache(k_cache=tensor(PAGES, 3, 5, PAGE, 4))}, None, "unsupported", "not understood"),
         ({"layer_0": cache(k_cache=tensor(PAGES, 3, PAGE, 8, item_bytes=4))}, None, "unsupported", "not understood"),
         ({"layer_1": cache(k_cache=tensor(9, 1, 4096))}, None, "unsupported", "recurrent"),
+        (
+            {"layer_0": cache(k_cache=tensor(9, 3, 768), v_cache=tensor(9, 4, 16, 16))},
+            None,
+            "unsupported",
+            "GDN, KDA and other recurrent layers",
+        ),
+        (
+            {"layer_0": cache(k_cache=k()), "layer_1": cache(v_cache=tensor(PAGES, 4, 16, PAGE + 1))},
+            None,
+            "unsupported",
+            "GDN, KDA and other recurrent layers",
+        ),
         ({"layer_0": cache(k_cache=tensor(PAGES - 2, 3, 5, PAGE, 8))}, None, "unsupported", "not addressed by blocks"),
         (
             {"layer_0": cache(k_cache=tensor(PAGES, 3, 5, PAGE, 8, strides=(9999, 640, 128, 8, 1)))},

@@ -128,11 +128,19 @@ def test_a_head_of_the_queue_that_is_asked_again_and_again_asks_the_server_once(
     assert desk.server.asked == 1
 
 
-def test_without_the_ranks_namespace_nothing_is_asked() -> None:
-    desk = Desk(held=36)
+def test_without_the_ranks_namespace_nothing_is_asked_nor_stored() -> None:
+    """ATOM's `multi` hands no rank's word on: the end of a store would not come either, and its blocks never back."""
+    desk = Desk(held=12)
     desk.scheduler._asking.namespace = b""
-    assert desk.scheduler.match(sequence(50)) == 0
+    seq = sequence(50)
+    assert not desk.admit(seq, hbm=0)
     assert desk.server.asked == 0
+    seq.num_cached_tokens = 50
+    assert desk.scheduler.step().requests == ()
+    assert desk.scheduler.may_free(seq)
+    desk.scheduler.learn([operation(NAMESPACE + "6e" * 32, 0)])
+    (store,) = desk.scheduler.step().stores
+    assert (store.first_chunk, store.chunks) == (0, 4), "what ran already is stored when they have said it"
 
 
 def test_an_engine_is_kept_polling_until_the_namespace_is_known() -> None:
