@@ -263,7 +263,9 @@ def test_no_token_is_ever_told(server: Server, tokens: Path) -> None:
         timeout=60,
         check=True,
     )
-    texts = {path: page(server, path) for path in ("/status", "/metrics", "/healthz", "/readyz", "/admin/drain")}
+    texts = {
+        path: page(server, path) for path in ("/status", "/metrics", "/healthz", "/readyz", "/env", "/admin/drain")
+    }
     texts |= {"log": server.log(), "start": start.stdout + start.stderr, "config": shown.stdout + shown.stderr}
     texts["cli"] = "".join(done.stdout + done.stderr for done in said)
     texts["refused"] = "".join(str(document) for status, document in told if status == 401)
@@ -284,6 +286,9 @@ def test_a_token_of_the_environment_is_inherited_by_the_brain_alone(
     with Server(http_port=free_port(), **settings) as server, Engine(server.path).register().ready():
         assert ask(server, "/admin/resume")[0] == 200
         movers = {server.mover_pid(), server.disk_mover_pid()}
+        shown = json.loads(page(server, "/env"))
+        assert (shown["KVSERVER_ADMIN_TOKEN"], shown["PATH"]) == ("(hidden)", os.environ["PATH"])
+        assert TOKEN not in "".join(shown.values())
         assert set(pids_below(server.pid)) == {server.brain_pid(), *movers}
         assert TOKEN.encode() in Path(f"/proc/{server.brain_pid()}/environ").read_bytes()
         for pid in movers:
