@@ -249,6 +249,21 @@ def status(
 
 
 @app.command()
+def describe(
+    *,
+    socket: Annotated[str, typer.Option(metavar="PATH", help="The server's socket.", show_default="the default")] = "",
+) -> None:
+    """Show what engines have registered with a running server: their caches, and the groups of each."""
+    import msgspec
+
+    from kvserver.overview import described
+    from kvserver.wire.status import Status
+
+    document = _ask_status(socket or default_socket())
+    typer.echo("\n".join(described(msgspec.convert(document, Status))))
+
+
+@app.command()
 def top(
     *,
     socket: Annotated[str, typer.Option(metavar="PATH", help="The server's socket.", show_default="the default")] = "",

@@ -1,4 +1,4 @@
-"""/, /healthz, /readyz, /metrics and /status, from the brain's process and never at the brain's expense.
+"""/, /healthz, /readyz, /metrics, /status and /env, from the brain's process and never at the brain's expense.
 
 The brain publishes an immutable snapshot several times a second; a thread with an event loop of its own answers from
 the last one. It never calls into the service, and waits for nobody: every connection has CONNECTION_S in all, there
@@ -10,10 +10,11 @@ are at most CONNECTIONS_MAX (the oldest makes room for a new one), one request e
            by the first registration, so none is needed.
 /metrics   Prometheus text, see metrics.py.
 /status    JSON, see wire/status.py.
+/env       JSON: the brain's environment, see environment.py. Secrets are not in it.
 
 metrics.py is imported on this thread: prometheus_client takes 50 ms, which no start of the brain waits for.
 
-No library, though it is HTTP: what is needed is GET of five documents that lie ready, one a connection. What matters is
+No library, though it is HTTP: what is needed is GET of six documents that lie ready, one a connection. What matters is
 what this file promises about clients that do not read, do not write or come in thousands, and about the GIL; around a
 library that would have to be enforced as well, and http.server has a thread for each connection. Whoever needs
 keep-alive or TLS should think again.
@@ -21,6 +22,7 @@ keep-alive or TLS should think again.
 
 import asyncio
 import logging
+import os
 import re
 import socket
 import sys
@@ -33,6 +35,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvserver import admin_door
+from kvserver.environment import shown_environment
 from kvserver.errors import ConfigError
 from kvserver.page import page
 from kvserver.service.counters import Counters
@@ -218,8 +221,10 @@ class Pages:
                 return self._scrape()
             case b"/status":
                 return self._status()
+            case b"/env":
+                return Answer(HTTPStatus.OK, JSON, msgspec.json.encode(shown_environment(os.environ)))
             case _:
-                return _refusal(HTTPStatus.NOT_FOUND, "there are /, /healthz, /readyz, /metrics and /status")
+                return _refusal(HTTPStatus.NOT_FOUND, "there are /, /healthz, /readyz, /metrics, /status and /env")
 
     def _health(self) -> Answer:
         problem = self._stuck()

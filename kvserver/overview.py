@@ -1,10 +1,10 @@
-"""A status document as the lines that `kvserver status` prints."""
+"""A status document as the lines that `kvserver status` and `kvserver describe` print."""
 
 from collections.abc import Iterator
 
 from kvserver.figures import duration, size, table
 from kvserver.sizes import show_bytes
-from kvserver.wire.status import SHOWN_MAX, Status
+from kvserver.wire.status import SHOWN_MAX, CacheStatus, Status
 
 
 def overview(status: Status) -> list[str]:
@@ -18,6 +18,35 @@ def overview(status: Status) -> list[str]:
         *_tenants(status),
         *_caches(status),
     ]
+
+
+def described(status: Status) -> list[str]:
+    """What engines have registered: each cache, and its groups."""
+    if not status.shown_caches:
+        return ["no engine has registered a cache"]
+    return [line for cache in status.shown_caches for line in _description(status, cache)] + list(_not_shown(status))
+
+
+def _description(status: Status, cache: CacheStatus) -> Iterator[str]:
+    token_bytes = sum(group.shard_bytes for group in cache.groups) / (cache.chunk_tokens or 1)
+    yield (
+        f"cache {cache.name} of {_whose(status, cache)}: {cache.mode}, {cache.state}, chunks of {cache.chunk_tokens} "
+        f"tokens, {size(token_bytes)} a token"
+    )
+    yield f"namespace {cache.namespace}"
+    rows = [
+        (
+            str(number),
+            group.kind + (f" of {group.window_tokens:,} tokens" if group.window_tokens else ""),
+            f"{group.blocks:,} of {group.block_tokens} tokens",
+            f"{group.regions:,} of {size(group.page_bytes)}",
+            f"{group.shard} of {group.shards}",
+            size(group.shard_bytes),
+        )
+        for number, group in enumerate(cache.groups)
+    ]
+    yield from list(table(("group", "kind", "blocks", "pages a block", "shard", "bytes a chunk"), rows))[1:]
+    yield ""
 
 
 def _server(status: Status) -> Iterator[str]:
@@ -124,12 +153,21 @@ def _tenants(status: Status) -> Iterator[str]:
 
 
 def _caches(status: Status) -> Iterator[str]:
-    sessions = {session.session: session for session in status.shown_sessions}
-    rows = []
-    for cache in status.shown_caches:
-        session = sessions.get(cache.session)
-        engine = f"{session.engine} rank {session.rank}" if session else f"session {cache.session}"
-        rows.append((cache.name, engine, cache.namespace[:12], cache.mode, cache.state, str(cache.jobs)))
+    rows = [
+        (cache.name, _whose(status, cache), cache.namespace[:12], cache.mode, cache.state, str(cache.jobs))
+        for cache in status.shown_caches
+    ]
     yield from table(("cache", "engine", "namespace", "mode", "state", "jobs"), rows)
+    yield from _not_shown(status)
+
+
+def _whose(status: Status, cache: CacheStatus) -> str:
+    for session in status.shown_sessions:
+        if session.session == cache.session:
+            return f"{session.engine} rank {session.rank}"
+    return f"session {cache.session}"
+
+
+def _not_shown(status: Status) -> Iterator[str]:
     if status.caches > SHOWN_MAX:
         yield f"and {status.caches - SHOWN_MAX} more caches"

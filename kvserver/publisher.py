@@ -1,32 +1,42 @@
 """The thread that tells subscribers what is held: a PUB socket, and a ROUTER for what somebody has missed.
 
 The brain hands over batches and waits for nobody. A subscriber that does not read loses what ZeroMQ does not keep for
-it, sees that by the sequence of the next batch, or of the next sign of life, and asks for the rest: of the last
-RING_BATCHES batches it gets all that it names, of older ones it is told which it has missed.
+it, sees that by the sequence of the next batch, or of the next sign of life, and asks for the rest (event_replays.py).
+
+What somebody costs who connects and does not read is bounded, and so is how many may connect: ZeroMQ has no bound for
+that, so a connection too many is closed from here.
 """
 
 import logging
 import os
 import queue
+import socket
 import threading
 import time
-from collections import deque
+from contextlib import suppress
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from kvserver.config import Config
 from kvserver.doors import admit, make_way
 from kvserver.errors import ConfigError
-from kvserver.wire.kv_events import REPLAY_END, SEQUENCE_BYTES, TOPIC, Batch, KvEvent, Missed, encode_batch
+from kvserver.event_replays import REPLAY_AHEAD, Replays, Sent
+from kvserver.wire.kv_events import SEQUENCE_BYTES, TOPIC, Batch, KvEvent, encode_batch
 
-RING_BATCHES = 10_000
-RING_BYTES = 64 << 20
 BACKLOG_BATCHES = 10_000
 """Handed over and not sent yet. Further ones are lost, and their sequences missed by everybody."""
 SENT_MAX = 1_000
 """Messages that ZeroMQ keeps for a subscriber that does not read. What it has missed then, it asks for."""
 REQUESTS_MAX = 64
-ALIVE_MS = 1_000
+CONNECTIONS_MAX = 32
+"""At each of the two sockets."""
+HANDSHAKE_MS = 5_000
+"""How long a connection may take to become one of ZeroMQ's."""
+ALIVE_S = 1.0
+SOON_MS, LATER_MS = 1, 200
+"""When those are tried again that had not read what they were sent: soon while anybody reads, then less and less."""
+REFUSALS_A_LINE_S = 10.0
 FAREWELL_MS = 500
 CLOSE_S = 5.0
 
@@ -41,14 +51,15 @@ class Publisher:
             if path := _path(endpoint):
                 make_way(path)
         self._context = zmq.Context(1)
-        self._sender = self._bind(zmq.PUB, config.events_endpoint, config)
-        self._replayer = self._bind(zmq.ROUTER, replays, config)
+        self._sender, self._replayer = self._socket(zmq.PUB), self._socket(zmq.ROUTER)
+        self._guests = [Guests(self._sender, "events"), Guests(self._replayer, "replays")]
+        self._bind(self._sender, config.events_endpoint, config)
+        self._bind(self._replayer, replays, config)
         self._batches: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sequence = 0
         self._lost = 0
-        self._ring: deque[tuple[int, bytes]] = deque()
-        self._ring_bytes = 0
+        self._replays = Replays(incarnation, self._tell)
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
 
@@ -71,69 +82,73 @@ class Publisher:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._bell, zmq.POLLIN)
-        poller.register(self._replayer, zmq.POLLIN)
-        last, lost = 0, 0
+        for source in (self._bell, self._replayer, *(guests.monitor for guests in self._guests)):
+            poller.register(source, zmq.POLLIN)
+        last, lost, said_s, patience_ms = 0, 0, time.monotonic(), LATER_MS
         while True:
-            ready = dict(poller.poll(ALIVE_MS))
-            if not ready:
+            wait_ms = max(0, int(1000 * (said_s + ALIVE_S - time.monotonic())))
+            ready = dict(poller.poll(min(wait_ms, patience_ms) if self._replays else wait_ms))
+            if time.monotonic() - said_s >= ALIVE_S:
                 alive = encode_batch(Batch(time.time(), [], self._incarnation))
                 self._sender.send_multipart((TOPIC, _packed(last), alive), zmq.NOBLOCK)
+                said_s = time.monotonic()
             if self._bell in ready:
                 os.eventfd_read(self._bell)
                 while not self._batches.empty():
                     item = self._batches.get()
                     if item is None:
-                        self._context.destroy(linger=FAREWELL_MS)
+                        self._end()
                         return
                     last, batch = item
                     self._send(last, encode_batch(batch))
+                    said_s = time.monotonic()
+            for guests in self._guests:
+                guests.look()
             if self._replayer in ready:
-                self._replay()
+                self._take_request()
+            patience_ms = SOON_MS if self._replays.turn() else min(2 * patience_ms, LATER_MS)
             if self._lost != lost:
                 lost = self._lost
-                fields = (("batches", lost), ("why", "more was handed over than could be sent"))
-                logging.getLogger("kvserver").warning("events lost", extra={"fields": fields})
+                _warn("events lost", batches=lost, why="more was handed over than could be sent")
 
     def _send(self, sequence: int, payload: bytes) -> None:
-        self._ring.append((sequence, payload))
-        self._ring_bytes += len(payload)
-        while len(self._ring) > RING_BATCHES or self._ring_bytes > RING_BYTES:
-            self._ring_bytes -= len(self._ring.popleft()[1])
+        self._replays.keep(sequence, payload)
         self._sender.send_multipart((TOPIC, _packed(sequence), payload))
 
-    def _replay(self) -> None:
-        """One request: all batches from a sequence on."""
+    def _take_request(self) -> None:
         identity, *frames = self._replayer.recv_multipart()
-        if len(frames) != 2 or frames[0] or len(frames[1]) != SEQUENCE_BYTES:
-            return  # nothing could be said that this peer would understand
-        wanted = max(1, int.from_bytes(frames[1], "big"))
-        known = iter(self._ring)
+        if (
+            len(frames) == 2 and not frames[0] and len(frames[1]) == SEQUENCE_BYTES
+        ):  # what is none would understand nothing
+            self._replays.ask(identity, int.from_bytes(frames[1], "big"))
+
+    def _tell(self, identity: bytes, sequence: bytes, payload: bytes) -> Sent:
         try:
-            for sequence, payload in known:
-                if sequence < wanted:
-                    continue
-                if sequence > wanted:
-                    missed = encode_batch(Batch(time.time(), [Missed(wanted, sequence - 1)], self._incarnation))
-                    self._tell(identity, _packed(sequence - 1), missed)
-                self._tell(identity, _packed(sequence), payload)
-                wanted = sequence + 1
-            self._tell(identity, REPLAY_END, b"")
-        except zmq.ZMQError:
-            return  # it has gone, or does not read what it has asked for
+            self._replayer.send_multipart((identity, b"", sequence, payload), zmq.NOBLOCK)
+        except zmq.Again:
+            return Sent.LATER
+        except zmq.ZMQError:  # host unreachable: it has gone
+            return Sent.GONE
+        return Sent.YES
 
-    def _tell(self, identity: bytes, sequence: bytes, payload: bytes) -> None:
-        self._replayer.send_multipart((identity, b"", sequence, payload), zmq.NOBLOCK)
+    def _end(self) -> None:
+        for guests in self._guests:
+            guests.close()
+        self._context.destroy(linger=FAREWELL_MS)
 
-    def _bind(self, kind: int, endpoint: str, config: Config) -> "zmq.Socket[bytes]":
-        """A path is open to whom the doors of engines are."""
-        bound = self._context.socket(kind)
-        bound.setsockopt(zmq.LINGER, 0)
-        bound.setsockopt(zmq.SNDHWM, SENT_MAX if kind == zmq.PUB else RING_BATCHES + 2)
-        bound.setsockopt(zmq.RCVHWM, REQUESTS_MAX)
-        bound.setsockopt(zmq.MAXMSGSIZE, 4096)
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+        made = self._context.socket(kind)
+        made.setsockopt(zmq.LINGER, 0)
+        made.setsockopt(zmq.SNDHWM, SENT_MAX if kind == zmq.PUB else REPLAY_AHEAD)
+        made.setsockopt(zmq.RCVHWM, REQUESTS_MAX)
+        made.setsockopt(zmq.MAXMSGSIZE, 4096)
+        made.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         if kind == zmq.ROUTER:
-            bound.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            made.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        return made
+
+    def _bind(self, bound: "zmq.Socket[bytes]", endpoint: str, config: Config) -> None:
+        """A path is open to whom the doors of engines are."""
         try:
             bound.bind(endpoint)
         except zmq.ZMQError as problem:
@@ -141,7 +156,49 @@ class Publisher:
             raise ConfigError("events-endpoint", f"events_endpoint: {endpoint}: {problem}") from None
         if path := _path(endpoint):
             admit(config, path)
-        return bound
+
+
+class Guests:
+    """Who is connected to a socket, as its monitor tells; CONNECTIONS_MAX at most."""
+
+    def __init__(self, bound: "zmq.Socket[bytes]", name: str) -> None:
+        """Before the socket is bound."""
+        events = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+        self.monitor = bound.get_monitor_socket(events)
+        self._bound = bound
+        self._name = name
+        self._descriptors: set[int] = set()
+        self._door: str | int = ""
+        """Where connections come in: a path, or a port."""
+        self._refused = 0
+        self._said_s = float("-inf")
+
+    def look(self) -> None:
+        """Takes in who has come and gone."""
+        while self.monitor.poll(0):
+            told = parse_monitor_message(self.monitor.recv_multipart())
+            match told["event"]:
+                case zmq.Event.LISTENING:
+                    self._door = _door(told["value"])
+                case zmq.Event.DISCONNECTED:
+                    self._descriptors.discard(told["value"])
+                case zmq.Event.ACCEPTED if len(self._descriptors) < CONNECTIONS_MAX:
+                    self._descriptors.add(told["value"])
+                case zmq.Event.ACCEPTED:
+                    self._refuse(told["value"])
+
+    def close(self) -> None:
+        self._bound.disable_monitor()
+
+    def _refuse(self, descriptor: int) -> None:
+        """It may be closed already and its number be another's: what did not come in by this door is left alone."""
+        self._refused += 1
+        if time.monotonic() - self._said_s >= REFUSALS_A_LINE_S:
+            self._said_s = time.monotonic()
+            _warn("events refused", socket=self._name, connections=CONNECTIONS_MAX, so_far=self._refused)
+        with suppress(OSError), _borrowed(descriptor) as connection:
+            if _door(descriptor) == self._door:
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def replay_endpoint(endpoint: str) -> str:
@@ -157,6 +214,26 @@ def replay_endpoint(endpoint: str) -> str:
 def _path(endpoint: str) -> str:
     """Empty where it is none."""
     return endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else ""
+
+
+def _borrowed(descriptor: int) -> socket.socket:
+    """A socket that is ZeroMQ's to close. Raises OSError where it is none."""
+    ours = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=ours)
+    except OSError:
+        os.close(ours)
+        raise
+
+
+def _door(descriptor: int) -> str | int:
+    with _borrowed(descriptor) as found:
+        name = found.getsockname()
+    return name if isinstance(name, str) else int(name[1])
+
+
+def _warn(event: str, **fields: object) -> None:
+    logging.getLogger("kvserver").warning(event, extra={"fields": tuple(fields.items())})
 
 
 def _packed(sequence: int) -> bytes:

@@ -266,8 +266,13 @@ class Supervisor:
         self, module: str, inheritance: Inheritance, end: socket.socket, others: tuple[int, ...], name: str
     ) -> _Child:
         command = [sys.executable, "-m", module, msgspec.json.encode(inheritance).decode()]
+        environment = dict(os.environ)
+        if inheritance.mover:  # it takes no commands, and loads drivers and libraries that are not ours
+            environment.pop(admin_tokens.ENVIRONMENT, None)
         with end:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(end.fileno(), *others))
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=(end.fileno(), *others), env=environment
+            )
         logs.event(logging.INFO, "process started", ("name", name), ("pid", process.pid))
         return _Child(process, os.pidfd_open(process.pid), name)
 

@@ -6,11 +6,13 @@ from kvserver.service import on_call
 from kvserver.service.accounts import Account, Accounts
 from kvserver.service.server_drain import dirty_bytes
 from kvserver.service.state import Core, DiskTier
+from kvserver.transfer.layout import Layout
 from kvserver.wire.status import (
     SHOWN_MAX,
     ArenaStatus,
     CacheStatus,
     DiskStatus,
+    GroupStatus,
     HoldStatus,
     MoverStatus,
     SessionStatus,
@@ -207,6 +209,25 @@ def _caches(core: Core) -> list[CacheStatus]:
             mode=cache.mode,
             state=cache.state,
             jobs=len(cache.jobs),
+            chunk_tokens=cache.layout.geometry.chunk_tokens,
+            groups=_groups(cache.layout),
         )
         for cache in islice(core.caches.values(), SHOWN_MAX)
+    ]
+
+
+def _groups(layout: Layout) -> list[GroupStatus]:
+    return [
+        GroupStatus(
+            kind=agreed.kind,
+            block_tokens=agreed.block_tokens,
+            blocks=own.blocks,
+            window_tokens=agreed.window_tokens,
+            regions=sum(regions for regions, _ in own.pages),
+            page_bytes=max(page_bytes for _, page_bytes in own.pages),
+            shard=own.shard,
+            shards=agreed.shards,
+            shard_bytes=own.shard_bytes,
+        )
+        for agreed, own in zip(layout.geometry.groups, layout.groups, strict=True)
     ]

@@ -37,6 +37,10 @@ def _lines(sizing: Sizing) -> Iterator[str]:
         f"A cache that forgets nothing hits {_percent(sizing.infinite_tokens, total)}; everything that was asked for "
         f"fills {sizing.unique_bytes / GB:.3f} GB."
     )
+    yield (
+        f"If that is KV in 16 bits: in FP8 a token takes {sizing.token_bytes // 2:,} bytes, so half of each size hits "
+        f"the same, and everything fills {sizing.unique_bytes / 2 / GB:.3f} GB."
+    )
 
 
 def _percent(part: int, whole: int) -> str:

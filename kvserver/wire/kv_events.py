@@ -14,7 +14,7 @@ import msgspec
 TOPIC = b"kvserver"
 SEQUENCE_BYTES = 8
 REPLAY_END = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
-"""In place of a sequence, behind the last replayed batch."""
+"""In place of a sequence, behind the last replayed batch. Its payload is empty, or a batch with Refused."""
 
 Tier = Literal["dram", "disk"]
 
@@ -60,7 +60,14 @@ class Missed(msgspec.Struct, array_like=True, tag="missed", frozen=True):
     last: int
 
 
-KvEvent = ChunksStored | ChunksRemoved | NamespaceCleared | Begun | Missed
+class Refused(msgspec.Struct, array_like=True, tag="refused", frozen=True):
+    """In place of a replay, with its last sequence: a bound is reached. Nothing was told; ask again later."""
+
+    code: str
+    message: str
+
+
+KvEvent = ChunksStored | ChunksRemoved | NamespaceCleared | Begun | Missed | Refused
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):

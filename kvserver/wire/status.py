@@ -112,6 +112,22 @@ class MoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
 
 
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of a cache, as it was registered: messages.GroupSpec says what the words mean."""
+
+    kind: str
+    block_tokens: int
+    blocks: int
+    window_tokens: int
+    regions: int
+    page_bytes: int
+    """Of one block in one region; the largest where runs of regions differ."""
+    shard: int
+    shards: int
+    shard_bytes: int
+    """Of one chunk, and of this rank."""
+
+
 class CacheStatus(msgspec.Struct, frozen=True, kw_only=True):
     cache: int
     name: str
@@ -122,6 +138,8 @@ class CacheStatus(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     state: Literal["mapping", "mapped", "unmapping"]
     jobs: int
+    chunk_tokens: int = 0
+    groups: list[GroupStatus] = []
 
 
 class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):

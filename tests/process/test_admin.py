@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.engine import NAMESPACE, Engine, prompt
-from tests.process.harness import Server, kill, until
+from tests.process.harness import Server, kill, pids_below, until
 from tests.process.test_http_live import free_port
 
 TOKEN = "planted-" + secrets.token_urlsafe(24)
@@ -263,7 +263,9 @@ def test_no_token_is_ever_told(server: Server, tokens: Path) -> None:
         timeout=60,
         check=True,
     )
-    texts = {path: page(server, path) for path in ("/status", "/metrics", "/healthz", "/readyz", "/admin/drain")}
+    texts = {
+        path: page(server, path) for path in ("/status", "/metrics", "/healthz", "/readyz", "/env", "/admin/drain")
+    }
     texts |= {"log": server.log(), "start": start.stdout + start.stderr, "config": shown.stdout + shown.stderr}
     texts["cli"] = "".join(done.stdout + done.stderr for done in said)
     texts["refused"] = "".join(str(document) for status, document in told if status == 401)
@@ -272,3 +274,24 @@ def test_no_token_is_ever_told(server: Server, tokens: Path) -> None:
     for where, text in texts.items():
         for token in (TOKEN, OTHER, STRANGER):
             assert token not in text, where
+
+
+def test_a_token_of_the_environment_is_inherited_by_the_brain_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSERVER_ADMIN_TOKEN", TOKEN)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    settings = {"disk_paths": disk, "disk_bytes": 16 << 20, "disk_segment_bytes": 1 << 20}
+    with Server(http_port=free_port(), **settings) as server, Engine(server.path).register().ready():
+        assert ask(server, "/admin/resume")[0] == 200
+        movers = {server.mover_pid(), server.disk_mover_pid()}
+        shown = json.loads(page(server, "/env"))
+        assert (shown["KVSERVER_ADMIN_TOKEN"], shown["PATH"]) == ("(hidden)", os.environ["PATH"])
+        assert TOKEN not in "".join(shown.values())
+        assert set(pids_below(server.pid)) == {server.brain_pid(), *movers}
+        assert TOKEN.encode() in Path(f"/proc/{server.brain_pid()}/environ").read_bytes()
+        for pid in movers:
+            inherited = Path(f"/proc/{pid}/environ").read_bytes()
+            assert b"PATH=" in inherited
+            assert TOKEN.encode() not in inherited

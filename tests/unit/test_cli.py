@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer
+from brain_rig import FULL, NAMESPACE, WINDOW, Client, Rig
 from test_http import a_status
 from typer.testing import CliRunner
 
@@ -224,6 +225,21 @@ def test_an_overview_shows_counts_that_are_not_zero_and_whose_caches_there_are()
     assert not any("stores 0" in line or "jobs:" in line for line in lines)
     assert any(line.split() == ["kv", "vllm", "rank", "2", "abababababab", "direct", "mapped", "5"] for line in lines)
     assert lines[-1] == "and 1 more caches"
+
+
+def test_describe_lists_the_groups_of_each_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    monkeypatch.setattr(cli, "_ask_status", lambda _socket: msgspec.to_builtins(rig.service.status(rig.now_ns)))
+    assert output("describe") == "no engine has registered a cache\n"
+    Client(rig, engine="llama").register([FULL, WINDOW])
+    lines = [line.split("  ") for line in output("describe").splitlines()]
+    cells = [[cell.strip() for cell in line if cell] for line in lines]
+    assert cells[0] == ["cache kv of llama rank 0: direct, mapped, chunks of 6 tokens, 151B a token"]
+    assert cells[1] == [f"namespace {NAMESPACE.hex()}"]
+    assert cells[3:5] == [
+        ["0", "full", "11 of 2 tokens", "2 of 129B", "0 of 1", "774B"],
+        ["1", "window of 7 tokens", "7 of 3 tokens", "1 of 65B", "0 of 1", "130B"],
+    ]
 
 
 def test_status_without_a_server_fails_and_names_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

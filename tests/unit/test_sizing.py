@@ -72,6 +72,14 @@ def test_tokens_add_up_and_a_larger_arena_hits_no_less() -> None:
     assert sizing.sizes[-1].evicted_chunks == 0 < sizing.sizes[0].evicted_chunks
 
 
+def test_half_the_bytes_a_token_hit_the_same_in_half_the_arena() -> None:
+    """As the report says of FP8."""
+    (wide,) = sized("claude-code", 64 << 20, requests=60, token_bytes=2048).sizes
+    (narrow,) = sized("claude-code", 32 << 20, requests=60, token_bytes=1024).sizes
+    assert wide.computed_tokens == narrow.computed_tokens
+    assert wide.evicted_chunks == narrow.evicted_chunks > 0
+
+
 def test_an_arena_that_holds_everything_hits_what_a_cache_without_end_does(tmp_path: Path) -> None:
     prompts = [["a", "b", "c"], ["a", "b", "d", "e"], ["a", "b", "d", "e", "f"], ["x"], ["a", "b", "c"]]
     sizing = sized(key_log(tmp_path, *prompts), **ONE_BY_ONE)
@@ -145,6 +153,7 @@ def test_table_json_and_drawing_say_the_same(tmp_path: Path) -> None:
     assert text.strip() == render(sizing)
     hit = sizing.sizes[1].hbm_tokens + sizing.sizes[1].server_tokens
     assert f"{100 * hit / sizing.prompt_tokens:.1f} %" in text
+    assert "in FP8 a token takes 512 bytes" in text
     assert plot.read_text() == draw(sizing)
     lines = ET.fromstring(plot.read_text()).findall("{http://www.w3.org/2000/svg}polyline")
     assert [len(line.attrib["points"].split()) for line in lines] == [2, 2, 2]
