@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from kvserver import disk_notes
+from kvserver import disk_hits, disk_notes
 
 MARK = "kvserver.drained"
 STORE_FILES = ("kvserver.headers", "kvserver.store")
@@ -46,6 +46,7 @@ def erase(directory: str) -> None:
     """Removes all files of ours but the mark, the payloads last: a directory without them is drained. Their bytes are
     given back at once, although the mover has them open. Raises OSError."""
     disk_notes.erase(directory)
+    disk_hits.erase(directory)
     for name in STORE_FILES:
         for path in (os.path.join(directory, name + UNFINISHED), os.path.join(directory, name)):
             with suppress(FileNotFoundError):

@@ -19,6 +19,7 @@ from typing import Literal, Never
 import msgspec
 
 from kvserver import disk_leave, disk_notes, logs
+from kvserver.disk_hits import HitCounts
 from kvserver.disk_notes import Known
 from kvserver.passing import Inheritance, Receiver, close_all, die_with_parent, send
 from kvserver.transfer.disk import Unusable, completions, open_store
@@ -77,11 +78,15 @@ class Device:
     store: DiskStore | None = None
     problem: str = ""
     drain: DrainState = ""
+    hits: HitCounts | None = None
+    """While it has a store, and they can be kept."""
 
 
 @dataclass(slots=True)
 class Job:
     left: int
+    hit: tuple[Device, bytes] | None
+    """Of a read: for which device and namespace it counts when all of it was good."""
     io_ns: int = 0
     faults: list[ItemFault] = field(default_factory=list)
 
@@ -119,6 +124,8 @@ class DiskMover:
                     engine=config.disk_engine,
                 )
                 self._found.append(found)
+                counts = HitCounts.begin if device.store.created else HitCounts.load
+                device.hits = counts(device.directory)
             except Unusable as why:
                 device.problem = str(why)
                 logs.event(logging.ERROR, "disk not usable", ("directory", device.directory), ("why", why))
@@ -163,7 +170,7 @@ class DiskMover:
         if eventfd >= 0:
             poll.register(eventfd, select.POLLIN)
         while True:
-            for descriptor, _ in poll.poll():
+            for descriptor, _ in poll.poll(self._keep_hits()):
                 if descriptor == eventfd:
                     self._complete()
                 elif not self._take_order():
@@ -223,7 +230,7 @@ class DiskMover:
         if self._engine is None or self._devices[number].store is None:
             self._report(Moved(job, [ItemFault(item, "io") for item in range(count)], 0))
             return
-        self._jobs[job] = Job(count)
+        self._jobs[job] = Job(count, (self._devices[number], records[8:40]) if kind == "read" else None)
         self._engine.submit(job, kind, records)
 
     def _note(self, namespace: bytes, document: bytes, void: int) -> None:
@@ -281,7 +288,7 @@ class DiskMover:
         if device.store is None:
             self._tell_device(number)
             return
-        device.store = None
+        device.store = device.hits = None
         device.drain, device.problem = "drained", DRAINED
         try:
             disk_leave.erase(device.directory)
@@ -349,8 +356,27 @@ class DiskMover:
                 if not job.left:
                     del self._jobs[done.job]
                     self._report(Moved(done.job, job.faults, job.io_ns))
+                    if job.hit is not None and not job.faults:
+                        device, namespace = job.hit
+                        if device.hits is not None:
+                            device.hits.add(namespace)
             if seen < COMPLETIONS_PER_TURN:
                 return
+
+    def _keep_hits(self) -> int | None:
+        """Those that are due. Returns after how many milliseconds others are. A device that cannot keep them serves on,
+        and they are not counted any more."""
+        waits_s = []
+        for device in self._devices:
+            if device.hits is None:
+                continue
+            try:
+                waits_s.append(device.hits.save_when_due())
+            except OSError as problem:
+                device.hits = None
+                logs.event(logging.WARNING, "hits not kept", ("directory", device.directory), ("why", problem.strerror))
+        due_s = [wait_s for wait_s in waits_s if wait_s is not None]
+        return int(min(due_s) * 1000) + 1 if due_s else None
 
     def _tell_error(self, fault: Fault, errno: int) -> None:
         """The first, and then each time that ten times as many were seen: a failing disk must not fill the log."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvserver import disk_leave, disk_notes
 from kvserver.config import Config
+from kvserver.disk_hits import HitCounts
 from kvserver.disk_notes import Known
 from kvserver.errors import ConfigError
 from kvserver.sizes import show_bytes
@@ -79,6 +80,20 @@ def _opened(config: Config, failed: list[str], say: Say) -> Iterator[Device]:
 # ---------------------------------------------------------------- inspect
 
 
+class Region:
+    """The segments of a device that serve extents of one size."""
+
+    def __init__(self) -> None:
+        self.segments: set[int] = set()
+        self.records = 0
+        self.oldest_s = time.time()
+
+    def add(self, record: DiskRecord, segment_bytes: int) -> None:
+        self.segments.add(record.offset // segment_bytes)
+        self.records += 1
+        self.oldest_s = min(self.oldest_s, record.stored_s)
+
+
 class Content:
     """What a device has of one namespace."""
 
@@ -112,9 +127,11 @@ def _notes(config: Config, say: Say) -> tuple[dict[bytes, Known], dict[str, int]
 def _say_of(device: Device, notes: dict[bytes, Known], damaged_notes: int, say: Say) -> None:
     store = device.store
     contents: dict[bytes, Content] = {}
+    regions: dict[int, Region] = {}
     payload_bytes = 0
     for record in unpack_disk(device.records):
         payload_bytes += record.payload_bytes
+        regions.setdefault(record.extent_bytes, Region()).add(record, store.segment_bytes)
         contents.setdefault(record.namespace, Content()).add(
             record, notes[record.namespace].void if record.namespace in notes else 0
         )
@@ -127,16 +144,37 @@ def _say_of(device: Device, notes: dict[bytes, Known], damaged_notes: int, say: 
     taken_bytes = sum(size * count for content in contents.values() for size, count in content.sizes.items())
     fill = taken_bytes / (store.segments * store.segment_bytes)
     say(f"  {records:,} records, {payload_bytes:,} bytes, {fill:.1%} full, {damaged}")
+    _say_of_regions(store, regions, say)
+    hits = HitCounts.load(device.directory)
+    total = sum(one.chunks for one in hits.by_namespace.values())
+    say(f"  {total:,} chunks read, counted for {_ago(hits.since_s)}")
     prefixes = Counter(prefix.namespace for note in notes.values() if (prefix := prefix_from(note.document)))
     for namespace, content in contents.items():
         known = "" if namespace in notes else ", without a note: not found at a start"
         if namespace in prefixes:
             known += f", {prefixes[namespace]} prefixes cleared: more is void than was counted"
+        hit = hits.by_namespace.get(namespace)
+        read = f"{hit.chunks:,} chunks read, the last {_ago(hit.last_s)} ago" if hit is not None else "0 chunks read"
         sizes = ", ".join(f"{count} x {show_bytes(size)}" for size, count in sorted(content.sizes.items()))
         say(
             f"  namespace {namespace[:6].hex()}: {len(content.keys):,} chunks, {content.records:,} records "
-            f"({content.void} void), oldest {time.time() - content.oldest_s:,.0f} s, {sizes}{known}"
+            f"({content.void} void), oldest {_ago(content.oldest_s)}, {sizes}, {read}{known}"
         )
+
+
+def _say_of_regions(store: DiskStore, regions: dict[int, Region], say: Say) -> None:
+    """A segment serves one size until all its records are gone, so a device may have no segment left and room."""
+    for size, region in sorted(regions.items()):
+        places = len(region.segments) * DiskStore.extents_per_segment(store.segment_bytes, size)
+        say(
+            f"  {len(region.segments):,} segments for {show_bytes(size)}: {region.records:,} of {places:,} extents "
+            f"({region.records / places:.1%}), oldest {_ago(region.oldest_s)}"
+        )
+    say(f"  {store.segments - sum(len(region.segments) for region in regions.values()):,} segments without a record")
+
+
+def _ago(when_s: float) -> str:
+    return f"{max(0, time.time() - when_s):,.0f} s"
 
 
 # ---------------------------------------------------------------- verify

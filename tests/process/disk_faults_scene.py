@@ -82,7 +82,9 @@ class DiskServer(Server):
         taken_bytes = sum(path.stat().st_blocks * 512 for path in self.store.iterdir() if path.is_file())
         assert taken_bytes <= disk_bytes, "a device takes no more than it was given"
         config = Config(disk_paths=str(self.store), disk_bytes=disk_bytes, disk_segment_bytes=segment_bytes)
-        return disk_tool.verify(config, lambda done, of: None, print)
+        counts = disk_tool.verify(config, lambda done, of: None, print)
+        assert not counts["devices not opened"], "nobody has it open, and its superblocks are sound"
+        return counts
 
 
 class Health(threading.Thread):

@@ -89,10 +89,18 @@ def state_of(pid: int) -> str:
     """State letter such as "S", "T" or "Z" when all its threads have it, else "mixed"; "" when there is no process."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        states = {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
     except (FileNotFoundError, ProcessLookupError):
         return ""
+    states = set(map(_state_of_thread, tasks))
     return states.pop() if len(states) == 1 else "mixed"
+
+
+def _state_of_thread(task: Path) -> str:
+    """One that ends while it is looked at says nothing of the others."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "ended"
 
 
 def is_gone(pid: int) -> bool:

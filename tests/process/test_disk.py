@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvserver.disk_hits import HitCounts, Hits
 from kvserver.wire.status import Status
 from tests.process.engine import Engine, Group, Prompt, Shape, prompt
 from tests.process.harness import WAIT_S, Server, kill, until
@@ -77,6 +78,31 @@ def test_what_left_dram_comes_back_from_disk(tmp_path: Path, stories: list[Promp
         counters = server.status().counters
         assert counters["disk_reads"] > 0
         assert counters["disk_faults"] == dict.fromkeys(counters["disk_faults"], 0)
+
+
+def test_a_device_tells_how_often_it_was_read_also_in_earlier_lives_of_the_server(
+    tmp_path: Path, stories: list[Prompt]
+) -> None:
+    reads = 0
+    for life in range(2):
+        with small(tmp_path) as server, Engine(server.path, SHAPE) as engine:
+            disk_ready(server)
+            engine.ready()
+            if not life:
+                store_slowly(server, engine, stories)
+            assert bring_back(engine, stories) == PROMPTS * CHUNKS
+            count = server.status().counters["disk_reads"]
+            assert isinstance(count, int)
+            assert count > 0
+            reads += count
+            until("its counts", lambda reads=reads: [hits.chunks for hits in counted(tmp_path)] == [reads])
+        said = said_of(tmp_path, "inspect", status=0)
+        assert f"\n  {reads} chunks read, counted for " in said
+        assert f", {reads} chunks read, the last " in said
+
+
+def counted(directory: Path) -> list[Hits]:
+    return list(HitCounts.load(str(directory)).by_namespace.values())
 
 
 def test_a_server_that_was_killed_finds_on_disk_what_it_had(tmp_path: Path, stories: list[Prompt]) -> None:

@@ -213,6 +213,32 @@ def test_a_truncated_store_is_made_whole_and_costs_what_was_cut_off(tmp_path: Pa
         assert (tmp_path / "kvserver.store").stat().st_size > 15 << 20
 
 
+def test_devices_that_have_half_of_each_others_files_are_set_aside_until_they_have_their_own(
+    tmp_path: Path, stories: list[Prompt]
+) -> None:
+    devices = [tmp_path / "a", tmp_path / "b"]
+    for device in devices:
+        device.mkdir()
+    filled(devices, stories)
+    swap_headers(*devices)
+    with small(devices) as server:
+        for disk in disk_ready(server).disks:
+            assert not disk.takes_writes
+            assert "belongs to another store" in disk.problem
+        assert served(server, stories) == 0
+    swap_headers(*devices)
+    with small(devices) as server:
+        assert disk_ready(server).chunks_on_disk == ALL
+        assert served(server, stories) == ALL
+
+
+def swap_headers(one: Path, other: Path) -> None:
+    name = "kvserver.headers"
+    spare = one / "spare"
+    for source, target in ((one / name, spare), (other / name, one / name), (spare, other / name)):
+        source.rename(target)
+
+
 def test_a_namespace_that_comes_back_with_another_chunk_size_is_refused_and_misreads_nothing(
     tmp_path: Path, stories: list[Prompt]
 ) -> None:

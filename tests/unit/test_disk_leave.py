@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvserver import disk_leave, disk_notes
+from kvserver import disk_hits, disk_leave, disk_notes
 from kvserver.disk_notes import FORGOTTEN, Known
 
 NAMESPACE = bytes(range(32))
@@ -18,6 +18,7 @@ def device(directory: Path) -> str:
     for number, name in enumerate(OURS):
         (directory / name).write_bytes(b"x" * (number + 3))
     disk_notes.save(str(directory), NAMESPACE, b"document", 3)
+    disk_hits.HitCounts.begin(str(directory)).save()
     (directory / "other").write_bytes(b"mine")
     disk_leave.mark(str(directory))
     return str(directory)

@@ -7,8 +7,9 @@ from typing import Self
 
 import pytest
 
-from kvserver import disk_mover, disk_notes
+from kvserver import disk_hits, disk_leave, disk_mover, disk_notes
 from kvserver.config import Config
+from kvserver.disk_hits import HitCounts
 from kvserver.disk_mover import DiskMover
 from kvserver.passing import Inheritance, Receiver, pair, send
 from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
@@ -26,6 +27,7 @@ from kvserver.wire.orders import (
     Note,
     Noted,
     Order,
+    Promote,
     Ready,
     Recover,
     Report,
@@ -288,6 +290,62 @@ def write_a_chain(directory: Path) -> None:
         moved = brain.next()
         assert isinstance(moved, Moved)
         assert moved.faults == []
+
+
+@pytest.fixture
+def kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_hits, "SAVE_AFTER_S", 0)
+
+
+def read_thrice(directory: Path) -> None:
+    """Chunk a; the second time together with a record that is not there."""
+    good = record(b"a", b"\0", place=2, generation=10)
+    absent = record(b"x", b"\0", place=9, generation=99)
+    with Brain(directory) as brain:
+        brain.devices(1)
+        for job, records in enumerate(([good], [good, absent], [good]), 1):
+            brain.order(Promote(job, b"".join(map(pack_disk, records))))
+            moved = brain.next()
+            assert isinstance(moved, Moved)
+            assert len(moved.faults) == len(records) - 1
+        brain.order(TellRecords())
+        assert brain.next() == FoundRecords(b"")  # and what was counted before is kept
+
+
+def chunks_read(directory: Path) -> dict[bytes, int]:
+    return {name: hits.chunks for name, hits in HitCounts.load(str(directory)).by_namespace.items()}
+
+
+@pytest.mark.usefixtures("kept_at_once")
+def test_chunks_that_were_read_whole_are_counted_and_outlive_the_mover(places: tuple[Path, Path]) -> None:
+    directory, _ = places
+    write_a_chain(directory)
+    assert chunks_read(directory) == {}
+    read_thrice(directory)
+    assert chunks_read(directory) == {NAMESPACE: 2}
+    read_thrice(directory)
+    assert chunks_read(directory) == {NAMESPACE: 4}
+
+
+@pytest.mark.usefixtures("kept_at_once")
+def test_a_store_that_is_made_anew_has_not_been_read(places: tuple[Path, Path]) -> None:
+    directory, _ = places
+    write_a_chain(directory)
+    read_thrice(directory)
+    for name in disk_leave.STORE_FILES:
+        (directory / name).unlink()
+    write_a_chain(directory)
+    assert chunks_read(directory) == {}
+
+
+@pytest.mark.usefixtures("kept_at_once")
+def test_counts_that_cannot_be_kept_stop_no_read(places: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    directory, _ = places
+    write_a_chain(directory)
+    (directory / disk_hits.FILE).unlink()
+    (directory / disk_hits.FILE).mkdir()
+    read_thrice(directory)
+    assert caplog.text.count("hits not kept") == 1
 
 
 def test_what_was_written_is_told_parents_first_to_whoever_asks(places: tuple[Path, Path]) -> None:

@@ -1,6 +1,7 @@
 """`kvserver disk inspect` and `verify` on what may lie in a directory; neither changes anything there."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from native_disk_rig import ENTRY, SEGMENT_BYTES, TABLE_BYTES, Record, Rig, fill
 
 from kvserver import disk_leave, disk_notes, disk_tool
 from kvserver.config import Config
+from kvserver.disk_hits import HitCounts, Hits
 from kvserver.errors import ConfigError
 from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_document, prefix_note
 from kvserver.transfer.disk import open_store
@@ -66,6 +68,36 @@ def test_a_look_takes_a_device_as_it_is_and_changes_nothing(tmp_path: Path) -> N
 def records_void() -> int:
     """The generation of the youngest of the four small records."""
     return filled()[3].generation
+
+
+def test_segments_are_said_by_the_size_of_their_extents_with_their_fill(tmp_path: Path) -> None:
+    """Four records of one block in a segment of twelve places, two of three blocks in one of four."""
+    made(tmp_path / "a")
+    said = inspected(tmp_path / "a")[1]
+    assert "1 segments for 4KiB: 4 of 12 extents (33.3%), oldest " in said
+    assert "1 segments for 12KiB: 2 of 4 extents (50.0%), oldest " in said
+    assert "  1 segments without a record" in said
+
+
+def test_what_was_read_is_said_of_the_device_and_of_each_namespace(tmp_path: Path) -> None:
+    first, second = (record.digest("namespace") for record in made(tmp_path / "a")[:2])
+    assert inspected(tmp_path / "a")[1].count(" 0 chunks read") == 1 + len(filled())
+    now_s = int(time.time())
+    gone = bytes(32)  # nothing of it is there any more
+    hits = {first: Hits(1200, now_s - 40), gone: Hits(34, now_s)}
+    counts = HitCounts(str(tmp_path / "a"), now_s - 5000, hits)
+    counts.add(gone)
+    counts.save()
+    before = contents(tmp_path)
+    device, *others = inspected(tmp_path / "a")[1].splitlines()
+    assert device.startswith("device 0")
+    (total,) = [line for line in others if "counted for 5," in line]
+    assert total.startswith("  1,235 chunks read, counted for 5,00")
+    (line,) = [line for line in others if f"namespace {first[:6].hex()}" in line]
+    assert "1,200 chunks read, the last 4" in line
+    (line,) = [line for line in others if f"namespace {second[:6].hex()}" in line]
+    assert line.endswith(" 0 chunks read")
+    assert contents(tmp_path) == before
 
 
 def test_what_would_not_be_found_at_a_start_is_said(tmp_path: Path) -> None:
