@@ -21,8 +21,9 @@ import typer
 
 import kvserver
 from kvserver import cli_admin
-from kvserver.config import KEYS, Config, Key, default_socket, example, load
+from kvserver.config import KEYS, Config, Key, example, load
 from kvserver.errors import ConfigError, KvError, ResourceError
+from kvserver.paths import default_socket
 from kvserver.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ REPLAY_FLAGS = (
 
 SIZE_FLAGS = (
     Flag("arena_bytes", "BYTES,...", "eight powers of two", "Arenas to try, with commas between them."),
+    Flag("policy", "lru|arc", "lru", "What leaves DRAM first, as the server's eviction_policy."),
     Flag("token_bytes", "BYTES", "128KiB", "KV of a token, of all ranks."),
     Flag("requests", "N", "0", "Requests to send. 0: all of the trace once."),
     Flag("pool_tokens", "N", "262144", "Paged KV of each worker. 0: none, so that the server serves all reuse."),

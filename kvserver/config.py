@@ -18,7 +18,7 @@ import msgspec
 
 from kvserver import quotas
 from kvserver.errors import ConfigError
-from kvserver.paths import check_socket, default_cache_dir
+from kvserver.paths import check_socket, default_cache_dir, default_socket
 from kvserver.sizes import GIB, KIB, MIB, TIB, parse_bytes, show_bytes
 from kvserver.wire.messages import BOARD_WORDS
 
@@ -117,6 +117,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "/var/cache/kvserver for root, else kvserver in $XDG_CACHE_HOME or ~/.cache."
         ),
     ] = ""
+    eviction_policy: Annotated[
+        Literal["lru", "arc"],
+        About(
+            "What leaves DRAM first. lru: what was used longest ago. arc: what came once may have less room than what "
+            "was asked for again, and the server learns how much; for small arenas, and chat beside agents. arc goes "
+            "neither with disk_paths nor with tenants."
+        ),
+    ] = "lru"
     tenants: Annotated[
         str,
         About(
@@ -248,6 +256,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _check_arena(self)
         check_socket(self.socket)
         _check_disk(self)
+        _check_policy(self)
         _check_tenants(self)
         if not self.http_host:
             raise ConfigError("config-http", 'http_host="" must be an address; http_port=0 turns HTTP off')
@@ -407,15 +416,6 @@ def load(path: Path | None, flags: Mapping[str, str]) -> tuple[Config, dict[str,
     return config, origins
 
 
-def default_socket() -> str:
-    """Where a server of this user listens when nobody says otherwise."""
-    if os.geteuid() == 0:
-        return "/run/kvserver/kvserver.sock"
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    directory = f"{runtime}/kvserver" if runtime.startswith("/") else f"/tmp/kvserver-{os.geteuid()}"
-    return f"{directory}/kvserver.sock"
-
-
 def example() -> str:
     """A configuration file that changes nothing: every key with its meaning and its default, commented out."""
     lines = ["# For kvserver serve --config FILE: every key with its default. Flags of the same names win.", ""]
@@ -455,6 +455,15 @@ def _check_disk(config: Config) -> None:
             f"disk_bytes={show_bytes(config.disk_bytes)} hold {max(config.disk_segments, 0):,} segments of "
             f"disk_segment_bytes={show_bytes(config.disk_segment_bytes)}; a device has 1 to {DISK_SEGMENTS_MAX:,}",
         )
+
+
+def _check_policy(config: Config) -> None:
+    """Disks are written from what is next to leave DRAM by age: they would get what ARC keeps, and not what it drops.
+    And ARC has one target: what one tenant drops at its quota would teach it how to treat the others."""
+    for name in ("disk_paths", "tenants"):
+        if config.eviction_policy == "arc" and (value := getattr(config, name)):
+            expected = f'{name}="" or eviction_policy=lru'
+            raise ConfigError("config-eviction", f"eviction_policy=arc with {name}={value!r}: expected {expected}")
 
 
 def _check_tenants(config: Config) -> None:

@@ -43,6 +43,7 @@ class SnapshotCollector(Collector):
         yield from self._server()
         yield from self._held()
         yield from self._tenants()
+        yield from self._arc()
         yield from self._movers()
         yield from self._lookups()
         yield from self._transfers()
@@ -163,6 +164,26 @@ class SnapshotCollector(Collector):
             "Extents that a tenant wanted and did not get: its maximum was reached, or nothing could be evicted.",
             "tenant",
             {tenant.tenant: tenant.disk_refused_extents for tenant in tenants},
+        )
+
+    def _arc(self) -> Iterator[Metric]:
+        """Without a sample under another policy."""
+        arc = self._status.arc
+        halves = ("recent", "frequent") if arc is not None else ()
+        yield _gauge(
+            "arc_bytes",
+            "DRAM as ARC divides it: frequent = in chunks that were found again, recent = in all others, target = "
+            "what recent may hold before it is the one to give.",
+            "half",
+            {half: getattr(arc, f"{half}_bytes") for half in (*halves, *["target"] * (arc is not None))},
+        )
+        text = "Keys of evicted chunks that are remembered, by the half that they left."
+        yield _gauge("arc_ghosts", text, "half", {half: getattr(arc, f"{half}_ghosts") for half in halves})
+        yield _counter(
+            "arc_ghost_hits",
+            "Chunks stored again while their key was remembered, by the half that they had left.",
+            "half",
+            {half: getattr(arc, f"{half}_ghost_hits") for half in halves},
         )
 
     def _movers(self) -> Iterator[Metric]:

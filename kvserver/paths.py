@@ -11,6 +11,15 @@ SUN_PATH_BYTES_MAX = 107
 """sun_path of a Unix socket has 108 bytes, one of them for the final zero."""
 
 
+def default_socket() -> str:
+    """Where a server of this user listens when nobody says otherwise."""
+    if os.geteuid() == 0:
+        return "/run/kvserver/kvserver.sock"
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    directory = f"{runtime}/kvserver" if runtime.startswith("/") else f"/tmp/kvserver-{os.geteuid()}"
+    return f"{directory}/kvserver.sock"
+
+
 def default_cache_dir() -> str:
     """Where a server of this user keeps what can be made again."""
     if os.geteuid() == 0:

@@ -5,14 +5,16 @@ next. A node that was offered may stop being one at any time without notice; the
 node is offered again afterwards.
 
 There are three orders: of what may leave DRAM, of that which a disk should get before (dirty), and of what may leave a
-disk. What is on disk alone is no reason for its parent to stay in DRAM.
+disk. What is on disk alone is no reason for its parent to stay in DRAM. The first is the policy's: here least recently
+used, another in arc.py.
 """
 
 import heapq
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Protocol
 
-from kvserver.index.space import READY, Node
+from kvserver.index.space import READY, Node, Space
 
 DRAM, DIRTY, DISK, REFUSED, NO_ROOM = 1, 2, 4, 8, 16
 """Bits of Node.queued. REFUSED, NO_ROOM: it shall not be written to disk, for all that is known of it; since what lies
@@ -51,7 +53,21 @@ class EvictionPolicy(Protocol):
         """`node` may go from now on."""
 
     def coldest(self) -> Node | None:
-        """The node that should go next; it stays first until it stops being evictable."""
+        """The node that should go next."""
+
+
+class Policy(Protocol):
+    """What goes first of all that is in DRAM."""
+
+    def add_space(self, space: Space) -> EvictionPolicy:
+        """A namespace's order, without nodes."""
+
+    def drop_space(self, space: Space) -> None:
+        """The namespace was cleared, or is gone. May come twice."""
+
+    @property
+    def rank(self) -> Callable[[Node], int]:
+        """Of two nodes the one with the smaller rank goes first. May change with every event; compared at once."""
 
 
 class LeafLru:
@@ -92,6 +108,18 @@ class LeafLru:
     def _forget(self, node: Node) -> None:
         """Its entry is gone; the next offer makes another."""
         node.queued &= ~self._mark
+
+
+class Lru:
+    """Least recently used, whatever the namespace."""
+
+    rank: Callable[[Node], int] = attrgetter("used")
+
+    def add_space(self, space: Space) -> LeafLru:
+        return LeafLru()
+
+    def drop_space(self, space: Space) -> None:
+        pass  # nothing is kept of it but its order
 
 
 class DeviceLru(LeafLru):

@@ -2,8 +2,10 @@
 
 from collections import Counter
 
-from kvserver.index.eviction import DRAM, evictable
+from kvserver.index.arc import entry_mark
+from kvserver.index.eviction import evictable
 from kvserver.index.space import ABSENT, GONE, READY, WAITING, Node, Space
+from kvserver.service.check_arc import check_arc
 from kvserver.service.check_disk import check_disk
 from kvserver.service.owners import SEALED, UNASSIGNED, DiskJob, Orphan, Pending
 from kvserver.service.state import Core
@@ -21,6 +23,8 @@ def check(core: Core) -> None:
     _check_timers(core)
     if core.disk is not None:
         check_disk(core, core.disk)
+    if core.chunks.arc is not None:
+        check_arc(core.chunks, core.chunks.arc)
 
 
 def _spaces(core: Core) -> list[Space]:
@@ -48,7 +52,7 @@ def _check_tree(core: Core) -> None:
                 present = bool(node.in_dram >> group & 1)
                 slots = [node.slots[part] if node.slots else ABSENT for part in space.group_parts(group)]
                 assert all((slot != ABSENT) == present for slot in slots), "a group is present with all its shards"
-            assert node.queued & DRAM or not evictable(node), "the eviction order knows all that may go"
+            assert node.queued & entry_mark(node) or not evictable(node), "the eviction order knows all that may go"
     assert total == core.chunks.chunks
     assert core.chunks.chunks <= core.bounds.chunks_max
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Literal, Protocol
 
+from kvserver.index.arc import Arc
 from kvserver.index.coverage import servable_chunks
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space, settle
 from kvserver.service.accounts import Accounts, ChargedPool
@@ -44,7 +45,14 @@ class Chunks:
     """All namespaces and the arena."""
 
     def __init__(
-        self, *, arena_bytes: int, slab_bytes: int, chunks_max: int, counters: Counters, accounts: Accounts | None
+        self,
+        *,
+        arena_bytes: int,
+        slab_bytes: int,
+        chunks_max: int,
+        counters: Counters,
+        accounts: Accounts | None,
+        eviction_policy: Literal["lru", "arc"],
     ) -> None:
         """accounts: of the tenants, where there are quotas."""
         self.accounts = accounts
@@ -77,7 +85,10 @@ class Chunks:
         self.changes: dict[Node, tuple[Space, int, int]] | None = None
         """Where somebody is told of them (kv_events.py): what has changed in this event, and the groups (bits) that it
         had in DRAM and on disk before."""
-        self.room = Room(self.pool, counters, self._leave_dram, accounts, self.retired)
+        self.arc = Arc(arena_bytes, chunks_max) if eviction_policy == "arc" else None
+        """What has to be told who comes and is asked for, to decide who leaves DRAM; None: whoever was used longest
+        ago does."""
+        self.room = Room(self.pool, counters, self._leave_dram, accounts=accounts, retired=self.retired, arc=self.arc)
         self.clean_bytes = 0
         """Slot bytes that may go without loss: what they hold is on disk."""
         self.disk: DiskSide | None = None
@@ -101,6 +112,8 @@ class Chunks:
         chunks = len(space.nodes)
         del self.spaces[space.digest]
         self.retired.append(space)
+        if self.arc is not None:
+            self.arc.drop_space(space)
         for node in [pending.node for pending in self.pendings.values() if pending.space is space]:
             if node.state != GONE:
                 self.discard(space, node, reason)
@@ -162,6 +175,8 @@ class Chunks:
                 return None
         node = space.add(key, parent, now_ns, tenant)
         self.chunks += 1
+        if self.arc is not None:
+            self.arc.comes(space, node)
         if not space.needed:
             for ready in space.make_ready(node):
                 self.offer(space, ready)
@@ -311,6 +326,7 @@ class Chunks:
         self.chunks += 1
         space.tags.add(tenant)
         node.slots, node.present, node.in_dram = slots, present, present
+        self.count(space, node, 1)
         for ready in space.make_ready(node):
             self.offer(space, ready)
         return node
@@ -421,6 +437,8 @@ class Chunks:
         """To be called before (sign -1) and after (1) what a node has in DRAM or on disk changes."""
         if self.changes is not None and sign < 0 and node not in self.changes:
             self.changes[node] = space, node.in_dram, node.on_disk
+        if self.arc is not None:
+            self.arc.count(space, node, sign)
         if node.disk is not None:
             space.away += sign * node.away
             if clean := node.present & node.in_dram & node.on_disk:

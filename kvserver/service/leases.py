@@ -53,6 +53,8 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
         return
     tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
     tail.used = space.root.used = now_ns  # with or without a lease: an engine that holds a prefix itself uses it too
+    if core.chunks.arc is not None:
+        core.chunks.arc.asked(space, tail)
     if leased:
         _grant(core, session, peer, request, tail, away=away, now_ns=now_ns)
     else:

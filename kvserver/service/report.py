@@ -2,6 +2,7 @@
 
 from itertools import islice, zip_longest
 
+from kvserver.index.arc import Arc
 from kvserver.service import on_call
 from kvserver.service.accounts import Account, Accounts
 from kvserver.service.server_drain import dirty_bytes
@@ -9,6 +10,7 @@ from kvserver.service.state import Core, DiskTier
 from kvserver.transfer.layout import Layout
 from kvserver.wire.status import (
     SHOWN_MAX,
+    ArcStatus,
     ArenaStatus,
     CacheStatus,
     DiskStatus,
@@ -41,6 +43,7 @@ def status(core: Core, now_ns: int) -> Status:
         disk_state=disk_state,
         slot_sizes=_slot_sizes(core),
         tenants=tenants,
+        arc=_arc(core.chunks.arc) if core.chunks.arc is not None else None,
         namespaces=len(core.chunks.spaces),
         chunks=core.chunks.chunks,
         chunks_max=core.bounds.chunks_max,
@@ -78,6 +81,18 @@ def _arena(core: Core) -> ArenaStatus:
         slabs_total=pool.slabs_total,
         slabs_ready=pool.slabs_ready,
         problem=core.arena_problem,
+    )
+
+
+def _arc(arc: Arc) -> ArcStatus:
+    return ArcStatus(
+        recent_bytes=arc.recent.held_bytes,
+        frequent_bytes=arc.frequent.held_bytes,
+        target_bytes=arc.target_bytes,
+        recent_ghosts=arc.recent.ghosts,
+        frequent_ghosts=arc.frequent.ghosts,
+        recent_ghost_hits=arc.recent.ghost_hits,
+        frequent_ghost_hits=arc.frequent.ghost_hits,
     )
 
 

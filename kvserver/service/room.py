@@ -1,7 +1,8 @@
 """Room for what is to be stored: slots are taken here, and when none is free it is decided here who goes.
 
 Only ready leaves without pins go, so a chunk that a lease, a retrieve or a store keeps stays, and children go before
-their parents. What goes first is what was used longest ago. But a slot is free for another size only when its whole
+their parents. What goes first is the policy's word (index/eviction.py, index/arc.py), by default what was used longest
+ago, and here "colder" is what it ranks lower. But a slot is free for another size only when its whole
 slab is, and what was used longest ago lies all over the arena. So a slab is emptied on purpose when all that it holds
 is colder than what the wanted size could give (`_take_over`), or when much has gone in vain (`_after_much_in_vain`).
 
@@ -13,7 +14,8 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from kvserver.index.eviction import EvictionPolicy, LeafLru, evictable
+from kvserver.index.arc import Arc
+from kvserver.index.eviction import EvictionPolicy, Lru, evictable
 from kvserver.index.space import READY, Node, Space
 from kvserver.service.accounts import Account, Accounts, Claim
 from kvserver.service.counters import Counters
@@ -73,11 +75,13 @@ class Room:
         pool: SlotPool[SlotOwner],
         counters: Counters,
         let_go: Callable[[Space, Node, Need], None],
+        *,
         accounts: Accounts | None,
         retired: Sequence[Space],
+        arc: Arc | None,
     ) -> None:
         """let_go: frees the slots of a chunk, which goes out of the index unless it is on disk. retired: cleared
-        namespaces of which something is still read."""
+        namespaces of which something is still read. arc: the policy; None: least recently used."""
         self._pool = pool
         self._counters = counters
         self._let_go = let_go
@@ -85,15 +89,19 @@ class Room:
         self._retired = retired
         self._claim: Claim | None = None
         """Of the tenant for which room is being made, where there are quotas."""
+        self._arc = arc
+        self._policy = arc or Lru()
+        self._rank = self._policy.rank
         self._orders: dict[Space, EvictionPolicy] = {}
         self._takeover_pause = 0
         self._need: Need = "store"
         """Of whoever room is being made for."""
 
     def add_space(self, space: Space) -> None:
-        self._orders[space] = LeafLru()
+        self._orders[space] = self._policy.add_space(space)
 
     def drop_space(self, space: Space) -> None:
+        self._policy.drop_space(space)
         self._orders.pop(space, None)  # what was cut off from a namespace has no order
 
     def offer(self, space: Space, node: Node) -> None:
@@ -151,7 +159,7 @@ class Room:
             victims = [victim for victim in victims if claim.allows(*victim, index=True)]
         if not victims:
             return False
-        self._evict(*min(victims, key=lambda victim: victim.node.used))
+        self._evict(*min(victims, key=lambda victim: self._rank(victim.node)))
         return True
 
     def coldest_used(self, default: int) -> int:
@@ -173,7 +181,7 @@ class Room:
         return self._leaves() if claim is None else filter(lambda victim: claim.allows(*victim), self._leaves())
 
     def _coldest(self) -> Victim | None:
-        return min(self._may_go(), key=lambda victim: victim.node.used, default=None)
+        return min(self._may_go(), key=lambda victim: self._rank(victim.node), default=None)
 
     def _fit_quota(self, claim: Claim, slot_bytes: int) -> bool:
         """Makes room below the tenant's maximum; False when that is not done yet, or nothing of its own can go."""
@@ -185,7 +193,7 @@ class Room:
     def _evict_own(self, claim: Claim) -> bool:
         """Evicts the coldest chunk of the tenant that has reached its maximum."""
         own = (victim for victim in self._leaves() if claim.is_own(victim.space))
-        victim = min(own, key=lambda victim: victim.node.used, default=None)
+        victim = min(own, key=lambda victim: self._rank(victim.node), default=None)
         if victim is not None:
             self._evict(*victim)
         return victim is not None
@@ -197,18 +205,19 @@ class Room:
         whole slab, or this size has nothing to give: then that slab changes hands."""
         victim: Victim | None = None
         stranger: Victim | None = None
+        rank = self._rank
         for leaf in self._may_go():
             if slot_bytes in leaf.space.slot_sizes:
-                if victim is None or leaf.node.used < victim.node.used:
+                if victim is None or rank(leaf.node) < rank(victim.node):
                     victim = leaf
-            elif stranger is None or leaf.node.used < stranger.node.used:
+            elif stranger is None or rank(leaf.node) < rank(stranger.node):
                 stranger = leaf
         if victim is None:
             return stranger is not None and self._take_from_others(slot_bytes)
-        if stranger is not None and stranger.node.used < victim.node.used:
+        if stranger is not None and rank(stranger.node) < rank(victim.node):
             if self._takeover_pause:
                 self._takeover_pause -= 1
-            elif self._take_over(slot_bytes, victim.node.used):
+            elif self._take_over(slot_bytes, rank(victim.node)):
                 return True
             else:
                 self._takeover_pause = TAKEOVER_PAUSE
@@ -218,15 +227,15 @@ class Room:
     def _take_over(self, slot_bytes: int, colder_than: int) -> bool:
         """Empties a slab of another size if all that must go for it is evictable, and colder than the own coldest."""
         best: list[Victim] | None = None
-        best_used = 0
+        best_warmest = 0
         looked = 0
         for slab in self._pool.slabs_of_other_sizes(slot_bytes):
             doomed, end = self._closure(self._pool.slab_owners(slab), colder_than=colder_than)
             if end != "whole":
                 continue
-            newest = max(node.used for _, node in doomed)
-            if best is None or newest < best_used:
-                best, best_used = doomed, newest
+            warmest = max(self._rank(node) for _, node in doomed)
+            if best is None or warmest < best_warmest:
+                best, best_warmest = doomed, warmest
             looked += 1
             if looked == TAKEOVER_SLABS:
                 break
@@ -262,7 +271,7 @@ class Room:
         best: list[Victim] | None = None
         best_warmth = looked = 0
         coldest = self._coldest()
-        used_from = coldest.node.used if coldest is not None else 0
+        coldest_rank = self._rank(coldest.node) if coldest is not None else 0
         emptiest = self._pool.emptiest_of_other_sizes(slot_bytes, VAIN_SLABS + 1)
         more = len(emptiest) > VAIN_SLABS
         for owners in sorted(map(self._pool.slab_owners, emptiest[:VAIN_SLABS]), key=_inner):
@@ -273,7 +282,7 @@ class Room:
             looked += len(doomed)
             more |= end == "dear"
             if end == "whole":
-                warmth = _warmth(doomed, used_from)
+                warmth = _warmth(doomed, self._rank, coldest_rank)
                 if best is None or warmth < best_warmth:
                     best, best_warmth = doomed, warmth
         return Search(best, more)
@@ -281,7 +290,7 @@ class Room:
     def _coldest_of_size(self, slot_bytes: int) -> Search:
         owners = list(islice(self._pool.owners_of_size(slot_bytes), VAIN_LOOKS_MIN))
         nodes = (owner for owner in owners if isinstance(owner, Node))
-        coldest = nsmallest(VAIN_CHUNKS + 1, nodes, key=lambda node: node.used)
+        coldest = nsmallest(VAIN_CHUNKS + 1, nodes, key=self._rank)
         more = len(owners) == VAIN_LOOKS_MIN or len(coldest) > VAIN_CHUNKS
         chunks_max = VAIN_PRICE_MAX * (self._pool.slab_bytes // slot_bytes)
         for node in coldest[:VAIN_CHUNKS]:
@@ -310,7 +319,7 @@ class Room:
                 node = below.pop()
                 if node in doomed:
                     continue
-                too_warm = colder_than is not None and node.used >= colder_than
+                too_warm = colder_than is not None and self._rank(node) >= colder_than
                 if node.pins or node.state != READY or too_warm:
                     return Closure(_victims(doomed), "stays")
                 if _holds_up(node):
@@ -334,8 +343,11 @@ class Room:
         if self._accounts is not None:
             self._accounts.of_space(space).evicted_chunks += 1
         self._let_go(space, node, self._need)
+        freed_bytes = before - self._pool.bytes_used
+        if self._arc is not None:
+            self._arc.evicted(space, node, freed_bytes)
         self._counters.evicted_for[self._need] += 1
-        self._counters.evicted_bytes += before - self._pool.bytes_used
+        self._counters.evicted_bytes += freed_bytes
 
 
 def _victims(doomed: dict[Node, Space]) -> list[Victim]:
@@ -354,13 +366,13 @@ def _inner(owners: list[SlotOwner]) -> int:
     return sum(isinstance(owner, Node) and owner.children is not None for owner in owners)
 
 
-def _warmth(doomed: list[Victim], coldest: int) -> int:
-    """How much is lost with a closure: for each chunk the time between the use of the coldest leaf of all and its own
-    last use, or that of something below it."""
+def _warmth(doomed: list[Victim], rank: Callable[[Node], int], coldest: int) -> int:
+    """How much is lost with a closure: for each chunk how far its rank, or that of something below it, is above that of
+    the coldest leaf of all. Where ranks are times of last use that is the time between."""
     total = 0
-    used_below: dict[Node | None, int] = {}
+    warmest_below: dict[Node | None, int] = {}
     for _, node in doomed:
-        used = max(node.used, used_below.get(node, 0))
-        used_below[node.parent] = max(used, used_below.get(node.parent, 0))
-        total += max(0, used - coldest)
+        warmest = max(rank(node), warmest_below.get(node, 0))
+        warmest_below[node.parent] = max(warmest, warmest_below.get(node.parent, 0))
+        total += max(0, warmest - coldest)
     return total

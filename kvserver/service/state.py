@@ -90,6 +90,8 @@ class Bounds:
     """Between two starts of the disk mover."""
     recompute_tokens_per_s: int = 0
     """How fast engines prefill; a prefix whose bytes would come from disk more slowly is not offered. 0: always is."""
+    eviction_policy: Literal["lru", "arc"] = "lru"
+    """What leaves DRAM first. arc: neither with disks nor with quotas (config.py says why)."""
     tenants: tuple[Quota, ...] = ()
     """Quotas in DRAM and on disk. None: no tenant has any, and nothing is counted by tenant."""
     holds_max: int = 64
@@ -434,6 +436,7 @@ class Core:
             chunks_max=bounds.chunks_max,
             counters=self.counters,
             accounts=Accounts(bounds.tenants) if bounds.tenants else None,
+            eviction_policy=bounds.eviction_policy,
         )
         self.disk: DiskTier | None = None
         if bounds.disk_devices:

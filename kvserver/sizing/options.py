@@ -1,11 +1,13 @@
 """What is asked of a sizing. Checked once, here."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from kvserver.errors import ConfigError
 from kvserver.replay.options import ReplayOptions
 
 SIZES_MAX = 64
+Policy = Literal["lru", "arc"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +18,8 @@ class SizingOptions:
     """A sample's name, a trace, or a key log (keylog.py)."""
     arena_bytes: tuple[int, ...] = ()
     """Empty: powers of two, up to half more than everything takes."""
+    policy: Policy = "lru"
+    """The server's eviction_policy."""
     token_bytes: int = 128 * 1024
     """KV of a token, of all ranks: Llama-3.1-8B in bf16."""
     requests: int = 0
@@ -39,6 +43,8 @@ class SizingOptions:
             raise ConfigError(
                 "sizing-options", f"sizes names {len(self.arena_bytes)} sizes, at most {SIZES_MAX} are replayed"
             )
+        if self.policy not in get_args(Policy):
+            raise ConfigError("sizing-options", f"policy={self.policy!r} must be {' or '.join(get_args(Policy))}")
         if self.token_bytes < 1:
             raise ConfigError("sizing-options", f"token_bytes={self.token_bytes} must be positive")
         self.replay  # noqa: B018 - raises ConfigError for the rest

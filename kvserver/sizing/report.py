@@ -17,7 +17,7 @@ def _lines(sizing: Sizing) -> Iterator[str]:
     pools = f"{sizing.workers} workers, {sizing.pool_tokens:,} tokens of HBM each" if sizing.pool_tokens else "no HBM"
     yield (
         f"{sizing.trace}: {sizing.requests:,} requests, {total:,} tokens of {sizing.token_bytes:,} bytes, {pools}, "
-        f"chunks of {sizing.chunk_tokens} tokens"
+        f"chunks of {sizing.chunk_tokens} tokens, {sizing.policy}"
     )
     yield ""
     head = "arena, GB", "hit rate", "from HBM", "from DRAM", "computed", "chunks evicted"

@@ -21,7 +21,7 @@ from kvserver.replay.workload import Prompt, make_workload
 from kvserver.service.state import Bounds
 from kvserver.sizing.brain import Brain, key_of
 from kvserver.sizing.keylog import is_key_log, read
-from kvserver.sizing.options import SizingOptions
+from kvserver.sizing.options import Policy, SizingOptions
 from kvserver.tiers.slots import slot_bytes_for
 from kvserver.wire.messages import BLOCKS_MAX, CHUNKS_MAX
 
@@ -51,6 +51,7 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
     pool_tokens: int
     token_bytes: int
     chunk_tokens: int
+    policy: Policy
     unique_bytes: int
     """KV of everything that was asked for, each chunk once: a larger arena is of no use."""
     infinite_tokens: int
@@ -89,6 +90,7 @@ def run(options: SizingOptions, progress: Callable[[Progress], None]) -> Sizing:
         pool_tokens=options.pool_tokens,
         token_bytes=options.token_bytes,
         chunk_tokens=options.chunk_tokens,
+        policy=options.policy,
         unique_bytes=unique_bytes,
         infinite_tokens=_infinite(prompts, options),
         sizes=found,
@@ -127,7 +129,7 @@ def _check_longest(prompts: Sequence[Prompt], options: SizingOptions) -> None:
 def _replay(prompts: Sequence[Prompt], options: SizingOptions, arena_bytes: int, tell: Callable[[int], None]) -> Size:
     """All requests against an arena of this size."""
     brain = Brain(
-        _bounds(arena_bytes, slot_bytes_for(options.chunk_tokens * options.token_bytes)),
+        _bounds(arena_bytes, slot_bytes_for(options.chunk_tokens * options.token_bytes), options.policy),
         block_tokens=options.block_tokens,
         blocks_per_chunk=options.blocks_per_chunk,
         token_bytes=options.token_bytes,
@@ -182,7 +184,7 @@ def _engine(worker: int, options: SizingOptions, brain: Brain, ended: Callable[[
     )
 
 
-def _bounds(arena_bytes: int, slot_bytes: int) -> Bounds:
+def _bounds(arena_bytes: int, slot_bytes: int, policy: Policy) -> Bounds:
     """Slabs as the server chooses them; of arenas that are too small for a server, a slot each."""
     slab_bytes = slot_bytes
     if arena_bytes >= MIB:
@@ -194,6 +196,7 @@ def _bounds(arena_bytes: int, slot_bytes: int) -> Bounds:
         arena_bytes=arena_bytes // slab_bytes * slab_bytes,
         slab_bytes=slab_bytes,
         chunks_max=INDEX_CHUNKS_MAX,
+        eviction_policy=policy,
         jobs_max=4096,
         leases_max=4096,
     )

@@ -98,6 +98,22 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Extents that it wanted and did not get."""
 
 
+class ArcStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How ARC divides the arena, in slot bytes: chunks that were found again are frequent, all others recent."""
+
+    recent_bytes: int
+    frequent_bytes: int
+    target_bytes: int
+    """What the recent may hold before they are the ones to leave. It grows when recent chunks are stored again soon
+    after they were evicted, and falls when frequent ones are."""
+    recent_ghosts: int
+    """Keys of evicted chunks that are remembered for that, as are the next."""
+    frequent_ghosts: int
+    recent_ghost_hits: int
+    """Chunks that were stored again while their key was remembered, since the brain started; as is the next."""
+    frequent_ghost_hits: int
+
+
 class MoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     mover: int
     device: str
@@ -189,6 +205,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     slot_sizes: list[SlotSize]
     tenants: list[TenantStatus] = []
     """Empty without quotas."""
+    arc: ArcStatus | None = None
+    """None under eviction_policy = "lru"."""
     namespaces: int
     chunks: int
     """Chunks that the index holds, sealed or being stored."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tests.drilling import Copy, copy_with, text_with
 
-from . import mutations_admin, mutations_disk, mutations_tenants
+from . import mutations_admin, mutations_arc, mutations_disk, mutations_tenants
 from .mutations import MUTATIONS as CORE_MUTATIONS
 from .mutations import Mutation
 
@@ -22,13 +22,14 @@ MUTATIONS = (
     *mutations_disk.MUTATIONS,
     *mutations_tenants.MUTATIONS,
     *mutations_admin.MUTATIONS,
+    *mutations_arc.MUTATIONS,
 )
 SEED0 = 500_000
 """Other seeds than those that `make sim` runs by default."""
 UNIT_TESTS = tuple(
     f"tests/unit/test_{name}.py"
     for name in (
-        *("index", "slots", "layout", "marks", "placement", "extents"),
+        *("arc", "index", "slots", "layout", "marks", "placement", "extents"),
         *("service_timers", "service_namespaces", "service_room", "service_pins", "service_restore", "service_disk"),
         *("service_disk_prefix", "service_tenants_disk", "service_disk_quotas", "service_notes", "service_tenants"),
         *("admin_holds", "admin_clears", "admin_notes", "admin_tenants", "admin_drain", "service_kv_events"),

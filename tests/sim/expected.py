@@ -96,6 +96,7 @@ EXPECTED = (
     "prefixes served again from disk",
     "brain died",
     "brain died at start",
+    *(f"arc {half}_ghost_hits" for half in ("recent", "frequent")),
     "chunks evicted",
     "chunks found",
     "leases expired",

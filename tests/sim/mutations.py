@@ -256,8 +256,8 @@ MUTATIONS = (
     Mutation(
         "what lies below a chunk does not warm it",
         ROOM,
-        "used = max(node.used, used_below.get(node, 0))",
-        "used = node.used",
+        "warmest = max(rank(node), warmest_below.get(node, 0))",
+        "warmest = rank(node)",
         unseen=True,
     ),
     Mutation(

@@ -104,11 +104,17 @@ class Swarm:
         if self.reads_much:
             self._read_much(rng)
         self.has_quotas = len(self.shapes) > 1 and rng.random() < (0.3 if self.begins_cold else 0.5)
+        self.has_arc = not self.has_disk and not self.has_quotas and rng.random() < 0.6
+        if self.has_arc:
+            for name in ("plan-store", "plan-lookup", "mover"):  # chunks must be evicted and stored again
+                self.acts[name] = max(8.0, 3 * self.acts[name])
+            if rng.random() < 0.7:
+                self._be_gentle(rng)
         self.engines = rng.choice((1, 2, 2, 3)) if not self.has_disk else rng.choice((1, 1, 2))
         if self.has_quotas:
             self.engines = max(2, self.engines)
-        self.depth = rng.choice((6, 8) if self.reads_much else (2, 4, 6, 8))
-        """Chunks of the longest prefix."""
+        self.depth = rng.choice((6, 8) if self.reads_much else (2, 3, 4) if self.has_arc else (2, 4, 6, 8))
+        """Chunks of the longest prefix. Where few fit ARC's arena, few are asked for: else none comes back in time."""
         self.fanout = rng.choice((1, 2, 2, 3))
         """Branches at each chunk."""
         self.pool_blocks = rng.choice((17, 41, 83))
@@ -177,6 +183,7 @@ class Swarm:
             job_ttl_ms=self.ms(rng.choice((150, 1500))),
             mover_grace_ms=self.ms(rng.choice((40, 300))),
             mover_start_ms=self.ms(rng.choice((100, 600))),
+            eviction_policy="arc" if self.has_arc else "lru",
             tenants=draw_quotas(rng, slabs * slab_units * SLOT_ALIGN, chunk_bytes) if self.has_quotas else (),
             kv_events=rng.random() < 0.8,
             holds_max=rng.choice((1, 3, 64)),

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
+import msgspec
+
 from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
 from kvserver.service.service import Service
 from kvserver.wire.messages import Request
@@ -189,6 +191,10 @@ class World:
         for name, count in counters.totals().items():
             for key, value in count.items() if isinstance(count, dict) else [("", count)]:
                 self.counts[f"counted {name} {key}".rstrip()] += value
+        arc = self.shell.service.status(self.now_ns).arc
+        if arc is not None:
+            for name, count in msgspec.structs.asdict(arc).items():
+                self.counts[f"arc {name}"] += count
         for direction, histogram in counters.job_seconds.items():
             self.counts[f"counted job_seconds {direction}"] += histogram.count
         self.counts["slots of another size overwritten"] = self.arena.resized

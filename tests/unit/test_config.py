@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from kvserver.bounds import bounds_from
-from kvserver.config import KEYS, PAGE_BYTES, Config, default_socket, example, load
+from kvserver.config import KEYS, PAGE_BYTES, Config, example, load
 from kvserver.errors import ConfigError
+from kvserver.paths import default_socket
 from kvserver.service.accounts import Quota
 from kvserver.service.state import Bounds
 from kvserver.sizes import GIB, KIB, MIB, TIB, parse_bytes, show_bytes

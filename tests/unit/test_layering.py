@@ -62,7 +62,7 @@ BELOW: dict[str, str] = {
     "kvserver.replay": "errors wire kvclient",
     "kvserver.sizing": "errors replay service tiers wire",
     "kvserver.cli": "config disk_drain disk_tool doctor errors explaining logs overview replay showing sizes "
-    "sizing supervisor top wire kvclient cli_admin",
+    "paths sizing supervisor top wire kvclient cli_admin",
     "kvserver.cli_admin": "admin_client config errors explaining kvclient wire",
     "kvserver.admin_client": "admin_tokens errors",
     "kvserver.__main__": "cli",

@@ -244,6 +244,7 @@ def test_every_metric_moves_with_real_traffic() -> None:
         an_arena_that_stops_growing,
         a_mover_dies_and_a_lease_runs_out,
         a_client_copies_itself,
+        what_was_evicted_comes_back,
     ):
         watched.append(scene())
         watched[-1].look()
@@ -312,4 +313,17 @@ def a_mover_dies_and_a_lease_runs_out() -> Watched:
     watched.look()
     (mover,) = rig.service.status(rig.now_ns).movers
     rig.handle(MoverGone(mover.mover, "signal 9"))
+    return watched
+
+
+def what_was_evicted_comes_back() -> Watched:
+    """Recent and frequent chunks in an arena of a slab."""
+    rig = Rig(arena_bytes=SLAB_BYTES, eviction_policy="arc")
+    client = Client(rig).register()
+    watched = Watched(rig)
+    client.store(chain(1, CHUNKS))
+    client.release(client.lookup(chain(1, CHUNKS)))
+    fill(client)
+    for seed in (1018, 1019, 1):
+        client.store(chain(seed, CHUNKS))
     return watched

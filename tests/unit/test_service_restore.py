@@ -5,6 +5,7 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -44,9 +45,9 @@ class KeepingService(Service):
 class Life(Rig):
     """One life of a brain over a ledger that outlives it."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, **bounds: Any) -> None:
         self.ledger = Ledger(descriptor, SPAN_BYTES)
-        super().__init__(chunks_max=CHUNKS_MAX)
+        super().__init__(**{"chunks_max": CHUNKS_MAX, **bounds})
 
     def new_service(self) -> Service:
         held = {"documents": self.ledger.namespaces(), "records": self.ledger.scan()}

@@ -1,0 +1,233 @@
+"""ARC (Megiddo and Modha, FAST 2003) over chains: chunks that were found again are kept apart from those that were not,
+and how much of the arena each of the two may have is learnt from what is stored again soon after it was evicted.
+
+A chunk is *recent* until a lookup finds it, *frequent* from then on. Of what is evicted only the key is kept, as a
+*ghost* of the half that it left. A chunk that is stored and has a ghost is frequent at once, and shows that its half
+was too small: the target, which is what the recent half may hold before it is the one to give, moves to its favour.
+
+What differs from the paper, and why:
+
+* only leaves go, as under the other policy, so a half gives its coldest leaf; where it has none that may go, the other
+  gives one;
+* whoever is asked for its tail is asked for the whole prefix, so the frequent chunks are closed under prefixes. To move
+  a chain costs nothing for what is frequent already, so each chunk is moved once in its life;
+* everything is counted in slot bytes, since slots have many sizes: where there is one size it is the paper, times that;
+* there is one target for all namespaces; each has its own orders, and its ghosts go with it when it is cleared.
+
+A restart begins with recent chunks alone, no ghosts and a target of 0.
+"""
+
+import heapq
+from collections import OrderedDict
+from typing import NamedTuple
+
+from kvserver.index.eviction import DRAM, LeafLru, evictable
+from kvserver.index.space import Node, Space
+
+FREQUENT, FREQUENT_LEAF = 32, 64
+"""Bits of Node.queued. FREQUENT: it is of that half. FREQUENT_LEAF: it has an entry in that half's order."""
+OTHER_HALF = 1 << 63
+"""Ranks everything of one half behind everything of the other. More than any time in nanoseconds."""
+HEAP_LEAVES_MIN = 64
+
+
+class Half:
+    """What all namespaces have of the recent, or of the frequent."""
+
+    __slots__ = ("ghost_bytes", "ghost_hits", "ghosts", "held_bytes")
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+        """Slot bytes in DRAM."""
+        self.ghosts = 0
+        self.ghost_bytes = 0
+        """Slot bytes that they had."""
+        self.ghost_hits = 0
+        """Chunks that were stored again while they had a ghost here. Since the brain started."""
+
+
+class Ghost(NamedTuple):
+    serial: int
+    """Ghosts with a smaller one are older, in whatever namespace."""
+    slot_bytes: int
+
+
+def entry_mark(node: Node) -> int:
+    """The bit of Node.queued that says that the order which should know the node does."""
+    return FREQUENT_LEAF if node.queued & FREQUENT else DRAM
+
+
+def may_go_recent(node: Node) -> bool:
+    return not node.queued & FREQUENT and evictable(node)
+
+
+def may_go_frequent(node: Node) -> bool:
+    return node.queued & FREQUENT != 0 and evictable(node)
+
+
+class HalfOrder(LeafLru):
+    """The leaves of one half of a namespace. While only the other half gives, nothing comes to the top here and falls;
+    so entries that are out of date are dropped when there may be more of these than of others."""
+
+    def __init__(self, *, frequent: bool) -> None:
+        super().__init__(*((may_go_frequent, FREQUENT_LEAF) if frequent else (may_go_recent, DRAM)))
+        self._tidy_at = HEAP_LEAVES_MIN
+
+    def offer(self, node: Node) -> None:
+        super().offer(node)
+        if len(self._heap) > self._tidy_at:
+            for _, _, stale in [entry for entry in self._heap if not self._may_go(entry[2])]:
+                self._forget(stale)
+            self._heap = [entry for entry in self._heap if self._may_go(entry[2])]
+            heapq.heapify(self._heap)
+            self._tidy_at = max(HEAP_LEAVES_MIN, 2 * len(self._heap))
+
+
+class ArcOrder:
+    """The order of one namespace (eviction.EvictionPolicy)."""
+
+    def __init__(self, arc: "Arc") -> None:
+        self._arc = arc
+        self._recent, self._frequent = HalfOrder(frequent=False), HalfOrder(frequent=True)
+        self.ghosts: dict[Half, OrderedDict[bytes, Ghost]] = {
+            arc.recent: OrderedDict(),
+            arc.frequent: OrderedDict(),
+        }
+        """By the half that they left, oldest first."""
+
+    def offer(self, node: Node) -> None:
+        (self._frequent if node.queued & FREQUENT else self._recent).offer(node)
+
+    def __len__(self) -> int:
+        return len(self._recent) + len(self._frequent)
+
+    def coldest(self) -> Node | None:
+        recent, frequent = self._recent, self._frequent
+        if self._arc.recent_gives:
+            return recent.coldest() or frequent.coldest()
+        return frequent.coldest() or recent.coldest()
+
+
+class Arc:
+    """What goes first of all that is in DRAM (eviction.Policy), and what it has to be told to know that."""
+
+    def __init__(self, capacity_bytes: int, ghosts_max: int) -> None:
+        """capacity_bytes: of the arena. ghosts_max: keys that are remembered at most, however small their chunks are;
+        the bytes that they had are at most another arena."""
+        self.recent, self.frequent = Half(), Half()
+        self.target_bytes = 0
+        """What the recent half may hold before it is the one to give."""
+        self.capacity_bytes = capacity_bytes
+        self.ghosts_max = ghosts_max
+        self.orders: dict[Space, ArcOrder] = {}
+        self._serial = 0
+
+    # ---------------------------------------------------------------- eviction.Policy
+
+    def add_space(self, space: Space) -> ArcOrder:
+        order = self.orders[space] = ArcOrder(self)
+        return order
+
+    def drop_space(self, space: Space) -> None:
+        """Its ghosts go; what it still has in DRAM, since something reads it, is counted until it goes too."""
+        order = self.orders.pop(space, None)
+        if order is not None:
+            for half, ghosts in order.ghosts.items():
+                half.ghosts -= len(ghosts)
+                half.ghost_bytes -= sum(ghost.slot_bytes for ghost in ghosts.values())
+
+    def rank(self, node: Node) -> int:
+        """All of the half that gives, by last use, then all of the other."""
+        gives = bool(node.queued & FREQUENT) != self.recent_gives
+        return node.used if gives else node.used + OTHER_HALF
+
+    @property
+    def recent_gives(self) -> bool:
+        return self.recent.held_bytes > self.target_bytes
+
+    # ---------------------------------------------------------------- what it is told
+
+    def asked(self, space: Space, tail: Node) -> None:
+        """A lookup found the prefix that ends in `tail`."""
+        if tail.queued & FREQUENT:
+            return
+        at: Node | None = tail
+        while at is not None and at.parent is not None and not at.queued & FREQUENT:
+            held_bytes = _held_bytes(space, at)
+            self.recent.held_bytes -= held_bytes
+            self.frequent.held_bytes += held_bytes
+            at.queued |= FREQUENT
+            at = at.parent
+        if evictable(tail):
+            self.orders[space].offer(tail)
+
+    def comes(self, space: Space, node: Node) -> None:
+        """A store brings a chunk that the index did not have; nothing of it is in DRAM yet."""
+        for half, ghosts in self.orders[space].ghosts.items():
+            ghost = ghosts.get(node.key)
+            if ghost is not None:
+                self._learn(half, ghost)
+                self._forget(half, ghosts, node.key)
+                self.asked(space, node)
+                return
+
+    def count(self, space: Space, node: Node, sign: int) -> None:
+        """Before (sign -1) and after (1) what a node has in DRAM changes."""
+        half = self.frequent if node.queued & FREQUENT else self.recent
+        half.held_bytes += sign * _held_bytes(space, node)
+        if sign > 0:
+            self._trim()
+
+    def evicted(self, space: Space, node: Node, slot_bytes: int) -> None:
+        """It has left DRAM to make room, and gave back so many bytes."""
+        order = self.orders.get(space)
+        if order is None or not slot_bytes:
+            return
+        half = self.frequent if node.queued & FREQUENT else self.recent
+        self._serial += 1
+        order.ghosts[half][node.key] = Ghost(self._serial, slot_bytes)
+        half.ghosts += 1
+        half.ghost_bytes += slot_bytes
+        self._trim()
+
+    # ---------------------------------------------------------------- inside
+
+    def _learn(self, half: Half, ghost: Ghost) -> None:
+        """The half should have been larger by what was lost; by more if its ghosts are the fewer."""
+        half.ghost_hits += 1
+        other = self.frequent if half is self.recent else self.recent
+        step = max(ghost.slot_bytes, ghost.slot_bytes * other.ghost_bytes // half.ghost_bytes)
+        if half is self.recent:
+            self.target_bytes = min(self.capacity_bytes, self.target_bytes + step)
+        else:
+            self.target_bytes = max(0, self.target_bytes - step)
+
+    def _trim(self) -> None:
+        """The recent half and its ghosts are one arena at most, all together two; keys are as many as may be."""
+        recent, frequent, most = self.recent, self.frequent, self.capacity_bytes
+        while recent.ghosts and recent.held_bytes + recent.ghost_bytes > most:
+            self._forget_oldest(recent)
+        held_bytes = recent.held_bytes + frequent.held_bytes
+        while frequent.ghosts and held_bytes + recent.ghost_bytes + frequent.ghost_bytes > 2 * most:
+            self._forget_oldest(frequent)
+        while recent.ghosts + frequent.ghosts > self.ghosts_max:
+            self._forget_oldest(recent if recent.ghosts > frequent.ghosts else frequent)
+
+    def _forget_oldest(self, half: Half) -> None:
+        tables = (order.ghosts[half] for order in self.orders.values() if order.ghosts[half])
+        ghosts = min(tables, key=lambda table: _first(table).serial)
+        self._forget(half, ghosts, next(iter(ghosts)))
+
+    @staticmethod
+    def _forget(half: Half, ghosts: OrderedDict[bytes, Ghost], key: bytes) -> None:
+        half.ghost_bytes -= ghosts.pop(key).slot_bytes
+        half.ghosts -= 1
+
+
+def _held_bytes(space: Space, node: Node) -> int:
+    """Of what is cut off from a namespace nothing is present, and nothing is counted."""
+    return space.group_bytes(node.present & node.in_dram)
+
+
+def _first(table: OrderedDict[bytes, Ghost]) -> Ghost:
+    return next(iter(table.values()))
