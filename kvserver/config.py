@@ -9,7 +9,6 @@ been replaced by what was chosen, and sizes are whole pages and whole slabs.
 import os
 import re
 import textwrap
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -17,6 +16,7 @@ from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_typ
 import msgspec
 
 from kvserver import quotas
+from kvserver.config_file import read_table
 from kvserver.errors import ConfigError
 from kvserver.paths import check_socket, default_cache_dir, default_socket
 from kvserver.sizes import GIB, KIB, MIB, TIB, parse_bytes, show_bytes
@@ -37,8 +37,6 @@ DEVICES_MAX = 64
 DISK_SEGMENTS_MAX = 1 << 20  # of a device; brain and mover keep something of each, also when it is empty
 DISK_HEAD_BYTES = 64 * KIB
 """No less than lies before the first segment of a device."""
-
-FILE_BYTES_MAX = MIB
 
 
 class About(NamedTuple):
@@ -396,9 +394,10 @@ def load(path: Path | None, flags: Mapping[str, str]) -> tuple[Config, dict[str,
     values: dict[str, object] = {}
     origins = {key.name: "default" for key in KEYS}
     try:
-        for name, (value, line) in (_read(path) if path is not None else {}).items():
+        for name, (value, line) in (read_table(path) if path is not None else {}).items():
+            key = _known(name, f"{path}:{line}")
             origins[name] = f"{path}:{line}"
-            values[name] = _BY_NAME[name].read(value)
+            values[name] = key.read(value)
         for name, text in flags.items():
             key = _known(name, "flags")
             origins[name] = key.flag
@@ -475,29 +474,6 @@ def _check_tenants(config: Config) -> None:
 
 
 # ---------------------------------------------------------------- text
-
-
-def _read(path: Path) -> dict[str, tuple[object, int]]:
-    """The values of a TOML file with their lines; every key is known."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-        text = content.decode()
-        table = tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError("config-file", f"{path}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError("config-file", f"{path}: not a TOML file: {error}") from None
-    if len(content) > FILE_BYTES_MAX:
-        raise ConfigError("config-file", f"{path}: larger than {show_bytes(FILE_BYTES_MAX)}")
-    lines = {name: _line_of(text, name) for name in table}
-    return {_known(name, f"{path}:{lines[name]}").name: (value, lines[name]) for name, value in table.items()}
-
-
-def _line_of(text: str, name: str) -> int:
-    """The line on which a key or table of that name stands; 1 if it is written in a way that we do not look for."""
-    pattern = re.compile(rf"""^\s*\[*\s*["']?{re.escape(name)}["']?\s*[=.\]]""")
-    return next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 1)
 
 
 def _known(name: str, where: str) -> Key:

@@ -28,7 +28,17 @@ from kvserver.config import Config
 from kvserver.doors import Board, MoverDoor, open_local, open_router, read_request
 from kvserver.errors import ConfigError
 from kvserver.http import HttpServer, Snapshot, SnapshotBoard
-from kvserver.passing import CANNOT_START, Inheritance, Receiver, close_all, die_with_parent, peer_pidfd, send, widen
+from kvserver.passing import (
+    CANNOT_START,
+    Inheritance,
+    Receiver,
+    close_all,
+    die_with_parent,
+    peer_pidfd,
+    send,
+    tell,
+    widen,
+)
 from kvserver.publisher import Publisher
 from kvserver.service import events
 from kvserver.service.effects import (
@@ -72,7 +82,6 @@ from kvserver.wire.orders import (
     Grown,
     MoverReaped,
     MoverStarted,
-    Wish,
     decode_news,
     decode_report,
 )
@@ -143,7 +152,7 @@ class Shell:
             AnswerWithBoard: self._answer_with_board,
             AnswerWithMover: self._answer_with_mover,
             Instruct: self._instruct,
-            Ask: lambda effect: self._ask(effect.wish),
+            Ask: lambda effect: tell(self._control, encode(effect.wish)),
             CloseDescriptors: lambda effect: close_all([self._descriptors.pop(number) for number in effect.numbers]),
             CloseSession: self._close_session,
             Log: lambda effect: logs.event(effect.level, effect.event, *effect.fields),
@@ -296,15 +305,8 @@ class Shell:
                 gc.freeze()  # index at once: 100,000 chunks in one collection would stop the brain for 60 ms
                 return  # the mover has the next one ready before this one is taken in, and others wait
 
-    def _ask(self, wish: Wish | Alive, flags: int = 0) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # the supervisor is gone, which its socket tells as well
-            self._control.send(encode(wish), flags)
-
     def _take_news(self) -> None:
-        try:
-            frame, descriptors, _ = self._receiver.receive(self._control)
-        except ConnectionResetError:  # the supervisor died with wishes unread
-            frame, descriptors = memoryview(b""), []
+        frame, descriptors, _ = self._receiver.receive(self._control)
         if not frame:
             self._stopping.set()
             return
@@ -330,7 +332,7 @@ class Shell:
             self._snapshots.publish(Snapshot(time.monotonic(), status, self._service.counters.copy()))
         if self._ticks % COLLECT_TICKS == 1:
             with suppress(BlockingIOError):  # a supervisor that is stopped has enough of them
-                self._ask(Alive(), socket.MSG_DONTWAIT)
+                tell(self._control, encode(Alive()), socket.MSG_DONTWAIT)
         if self._ticks % COLLECT_TICKS == 0:
             gc.collect(1)
             self._ledger.forget_pages()

@@ -14,15 +14,19 @@ A job pins its node, so slots are not freed under a write nor extents under a re
 their extents go leaf first: what is on disk is closed under prefixes, until something is lost.
 """
 
+from collections.abc import Sequence
+from functools import partial
+
 from kvserver.index.eviction import DIRTY, NO_ROOM, REFUSED, LeafLru, dirty
 from kvserver.index.space import ABSENT, READY, Node, Space
-from kvserver.service.accounts import Accounts
+from kvserver.service.accounts import Accounts, ChargedPool, Quota
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
 from kvserver.service.disk_room import DiskRoom, device_of
 from kvserver.service.owners import DiskJob, ExtentOwner
 from kvserver.tiers.extents import Extents, place_of
 from kvserver.tiers.records import NO_PARENT, DiskRecord, pack_disk
+from kvserver.tiers.slots import SlotPool
 from kvserver.wire.orders import DISK_ITEMS_MAX
 
 
@@ -329,6 +333,24 @@ class DiskChunks:
             self._chunks.gone.append((space.digest, node, "disk"))
             self._chunks.remove(space, node)
         self.room.offer(space, parent)
+
+
+def disk_chunks(
+    chunks: Chunks, counters: Counters, *, devices: int, device_bytes: int, segment_bytes: int, quotas: Sequence[Quota]
+) -> DiskChunks:
+    """Those of a new brain: nothing is on disk as far as it knows. Where tenants have quotas, extents are charged to
+    accounts of their own."""
+    accounts = chunks.accounts
+    disk_accounts = Accounts(quotas, "disk") if accounts is not None else None
+    if accounts is not None and disk_accounts is not None:
+        accounts.beside, disk_accounts.beside = disk_accounts, accounts
+    extents: Extents[ExtentOwner] = Extents(
+        devices=devices,
+        device_bytes=device_bytes,
+        segment_bytes=segment_bytes,
+        pool_of=SlotPool if disk_accounts is None else partial(ChargedPool, accounts=disk_accounts),
+    )
+    return DiskChunks(chunks, extents, counters, disk_accounts)
 
 
 def records_of(job: DiskJob) -> bytes:

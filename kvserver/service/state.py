@@ -3,28 +3,24 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 from kvserver.errors import DeviceError, KvError, RequestError, ResourceError
 from kvserver.index.eviction import NO_ROOM, REFUSED
 from kvserver.index.space import Node, Space
 from kvserver.index.tags import Tags
-from kvserver.service.accounts import Account, Accounts, ChargedPool, Quota
+from kvserver.service.accounts import Account, Accounts, Quota
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
 from kvserver.service.departed import Departed
-from kvserver.service.disk_chunks import DiskChunks
+from kvserver.service.disk_chunks import disk_chunks
 from kvserver.service.effects import Answer, Effect, Instruct, Log
-from kvserver.service.owners import ExtentOwner
 from kvserver.service.request_lines import RequestLines, Wanted
 from kvserver.service.reuse import Reuse
 from kvserver.service.timers import Timers
 from kvserver.service.wishes import Hold, Wishes
-from kvserver.tiers.extents import Extents
 from kvserver.tiers.placement import Placement, Touched
 from kvserver.tiers.prefix_notes import ClearedPrefix
-from kvserver.tiers.slots import SlotPool
 from kvserver.transfer.layout import Layout
 from kvserver.wire.admin import LogLevel, Outcome, TenantCleared
 from kvserver.wire.codec import error_reply
@@ -296,7 +292,14 @@ class DiskTier:
     """What is on disk, what is to be written and read, and the process that does it."""
 
     def __init__(self, bounds: Bounds, chunks: Chunks, counters: Counters, now_ns: int) -> None:
-        self.chunks = _disk_chunks(bounds, chunks, counters)
+        self.chunks = disk_chunks(
+            chunks,
+            counters,
+            devices=bounds.disk_devices,
+            device_bytes=bounds.disk_device_bytes,
+            segment_bytes=bounds.disk_segment_bytes,
+            quotas=bounds.tenants,
+        )
         self.placements = [
             Placement(daily_bytes=bounds.disk_daily_write_bytes, queue_ms=bounds.disk_write_queue_ms, now_ns=now_ns)
             for _ in range(bounds.disk_devices)
@@ -382,21 +385,6 @@ class DiskTier:
         for job in self.chunks.jobs.values():
             counts[job.kind] += 1
         return counts
-
-
-def _disk_chunks(bounds: Bounds, chunks: Chunks, counters: Counters) -> DiskChunks:
-    """Where tenants have quotas, extents are charged to accounts of their own."""
-    accounts = chunks.accounts
-    disk_accounts = Accounts(bounds.tenants, "disk") if accounts is not None else None
-    if accounts is not None and disk_accounts is not None:
-        accounts.beside, disk_accounts.beside = disk_accounts, accounts
-    extents: Extents[ExtentOwner] = Extents(
-        devices=bounds.disk_devices,
-        device_bytes=bounds.disk_device_bytes,
-        segment_bytes=bounds.disk_segment_bytes,
-        pool_of=SlotPool if disk_accounts is None else partial(ChargedPool, accounts=disk_accounts),
-    )
-    return DiskChunks(chunks, extents, counters, disk_accounts)
 
 
 class Found:
