@@ -368,15 +368,35 @@ def hybrid_with_a_state_in_dram(rig: DiskRig, client: Client) -> bytes:
     client.ask(client.storing(keys, GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(0))))
     node = rig.service._core.chunks.spaces[AGENTS].nodes[keys]
     assert (node.on_disk, node.in_dram) == (0b01, 0b10)
-    accounts = rig.service._core.chunks.accounts
-    assert accounts is not None
-    accounts.of_owner(node).guaranteed_bytes = EXTENT_BYTES
+    account_in_dram(rig).guaranteed_bytes = EXTENT_BYTES
     return keys
 
 
+def account_in_dram(rig: DiskRig) -> Account:
+    """Of agents."""
+    accounts = rig.service._core.chunks.accounts
+    assert accounts is not None
+    return accounts.of(tag_of("agents"))
+
+
+def test_room_in_the_index_is_not_made_of_what_has_something_in_dram_before_what_is_colder() -> None:
+    """A chunk of which a state is in DRAM is not on disk alone (seed 434606)."""
+    rig = rig_with(Quota("agents"), disk_device_bytes=200 * SEGMENT_BYTES)
+    agents, chat = client_of(rig, "agents", AGENTS, (FULL, STATE)), client_of(rig, "chat", CHAT)
+    keys = hybrid_with_a_state_in_dram(rig, agents)
+    account_in_dram(rig).guaranteed_bytes = 0
+    core = rig.service._core
+    core.chunks.clear(core.chunks.spaces[GUESTS], "cleared")
+    stored(chat, 2, seed=6)
+    warm = core.chunks.spaces[AGENTS].nodes[keys]
+    warm.used = rig.now_ns + 1
+    core.chunks.chunks_max = core.chunks.chunks
+    stored(chat, 1, seed=7, chunks=1)
+    assert core.chunks.spaces[AGENTS].nodes.get(keys) is warm
+    assert warm.in_dram == 0b10
+
+
 def test_room_in_the_index_takes_nothing_out_of_dram_that_was_guaranteed() -> None:
-    """What is on disk with all that a prefix needs goes first for room in the index, unless something of it is in
-    DRAM (seed 434606)."""
     rig = rig_with(Quota("agents"), disk_device_bytes=200 * SEGMENT_BYTES)
     agents, chat = client_of(rig, "agents", AGENTS, (FULL, STATE)), client_of(rig, "chat", CHAT)
     keys = hybrid_with_a_state_in_dram(rig, agents)
