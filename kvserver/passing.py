@@ -81,7 +81,10 @@ class Receiver:
 
     def receive(self, end: socket.socket) -> tuple[memoryview, list[int], bool]:
         """(frame, descriptors, cut). An empty frame is the end of the connection; cut: the message was longer."""
-        count, ancillary, flags, _ = end.recvmsg_into([self._buffer], self._room, socket.MSG_CMSG_CLOEXEC)
+        try:
+            count, ancillary, flags, _ = end.recvmsg_into([self._buffer], self._room, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:  # whoever was there ended with something of ours unread
+            return self._view[:0], [], False
         descriptors: list[int] = []
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

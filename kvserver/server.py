@@ -72,7 +72,6 @@ from kvserver.wire.orders import (
     Grown,
     MoverReaped,
     MoverStarted,
-    Wish,
     decode_news,
     decode_report,
 )
@@ -143,7 +142,7 @@ class Shell:
             AnswerWithBoard: self._answer_with_board,
             AnswerWithMover: self._answer_with_mover,
             Instruct: self._instruct,
-            Ask: lambda effect: self._ask(effect.wish),
+            Ask: lambda effect: send(self._control, encode(effect.wish)),
             CloseDescriptors: lambda effect: close_all([self._descriptors.pop(number) for number in effect.numbers]),
             CloseSession: self._close_session,
             Log: lambda effect: logs.event(effect.level, effect.event, *effect.fields),
@@ -285,7 +284,7 @@ class Shell:
                 return
             try:
                 frame, descriptors, _ = self._report_receiver.receive(door.socket)
-            except (BlockingIOError, ConnectionResetError):
+            except BlockingIOError:
                 return
             close_all(descriptors)
             if not frame:
@@ -296,15 +295,8 @@ class Shell:
                 gc.freeze()  # index at once: 100,000 chunks in one collection would stop the brain for 60 ms
                 return  # the mover has the next one ready before this one is taken in, and others wait
 
-    def _ask(self, wish: Wish | Alive, flags: int = 0) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # the supervisor is gone, which its socket tells as well
-            self._control.send(encode(wish), flags)
-
     def _take_news(self) -> None:
-        try:
-            frame, descriptors, _ = self._receiver.receive(self._control)
-        except ConnectionResetError:  # the supervisor died with wishes unread
-            frame, descriptors = memoryview(b""), []
+        frame, descriptors, _ = self._receiver.receive(self._control)
         if not frame:
             self._stopping.set()
             return
@@ -329,8 +321,8 @@ class Shell:
             status = self._service.status(time.monotonic_ns())
             self._snapshots.publish(Snapshot(time.monotonic(), status, self._service.counters.copy()))
         if self._ticks % COLLECT_TICKS == 1:
-            with suppress(BlockingIOError):  # a supervisor that is stopped has enough of them
-                self._ask(Alive(), socket.MSG_DONTWAIT)
+            with suppress(BlockingIOError, BrokenPipeError):  # a supervisor that is stopped has enough, or it is gone
+                self._control.send(encode(Alive()), socket.MSG_DONTWAIT)
         if self._ticks % COLLECT_TICKS == 0:
             gc.collect(1)
             self._ledger.forget_pages()

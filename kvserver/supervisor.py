@@ -217,10 +217,7 @@ class Supervisor:
     def _on_wish(self) -> None:
         if self._control is None:
             return  # the brain ended in the same turn
-        try:
-            frame, _, _ = self._receiver.receive(self._control)
-        except ConnectionResetError:  # it died with news unread
-            return
+        frame, _, _ = self._receiver.receive(self._control)
         if not frame:
             return  # the brain is ending; its pidfd tells the rest
         match decode_wish(frame):
