@@ -76,6 +76,12 @@ def read_request(frame: bytes | memoryview, *, local: bool) -> Request:
     return request
 
 
+def tell(end: socket.socket, frame: bytes, flags: int = 0) -> None:
+    """Sends one frame to a supervisor that may be gone: whoever receives from the same socket learns that."""
+    with suppress(BrokenPipeError, ConnectionResetError):
+        end.send(frame, flags)
+
+
 def make_way(path: str) -> None:
     """Removes a socket that an earlier server left. Whatever else has that name stays, and stops the start."""
     try:

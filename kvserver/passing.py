@@ -10,7 +10,6 @@ import socket
 import struct
 from array import array
 from collections.abc import Sequence
-from contextlib import suppress
 
 import msgspec
 
@@ -65,12 +64,6 @@ def send(end: socket.socket, frame: bytes, descriptors: Sequence[int] = ()) -> N
         end.sendmsg([frame], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))])
     else:
         end.send(frame)
-
-
-def tell(end: socket.socket, frame: bytes, flags: int = 0) -> None:
-    """Sends one frame to an end that may be gone: whoever receives from the same socket learns that."""
-    with suppress(BrokenPipeError, ConnectionResetError):
-        end.send(frame, flags)
 
 
 class Receiver:

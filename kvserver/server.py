@@ -25,20 +25,10 @@ from kvserver import __version__, logs
 from kvserver.admin_door import AdminDoor, TellOutcome
 from kvserver.bounds import bounds_from
 from kvserver.config import Config
-from kvserver.doors import Board, MoverDoor, open_local, open_router, read_request
+from kvserver.doors import Board, MoverDoor, open_local, open_router, read_request, tell
 from kvserver.errors import ConfigError
 from kvserver.http import HttpServer, Snapshot, SnapshotBoard
-from kvserver.passing import (
-    CANNOT_START,
-    Inheritance,
-    Receiver,
-    close_all,
-    die_with_parent,
-    peer_pidfd,
-    send,
-    tell,
-    widen,
-)
+from kvserver.passing import CANNOT_START, Inheritance, Receiver, close_all, die_with_parent, peer_pidfd, send, widen
 from kvserver.publisher import Publisher
 from kvserver.service import events
 from kvserver.service.effects import (

@@ -133,7 +133,7 @@ class Inquiries:
             try:
                 link.lane.send(request)
             except Full:
-                pass
+                pass  # later, then
             else:
                 return
         if len(self._unsent) < UNSENT_MAX:  # only releases ever come so far; leases expire

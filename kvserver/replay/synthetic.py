@@ -74,4 +74,4 @@ def _spread(draw: random.Random, median: float, spread: float) -> float:
 
 if __name__ == "__main__":
     for session in synthetic_sessions(int(sys.argv[1]) if len(sys.argv) > 1 else 0):
-        print(msgspec.json.encode(session).decode())
+        sys.stdout.buffer.write(msgspec.json.encode(session) + b"\n")

@@ -114,8 +114,8 @@ MUTATIONS = (
     Mutation(
         "a store is not cut by bytes",
         "blocks.py",
-        "step = min(step, PART_CHUNKS_MAX, max(1, by_bytes), max(1, by_frame))",
-        "step = min(step, PART_CHUNKS_MAX, max(1, by_frame))",
+        "step = min(step, part_chunks_max, PART_CHUNKS_MAX, max(1, by_bytes), max(1, by_frame))",
+        "step = min(step, part_chunks_max, PART_CHUNKS_MAX, max(1, by_frame))",
     ),
     # ------------------------------------------------------------ inquiries.py
     Mutation(
@@ -209,7 +209,7 @@ MUTATIONS = (
     Mutation(
         "who collects waits behind who asks",
         "lane.py",
-        "        if not self._lock.acquire(timeout=max(0.0, due_s - time.monotonic())):\n            return []",
+        "        if not self._takes_turn(due_s):\n            return []",
         "        self._lock.acquire()",
     ),
     Mutation(

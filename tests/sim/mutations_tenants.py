@@ -166,7 +166,7 @@ MUTATIONS = (
     ),
     Mutation(
         "extents that nobody is charged for",
-        "service/state.py",
+        "service/disk_chunks.py",
         "pool_of=SlotPool if disk_accounts is None else",
         "pool_of=SlotPool if True else",
     ),

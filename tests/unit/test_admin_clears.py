@@ -119,7 +119,7 @@ def test_old_records_of_chunks_that_had_left_are_void_too() -> None:
     there = dict(rig.devices)
     tier = rig.service._core.disk
     assert tier is not None
-    while tier.chunks.drop_any():
+    while tier.chunks.drop_any(tenant=0):
         pass
     fill(client, prompts=60)
     rig.devices = there

@@ -302,5 +302,17 @@ def test_every_command_has_help() -> None:
     names = {
         typer.main.get_command_name(c.name or c.callback.__name__) for c in cli.app.registered_commands if c.callback
     }
-    assert names == {"serve", "config", "disk", "doctor", "explain", "status", "top", "replay", "size", "bench"}
+    assert names == {
+        "serve",
+        "config",
+        "describe",
+        "disk",
+        "doctor",
+        "explain",
+        "status",
+        "top",
+        "replay",
+        "size",
+        "bench",
+    }
     assert os.path.exists(cli.CHECKOUT / "pyproject.toml")

@@ -11,8 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES_MAX = 500
 
-EXCEPT_EXCEPTION = {"kvserver/cli.py": 1, "client/kvclient": 2}
-"""Edges where any failure is turned into something else: a message for a person, and a miss for an engine.
+EXCEPT_EXCEPTION = {"kvserver/cli.py": 1, "client/kvclient": 3}
+"""Edges where any failure is turned into something else: a message for a person, a miss for an engine, and a job that
+has failed for a copy that torch was to make.
 client/kvclient/offload_guard.py is one more, by a context manager's __exit__."""
 
 CODE = (".py", ".pyi", ".cpp", ".h", ".sh", ".toml", ".yml", ".yaml", ".js", ".css", ".html")
