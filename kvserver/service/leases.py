@@ -34,20 +34,9 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     leased = chunks >= request.chunks_wanted_min and chunks > 0
     if leased and len(core.leases) >= core.bounds.leases_max:
         raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
-    counters = core.counters
-    counters.lookups += 1
-    counters.lookups_hit += leased
-    counters.lookup_ends[why] += 1
-    if space is not None:
-        core.reuse.asked(request.namespace, request.keys)
-    if leased and chunks == asked and not away and space is not None:  # what an engine waits for most
-        counters.lookup_chunks["dram"] += asked
-        counters.lookup_tokens["dram"] += asked * space.geometry.chunk_tokens
-    else:
-        _count(core, space, asked=asked, held=held, chunks=chunks, away=len(away), leased=leased)
-    if level := core.lines.level("lookup", now_ns):
-        line = _line(core, request, space, chunks=chunks, away=len(away), why=why, now_ns=now_ns)
-        core.log("lookup", ("engine", session.engine.name), *line, level=level)
+    _note(
+        core, session, request, space, held=held, chunks=chunks, away=len(away), why=why, leased=leased, now_ns=now_ns
+    )
     if space is None or not chunks:
         core.answer(peer, Found(request.id, 0, 0, 0, 0))
         return
@@ -91,6 +80,37 @@ def _grant(
         core.chunks.offer(space, tail)
         if away:
             lease.fetch = fetches.begin(core.disk, space, away, lease=lease)
+
+
+def _note(
+    core: Core,
+    session: Session,
+    request: Lookup,
+    space: Space | None,
+    *,
+    held: int,
+    chunks: int,
+    away: int,
+    why: Ending,
+    leased: bool,
+    now_ns: int,
+) -> None:
+    """Counts a lookup, and logs it where a line is due."""
+    asked = len(request.keys) // KEY_BYTES
+    counters = core.counters
+    counters.lookups += 1
+    counters.lookups_hit += leased
+    counters.lookup_ends[why] += 1
+    if space is not None:
+        core.reuse.asked(request.namespace, request.keys)
+    if leased and chunks == asked and not away and space is not None:  # what an engine waits for most
+        counters.lookup_chunks["dram"] += asked
+        counters.lookup_tokens["dram"] += asked * space.geometry.chunk_tokens
+    else:
+        _count(core, space, asked=asked, held=held, chunks=chunks, away=away, leased=leased)
+    if level := core.lines.level("lookup", now_ns):
+        line = _line(core, request, space, chunks=chunks, away=away, why=why, now_ns=now_ns)
+        core.log("lookup", ("engine", session.engine.name), *line, level=level)
 
 
 def _count(core: Core, space: Space | None, *, asked: int, held: int, chunks: int, away: int, leased: bool) -> None:
