@@ -147,7 +147,7 @@ def _bad_register(world: "World", process: "Process") -> None:
     choices: tuple[dict[str, object], ...] = (
         {"name": ""},
         {"namespace": bytes(31)},
-        {"mode": "staged"},
+        {"mode": "staged" if frame.device == "host" else "engine-driven"},
         {"mode": "server-gather"},
         {"device_id": "0"},
         {"staging": [Staging(bytes(64), 1 << 20, 9_999_999)]},
