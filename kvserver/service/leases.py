@@ -34,9 +34,7 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     leased = chunks >= request.chunks_wanted_min and chunks > 0
     if leased and len(core.leases) >= core.bounds.leases_max:
         raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
-    _note(
-        core, session, request, space, held=held, chunks=chunks, away=len(away), why=why, leased=leased, now_ns=now_ns
-    )
+    _note(core, session, request, space, (held, chunks, len(away)), leased, why, now_ns)
     if space is None or not chunks:
         core.answer(peer, Found(request.id, 0, 0, 0, 0))
         return
@@ -82,20 +80,19 @@ def _grant(
             lease.fetch = fetches.begin(core.disk, space, away, lease=lease)
 
 
-def _note(
+def _note(  # noqa: PLR0917 - keywords cost a quarter of a microsecond of every lookup
     core: Core,
     session: Session,
     request: Lookup,
     space: Space | None,
-    *,
-    held: int,
-    chunks: int,
-    away: int,
-    why: Ending,
+    found: tuple[int, int, int],
     leased: bool,
+    why: Ending,
     now_ns: int,
 ) -> None:
-    """Counts a lookup, and logs it where a line is due."""
+    """Counts a lookup, and logs it where a line is due. found: chunks that are held, that are offered, and of these
+    those on disk alone."""
+    held, chunks, away = found
     asked = len(request.keys) // KEY_BYTES
     counters = core.counters
     counters.lookups += 1

@@ -25,8 +25,8 @@ RANK_BITS = 56 - REGISTER_BITS
 ASKED_MIN = 16 * SAMPLED
 """Chunks; of fewer too few are looked at to say anything."""
 TAILS_MAX = 4096
-FRESH_MAX = 16
-"""Prompts; to look at one of 512 chunks takes some 6 us."""
+FRESH_MAX = 64
+"""Prompts; to look at one of 512 chunks that is new takes some 6 us."""
 WINDOWS_HOURS = {"1h": 1, "1d": 24}
 HOUR_NS = 3600 * 1_000_000_000
 
@@ -97,17 +97,10 @@ class Reuse:
         self._tails: set[bytes] = set()
         """Last keys of prompts that were asked for in this hour."""
         self._fresh: list[tuple[bytes, bytes]] = []
-        """Prompts that are still to be looked at: not while an engine waits for its answer."""
+        """Prompts that are still to be counted and looked at: not while an engine waits for its answer."""
 
     def asked(self, namespace: bytes, keys: bytes) -> None:
         """Somebody asked for these packed keys, which chain."""
-        self._asked += len(keys) // KEY_BYTES
-        tail = keys[-KEY_BYTES:] + namespace
-        if tail in self._tails:
-            return
-        if len(self._tails) == TAILS_MAX:
-            self._tails.clear()
-        self._tails.add(tail)
         self._fresh.append((namespace, keys))
         if len(self._fresh) == FRESH_MAX:
             self._look()
@@ -125,6 +118,13 @@ class Reuse:
 
     def _look(self) -> None:
         for namespace, keys in self._fresh:
+            self._asked += len(keys) // KEY_BYTES
+            tail = keys[-KEY_BYTES:] + namespace
+            if tail in self._tails:
+                continue
+            if len(self._tails) == TAILS_MAX:
+                self._tails.clear()
+            self._tails.add(tail)
             marks = keys[::KEY_BYTES].translate(_UNSAMPLED)
             salt = int.from_bytes(namespace[:7], "little")  # the same key in another namespace is another chunk
             at = marks.find(0)
