@@ -222,6 +222,15 @@ def test_ghosts_are_an_arena_of_chunks_at_most_and_no_more_than_the_index_holds(
             assert held_bytes + (arc.recent_ghosts + arc.frequent_ghosts) * SLOT_ALIGN <= 2 * SLAB_BYTES
 
 
+def test_ghosts_of_what_was_found_again_are_no_more_than_the_index_holds() -> None:
+    client = Client(arc_rig(chunks_max=SLOTS - 5)).register()
+    for prompt in prompts(1, 3 * SLOTS):
+        store(client, prompt)
+        assert ask(client, prompt) == [1]
+    arc = arc_of(client.rig)
+    assert (arc.recent_ghosts, arc.frequent_ghosts) == (0, SLOTS - 5)
+
+
 def test_a_cleared_namespace_leaves_no_ghosts_and_others_keep_theirs() -> None:
     rig = arc_rig()
     other = bytes(31) + b"\5"
