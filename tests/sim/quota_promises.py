@@ -55,15 +55,13 @@ class Quotas:
         before: Shards,
         after: Shards,
         *,
-        wrote: Counter[str],
         writes: Counter[str],
         excused: Callable[[str], bool],
         known: bool,
     ) -> int:
-        """What accounts have on disk, and are having written (wrote, writes: bytes, before and after): within their
-        maxima, unless an earlier life left more, which then becomes less; and nobody is brought below its guarantee but
-        by itself, or by what is excused. known: all that is on disk was found. Returns how many accounts gave something
-        to another."""
+        """What accounts have on disk, and are having written (writes: bytes): within their maxima, unless an earlier
+        life left more, which then becomes less; and nobody is brought below its guarantee but by what is excused.
+        known: all that is on disk was found. Returns how many accounts gave something to another."""
         had, has = self._disk_bytes(before), self._disk_bytes(after)
         gave, over = 0, self.over_maximum(before)
         for name in had.keys() | has.keys() | writes.keys():
@@ -71,7 +69,7 @@ class Quotas:
             taken = has[name] + writes[name]
             if quota.disk_max_bytes and known and taken > max(quota.disk_max_bytes, had[name]):
                 raise Wrong(f"tenant {name} takes {taken} bytes of disk, at most {quota.disk_max_bytes} may be its")
-            if has[name] >= had[name] or writes[name] > wrote[name] or name in over or excused(name):
+            if has[name] >= had[name] or name in over or excused(name):
                 continue
             gave += 1
             if has[name] < quota.disk_guaranteed_bytes:

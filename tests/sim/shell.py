@@ -27,7 +27,7 @@ from kvserver.service.effects import (
 )
 from kvserver.service.events import ArenaGrew, Arrived, Commanded, Event, MoverGone, PeerGone, Reported, Tick, Unheard
 from kvserver.service.service import Service
-from kvserver.tiers.records import NO_GROUP
+from kvserver.tiers.records import NO_GROUP, unpack_disk
 from kvserver.wire.admin import AnyCommand, ClearNamespace, ClearTenant, Command, NewWeights, Outcome
 from kvserver.wire.messages import (
     Attach,
@@ -146,7 +146,6 @@ class Shell:
         quotas = self.promises.quotas
         sealed = quotas.sealed_bytes() if quotas else Counter()
         shortages = inside.disk_shortages(self.service)
-        writes = self.promises.disk.writes_by(quotas.account_of) if shortages else Counter()
         was_draining = inside.is_draining(self.service)
         effects = self.service.handle(event, world.now_ns)
         published = [record for e in effects if isinstance(e, Publish) for record in records_in(e.records)]
@@ -177,7 +176,7 @@ class Shell:
         if quotas:
             self._check_quotas(event, effects, sealed)
         if shortages:
-            self._check_disk_quotas(event, shortages, writes, was_draining=was_draining)
+            self._check_disk_quotas(event, effects, shortages, was_draining=was_draining)
         if isinstance(event, Arrived) and isinstance(event.request, Clear) and not _refuses(effects, event.request.id):
             self.promises.cleared(event.request.namespace)
         if isinstance(event, Commanded) and not _refuses_now(effects, event.peer):
@@ -208,10 +207,15 @@ class Shell:
         self._world.counts["accounts that gave to others"] += gave
 
     def _check_disk_quotas(
-        self, event: Event, shortages: dict[str, int], before: "Counter[str]", *, was_draining: bool
+        self,
+        event: Event,
+        effects: list[Effect],
+        shortages: dict[str, int],
+        *,
+        was_draining: bool,
     ) -> None:
-        """before: what each account was having written. What faults, operators, drains and a tenant's own requests
-        take from it, no other tenant has taken."""
+        """What faults, operators, drains and a tenant's own requests and writes take from it, no other tenant has
+        taken."""
         quotas = self.promises.quotas
         own = ""
         takes = was_draining or inside.is_draining(self.service)
@@ -227,12 +231,14 @@ class Shell:
             case Reported(_, FoundNote() | Listed() | FoundRecords()):
                 takes = True
         now = inside.disk_shortages(self.service)
+        orders = [effect.order for effect in effects if isinstance(effect, Instruct)]
+        demotes = [record for order in orders if isinstance(order, Demote) for record in unpack_disk(order.records)]
+        writing = {quotas.account_of(record.namespace) for record in demotes}  # its mover may be dead and never hear
         gave = quotas.check_disk(
             self.promises.on_disk,
             inside.on_disk(self.service),
-            wrote=before,
             writes=self.promises.disk.writes_by(quotas.account_of),
-            excused=lambda name: takes or name == own or now[name] != shortages[name],
+            excused=lambda name: takes or name == own or name in writing or now[name] != shortages[name],
             known=inside.disk_is_recovered(self.service),
         )
         self._world.counts["accounts that gave to others on disk"] += gave
