@@ -424,7 +424,7 @@ class Shell:
         if door is None:
             close_all(descriptors)
             return
-        door.send(encode(effect.order), descriptors)
+        door.send(effect.order, descriptors)
 
     # ---------------------------------------------------------------- ends
 
