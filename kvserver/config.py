@@ -18,7 +18,7 @@ from kvserver import quotas
 from kvserver.config_file import read_table
 from kvserver.config_keys import About, Key, declared
 from kvserver.errors import ConfigError
-from kvserver.paths import check_socket, default_cache_dir, default_socket
+from kvserver.paths import check_directory, check_socket, default_cache_dir, default_socket
 from kvserver.sizes import GIB, KIB, MIB, TIB, show_bytes
 from kvserver.wire.messages import BOARD_WORDS
 
@@ -77,6 +77,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             most=GIB,
         ),
     ] = 0
+    arena_path: Annotated[
+        str,
+        About(
+            "Directory on tmpfs, or with huge_page_bytes on hugetlbfs, for the arena and its ledger as files that the "
+            "next start finds again, where no systemd keeps them. Made when it is missing. Empty: memory that ends "
+            "with the server."
+        ),
+    ] = ""
+    ledger_path: Annotated[
+        str,
+        About(
+            "Directory on tmpfs for the ledger, where arena_path is on hugetlbfs, which would fill the ledger's holes. "
+            "Empty: arena_path."
+        ),
+    ] = ""
     numa_node: Annotated[
         int,
         About("NUMA node that the arena is taken from while it has memory. -1: wherever the kernel puts it.", -1, 1023),
@@ -351,6 +366,10 @@ def _check_arena(config: Config) -> None:
             "config-arena",
             f"arena_bytes={show_bytes(arena)} must hold a slab of slab_bytes={show_bytes(slab)} at least",
         )
+    check_directory("arena_path", config.arena_path)
+    check_directory("ledger_path", config.ledger_path)
+    if config.ledger_path and not config.arena_path:
+        raise ConfigError("config-path", f"ledger_path={config.ledger_path!r} needs an arena_path; it is empty")
 
 
 def _check_disk(config: Config) -> None:

@@ -49,8 +49,10 @@ BELOW: dict[str, str] = {
     "kvserver.server": "publisher admin_door bounds config doors errors http logs passing service transfer wire",
     "kvserver.mover": "config errors logs passing transfer wire",
     "kvserver.systemd": "",
-    "kvserver.holding": "config errors logs memory systemd transfer",
-    "kvserver.supervisor": "admin_tokens config disk_check errors holding logs passing systemd transfer wire",
+    "kvserver.arena_files": "config errors",
+    "kvserver.holding": "arena_files config errors logs memory systemd transfer",
+    "kvserver.supervisor": "admin_tokens arena_files config disk_check errors holding logs passing systemd transfer "
+    "wire",
     "kvserver.doctor": "config disk_check doctor_device memory sizes",
     "kvserver.doctor_device": "config doctor_peers errors sizes",
     "kvserver.doctor_peers": "",
