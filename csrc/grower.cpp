@@ -1,7 +1,9 @@
 #include "grower.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -9,6 +11,7 @@
 #include <cerrno>
 #include <cinttypes>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "available_memory.h"
@@ -58,9 +61,18 @@ uint64_t missing_bytes(std::byte* address, uint64_t bytes) {
     return missing;
 }
 
+// What the file's own file system still has: a tmpfs has a size, which others may use up. A memfd's has none.
+std::optional<uint64_t> room_bytes(int fd) {
+    struct statvfs status{};
+    if (::fstatvfs(fd, &status) != 0 || status.f_blocks == 0) return std::nullopt;
+    return uint64_t{status.f_bavail} * status.f_frsize;
+}
+
 }  // namespace
 
-ArenaGrower::ArenaGrower(int fd, const GrowerOptions& options) : options_(options), event_(create_eventfd()) {
+ArenaGrower::ArenaGrower(int fd, const GrowerOptions& options)
+    : options_(options), file_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), event_(create_eventfd()) {
+    if (file_.get() < 0) throw_errno("duplicating the arena's descriptor");
     const auto [arena_bytes, slab_bytes, threads, numa_node] = options;
     if (slab_bytes == 0 || slab_bytes % SLOT_ALIGN != 0 || arena_bytes == 0 || arena_bytes % slab_bytes != 0) {
         bad_argument(format("arena_bytes=%" PRIu64 " must be a multiple of slab_bytes=%" PRIu64 ", that of %" PRIu64,
@@ -123,6 +135,12 @@ bool ArenaGrower::enough_memory(uint64_t offset, uint64_t bytes) {
     if (on_huge_pages_) return true;
     const uint64_t missing = missing_bytes(arena_.data() + offset, bytes);
     if (missing == 0) return true;
+    const std::optional<uint64_t> room = room_bytes(file_.get());
+    if (room && *room < missing) {
+        stop(
+            format("%" PRIu64 " MiB more are needed, its file system has %" PRIu64 " MiB", missing >> 20, *room >> 20));
+        return false;
+    }
     const uint64_t available = available_memory_bytes();
     const uint64_t kept_free = RESERVE_BYTES + static_cast<uint64_t>(options_.threads) * STEP_BYTES;
     if (available >= kept_free && available - kept_free >= missing) return true;
@@ -135,7 +153,7 @@ bool ArenaGrower::enough_memory(uint64_t offset, uint64_t bytes) {
 void ArenaGrower::end_step(const Step& step, int error) {
     const std::lock_guard lock(mutex_);
     if (error != 0) {
-        stop(std::strerror(error));
+        stop(refusal(error));
         return;
     }
     uint64_t& missing = slab_missing_[step.slab];
@@ -144,6 +162,12 @@ void ArenaGrower::end_step(const Step& step, int error) {
     const uint64_t before = slabs_ready_;
     while (slabs_ready_ < slab_missing_.size() && slab_missing_[slabs_ready_] == 0) ++slabs_ready_;
     if (slabs_ready_ != before) signal_eventfd(event_.get());
+}
+
+// For people. A full file system says EFAULT, since touching the page would be a SIGBUS.
+std::string ArenaGrower::refusal(int error) const {
+    if (error == EFAULT && room_bytes(file_.get())) return "its file system is full";
+    return std::strerror(error);
 }
 
 // Keeps the first problem; what other threads have under way still counts.

@@ -50,9 +50,11 @@ class ArenaGrower {
     bool take_step(Step& step);
     bool enough_memory(uint64_t offset, uint64_t bytes);
     void end_step(const Step& step, int error);
+    std::string refusal(int error) const;
     void stop(std::string problem);
 
     const GrowerOptions options_;
+    Descriptor file_;
     Mapping arena_;
     Descriptor event_;
     bool on_huge_pages_ = false;

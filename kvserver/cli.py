@@ -21,7 +21,8 @@ import typer
 
 import kvserver
 from kvserver import cli_admin
-from kvserver.config import KEYS, Config, Key, example, load
+from kvserver.config import KEYS, Config, example, load
+from kvserver.config_keys import Key
 from kvserver.errors import ConfigError, KvError, ResourceError
 from kvserver.paths import default_socket
 from kvserver.sizes import parse_bytes

@@ -7,19 +7,19 @@ been replaced by what was chosen, and sizes are whole pages and whole slabs.
 """
 
 import os
-import re
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal
 
 import msgspec
 
 from kvserver import quotas
 from kvserver.config_file import read_table
+from kvserver.config_keys import About, Key, declared
 from kvserver.errors import ConfigError
-from kvserver.paths import check_socket, default_cache_dir, default_socket
-from kvserver.sizes import GIB, KIB, MIB, TIB, parse_bytes, show_bytes
+from kvserver.paths import check_directory, check_socket, default_cache_dir, default_socket
+from kvserver.sizes import GIB, KIB, MIB, TIB, show_bytes
 from kvserver.wire.messages import BOARD_WORDS
 
 PAGE_BYTES = 4096
@@ -37,14 +37,6 @@ DEVICES_MAX = 64
 DISK_SEGMENTS_MAX = 1 << 20  # of a device; brain and mover keep something of each, also when it is empty
 DISK_HEAD_BYTES = 64 * KIB
 """No less than lies before the first segment of a device."""
-
-
-class About(NamedTuple):
-    """What a key means, and its smallest and largest value."""
-
-    text: str
-    least: int = 0
-    most: int = 0
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,6 +77,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             most=GIB,
         ),
     ] = 0
+    arena_path: Annotated[
+        str,
+        About(
+            "Directory on tmpfs, or with huge_page_bytes on hugetlbfs, for the arena and its ledger as files that the "
+            "next start finds again, where no systemd keeps them. Made when it is missing. Empty: memory that ends "
+            "with the server."
+        ),
+    ] = ""
+    ledger_path: Annotated[
+        str,
+        About(
+            "Directory on tmpfs for the ledger, where arena_path is on hugetlbfs, which would fill the ledger's holes. "
+            "Empty: arena_path."
+        ),
+    ] = ""
     numa_node: Annotated[
         int,
         About("NUMA node that the arena is taken from while it has memory. -1: wherever the kernel puts it.", -1, 1023),
@@ -305,85 +312,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             choose(self, "arena_bytes", self.arena_bytes // self.slab_bytes * self.slab_bytes)
 
 
-class Key(NamedTuple):
-    """One key of Config, as declared there."""
-
-    name: str
-    kind: type[int] | type[str]
-    default: int | str
-    about: About
-    choices: tuple[str, ...]
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def in_bytes(self) -> bool:
-        return self.name.endswith("_bytes")
-
-    @property
-    def expected(self) -> str:
-        """What to write, in a few words."""
-        if self.choices:
-            return " | ".join(self.choices)
-        if self.kind is str:
-            return "text"
-        return "bytes such as 4096 or 16GiB" if self.in_bytes else "a whole number"
-
-    def check(self, value: object) -> None:
-        """Raises ConfigError unless the value has the key's type and is within its bounds."""
-        if type(value) is not self.kind:
-            raise ConfigError("config-type", f"{self.name}={value!r} must be {self.expected}")
-        if isinstance(value, int):
-            least, most = self.about.least, self.about.most
-            if not least <= value <= most:
-                limits = f"[{self.show(least)}, {self.show(most)}]"
-                raise ConfigError("config-range", f"{self.name}={self.show(value)} must be in {limits}")
-        elif self.choices and value not in self.choices:
-            raise ConfigError("config-choice", f"{self.name}={value!r} must be {self.expected}")
-
-    def parse(self, text: str) -> object:
-        """The value that a flag's text stands for, checked."""
-        value: object = text
-        if self.kind is int:
-            whole = parse_bytes(text) if self.in_bytes else _parse_whole(text)
-            value = text if whole is None else whole
-        self.check(value)
-        return value
-
-    def read(self, value: object) -> object:
-        """The value that stands in a TOML file, checked; sizes may be text there, paths a list, quotas a table."""
-        if self.name == "disk_paths" and isinstance(value, list):
-            value = ",".join(map(str, value))
-        if self.name in ("tenants", "disk_tenants") and isinstance(value, dict):
-            value = quotas.joined(value)
-        if self.in_bytes and isinstance(value, str):
-            return self.parse(value)
-        self.check(value)
-        return value
-
-    def show(self, value: int | str) -> str:
-        """The value as people write it: 16GiB rather than 17179869184."""
-        return show_bytes(value) if self.in_bytes and isinstance(value, int) else str(value)
-
-    def toml(self, value: int | str) -> str:
-        """The value as it stands in a TOML file."""
-        shown = self.show(value)
-        return shown if self.kind is int and not shown.endswith("iB") else msgspec.json.encode(shown).decode()
-
-
-def _declared() -> tuple[Key, ...]:
-    keys = []
-    hints = get_type_hints(Config, include_extras=True)
-    for field in msgspec.structs.fields(Config):
-        kind, about = get_args(hints[field.name])
-        choices = get_args(kind) if get_origin(kind) is Literal else ()
-        keys.append(Key(field.name, str if choices else kind, field.default, about, choices))
-    return tuple(keys)
-
-
-KEYS = _declared()
+KEYS = declared(Config)
 _BY_NAME = {key.name: key for key in KEYS}
 
 
@@ -437,6 +366,10 @@ def _check_arena(config: Config) -> None:
             "config-arena",
             f"arena_bytes={show_bytes(arena)} must hold a slab of slab_bytes={show_bytes(slab)} at least",
         )
+    check_directory("arena_path", config.arena_path)
+    check_directory("ledger_path", config.ledger_path)
+    if config.ledger_path and not config.arena_path:
+        raise ConfigError("config-path", f"ledger_path={config.ledger_path!r} needs an arena_path; it is empty")
 
 
 def _check_disk(config: Config) -> None:
@@ -491,7 +424,3 @@ def _whence(message: str, origins: Mapping[str, str]) -> str:
     """Where the values that a message names come from, as far as somebody wrote them."""
     named = [key.name for key in KEYS if f"{key.name}=" in message and origins[key.name] != "default"]
     return f" ({', '.join(f'{name} from {origins[name]}' for name in named)})" if named else ""
-
-
-def _parse_whole(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None

@@ -36,3 +36,9 @@ def check_socket(socket: str) -> None:
     came = len(os.fsencode(socket))
     if came > most:
         raise ConfigError("config-socket", f"socket={socket!r} has {came} bytes; as a socket's path it may have {most}")
+
+
+def check_directory(key: str, directory: str) -> None:
+    """Raises ConfigError unless it is the absolute path of a directory, or empty."""
+    if directory and (not directory.startswith("/") or "\0" in directory or os.path.normpath(directory) == "/"):
+        raise ConfigError("config-path", f"{key}={directory!r} must be the absolute path of a directory below /")

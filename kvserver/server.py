@@ -108,6 +108,7 @@ class Shell:
             started_ns=time.monotonic_ns(),
             documents=ledger.namespaces(),
             records=ledger.scan(),
+            damaged=ledger.damaged,
         )
         self._snapshots = SnapshotBoard()
         self._receiver = Receiver(FRAME_BYTES_MAX + 1, DESCRIPTORS_MAX)

@@ -29,6 +29,7 @@ from types import FrameType
 import msgspec
 
 from kvserver import admin_tokens, disk_check, logs
+from kvserver.arena_files import ArenaFiles
 from kvserver.config import Config
 from kvserver.errors import ConfigError
 from kvserver.holding import Held, hold
@@ -65,7 +66,8 @@ def run(config: Config) -> int:
     admin_tokens.load(config.admin_token_file, os.environ)
     disk_check.refuse(config)
     _allow_descriptors()
-    arena, ledger = hold(config, manager)
+    files = ArenaFiles(config) if config.arena_path else None
+    arena, ledger = hold(config, manager, files)
     grower = _grow(config, arena)
     logs.event(logging.INFO, "arena begun", ("bytes", config.arena_bytes), ("slab_bytes", config.slab_bytes))
     supervisor = Supervisor(config, Held(arena, ledger), grower, manager)
@@ -76,6 +78,8 @@ def run(config: Config) -> int:
         _remove_sockets(config)
         for descriptor in (arena, ledger, lock):
             os.close(descriptor)
+        if files is not None:
+            files.close()
     return supervisor.status
 
 

@@ -84,6 +84,7 @@ class Counters:
         "leases_expired",
         "leases_granted",
         "leases_released",
+        "ledger_damaged",
         "lookup_chunks",
         "lookup_ends",
         "lookup_handle_seconds",
@@ -153,6 +154,8 @@ class Counters:
         """Chunks whose extents went because they could not be read."""
         self.disk_recovered = 0
         """Chunks that this brain found on disk when it began."""
+        self.ledger_damaged = 0
+        """Entries and documents of the ledger that were damaged when this brain began: what they described is gone."""
         self.disk_damaged = 0
         """Headers, labels and notes that were then damaged, or could not be read: what they described is not found."""
         self.disk_drained = dict.fromkeys(DRAIN_ENDS, 0)

@@ -69,6 +69,7 @@ def troubles(counters: Counters, tenants: Iterable[TenantStatus]) -> dict[str, i
         "movers ended": seen.mover_restarts,
         "disk records not written or not read": sum(seen.disk_faults[fault] for fault in BAD_RECORDS),
         "damaged headers found on disk": seen.disk_damaged,
+        "damaged entries of the ledger": seen.ledger_damaged,
         "chunks on disk lost": seen.disk_lost,
         "requests failed on their device": seen.errors["device"],
         "chunks given up: their copy failed": seen.discarded["failed"],

@@ -40,7 +40,12 @@ def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> N
                 continue
         shards[(record.group, record.shard)] = record
     core.chunks.marks.restore(_grow_trees(core, chunks))
-    core.log("index restored", ("chunks", core.chunks.chunks), ("withdrawn", len(core.chunks.withdrawn)))
+    core.log(
+        "index restored",
+        ("chunks", core.chunks.chunks),
+        ("withdrawn", len(core.chunks.withdrawn)),
+        ("damaged", core.counters.ledger_damaged),
+    )
 
 
 def _grow_trees(core: Core, chunks: Chunks) -> list[tuple[Node, int]]:

@@ -83,9 +83,12 @@ class Service:
         started_ns: int = 0,
         documents: list[tuple[int, bytes]] | None = None,
         records: bytes = b"",
+        damaged: int = 0,
     ) -> None:
-        """documents, records: what the ledger holds from an earlier brain. effects() then withdraws what is dropped."""
+        """documents, records: what the ledger holds from an earlier brain. effects() then withdraws what is dropped.
+        damaged: entries and documents that were none when they were read; they are gone from the ledger."""
         self._core = Core(bounds, random_bytes, server, incarnation, started_ns)
+        self._core.counters.ledger_damaged = damaged
         restore.restore(self._core, documents or [], records)
         if bounds.kv_events:
             kv_events.begin(self._core)

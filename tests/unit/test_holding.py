@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from kvserver import holding
+from kvserver.arena_files import ARENA, LEDGER
 from kvserver.config import Config
-from kvserver.holding import ARENA, LEDGER, Held, hold
+from kvserver.holding import Held, hold
 from kvserver.sizes import MIB
 from kvserver.systemd import Manager
 

@@ -23,7 +23,8 @@ BELOW: dict[str, str] = {
     "kvserver.sizes": "",
     "kvserver.quotas": "errors sizes wire",
     "kvserver.paths": "errors",
-    "kvserver.config": "config_file errors paths quotas sizes wire",
+    "kvserver.config": "config_file config_keys errors paths quotas sizes wire",
+    "kvserver.config_keys": "errors quotas sizes",
     "kvserver.config_file": "errors sizes",
     "kvserver.logs": "",
     "kvserver.memory": "",
@@ -48,8 +49,10 @@ BELOW: dict[str, str] = {
     "kvserver.server": "publisher admin_door bounds config doors errors http logs passing service transfer wire",
     "kvserver.mover": "config errors logs passing transfer wire",
     "kvserver.systemd": "",
-    "kvserver.holding": "config errors logs memory systemd transfer",
-    "kvserver.supervisor": "admin_tokens config disk_check errors holding logs passing systemd transfer wire",
+    "kvserver.arena_files": "config errors",
+    "kvserver.holding": "arena_files config errors logs memory systemd transfer",
+    "kvserver.supervisor": "admin_tokens arena_files config disk_check errors holding logs passing systemd transfer "
+    "wire",
     "kvserver.doctor": "config disk_check doctor_device memory sizes",
     "kvserver.doctor_device": "config doctor_peers errors sizes",
     "kvserver.doctor_peers": "",
@@ -62,8 +65,8 @@ BELOW: dict[str, str] = {
     "kvserver.showing": "",
     "kvserver.replay": "errors wire kvclient",
     "kvserver.sizing": "errors replay service tiers wire",
-    "kvserver.cli": "config disk_drain disk_tool doctor errors explaining logs overview replay showing sizes "
-    "paths sizing supervisor top wire kvclient cli_admin",
+    "kvserver.cli": "config config_keys disk_drain disk_tool doctor errors explaining logs overview replay showing "
+    "sizes paths sizing supervisor top wire kvclient cli_admin",
     "kvserver.cli_admin": "admin_client config errors explaining kvclient wire",
     "kvserver.admin_client": "admin_tokens errors",
     "kvserver.__main__": "cli",

@@ -1,0 +1,172 @@
+"""A restart of the whole server with arena_path: what was sealed is served byte by byte, or dropped and said so."""
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvserver.arena_files import ARENA, LEDGER
+from tests.process.harness import kill, pids_below, until
+from tests.process.test_service_restart import (
+    ARENA_BYTES,
+    BLOCKS,
+    BLOCKS_A_CHUNK,
+    CHUNKS,
+    KEYS,
+    PAGE,
+    SLAB_BYTES,
+    WAIT_S,
+    Engine,
+)
+
+START_S = 90.0
+"""An end that is never waited for: interpreters start slowly where every core is taken."""
+
+
+class Place:
+    """A server's directories: one for its files of memory, one for its socket and log."""
+
+    def __init__(self, memory: Path, other: Path) -> None:
+        self.memory, self.other = memory, other
+
+    @property
+    def log(self) -> str:
+        return (self.other / "log").read_text()
+
+    def file(self, what: str) -> Path:
+        (path,) = self.memory.glob(f"{what}.*")
+        return path
+
+    def command(self, socket: str = "kv.sock", **flags: object) -> list[str]:
+        given = {
+            "socket": self.other / socket,
+            "http_port": 0,
+            "cache_dir": self.other,
+            "arena_path": self.memory,
+            "arena_bytes": ARENA_BYTES,
+            "slab_bytes": SLAB_BYTES,
+            "chunks_max": 1000,
+            **flags,
+        }
+        words = [word for key, value in given.items() for word in ("--" + key.replace("_", "-"), str(value))]
+        return [sys.executable, "-m", "kvserver", "serve", *words]
+
+    @contextmanager
+    def server(self, **flags: object) -> Iterator["subprocess.Popen[bytes]"]:
+        """One life, from when the brain has opened its sockets. Ended with SIGTERM if it still runs."""
+        before = self.log.count("server ready") if (self.other / "log").exists() else 0
+        with (self.other / "log").open("ab") as log:
+            process = subprocess.Popen(self.command(**flags), stderr=log)
+        try:
+            until("the server to be ready", lambda: self.log.count("server ready") > before, START_S)
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            process.wait(WAIT_S)
+
+    def refused(self, **flags: object) -> str:
+        """What a start says that must not be."""
+        run = subprocess.run(self.command(**flags), capture_output=True, text=True, check=False, timeout=START_S)
+        assert run.returncode == 2, run.stderr
+        return run.stderr
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no /dev/shm")
+    memory = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="kvserver-test-"))
+    yield Place(memory, tmp_path)
+    shutil.rmtree(memory)
+
+
+def stored(place: Place, end: str = "stop") -> bytes:
+    """A first life in which something is stored. end: in order, or SIGKILL of the supervisor or of every process."""
+    content = os.urandom(BLOCKS * PAGE)
+    with place.server() as process:
+        engine = Engine(place.other, 1)
+        engine.store(content)
+        for pid in {"stop": [], "supervisor": [process.pid], "all": [process.pid, *pids_below(process.pid)]}[end]:
+            kill(pid)
+        engine.close()
+    return content
+
+
+def found(place: Place, **flags: object) -> tuple[int, bytes]:
+    """Chunks that the next life holds, and their bytes."""
+    with place.server(**flags):
+        engine = Engine(place.other, 2)
+        count = engine.held()
+        content = engine.bring() if count else b""
+        engine.close()
+    return count, content
+
+
+@pytest.mark.parametrize("end", ["stop", "supervisor", "all"])
+def test_every_sealed_chunk_is_back_byte_by_byte(place: Place, end: str) -> None:
+    content = stored(place, end)
+    assert found(place) == (CHUNKS, content)
+    assert found(place) == (CHUNKS, content), "and by the start after that"
+    assert place.log.count("memory kept") == 2
+    assert "Traceback" not in place.log
+
+
+def test_a_damaged_entry_of_the_ledger_is_dropped_and_counted(place: Place) -> None:
+    content = stored(place)
+    entries = place.file(LEDGER).read_bytes()
+    with place.file(LEDGER).open("r+b") as ledger:
+        ledger.seek(entries.index(KEYS[64:96]))  # the third chunk's own entry comes before that of its child
+        ledger.write(b"\xff")
+    assert found(place) == (2, content[: 2 * BLOCKS_A_CHUNK * PAGE])
+    assert "damaged=1" in place.log
+
+
+def test_an_arena_of_another_size_is_dropped_and_made_anew(place: Place) -> None:
+    stored(place)
+    old = place.file(ARENA)
+    assert found(place, arena_bytes=2 * ARENA_BYTES) == (0, b"")
+    assert f'why="{ARENA} has {ARENA_BYTES} bytes' in place.log
+    assert place.file(ARENA) != old
+    assert place.file(ARENA).stat().st_size == 2 * ARENA_BYTES
+
+
+@pytest.mark.parametrize("gone", [ARENA, LEDGER])
+def test_one_file_without_the_other_is_dropped(place: Place, gone: str) -> None:
+    stored(place)
+    place.file(gone).unlink()
+    assert found(place) == (0, b"")
+    assert f"expected {ARENA} and {LEDGER}" in place.log
+
+
+def test_the_ledger_of_another_arena_is_dropped(place: Place) -> None:
+    """A server used another directory in between, and came back to an arena that it left."""
+    stored(place)
+    name = place.file(LEDGER).name
+    place.file(LEDGER).rename(place.memory / (name[:-1] + ("0" if name[-1] != "0" else "1")))
+    assert found(place) == (0, b"")
+    assert "expected one arena and its own ledger" in place.log
+
+
+def test_a_second_server_is_refused_and_told_who_is_there(place: Place) -> None:
+    with place.server() as process:
+        said = place.refused(socket="second.sock")
+        assert f"arena-in-use: {place.memory} belongs to another server that lives (process {process.pid})" in said
+
+
+def test_memory_that_an_undead_process_may_write_to_is_dropped(place: Place) -> None:
+    """The supervisor is killed and a mover does not end; nobody else has the server's directories then."""
+    stored(place)
+    holder = os.open(place.file(ARENA), os.O_RDWR)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    assert found(place) == (0, b"")
+    os.close(holder)
+    assert "have not ended, and may still write to it" in place.log
