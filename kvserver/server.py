@@ -113,8 +113,7 @@ class Shell:
         self._snapshots = SnapshotBoard()
         self._receiver = Receiver(FRAME_BYTES_MAX + 1, DESCRIPTORS_MAX)
         self._report_receiver = Receiver(ORDER_BYTES_MAX, 4)
-        self._last_peer = 0
-        self._last_descriptor = 0
+        self._last_peer = self._last_descriptor = 0
         self._ticks = 0
         self._identities: dict[bytes, int] = {}
         self._zmq_peers: dict[int, bytes] = {}

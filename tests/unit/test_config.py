@@ -234,6 +234,7 @@ def test_every_key_is_read_by_the_server() -> None:
         "disk_mover",
         "disk_check",
         "holding",
+        "arena_files",
         "bounds",
         "admin_door",
         "transfer/device",

@@ -207,7 +207,12 @@ def test_a_full_index_is_a_reason_of_its_own_and_what_it_costs_is_lost() -> None
 
 # ---------------------------------------------------------------- everything moves
 
-OF_THE_SHELL = {"snapshot_age_seconds", "replies_dropped_total", "lookup_handle_seconds"}
+OF_THE_SHELL = {
+    "snapshot_age_seconds",
+    "replies_dropped_total",
+    "lookup_handle_seconds",
+    "ledger_damaged_entries_total",
+}
 CONFIGURED = {"arena_slabs", "chunks_max", "disk_total_bytes", "disk_daily_write_bytes"}
 CONSTANT = {"build_info", "incarnation"}
 MEASURED = {"disk_write_bytes_per_second", "disk_read_bytes_per_second"}
