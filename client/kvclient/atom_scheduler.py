@@ -14,6 +14,7 @@ import time
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
+from kvclient.atom_aborts import Aborts
 from kvclient.atom_jobs import AtomJobs
 from kvclient.atom_steps import NAMESPACE, Name, Seq, Step
 from kvclient.client import Client
@@ -53,6 +54,7 @@ class Scheduler:
         """options: ranks=1, because ATOM itself waits until all ranks and stages have reported."""
         assert options.ranks == 1
         self.jobs = AtomJobs()
+        self._aborts = Aborts(self.jobs)
         self.untold: list[RetrieveOrder] = []
         """Retrieves that the engine waits for and no rank knows of yet."""
         self.untold_stores: list[StoreOrder] = []
@@ -144,6 +146,7 @@ class Scheduler:
         they see it."""
         self._asking.listen()
         self._tidy()
+        self._aborts.look()
         self._end_the_unsaid()
         now_s = time.monotonic()
         for life in list(self._storing.values()):
@@ -252,6 +255,7 @@ class Scheduler:
         # Left by a load before a preemption, these would have ATOM believe that this one has ended.
         seq.offload_loaded = seq.offload_load_failed = False
         self.jobs.begin(order, seq)
+        self._aborts.parked(seq)
         self.untold.append(order)
         return True
 

@@ -8,9 +8,11 @@ from kvclient.offload_values import RetrieveOrder, StoreOrder
 
 
 class Seq(Protocol):
-    """What is read of ATOM's Sequence, and what is written: the attributes that begin with offload_."""
+    """What is read of ATOM's Sequence, and what is written: the attributes that begin with offload_; status in
+    atom_aborts.py."""
 
     id: Any
+    status: Any
     num_tokens: int
     num_prompt_tokens: int
     num_cached_tokens: int

@@ -74,7 +74,9 @@ class Scheduler:
     # ---------------------------------------------------------------- schedule
 
     def schedule(self) -> Batch:
-        ready = [seq for seq in self.waiting if seq.id in self._loaded | self._failed]
+        # As ATOM does it: not those that were aborted meanwhile, though they have blocks.
+        parked = [seq for seq in self.waiting if seq.status is Status.WAITING_FOR_REMOTE_KVS]
+        ready = [seq for seq in parked if seq.id in self._loaded | self._failed]
         self.waiting = deque([*ready, *(seq for seq in self.waiting if seq not in ready)])
         self._hand_over()
         chosen: dict[Sequence, int] = {}

@@ -1,0 +1,59 @@
+"""Requests that were aborted while they waited for their loads, and that ATOM never comes to.
+
+A request whose load has ended ATOM takes before those that wait for blocks, because it has blocks that they may be
+waiting for. One that was aborted has them too, but ATOM (ffdf3bb) leaves it where it is: if nothing else runs, the one
+ahead of it waits forever. So such a request waits for its load once more until ATOM has taken it, and is aborted again
+before its first step has run. What that step computes is the price; ATOM ends it behind a prefill as it does any other
+that runs.
+"""
+
+from dataclasses import dataclass
+
+from kvclient.atom_jobs import AtomJobs
+from kvclient.atom_steps import Seq
+
+PASSED_STEPS = 64
+"""ATOM drops an aborted one for nothing when it comes to it by itself, so it gets the time to."""
+
+
+@dataclass
+class _Parked:
+    seq: Seq
+    """Held, so that its id() belongs to nobody else meanwhile."""
+    passed_steps: int = 0
+    is_revived: bool = False
+
+
+class Aborts:
+    """Of one engine's sequences that wait for their loads. Changes `status` of those alone that were aborted."""
+
+    def __init__(self, jobs: AtomJobs) -> None:
+        self._jobs = jobs
+        self._parked: dict[int, _Parked] = {}
+        """By id() of their sequences."""
+
+    def parked(self, seq: Seq) -> None:
+        """ATOM will have it wait for its load."""
+        self._parked[id(seq)] = _Parked(seq)
+
+    def look(self) -> None:
+        """Once a step, when ATOM has chosen whom to run."""
+        for key in [key for key, parked in self._parked.items() if not self._waits(parked)]:
+            del self._parked[key]
+
+    def _waits(self, parked: _Parked) -> bool:
+        seq = parked.seq
+        if seq.is_finished:
+            return False
+        states = type(seq.status)
+        if seq.status is states.WAITING_FOR_REMOTE_KVS:
+            return True
+        is_taken = seq.offload_loaded or seq.offload_load_failed
+        if seq.status is states.ABORTED and not is_taken:
+            parked.passed_steps += not self._jobs.holds(seq)
+            if parked.passed_steps >= PASSED_STEPS:
+                seq.status, parked.is_revived = states.WAITING_FOR_REMOTE_KVS, True
+            return True
+        if parked.is_revived:
+            seq.status = states.ABORTED
+        return False
