@@ -2,6 +2,7 @@
 an engine that ATOM is not today."""
 
 import sys
+from enum import Enum, auto
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.unit.test_vllm_scheduler import Server
 
 BLOCK, CHUNK = 4, 12
+
+
+class Status(Enum):
+    """As far as the scheduler half looks at it."""
+
+    WAITING = auto()
+    WAITING_FOR_REMOTE_KVS = auto()
+    ABORTED = auto()
 
 
 class Operation(SimpleNamespace):
@@ -39,7 +48,7 @@ def sequence(tokens: int, *, name: Any = 1, hbm: int = 0, block_tokens: int = BL
         "multimodal_data": None,
         "is_finished": False,
     }
-    return SimpleNamespace(**{**fields, **more})
+    return SimpleNamespace(**{"status": Status.WAITING, **fields, **more})
 
 
 class Desk:
