@@ -114,57 +114,42 @@ class SnapshotCollector(Collector):
 
     def _tenants(self) -> Iterator[Metric]:
         """Of those that the configuration names; nothing without quotas."""
-        tenants = self._status.tenants
-        family = GaugeMetricFamily(
-            "kvserver_tenant_bytes",
-            "DRAM by tenant: held = in complete chunks, reserved = being stored or read, guaranteed and max as "
-            "configured (max 0: no bound). held + reserved <= max; others evict only what is held above guaranteed.",
-            labels=("tenant", "state"),
-        )
-        for tenant in tenants:
-            for state in ("held", "reserved", "guaranteed", "max"):
-                family.add_metric((tenant.tenant, state), getattr(tenant, f"{state}_bytes"))
-        yield family
-        yield _counter(
-            "tenant_evicted_chunks",
-            "Chunks of a tenant that left DRAM to make room, for itself or for others.",
-            "tenant",
-            {tenant.tenant: tenant.evicted_chunks for tenant in tenants},
-        )
-        yield _counter(
-            "tenant_refused_slots",
-            "Slots that a tenant wanted and did not get: its maximum was reached, or nothing could be evicted for it.",
-            "tenant",
-            {tenant.tenant: tenant.refused_slots for tenant in tenants},
+        yield from self._tenants_in(
+            "",
+            "slots",
+            bytes_text="DRAM by tenant: held = in complete chunks, reserved = being stored or read, ",
+            evicted_text="Chunks of a tenant that left DRAM to make room, for itself or for others.",
         )
         if self._status.disks:
-            yield from self._tenants_on_disk()
+            yield from self._tenants_in(
+                "disk_",
+                "extents",
+                bytes_text="Extents by tenant, all devices together: held = of chunks, reserved = being written, ",
+                evicted_text="Chunks of a tenant whose extents went to make room, for itself or for others.",
+            )
 
-    def _tenants_on_disk(self) -> Iterator[Metric]:
-        """The same of all devices together."""
+    def _tenants_in(self, tier: str, units: str, *, bytes_text: str, evicted_text: str) -> Iterator[Metric]:
+        """tier: what stands before the names of one. units: what it is divided into."""
         tenants = self._status.tenants
+
+        def of_each(name: str) -> dict[str, int]:
+            return {tenant.tenant: getattr(tenant, f"{tier}{name}") for tenant in tenants}
+
         family = GaugeMetricFamily(
-            "kvserver_tenant_disk_bytes",
-            "Extents by tenant, all devices together: held = of chunks, reserved = being written, guaranteed and max "
-            "as configured (max 0: no bound). held + reserved <= max; others evict only what is held above guaranteed.",
+            f"kvserver_tenant_{tier}bytes",
+            f"{bytes_text}guaranteed and max as configured (max 0: no bound). held + reserved <= max; others evict "
+            "only what is held above guaranteed.",
             labels=("tenant", "state"),
         )
-        for tenant in tenants:
-            for state in ("held", "reserved", "guaranteed", "max"):
-                family.add_metric((tenant.tenant, state), getattr(tenant, f"disk_{state}_bytes"))
+        for state in ("held", "reserved", "guaranteed", "max"):
+            for tenant, count in of_each(f"{state}_bytes").items():
+                family.add_metric((tenant, state), count)
         yield family
-        yield _counter(
-            "tenant_disk_evicted_chunks",
-            "Chunks of a tenant whose extents went to make room, for itself or for others.",
-            "tenant",
-            {tenant.tenant: tenant.disk_evicted_chunks for tenant in tenants},
+        yield _counter(f"tenant_{tier}evicted_chunks", evicted_text, "tenant", of_each("evicted_chunks"))
+        text = (
+            f"{units.capitalize()} that a tenant wanted and did not get: its maximum was reached, or nothing could go."
         )
-        yield _counter(
-            "tenant_disk_refused_extents",
-            "Extents that a tenant wanted and did not get: its maximum was reached, or nothing could be evicted.",
-            "tenant",
-            {tenant.tenant: tenant.disk_refused_extents for tenant in tenants},
-        )
+        yield _counter(f"tenant_{tier}refused_{units}", text, "tenant", of_each(f"refused_{units}"))
 
     def _arc(self) -> Iterator[Metric]:
         """Without a sample under another policy."""

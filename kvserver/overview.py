@@ -1,6 +1,7 @@
 """A status document as the lines that `kvserver status` and `kvserver describe` print."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from kvserver.figures import duration, size, table
 from kvserver.sizes import show_bytes
@@ -125,31 +126,29 @@ def _slots(status: Status) -> Iterator[str]:
 
 
 def _tenants(status: Status) -> Iterator[str]:
-    rows = [
-        (
-            t.tenant,
-            size(t.held_bytes + t.reserved_bytes),
-            size(t.guaranteed_bytes),
-            size(t.max_bytes) if t.max_bytes else "-",
-            f"{t.evicted_chunks:,}",
-            f"{t.refused_slots:,}",
-        )
-        for t in status.tenants
-    ]
-    yield from table(("tenant", "taken", "guaranteed", "maximum", "evicted", "refused"), rows)
+    yield from _tenants_in(status, "tenant", "", "slots")
     if status.disks:
-        on_disk = [
+        yield from _tenants_in(status, "tenant on disk", "disk_", "extents")
+
+
+def _tenants_in(status: Status, title: str, tier: str, units: str) -> Iterator[str]:
+    """tier: what stands before the names of one. units: what it is divided into."""
+    rows = []
+    for tenant in status.tenants:
+        of = partial(getattr, tenant)
+        taken_bytes = of(f"{tier}held_bytes") + of(f"{tier}reserved_bytes")
+        most = of(f"{tier}max_bytes")
+        rows.append(
             (
-                t.tenant,
-                size(t.disk_held_bytes + t.disk_reserved_bytes),
-                size(t.disk_guaranteed_bytes),
-                size(t.disk_max_bytes) if t.disk_max_bytes else "-",
-                f"{t.disk_evicted_chunks:,}",
-                f"{t.disk_refused_extents:,}",
+                tenant.tenant,
+                size(taken_bytes),
+                size(of(f"{tier}guaranteed_bytes")),
+                size(most) if most else "-",
+                f"{of(f'{tier}evicted_chunks'):,}",
+                f"{of(f'{tier}refused_{units}'):,}",
             )
-            for t in status.tenants
-        ]
-        yield from table(("tenant on disk", "taken", "guaranteed", "maximum", "evicted", "refused"), on_disk)
+        )
+    yield from table((title, "taken", "guaranteed", "maximum", "evicted", "refused"), rows)
 
 
 def _caches(status: Status) -> Iterator[str]:
