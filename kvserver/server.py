@@ -110,6 +110,7 @@ class Shell:
             records=ledger.scan(),
             damaged=ledger.damaged,
         )
+        self._counters = self._service.counters
         self._snapshots = SnapshotBoard()
         self._receiver = Receiver(FRAME_BYTES_MAX + 1, DESCRIPTORS_MAX)
         self._report_receiver = Receiver(ORDER_BYTES_MAX, 4)
@@ -191,7 +192,7 @@ class Shell:
             request = read_request(frame, local=peer in self._locals)
         except Malformed as malformed:
             close_all(descriptors)
-            self._service.counters.errors["request"] += 1
+            self._counters.errors["request"] += 1
             self._answer(peer, malformed.reply)
             return
         number = -1
@@ -201,13 +202,12 @@ class Shell:
         else:
             close_all(descriptors)
         if isinstance(request, Lookup):
-            counters = self._service.counters
-            answered, began_ns = counters.lookups, time.monotonic_ns()
+            answered, began_ns = self._counters.lookups, time.monotonic_ns()
             effects = self._service.handle(events.Arrived(peer, request, number), began_ns)
             ended_ns = time.monotonic_ns()
             self._carry_out(effects)  # an engine's step waits for it
-            if counters.lookups > answered:  # a refused one says nothing about lookups
-                counters.lookup_handle_seconds.observe((ended_ns - began_ns) / 1e9)
+            if self._counters.lookups > answered:  # a refused one says nothing about lookups
+                self._counters.lookup_handle_seconds.observe((ended_ns - began_ns) / 1e9)
         else:
             self._handle(events.Arrived(peer, request, number))
 
@@ -319,7 +319,7 @@ class Shell:
         self._ticks += 1
         if self._ticks % SNAPSHOT_TICKS == 0:
             status = self._service.status(time.monotonic_ns())
-            self._snapshots.publish(Snapshot(time.monotonic(), status, self._service.counters.copy()))
+            self._snapshots.publish(Snapshot(time.monotonic(), status, self._counters.copy()))
         if self._ticks % COLLECT_TICKS == 1:
             with suppress(BlockingIOError):  # a supervisor that is stopped has enough of them
                 tell(self._control, encode(Alive()), socket.MSG_DONTWAIT)
@@ -343,7 +343,7 @@ class Shell:
     # ---------------------------------------------------------------- effects
 
     def _refuse_frame(self, peer: int, code: str, message: str) -> None:
-        self._service.counters.errors["request"] += 1
+        self._counters.errors["request"] += 1
         self._answer(peer, Error(0, "request", code, message))
 
     def _carry_out(self, effects: list[Effect]) -> None:
@@ -383,7 +383,7 @@ class Shell:
 
     def _drop(self, reply: Reply | Outcome) -> None:
         """A reply that nobody gets. A lease that nobody is told of would keep its chunks until its time is over."""
-        self._service.counters.replies_dropped += 1
+        self._counters.replies_dropped += 1
         if isinstance(reply, Found) and reply.lease:
             self._loop.call_soon(self._handle, events.Unheard(reply.lease))
 

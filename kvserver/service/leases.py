@@ -34,7 +34,10 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     leased = chunks >= request.chunks_wanted_min and chunks > 0
     if leased and len(core.leases) >= core.bounds.leases_max:
         raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
-    _note(core, session, request, space, (held, chunks, len(away)), leased, why, now_ns)
+    core.asked.note(space, request.keys, held, chunks, len(away), leased, why)
+    if level := core.lines.level("lookup", now_ns):
+        line = _line(core, request, space, chunks=chunks, away=len(away), why=why, now_ns=now_ns)
+        core.log("lookup", ("engine", session.engine.name), *line, level=level)
     if space is None or not chunks:
         core.answer(peer, Found(request.id, 0, 0, 0, 0))
         return
@@ -78,54 +81,6 @@ def _grant(
         core.chunks.offer(space, tail)
         if away:
             lease.fetch = fetches.begin(core.disk, space, away, lease=lease)
-
-
-def _note(  # noqa: PLR0917 - keywords cost a quarter of a microsecond of every lookup
-    core: Core,
-    session: Session,
-    request: Lookup,
-    space: Space | None,
-    found: tuple[int, int, int],
-    leased: bool,
-    why: Ending,
-    now_ns: int,
-) -> None:
-    """Counts a lookup, and logs it where a line is due. found: chunks that are held, that are offered, and of these
-    those on disk alone."""
-    held, chunks, away = found
-    asked = len(request.keys) // KEY_BYTES
-    counters = core.counters
-    counters.lookups += 1
-    counters.lookups_hit += leased
-    counters.lookup_ends[why] += 1
-    if space is not None:
-        core.reuse.asked(request.namespace, request.keys)
-    if leased and chunks == asked and not away and space is not None:  # what an engine waits for most
-        counters.lookup_chunks["dram"] += asked
-        counters.lookup_tokens["dram"] += asked * space.geometry.chunk_tokens
-    else:
-        _count(core, space, asked=asked, held=held, chunks=chunks, away=away, leased=leased)
-    if level := core.lines.level("lookup", now_ns):
-        line = _line(core, request, space, chunks=chunks, away=away, why=why, now_ns=now_ns)
-        core.log("lookup", ("engine", session.engine.name), *line, level=level)
-
-
-def _count(core: Core, space: Space | None, *, asked: int, held: int, chunks: int, away: int, leased: bool) -> None:
-    """Every chunk that was asked for has one result: asked >= held >= chunks (offered) >= away (to be read first)."""
-    each = space.geometry.chunk_tokens if space is not None else 0
-    by_chunks, by_tokens = core.counters.lookup_chunks, core.counters.lookup_tokens
-    from_disk = away if leased else 0
-    found = "dram" if leased else "unwanted"
-    by_chunks[found] += chunks - from_disk
-    by_tokens[found] += (chunks - from_disk) * each
-    if from_disk:
-        by_chunks["disk"] += from_disk
-        by_tokens["disk"] += from_disk * each
-    if chunks < asked:
-        by_chunks["declined"] += held - chunks
-        by_tokens["declined"] += (held - chunks) * each
-        by_chunks["miss"] += asked - held
-        by_tokens["miss"] += (asked - held) * each
 
 
 def _line(

@@ -25,6 +25,7 @@ from kvserver.wire.status import (
 
 
 def status(core: Core, now_ns: int) -> Status:
+    core.asked.settle()
     running = [job.kind for job in core.jobs.values()]
     arena, movers = _arena(core), _movers(core)
     disks = _disks(core, core.disk, now_ns) if core.disk is not None else []

@@ -95,6 +95,8 @@ class Service:
 
     @property
     def counters(self) -> Counters:
+        """All that was counted until now."""
+        self._core.asked.settle()
         return self._core.counters
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
@@ -239,6 +241,7 @@ class Service:
     def _tick(self, now_ns: int) -> None:
         core = self._core
         transfers.discard_overdue(core, now_ns)
+        core.asked.settle()
         core.reuse.turn(now_ns)
         disk.tick(core, now_ns)
         prefixes.tick(core)

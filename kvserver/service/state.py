@@ -10,6 +10,7 @@ from kvserver.index.eviction import NO_ROOM, REFUSED
 from kvserver.index.space import Node, Space
 from kvserver.index.tags import Tags
 from kvserver.service.accounts import Account, Accounts, Quota
+from kvserver.service.asked import Asked
 from kvserver.service.chunks import Chunks
 from kvserver.service.counters import Counters
 from kvserver.service.departed import Departed
@@ -417,6 +418,7 @@ class Core:
         self.started_ns = started_ns
         self.counters = Counters()
         self.reuse = Reuse(started_ns)
+        self.asked = Asked(self.counters, self.reuse)
         self.departed = Departed(bounds.chunks_max)
         self.chunks = Chunks(
             arena_bytes=bounds.arena_bytes,

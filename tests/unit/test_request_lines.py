@@ -208,9 +208,9 @@ def test_explain_changes_nothing() -> None:
 def test_the_hit_rate_is_made_of_lookups_alone_and_a_miss_counts() -> None:
     rig = Rig()
     client = Client(rig).register()
-    counters = rig.service.counters
 
     def counted() -> tuple[int, int, int, int, int]:
+        counters = rig.service.counters
         chunks = counters.lookup_chunks
         hit = chunks["dram"] + chunks["disk"]
         return counters.lookups, counters.lookups_hit, sum(chunks.values()), hit, counters.lookup_tokens["dram"]
