@@ -74,7 +74,7 @@ def config_of(server_path: str, shape: Shape, *, model: str, **options: Any) -> 
     return SimpleNamespace(**(fields | options))
 
 
-EXTRAS = ("chunk_tokens", "min_load_tokens", "lookup_timeout_ms", "load_timeout_ms", "store_timeout_ms")
+EXTRAS = ("chunk_tokens", "min_load_tokens", "lookup_timeout_ms", "load_timeout_ms", "store_timeout_ms", "staging_mib")
 
 
 class Rig:
