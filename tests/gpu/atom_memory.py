@@ -29,6 +29,7 @@ class Shape(NamedTuple):
     block_tokens: int
     blocks: int
     form: str = "mha"
+    contexts: int = 1
 
     @property
     def page_bytes(self) -> int:
