@@ -118,6 +118,8 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         self._half.wait_connected()
         self._guard = Guard(_nothing, log)
         self._handoffs = self._half.handoffs
+        self._runs = False
+        """ATOM has asked about a running sequence since the last step."""
 
     def get_num_new_matched_tokens(self, seq: Seq) -> tuple[int, bool]:
         with self._guard as serves:
@@ -144,6 +146,7 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         return chunk
 
     def should_park_partial_prefill_for_load(self, seq: Seq) -> bool:
+        self._runs = True
         if not self._handoffs or id(seq) not in self._handoffs:  # asked for every running sequence in every step
             return False
         with self._guard as serves:
@@ -152,9 +155,10 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         return False
 
     def build_connector_meta(self) -> Step:
+        runs, self._runs = self._runs, False
         with self._guard as serves:
             if serves:
-                return self._half.step()
+                return self._half.step(runs=runs)
         return self._last_words()
 
     def process_completions(self, output: KVConnectorOutput) -> KVConnectorOutput:

@@ -85,9 +85,9 @@ def layout_of(kv_caches: Mapping[str, Any], transfer_tensors: Any, *, blocks: in
         for layer, cache in kv_caches.items()
         if (tensor := getattr(cache, part, None)) is not None and math.prod(tensor.shape) > 1
     ]
+    if not segments:  # regions alone: nothing says how many tokens they hold
+        raise RequestError("layout", "ATOM has registered no KV cache of any layer")
     segments += _untold(transfer_tensors, segments, scale_bytes=_missing_scales(kv_caches, segments))
-    if not segments:
-        raise RequestError("layout", "ATOM has registered no KV cache")
     for segment in segments:
         if segment.bytes % blocks:
             raise RequestError(

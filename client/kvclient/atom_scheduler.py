@@ -141,12 +141,12 @@ class Scheduler:
 
     # ---------------------------------------------------------------- steps
 
-    def step(self) -> Step:
+    def step(self, *, runs: bool = False) -> Step:
         """What the workers are to do next. All that ATOM counts as computed has been launched on their streams before
-        they see it."""
+        they see it. runs: ATOM had sequences running when it began to schedule."""
         self._asking.listen()
         self._tidy()
-        self._aborts.look()
+        self._aborts.look(runs=runs)
         self._end_the_unsaid()
         now_s = time.monotonic()
         for life in list(self._storing.values()):

@@ -34,6 +34,8 @@ class Shape:
     """Of a physical page: block_ratio is block_tokens / page_tokens."""
     blocks: int = 29
     first_layer: int = 0
+    contexts: int = 1
+    """Ranks that share the tokens of a block between them, one token after the other (decode context parallel)."""
 
     @property
     def pages(self) -> int:
@@ -227,10 +229,13 @@ class Memory:
             chain.update(token.to_bytes(4, "little"))
         for at in range(first, end):
             chain.update(tokens[at].to_bytes(4, "little"))
-            block, inside = divmod(at, self.shape.block_tokens)
+            block, inside = divmod(at, self.shape.block_tokens * self.shape.contexts)
+            inside, context = divmod(inside, self.shape.contexts)
+            if context != self.rank % self.shape.contexts:
+                continue
             for number, tensor in enumerate(self.tensors):
                 # Ranks of MLA hold the same bytes, so that which of them stores a chunk does not matter.
-                rank = 0 if self.shape.form in ("mla", "dsa") else self.rank
+                rank = 0 if self.shape.form in ("mla", "dsa") and self.shape.contexts == 1 else self.rank
                 seed = chain.digest() + bytes([rank, number, tensor.layer])
                 runs = list(tensor.runs(block_table[block], self.shape.block_tokens, inside))
                 content = hashlib.shake_128(seed).digest(sum(length for _, length in runs))

@@ -48,6 +48,10 @@ class RealScheduler:
         return self.inner.deferred_free_blocks
 
     @property
+    def blocks(self) -> Any:
+        return self.inner.block_manager
+
+    @property
     def preemptions(self) -> int:
         return self.inner.total_preemptions
 

@@ -63,7 +63,7 @@ def config_of(server_path: str, shape: Shape, *, model: str, **options: Any) -> 
         "hf_config": SimpleNamespace(architectures=["LlamaForCausalLM"], sliding_window=None, layers=shape.layers),
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
-        "decode_context_parallel_size": 1,
+        "decode_context_parallel_size": shape.contexts,
         "parallel_config": SimpleNamespace(pipeline_parallel_rank=0, data_parallel_rank=0),
         "kv_transfer_config": {
             "kv_connector": "kvserver",
@@ -74,7 +74,7 @@ def config_of(server_path: str, shape: Shape, *, model: str, **options: Any) -> 
     return SimpleNamespace(**(fields | options))
 
 
-EXTRAS = ("chunk_tokens", "min_load_tokens", "lookup_timeout_ms", "load_timeout_ms", "store_timeout_ms")
+EXTRAS = ("chunk_tokens", "min_load_tokens", "lookup_timeout_ms", "load_timeout_ms", "store_timeout_ms", "staging_mib")
 
 
 class Rig:
@@ -91,8 +91,9 @@ class Rig:
     ) -> None:
         self.shape = shape if shape is not None else Shape()
         self._is_real = is_real
+        self._server = server
         self._life = next(_lives)
-        options.setdefault("chunk_tokens", 3 * self.shape.block_tokens)
+        options.setdefault("chunk_tokens", 3 * self.shape.block_tokens * self.shape.contexts)
         self.config = config_of(
             str(server.path),
             self.shape,
@@ -331,6 +332,23 @@ class Rig:
             for step in self.orders
             for order in step.stores
         ]
+
+    @contextmanager
+    def prefixes_end_early(self, tokens: int) -> Iterator[None]:
+        """HBM's own prefixes end so many tokens before their last block does; ATOM's end with it."""
+        blocks = self.scheduler.blocks
+        allocate = blocks.allocate
+
+        def allocated(seq: Any, cached: int) -> None:
+            allocate(seq, cached)
+            seq.num_cached_tokens = max(0, seq.num_cached_tokens - tokens)
+
+        with mock.patch.object(blocks, "allocate", allocated):
+            yield
+
+    def written_bytes(self) -> int:
+        """That movers have copied into the arena of its server so far."""
+        return int(self._server.status().counters["bytes_stored"])
 
     def forget_hbm(self) -> None:
         """HBM keeps nothing of what nobody uses."""

@@ -28,7 +28,8 @@ class Batch(NamedTuple):
 class Scheduler:
     def __init__(self, config: Any, connector: Any) -> None:
         self.kv_connector = connector
-        self.blocks = Blocks(config.num_kvcache_blocks, config.kv_cache_block_size)
+        block_tokens = config.kv_cache_block_size * config.decode_context_parallel_size
+        self.blocks = Blocks(config.num_kvcache_blocks, block_tokens)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.deferred: dict[Any, Sequence] = {}

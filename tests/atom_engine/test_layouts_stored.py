@@ -27,11 +27,15 @@ LAYOUTS = {
 def test_an_evicted_prefix_comes_back_byte_for_byte(
     make_rig: Callable[..., Rig], layout: str, tensor: int, stages: int
 ) -> None:
-    """codec round trips; codec_mla_token_major_block_accounting; codec_dsa_includes_index_cache_segment; mtp layers."""
+    """codec_mla_token_major_block_accounting; codec_mla_round_trip_byte_identical; codec_dsa_includes_index_cache_segment;
+    codec_dsa_fp8_multilayer_including_mtp_round_trip; worker_load_uses_lmcache_engine_retrieve_and_marks_done;
+    lmcache_engine_uses_selected_page_codec_bytes_per_block; raw_bytes_metadata_shapes_are_block_rounded."""
     shape = LAYOUTS[layout]
     rig = make_rig(shape=shape, tensor=tensor, stages=stages)
     tokens = prompt(1, 2 * 3 * shape.block_tokens + 11)
+    before = rig.written_bytes()
     rig.run(tokens)
+    assert rig.written_bytes() - before == 2 * 3 * stored_bytes_of_a_block(rig, tensor)
     rig.run(prompt(2, 70))
     rig.forget_hbm()
     rig.computed_tokens = 0
@@ -39,6 +43,32 @@ def test_an_evicted_prefix_comes_back_byte_for_byte(
     (load,) = rig.loads()
     assert load.end_tokens == 2 * 3 * shape.block_tokens
     assert rig.computed_tokens == 11 + 50 + 3
+
+
+def stored_bytes_of_a_block(rig: Rig, tensor: int) -> int:
+    """In all ranks; a latent is stored once for those of a stage."""
+    of_ranks = [sum(part.bytes_of_block for part in memory.tensors) for memory in rig.memories]
+    return sum(of_ranks) // (tensor if rig.shape.form in ("mla", "dsa") else 1)
+
+
+@pytest.mark.parametrize("form", ["mha", "mla"])
+def test_with_decode_context_parallel_each_rank_brings_its_own_tokens(make_rig: Callable[..., Rig], form: str) -> None:
+    """lmcache_connector_maps_dcp_ranges_on_virtual_block_grid: a block of the scheduler is a page of each rank, which
+    has every third token of it."""
+    shape = Shape(form, contexts=3, block_tokens=16, blocks=23)
+    rig = make_rig(shape=shape, tensor=3)
+    tokens = prompt(1, 2 * 144 + 11)
+    before = rig.written_bytes()
+    rig.run(tokens)
+    assert rig.written_bytes() - before == 2 * 3 * stored_bytes_of_a_block(rig, 1)
+    rig.forget_hbm()
+    rig.run(prompt(1, 48) + prompt(2, 60))
+    rig.orders.clear()
+    rig.computed_tokens = 0
+    (seq,) = rig.run(tokens, max_tokens=3)
+    (load,) = rig.loads()
+    assert (load.hbm_tokens, load.end_tokens) == (48, 288)
+    assert (seq.num_prompt_tokens, rig.computed_tokens) == (299, 11 + 2)
 
 
 def test_a_rank_never_gets_the_bytes_of_another(make_rig: Callable[..., Rig]) -> None:
@@ -52,6 +82,6 @@ def test_a_rank_never_gets_the_bytes_of_another(make_rig: Callable[..., Rig]) ->
 
 
 def test_equal_layouts_are_equal_runs_however_many_layers_there_are(make_rig: Callable[..., Rig]) -> None:
-    """ATOM's one tensor for all layers is one run a part."""
+    """dense_backend_registers_dense_kv_byte_codec: ATOM's one tensor for all layers is one run a part."""
     rig = make_rig(shape=Shape("mha-fp8", layers=7))
     assert len(rig.workers[0]._worker._half._cache.spec.groups[0].regions) == 4

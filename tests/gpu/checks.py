@@ -1,7 +1,8 @@
 """What only a real GPU shows: `python -m tests.gpu.checks [--only NAME,NAME] [--simulated]`, from the checkout's root.
 
 Prints a line for each thing that held or failed, goes on after a failure, and exits 1 when there was one. Every wait is
-bounded, and no process stays behind. Needs kvserver, a GPU, and torch for `refused`, `captured` and `against_torch`.
+bounded, and no process stays behind. Needs kvserver, a GPU, and torch for `refused`, `captured`, `atom_blocks` and
+`against_torch`.
 --simulated: the same on the simulated driver, where that means something; it keeps these checks from rotting.
 """
 
@@ -23,6 +24,7 @@ CHECKS: dict[str, Check] = {
     "against_torch": bytes_equal.against_torch,
     "crowded": bytes_equal.crowded,
     "captured": processes.captured,
+    "atom_blocks": processes.atom_blocks,
     "one_gpu": bytes_equal.one_gpu,
     "two_gpus": bytes_equal.two_gpus,
     "two_users": users.two_users,

@@ -52,7 +52,21 @@ def captured(report: Report, machine: Gpus | Machine) -> None:
         report.skip("needs a GPU and torch")
         return
     with GpuServer(machine, arena_bytes=1024 * MIB, slab_bytes=64 * MIB) as server:
-        done = _run("-m", "tests.gpu.capture", str(server.path))
+        _pass_on(report, _run("-m", "tests.gpu.capture", str(server.path)))
+
+
+def atom_blocks(report: Report, machine: Gpus | Machine) -> None:
+    """Blocks that the ATOM connector lets go get poison at once, and what was stored of them is right."""
+    if isinstance(machine, Machine):
+        first = os.pathsep.join([str(machine.library.parent), os.environ.get("LD_LIBRARY_PATH", "")])
+        _pass_on(report, _run("-m", "tests.gpu.atom_process", "--simulated", variables={"LD_LIBRARY_PATH": first}))
+    elif not find_spec("torch"):
+        report.skip("needs torch")
+    else:
+        _pass_on(report, _run("-m", "tests.gpu.atom_process"))
+
+
+def _pass_on(report: Report, done: "subprocess.CompletedProcess[str]") -> None:
     for line in done.stdout.splitlines():
         verdict, _, text = line.partition(": ")
         if verdict in ("ok", "FAILED"):

@@ -149,6 +149,8 @@ def test_scales_that_a_cache_has_no_use_for_are_left_out() -> None:
     ("caches", "transfer", "code", "said"),
     [
         ({}, None, "layout", "no KV cache"),
+        ({}, regions(region(k())), "layout", "no KV cache of any layer"),
+        ({"layer_0": cache(k_cache=k())}, regions(region(tensor(45, at=1 << 22))), "layout", "not 7 equal blocks"),
         ({"layer_0": cache(k_cache=tensor(PAGES, PAGE, 3, 40))}, None, "unsupported", "not understood"),
         ({"layer_0": cache(k_cache=tensor(PAGES, 3, 5, PAGE, 4))}, None, "unsupported", "not understood"),
         ({"layer_0": cache(k_cache=tensor(PAGES, 3, PAGE, 8, item_bytes=4))}, None, "unsupported", "not understood"),
@@ -183,6 +185,8 @@ def test_scales_that_a_cache_has_no_use_for_are_left_out() -> None:
     ],
 )
 def test_what_is_not_understood_is_refused(caches: dict[str, Any], transfer: Any, code: str, said: str) -> None:
+    """register_page_regions_rejects_invalid_region_geometry; register_empty_kv_caches_with_page_regions;
+    register_rejects_malformed_full_slot_geometry_before_engine_start."""
     with pytest.raises(RequestError, match=said) as problem:
         described(caches, transfer)
     assert problem.value.code == code

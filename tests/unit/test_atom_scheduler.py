@@ -7,6 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from kvclient.atom_aborts import PASSED_STEPS
 from kvclient.atom_scheduler import Scheduler
 from kvclient.atom_steps import NAMESPACE, Name
 from kvclient.keys import chunk_keys
@@ -256,6 +259,62 @@ def test_an_image_stays_out_when_the_engine_sleeps_while_its_request_lives() -> 
     seq.num_cached_tokens, seq.block_table = 50, list(range(13))
     assert desk.scheduler.step().requests == ()
     assert desk.server.asked == 0
+
+
+def loaded_and_not_taken(status: Any = Status.WAITING_FOR_REMOTE_KVS) -> tuple[Desk, Any]:
+    """ATOM was told that the load of a sequence has ended, and has not come to it yet."""
+    desk = Desk(held=36)
+    seq = sequence(50)
+    assert desk.admit(seq, hbm=0)
+    seq.status = status
+    (load,) = desk.scheduler.step().retrieves
+    desk.scheduler.jobs.ended([operation(1, load.job)])
+    return desk, seq
+
+
+def test_who_was_aborted_in_its_load_waits_again_only_when_the_engine_stands_still() -> None:
+    """ATOM's own status is written, so neither while others run, nor before ATOM had its time to come to it."""
+    desk, seq = loaded_and_not_taken()
+    seq.status = Status.ABORTED
+    for runs in [False] * (PASSED_STEPS - 1) + [True] * 200 + [False] * (PASSED_STEPS - 1):
+        desk.scheduler.step(runs=runs)
+        assert seq.status is Status.ABORTED
+    desk.scheduler.step()
+    assert seq.status is Status.WAITING_FOR_REMOTE_KVS
+    desk.scheduler.step()
+    assert seq.status is Status.WAITING_FOR_REMOTE_KVS
+    seq.status, seq.offload_loaded = Status.WAITING, True  # ATOM has taken it
+    desk.scheduler.step()
+    assert seq.status is Status.ABORTED
+    for _ in range(2 * PASSED_STEPS):
+        desk.scheduler.step()
+        assert seq.status is Status.ABORTED, "once it is taken it is ATOM's alone"
+
+
+@pytest.mark.parametrize("status", [status for status in Status if status is not Status.ABORTED])
+def test_who_was_not_aborted_keeps_its_status(status: Status) -> None:
+    desk, seq = loaded_and_not_taken()
+    seq.status = status
+    for _ in range(2 * PASSED_STEPS):
+        desk.scheduler.step()
+    assert seq.status is status
+
+
+def test_statuses_that_are_not_known_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Of an ATOM in which they have other names."""
+    other = Enum("other", ["PARKED", "CANCELLED"])
+    desk = Desk(held=36)
+    seqs = [sequence(50, name=name, status=other["PARKED"]) for name in range(2)]
+    assert all(desk.admit(seq, hbm=0) for seq in seqs)
+    loads = desk.scheduler.step().retrieves
+    desk.scheduler.jobs.ended([operation(load.request.id, load.job) for load in loads])  # type: ignore[attr-defined]
+    seq = seqs[0]
+    seq.status = other["CANCELLED"]
+    for _ in range(2 * PASSED_STEPS):
+        desk.scheduler.step()
+    assert seq.status is other["CANCELLED"]
+    (said,) = [record.message for record in caplog.records if "statuses not known" in record.message]
+    assert "'WAITING_FOR_REMOTE_KVS', 'ABORTED'" in said
 
 
 def test_what_the_server_has_lost_is_stored_although_the_answer_came_after_the_admission() -> None:
