@@ -55,23 +55,39 @@ def gemma3() -> Any:
 
 def mla() -> Any:
     """Latent attention: every rank holds the same KV."""
+    return _latent(num_hidden_layers=2, num_key_value_heads=4, intermediate_size=512)
+
+
+def mla_long() -> Any:
+    """The KV of five layers of DeepSeek-V3, as many heads as GPUs' kernels want of each of two ranks, and room for long
+    prompts. 260 million weights."""
+    return _latent(
+        num_hidden_layers=5,
+        hidden_size=2048,
+        intermediate_size=4096,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        max_position_embeddings=1 << 17,
+        initializer_range=0.03,
+    )
+
+
+def _latent(**sizes: Any) -> Any:
+    """As DeepSeek's models, with their size of a token, and without experts, which have no KV."""
     config = transformers.DeepseekV2Config(
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_key_value_heads=4,
+        **{**COMMON, **sizes},
         kv_lora_rank=512,
         q_lora_rank=None,
         qk_rope_head_dim=64,
         qk_nope_head_dim=128,
         v_head_dim=128,
-        first_k_dense_replace=2,
+        first_k_dense_replace=sizes["num_hidden_layers"],
         n_routed_experts=4,
         n_shared_experts=1,
         num_experts_per_tok=2,
         moe_intermediate_size=128,
         n_group=1,
         topk_group=1,
-        **COMMON,
     )
     return transformers.DeepseekV2ForCausalLM(config)
 
@@ -133,6 +149,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "llama": llama,
     "gemma3": gemma3,
     "mla": mla,
+    "mla-long": mla_long,
     "lfm2": lfm2,
     "qwen3-next": qwen3_next,
     "llama-long": llama_long,

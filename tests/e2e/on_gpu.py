@@ -3,6 +3,8 @@
     python -m tests.e2e.on_gpu                      # tokens and log-probabilities, tiny model with random weights
     python -m tests.e2e.on_gpu --ttft 8192 32768    # to the first token: computed, from HBM, evicted from there;
                                                     # without a connector, with vLLM's own offloading, with a server
+    python -m tests.e2e.on_gpu --rounds 33000       # on two GPUs, latent attention: a conversation whose second and
+                                                    # third round find all before them in the server, to the token
     --graphs: both of it in vLLM's usual way, with compiled code and CUDA graphs. Else eager, which starts sooner.
 
 Needs a GPU, vLLM (0.20.2 or newer), transformers, and kvserver installed. Exit status 1 when a check failed.
@@ -23,6 +25,7 @@ from pathlib import Path
 from tests.e2e.arena import flip_stored_bytes
 from tests.e2e.checks import prompt, settled
 from tests.e2e.engine import Answer, Engine
+from tests.e2e.rounds import Conversation
 from tests.process.harness import Server, until
 
 TOKENS = 16
@@ -42,6 +45,12 @@ GRAPHS: dict[str, object] = {
 START_S = 400.0
 """Compiling is a part of it."""
 OFFLOAD_GIB = 40
+RANKS = 2
+MORE_TOKENS = 1000
+"""Of every round but the first."""
+LATENT_BYTES = 5 * 576 * 2
+"""Layers, latent and position, bf16; once for both ranks."""
+LATENT_BLOCK_TOKENS = 64
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -144,6 +153,35 @@ def identity(checks: Checks, model: Path, graphs: dict[str, object]) -> None:
             checks.check("a second engine", elsewhere)
 
 
+def rounds(checks: Checks, model: Path, tokens: int, graphs: dict[str, object]) -> None:
+    """Two ranks; between two questions other prompts push everything out of the engine's pool."""
+    context = tokens + 4 * MORE_TOKENS
+    options: dict[str, object] = {
+        **graphs,
+        "dtype": "bfloat16",
+        "tensor_parallel_size": RANKS,
+        "disable_custom_all_reduce": True,  # not every virtual machine lets GPUs see each other's memory
+        "block_size": LATENT_BLOCK_TOKENS,
+        "num_gpu_blocks_override": context // LATENT_BLOCK_TOKENS + 2,
+        "max_model_len": context,
+        "max_num_batched_tokens": 8192,
+        "kv_cache_memory_bytes": 2 << 30,
+        "gpu_memory_utilization": 0.3,
+    }
+    with (
+        Server(arena_bytes=4 << 30) as server,
+        Engine(
+            model, server.path, environment={"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}, start_s=START_S, **options
+        ) as engine,
+    ):
+        until("both ranks to be registered", lambda: server.status().caches == RANKS, 60)
+        conversation = Conversation(engine, server, filler_tokens=context // 2 + LATENT_BLOCK_TOKENS)
+        for number, new_tokens in enumerate((tokens, MORE_TOKENS, MORE_TOKENS), 1):
+            checks.check(f"round {number}", partial(conversation.round, new_tokens))
+        checks.check("what is stored", partial(conversation.stored_once, LATENT_BYTES))
+        checks.check("changed bytes change the output", conversation.flipped)
+
+
 def ttft(
     checks: Checks, lengths: list[int], arms: list[str], folder: Path, *, turns: int, graphs: dict[str, object]
 ) -> None:
@@ -213,6 +251,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of a model with weights; otherwise a tiny one is built")
     parser.add_argument("--ttft", type=int, nargs="+", metavar="TOKENS")
+    parser.add_argument("--rounds", type=int, metavar="TOKENS", help="of the first round, on two GPUs")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--turns", type=int, default=5, help="of each arm and length")
     parser.add_argument("--graphs", action="store_true")
@@ -222,15 +261,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kv-model-") as folder:
         if options.ttft:
             ttft(checks, options.ttft, options.arms, Path(folder), turns=options.turns, graphs=graphs)
+        elif options.rounds:
+            rounds(checks, options.model or built(Path(folder), "mla-long"), options.rounds, graphs)
         else:
-            identity(checks, options.model or tiny_model(Path(folder)), graphs)
+            identity(checks, options.model or built(Path(folder), "llama-long"), graphs)
     return 1 if checks.failed else 0
 
 
-def tiny_model(folder: Path) -> Path:
-    """Built by another process, so that this one holds no framework."""
-    subprocess.run([sys.executable, "-m", "tests.e2e.models", str(folder), "llama-long"], check=True, timeout=120)
-    return folder / "llama-long"
+def built(folder: Path, name: str) -> Path:
+    """A model with random weights. Built by another process, so that this one holds no framework."""
+    subprocess.run([sys.executable, "-m", "tests.e2e.models", str(folder), name], check=True, timeout=180)
+    return folder / name
 
 
 if __name__ == "__main__":

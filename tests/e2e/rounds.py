@@ -1,0 +1,125 @@
+"""A conversation whose rounds find all rounds before them in the server, to the token, when the engine forgot them.
+
+    conversation = Conversation(engine, server, filler_tokens=...)
+    conversation.round(33_000)      # nothing is found; then once more from HBM and from the server
+    conversation.round(1_000)       # 33,000 tokens are found, 1,000 are computed
+
+Each round ends a few tokens behind a chunk, so from HBM and from the server the same tokens are left to compute, and
+even bfloat16 gives the same bits. Where an engine keeps no prefixes itself (latent attention on CPUs) both come from
+the server.
+"""
+
+import time
+from typing import NamedTuple
+
+from tests.e2e.arena import flip_stored_bytes
+from tests.e2e.checks import CLOSE, assert_same, is_uniform, prompt, settled, whole_chunks
+from tests.e2e.engine import Answer, Engine
+from tests.process.harness import Server, until
+
+CHUNK_TOKENS = 256
+BEHIND_TOKENS = 5
+"""Behind the last whole chunk of a round."""
+OUTPUT_TOKENS = 16
+FILLER_SEED = 300
+WAIT_S = 120.0
+
+
+class Asked(NamedTuple):
+    """An answer, and what vLLM counted meanwhile."""
+
+    answer: Answer
+    from_hbm: float
+    from_server: float
+    retrieved: float
+    """What the connector counted of from_server, when it had arrived."""
+    ms: float
+
+
+class Conversation:
+    def __init__(self, engine: Engine, server: Server, *, filler_tokens: int) -> None:
+        """filler_tokens: of each of two prompts that together fill the engine's pool."""
+        self.said: list[int] = []
+        self.rounds = 0
+        self._engine = engine
+        self._server = server
+        self._fillers = [prompt(FILLER_SEED + number, filler_tokens) for number in range(2)]
+        self._right: Answer | None = None
+
+    @property
+    def found_tokens(self) -> int:
+        """Of all that was said, what the server holds and a prompt can use."""
+        return whole_chunks(len(self.said) - 1, CHUNK_TOKENS) if self.said else 0
+
+    @property
+    def stored_tokens(self) -> int:
+        """All that the server holds, fillers included."""
+        return self.found_tokens + sum(whole_chunks(len(filler), CHUNK_TOKENS) for filler in self._fillers)
+
+    def round(self, new_tokens: int) -> str:
+        """Says about so many tokens more; AssertionError when anything is found or counted that should not."""
+        held = self.found_tokens
+        length = whole_chunks(len(self.said) + new_tokens, CHUNK_TOKENS) + BEHIND_TOKENS
+        self.said += prompt(100 + self.rounds, length - len(self.said))
+        self.rounds += 1
+        self.forget()
+        computed = self._asked()
+        assert (computed.answer.cached_tokens, computed.from_hbm, computed.from_server) == (held, 0, held), computed
+        assert computed.retrieved == held, computed
+        assert not is_uniform(computed.answer.logprob, OUTPUT_TOKENS)
+        self._settle()
+        wanted = self._asked()
+        assert wanted.answer.cached_tokens == wanted.from_hbm + wanted.from_server == length - BEHIND_TOKENS, wanted
+        self.forget()
+        found = self._asked()
+        assert (found.from_hbm, found.from_server) == (0, length - BEHIND_TOKENS), found
+        assert found.retrieved == found.answer.cached_tokens == length - BEHIND_TOKENS, found
+        assert_same(found.answer, wanted.answer)
+        self._right = found.answer
+        self.said += found.answer.tokens
+        return (
+            f"{length} tokens: {held} found in the server and the rest computed {computed.ms:.1f} ms, "
+            f"{wanted.from_hbm:g} in HBM {wanted.ms:.1f} ms, {found.from_server:g} in the server {found.ms:.1f} ms"
+        )
+
+    def flipped(self) -> str:
+        """The last round once more with changed bytes: the output is another."""
+        assert self._right is not None, "no round before it"
+        self.forget()
+        flip_stored_bytes(self._server.mover_pid())
+        try:
+            found = self._engine.generate([self.said[:-OUTPUT_TOKENS]], tokens=OUTPUT_TOKENS)[0]
+        finally:
+            flip_stored_bytes(self._server.mover_pid())
+        assert found.tokens != self._right.tokens
+        assert abs(found.logprob - self._right.logprob) > 100 * CLOSE
+        return f"log-probability {found.logprob:.2f} where {self._right.logprob:.2f} is right"
+
+    def stored_once(self, token_bytes: int) -> str:
+        """token_bytes: of one rank. Of latent attention all ranks hold the same."""
+        used = self._server.status().arena.used_bytes
+        assert used == self.stored_tokens * token_bytes, (used, self.stored_tokens, token_bytes)
+        return f"{self.stored_tokens} tokens in {used} bytes, of all ranks together"
+
+    def forget(self) -> None:
+        """Other prompts push everything out of the engine's pool, as traffic does."""
+        self._settle()
+        for filler in self._fillers:
+            self._engine.generate([filler], tokens=1)
+        self._settle()
+
+    def _settle(self) -> None:
+        until("the stores to end", lambda: settled(self._server), WAIT_S)
+
+    def _asked(self) -> Asked:
+        before = self._engine.call("metrics")
+        began_s = time.perf_counter()
+        answer = self._engine.generate([self.said], tokens=OUTPUT_TOKENS)[0]
+        ms = (time.perf_counter() - began_s) * 1e3
+        after = self._engine.call("metrics")
+        assert after.get("vllm:kvserver_retrieves_failed", 0) == 0
+        grown = [
+            after.get(f"vllm:{name}", 0) - before.get(f"vllm:{name}", 0)
+            for name in ("prefix_cache_hits", "external_prefix_cache_hits", "kvserver_tokens_retrieved")
+        ]
+        return Asked(answer, *grown, ms)
