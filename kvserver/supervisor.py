@@ -152,6 +152,8 @@ class Supervisor:
                 self._tell_of_undead()
                 if self._stopping:
                     break
+        for number in (signal.SIGTERM, signal.SIGINT):  # all others the interpreter gives up before it ends
+            signal.signal(number, signal.SIG_IGN)
         logs.event(logging.INFO, "server stopped")
 
     def _patience(self) -> float | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kvserver.sizing.run import Sizing
 
 GB = 1e9
-WIDTHS = (10, 8, 8, 9, 8, 14)
+WIDTHS = (10, 8, 8, 9, 8, 14, 16)
 
 
 def render(sizing: Sizing) -> str:
@@ -20,7 +20,7 @@ def _lines(sizing: Sizing) -> Iterator[str]:
         f"chunks of {sizing.chunk_tokens} tokens, {sizing.policy}"
     )
     yield ""
-    head = "arena, GB", "hit rate", "from HBM", "from DRAM", "computed", "chunks evicted"
+    head = "arena, GB", "hit rate", "from HBM", "from DRAM", "computed", "chunks evicted", "stores cut short"
     yield "  ".join(word.rjust(width) for word, width in zip(head, WIDTHS, strict=True))
     for size in sizing.sizes:
         cells = (
@@ -30,9 +30,15 @@ def _lines(sizing: Sizing) -> Iterator[str]:
             _percent(size.server_tokens, total),
             _percent(size.computed_tokens, total),
             f"{size.evicted_chunks:,}",
+            _percent(size.stores_short, size.stores),
         )
         yield "  ".join(cell.rjust(width) for cell, width in zip(cells, WIDTHS, strict=True))
     yield ""
+    if any(size.stores_short for size in sizing.sizes):
+        yield (
+            "Where stores are cut short, the arena does not hold what is under way at once: it keeps the beginnings of "
+            "prompts, and more room need not hit more there."
+        )
     yield (
         f"A cache that forgets nothing hits {_percent(sizing.infinite_tokens, total)}; everything that was asked for "
         f"fills {sizing.unique_bytes / GB:.3f} GB."

@@ -41,6 +41,9 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     server_tokens: int
     computed_tokens: int
     evicted_chunks: int
+    stores: int
+    stores_short: int
+    """Of these; the rest of their prompts found no room, since all of the arena was pinned."""
 
 
 class Sizing(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +157,8 @@ def _replay(prompts: Sequence[Prompt], options: SizingOptions, arena_bytes: int,
         server_tokens=sum(outcome.retrieved_tokens for outcome in outcomes),
         computed_tokens=sum(outcome.computed_tokens for outcome in outcomes),
         evicted_chunks=brain.service.counters.evictions,
+        stores=brain.service.counters.stores,
+        stores_short=brain.service.counters.stores_short,
     )
 
 

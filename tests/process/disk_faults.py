@@ -9,7 +9,7 @@ import argparse
 import errno
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -42,11 +42,12 @@ FAULTS = {
 }
 
 
-def run_kills(count: int, seed: int) -> str:
+def run_kills(count: int, seed: int, targets: Sequence[str] = ("",)) -> str:
+    """targets: in turn; an empty one is chosen by chance."""
     began_s = time.monotonic()
     with kills.open_campaign(seed) as campaign:
-        for _ in range(count):
-            campaign.round()
+        for number in range(count):
+            campaign.round(targets[number % len(targets)])
         took_s = (time.monotonic() - began_s) / count
     return (
         f"{count} kills, {took_s:.2f} s each, ready again after {median(campaign.ready_s):.2f} s "

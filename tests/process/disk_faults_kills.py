@@ -1,7 +1,9 @@
-"""The server, or a process of it, is killed at a random instant under load; what it had sealed on disk is there again.
+"""The server, or a process of it, is killed or told to stop at a random instant under load; what it had sealed on disk
+is there again.
 
-A round: loads run → something is killed → loads pause → all is ready again → the promises are held against what the
-brain's witness said at the kill (disk_faults_brain.py). The load runs on from there, on what the last life left.
+A round: loads run → something is killed, or SIGTERM stops the server → loads pause → all is ready again → the promises
+are held against what the brain's witness said at the kill (disk_faults_brain.py). The load runs on from there, on what
+the last life left.
 """
 
 import os
@@ -25,8 +27,18 @@ STARTING_S = 0.0, 0.7
 """A server that is killed while it starts is killed that long after its process was started."""
 COMPARED = 5
 """Stories that are retrieved and compared after each restart, beside all that the loads compare."""
-TARGETS = {"server": 45, "every process": 10, "server while it starts": 10, "brain": 12, "disk mover": 12, "mover": 6}
-"""How often, of 95."""
+STOPS = ("stop", "stop, told twice")
+TARGETS = {
+    "server": 45,
+    "every process": 10,
+    "server while it starts": 10,
+    "brain": 12,
+    "disk mover": 12,
+    "mover": 6,
+    **dict.fromkeys(STOPS, 5),
+}
+"""How often, of 105."""
+TOLD_AGAIN_S = 0.0, 0.3
 
 
 class Campaign:
@@ -43,11 +55,12 @@ class Campaign:
         self._checker = checker
         self._random = random.Random(seed)
 
-    def round(self) -> None:
+    def round(self, target: str = "") -> None:
+        """target: of TARGETS; empty: by chance."""
         for load in self._loads:
             load.go()
         time.sleep(self._random.uniform(*UNDER_LOAD_S))
-        target = self._random.choices(list(TARGETS), list(TARGETS.values()))[0]
+        target = target or self._random.choices(list(TARGETS), list(TARGETS.values()))[0]
         began_s = time.monotonic()
         whole_server = target not in ("brain", "disk mover", "mover")
         at_death = self._kill_server(target) if whole_server else self._kill_child(target)
@@ -72,12 +85,26 @@ class Campaign:
     # ---------------------------------------------------------------- kills
 
     def _kill_server(self, target: str) -> Account:
+        if target in STOPS:
+            return self._stop_server(told_twice=target != STOPS[0])
         if target == "every process":  # in any order, not from the top down
             pids = [self.server.pid, *pids_below(self.server.pid)]
             self._random.shuffle(pids)
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
         self.server.kill()
+        return self.server.account()
+
+    def _stop_server(self, *, told_twice: bool) -> Account:
+        """SIGTERM while everybody asks; what runs has its time, unless it is told again."""
+        below = pids_below(self.server.pid)
+        assert self.server.process is not None
+        self.server.process.terminate()
+        if told_twice:
+            time.sleep(self._random.uniform(*TOLD_AGAIN_S))
+        status = self.server.stop()
+        assert status == 0, f"exit status {status}"
+        assert all(is_gone(pid) for pid in below), "nothing outlives a server that was stopped"
         return self.server.account()
 
     def _kill_child(self, target: str) -> Account:
@@ -106,7 +133,7 @@ class Campaign:
     # ---------------------------------------------------------------- promises
 
     def _see(self, target: str, at_death: Account) -> None:
-        self.seen[f"killed: {target}"] += 1
+        self.seen[target if target in STOPS else f"killed: {target}"] += 1
         self.seen["writes in flight at a kill"] += len(at_death.writing)
         self.seen["reads in flight at a kill"] += len(at_death.reading)
         self.seen["kills with I/O in flight"] += bool(at_death.writing or at_death.reading)

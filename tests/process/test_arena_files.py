@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvserver.arena_files import ARENA, LEDGER
+from kvserver.transfer.engines import free_huge_pages
 from tests.process.harness import kill, pids_below, until
 from tests.process.test_service_restart import (
     ARENA_BYTES,
@@ -27,6 +28,7 @@ from tests.process.test_service_restart import (
     Engine,
 )
 
+HUGE_PAGE_BYTES = 2 << 20
 START_S = 90.0
 """An end that is never waited for: interpreters start slowly where every core is taken."""
 
@@ -34,8 +36,8 @@ START_S = 90.0
 class Place:
     """A server's directories: one for its files of memory, one for its socket and log."""
 
-    def __init__(self, memory: Path, other: Path) -> None:
-        self.memory, self.other = memory, other
+    def __init__(self, memory: Path, other: Path, **keys: object) -> None:
+        self.memory, self.other, self._keys = memory, other, keys
 
     @property
     def log(self) -> str:
@@ -54,6 +56,7 @@ class Place:
             "arena_bytes": ARENA_BYTES,
             "slab_bytes": SLAB_BYTES,
             "chunks_max": 1000,
+            **self._keys,
             **flags,
         }
         words = [word for key, value in given.items() for word in ("--" + key.replace("_", "-"), str(value))]
@@ -89,6 +92,23 @@ def place(tmp_path: Path) -> Iterator[Place]:
     shutil.rmtree(memory)
 
 
+@pytest.fixture
+def huge_place(place: Place) -> Iterator[Place]:
+    """The same with its arena on huge pages."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    usable = [
+        path for _, path, kind, *_ in mounts if kind == "hugetlbfs" and os.statvfs(path).f_bsize == HUGE_PAGE_BYTES
+    ]
+    if not usable or not os.access(usable[0], os.W_OK):
+        pytest.skip("no hugetlbfs with pages of 2 MiB that this user may write to")
+    if free_huge_pages(HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES < ARENA_BYTES:
+        pytest.skip("no free huge pages: sysctl vm.nr_hugepages=8")
+    memory = Path(tempfile.mkdtemp(dir=usable[0], prefix="kvserver-test-"))
+    keys = {"huge_page_bytes": HUGE_PAGE_BYTES, "slab_bytes": HUGE_PAGE_BYTES, "ledger_path": place.memory}
+    yield Place(memory, place.other, **keys)
+    shutil.rmtree(memory)
+
+
 def stored(place: Place, end: str = "stop") -> bytes:
     """A first life in which something is stored. end: in order, or SIGKILL of the supervisor or of every process."""
     content = os.urandom(BLOCKS * PAGE)
@@ -118,6 +138,16 @@ def test_every_sealed_chunk_is_back_byte_by_byte(place: Place, end: str) -> None
     assert found(place) == (CHUNKS, content), "and by the start after that"
     assert place.log.count("memory kept") == 2
     assert "Traceback" not in place.log
+
+
+@pytest.mark.parametrize("end", ["stop", "supervisor", "all"])
+def test_every_sealed_chunk_on_huge_pages_is_back_byte_by_byte(huge_place: Place, end: str) -> None:
+    content = stored(huge_place, end)
+    assert huge_place.file(ARENA).stat().st_size == ARENA_BYTES
+    assert found(huge_place) == (CHUNKS, content)
+    assert found(huge_place) == (CHUNKS, content), "and by the start after that"
+    assert huge_place.log.count("memory kept") == 2
+    assert "Traceback" not in huge_place.log
 
 
 def test_a_damaged_entry_of_the_ledger_is_dropped_and_counted(place: Place) -> None:

@@ -15,11 +15,17 @@ from tests.process.disk_faults import (
     run_kills,
     run_stops,
 )
+from tests.process.disk_faults_kills import STOPS
 from tests.process.disk_faults_stops import goes_on, is_replaced
 
 
 def test_what_was_sealed_on_disk_is_found_after_any_kill() -> None:
     assert "5 kills" in run_kills(5, seed=3)
+
+
+def test_what_was_sealed_on_disk_is_found_after_a_stop_in_the_middle_of_stores() -> None:
+    told = run_kills(len(STOPS), seed=5, targets=STOPS)
+    assert all(f"{target} 1" in told for target in STOPS), told
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,23 @@ from tests.process.harness import WAIT_S, Server, is_gone, pids_below, resume, s
 PATIENT = "import kvserver.supervisor as s; s.STOP_S = 3600.0; from kvserver.cli import main; main()"
 
 
+LATE = """
+import os
+class Late:
+    def __del__(self, tell=os.kill, pid=os.getpid()):
+        tell(pid, 15)
+late = Late()
+from kvserver.cli import main
+main()
+"""
+
+
+class LateServer(Server):
+    """Is told once more by what the interpreter takes down last."""
+
+    PROGRAM = ("-c", LATE)
+
+
 class PatientServer(Server):
     """Would wait an hour for its brain to end by itself."""
 
@@ -33,6 +50,12 @@ def test_the_second_sigterm_ends_a_server_whose_brain_does_not() -> None:
                 resume(brain)
         until("its processes to end", lambda: all(is_gone(pid) for pid in below))
         assert not server.path.exists()
+
+
+def test_a_sigterm_that_comes_when_all_is_over_changes_nothing() -> None:
+    """The interpreter has given signals back their defaults by then."""
+    with LateServer() as server:
+        assert server.stop() == 0
 
 
 def is_asked(pid: int) -> bool:

@@ -72,6 +72,18 @@ def test_tokens_add_up_and_a_larger_arena_hits_no_less() -> None:
     assert sizing.sizes[-1].evicted_chunks == 0 < sizing.sizes[0].evicted_chunks
 
 
+def test_an_arena_that_holds_less_than_is_under_way_says_that_stores_are_cut_short(tmp_path: Path) -> None:
+    """Prompts of eleven chunks, in room for five and for 32."""
+    prompts = [{"keys": [f"{number}.{place}" for place in range(11)], "worker": number % 2} for number in range(6)]
+    options = {**ONE_BY_ONE, "workers": 2, "token_bytes": UNIT}
+    small, large = (sized(key_log(tmp_path, *prompts), chunks * 64 * UNIT, **options) for chunks in (5, 2 * 16))
+    (cut,), (whole,) = small.sizes, large.sizes
+    assert (cut.stores, whole.stores) == (6, 6)
+    assert cut.stores_short == 6 > whole.stores_short == 0
+    assert "stores are cut short" in render(small)
+    assert "stores are cut short" not in render(large)
+
+
 def test_half_the_bytes_a_token_hit_the_same_in_half_the_arena() -> None:
     """As the report says of FP8."""
     (wide,) = sized("claude-code", 64 << 20, requests=60, token_bytes=2048).sizes
