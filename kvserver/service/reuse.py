@@ -5,9 +5,9 @@ rate is 1 - distinct / asked. What is hit beside that rate tells whether more DR
 prompts simply do not come back.
 
 Distinct chunks are counted by HyperLogLog (Flajolet et al. 2007) with the estimator of Ertl (arXiv:1702.01284), which
-needs no table of corrections. Three things keep it cheap on the thread that decides: of all chunks only those are looked
-at whose key's first byte is a multiple of SAMPLED, which is as random as the key and the same for every lookup; a
-prompt that was asked for before in the hour is known by its last key, since a key names the whole prefix; and what is
+needs no table of corrections. Three things keep it cheap on the thread that decides: of all chunks only those are
+looked at whose key's first byte is a multiple of SAMPLED, which is as random as the key and the same for every lookup;
+a prompt that was asked for before in the hour is known by its last key, since a key names the whole prefix; and what is
 new is looked at when nobody waits.
 Standard error: REGISTERS alone make 2.3 %, the sample sqrt(SAMPLED / distinct) more.
 """
