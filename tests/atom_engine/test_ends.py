@@ -156,7 +156,8 @@ def test_aborted_while_it_waits_unadmitted(make_rig: MakeRig) -> None:
 
 @pytest.mark.parametrize("ends", ["after", "queued"])
 def test_aborted_while_its_load_runs(make_rig: MakeRig, ends: str) -> None:
-    """aborted_parked_load_defers_owned_resources_until_terminal; _consumes_already_queued_terminal."""
+    """aborted_parked_load_defers_owned_resources_until_terminal;
+    aborted_parked_load_consumes_already_queued_terminal."""
     rig = warm(make_rig, tensor=2)
     with rig.silence(1):
         seq = parked(rig)
@@ -172,6 +173,21 @@ def test_aborted_while_its_load_runs(make_rig: MakeRig, ends: str) -> None:
     assert seq.is_finished
     assert rig.scheduler.parked == 0
     assert seq.block_table == []
+
+
+@pytest.mark.parametrize("ranks", [(), (1,)])
+def test_aborted_when_its_load_has_been_taken(make_rig: MakeRig, ranks: tuple[int, ...]) -> None:
+    """abort_cleans_load_whose_terminal_was_already_consumed: it computes the rest by then, or all of it."""
+    rig = warm(make_rig, tensor=2, shape=Shape(layers=1, blocks=47), max_num_batched_tokens=100)
+    with rig.refuse(*ranks):
+        seq = rig.add(prompt(1, 300) + prompt(2, 500), max_tokens=9)
+        rig.until("its rest to be computed", lambda: rig.loads() and seq.is_partial_prefill)
+        assert getattr(seq, "offload_load_failed" if ranks else "offload_loaded")
+        rig.abort(seq)
+        rig.drain()
+    assert seq.is_finished
+    assert seq.num_tokens <= 801
+    assert rig.scheduler.parked == 0
 
 
 @pytest.mark.parametrize("ends", ["loaded", "failed", "queued"])
