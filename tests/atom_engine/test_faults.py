@@ -201,27 +201,34 @@ def test_after_a_bug_what_is_in_flight_still_holds_its_blocks(make_rig: MakeRig)
 
 
 def test_what_left_memory_comes_back_from_disk(make_rig: MakeRig, tmp_path: Path) -> None:
-    """lmcache_local_disk_round_trip_without_cpu_hot_cache: the arena holds four of six prompts, the disk all."""
+    """lmcache_local_disk_round_trip_without_cpu_hot_cache: the arena holds four of six prompts, the disk all but what
+    it was too slow to take."""
     disk = {"disk_paths": str(tmp_path), "disk_bytes": 64 << 20, "disk_segment_bytes": 512 << 10}
     with Server(arena_bytes=4 << 20, slab_bytes=1 << 20, disk_write_policy="through", **disk) as server:
         until("the disk", lambda: server.status().disk_state == "ready")
-        rig = make_rig(server, shape=Shape(layers=8), tensor=2, max_model_len=288)
+        rig = make_rig(server, shape=Shape(layers=8), tensor=2, max_model_len=400)
         for number in range(6):
             rig.run(prompt(number, 300))
-            until("it to be on disk", lambda number=number: server.status().chunks_on_disk >= 3 * (number + 1))
+            until("its chunks to be on disk, or refused", lambda n=number: sum(on_disk_or_not(server)) >= 3 * (n + 1))
+        rig.computed_tokens = 0
         for number in range(6):
             rig.forget_hbm()
-            rig.computed_tokens = 0
             rig.run(prompt(number, 300))
-            assert rig.computed_tokens == 12, number
-        assert len(rig.loads()) == 6
+        refused = on_disk_or_not(server)[1]
+        assert 6 * 12 <= rig.computed_tokens <= 6 * 12 + refused * 288
         assert server.status().counters["disk_read_bytes"] > 0
+
+
+def on_disk_or_not(server: Server) -> tuple[int, int]:
+    """Chunks that are there, and those that were not taken."""
+    status = server.status()
+    return status.chunks_on_disk, sum(status.counters["disk_refused"].values())
 
 
 def test_a_full_arena(make_rig: MakeRig) -> None:
     """Stores that find no place end, and leave no gap that a load would fall into."""
     with Server(arena_bytes=4 << 20) as server:
-        rig = make_rig(server, shape=Shape(layers=24, blocks=47), max_model_len=96)
+        rig = make_rig(server, shape=Shape(layers=24, blocks=47), max_model_len=400)
         for number in range(4):
             rig.run(prompt(number, 300), max_tokens=2)
         rig.forget_hbm()
