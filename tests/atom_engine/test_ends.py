@@ -40,7 +40,8 @@ def parked(rig: Rig, **options: Any) -> Any:
 
 
 def test_blocks_of_a_finished_request_stay_until_they_are_stored(make_rig: MakeRig) -> None:
-    """save_inflight_defers_free_until_save_finishes; A11, and A10: no batch runs any more when the store is sent."""
+    """save_inflight_defers_free_until_save_finishes; A11, and A10: no batch runs any more when the store is sent.
+    ATOM: request_finish_retains_tracker_for_pending_page_save."""
     rig = make_rig()
     with rig.silence(0):
         seq = rig.add(prompt(1, 300))
@@ -79,7 +80,8 @@ def test_a_request_that_is_finished_twice_is_finished_once(make_rig: MakeRig) ->
 
 
 def test_terminals_of_nobody_are_dropped(make_rig: MakeRig) -> None:
-    """raw_callbacks_cannot_retire_exact_active_operations; stale generations."""
+    """raw_callbacks_cannot_retire_exact_active_operations; stale generations.
+    ATOM: dense_stale_or_raw_save_completion_cannot_clear_exact_lifecycle."""
     rig = make_rig()
     with rig.silence(0):
         seq = rig.add(prompt(1, 300))
@@ -115,7 +117,8 @@ def test_a_load_that_fails_on_one_rank_is_computed(make_rig: MakeRig, rank: int)
 
 
 def test_a_failure_waits_for_the_ranks_that_still_load(make_rig: MakeRig) -> None:
-    """failure is said when all are terminal: blocks that a rank still writes are not computed into."""
+    """failure is said when all are terminal: blocks that a rank still writes are not computed into.
+    ATOM: aggregator_failure_overrides_late_success."""
     rig = warm(make_rig, tensor=2)
     with rig.refuse(0), rig.silence(1):
         seq = parked(rig)

@@ -283,7 +283,8 @@ def test_what_was_asked_for_and_is_not_loaded_is_kept_by_nobody(make_rig: MakeRi
 
 
 def test_a_load_gives_its_lease_back_once(make_rig: MakeRig) -> None:
-    """Whether it succeeds or fails; a server that is told twice would say so."""
+    """Whether it succeeds or fails; a server that is told twice would say so.
+    ATOM: dense_lookup_unpin_passes_one_string_id."""
     rig = warm(make_rig, tensor=2)
     for ranks in ((), (1,)):
         with rig.refuse(*ranks):
