@@ -178,9 +178,13 @@ class Rig:
             known = {pool.address: pool.fd for memory in self.memories for pool in memory.pools}
             return [HostBuffer(known[found.address], found.bytes) for found in allocations]
 
+        def on_host(_: object) -> str:
+            """No Mock, which would keep the tensors that it is asked about."""
+            return "host"
+
         with (
             mock.patch.object(connector, "life_of", return_value=self._life),
-            mock.patch.object(connector, "_device_kind", return_value="host"),
+            mock.patch.object(connector, "_device_kind", on_host),
             mock.patch.object(connector, "_buffers", buffers),
         ):
             yield
@@ -206,7 +210,8 @@ class Rig:
     def step(self) -> bool:
         """As in EngineCore: dispatch, forward, poll, postprocess. False when nothing was computed."""
         batch = self.scheduler.schedule()
-        self.scheduler.take_rejected()
+        for seq in self.scheduler.take_rejected():
+            assert "unschedulable" not in getattr(seq, "leave_reason", ""), seq.leave_reason
         if batch is None:
             self.idle()
             return False

@@ -40,7 +40,8 @@ def parked(rig: Rig, **options: Any) -> Any:
 
 
 def test_blocks_of_a_finished_request_stay_until_they_are_stored(make_rig: MakeRig) -> None:
-    """save_inflight_defers_free_until_save_finishes; A11, and A10: no batch runs any more when the store is sent."""
+    """save_inflight_defers_free_until_save_finishes; A11, and A10: no batch runs any more when the store is sent.
+    ATOM: request_finish_retains_tracker_for_pending_page_save."""
     rig = make_rig()
     with rig.silence(0):
         seq = rig.add(prompt(1, 300))
@@ -79,7 +80,8 @@ def test_a_request_that_is_finished_twice_is_finished_once(make_rig: MakeRig) ->
 
 
 def test_terminals_of_nobody_are_dropped(make_rig: MakeRig) -> None:
-    """raw_callbacks_cannot_retire_exact_active_operations; stale generations."""
+    """raw_callbacks_cannot_retire_exact_active_operations; stale generations.
+    ATOM: dense_stale_or_raw_save_completion_cannot_clear_exact_lifecycle."""
     rig = make_rig()
     with rig.silence(0):
         seq = rig.add(prompt(1, 300))
@@ -115,7 +117,8 @@ def test_a_load_that_fails_on_one_rank_is_computed(make_rig: MakeRig, rank: int)
 
 
 def test_a_failure_waits_for_the_ranks_that_still_load(make_rig: MakeRig) -> None:
-    """failure is said when all are terminal: blocks that a rank still writes are not computed into."""
+    """failure is said when all are terminal: blocks that a rank still writes are not computed into.
+    ATOM: aggregator_failure_overrides_late_success."""
     rig = warm(make_rig, tensor=2)
     with rig.refuse(0), rig.silence(1):
         seq = parked(rig)
@@ -156,7 +159,8 @@ def test_aborted_while_it_waits_unadmitted(make_rig: MakeRig) -> None:
 
 @pytest.mark.parametrize("ends", ["after", "queued"])
 def test_aborted_while_its_load_runs(make_rig: MakeRig, ends: str) -> None:
-    """aborted_parked_load_defers_owned_resources_until_terminal; _consumes_already_queued_terminal."""
+    """aborted_parked_load_defers_owned_resources_until_terminal;
+    aborted_parked_load_consumes_already_queued_terminal."""
     rig = warm(make_rig, tensor=2)
     with rig.silence(1):
         seq = parked(rig)
@@ -172,6 +176,21 @@ def test_aborted_while_its_load_runs(make_rig: MakeRig, ends: str) -> None:
     assert seq.is_finished
     assert rig.scheduler.parked == 0
     assert seq.block_table == []
+
+
+@pytest.mark.parametrize("ranks", [(), (1,)])
+def test_aborted_when_its_load_has_been_taken(make_rig: MakeRig, ranks: tuple[int, ...]) -> None:
+    """abort_cleans_load_whose_terminal_was_already_consumed: it computes the rest by then, or all of it."""
+    rig = warm(make_rig, tensor=2, shape=Shape(layers=1, blocks=47), max_num_batched_tokens=100)
+    with rig.refuse(*ranks):
+        seq = rig.add(prompt(1, 300) + prompt(2, 500), max_tokens=9)
+        rig.until("its rest to be computed", lambda: rig.loads() and seq.is_partial_prefill)
+        assert getattr(seq, "offload_load_failed" if ranks else "offload_loaded")
+        rig.abort(seq)
+        rig.drain()
+    assert seq.is_finished
+    assert seq.num_tokens <= 801
+    assert rig.scheduler.parked == 0
 
 
 @pytest.mark.parametrize("ends", ["loaded", "failed", "queued"])

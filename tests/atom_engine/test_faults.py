@@ -3,12 +3,13 @@
 Each engine here has a server of its own. Rig compares the context of every forward, and that all blocks came back."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.atom_engine.memory import Shape
 from tests.atom_engine.rig import Rig, prompt
-from tests.process.harness import Server, kill, stop, stopped
+from tests.process.harness import Server, kill, stop, stopped, until
 
 MakeRig = Callable[..., Rig]
 BRISK = {"lookup_timeout_ms": 40, "load_timeout_ms": 400, "store_timeout_ms": 400}
@@ -160,15 +161,16 @@ def test_a_worker_that_is_away_fails_its_loads_and_lets_blocks_go(make_rig: Make
         assert seq.is_finished
 
 
-@pytest.mark.parametrize("call", ["match", "allocated", "computed", "retrieve_ended", "store_ended", "begin"])
+@pytest.mark.parametrize("call", ["match", "allocated", "computed", "retrieve_ended", "store_ended", "begin", "_event"])
 def test_a_bug_of_ours_costs_the_cache_and_nothing_else(make_rig: MakeRig, call: str) -> None:
-    """In the call that is named: begin is a worker's, the others decide for the scheduler."""
+    """fallback_page_event_constructor_failure_is_terminal; fallback_page_event_record_failure_is_terminal. In the call
+    that is named: begin and _event are a worker's, the others decide for the scheduler."""
     with serve() as server:
         rig = make_rig(server, tensor=2)
         rig.run(prompt(1, 300))
         rig.forget_hbm()
         seq = rig.add(prompt(1, 300), max_tokens=4)
-        broken = rig.workers[1]._worker._half if call == "begin" else rig.connector._half._offload
+        broken = rig.workers[1]._worker._half if call in ("begin", "_event") else rig.connector._half._offload
         happened = []
 
         def bug(*_: object, **__: object) -> None:
@@ -198,10 +200,35 @@ def test_after_a_bug_what_is_in_flight_still_holds_its_blocks(make_rig: MakeRig)
         assert seq.block_table == []
 
 
+def test_what_left_memory_comes_back_from_disk(make_rig: MakeRig, tmp_path: Path) -> None:
+    """lmcache_local_disk_round_trip_without_cpu_hot_cache: the arena holds four of six prompts, the disk all but what
+    it was too slow to take."""
+    disk = {"disk_paths": str(tmp_path), "disk_bytes": 64 << 20, "disk_segment_bytes": 512 << 10}
+    with Server(arena_bytes=4 << 20, slab_bytes=1 << 20, disk_write_policy="through", **disk) as server:
+        until("the disk", lambda: server.status().disk_state == "ready")
+        rig = make_rig(server, shape=Shape(layers=8), tensor=2, max_model_len=400)
+        for number in range(6):
+            rig.run(prompt(number, 300))
+            until("its chunks to be on disk, or refused", lambda n=number: sum(on_disk_or_not(server)) >= 3 * (n + 1))
+        rig.computed_tokens = 0
+        for number in range(6):
+            rig.forget_hbm()
+            rig.run(prompt(number, 300))
+        refused = on_disk_or_not(server)[1]
+        assert 6 * 12 <= rig.computed_tokens <= 6 * 12 + refused * 288
+        assert server.status().counters["disk_read_bytes"] > 0
+
+
+def on_disk_or_not(server: Server) -> tuple[int, int]:
+    """Chunks that are there, and those that were not taken."""
+    status = server.status()
+    return status.chunks_on_disk, sum(status.counters["disk_refused"].values())
+
+
 def test_a_full_arena(make_rig: MakeRig) -> None:
     """Stores that find no place end, and leave no gap that a load would fall into."""
     with Server(arena_bytes=4 << 20) as server:
-        rig = make_rig(server, shape=Shape(layers=24, blocks=47), max_model_len=96)
+        rig = make_rig(server, shape=Shape(layers=24, blocks=47), max_model_len=400)
         for number in range(4):
             rig.run(prompt(number, 300), max_tokens=2)
         rig.forget_hbm()

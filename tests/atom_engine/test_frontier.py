@@ -20,7 +20,8 @@ def written(server: Server) -> int:
 
 
 def test_whole_chunks_of_a_prompt_are_stored_once(make_rig: MakeRig) -> None:
-    """chunked_prefill_save_uses_computed_frontier: 96 tokens in a chunk, at most 100 in a step."""
+    """chunked_prefill_save_uses_computed_frontier: 96 tokens in a chunk, at most 100 in a step.
+    ATOM: chunked_prefill_save_uses_computed_frontier_and_serializes_inflight."""
     rig = make_rig(max_num_batched_tokens=100)
     rig.run(prompt(1, 411), max_tokens=5)
     assert rig.stored_tokens() == [(0, 96), (96, 192), (192, 288), (288, 384)]
@@ -40,7 +41,8 @@ def test_output_is_not_stored(make_rig: MakeRig) -> None:
 
 
 def test_a_prompt_that_hbm_holds_is_not_stored_again(make_rig: MakeRig, shared_server: Server) -> None:
-    """lookup_time_hbm_satisfies; P3: zero bytes when warm."""
+    """lookup_time_hbm_satisfies; P3: zero bytes when warm.
+    ATOM: load_is_skipped_if_hbm_satisfies_after_allocation; worker_completes_noop_load_when_hbm_satisfies."""
     rig = make_rig()
     rig.run(prompt(1, 300))
     before = written(shared_server)
@@ -51,7 +53,8 @@ def test_a_prompt_that_hbm_holds_is_not_stored_again(make_rig: MakeRig, shared_s
 
 
 def test_a_loaded_prefix_is_not_stored_again_and_what_follows_is(make_rig: MakeRig, shared_server: Server) -> None:
-    """loaded_prefix_is_not_saved_again_after_success."""
+    """loaded_prefix_is_not_saved_again_after_success.
+    ATOM: worker_save_uses_lmcache_engine_store."""
     rig = make_rig()
     rig.run(prompt(1, 300))
     rig.forget_hbm()
@@ -65,7 +68,8 @@ def test_a_loaded_prefix_is_not_stored_again_and_what_follows_is(make_rig: MakeR
 
 
 def test_a_failed_load_lets_the_recomputed_chunks_be_stored(make_rig: MakeRig) -> None:
-    """load_failure_allows_recomputed_hit_range_to_be_saved: from the HBM floor on."""
+    """load_failure_allows_recomputed_hit_range_to_be_saved: from the HBM floor on.
+    ATOM: dense_exact_load_failure_rolls_back_save_frontier."""
     rig = make_rig()
     rig.run(prompt(1, 300))
     rig.forget_hbm()
@@ -79,6 +83,7 @@ def test_a_failed_load_lets_the_recomputed_chunks_be_stored(make_rig: MakeRig) -
 
 
 def test_a_prefix_that_hbm_holds_and_the_store_does_not_is_stored(make_rig: MakeRig, shared_server: Server) -> None:
+    """ATOM: lookup_time_hbm_satisfies_can_resave_locally_computed_prefix."""
     rig = make_rig()
     rig.run(prompt(1, 300))
     with Client(shared_server.path, rank=-1) as client:
@@ -90,7 +95,8 @@ def test_a_prefix_that_hbm_holds_and_the_store_does_not_is_stored(make_rig: Make
 
 
 def test_an_id_that_comes_again_begins_anew(make_rig: MakeRig) -> None:
-    """save_tracker_resets_when_raw_req_id_gets_new_sequence_lifecycle."""
+    """save_tracker_resets_when_raw_req_id_gets_new_sequence_lifecycle.
+    ATOM: dense_reused_request_id_resets_save_frontier."""
     rig = make_rig()
     rig.run(prompt(1, 200), id=77)
     rig.run(prompt(2, 300), id=77)
@@ -98,7 +104,8 @@ def test_an_id_that_comes_again_begins_anew(make_rig: MakeRig) -> None:
 
 
 def test_a_late_end_of_an_earlier_life_changes_nothing(make_rig: MakeRig) -> None:
-    """late_load_terminal_cannot_mutate_reused_request_lifecycle; save_nonce_is_never_reused."""
+    """late_load_terminal_cannot_mutate_reused_request_lifecycle; save_nonce_is_never_reused.
+    ATOM: save_nonce_is_never_reused_after_request_id_cleanup."""
     rig = make_rig()
     with rig.silence(0):
         first = rig.add(prompt(1, 200), id=77)
@@ -148,7 +155,8 @@ def test_behind_a_gap_nothing_more_is_stored(make_rig: MakeRig, why: str, stores
 
 @pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
 def test_roles(make_rig: MakeRig, role: str) -> None:
-    """scheduler_producer_role_only_tracks_saves; scheduler_consumer_role_only_emits_loads_without_save_deferral."""
+    """scheduler_producer_role_only_tracks_saves; scheduler_consumer_role_only_emits_loads_without_save_deferral.
+    ATOM: dense_producer_role_tracks_only_saves; dense_consumer_role_does_not_defer_for_saves."""
     both = make_rig(model=role)
     both.run(prompt(1, 300))
     rig = make_rig(model=role, kv_role=role)

@@ -1,7 +1,7 @@
-"""A19: an own prefix of HBM that ends inside a block is computed to that block's end, and what lies behind is loaded.
+"""A19: an own prefix of HBM that ends inside a block is computed to that block's end; what lies behind it is loaded.
 
-ATOM's own prefixes end with a block today; here they are made to end five tokens earlier. Where they are whole blocks and
-no whole chunks there is nothing to hand over (test_loads.py), since a load may begin inside a chunk."""
+ATOM's own prefixes end with a block today; here they are made to end five tokens earlier. Where they are whole blocks
+and no whole chunks there is nothing to hand over (test_loads.py), since a load may begin inside a chunk."""
 
 from collections.abc import Callable
 from typing import Any

@@ -27,9 +27,10 @@ LAYOUTS = {
 def test_an_evicted_prefix_comes_back_byte_for_byte(
     make_rig: Callable[..., Rig], layout: str, tensor: int, stages: int
 ) -> None:
-    """codec_mla_token_major_block_accounting; codec_mla_round_trip_byte_identical; codec_dsa_includes_index_cache_segment;
-    codec_dsa_fp8_multilayer_including_mtp_round_trip; worker_load_uses_lmcache_engine_retrieve_and_marks_done;
-    lmcache_engine_uses_selected_page_codec_bytes_per_block; raw_bytes_metadata_shapes_are_block_rounded."""
+    """codec_mla_token_major_block_accounting; codec_mla_round_trip_byte_identical;
+    codec_dsa_includes_index_cache_segment; codec_dsa_fp8_multilayer_including_mtp_round_trip;
+    worker_load_uses_lmcache_engine_retrieve_and_marks_done; lmcache_engine_uses_selected_page_codec_bytes_per_block;
+    raw_bytes_metadata_shapes_are_block_rounded."""
     shape = LAYOUTS[layout]
     rig = make_rig(shape=shape, tensor=tensor, stages=stages)
     tokens = prompt(1, 2 * 3 * shape.block_tokens + 11)

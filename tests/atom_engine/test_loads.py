@@ -16,7 +16,8 @@ MakeRig = Callable[..., Rig]
 
 
 def test_an_evicted_prefix_is_loaded_and_the_rest_computed(make_rig: MakeRig) -> None:
-    """aligned_large_hit_parks_and_emits_load_metadata."""
+    """aligned_large_hit_parks_and_emits_load_metadata.
+    ATOM: stateless_page_lookup_remains_unchanged."""
     rig = make_rig()
     rig.run(prompt(1, 300))
     rig.forget_hbm()
@@ -56,7 +57,9 @@ def test_loaded_blocks_are_found_in_hbm_by_the_next_request(make_rig: MakeRig) -
 
 @pytest.mark.parametrize("shared", [32, 64, 128])
 def test_behind_an_hbm_prefix_that_is_no_whole_chunk_the_load_begins_at_once(make_rig: MakeRig, shared: int) -> None:
-    """A19: nothing has to be computed up to a chunk's end, because a load may begin inside a chunk."""
+    """A19: nothing has to be computed up to a chunk's end, because a load may begin inside a chunk.
+    ATOM: lmcache_connector_maps_token_ranges_to_block_ids;
+    worker_reports_unaligned_hbm_load_as_failed_without_exception."""
     rig = make_rig()
     rig.run(prompt(1, 300))
     rig.forget_hbm()
@@ -112,7 +115,8 @@ def test_a_sequence_with_output_is_not_loaded_after_a_preemption(make_rig: MakeR
 
 
 def test_loads_are_begun_before_stores(make_rig: MakeRig) -> None:
-    """A load is waited for, a store is not."""
+    """A load is waited for, a store is not.
+    ATOM: mixed_batch_reserves_slot_load_before_preparing_save."""
     rig = make_rig()
     rig.run(prompt(1, 300))
     rig.forget_hbm()

@@ -59,7 +59,8 @@ def test_a_hook_makes_it_known_in_all_processes(tmp_path: Path) -> None:
 
 
 def test_processes_of_one_engine_name_the_same_life() -> None:
-    """A worker is a child of the process in which the scheduler is; another child of another process is not."""
+    """A worker is a child of the process in which the scheduler is; another child of another process is not.
+    ATOM: engine_id_pairs_scheduler_and_workers_of_one_replica."""
     code = f"from kvclient.atom_process import life_of; print(life_of({WORKER}, name='a'))"
     assert said("-c", code) == [str(life_of(SCHEDULER, name="a"))]
     assert said("-c", code) != [str(life_of(SCHEDULER, name="b"))]

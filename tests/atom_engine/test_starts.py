@@ -36,7 +36,12 @@ def start(half: str, config: Any, *, tensor: int = 1) -> Any:
     ],
 )
 def test_both_halves_refuse_it_by_name(half: str, options: dict[str, Any], said: str) -> None:
-    """unknown_kv_role_fails_fast; rejects_coerced_geometry; scheduler_invalid_config_fails_fast; page without slot."""
+    """unknown_kv_role_fails_fast; rejects_coerced_geometry; scheduler_invalid_config_fails_fast; page without slot.
+    ATOM: register_stateful_page_requires_full_slot_regions_before_engine_start;
+    raw_bytes_metadata_rejects_unaligned_chunk_size; dsv4_scheduler_invalid_lmcache_config_fails_fast;
+    dsv4_scheduler_invalid_lmcache_metadata_fails_fast; dsv4_scheduler_rejects_fractional_lmcache_chunk;
+    dense_backend_rejects_unknown_role; dense_scheduler_invalid_lmcache_config_fails_fast;
+    dense_scheduler_invalid_lmcache_metadata_fails_fast; dense_scheduler_rejects_coerced_geometry."""
     config = config_of("/nowhere/kv.sock", Shape(), model="m", **options)
     with pytest.raises(RequestError, match=said):
         start(half, config)
@@ -49,13 +54,15 @@ def test_a_group_of_other_ranks_than_was_configured_is_refused() -> None:
 
 
 def test_with_decode_context_parallel_a_block_is_that_of_all_its_ranks() -> None:
-    """worker_resolves_virtual_dcp_block_size; scheduler_alignment_uses_dcp_hash_blocks."""
+    """worker_resolves_virtual_dcp_block_size; scheduler_alignment_uses_dcp_hash_blocks.
+    ATOM: scheduler_alignment_uses_dcp_hash_blocks_and_lmcache_chunks; dense_worker_resolves_virtual_dcp_block_size."""
     engine = connector.Engine(config_of("/nowhere/kv.sock", Shape(), model="m", decode_context_parallel_size=3))
     assert (engine.local_block_tokens, engine.block_tokens, engine.chunk_tokens) == (32, 96, 288)
 
 
 def test_each_replica_is_an_engine_of_its_own_and_its_stages_are_not() -> None:
-    """engine_id_is_distinct_per_dp_replica; replica_world_size_counts_pp_and_tp_but_not_dp."""
+    """engine_id_is_distinct_per_dp_replica; replica_world_size_counts_pp_and_tp_but_not_dp.
+    ATOM: engine_id_defaults_to_replica_zero."""
     engines = {
         (replica, stage): connector.Engine(
             config_of(

@@ -261,6 +261,27 @@ def test_an_image_stays_out_when_the_engine_sleeps_while_its_request_lives() -> 
     assert desk.server.asked == 0
 
 
+def test_the_end_of_an_earlier_lifes_load_changes_nothing_for_the_next() -> None:
+    """late_load_terminal_cannot_mutate_reused_request_lifecycle. The id is the same, the job is not."""
+    desk = Desk(held=36)
+    old, new = sequence(50, name=77), sequence(50, name=77)
+    assert desk.admit(old, hbm=0)
+    assert desk.admit(new, hbm=12)
+    first, second = desk.scheduler.step().retrieves
+    late = operation(77, first.job)
+    desk.scheduler.jobs.ended([late])
+    desk.scheduler.ended(loaded=(), failed=[late], saved={}, gaps=())
+    assert not desk.scheduler.jobs.holds(old)
+    assert desk.scheduler.jobs.holds(new)
+    assert not desk.scheduler.may_free(new)
+    done = operation(77, second.job)
+    desk.scheduler.jobs.ended([done])
+    desk.scheduler.ended(loaded=[done], failed=(), saved={}, gaps=())
+    new.num_cached_tokens = 50
+    (store,) = desk.scheduler.step().stores
+    assert (store.request, store.first_chunk, store.chunks) == (second.request, 3, 1), "what it loaded stays stored"
+
+
 def loaded_and_not_taken(status: Any = Status.WAITING_FOR_REMOTE_KVS) -> tuple[Desk, Any]:
     """ATOM was told that the load of a sequence has ended, and has not come to it yet."""
     desk = Desk(held=36)

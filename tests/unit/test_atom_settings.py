@@ -34,7 +34,10 @@ def test_a_socket_is_enough() -> None:
     ],
 )
 def test_what_is_wrong_is_named(transfer: dict[str, Any], named: str) -> None:
-    """Integers are never coerced."""
+    """Integers are never coerced.
+    ATOM: build_lmcache_config_validates_extras_and_keeps_gds_disabled;
+    connector_init_rejects_nonfinite_config_before_starting_executors;
+    max_pending_saves_rejects_invalid_connector_extra."""
     with pytest.raises(RequestError, match=named):
         parse(transfer)
 
@@ -69,6 +72,7 @@ def test_a_chunk_of_part_of_a_block_is_refused() -> None:
 
 
 def test_the_manual_lists_every_option_with_its_default() -> None:
+    """ATOM: lmcache_connector_default_staging_buffer_chunks_is_two."""
     manual = (Path(__file__).resolve().parents[2] / "docs" / "atom.md").read_text()
     listed = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", manual, re.MULTILINE))
     shown = {item.name: "–" if item.default in (MISSING, "") else str(item.default) for item in fields(Settings)}
