@@ -96,6 +96,12 @@ def ask(engine: Engine, tokens: int) -> Answer:
     return engine.generate([prompt(tokens % 97, tokens)], tokens=TOKENS)[0]
 
 
+def asynchronous(engine: Engine) -> str:
+    """vLLM's usual way on GPUs, and nowhere else: so what follows holds for it."""
+    assert engine.call("is_asynchronous")
+    return "on"
+
+
 def identity(checks: Checks, model: Path, graphs: dict[str, object]) -> None:
     options: dict[str, object] = {
         **graphs,
@@ -139,6 +145,7 @@ def identity(checks: Checks, model: Path, graphs: dict[str, object]) -> None:
                 assert found != local[LENGTHS[0]], found
                 return f"log-probability {found.logprob:.2f} where {local[LENGTHS[0]].logprob:.2f} is right"
 
+            checks.check("asynchronous scheduling", partial(asynchronous, engine))
             checks.check("from HBM", from_hbm)
             checks.check("from the server", from_server)
             checks.check("changed bytes change the output", flipped)
@@ -176,6 +183,7 @@ def rounds(checks: Checks, model: Path, tokens: int, graphs: dict[str, object]) 
     ):
         until("both ranks to be registered", lambda: server.status().caches == RANKS, 60)
         conversation = Conversation(engine, server, filler_tokens=context // 2 + LATENT_BLOCK_TOKENS)
+        checks.check("asynchronous scheduling", partial(asynchronous, engine))
         for number, new_tokens in enumerate((tokens, MORE_TOKENS, MORE_TOKENS), 1):
             checks.check(f"round {number}", partial(conversation.round, new_tokens))
         checks.check("what is stored", partial(conversation.stored_once, LATENT_BYTES))

@@ -53,6 +53,10 @@ class Remote:
     def reset(self, connector: bool = False) -> bool:
         return bool(self._llm.reset_prefix_cache(reset_connector=connector))
 
+    def is_asynchronous(self) -> bool:
+        """Whether a step is scheduled while the one before it runs."""
+        return bool(self._llm.llm_engine.vllm_config.scheduler_config.async_scheduling)
+
     def metrics(self) -> dict[str, float]:
         """Counters and gauges by name, summed over their labels."""
         found: dict[str, float] = {}
