@@ -1,13 +1,15 @@
 """How fast are records written to disk and read back, beside fio on the same file system?
 
 python -m benchmarks.bench_disk [--json] [--directory DIR] [--kinds write,read] [--kib 256,1024,4096] [--depths 1,8,32]
-[--rounds 7] [--fio PATH] [--recovery-records 100000] [--smoke]
+[--rounds 7] [--fio PATH] [--huge-pages] [--recovery-records 100000] [--smoke]
 
 Both use O_DIRECT and io_uring on a preallocated file whose every block was written before, in random order, with the
-same number of payloads under way. Ours computes a checksum of each payload, and writes beside it: zeros over the header
-that was there, and the new header. A round is ours and fio, which take turns in being first; the ratio is that of each
-round. The rate is payload bytes over the time from the first request to the last end. Without fio only our rates are
-shown. Recovery: of a store that is full of records of 16 KiB, which were written and not flushed before.
+same number of payloads under way, and the same memory: fio's buffers lie at the beginning of our arena. A virtual disk
+may be twice as fast with memory that lies together, and how much of it does is a matter of luck, unless --huge-pages
+takes 2 MiB at a time (vm.nr_hugepages). Ours computes a checksum of each payload, and writes beside it: zeros over the
+header that was there, and the new header. A round is ours and fio, which take turns in being first; the ratio is that
+of each round. The rate is payload bytes over the time from the first request to the last end. Without fio only our
+rates are shown. Recovery: of a store that is full of records of 16 KiB, which were written and not flushed before.
 """
 
 import argparse
@@ -30,15 +32,25 @@ from kvserver._native import DiskEngine, DiskStore, create_memfd
 RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
 COMPLETION = struct.Struct("<QIHHQQQ")
 SEGMENT_BYTES = 64 << 20
+HUGE_PAGE_BYTES = 2 << 20
 WAIT_MS = 60_000
 
 Kind = Literal["write", "read"]
 
 
 class Ours:
-    """A store that is full of records of one size, and an arena with a slot for each record of a round."""
+    """A store that is full of records of one size, and an arena with a slot for each record of a round, or of fio's."""
 
-    def __init__(self, directory: Path, *, file_bytes: int, record_bytes: int, round_bytes: int, depth: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        file_bytes: int,
+        record_bytes: int,
+        round_bytes: int,
+        depth: int,
+        huge_page_bytes: int = 0,
+    ) -> None:
         self.record_bytes = record_bytes
         self.store = DiskStore(
             str(directory), device=0, capacity_bytes=file_bytes, segment_bytes=SEGMENT_BYTES, fingerprint=bytes(32)
@@ -50,8 +62,9 @@ class Ours:
             for position in range(per_segment)
         ]
         self.slots = round_bytes // record_bytes
-        arena_bytes = self.slots * record_bytes
-        self.fd = create_memfd("arena", arena_bytes)
+        least_bytes = max(self.slots, depth) * record_bytes + 4096  # as fio lays out its buffers
+        arena_bytes = -(-least_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        self.fd = create_memfd("arena", arena_bytes, huge_page_bytes)
         self.arena = mmap.mmap(self.fd, arena_bytes)
         block = random.Random(1).randbytes(record_bytes)
         for slot in range(self.slots):
@@ -114,13 +127,17 @@ class Ours:
 
 
 class Fio:
-    """The same work by fio, on a file that it lays out, and writes, the first time."""
+    """The same work by fio, on a file that it lays out, and writes, the first time.
+
+    memory: a file of memory that holds its buffers, `depth` records and a page; fio reads into it, and writes from it.
+    """
 
     def __init__(
-        self, fio: str, path: Path, *, file_bytes: int, record_bytes: int, round_bytes: int, depth: int
+        self, fio: str, path: Path, *, memory: str, file_bytes: int, record_bytes: int, round_bytes: int, depth: int
     ) -> None:
         self._command = [fio, "--name=bench", f"--filename={path}", f"--size={file_bytes}", f"--bs={record_bytes}"]
         self._command += ["--direct=1", "--ioengine=io_uring", f"--iodepth={depth}", "--output-format=json", "--thread"]
+        self._command += [f"--iomem=mmapshared:{memory}"]
         self._round = [f"--io_size={round_bytes}", "--norandommap"]
         if not path.exists():
             self._run("--rw=write", "--bs=1m", "--iodepth=8")
@@ -144,6 +161,7 @@ def main() -> None:
     parser.add_argument("--file-mib", type=int, default=1024)
     parser.add_argument("--round-mib", type=int, default=256)
     parser.add_argument("--fio", help="its path; without, whatever PATH has")
+    parser.add_argument("--huge-pages", action="store_true", help="an arena of reserved pages of 2 MiB")
     parser.add_argument("--recovery-records", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="tiny, to see that it runs")
     given = parser.parse_args()
@@ -165,13 +183,14 @@ def rates(given: argparse.Namespace, directory: Path) -> None:
         for depth in map(int, given.depths.split(",")):
             file_bytes, record_bytes, round_bytes = given.file_mib << 20, kib << 10, given.round_mib << 20
             sizes = {"file_bytes": file_bytes, "record_bytes": record_bytes, "round_bytes": round_bytes}
-            ours = Ours(directory, **sizes, depth=depth)
-            fio = None if given.fio is None else Fio(given.fio, directory / "fio", **sizes, depth=depth)
+            ours = Ours(directory, **sizes, depth=depth, huge_page_bytes=given.huge_pages * HUGE_PAGE_BYTES)
+            memory = f"/proc/{os.getpid()}/fd/{ours.fd}"
+            fio = given.fio and Fio(given.fio, directory / "fio", memory=memory, **sizes, depth=depth)
             say(ours.engine.backend)
             for kind in [kind for kind in kinds if kind in given.kinds]:
                 runs, ceilings = [], []
                 for turn in range(given.rounds):
-                    if fio is None:
+                    if not fio:
                         runs.append(ours.gb_per_s(kind))
                     elif turn % 2:
                         ceilings.append(fio.gb_per_s(kind))
