@@ -102,7 +102,7 @@ def _note(  # noqa: PLR0917 - keywords cost a quarter of a microsecond of every 
         core.reuse.asked(request.namespace, request.keys)
     if leased and chunks == asked and not away and space is not None:  # what an engine waits for most
         counters.lookup_chunks["dram"] += asked
-        counters.lookup_tokens["dram"] += asked * space.geometry.chunk_tokens
+        space.lookup_tokens["dram"] += asked * space.geometry.chunk_tokens
     else:
         _count(core, space, asked=asked, held=held, chunks=chunks, away=away, leased=leased)
     if level := core.lines.level("lookup", now_ns):
@@ -113,7 +113,8 @@ def _note(  # noqa: PLR0917 - keywords cost a quarter of a microsecond of every 
 def _count(core: Core, space: Space | None, *, asked: int, held: int, chunks: int, away: int, leased: bool) -> None:
     """Every chunk that was asked for has one result: asked >= held >= chunks (offered) >= away (to be read first)."""
     each = space.geometry.chunk_tokens if space is not None else 0
-    by_chunks, by_tokens = core.counters.lookup_chunks, core.counters.lookup_tokens
+    by_chunks = core.counters.lookup_chunks
+    by_tokens = space.lookup_tokens if space is not None else core.counters.lookup_tokens_of("")
     from_disk = away if leased else 0
     found = "dram" if leased else "unwanted"
     by_chunks[found] += chunks - from_disk

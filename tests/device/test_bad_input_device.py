@@ -57,6 +57,7 @@ class Registrant:
             [GROUP],
             [wire.Staging(self.staging, MIB, self.offer(ring))],
             0,
+            "",
         )
 
     def registers(self, ring: int, **changes: Any) -> Any:
