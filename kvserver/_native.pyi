@@ -384,7 +384,7 @@ class DeviceEngine:
         kind: Literal["cuda", "rocm"],
         library: str,
         device_id: str,
-        arena_path: Literal["auto", "register", "bounce"],
+        arena_reach: Literal["auto", "register", "bounce"],
         rtc_library: str,
         cache_dir: str,
         arena_fd: int,
@@ -395,7 +395,7 @@ class DeviceEngine:
         measured: Measured | None,
     ) -> None:
         """Opens the driver, loads the kernels, maps the arena, and measures the link (150 ms) unless `measured` says
-        what an earlier run found. ValueError("device-unknown: ..." | "kernels: ..." | "arena-path: ..." |
+        what an earlier run found. ValueError("device-unknown: ..." | "kernels: ..." | "arena-reach: ..." |
         "device-memory: ..."), DriverAbsent, DriverError."""
     @property
     def backend(self) -> str:

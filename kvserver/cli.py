@@ -21,7 +21,7 @@ import typer
 
 import kvserver
 from kvserver import cli_admin
-from kvserver.config import KEYS, Config, example, load
+from kvserver.config import KEYS, RENAMED, Config, example, load
 from kvserver.config_keys import Key
 from kvserver.errors import ConfigError, KvError, ResourceError
 from kvserver.paths import default_socket
@@ -73,11 +73,13 @@ class Flag(NamedTuple):
     metavar: str
     default: str
     text: str
+    hidden: bool = False
 
     @property
     def parameter(self) -> inspect.Parameter:
         flag = "--" + self.name.replace("_", "-")
-        option = typer.Option(flag, metavar=self.metavar, help=self.text, show_default=self.default or '""')
+        default = self.default or '""'
+        option = typer.Option(flag, metavar=self.metavar, help=self.text, show_default=default, hidden=self.hidden)
         annotation = Annotated[str | None, option]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -111,6 +113,7 @@ def _config_flag(key: Key) -> Flag:
 CONFIG_FLAGS = (
     Flag("config", "FILE", "none", "TOML file with the keys below, - written as _; flags win over it."),
     *map(_config_flag, KEYS),
+    *(Flag(old, "TEXT", "", f"Called {new} now.", hidden=True) for old, new in RENAMED.items()),
 )
 
 REPLAY_FLAGS = (

@@ -108,7 +108,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "Path of the GPU driver's library, libcuda.so.1 or libamdhip64.so. Empty: the one that the system finds."
         ),
     ] = ""
-    arena_path_gpu: Annotated[
+    arena_reach: Annotated[
         Literal["auto", "register", "bounce"],
         About(
             "How GPUs reach the arena: register = DMA on the arena itself, bounce = over pinned memory of the mover's "
@@ -313,6 +313,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 KEYS = declared(Config)
+RENAMED = {"arena_path_gpu": "arena_reach"}
+"""Keys that bore another name: who has the old one is told, and not that he means arena_path."""
 _BY_NAME = {key.name: key for key in KEYS}
 
 
@@ -411,6 +413,8 @@ def _check_tenants(config: Config) -> None:
 
 def _known(name: str, where: str) -> Key:
     key = _BY_NAME.get(name)
+    if name in RENAMED:
+        raise ConfigError("config-key", f"{where}: {name!r} is called {RENAMED[name]!r} now, with the same values")
     if key is None:
         import difflib  # noqa: PLC0415 - costs a third of this module's import, and only a mistake needs it
 

@@ -92,7 +92,7 @@ def copies(config: Config) -> Answer:
         except (DeviceError, _native().DriverError) as error:
             return "fail", f"{probed.kind} {ordinal}: {_line(str(error))}"
         said.append(
-            f"{probed.kind} {ordinal}: arena by {facts['arena-path']}; another process's memory in pages of 32KiB by "
+            f"{probed.kind} {ordinal}: arena by {facts['arena-reach']}; another process's memory in pages of 32KiB by "
             f"{mode} {store_gbps:.1f} GB/s out, {retrieve_gbps:.1f} in; one long copy {facts['link-store-gbps']} GB/s "
             f"out, {facts['link-retrieve-gbps']} in; batches {facts['batch']}; direct from "
             f"{facts['direct-from-store']} out, {facts['direct-from-retrieve']} in, without staging from "

@@ -39,7 +39,7 @@ class Settings(Protocol):
     @property
     def device_library(self) -> str: ...
     @property
-    def arena_path_gpu(self) -> Literal["auto", "register", "bounce"]: ...
+    def arena_reach(self) -> Literal["auto", "register", "bounce"]: ...
     @property
     def copy_threads(self) -> int: ...
 
@@ -57,7 +57,7 @@ class _Arena(NamedTuple):
     """The settings of a mover whose arena is only for this trial."""
 
     device_library: str
-    arena_path_gpu: Literal["auto", "register", "bounce"]
+    arena_reach: Literal["auto", "register", "bounce"]
     copy_threads: int
     cache_dir: str
     arena_bytes: int = ARENA_BYTES
@@ -71,7 +71,7 @@ def attempt(kind: Literal["cuda", "rocm"], ordinal: int, device_id: str, setting
         arena, board = (create_memfd("kvserver-doctor", size) for size in (ARENA_BYTES, os.sysconf("SC_PAGE_SIZE")))
         stack.callback(os.close, arena)
         stack.callback(os.close, board)
-        own = _Arena(settings.device_library, settings.arena_path_gpu, settings.copy_threads, folder)
+        own = _Arena(settings.device_library, settings.arena_reach, settings.copy_threads, folder)
         handle, size = stack.enter_context(_Lender(kind, settings.device_library, ordinal, folder))
         engine = open_device(kind, device_id, arena, own, gather_segment_bytes=GATHER_SEGMENT_BYTES)
         stack.callback(engine.close)

@@ -1,8 +1,8 @@
 """Every metric that /metrics shows, made from one snapshot of the brain's status and counters.
 
 Names end in their unit, help texts state the formula. Labels have few values: movers by device and state, slots by
-size, tenants that have quotas, never sessions, caches or namespaces. Counters start at zero with every brain;
-`kvserver_incarnation` tells when.
+size, tenants that have quotas, models up to a bound, never sessions, caches or namespaces. Counters start at zero with
+every brain; `kvserver_incarnation` tells when.
 """
 
 import platform
@@ -198,12 +198,16 @@ class SnapshotCollector(Collector):
             "miss = the rest. Hit rate = (dram + disk) / all."
         )
         yield _counter("lookup_chunks", f"Chunks asked for in lookups, each once: {text}", "result", seen.lookup_chunks)
-        yield _counter(
-            "lookup_tokens",
-            f"The same in tokens, of lookups in namespaces that are known: {text}",
-            "result",
-            seen.lookup_tokens,
+        family = CounterMetricFamily(
+            "kvserver_lookup_tokens",
+            "The same in tokens, of lookups in namespaces that are known, by what engines call their model (empty: "
+            f"before one said it): {text}",
+            labels=("model", "result"),
         )
+        for model, tokens in seen.lookup_tokens_by_model.items():
+            for result, count in tokens.items():
+                family.add_metric((model, result), count)
+        yield family
         yield _counter(
             "lookup_ends",
             "Lookups by why the prefix ends where it does: whole = all is held; absent = the next chunk was never "

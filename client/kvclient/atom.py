@@ -32,6 +32,7 @@ from kvclient.atom_scheduler import Scheduler
 from kvclient.atom_settings import Settings, chosen_chunk_tokens, parse, role_of
 from kvclient.atom_steps import NAMESPACE, STORED, Name, Seq, Step
 from kvclient.client import Client
+from kvclient.identity import label_of
 from kvclient.keys import namespace_digest
 from kvclient.offload import CHAIN_GOES_ON
 from kvclient.offload_guard import WHY, Guard, GuardedWorker
@@ -285,6 +286,7 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
             tenant=engine.settings.tenant,
             staging_bytes=engine.settings.staging_mib * MIB,
             tokens_max=int(getattr(engine.config, "max_model_len", 0) or 0),
+            model=label_of(getattr(engine.config, "model", "")),
         )
         self._half(kind).register(spec)
         self._watched = _watch(kv_caches, self._given_back)

@@ -356,6 +356,7 @@ def _register_request(request_id: int, cache: Cache, offered: list[int]) -> wire
         groups=device.memory.groups if device is not None else list(spec.groups),
         staging=device.staging(offered) if device is not None else [],
         tokens_max=spec.tokens_max,
+        model=spec.model,
     )
 
 

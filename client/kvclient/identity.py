@@ -29,6 +29,8 @@ SAMPLES_MAX = 4096
 """A file's; more tensors than that are sampled evenly. 4096 reads take 0.1 s when the pages are not in memory yet."""
 
 _TEXT = b"kvserver.model.1\0"
+LABEL_BYTES_MAX = 128
+"""The server takes no longer names."""
 
 
 def model_digest(folder: Path) -> bytes:
@@ -97,6 +99,12 @@ def settings_text(settings: object) -> str:
     if isinstance(settings, dict):
         settings = {name: value for name, value in settings.items() if name not in _NOTES}
     return json.dumps(settings, sort_keys=True, separators=(",", ":"), default=str)
+
+
+def label_of(model: object) -> str:
+    """What metrics may call the model of that name or path: the end of it, where it is long."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in str(model or ""))
+    return text.encode()[-LABEL_BYTES_MAX:].decode(errors="ignore")
 
 
 def tokens_that_count(settings: object, tokens_max: int) -> int:

@@ -74,6 +74,8 @@ class CacheSpec:
     host, for two chunks at least, and as much of the device's for moments."""
     tokens_max: int = 0
     """Tokens of the engine's longest prompt. A server whose arena can never hold one refuses the cache. 0: not said."""
+    model: str = ""
+    """What people call the model, a label in the server's /metrics: 128 printable bytes at most (identity.label_of)."""
 
     @property
     def chosen_mode(self) -> Mode:

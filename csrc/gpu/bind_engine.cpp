@@ -61,11 +61,11 @@ std::optional<Measured> measured_from(const std::optional<MeasuredTuple>& tuple)
 }
 
 void construct(DeviceEngine* engine, const std::string& kind, const std::string& library, const std::string& device_id,
-               const std::string& arena_path, const std::string& rtc_library, const std::string& cache_dir,
+               const std::string& arena_reach, const std::string& rtc_library, const std::string& cache_dir,
                int arena_fd, uint64_t arena_bytes, uint64_t slab_bytes, int threads, uint64_t gather_segment_bytes,
                const std::optional<MeasuredTuple>& measured) {
     EngineOptions options{
-        vendor_from(kind), library,    device_id, arena_path,           {rtc_library, cache_dir}, arena_fd,
+        vendor_from(kind), library,    device_id, arena_reach,          {rtc_library, cache_dir}, arena_fd,
         arena_bytes,       slab_bytes, threads,   gather_segment_bytes, measured_from(measured)};
     const ReleaseGil released;
     new (engine) DeviceEngine(std::move(options));
@@ -109,7 +109,7 @@ void bind_engine(nb::module_& module) {
     module.def("cut_job", &cut_job, "groups"_a, "copy_groups"_a, "arena_bytes"_a, "kind"_a, "segment_bytes"_a,
                "pieces_max"_a, "list_bytes_max"_a, "alone"_a);
     nb::class_<DeviceEngine>(module, "DeviceEngine")
-        .def("__init__", &construct, nb::kw_only(), "kind"_a, "library"_a, "device_id"_a, "arena_path"_a,
+        .def("__init__", &construct, nb::kw_only(), "kind"_a, "library"_a, "device_id"_a, "arena_reach"_a,
              "rtc_library"_a, "cache_dir"_a, "arena_fd"_a, "arena_bytes"_a, "slab_bytes"_a, "threads"_a,
              "gather_segment_bytes"_a, "measured"_a.none())
         .def_prop_ro("backend", &DeviceEngine::backend)

@@ -71,9 +71,9 @@ DeviceEngine::DeviceEngine(EngineOptions options)
     arena_ = Mapping(options_.arena_fd, options_.arena_bytes, "the arena");
     arena_.prefer_huge_pages();
     const LinkOptions link{unit_of(options_.slab_bytes), BOUNCE_BYTES, options_.threads};
-    link_ = make_link(driver_, options_.arena_path, arena_, link);
+    link_ = make_link(driver_, options_.arena_reach, arena_, link);
     kernel_report_ = kernels_->report();
-    arena_path_ = link_->name();
+    arena_reach_ = link_->name();
     measured_ = options_.measured ? *options_.measured : measure(driver_);
     start_pumps();
     housekeeper_ = start_thread("kv-house", [this] { keep_house(); });
@@ -99,7 +99,7 @@ std::string DeviceEngine::backend() const {
     const uint64_t bare = std::max(store.direct_from.bare_bytes, retrieve.direct_from.bare_bytes);
     const std::string arch = device_.arch.empty() ? "unknown" : device_.arch;
     return format("%s %s, %s, arena by %s, direct from %s, without staging from %s", gpu::name_of(driver_.vendor()),
-                  arch.c_str(), kernel_report_.provider.c_str(), arena_path_.c_str(), show_bytes(staged).c_str(),
+                  arch.c_str(), kernel_report_.provider.c_str(), arena_reach_.c_str(), show_bytes(staged).c_str(),
                   show_bytes(bare).c_str());
 }
 
@@ -113,7 +113,7 @@ std::vector<std::pair<std::string, std::string>> DeviceEngine::facts() const {
             {"driver", std::to_string(driver_.version())},
             {"kernels", kernel_report_.provider},
             {"kernels-note", kernel_report_.note},
-            {"arena-path", arena_path_},
+            {"arena-reach", arena_reach_},
             {"batch", driver_.has_batch() ? "yes" : "one by one"},
             {"link-store-gbps", format("%.1f", store.gbps)},
             {"link-retrieve-gbps", format("%.1f", retrieve.gbps)},
@@ -125,7 +125,7 @@ std::vector<std::pair<std::string, std::string>> DeviceEngine::facts() const {
 
 std::string DeviceEngine::self_test() const {
     const Current current(driver_, ordinal_);
-    return gpu::self_test(driver_, *kernels_, options_.arena_path);
+    return gpu::self_test(driver_, *kernels_, options_.arena_reach);
 }
 
 // ------------------------------------------------------------------ the caller's side

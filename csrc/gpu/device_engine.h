@@ -38,9 +38,9 @@ namespace kv::gpu {
 
 struct EngineOptions {
     Vendor vendor;
-    std::string library;     // "" = search
-    std::string device_id;   // facts.h
-    std::string arena_path;  // of make_link()
+    std::string library;      // "" = search
+    std::string device_id;    // facts.h
+    std::string arena_reach;  // of make_link()
     KernelOptions kernels;
     int arena_fd;  // stays the caller's
     uint64_t arena_bytes;
@@ -72,7 +72,7 @@ struct CacheOrder {
 
 class DeviceEngine {
   public:
-    // Refusal("device-unknown" | "kernels" | "arena-path" | "device-memory"), DriverAbsent, DriverError.
+    // Refusal("device-unknown" | "kernels" | "arena-reach" | "device-memory"), DriverAbsent, DriverError.
     explicit DeviceEngine(EngineOptions options);
     ~DeviceEngine();
 
@@ -140,7 +140,7 @@ class DeviceEngine {
     std::unique_ptr<Link> link_;
     std::unique_ptr<KernelPacker> gatherer_, scatterer_;
     KernelReport kernel_report_;
-    std::string arena_path_;  // the link's name
+    std::string arena_reach_;  // the link's name
     Measured measured_;
     std::optional<DeviceTools> store_tools_, retrieve_tools_;
     Imports imports_;  // the house thread's

@@ -66,13 +66,13 @@ void move_blocks(std::byte* pool, const std::vector<int32_t>& from, const std::v
 
 class SelfTest {
   public:
-    SelfTest(const Driver& driver, const Kernels& kernels, const std::string& arena_path)
+    SelfTest(const Driver& driver, const Kernels& kernels, const std::string& arena_reach)
         : driver_(driver),
           memory_(create_memfd("kvserver-self-test", ARENA_BYTES, 0, true)),
           words_(create_memfd("kvserver-self-test", SLOT_ALIGN, 0, true)),
           arena_(memory_.get(), ARENA_BYTES, "the self-test's arena"),
           board_(std::make_shared<Board>(words_.get(), WORD + 1)),
-          link_(make_link(driver, arena_path, arena_, {UNIT_BYTES, SEGMENT_BYTES, 1})),
+          link_(make_link(driver, arena_reach, arena_, {UNIT_BYTES, SEGMENT_BYTES, 1})),
           gatherer_(driver, kernels, Kernels::Way::GATHER, SEGMENT_BYTES),
           scatterer_(driver, kernels, Kernels::Way::SCATTER, SEGMENT_BYTES),
           pool_(take_pool(driver)),
@@ -153,9 +153,9 @@ class SelfTest {
 
 }  // namespace
 
-std::string self_test(const Driver& driver, const Kernels& kernels, const std::string& arena_path) {
+std::string self_test(const Driver& driver, const Kernels& kernels, const std::string& arena_reach) {
     try {
-        return SelfTest(driver, kernels, arena_path).run();
+        return SelfTest(driver, kernels, arena_reach).run();
     } catch (const DriverError& error) {
         return error.what();
     } catch (const Refusal& refusal) {

@@ -58,8 +58,8 @@ struct LinkOptions {
     int bounce_threads;
 };
 
-// `path`: "register", "bounce", or "auto" for what the vendor is known to do well. Refusal("arena-path").
-std::unique_ptr<Link> make_link(const Driver& driver, const std::string& path, const Mapping& arena,
+// `reach`: "register", "bounce", or "auto" for what the vendor is known to do well. Refusal("arena-reach").
+std::unique_ptr<Link> make_link(const Driver& driver, const std::string& reach, const Mapping& arena,
                                 const LinkOptions& options);
 
 }  // namespace kv::gpu

@@ -166,6 +166,8 @@ class Space:
         """Registered caches that use this namespace."""
         self.tenant: int | None = None
         """Whose it is, where there are quotas; None while nobody has used it."""
+        self.lookup_tokens: dict[str, int] = {}
+        """Tokens asked for, by result: its model's, which other namespaces share (service/counters.py)."""
         self.tags = Tags()
         """Of all who have used it, with quotas or without."""
         for index, group in enumerate(geometry.groups):
@@ -187,7 +189,7 @@ class Space:
         """The same namespace without its chunks, for the caches that go on using it."""
         heir = Space(self.digest, self.number, self.geometry)
         heir.parts, heir.slot_sizes, heir.caches = self.parts, self.slot_sizes, self.caches
-        heir.tenant, heir.tags = self.tenant, self.tags
+        heir.tenant, heir.tags, heir.lookup_tokens = self.tenant, self.tags, self.lookup_tokens
         return heir
 
     def fix_part(self, index: int, pages: PageShape, payload_bytes: int, slot_bytes: int) -> None:

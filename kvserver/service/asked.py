@@ -12,9 +12,10 @@ from kvserver.wire.messages import KEY_BYTES
 NOTES_MAX = 64
 """The lookup that leaves the last one counts them all."""
 
-Note = tuple[int, int, int, int, int, bool, str]
-"""Of a lookup that was accepted: chunks that it asked for, tokens of each (0: nobody knows), chunks that are held, that
-were offered, and of these those on disk alone; whether it got a lease; why what is held ends (endings.Ending)."""
+Note = tuple[int, int, dict[str, int], int, int, int, bool, str]
+"""Of a lookup that was accepted: chunks that it asked for, tokens of each (0: nobody knows), and where its model's are
+counted; chunks that are held, that were offered, and of these those on disk alone; whether it got a lease; why what is
+held ends (endings.Ending)."""
 
 
 class Asked:
@@ -23,6 +24,7 @@ class Asked:
     def __init__(self, counters: Counters, reuse: Reuse) -> None:
         self._counters = counters
         self._reuse = reuse
+        self._nobodys = counters.lookup_tokens_of("")
         self._notes: list[Note] = []
 
     def note(  # noqa: PLR0917 - keywords cost a quarter of a microsecond of every lookup
@@ -30,19 +32,19 @@ class Asked:
     ) -> None:
         """One lookup of packed keys, as in Note."""
         self._counters.lookups += 1
-        each = 0
+        each, tokens = 0, self._nobodys
         if space is not None:
             self._reuse.asked(space.digest, keys)
-            each = space.geometry.chunk_tokens
-        self._notes.append((len(keys) // KEY_BYTES, each, held, offered, away, leased, why))
+            each, tokens = space.geometry.chunk_tokens, space.lookup_tokens
+        self._notes.append((len(keys) // KEY_BYTES, each, tokens, held, offered, away, leased, why))
         if len(self._notes) == NOTES_MAX:
             self.settle()
 
     def settle(self) -> None:
         """Counts what was noted. Every chunk that was asked for has one result: asked >= held >= offered >= away."""
         counters = self._counters
-        by_chunks, by_tokens = counters.lookup_chunks, counters.lookup_tokens
-        for asked, each, held, offered, away, leased, why in self._notes:
+        by_chunks = counters.lookup_chunks
+        for asked, each, by_tokens, held, offered, away, leased, why in self._notes:
             counters.lookups_hit += leased
             counters.lookup_ends[why] += 1
             from_disk = away if leased else 0

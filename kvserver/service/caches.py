@@ -51,6 +51,8 @@ def register(core: Core, session: Session, peer: int, request: Register, now_ns:
     _adopt_shards(core, space, layout)
     space.root.used = now_ns
     space.tags.add(tenant)
+    if request.model:
+        space.lookup_tokens = core.counters.lookup_tokens_of(request.model)
     if core.chunks.accounts is not None:
         space.tenant = tenant
         session.engine.accounts.add(core.chunks.accounts.of(tenant))
@@ -114,6 +116,8 @@ def _check_request(core: Core, session: Session, request: Register) -> None:
     check_name("name", request.name)
     if request.tenant:
         check_name("tenant", request.tenant)
+    if request.model:
+        check_name("model", request.model)
     check_namespace(request.namespace)
     if request.name in session.caches:
         raise RequestError("registered-twice", f"this session has a cache named {request.name!r} already")

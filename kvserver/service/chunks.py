@@ -99,6 +99,7 @@ class Chunks:
 
     def add_space(self, space: Space) -> None:
         assert space.digest not in self.spaces
+        space.lookup_tokens = space.lookup_tokens or self._counters.lookup_tokens_of("")
         self.spaces[space.digest] = space
         self.room.add_space(space)
         if self.disk is not None:

@@ -13,6 +13,8 @@ from kvserver.tiers.placement import REFUSALS
 from kvserver.wire.messages import Mode, Why
 from kvserver.wire.orders import Fault
 
+MODELS_MAX, OTHER_MODELS = 64, "other"
+"""Models whose tokens are counted apart, and what the rest is called: engines name them, so they need a bound."""
 DISCARD_REASONS = ("died", "failed", "abandoned", "deadline", "cleared")
 ERROR_FAMILIES = ("request", "resource", "device")
 DISK_FAULTS = (*get_args(Fault), "lost")
@@ -88,7 +90,7 @@ class Counters:
         "lookup_chunks",
         "lookup_ends",
         "lookup_handle_seconds",
-        "lookup_tokens",
+        "lookup_tokens_by_model",
         "lookups",
         "lookups_hit",
         "mode_bytes",
@@ -112,8 +114,9 @@ class Counters:
         """Chunks that lookups asked for, each once. dram, disk: under a lease that was granted; disk: to be read first.
         declined: held on disk and not offered, since reading was slower than computing, or not possible. unwanted:
         held, and fewer than the client wanted, so that it got no lease. miss: the rest."""
-        self.lookup_tokens = dict.fromkeys(LOOKUP_RESULTS, 0)
-        """The same in tokens, of lookups in namespaces that are known here: of others nobody knows a chunk's tokens."""
+        self.lookup_tokens_by_model = {"": dict.fromkeys(LOOKUP_RESULTS, 0)}
+        """The same in tokens, of lookups in namespaces that are known here: of others nobody knows a chunk's tokens. By
+        what the engines call their model; "": no engine has said it yet."""
         self.lookup_ends = dict.fromkeys(LOOKUP_ENDS, 0)
         """Lookups by why the prefix that was found ends where it does (service/endings.py)."""
         self.leases_granted = 0
@@ -199,6 +202,19 @@ class Counters:
     def stores_short(self) -> int:
         return sum(self.short_stores.values())
 
+    @property
+    def lookup_tokens(self) -> dict[str, int]:
+        """Of all models, by result."""
+        models = self.lookup_tokens_by_model.values()
+        return {result: sum(tokens[result] for tokens in models) for result in LOOKUP_RESULTS}
+
+    def lookup_tokens_of(self, model: str) -> dict[str, int]:
+        """Where tokens asked of that model are counted, by result. Beyond MODELS_MAX all others share one row."""
+        rows = self.lookup_tokens_by_model
+        if model not in rows and len(rows) >= MODELS_MAX:
+            model = OTHER_MODELS
+        return rows.setdefault(model, dict.fromkeys(LOOKUP_RESULTS, 0))
+
     def copy(self) -> "Counters":
         """A snapshot that nobody writes to."""
         twin = Counters.__new__(Counters)
@@ -208,12 +224,16 @@ class Counters:
 
     def totals(self) -> dict[str, int | dict[str, int]]:
         """All plain counts by name, for the status document. Histograms are left to /metrics."""
-        found: dict[str, int | dict[str, int]] = {"evictions": self.evictions, "stores_short": self.stores_short}
+        found: dict[str, int | dict[str, int]] = {
+            "evictions": self.evictions,
+            "lookup_tokens": self.lookup_tokens,
+            "stores_short": self.stores_short,
+        }
         for name in Counters.__slots__:
             value = getattr(self, name)
             if isinstance(value, int):
                 found[name] = value
-            elif name != "job_seconds" and isinstance(value, dict):
+            elif name not in ("job_seconds", "lookup_tokens_by_model") and isinstance(value, dict):
                 found[name] = dict(value)
         return found
 

@@ -122,7 +122,7 @@ class Brain:
         chunk_tokens = block_tokens * self._blocks_per_chunk
         reply = self._ask(
             Register(
-                self._number(), "kv", NAMESPACE, chunk_tokens, "host", "", "", "direct", "", buffers, [group], [], 0
+                self._number(), "kv", NAMESPACE, chunk_tokens, "host", "", "", "direct", "", buffers, [group], [], 0, ""
             )
         )
         if isinstance(reply, Error):

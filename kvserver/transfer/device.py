@@ -39,7 +39,7 @@ class Settings(Protocol):
     @property
     def device_library(self) -> str: ...
     @property
-    def arena_path_gpu(self) -> Literal["auto", "register", "bounce"]: ...
+    def arena_reach(self) -> Literal["auto", "register", "bounce"]: ...
     @property
     def cache_dir(self) -> str: ...
 
@@ -60,7 +60,7 @@ def open_device(
             kind=kind,
             library=settings.device_library,
             device_id=device_id,
-            arena_path=settings.arena_path_gpu,
+            arena_reach=settings.arena_reach,
             rtc_library=rtc_library(kind, settings.device_library),
             cache_dir=settings.cache_dir,
             arena_fd=arena,

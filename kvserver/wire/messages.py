@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Exact match at Hello. Changes when the meaning of any frame changes; it is not the package's version."""
 
 KEY_BYTES = 32
@@ -208,6 +208,8 @@ class Register(Frame, tag="register", frozen=True):
     """One for mode staged, none otherwise."""
     tokens_max: int
     """Tokens of the engine's longest prompt; a cache is refused when the arena can never hold one. 0: not said."""
+    model: str
+    """What people call the model, a label in /metrics and nothing more; empty: not said."""
 
 
 class Unregister(Frame, tag="unregister", frozen=True):

@@ -63,7 +63,7 @@ class Halves:
         self,
         machine: Machine,
         *,
-        arena_path: str = "auto",
+        arena_reach: str = "auto",
         direct_from: int = NEVER,
         bare_direct_from: int = 0,
         slabs: int = 4,
@@ -72,7 +72,7 @@ class Halves:
         self.rig = Half(
             machine,
             role="engine",
-            arena_path=arena_path,
+            arena_reach=arena_reach,
             direct_from=direct_from,
             bare_direct_from=bare_direct_from,
         )
@@ -138,7 +138,9 @@ class Memory:
 class Rig:
     """The engine, its arena, the board, and the rings of its caches."""
 
-    def __init__(self, vendor: Any, library: str, arena_path: Any, direct_from: int, bare_direct_from: int = 0) -> None:
+    def __init__(
+        self, vendor: Any, library: str, arena_reach: Any, direct_from: int, bare_direct_from: int = 0
+    ) -> None:
         """bare_direct_from: of caches without staging; 0 = the same."""
         self._vendor = vendor
         arena = _native.create_memfd("arena", ARENA_BYTES)
@@ -152,7 +154,7 @@ class Rig:
             kind=vendor,
             library=library,
             device_id=_native.device_facts(vendor, library, 0)[0],
-            arena_path=arena_path,
+            arena_reach=arena_reach,
             rtc_library="",
             cache_dir="",
             arena_fd=arena,

@@ -57,6 +57,7 @@ class Registrant:
             [GROUP],
             [wire.Staging(self.staging, MIB, self.offer(ring))],
             0,
+            "",
         )
 
     def registers(self, ring: int, **changes: Any) -> Any:
@@ -159,7 +160,7 @@ def test_registering_while_the_arena_is_still_made_ready_waits_for_no_more_than_
         seen_by_children(machine),
         machine.rule("host_register", DELAY, delay_us=30_000, times=SLABS),
         machine.rule("host_register", HANG, skip=SELF_TEST_UNITS - 1) as held,
-        DeviceServer(machine, cache_dir, arena_path_gpu="register") as server,
+        DeviceServer(machine, cache_dir, arena_reach="register") as server,
         DeviceWorker(server.path, machine, shape="kv_first", mode="server-gather") as worker,
     ):
         worker.call("ready")

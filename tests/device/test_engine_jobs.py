@@ -49,9 +49,9 @@ def run(halves: Halves, kind: str, cache: int, mode: str, *, packed_by_client: b
     return went
 
 
-@pytest.mark.parametrize("arena_path", ["register", "bounce"])
-def test_short_copies_are_packed_by_whom_the_cache_says(machine: Machine, arena_path: str) -> None:
-    with Halves(machine, arena_path=arena_path, direct_from=3 * SMALL + 1) as halves:  # three blocks are adjacent
+@pytest.mark.parametrize("arena_reach", ["register", "bounce"])
+def test_short_copies_are_packed_by_whom_the_cache_says(machine: Machine, arena_reach: str) -> None:
+    with Halves(machine, arena_reach=arena_reach, direct_from=3 * SMALL + 1) as halves:  # three blocks are adjacent
         staged, bare = halves.map(SMALL, staged=True), halves.map(SMALL, staged=False)
         for kind in LANES:
             assert run(halves, kind, staged, "staged", packed_by_client=True) == "staged"
@@ -124,7 +124,7 @@ def test_a_cancelled_job_waits_for_its_copies(bench: tuple[Machine, Halves]) -> 
 
 
 def test_a_job_waits_for_its_part_of_the_arena(machine: Machine) -> None:
-    with Halves(machine, arena_path="register", slabs=1) as halves:
+    with Halves(machine, arena_reach="register", slabs=1) as halves:
         cache = halves.map(SMALL, staged=False)
         first = halves.submit("store", cache, 4, "server-gather")  # all in the first slab
         assert halves.wait(first)[1] == "done"
@@ -140,7 +140,7 @@ def test_a_job_waits_for_its_part_of_the_arena(machine: Machine) -> None:
 
 def test_while_jobs_run_only_what_they_need_of_the_arena_is_registered(machine: Machine) -> None:
     """The driver keeps other calls of the process waiting meanwhile, and a large arena takes it many seconds."""
-    with Halves(machine, arena_path="register", slabs=1) as halves:
+    with Halves(machine, arena_reach="register", slabs=1) as halves:
         staged, bare = halves.map(SMALL, staged=True), halves.map(SMALL, staged=False)
         running = halves.submit("store", staged, 3)
         halves.rig.call("take", staged, STORE)

@@ -29,9 +29,9 @@ def workers(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Workers
     vendor, path = request.param
     with ExitStack() as stack:
         machine = stack.enter_context(seen_by_children(stack.enter_context(Machine(vendor))))
-        server = stack.enter_context(DeviceServer(machine, cache_dir, arena_path_gpu=path, log_level="debug"))
+        server = stack.enter_context(DeviceServer(machine, cache_dir, arena_reach=path, log_level="debug"))
         yield {mode: stack.enter_context(DeviceWorker(server.path, machine, name=mode)) for mode in MODES}
-        assert {mover.facts["arena-path"] for mover in server.status().movers} == {path}
+        assert {mover.facts["arena-reach"] for mover in server.status().movers} == {path}
         for mode in MODES:
             assert f"mode={mode} " in server.log()
 
@@ -61,7 +61,7 @@ def test_a_segment_is_one_launch_however_many_pages_it_has(vendor: Vendor, cache
     with (
         Machine(vendor) as machine,
         seen_by_children(machine),
-        DeviceServer(machine, cache_dir, arena_path_gpu=path) as server,
+        DeviceServer(machine, cache_dir, arena_reach=path) as server,
         DeviceWorker(server.path, machine, shape="many_pages", mode="server-gather") as worker,
     ):
         worker.call("ready")

@@ -47,7 +47,7 @@ def shared(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[tuple[Ma
 def test_registered_slabs_have_unrelated_device_addresses(vendor: Vendor, cache_dir: Path) -> None:
     """Prompts that fill three slabs of the arena and more."""
     with (
-        scene(vendor, cache_dir, {"arena_path_gpu": "register"}) as (machine, server),
+        scene(vendor, cache_dir, {"arena_reach": "register"}) as (machine, server),
         DeviceWorker(server.path, machine, shape="large_pages") as worker,
     ):
         worker.call("ready")
@@ -56,13 +56,13 @@ def test_registered_slabs_have_unrelated_device_addresses(vendor: Vendor, cache_
         assert server.status().arena.used_bytes > 3 * (4 << 20)
         for seed in range(6):
             assert worker.call("retrieve", seed, 2) == 2
-        assert {mover.facts["arena-path"] for mover in server.status().movers} == {"register"}
+        assert {mover.facts["arena-reach"] for mover in server.status().movers} == {"register"}
 
 
 def test_batch_copies_work_with_the_attributes_that_the_vendor_wants(vendor: Vendor, cache_dir: Path) -> None:
     """AMD's driver refuses any, NVIDIA's wants one; more than 8,192 copies in a call are an AMD fault."""
     with (
-        scene(vendor, cache_dir, {"arena_path_gpu": "register"}) as (machine, server),
+        scene(vendor, cache_dir, {"arena_reach": "register"}) as (machine, server),
         DeviceWorker(server.path, machine, shape="many_pages", mode="direct") as worker,
     ):
         worker.call("ready")
@@ -79,7 +79,7 @@ def test_batch_copies_that_are_refused_are_made_one_by_one(vendor: Vendor, cache
     with Machine(vendor) as machine, seen_by_children(machine):
         with (
             machine.rule(batch_symbol(vendor), CODE, code=801),
-            DeviceServer(machine, cache_dir, arena_path_gpu="register") as server,
+            DeviceServer(machine, cache_dir, arena_reach="register") as server,
             DeviceWorker(server.path, machine, shape="kv_first", mode="direct") as worker,
         ):
             worker.call("ready")

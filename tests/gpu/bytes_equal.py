@@ -22,11 +22,11 @@ def layouts(report: Report, machine: Gpus | Machine) -> None:
     for path in PATHS:
         with ExitStack() as stack:
             arena = {"arena_bytes": 256 * MIB, "slab_bytes": 16 * MIB}
-            server = stack.enter_context(GpuServer(machine, arena_path_gpu=path, log_level="debug", **arena))
+            server = stack.enter_context(GpuServer(machine, arena_reach=path, log_level="debug", **arena))
             workers = [stack.enter_context(GpuWorker(server.path, machine, name=mode)) for mode in MODES]
             for shape in SHAPES:
                 _compare_layout(report, path, shape, dict(zip(MODES, workers, strict=True)))
-            facts = {mover.facts["arena-path"] for mover in server.status().movers}
+            facts = {mover.facts["arena-reach"] for mover in server.status().movers}
             report.check(facts == {path}, f"the arena is reached by {facts}")
             for mode in MODES:
                 report.check(f"mode={mode} " in server.log(), f"{path}: some job went {mode}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.page.browser import Browser
-from tests.process.engine import Engine, prompt
+from tests.process.engine import MODEL, Engine, prompt
 from tests.process.harness import WAIT_S, kill, until
 from tests.process.test_http_live import Site
 
@@ -46,6 +46,11 @@ def disk_site(folder: Path) -> Site:
 def total(site: Site, sample: str) -> int:
     """Of one sample; 0 where there is none yet."""
     return int(site.sample(sample) or 0)
+
+
+def tokens(site: Site, result: str) -> int:
+    """Those that lookups asked for, of the one model that there is."""
+    return total(site, f'kvserver_lookup_tokens_total{{model="{MODEL}",result="{result}"}}')
 
 
 def number(text: str) -> int:
@@ -95,15 +100,14 @@ def test_the_pages_numbers_are_those_of_metrics_under_real_traffic(browser: Brow
         with traffic(engine, 120):
             until("hits while traffic runs", lambda: "%" in browser.text("#hit-rate"))
         settled(site, browser, 360)
-        tokens = browser.table("#results")
-        for name, cells in tokens.items():
+        shown = browser.table("#results")
+        for name, cells in shown.items():
             if not name.startswith("all"):
                 result = NAMES[name.split(":")[0]]
-                sample = f'kvserver_lookup_tokens_total{{result="{result}"}}'
-                assert number(cells[2]) == total(site, sample), name
-        whole = sum(total(site, f'kvserver_lookup_tokens_total{{result="{result}"}}') for result in NAMES.values())
-        assert number(tokens["all that was asked for"][2]) == whole > 10_000
-        assert number(tokens["DRAM"][2]) > 0
+                assert number(cells[2]) == tokens(site, result), name
+        whole = sum(tokens(site, result) for result in NAMES.values())
+        assert number(shown["all that was asked for"][2]) == whole > 10_000
+        assert number(shown["DRAM"][2]) > 0
         assert number(browser.text("#chunks")) == total(site, "kvserver_chunks") > 0
         counted = browser.table("#counted")
         for counter, sample in {

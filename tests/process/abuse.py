@@ -134,7 +134,7 @@ class Abuser:
     ) -> wire.Register:
         buffers = [Buffer(self.offer(descriptor), b"", buffer_bytes)]
         head = self.next_id(), name, namespace, CHUNK_TOKENS
-        return wire.Register(*head, "host", "", "", "direct", "", buffers, [GROUP], [], 0)
+        return wire.Register(*head, "host", "", "", "direct", "", buffers, [GROUP], [], 0, "")
 
     def register(self) -> "Abuser":
         reply = self.ask(self.registration(self.pool))

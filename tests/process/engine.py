@@ -37,6 +37,7 @@ from kvserver.wire.messages import KEY_BYTES, Kind
 from tests.process.harness import WAIT_S
 
 NAMESPACE = namespace_digest({"model": "tests", "layers": 3})
+MODEL = "tests/Three-Layers"
 PATIENT = Timeouts(lookup_s=5.0, backoff_first_s=0.005, backoff_max_s=0.05)
 """A loaded machine must not turn a hit into a miss; reconnects come soon."""
 
@@ -235,6 +236,7 @@ class Engine:
                 buffers=[HostBuffer(self.pool.fd, self.pool.bytes)],
                 groups=self.pool.specs(),
                 tenant=self.tenant,
+                model=MODEL,
             )
         )
         return self

@@ -143,4 +143,5 @@ def register_frame(
         groups,
         [] if on_host else [Staging(bytes(HANDLE_BYTES), 1 << 20, descriptors[0])],
         0,
+        f"model {digest[0] % 3}",
     )

@@ -261,11 +261,12 @@ class Client:
         buffer_bytes: int = BUFFER_BYTES,
         tokens_max: int = 0,
         tenant: str = "",
+        model: str = "",
     ) -> Register:
         numbers = [self.offer()] if descriptors is None else descriptors
         buffers = [Buffer(number, b"", buffer_bytes) for number in numbers]
         head = self.rig.number(), name, namespace, chunk_tokens
-        return Register(*head, "host", "", "", "direct", tenant, buffers, list(groups), [], tokens_max)
+        return Register(*head, "host", "", "", "direct", tenant, buffers, list(groups), [], tokens_max, model)
 
     def register(self, *args: Any, **kwargs: Any) -> "Client":
         reply = self.ask(self.registration(*args, **kwargs))

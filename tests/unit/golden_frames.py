@@ -50,8 +50,8 @@ STATE = GroupSpec(6, 3, "state", 0, 1, 0, 1, 0, [RegionRun(0, 1, 1, 0, 255, 254)
 # fmt: off
 GOLDEN: list[tuple[Frame, str]] = [
     (
-        Hello(1, 3, "engine", 77, 3, -1, "kvclient 0.1"),
-        "98a568656c6c6f0103a6656e67696e654d03ffac6b76636c69656e7420302e31",
+        Hello(1, 4, "engine", 77, 3, -1, "kvclient 0.1"),
+        "98a568656c6c6f0104a6656e67696e654d03ffac6b76636c69656e7420302e31",
     ),
     (
         Attach(2, b"0123456789abcdef"),
@@ -71,11 +71,11 @@ GOLDEN: list[tuple[Frame, str]] = [
     ),
     (
         Register(6, "kv", DIGEST, 6, "rocm", "7@0:3:0.0", "dmabuf", "staged", "gold",
-                 [Buffer(-1, b"hhh", 5005)], [GROUP, STATE], [Staging(b"ss", 1 << 20, 9)], 131_072),
-        "9ea8726567697374657206a26b76c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b"
+                 [Buffer(-1, b"hhh", 5005)], [GROUP, STATE], [Staging(b"ss", 1 << 20, 9)], 131_072, "llama"),
+        "9fa8726567697374657206a26b76c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b"
         "1c1d1e1f06a4726f636da93740303a333a302e30a6646d61627566a6737461676564a4676f6c649193ffc403"
         "686868cd138d9299020ba677696e646f7707030105049196000d02cd09c0cc82cc81990603a5737461746500"
-        "01000100919600010100ccffccfe9193c4027373ce0010000009ce00020000",
+        "01000100919600010100ccffccfe9193c4027373ce0010000009ce00020000a56c6c616d61",
     ),
     (
         Unregister(7, 300),

@@ -459,6 +459,7 @@ def test_a_layout_is_checked_in_a_moment_however_many_regions_it_has() -> None:
     """The brain does it on its only thread: 65,536 regions in all, not in each group."""
     runs = [RegionRun(0, 0, 65_536, 4, 400_000, 3)]
     groups = [change(FULL, regions=runs)] * 2
-    request = Register(1, "kv", NAMESPACE, 6, "host", "", "", "direct", "", [Buffer(1, b"", 1 << 40)], groups, [], 0)
+    buffers = [Buffer(1, b"", 1 << 40)]
+    request = Register(1, "kv", NAMESPACE, 6, "host", "", "", "direct", "", buffers, groups, [], 0, "")
     with pytest.raises(RequestError, match=r"regions=131072 must be in \[1, 65536\]"):
         Layout.parse(request)

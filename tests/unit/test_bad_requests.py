@@ -72,7 +72,7 @@ def scene() -> Scene:
         Retrieve(1, 1, 1, 0, 1, 9, [GroupBlocks(0, 0, ids(0))], False),
         Clear(1, NAMESPACE),
         Status(1),
-        Register(1, "kv", NAMESPACE, 6, "host", "", "", "direct", "", [Buffer(1, b"", 9)], [FULL], [], 0),
+        Register(1, "kv", NAMESPACE, 6, "host", "", "", "direct", "", [Buffer(1, b"", 9)], [FULL], [], 0, ""),
         Attach(1, b"nobody's secret!"),
         Lane(1, b""),
     ],
@@ -95,8 +95,8 @@ GOOD_HELLO = Hello(1, PROTOCOL, "engine", 3, 2, 1, "test")
 @pytest.mark.parametrize(
     ("hello", "code", "says"),
     [
-        (change(GOOD_HELLO, protocol=PROTOCOL + 1), "protocol", ("speaks protocol 3", "said 4")),
-        (change(GOOD_HELLO, protocol=-1), "protocol", ("speaks protocol 3", "said -1")),
+        (change(GOOD_HELLO, protocol=PROTOCOL + 1), "protocol", ("speaks protocol 4", "said 5")),
+        (change(GOOD_HELLO, protocol=-1), "protocol", ("speaks protocol 4", "said -1")),
         (change(GOOD_HELLO, engine=""), "name", ("engine=''", "1 to 128 printable bytes")),
         (change(GOOD_HELLO, engine="a\nb"), "name", ("engine='a\\nb'",)),
         (change(GOOD_HELLO, engine="é" * 65), "name", ("engine=",)),

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from kvserver import cli
 from kvserver.bounds import bounds_from
 from kvserver.config import KEYS, PAGE_BYTES, Config, example, load
 from kvserver.errors import ConfigError
@@ -120,6 +122,15 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     assert refusal(path) == f"config-key: {path}:2: unknown key 'lease_ttl'; did you mean lease_ttl_ms?"
     assert "keys are socket, " in refusal(zzzzzzzzzzzz="1")
     assert f"{path}:1: unknown key 'server'" in refusal(toml(tmp_path, "[server]\njobs_max = 3\n"))
+
+
+def test_a_key_that_was_renamed_is_refused_by_its_new_name(tmp_path: Path) -> None:
+    """Its nearest neighbour means something else."""
+    told = "'arena_path_gpu' is called 'arena_reach' now, with the same values"
+    assert refusal(toml(tmp_path, 'arena_path_gpu = "bounce"\n')).endswith(f":1: {told}")
+    run = CliRunner().invoke(cli.app, ["config", "--arena-path-gpu", "bounce"])
+    assert told in str(run.exception)
+    assert "--arena-path-gpu" not in CliRunner().invoke(cli.app, ["config", "--help"]).stdout
 
 
 @pytest.mark.parametrize(

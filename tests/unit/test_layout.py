@@ -23,7 +23,7 @@ def group(runs: list[RegionRun], blocks: int, **changes: object) -> GroupSpec:
 
 def register(groups: list[GroupSpec], buffers: tuple[int, ...] = BUFFERS, chunk_tokens: int = 15) -> Register:
     shared = [Buffer(descriptor, b"", size) for descriptor, size in enumerate(buffers)]
-    return Register(1, "kv", bytes(32), chunk_tokens, "host", "", "", "direct", "", shared, groups, [], 0)
+    return Register(1, "kv", bytes(32), chunk_tokens, "host", "", "", "direct", "", shared, groups, [], 0, "")
 
 
 def pages(spec: GroupSpec) -> list[tuple[int, int, int]]:

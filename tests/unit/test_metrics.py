@@ -20,9 +20,12 @@ def a_count() -> Counters:
         value = getattr(counters, name)
         if isinstance(value, int):
             setattr(counters, name, number)
-        elif isinstance(value, dict) and name != "job_seconds":
+        elif isinstance(value, dict) and name not in ("job_seconds", "lookup_tokens_by_model"):
             value.update({key: 1000 * number + place for place, key in enumerate(value)})
     counters.lookups, counters.lookups_hit = 900, 300
+    for place, model in enumerate(("", "llama")):
+        tokens = counters.lookup_tokens_of(model)
+        tokens.update({result: 100 + 10 * place + number for number, result in enumerate(tokens)})
     counters.stores, counters.short_stores, counters.stores_failed = 100_000, {"full": 13, "busy": 4}, 5
     return counters
 
@@ -51,6 +54,8 @@ def test_every_counter_reaches_a_metric() -> None:
             held = getattr(counters, name)
             if isinstance(held[key], Histogram):
                 held[key].observe(0.1)
+            elif isinstance(held[key], dict):
+                held[key]["disk"] += 1
             else:
                 held[key] += 1
             assert samples(counters) != before, (name, key)
@@ -174,8 +179,10 @@ def test_an_unknown_reason_is_a_bug() -> None:
 def test_totals_are_all_plain_counts() -> None:
     totals = a_count().totals()
     assert totals["lookups"] == 900
-    sums = {"evictions", "stores_short"}
-    assert set(totals) == {*Counters.__slots__, *sums} - {"job_seconds", "lookup_handle_seconds"}
+    assert totals["lookup_tokens"] == {"dram": 210, "disk": 212, "declined": 214, "unwanted": 216, "miss": 218}
+    sums = {"evictions", "lookup_tokens", "stores_short"}
+    parts = {"job_seconds", "lookup_handle_seconds", "lookup_tokens_by_model"}
+    assert set(totals) == {*Counters.__slots__, *sums} - parts
 
 
 def test_rendering_is_short_enough_for_the_brain_to_wait() -> None:

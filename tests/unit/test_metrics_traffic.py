@@ -9,13 +9,14 @@ from disk_rig import DISK, DiskRig
 from test_service_disk import CHUNKS, cold_prompt, fill
 
 from kvserver.metrics import render
-from kvserver.service.counters import LOOKUP_ENDS, LOOKUP_RESULTS
+from kvserver.service.counters import LOOKUP_ENDS, LOOKUP_RESULTS, MODELS_MAX, OTHER_MODELS
 from kvserver.service.events import ArenaGrew, MoverGone
 from kvserver.service.service import Service
 from kvserver.wire.messages import KEY_BYTES, Clear, Drain, Error, Found, GroupBlocks, Lookup
 from kvserver.wire.orders import DeviceIs, Listed, Order, Recover
 from tests.unit.bad_scene import change
 
+OTHER = bytes(31) + b"\7"
 REQUESTS = 10_000
 PROMPT_MAX = 9
 BLOCKS_OF = 3
@@ -29,7 +30,12 @@ def metrics(rig: Rig) -> dict[str, float]:
 
 def by_result(rig: Rig, name: str) -> dict[str, int]:
     seen = metrics(rig)
-    return {result: int(seen[f'{name}_total{{result="{result}"}}']) for result in LOOKUP_RESULTS}
+    of_each = re.compile(rf'{name}_total\{{(?:model="[^"]*",)?result="(\w+)"\}}')
+    counts = dict.fromkeys(LOOKUP_RESULTS, 0)
+    for sample, count in seen.items():
+        if found := of_each.fullmatch(sample):
+            counts[found[1]] += int(count)
+    return counts
 
 
 # ---------------------------------------------------------------- sums
@@ -111,6 +117,55 @@ def test_results_sum_exactly_to_what_was_asked_over_ten_thousand_requests() -> N
     ends = {why: seen[f'lookup_ends_total{{why="{why}"}}'] for why in LOOKUP_ENDS}
     assert sum(ends.values()) == seen['lookups_total{result="hit"}'] + seen['lookups_total{result="miss"}'] > 4000
     assert {why for why, lookups in ends.items() if lookups} >= {"whole", "absent", "gone", "declined", "namespace"}
+
+
+# ---------------------------------------------------------------- whose tokens
+
+
+def tokens_of(rig: Rig, model: str) -> dict[str, float]:
+    """By result, those that there were."""
+    seen = metrics(rig)
+    counts = {
+        result: seen.get(f'lookup_tokens_total{{model="{model}",result="{result}"}}') for result in LOOKUP_RESULTS
+    }
+    return {result: count for result, count in counts.items() if count}
+
+
+def test_tokens_are_counted_by_what_engines_call_their_model() -> None:
+    rig = Rig()
+    one = Client(rig, engine="one").register(model="llama")
+    other = Client(rig, engine="other").register(namespace=OTHER, model='qwen "3" \\ 8b')
+    one.store(chain(1, CHUNKS))
+    one.lookup(chain(1, CHUNKS))
+    other.ask(Lookup(rig.number(), OTHER, chain(1, CHUNKS + 1), 1))
+    assert tokens_of(rig, "llama") == {"dram": CHUNKS * CHUNK_TOKENS}
+    assert tokens_of(rig, r"qwen \"3\" \\ 8b") == {"miss": (CHUNKS + 1) * CHUNK_TOKENS}
+    assert tokens_of(rig, "") == {}
+    one.ask(Clear(rig.number(), NAMESPACE))
+    one.lookup(chain(1, 1))
+    assert tokens_of(rig, "llama")["miss"] == CHUNK_TOKENS, "a namespace that was cleared is still that model's"
+
+
+def test_two_namespaces_of_a_model_are_counted_as_one() -> None:
+    rig = Rig()
+    for number, digest in enumerate((NAMESPACE, OTHER)):
+        client = Client(rig, engine=f"engine {number}").register(namespace=digest, model="llama")
+        client.ask(Lookup(rig.number(), digest, chain(number, 2), 1))
+    assert tokens_of(rig, "llama") == {"miss": 4 * CHUNK_TOKENS}
+
+
+def test_models_beyond_the_bound_are_counted_together() -> None:
+    rig = Rig()
+    client = Client(rig)
+    for number in range(MODELS_MAX + 3):
+        digest = bytes([1, number]) * 16
+        client.register(name=f"kv {number}", namespace=digest, model=f"model {number}")
+        client.ask(Lookup(rig.number(), digest, chain(1, 1), 1))
+    models = rig.service.counters.lookup_tokens_by_model
+    assert len(models) == MODELS_MAX + 1
+    assert tokens_of(rig, f"model {MODELS_MAX - 2}") == {"miss": CHUNK_TOKENS}
+    assert tokens_of(rig, OTHER_MODELS) == {"miss": 4 * CHUNK_TOKENS}
+    assert by_result(rig, "lookup_tokens")["miss"] == (MODELS_MAX + 3) * CHUNK_TOKENS
 
 
 # ---------------------------------------------------------------- why a prefix ends

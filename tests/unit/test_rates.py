@@ -10,7 +10,8 @@ from kvserver.wire.status import Status
 
 def at(uptime_s: float, *, lookups: int = 0, dram: int = 0, troubles: dict[str, int] | None = None) -> Status:
     counters = Counters()
-    counters.lookups, counters.lookup_tokens["dram"] = lookups, dram
+    counters.lookups = lookups
+    counters.lookup_tokens_of("")["dram"] = dram
     return msgspec.structs.replace(
         a_status(), uptime_s=uptime_s, counters=counters.totals(), troubles=troubles or {}, incarnation=11
     )

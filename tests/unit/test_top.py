@@ -20,7 +20,8 @@ TURN_S = 2.0
 def second_turn(**changes: object) -> Status:
     """Two seconds after a_status(), with traffic in between."""
     counters = Counters()
-    counters.lookups, counters.lookup_tokens["dram"], counters.lookup_tokens["miss"] = 14, 300, 100
+    counters.lookups = 14
+    counters.lookup_tokens_of("").update(dram=300, miss=100)
     counters.bytes_retrieved, counters.disk_read_bytes = 3_000_000_000, 500_000
     status = a_status()
     return msgspec.structs.replace(status, uptime_s=status.uptime_s + TURN_S, counters=counters.totals(), **changes)
