@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvclient.values import BlockIds, Blocks, CacheSpec
+from kvclient.values import CHOSEN_MODES, BlockIds, Blocks, CacheSpec
 from kvserver.errors import RequestError
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, PLACES_MAX, GroupBlocks, Limits
 
@@ -17,6 +17,9 @@ BLOCK_ID_BYTES = 4
 PART_BYTES = 256 << 20
 """Large: within a part blocks are read in the order of memory, without which small pages are slow (parts of 32 MiB
 stored pages of 2 KiB at two thirds of the speed). Small against the whole of a long prompt."""
+HALVED_BYTES = 16 << 20
+"""From here on a store of GPU memory that would be one part is two: while the first half is copied the server decides
+over the second, and while that is copied it seals the first."""
 PART_CHUNKS_MAX = 128
 """The server decides over so many chunks in about 3 ms, and answers lookups before it takes the next part."""
 PART_FRAME_BYTES = 60 << 10
@@ -120,16 +123,21 @@ def cut_store(
     """The requests of a store whose groups are packed, in chain order; one when it is small.
 
     A large store is cut although the server would take it whole: while the mover copies one part, the server decides
-    over the next, and no single request keeps it from answering lookups."""
+    over the next, and no single request keeps it from answering lookups. Of GPU memory, which is copied fast, two parts
+    come of all that is not small."""
     _check_chain(store)
     per_chunk = _blocks_per_chunk(spec, store.groups)
     _check_whole_chunks(store, per_chunk)
     places = sum(per_chunk) + 2 * len(per_chunk)
     step = min(limits.chunks_max, limits.blocks_max // sum(per_chunk), PLACES_MAX // places)
     if step:
-        by_bytes = PART_BYTES // max(1, _chunk_bytes(spec, store.groups, per_chunk))
+        chunk_bytes = max(1, _chunk_bytes(spec, store.groups, per_chunk))
+        by_bytes = PART_BYTES // chunk_bytes
         by_frame = PART_FRAME_BYTES // (KEY_BYTES + BLOCK_ID_BYTES * sum(per_chunk))
         step = min(step, part_chunks_max, PART_CHUNKS_MAX, max(1, by_bytes), max(1, by_frame))
+        is_gpu = spec.device not in CHOSEN_MODES
+        if is_gpu and store.chunks <= step and store.chunks * chunk_bytes >= HALVED_BYTES:
+            step = -(-store.chunks // 2)
     else:
         raise RequestError(
             "too-large", f"one chunk has {sum(per_chunk)} blocks, the server accepts {limits.blocks_max} in a request"

@@ -136,6 +136,12 @@ class Service:
             core.chunks.gone = []
         return self.effects()
 
+    def lookup_took(self, nanoseconds: int) -> None:
+        """To be called when the answer of a lookup is out, with the time that it took to decide: counts the lookup, for
+        which nobody shall have to wait."""
+        self._core.counters.lookup_handle_seconds.observe(nanoseconds / 1e9)
+        self._core.asked.settle()
+
     def effects(self) -> list[Effect]:
         """What is to be done now, ledger first (see effects.py)."""
         core, chunks = self._core, self._core.chunks

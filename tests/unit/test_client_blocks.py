@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvclient import CacheSpec, GroupSpec, RegionRun, RequestError
-from kvclient.blocks import PART_BYTES, STREAMED_BYTES, StorePart, cut_retrieve, cut_store, pack_ids
+from kvclient.blocks import HALVED_BYTES, PART_BYTES, STREAMED_BYTES, StorePart, cut_retrieve, cut_store, pack_ids
 from kvclient.doors import LOCAL_FRAME_BYTES_MAX
 from kvserver.wire.codec import encode
 from kvserver.wire.messages import BLOCKS_MAX, PLACES_MAX, GroupBlocks, Limits, Store
@@ -160,6 +160,21 @@ def test_a_store_is_cut_by_bytes_where_its_blocks_are_large() -> None:
     spec = CacheSpec(name="kv", namespace=bytes(32), chunk_tokens=12, buffers=[], groups=groups)
     store = StorePart(0, b"", bytes(32 * 10), [GroupBlocks(0, 0, bytes(4 * 30))])
     assert [part.chunks for part in cut_store(spec, store, Limits(4096, 60_000, 1, 1))] == [3, 3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("device", "chunks", "bytes_less", "parts"),
+    [("cuda", 7, 0, [4, 3]), ("hip", 2, 0, [1, 1]), ("cuda", 7, 1, [7]), ("cuda", 1, 0, [1]), ("host", 7, 0, [7])],
+)
+def test_a_store_of_gpu_memory_is_two_parts_unless_it_is_small(
+    device: str, chunks: int, bytes_less: int, parts: list[int]
+) -> None:
+    page_bytes = -(-HALVED_BYTES // (3 * chunks)) - bytes_less
+    pages = [RegionRun(0, 0, 1, 1 << 40, page_bytes, page_bytes)]
+    groups = [GroupSpec(4, 99, "full", 0, 1, 0, 1, 0, pages)]
+    spec = CacheSpec(name="kv", namespace=bytes(32), chunk_tokens=12, buffers=[], groups=groups, device=device)
+    store = StorePart(0, b"", bytes(32 * chunks), [GroupBlocks(0, 0, bytes(12 * chunks))])
+    assert [part.chunks for part in cut_store(spec, store, Limits(4096, 60_000, 1, 1))] == parts
 
 
 def _some_of(data: st.DataObject, group: GroupBlocks) -> GroupBlocks:
