@@ -135,9 +135,10 @@ class TorchMemory(DeviceMemory):
         return [(typed[0, layer].view(shape.k), typed[1, layer].view(shape.v)) for layer in range(shape.layers)]
 
     def fill(self, blocks: list[int], seeds: list[int]) -> None:
+        at, content = self._on_gpu(blocks), self._content(seeds)  # a copy from the host waits for what was launched
         if self.delay_cycles:
             self._torch.cuda._sleep(self.delay_cycles)
-        self._pool[:, :, self._on_gpu(blocks)] = self._content(seeds)
+        self._pool[:, :, at] = content
 
     def differing(self, blocks: list[int], seeds: list[int]) -> int:
         wrong = self._pool[:, :, self._on_gpu(blocks)] != self._content(seeds)
