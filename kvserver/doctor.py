@@ -29,7 +29,7 @@ MADV_POPULATE_WRITE = 23
 SO_PEERPIDFD = 77
 DESCRIPTORS_PER_SESSION = 4
 """The attached connection, a lane, the board, a pidfd."""
-
+SHMEM_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 Verdict = Literal["ok", "warn", "fail"]
 Answer = tuple[Verdict, str]
@@ -178,13 +178,24 @@ def memory(config: Config) -> Answer:
 def huge_pages(config: Config) -> Answer:
     page_bytes = config.huge_page_bytes
     if not page_bytes:
-        return "ok", "not asked for"
+        return "ok", _unreserved_huge_pages(config)
     directory = Path(f"/sys/kernel/mm/hugepages/hugepages-{page_bytes // 1024}kB")
     if not directory.exists():
         return "fail", f"this machine has no huge pages of {show_bytes(page_bytes)}"
     free, needed = int((directory / "free_hugepages").read_text()), config.arena_bytes // page_bytes
     said = f"{free} of {show_bytes(page_bytes)} free, {needed} needed"
     return ("ok" if free >= needed else "fail"), said
+
+
+def _unreserved_huge_pages(config: Config) -> str:
+    """What comes of the wish for huge pages that nobody reserved. Files have what the mount of their tmpfs says."""
+    if config.arena_path or not SHMEM_HUGE_PAGES.exists():
+        return "none reserved"
+    chosen = SHMEM_HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
+    said = f"none reserved, shmem_enabled is {chosen}"
+    if chosen not in ("never", "deny"):
+        return f"{said}: Linux gives what it has"
+    return f"{said}: Linux gives none; a virtual disk may read at half its rate" if config.disk_directories else said
 
 
 def numa(config: Config) -> Answer:

@@ -133,6 +133,26 @@ def test_this_machine_has_memory() -> None:
     assert doctor.memory(Config(arena_bytes=63 * TIB))[0] == "fail"
 
 
+@pytest.mark.parametrize(
+    ("said", "disks", "expected"),
+    [
+        ("always within_size [advise] never deny force\n", "/mnt/a", "is advise: Linux gives what it has"),
+        ("always within_size advise [never] deny force\n", "/mnt/a", "is never: Linux gives none; a virtual disk may"),
+        ("always within_size advise [never] deny force\n", "", "none reserved, shmem_enabled is never"),
+    ],
+)
+def test_what_linux_does_with_the_wish_for_huge_pages_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, disks: str, expected: str
+) -> None:
+    setting = tmp_path / "shmem_enabled"
+    setting.write_text(said)
+    monkeypatch.setattr(doctor, "SHMEM_HUGE_PAGES", setting)
+    verdict, text = doctor.huge_pages(Config(disk_paths=disks))
+    assert verdict == "ok"
+    assert expected in text
+    assert ("disk" in text) == ("disk" in expected)
+
+
 def test_huge_pages_that_are_not_there_fail() -> None:
     assert doctor.huge_pages(Config())[0] == "ok"
     verdict, text = doctor.huge_pages(Config(huge_page_bytes=GIB, arena_bytes=60 * TIB))
