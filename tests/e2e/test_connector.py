@@ -95,8 +95,8 @@ def config(**more: Any) -> SimpleNamespace:
     [
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=2"),
-        ({"speculative_config": SimpleNamespace(method="eagle3")}, "eagle3"),
-        ({"speculative_config": SimpleNamespace(method="mtp")}, "mtp"),
+        ({"speculative_config": SimpleNamespace(method="medusa")}, "medusa"),
+        ({"speculative_config": SimpleNamespace(method="dflash")}, "dflash"),
     ],
 )
 def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[str, Any], named: str) -> None:
