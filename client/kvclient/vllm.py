@@ -50,8 +50,7 @@ SPECULATION = ("ngram", "ngram_gpu", "suffix")
 """Ways to speculate that have no KV of their own."""
 
 DRAFTS = ("draft_model", "eagle", "eagle3", "mtp")
-"""Those that have: layers of a draft model, whose KV lies in the blocks of a prefix beside the model's own. vLLM calls
-wait_for_save() when they are computed as well."""
+"""Those that have: layers of a draft model, whose KV lies in the blocks of a prefix beside the model's own."""
 
 
 _here: "WeakValueDictionary[tuple[str, int], Ends]" = WeakValueDictionary()
@@ -376,6 +375,8 @@ def _check_supported(config: Any, kv_config: Any) -> None:
     has_drafts = speculation is not None and speculation.method in DRAFTS
     if has_drafts and (kinds := {group.kind for group in groups_of(kv_config)}) != {"full"}:
         raise RequestError("unsupported", f"a draft model beside groups of kinds {sorted(kinds)}; expected full alone")
+    if has_drafts and not versions.saves_behind_drafts(interface.KVConnectorBase_V1):
+        raise RequestError("unsupported", "this release of vLLM may have blocks saved before a draft model computes")
     if len(kv_config.kv_cache_groups) > 1 and not versions.reports_failed_requests(interface.KVConnectorBase_V1):
         raise RequestError("unsupported", "this release of vLLM cannot be told of failed loads of a hybrid model")
     if current_platform.is_cpu() and not versions.shares_cpu_memory(interface.KVConnectorBase_V1):
