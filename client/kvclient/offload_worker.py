@@ -60,6 +60,7 @@ class Worker:
     def begin(self, retrieves: Sequence[RetrieveOrder], stores: Sequence[StoreOrder]) -> None:
         """Before the stores' blocks are computed. Retrieved blocks may be written from now on: the engine gives blocks
         to a retrieve only when no step that it has launched still reads or writes them."""
+        self.computed()  # of a step whose end nobody has told: it is over now
         self.ends.note((*retrieves, *stores))
         self._say_problems()
         self._stores = stores
@@ -68,14 +69,14 @@ class Worker:
             self._retrieve(order, after)
 
     def computed(self) -> None:
-        """What the orders of this step are to store is computed, or will be when the stream gets here."""
+        """What the orders of this step are to store is computed, or will be when the stream gets here; also by a draft
+        model, which engines run behind take_ended()."""
         stores, self._stores = self._stores, ()
         after = self._event() if stores else None
         for order in stores:
             self._store(order, after)
 
     def take_ended(self) -> Ended:
-        self.computed()  # in releases that do not say so on steps without a forward
         return self.ends.take()
 
     def close(self) -> None:

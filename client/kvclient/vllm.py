@@ -26,7 +26,7 @@ from vllm.v1.core import kv_cache_utils
 
 from kvclient import vllm_versions as versions
 from kvclient.client import Client
-from kvclient.identity import label_of, model_digest
+from kvclient.identity import label_of, model_digest, settings_text
 from kvclient.keys import namespace_digest
 from kvclient.offload_ends import Ended, Ends, Report
 from kvclient.offload_guard import GuardedWorker
@@ -48,6 +48,9 @@ log = logging.getLogger("vllm.kvserver")
 
 SPECULATION = ("ngram", "ngram_gpu", "suffix")
 """Ways to speculate that have no KV of their own."""
+
+DRAFTS = ("draft_model", "eagle", "eagle3", "mtp")
+"""Those that have: layers of a draft model, whose KV lies in the blocks of a prefix beside the model's own."""
 
 
 _here: "WeakValueDictionary[tuple[str, int], Ends]" = WeakValueDictionary()
@@ -239,10 +242,11 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         layout = layout_of(self._kv_cache_config, kv_caches)
         config = self._vllm_config
         replicas = versions.replicas_of(self._kv_cache_config, ranks=self._ranks, heads=_kv_heads(config.model_config))
+        _check_draft_shards(config, replicas)
         facts = facts_of(
             config,
             self._kv_cache_config,
-            model_id=self._settings.model_id or model_digest(_model_folder(config)).hex(),
+            model_id=self._settings.model_id or model_digest(_model_folder(config, config.model_config)).hex(),
             weights_epoch=self._settings.weights_epoch,
             tenant=self._settings.tenant,
             groups=self._groups,
@@ -250,6 +254,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             states=states_of(self._kv_cache_config),
             chunk_tokens=self._chunk_tokens,
             replicas=replicas,
+            drafts=_drafts(config, self._settings.model_id),
             version=vllm.__version__,
             device=cpu_kind() if current_platform.is_cpu() else current_platform.get_device_name(),
             backends=_backends(config, layout),
@@ -363,10 +368,16 @@ def _check_supported(config: Any, kv_config: Any) -> None:
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise RequestError("unsupported", f"{name}={getattr(parallel, name)} is not supported yet; expected 1")
-    if speculation is not None and speculation.method not in SPECULATION:
-        raise RequestError("unsupported", f"speculative decoding by {speculation.method!r}; expected {SPECULATION}")
+    if speculation is not None and speculation.method not in SPECULATION + DRAFTS:
+        expected = SPECULATION + DRAFTS
+        raise RequestError("unsupported", f"speculative decoding by {speculation.method!r}; expected {expected}")
     if speculation is not None and states_of(kv_config):
         raise RequestError("unsupported", "speculative decoding of a model with states (Mamba and the like)")
+    has_drafts = speculation is not None and speculation.method in DRAFTS
+    if has_drafts and (kinds := {group.kind for group in groups_of(kv_config)}) != {"full"}:
+        raise RequestError("unsupported", f"a draft model beside groups of kinds {sorted(kinds)}; expected full alone")
+    if has_drafts and not versions.saves_behind_drafts(interface.KVConnectorBase_V1):
+        raise RequestError("unsupported", "this release of vLLM may have blocks saved before a draft model computes")
     if len(kv_config.kv_cache_groups) > 1 and not versions.reports_failed_requests(interface.KVConnectorBase_V1):
         raise RequestError("unsupported", "this release of vLLM cannot be told of failed loads of a hybrid model")
     if current_platform.is_cpu() and not versions.shares_cpu_memory(interface.KVConnectorBase_V1):
@@ -397,9 +408,29 @@ def _engine(config: Any) -> tuple[str, int]:
     return name[:128], int.from_bytes(life[:7], "little")
 
 
-def _model_folder(config: Any) -> Path:
-    """Where the model's files are. A name or a path says nothing about the weights behind it, so they are looked at."""
-    model, folder = config.model_config, Path(config.model_config.model)
+def _check_draft_shards(config: Any, replicas: int) -> None:
+    """What several ranks hold alike is stored once for them; of all layers, so a draft model's have to be like that."""
+    speculation = config.speculative_config
+    if replicas == 1 or speculation is None or speculation.method not in DRAFTS:
+        return
+    heads = {"model": _kv_heads(config.model_config), "draft model": _kv_heads(speculation.draft_model_config)}
+    if len(set(heads.values())) != 1:
+        raise RequestError("unsupported", f"ranks that hold the same KV ({replicas}), and not of both: {heads=}")
+
+
+def _drafts(config: Any, model_id: str) -> list[str]:
+    """The draft model, if there is one whose KV is cached. model_id: stands for its files as well."""
+    speculation = config.speculative_config
+    if speculation is None or speculation.method not in DRAFTS:
+        return []
+    draft = speculation.draft_model_config
+    identity = model_id or model_digest(_model_folder(config, draft)).hex()
+    return [speculation.method, identity, settings_text(draft.hf_config.to_dict()), str(draft.dtype)]
+
+
+def _model_folder(config: Any, model: Any) -> Path:
+    """Where a model's files are. A name or a path says nothing about the weights behind it, so they are looked at."""
+    folder = Path(model.model)
     if config.load_config.load_format == "dummy":
         raise RequestError("model-identity", "dummy weights are told by nothing: say model_id in the extra config")
     if folder.is_dir():

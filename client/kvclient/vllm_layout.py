@@ -62,8 +62,6 @@ def _group(number: int, group: Any) -> Group:
     cacheable = all(getattr(spec, "prefix_cacheable", True) for spec in specs)
     if not (cacheable and getattr(group, "enable_kv_transfer", True)) or getattr(group, "host_resident", False):
         raise RequestError("layout", f"group {number} ({_names(group)}) holds no KV that a prefix cache may keep")
-    if getattr(group, "is_eagle_group", False):
-        raise RequestError("layout", f"group {number} belongs to a draft model, which is not supported")
     return found.pop()
 
 

@@ -28,13 +28,15 @@ def facts_of(
     states: Sequence[str],
     chunk_tokens: int,
     replicas: int,
+    drafts: Sequence[str],
     version: str,
     device: str,
     backends: Sequence[str],
 ) -> dict[str, object]:
     """Of a VllmConfig. The same in all ranks of an engine.
 
-    model_id: tells the model, weights included, from all others. tenant: engines of different ones share nothing."""
+    model_id: tells the model, weights included, from all others. drafts: as much of a draft model, if it has KV.
+    tenant: engines of different ones share nothing."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     return {
         "facts": FACTS,
@@ -54,6 +56,7 @@ def facts_of(
         "states": list(states),
         "chunk_tokens": chunk_tokens,
         "grid": [parallel.tensor_parallel_size, replicas],
+        **({"drafts": list(drafts)} if drafts else {}),
         **({"tenant": tenant} if tenant else {}),
     }
 

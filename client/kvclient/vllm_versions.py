@@ -29,6 +29,11 @@ def shares_cpu_memory(base: type) -> bool:
     return hasattr(base, "get_mem_pool_context")
 
 
+def saves_behind_drafts(base: type) -> bool:
+    """Whether wait_for_save() comes when a draft model has computed as well, with either of vLLM's runners."""
+    return hasattr(base, "get_transfer_results")
+
+
 def steps_when_idle(base: type) -> bool:
     """Whether an engine without requests goes on stepping for a connector's sake. Where it does not, blocks of the last
     stores stay pinned until the next request comes."""

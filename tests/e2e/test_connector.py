@@ -95,8 +95,8 @@ def config(**more: Any) -> SimpleNamespace:
     [
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=2"),
-        ({"speculative_config": SimpleNamespace(method="eagle3")}, "eagle3"),
-        ({"speculative_config": SimpleNamespace(method="mtp")}, "mtp"),
+        ({"speculative_config": SimpleNamespace(method="medusa")}, "medusa"),
+        ({"speculative_config": SimpleNamespace(method="dflash")}, "dflash"),
     ],
 )
 def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[str, Any], named: str) -> None:
@@ -114,6 +114,37 @@ def test_drafts_beside_states_are_refused(module: Any) -> None:
         module._check_supported(config(speculative_config=SimpleNamespace(method="ngram")), groups)
 
 
+def test_a_draft_model_is_refused_beside_windows_and_where_it_would_be_saved_too_early(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = type("FullAttentionSpec", (SimpleNamespace,), {})(block_size=32)
+    window = type("SlidingWindowSpec", (SimpleNamespace,), {})(block_size=32, sliding_window=128)
+    plain = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=full)])
+    mixed = SimpleNamespace(kv_cache_groups=[*plain.kv_cache_groups, SimpleNamespace(kv_cache_spec=window)])
+    drafts = config(speculative_config=SimpleNamespace(method="eagle3"))
+    module._check_supported(drafts, plain)
+    with pytest.raises(module.RequestError, match="window"):
+        module._check_supported(drafts, mixed)
+    monkeypatch.setattr(module.versions, "saves_behind_drafts", lambda base: False)
+    module._check_supported(config(), plain)
+    with pytest.raises(module.RequestError, match="draft model"):
+        module._check_supported(drafts, plain)
+
+
+def test_ranks_that_share_a_models_kv_but_not_its_drafts_are_refused(module: Any) -> None:
+    def model(heads: int) -> SimpleNamespace:
+        return SimpleNamespace(use_mla=not heads, get_total_num_kv_heads=lambda: heads)
+
+    def engine(heads: int) -> SimpleNamespace:
+        drafts = SimpleNamespace(method="mtp", draft_model_config=model(heads))
+        return SimpleNamespace(model_config=model(0), speculative_config=drafts)
+
+    module._check_draft_shards(engine(0), 2)
+    module._check_draft_shards(engine(4), 1)
+    with pytest.raises(module.RequestError, match="draft model"):
+        module._check_draft_shards(engine(4), 2)
+
+
 def test_vllm_finds_it_by_its_name_as_well(module: Any) -> None:
     """As MultiConnector does for statistics, which knows no module paths."""
     factory = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.factory").KVConnectorFactory
@@ -126,9 +157,9 @@ def test_dummy_weights_need_a_name(module: Any, tmp_path: Path) -> None:
         load_config=SimpleNamespace(load_format="dummy"),
     )
     with pytest.raises(module.RequestError, match="model_id"):
-        module._model_folder(engine)
+        module._model_folder(engine, engine.model_config)
     engine.load_config.load_format = "auto"
-    assert module._model_folder(engine) == tmp_path
+    assert module._model_folder(engine, engine.model_config) == tmp_path
     engine.model_config.model = "nobody/has-this"
     with pytest.raises(module.RequestError, match="model_id"):
-        module._model_folder(engine)
+        module._model_folder(engine, engine.model_config)

@@ -94,11 +94,22 @@ def test_no_event_is_recorded_for_nothing() -> None:
     assert bench.events == 0
 
 
-def test_stores_are_begun_by_releases_that_never_say_computed() -> None:
+def test_stores_wait_for_a_draft_model_that_runs_when_ends_have_been_taken() -> None:
     bench = Bench()
     bench.worker.begin([], [store()])
     bench.worker.take_ended()
+    assert bench.client.calls == []
+    bench.worker.computed()
     assert bench.client.calls == [("store", "event 1")]
+
+
+def test_stores_of_a_step_whose_end_nobody_told_begin_with_the_next() -> None:
+    bench = Bench()
+    bench.worker.begin([], [store(8)])
+    bench.worker.begin([retrieve()], [store(9)])
+    assert bench.client.calls == [("store", "event 1"), ("retrieve", "event 2")]
+    bench.worker.computed()
+    assert bench.client.calls[2:] == [("store", "event 3")]
 
 
 def test_each_job_is_reported_once() -> None:

@@ -204,10 +204,32 @@ def test_what_cannot_be_cached_is_refused(spec: Any) -> None:
         groups_of(config([group(spec, "a")], []))
 
 
-@pytest.mark.parametrize("more", [{"is_eagle_group": True}, {"enable_kv_transfer": False}, {"host_resident": True}])
+@pytest.mark.parametrize("more", [{"enable_kv_transfer": False}, {"host_resident": True}])
 def test_groups_with_a_purpose_of_their_own_are_refused(more: dict[str, object]) -> None:
     with pytest.raises(RequestError, match="layout"):
         groups_of(config([group(FullAttentionSpec(block_size=16), "a", **more)], []))
+
+
+def test_layers_of_a_draft_model_are_part_of_the_blocks_bytes(
+    one_allocation: tuple[SimpleNamespace, dict[str, Tensor]],
+) -> None:
+    """In the group of the model's own layers, or, where their pages differ, in a group of full attention as well."""
+    found, caches = one_allocation
+    model = layout_of(found, caches).regions[0]
+    storage = Storage(9 * BASE, BLOCKS * PAGE)
+    caches = {**caches, "draft": dense(0, storage)}
+    found.kv_cache_tensors.append(placed("draft", offset=0, layer_stride=0, block_stride=PAGE))
+    found.kv_cache_groups[0].layer_names.append("draft")
+    beside = layout_of(found, caches)
+    assert beside.regions == [[*model, RegionRun(1, 0, 1, 0, PAGE, PAGE)]]
+    assert beside.layers == [["a", "b", "draft"]]
+    assert beside.allocations[1] == storage
+    found.kv_cache_groups[0].layer_names.remove("draft")
+    spec = FullAttentionSpec(block_size=16, page_size_bytes=PAGE)
+    found.kv_cache_groups.append(group(spec, "draft", is_eagle_group=True))
+    apart = layout_of(found, caches)
+    assert groups_of(found) == [(16, "full", 0), (16, "full", 0)]
+    assert apart.regions == [model, [RegionRun(1, 0, 1, 0, PAGE, PAGE)]]
 
 
 def state(**more: object) -> MambaSpec:

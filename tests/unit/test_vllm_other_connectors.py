@@ -49,6 +49,20 @@ def test_drafts_that_were_accepted_are_no_doubt() -> None:
     assert bench.half.step([Scheduled("r", 20 + 2 * BLOCK, 41)], lambda name: [bench.table]) != ((), ())
 
 
+def test_a_step_that_counts_drafts_before_they_are_accepted_stores_no_token_that_is_not_known() -> None:
+    """As asynchronous scheduling does: of three drafts of the step before none was accepted."""
+    bench, asked = Bench(), request(tokens=22)
+    assert bench.admit(asked) == 0
+    _, (order,) = bench.half.step([Scheduled("r", 0, 22)], lambda name: [bench.table])
+    assert (order.first_chunk, order.chunks) == (0, 1)
+    assert bench.half.step([Scheduled("r", 26, 27)], lambda name: [bench.table]) == ((), ())
+    asked.all_token_ids += [22, 23]
+    asked.num_tokens = 24
+    _, (order,) = bench.half.step([Scheduled("r", 23, 24)], lambda name: [bench.table])
+    assert (order.first_chunk, order.chunks) == (1, 1)
+    assert order.parent + order.keys == bench.keyer.keys(asked, extra=b"", parent=b"", first_chunk=0)
+
+
 # ---------------------------------------------------------------- who goes on behind such blocks
 
 
