@@ -5,6 +5,8 @@ start or not serve. Each is a function of the configuration; a refusal of the sy
 """
 
 import ast
+import ctypes
+import errno
 import fcntl
 import grp
 import importlib
@@ -27,6 +29,8 @@ from kvserver.sizes import show_bytes
 ZEROMQ_MS = 2000
 MADV_POPULATE_WRITE = 23
 SO_PEERPIDFD = 77
+IO_URING_SETUP = 425
+"""Of every architecture."""
 DESCRIPTORS_PER_SESSION = 4
 """The attached connection, a lane, the board, a pidfd."""
 SHMEM_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
@@ -268,6 +272,27 @@ def disks(config: Config) -> Answer:
     return "ok", f"{count} devices of {show_bytes(config.disk_bytes)}" if count else "no disk tier"
 
 
+def disk_engine(config: Config) -> Answer:
+    if not config.disk_directories:
+        return "ok", "no disk tier"
+    if config.disk_engine == "threads":
+        return "ok", "threads, as disk_engine says"
+    refused = io_uring_refused()
+    if not refused:
+        return "ok", "io_uring is allowed"
+    advice = "allow io_uring_setup in the container's seccomp profile, see kernel.io_uring_disabled"
+    if config.disk_engine == "uring":
+        return "fail", f"disk_engine=uring, and io_uring: {refused}; {advice}"
+    return "warn", f"io_uring: {refused}; threads will do it, with more of the CPU; {advice}"
+
+
+def io_uring_refused() -> str:
+    """Why there is none; empty where it gets as far as to look at its arguments, of which there are none."""
+    ctypes.CDLL(None, use_errno=True).syscall(IO_URING_SETUP, 1, None)
+    code = ctypes.get_errno()
+    return "" if code == errno.EFAULT else os.strerror(code)
+
+
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("python", interpreter),
     ("native module", native_module),
@@ -279,6 +304,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("memory", memory),
     ("huge pages", huge_pages),
     ("disk", disks),
+    ("disk engine", disk_engine),
     ("numa", numa),
     ("locked memory", locked_memory),
     ("open files", open_files),

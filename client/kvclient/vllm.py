@@ -26,7 +26,7 @@ from vllm.v1.core import kv_cache_utils
 
 from kvclient import vllm_versions as versions
 from kvclient.client import Client
-from kvclient.identity import label_of, model_digest, settings_text
+from kvclient.identity import model_digest, settings_text
 from kvclient.keys import namespace_digest
 from kvclient.offload_ends import Ended, Ends, Report
 from kvclient.offload_guard import GuardedWorker
@@ -38,7 +38,7 @@ from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer
 from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
 from kvclient.vllm_memory import SharedZeros
-from kvclient.vllm_namespace import cpu_kind, facts_of
+from kvclient.vllm_namespace import called, cpu_kind, facts_of
 from kvclient.vllm_scheduler import Scheduled, Scheduler
 from kvclient.vllm_settings import parse
 from kvclient.vllm_stats import PromMetrics, Stats
@@ -278,7 +278,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
                 tenant=self._settings.tenant,
                 staging_bytes=self._settings.staging_mib * MIB,
                 tokens_max=config.model_config.max_model_len,
-                model=_called(config.model_config),
+                model=called(config.model_config),
             )
         )
         log.info(
@@ -383,12 +383,6 @@ def _check_supported(config: Any, kv_config: Any) -> None:
     if current_platform.is_cpu() and not versions.shares_cpu_memory(interface.KVConnectorBase_V1):
         raise RequestError("unsupported", "this release of vLLM cannot share the KV memory of a CPU engine")
     _device_kind()
-
-
-def _called(model: Any) -> str:
-    """What the engine's users call its model; the first where it has several names."""
-    served = getattr(model, "served_model_name", None) or model.model
-    return label_of(served if isinstance(served, str) else served[0])
 
 
 def _device_kind() -> str:

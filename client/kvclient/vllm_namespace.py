@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvclient.identity import settings_text, tokens_that_count
+from kvclient.identity import label_of, settings_text, tokens_that_count
 from kvclient.offload_values import Group
 
 FACTS = 1
@@ -59,6 +59,12 @@ def facts_of(
         **({"drafts": list(drafts)} if drafts else {}),
         **({"tenant": tenant} if tenant else {}),
     }
+
+
+def called(model: Any) -> str:
+    """Of a ModelConfig: what users call it, the first of several names. No fact: it tells nothing of bytes."""
+    served = getattr(model, "served_model_name", None) or model.model
+    return label_of(served if isinstance(served, str) else served[0])
 
 
 def cpu_kind() -> str:

@@ -158,7 +158,7 @@ def _replay(prompts: Sequence[Prompt], options: SizingOptions, arena_bytes: int,
         computed_tokens=sum(outcome.computed_tokens for outcome in outcomes),
         evicted_chunks=brain.service.counters.evictions,
         stores=brain.service.counters.stores,
-        stores_short=brain.service.counters.stores_short,
+        stores_short=brain.service.counters.short_stores["full"],
     )
 
 

@@ -1,15 +1,27 @@
 """The disk tier where the kernel, a container or the file system does not allow what it would like to use: the second
 choice is taken and said, or the device is not used."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from kvserver.doctor import io_uring_refused
 from kvserver.wire.status import MoverStatus
 from tests.process.engine import Engine, Prompt, prompt
 from tests.process.forbidding import can_forbid
-from tests.process.harness import Server
+from tests.process.harness import WAIT_S, Server
 from tests.process.test_disk import CHUNKS, PROMPTS, SHAPE, bring_back, disk_ready, small, store_slowly
+
+FORBID = ["-m", "tests.process.forbidding", "io-uring"]
+NONE_HERE = pytest.mark.skipif(bool(io_uring_refused()), reason="this machine has no io_uring")
+FOUND = [
+    pytest.param([], "auto", "ok", marks=NONE_HERE),
+    (FORBID, "auto", "warn"),
+    (FORBID, "uring", "fail"),
+    (FORBID, "threads", "ok"),
+]
 
 pytestmark = pytest.mark.skipif(not can_forbid(), reason="the calls of this machine have other numbers")
 
@@ -54,6 +66,18 @@ def test_where_io_uring_is_forbidden_and_asked_for_no_device_is_used(tmp_path: P
         (disk,) = disk_ready(server).disks
         assert not disk.takes_writes
         assert "no io_uring: Operation not permitted" in disk.problem
+
+
+@pytest.mark.parametrize(("forbids", "engine", "verdict"), FOUND)
+def test_the_doctor_says_beforehand_what_devices_are_read_and_written_by(
+    tmp_path: Path, forbids: list[str], engine: str, verdict: str
+) -> None:
+    flags = f"--disk-paths={tmp_path}", "--disk-bytes=2MiB", "--disk-segment-bytes=1MiB", "--http-port=0"
+    command = [sys.executable, *forbids, "-m", "kvserver", "doctor", f"--disk-engine={engine}", *flags]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S + 40).stdout
+    (line,) = [line for line in said.splitlines() if " disk engine " in line]
+    assert line.split()[0] == verdict
+    assert ("io_uring: Operation not permitted" in line) == (verdict != "ok")
 
 
 def test_a_file_system_without_direct_access_goes_through_the_page_cache_and_it_is_said(

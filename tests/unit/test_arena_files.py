@@ -127,6 +127,24 @@ def test_a_start_that_died_between_the_two_files_leaves_nothing_that_is_believed
     assert life(config(memory)) == bytes(6)
 
 
+@pytest.mark.parametrize("what", [ARENA, LEDGER])
+@pytest.mark.parametrize("changed_bytes", [-4096, 4096])
+def test_a_file_that_was_cut_short_or_grew_is_dropped(memory: Path, what: str, changed_bytes: int) -> None:
+    life(config(memory), writes=b"sealed")
+    (path,) = memory.glob(f"{what}.*")
+    os.truncate(path, path.stat().st_size + changed_bytes)
+    assert life(config(memory)) == bytes(6)
+    assert life(config(memory), writes=b"newest") == bytes(6)
+    assert life(config(memory)) == b"newest"
+
+
+def test_a_file_of_the_right_name_and_size_that_is_no_ledger_is_dropped(memory: Path) -> None:
+    life(config(memory), writes=b"sealed")
+    (path,) = memory.glob(f"{LEDGER}.*")
+    path.write_bytes(os.urandom(4096) + bytes(path.stat().st_size - 4096))
+    assert life(config(memory)) == bytes(6)
+
+
 def test_a_process_that_maps_the_arena_keeps_it_from_being_used(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mover that does not end holds the lock by its mapping alone; the directory is free as soon as the server is."""
     monkeypatch.setattr(holding, "END_S", 0.0)

@@ -168,6 +168,25 @@ def test_models_beyond_the_bound_are_counted_together() -> None:
     assert by_result(rig, "lookup_tokens")["miss"] == (MODELS_MAX + 3) * CHUNK_TOKENS
 
 
+def test_what_went_to_disk_counts_when_it_comes_back() -> None:
+    """Effective reuse: promote / demote of kvserver_moved_bytes."""
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+
+    def moved() -> tuple[float, float]:
+        seen = metrics(rig)
+        demoted, promoted = (f'moved_bytes_total{{direction="{way}",tier="disk"}}' for way in ("demote", "promote"))
+        return seen[demoted], seen[promoted]
+
+    written, nothing = moved()
+    assert written > nothing == 0
+    assert by_result(rig, "lookup_tokens")["disk"] == 0
+    client.release(client.lookup(keys))
+    each = written / metrics(rig)['disk_moved_chunks_total{direction="demote"}']
+    assert moved() == (written, CHUNKS * each)
+    assert by_result(rig, "lookup_tokens")["disk"] == CHUNKS * CHUNK_TOKENS
+
+
 # ---------------------------------------------------------------- why a prefix ends
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from kvclient.keys import namespace_digest
 from kvclient.offload_values import Group
-from kvclient.vllm_namespace import cpu_kind, facts_of
+from kvclient.vllm_namespace import called, cpu_kind, facts_of
 
 SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0}}
 
@@ -92,3 +92,20 @@ def test_older_settings_name_their_rope_in_another_way() -> None:
 
 def test_the_kind_of_cpu_says_something_and_always_the_same() -> None:
     assert cpu_kind() == cpu_kind() != ""
+
+
+@pytest.mark.parametrize(
+    ("served", "label"),
+    [
+        ("llama-8b", "llama-8b"),
+        (["first", "second"], "first"),
+        (None, "/models/Llama 8B"),
+        ("two\nlines", "two?lines"),
+        ("x" + "é" * 80, "é" * 64),
+        ("y" * 7 + "é" * 64 + "z", "é" * 63 + "z"),
+    ],
+)
+def test_a_model_is_called_what_its_users_call_it_in_no_more_bytes_than_the_server_takes(
+    served: object, label: str
+) -> None:
+    assert called(SimpleNamespace(model="/models/Llama 8B", served_model_name=served)) == label
