@@ -57,6 +57,7 @@ def fill(client: Client, namespace: bytes, chains: int) -> list[bytes]:
         prompts.append(keys)
         if number % 200 == 199:
             say(f"{(number + 1) * CHAIN_CHUNKS} chunks stored")
+    client.unregister(cache).result(60)
     return prompts
 
 

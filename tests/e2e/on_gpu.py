@@ -182,11 +182,12 @@ def rounds(checks: Checks, model: Path, tokens: int, graphs: dict[str, object]) 
         ) as engine,
     ):
         until("both ranks to be registered", lambda: server.status().caches == RANKS, 60)
-        conversation = Conversation(engine, server, filler_tokens=context // 2 + LATENT_BLOCK_TOKENS)
+        filler_tokens = context // 2 + LATENT_BLOCK_TOKENS
+        conversation = Conversation(engine, server, filler_tokens=filler_tokens, token_bytes=LATENT_BYTES, ranks=RANKS)
         checks.check("asynchronous scheduling", partial(asynchronous, engine))
         for number, new_tokens in enumerate((tokens, MORE_TOKENS, MORE_TOKENS), 1):
             checks.check(f"round {number}", partial(conversation.round, new_tokens))
-        checks.check("what is stored", partial(conversation.stored_once, LATENT_BYTES))
+        checks.check("what is stored", conversation.stored_once)
         checks.check("changed bytes change the output", conversation.flipped)
 
 

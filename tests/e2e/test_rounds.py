@@ -39,8 +39,9 @@ def engine(models: Path, server: Server) -> Iterator[Engine]:
 
 def test_each_round_finds_all_rounds_before_it_and_computes_the_rest(engine: Engine, server: Server) -> None:
     until("both ranks to be registered", lambda: server.status().caches == RANKS)
-    conversation = Conversation(engine, server, filler_tokens=CONTEXT_TOKENS // 2 + BLOCK_TOKENS)
+    filler_tokens = CONTEXT_TOKENS // 2 + BLOCK_TOKENS
+    conversation = Conversation(engine, server, filler_tokens=filler_tokens, token_bytes=LATENT_BYTES, ranks=RANKS)
     for new_tokens in (FIRST_TOKENS, MORE_TOKENS, MORE_TOKENS):
         print(conversation.round(new_tokens))
-    print(conversation.stored_once(LATENT_BYTES))
+    print(conversation.stored_once())
     print(conversation.flipped())
