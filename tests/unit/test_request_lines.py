@@ -2,6 +2,7 @@
 
 import logging
 
+from kvserver.service.asked import NOTES_MAX
 from kvserver.service.effects import Log
 from kvserver.service.events import Arrived
 from kvserver.service.request_lines import LINES_PER_S, SAMPLE_S, Wanted
@@ -232,6 +233,22 @@ def test_the_hit_rate_is_made_of_lookups_alone_and_a_miss_counts() -> None:
     found = client.lookup(chain(1, 3) + chain(6, 1))
     assert found.chunks == 3
     assert counted() == (3, 1, 13, 3, 3 * CHUNK_TOKENS)
+
+
+def test_lookups_that_nobody_counts_do_not_pile_up_and_are_all_counted() -> None:
+    rig = Rig()
+    client = Client(rig).register()
+    waiting = []
+    for _ in range(2 * NOTES_MAX + 3):
+        client.lookup(chain(5, 7))
+        waiting.append(len(rig.service._core.asked._notes))
+    assert max(waiting) == NOTES_MAX - 1
+    assert waiting[-1] == 3
+    rig.service.lookup_took(7000)
+    assert not rig.service._core.asked._notes
+    seen = rig.service._core.counters
+    assert seen.lookup_chunks["miss"] == 7 * (2 * NOTES_MAX + 3)
+    assert seen.lookup_ends["absent"] == seen.lookups == 2 * NOTES_MAX + 3
 
 
 def test_a_hit_that_is_too_short_for_a_lease_is_no_hit() -> None:
