@@ -13,6 +13,7 @@
 #include <optional>
 #include <system_error>
 
+#include "arena_sums.h"
 #include "bind_keys.h"
 #include "board.h"
 #include "check.h"
@@ -172,6 +173,14 @@ nb::bytes pack(const std::vector<kv::LedgerRecord>& records) {
     return nb::bytes(records.data(), records.size() * sizeof(kv::LedgerRecord));
 }
 
+template <kv::Summed (*Function)(kv::Ledger&, int, uint64_t, int)>
+std::tuple<uint64_t, uint64_t, uint64_t> with_sums(Closable<kv::Ledger>& ledger, int arena, uint64_t arena_bytes,
+                                                   int threads) {
+    ReleaseGil released;
+    const auto [slots, bytes, damaged] = Function(ledger.get(), arena, arena_bytes, threads);
+    return {slots, bytes, damaged};
+}
+
 void bind_ledger(nb::module_& module) {
     using Ledger = Closable<kv::Ledger>;
     nb::class_<Ledger> ledger(module, "Ledger");
@@ -224,6 +233,8 @@ void bind_ledger(nb::module_& module) {
                  }
                  return documents;
              })
+        .def("put_sums", &with_sums<&kv::put_sums>, "arena"_a, "arena_bytes"_a, "threads"_a)
+        .def("compare_sums", &with_sums<&kv::compare_sums>, "arena"_a, "arena_bytes"_a, "threads"_a)
         .def("close", &Ledger::close);
 }
 

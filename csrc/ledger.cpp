@@ -20,14 +20,15 @@ namespace {
 constexpr uint64_t MAGIC = 0x315247444c564b00;  // "\0KVLDGR1"
 constexpr uint64_t PAGE_BYTES = 4096;
 
-// The low byte of a seal tells a checksum that happens to be 0 from a free place.
-constexpr uint64_t SEALED = 0xa5;
+// The low byte of a seal tells a checksum that happens to be 0 from a free place, and which kind of seal it is.
+constexpr uint64_t KIND = 0xff;
+constexpr uint64_t SEALED = static_cast<uint64_t>(Ledger::Seal::PLAIN);
 constexpr uint64_t FREE = 0;
 
 std::atomic_ref<uint64_t> atomic(uint64_t& seal) { return std::atomic_ref<uint64_t>(seal); }
 
 uint64_t seal_of(const void* content, size_t bytes, uint64_t place) {
-    return (checksum({static_cast<const std::byte*>(content), bytes}, place) & ~uint64_t{0xff}) | SEALED;
+    return (checksum({static_cast<const std::byte*>(content), bytes}, place) & ~KIND) | SEALED;
 }
 
 void withdraw(uint64_t& seal) {
@@ -63,6 +64,12 @@ struct Ledger::Entry {
     uint64_t seal;
 
     uint64_t right_seal(uint64_t arena_offset) const { return seal_of(this, offsetof(Entry, seal), arena_offset); }
+    uint64_t right_seal(uint64_t arena_offset, uint64_t sum) const {
+        const uint64_t both[] = {arena_offset, sum};
+        const uint64_t place = checksum(std::as_bytes(std::span(both)), 0);
+        return (seal_of(this, offsetof(Entry, seal), place) & ~KIND) | static_cast<uint64_t>(Seal::SUMMED);
+    }
+    LedgerRecord record(uint64_t arena_offset) const;
 };
 
 struct Ledger::Document {
@@ -188,39 +195,66 @@ void Ledger::visit_extents(uint64_t from, uint64_t to, Visit visit) {
     }
 }
 
-std::vector<LedgerRecord> Ledger::scan() {
-    std::vector<LedgerRecord> records;
-    const uint64_t end = ENTRIES_OFFSET + arena_bytes_ / SLOT_ALIGN * ENTRY_BYTES;
-    visit_extents(ENTRIES_OFFSET, end, [&](uint64_t from, uint64_t to) {
-        scan_entries((from - ENTRIES_OFFSET) / ENTRY_BYTES, (to - ENTRIES_OFFSET) / ENTRY_BYTES, records);
-    });
-    return records;
+LedgerRecord Ledger::Entry::record(uint64_t arena_offset) const {
+    LedgerRecord record{};
+    record.arena_offset = static_cast<int64_t>(arena_offset);
+    std::memcpy(record.namespace_digest, namespace_digest, sizeof record.namespace_digest);
+    std::memcpy(record.key, key, sizeof record.key);
+    std::memcpy(record.parent, parent, sizeof record.parent);
+    record.group = group;
+    record.shard = shard;
+    record.payload_bytes = payload_bytes;
+    record.tenant = tenant;
+    record.slot_units = slot_units;
+    record.generation = generation;
+    return record;
 }
 
-void Ledger::scan_entries(uint64_t begin, uint64_t end, std::vector<LedgerRecord>& records) {
-    for (uint64_t index = begin; index < end; ++index) {
-        const uint64_t offset = index * SLOT_ALIGN;
-        Entry& entry = entry_of(static_cast<int64_t>(offset));
-        const uint64_t seal = atomic(entry.seal).load(std::memory_order_acquire);
-        if (seal == FREE) continue;
-        LedgerRecord record{};
-        record.arena_offset = static_cast<int64_t>(offset);
-        std::memcpy(record.namespace_digest, entry.namespace_digest, sizeof record.namespace_digest);
-        std::memcpy(record.key, entry.key, sizeof record.key);
-        std::memcpy(record.parent, entry.parent, sizeof record.parent);
-        record.group = entry.group;
-        record.shard = entry.shard;
-        record.payload_bytes = entry.payload_bytes;
-        record.tenant = entry.tenant;
-        record.slot_units = entry.slot_units;
-        record.generation = entry.generation;
-        if (seal == entry.right_seal(offset) && is_valid(record)) {
+template <typename Visit>
+void Ledger::visit_entries(Visit visit) {
+    const uint64_t end = ENTRIES_OFFSET + arena_bytes_ / SLOT_ALIGN * ENTRY_BYTES;
+    visit_extents(ENTRIES_OFFSET, end, [&](uint64_t from, uint64_t to) {
+        for (uint64_t at = from; at < to; at += ENTRY_BYTES) {
+            const uint64_t offset = (at - ENTRIES_OFFSET) / ENTRY_BYTES * SLOT_ALIGN;
+            Entry& entry = entry_of(static_cast<int64_t>(offset));
+            if (atomic(entry.seal).load(std::memory_order_acquire) != FREE) visit(entry, entry.record(offset));
+        }
+    });
+}
+
+std::vector<LedgerRecord> Ledger::scan() {
+    std::vector<LedgerRecord> records;
+    visit_entries([&](Entry& entry, const LedgerRecord& record) {
+        if (entry.seal == entry.right_seal(static_cast<uint64_t>(record.arena_offset)) && is_valid(record)) {
             records.push_back(record);
         } else {
             withdraw(entry.seal);
             ++damaged_;
         }
-    }
+    });
+    return records;
+}
+
+std::vector<LedgerRecord> Ledger::entries(Seal seal) {
+    std::vector<LedgerRecord> records;
+    visit_entries([&](Entry& entry, const LedgerRecord& record) {
+        if ((entry.seal & KIND) != static_cast<uint64_t>(seal) || !is_valid(record)) return;
+        const bool right = entry.seal == entry.right_seal(static_cast<uint64_t>(record.arena_offset));
+        if (seal == Seal::SUMMED || right) records.push_back(record);
+    });
+    return records;
+}
+
+void Ledger::put_sum(int64_t arena_offset, uint64_t sum) {
+    Entry& entry = entry_of(arena_offset);
+    publish(entry.seal, entry.right_seal(static_cast<uint64_t>(arena_offset), sum));
+}
+
+bool Ledger::take_sum(int64_t arena_offset, uint64_t sum) {
+    Entry& entry = entry_of(arena_offset);
+    if (entry.seal != entry.right_seal(static_cast<uint64_t>(arena_offset), sum)) return false;
+    publish(entry.seal, entry.right_seal(static_cast<uint64_t>(arena_offset)));
+    return true;
 }
 
 Ledger::Document& Ledger::document_at(uint64_t index) const {

@@ -7,6 +7,9 @@
 // that holds the checksum of everything else and of the place. It is set by one release store after the rest was
 // written, and withdrawn by one before anything else is touched. So a reader finds the old truth or none; what a wild
 // write leaves fails the checksum.
+//
+// While no server runs, the seal of an entry may hold the sum of its slot's payload as well (arena_sums.h). Such an
+// entry is SUMMED, and no reader takes it for sealed before somebody has compared it with its bytes.
 
 #pragma once
 
@@ -52,7 +55,7 @@ class Ledger {
     void seal(std::span<const LedgerRecord> records);
     // Withdraws entries; when it returns, no reader finds them. Free places are left alone.
     void clear(std::span<const int64_t> arena_offsets);
-    // All valid entries, ascending by offset. Damaged ones are withdrawn and counted.
+    // All valid entries, ascending by offset. Damaged ones, and SUMMED ones, are withdrawn and counted.
     std::vector<LedgerRecord> scan();
     uint64_t damaged() const { return damaged_; }
 
@@ -62,6 +65,16 @@ class Ledger {
     // memory. The file keeps its content; the next access to a page costs a minor fault.
     void forget_pages();
     std::vector<std::pair<uint64_t, std::string>> namespaces();
+
+    enum class Seal : uint8_t { PLAIN = 0xa5, SUMMED = 0x5a };
+    // Entries with that seal, ascending by offset. PLAIN: the valid ones. SUMMED: as they stand, since only the bytes
+    // of a slot can tell whether its entry is right. Withdraws and counts nothing.
+    std::vector<LedgerRecord> entries(Seal seal);
+    // PLAIN becomes SUMMED, by one store: a writer that is killed leaves the one or the other. Entries of different
+    // places may be changed by different threads.
+    void put_sum(int64_t arena_offset, uint64_t sum);
+    // SUMMED becomes PLAIN; false when entry, place or sum are not what they were: then it stays as it is.
+    bool take_sum(int64_t arena_offset, uint64_t sum);
 
   private:
     struct Header;
@@ -73,7 +86,9 @@ class Ledger {
     bool is_valid(const LedgerRecord& record) const;
     template <typename Visit>
     void visit_extents(uint64_t from, uint64_t to, Visit visit);
-    void scan_entries(uint64_t begin, uint64_t end, std::vector<LedgerRecord>& records);
+    // Calls visit(entry, record) for what is not free.
+    template <typename Visit>
+    void visit_entries(Visit visit);
     void read_document(uint64_t index, std::vector<std::pair<uint64_t, std::string>>& documents);
 
     uint64_t arena_bytes_;

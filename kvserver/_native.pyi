@@ -110,6 +110,13 @@ class Ledger:
         """Gives this process's page tables of the file back; the file keeps its content. Bounds the writer's resident
         memory; the next access to a page costs a minor fault."""
     def namespaces(self) -> list[tuple[int, bytes]]: ...
+    def put_sums(self, arena: int, arena_bytes: int, threads: int) -> tuple[int, int, int]:
+        """When nobody writes to the arena any more: folds the sum of each sealed payload into its entry. No scan()
+        takes such an entry for sealed until compare_sums() has found its bytes unchanged. arena: a descriptor of it.
+        Returns slots and bytes that were summed, and slots that could not be read and are withdrawn."""
+    def compare_sums(self, arena: int, arena_bytes: int, threads: int) -> tuple[int, int, int]:
+        """The other end of put_sums(). Returns slots and bytes that are unchanged and sealed again, and slots that are
+        not: the next scan() drops and counts them."""
     def close(self) -> None: ...
 
 # ---------------------------------------------------------------- job state words

@@ -14,7 +14,8 @@ import mmap
 import os
 import time
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from kvserver import logs
 from kvserver.arena_files import ARENA, LEDGER, ArenaFiles
@@ -29,11 +30,16 @@ BLOCK_BYTES = 512
 """Of st_blocks, whatever the file system."""
 
 
-class Held(NamedTuple):
-    """Descriptors."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The descriptors, and what is before and behind them."""
 
     arena: int
     ledger: int
+    found: bool
+    """An earlier start left them."""
+    kept: bool
+    """The next start will find them, as far as that is known."""
 
 
 class Keeper(Protocol):
@@ -57,6 +63,10 @@ class Keeper(Protocol):
     def keep(self, what: str, descriptor: int) -> bool:
         """Whether the next start will be passed it, as far as that is known."""
 
+    @property
+    def lasts(self) -> bool:
+        """Whether it keeps anything at all."""
+
 
 class DescriptorStore:
     """systemd's, for memfds; without systemd it keeps nothing."""
@@ -77,6 +87,10 @@ class DescriptorStore:
             return ""
         return "it is not known which processes of an earlier start may still write to it: no control group is mounted"
 
+    @property
+    def lasts(self) -> bool:
+        return self._manager.there
+
     def create(self, what: str, size: int) -> int:
         return int(create_memfd(what, size, self._huge_page_bytes if what == ARENA else 0))
 
@@ -91,20 +105,21 @@ def hold(config: Config, manager: Manager, files: ArenaFiles | None = None) -> H
     kept = keeper.take()
     problem = (_missing(kept) or _undead(keeper) or keeper.doubt() or _problem(config, kept)) if kept else ""
     if kept and not problem:
-        held = Held(kept.pop(ARENA), kept.pop(LEDGER))
-        logs.event(logging.INFO, "memory kept", ("bytes", _taken_bytes(held.arena)))
+        arena, ledger, found = kept.pop(ARENA), kept.pop(LEDGER), True
+        logs.event(logging.INFO, "memory kept", ("bytes", _taken_bytes(arena)))
     else:
-        held = None
+        arena, ledger, found = -1, -1, False
     forgotten = _give_back(keeper, kept)
     if problem:
         logs.event(logging.WARNING, "kept memory dropped", ("why", problem))
-    _check_memory(config, held, files)
-    if held is None:
-        held = Held(_create(keeper, ARENA, config.arena_bytes), _create(keeper, LEDGER, _ledger_bytes(config)))
-    if not (forgotten and keeper.keep(ARENA, held.arena) and keeper.keep(LEDGER, held.ledger)):
+    _check_memory(config, arena, files)
+    if not found:
+        arena, ledger = _create(keeper, ARENA, config.arena_bytes), _create(keeper, LEDGER, _ledger_bytes(config))
+    told = forgotten and keeper.keep(ARENA, arena) and keeper.keep(LEDGER, ledger)
+    if not told:
         why = "systemd could not be told, so the next start of the service begins with an empty arena"
         logs.event(logging.WARNING, "memory not kept", ("why", why))
-    return held
+    return Held(arena, ledger, found, told and keeper.lasts)
 
 
 def _give_back(keeper: Keeper, kept: dict[str, int]) -> bool:
@@ -171,12 +186,12 @@ def _create(keeper: Keeper, what: str, size: int) -> int:
         raise ConfigError("arena-memory", f"{what} of {size} bytes cannot be made: {problem.strerror}") from problem
 
 
-def _check_memory(config: Config, held: Held | None, files: ArenaFiles | None) -> None:
-    """Refuses an arena that the machine cannot hold, before anything is touched."""
-    taken_bytes = _taken_bytes(held.arena) if held is not None else 0
+def _check_memory(config: Config, arena: int, files: ArenaFiles | None) -> None:
+    """Refuses an arena that the machine cannot hold, before anything is touched. arena: that which is kept, or -1."""
+    taken_bytes = _taken_bytes(arena) if arena >= 0 else 0
     missing_bytes = max(0, config.arena_bytes - taken_bytes)
     if files is not None:
-        files.check_room({ARENA: missing_bytes, LEDGER: 0 if held is not None else _ledger_bytes(config)})
+        files.check_room({ARENA: missing_bytes, LEDGER: 0 if arena >= 0 else _ledger_bytes(config)})
     if config.huge_page_bytes:
         free = free_huge_pages(config.huge_page_bytes) * config.huge_page_bytes
         if free < missing_bytes:

@@ -298,7 +298,10 @@ class SnapshotCollector(Collector):
         yield _counter("discarded_chunks", "Chunks that were given up, by reason.", "reason", seen.discarded)
         yield _counter("errors", "Requests answered with an error, by family.", "family", seen.errors)
         yield _counter("replies_dropped", "Replies whose peer was gone or did not read.", value=seen.replies_dropped)
-        text = "Entries of the ledger that were damaged when the brain started: what they described is not found."
+        text = (
+            "Entries of the ledger that were damaged when the brain started, or whose bytes in the arena had changed: "
+            "what they described is not found."
+        )
         yield _counter("ledger_damaged_entries", text, value=seen.ledger_damaged)
         yield _counter("mover_restarts", "Movers that were reaped.", value=seen.mover_restarts)
         yield _counter(

@@ -10,6 +10,7 @@ import socket
 import struct
 from array import array
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -27,11 +28,15 @@ SO_PEERPIDFD = 77
 PR_SET_PDEATHSIG = 1
 
 
+Sums = Literal["put", "compare"]
+"""What is done with the sums of the arena's bytes (arena_sums.py)."""
+
+
 class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     """What a child gets on its command line: numbers of inherited descriptors, and the configuration."""
 
     parent: int
-    control: int
+    control: int = -1
     """Brain: the socket to the supervisor. Mover: the socket to the brain."""
     arena: int = -1
     ledger: int = -1
@@ -40,6 +45,7 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     device_id: str = ""
     """Mover: the device that it serves, as in orders.StartMover."""
     incarnation: int = 0
+    sums: Sums | None = None
     config: Config
 
 

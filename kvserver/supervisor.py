@@ -1,11 +1,13 @@
 """`kvserver serve`: holds the arena's and the ledger's descriptors, and starts and restarts brain and movers.
 
 It decides nothing about the cache and never looks at its bytes, so that it has no reason to crash; whatever crashes
-below it loses no sealed chunk. Three rules:
+below it loses no sealed chunk. Four rules:
 
 Rule 1: a new brain starts only when every mover of the old one has been reaped. No slot is used again before that.
 Rule 2: no child outlives it (PDEATHSIG).
-Rule 3: it blocks for nobody. What was killed and sleeps in the kernel, or is held by a debugger, is waited for in the
+Rule 3: where the next start finds the arena, its bytes are summed when all others have ended, and compared before the
+first brain of that start begins (arena_sums.py). A second signal, or too long a wait, leaves that out.
+Rule 4: it blocks for nobody. What was killed and sleeps in the kernel, or is held by a debugger, is waited for in the
 loop; a stop leaves it behind after a while.
 """
 
@@ -33,7 +35,7 @@ from kvserver.arena_files import ArenaFiles
 from kvserver.config import Config
 from kvserver.errors import ConfigError
 from kvserver.holding import Held, hold
-from kvserver.passing import CANNOT_START, Inheritance, Receiver, pair, send
+from kvserver.passing import CANNOT_START, Inheritance, Receiver, Sums, pair, send
 from kvserver.systemd import Manager
 from kvserver.transfer.engines import ArenaGrower
 from kvserver.wire.orders import (
@@ -54,6 +56,8 @@ REAP_S = 5.0
 """How long what was killed may take to end: then the log tells, and a stop goes on without it."""
 BACKOFF_S = (0.0, 0.1, 0.3, 1.0, 3.0)
 """Waits before a crashed brain starts again; the last one is repeated."""
+SUMS_S: dict[Sums, float] = {"put": 60.0, "compare": 120.0}
+"""How long all sums may take. What the first has not done is believed, what the second has not done is dropped."""
 STEADY_S = 30.0
 """A brain that lived this long starts again without a wait."""
 
@@ -67,16 +71,16 @@ def run(config: Config) -> int:
     disk_check.refuse(config)
     _allow_descriptors()
     files = ArenaFiles(config) if config.arena_path else None
-    arena, ledger = hold(config, manager, files)
-    grower = _grow(config, arena)
+    held = hold(config, manager, files)
+    grower = _grow(config, held.arena)
     logs.event(logging.INFO, "arena begun", ("bytes", config.arena_bytes), ("slab_bytes", config.slab_bytes))
-    supervisor = Supervisor(config, Held(arena, ledger), grower, manager)
+    supervisor = Supervisor(config, held, grower, manager)
     try:
         supervisor.run()
     finally:
         grower.close()
         _remove_sockets(config)
-        for descriptor in (arena, ledger, lock):
+        for descriptor in (held.arena, held.ledger, lock):
             os.close(descriptor)
         if files is not None:
             files.close()
@@ -85,13 +89,13 @@ def run(config: Config) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Child:
-    """A brain or a mover."""
+    """A brain, a mover, or who sums the arena."""
 
     process: subprocess.Popen[bytes]
     pidfd: int
     name: str
     mover: int = 0
-    """0 for the brain."""
+    """0 for the others."""
 
     def kill(self) -> None:
         if self.process.returncode is None:
@@ -111,7 +115,7 @@ class Supervisor:
 
     def __init__(self, config: Config, held: Held, grower: ArenaGrower, manager: Manager) -> None:
         self._config = config
-        self._arena, self._ledger = held
+        self._arena, self._ledger = held.arena, held.ledger
         self._grower = grower
         self._manager = manager
         self._selector = selectors.DefaultSelector()
@@ -119,6 +123,9 @@ class Supervisor:
         self._movers: dict[int, _Child] = {}
         """Those that may still run: of this brain, or of the one before."""
         self._brain: _Child | None = None
+        self._sums: _Child | None = None
+        self._sums_due: Sums | None = "compare" if held.found else None
+        self._sums_at_stop = held.kept
         self._control: socket.socket | None = None
         self._incarnation = time.time_ns()
         self._crashes = 0
@@ -141,7 +148,8 @@ class Supervisor:
             signal.signal(number, _ignore)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._selector.register(self._grower.eventfd, selectors.EVENT_READ, self._on_grown)
-        while not self._stopping or self._brain is not None or self._movers:
+        while not self._is_over():
+            self._start_sums_when_due()
             self._start_brain_when_due()
             for key, _ in self._selector.select(self._patience()):
                 key.data()
@@ -157,7 +165,7 @@ class Supervisor:
         logs.event(logging.INFO, "server stopped")
 
     def _patience(self) -> float | None:
-        start_at = None if self._movers else self._start_at
+        start_at = None if self._movers or self._sums is not None else self._start_at
         dues = [due for due in (start_at, self._kill_at, self._reap_at) if due is not None]
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
@@ -169,16 +177,49 @@ class Supervisor:
         self._reap_at = time.monotonic() + REAP_S if self._children() else None
 
     def _children(self) -> list[_Child]:
-        return [*self._movers.values(), *([self._brain] if self._brain is not None else [])]
+        return [*self._movers.values(), *(child for child in (self._brain, self._sums) if child is not None)]
 
     def _tell_of_undead(self) -> None:
         for child in self._children():
             logs.event(logging.ERROR, "killed and does not end", ("name", child.name), ("pid", child.process.pid))
 
+    def _begin_stop(self) -> None:
+        self._stopping = True
+        self._sums_due = "put" if self._sums_at_stop else None
+
+    def _is_over(self) -> bool:
+        return self._stopping and not self._children() and self._sums_due is None
+
+    # ---------------------------------------------------------------- sums
+
+    def _start_sums_when_due(self) -> None:
+        if self._sums_due is None or self._children():
+            return
+        sums, self._sums_due = self._sums_due, None
+        descriptors = (self._arena, self._ledger)
+        inheritance = Inheritance(
+            parent=os.getpid(), arena=self._arena, ledger=self._ledger, sums=sums, config=self._config
+        )
+        try:
+            self._sums = self._spawn("kvserver.arena_sums", inheritance, descriptors, "sums")
+        except OSError as problem:  # as if it had been killed at once
+            logs.event(logging.WARNING, "sums left out", ("which", sums), ("why", problem.strerror))
+            return
+        self._selector.register(self._sums.pidfd, selectors.EVENT_READ, self._on_sums_end)
+        self._kill_at = time.monotonic() + SUMS_S[sums]
+
+    def _on_sums_end(self) -> None:
+        assert self._sums is not None
+        self._selector.unregister(self._sums.pidfd)
+        how = self._sums.reap()
+        self._sums, self._kill_at, self._reap_at = None, None, None
+        if how != "exit 0":
+            logs.event(logging.WARNING, "sums cut short", ("how", how))
+
     # ---------------------------------------------------------------- brain
 
     def _start_brain_when_due(self) -> None:
-        if self._stopping or self._movers or not _is_past(self._start_at):
+        if self._stopping or self._sums is not None or self._movers or not _is_past(self._start_at):
             return
         self._start_at = None
         self._started = time.monotonic()
@@ -191,7 +232,8 @@ class Supervisor:
             incarnation=self._incarnation,
             config=self._config,
         )
-        self._brain = self._spawn("kvserver.server", inheritance, theirs, (self._ledger,), "brain")
+        with theirs:
+            self._brain = self._spawn("kvserver.server", inheritance, (theirs.fileno(), self._ledger), "brain")
         ours.setblocking(False)
         self._control = ours
         self._selector.register(ours, selectors.EVENT_READ, self._on_wish)
@@ -209,7 +251,8 @@ class Supervisor:
         self._brain, self._control = None, None
         self._kill_all()
         if refused:
-            self._stopping, self.status = True, CANNOT_START
+            self._begin_stop()
+            self.status = CANNOT_START
         if self._stopping:
             return
         lived = time.monotonic() - self._started
@@ -248,7 +291,8 @@ class Supervisor:
         )
         try:
             module = "kvserver.disk_mover" if wish.device == "disk" else "kvserver.mover"
-            child = self._spawn(module, inheritance, movers, (self._arena,), f"mover {wish.mover}")
+            with movers:
+                child = self._spawn(module, inheritance, (movers.fileno(), self._arena), f"mover {wish.mover}")
         except OSError as problem:  # no process or memory to be had now: the brain hears it as a mover that ended
             brains.close()
             self._tell(MoverReaped(wish.mover, f"cannot be started: {problem.strerror}"))
@@ -268,17 +312,12 @@ class Supervisor:
         logs.event(logging.INFO, "mover reaped", ("mover", child.mover), ("how", how))
         self._tell(MoverReaped(child.mover, how))
 
-    def _spawn(
-        self, module: str, inheritance: Inheritance, end: socket.socket, others: tuple[int, ...], name: str
-    ) -> _Child:
+    def _spawn(self, module: str, inheritance: Inheritance, descriptors: tuple[int, ...], name: str) -> _Child:
         command = [sys.executable, "-m", module, msgspec.json.encode(inheritance).decode()]
         environment = dict(os.environ)
-        if inheritance.mover:  # it takes no commands, and loads drivers and libraries that are not ours
+        if inheritance.arena >= 0:  # it takes no commands, and loads drivers and libraries that are not ours
             environment.pop(admin_tokens.ENVIRONMENT, None)
-        with end:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=(end.fileno(), *others), env=environment
-            )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=environment)
         logs.event(logging.INFO, "process started", ("name", name), ("pid", process.pid))
         return _Child(process, os.pidfd_open(process.pid), name)
 
@@ -303,9 +342,10 @@ class Supervisor:
     def _on_signal(self) -> None:
         os.read(self._signals, 64)
         if self._stopping:
+            self._sums_due = None
             self._kill_all()
             return
-        self._stopping = True
+        self._begin_stop()
         self._manager.stopping()
         if self._brain is not None:
             self._brain.process.terminate()

@@ -34,6 +34,10 @@ class Manager:
         self._kept = _listed(environment)
         self._said_ready = False
 
+    @property
+    def there(self) -> bool:
+        return self._address != ""
+
     def take(self) -> dict[str, int]:
         """The descriptors that were kept, by name; the caller's from now on."""
         kept, self._kept = self._kept, {}

@@ -16,7 +16,7 @@
 #include "disk/faults.h"
 #include "disk/store.h"
 #include "disk/telling.h"
-#include "disk/xxh3.h"
+#include "xxh3.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "check.h"
-#include "disk/xxh3.h"
+#include "xxh3.h"
 
 namespace kv::disk {
 namespace {

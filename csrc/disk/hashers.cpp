@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "check.h"
-#include "disk/xxh3.h"
 #include "named_thread.h"
+#include "xxh3.h"
 
 namespace kv::disk {
 

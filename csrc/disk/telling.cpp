@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "check.h"
-#include "disk/xxh3.h"
+#include "xxh3.h"
 
 namespace kv::disk {
 namespace {

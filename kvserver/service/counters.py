@@ -158,7 +158,8 @@ class Counters:
         self.disk_recovered = 0
         """Chunks that this brain found on disk when it began."""
         self.ledger_damaged = 0
-        """Entries and documents of the ledger that were damaged when this brain began: what they described is gone."""
+        """Entries and documents of the ledger that were damaged when this brain began, or whose bytes in the arena had
+        changed: what they described is gone."""
         self.disk_damaged = 0
         """Headers, labels and notes that were then damaged, or could not be read: what they described is not found."""
         self.disk_drained = dict.fromkeys(DRAIN_ENDS, 0)

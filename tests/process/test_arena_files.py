@@ -26,6 +26,7 @@ from tests.process.test_service_restart import (
     SLAB_BYTES,
     WAIT_S,
     Engine,
+    change,
 )
 
 HUGE_PAGE_BYTES = 2 << 20
@@ -38,10 +39,15 @@ class Place:
 
     def __init__(self, memory: Path, other: Path, **keys: object) -> None:
         self.memory, self.other, self._keys = memory, other, keys
+        self.program = ""
+        """Python that serves in another way than `kvserver serve`."""
 
     @property
     def log(self) -> str:
         return (self.other / "log").read_text()
+
+    def lines(self, words: str) -> list[str]:
+        return [line for line in self.log.splitlines() if words in line]
 
     def file(self, what: str) -> Path:
         (path,) = self.memory.glob(f"{what}.*")
@@ -60,21 +66,28 @@ class Place:
             **flags,
         }
         words = [word for key, value in given.items() for word in ("--" + key.replace("_", "-"), str(value))]
-        return [sys.executable, "-m", "kvserver", "serve", *words]
+        program = ["-c", self.program] if self.program else ["-m", "kvserver"]
+        return [sys.executable, *program, "serve", *words]
 
     @contextmanager
-    def server(self, **flags: object) -> Iterator["subprocess.Popen[bytes]"]:
-        """One life, from when the brain has opened its sockets. Ended with SIGTERM if it still runs."""
-        before = self.log.count("server ready") if (self.other / "log").exists() else 0
+    def process(self, **flags: object) -> Iterator["subprocess.Popen[bytes]"]:
+        """One life, from its first instruction. Ended with SIGTERM if it still runs."""
         with (self.other / "log").open("ab") as log:
             process = subprocess.Popen(self.command(**flags), stderr=log)
         try:
-            until("the server to be ready", lambda: self.log.count("server ready") > before, START_S)
             yield process
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
             process.wait(WAIT_S)
+
+    @contextmanager
+    def server(self, **flags: object) -> Iterator["subprocess.Popen[bytes]"]:
+        """One life, from when the brain has opened its sockets."""
+        before = self.log.count("server ready") if (self.other / "log").exists() else 0
+        with self.process(**flags) as process:
+            until("the server to be ready", lambda: self.log.count("server ready") > before, START_S)
+            yield process
 
     def refused(self, **flags: object) -> str:
         """What a start says that must not be."""
@@ -110,14 +123,19 @@ def huge_place(place: Place) -> Iterator[Place]:
 
 
 def stored(place: Place, end: str = "stop") -> bytes:
-    """A first life in which something is stored. end: in order, or SIGKILL of the supervisor or of every process."""
+    """A first life in which something is stored. end: in order, by a second SIGTERM while the arena is summed, or by
+    SIGKILL of the supervisor or of every process."""
     content = os.urandom(BLOCKS * PAGE)
     with place.server() as process:
         engine = Engine(place.other, 1)
         engine.store(content)
-        for pid in {"stop": [], "supervisor": [process.pid], "all": [process.pid, *pids_below(process.pid)]}[end]:
+        victims = {"supervisor": [process.pid], "all": [process.pid, *pids_below(process.pid)]}
+        for pid in victims.get(end, ()):
             kill(pid)
         engine.close()
+        if end == "second":
+            process.send_signal(signal.SIGTERM)
+            until("the sums to be taken", lambda: place.lines("name=sums") != [], WAIT_S)
     return content
 
 
@@ -158,6 +176,71 @@ def test_a_damaged_entry_of_the_ledger_is_dropped_and_counted(place: Place) -> N
         ledger.write(b"\xff")
     assert found(place) == (2, content[: 2 * BLOCKS_A_CHUNK * PAGE])
     assert "damaged=1" in place.log
+
+
+def test_a_chunk_whose_bytes_were_changed_meanwhile_is_dropped_and_counted(place: Place) -> None:
+    content = stored(place)
+    with place.file(ARENA).open("r+b") as arena:
+        change(arena.fileno(), content[2 * BLOCKS_A_CHUNK * PAGE :][: BLOCKS_A_CHUNK * PAGE])
+    assert found(place) == (2, content[: 2 * BLOCKS_A_CHUNK * PAGE])
+    compared, restored = place.lines("kept memory compared")[-1], place.lines("index restored")[-1]
+    assert "slots=4" in compared
+    assert "damaged=1" in compared
+    assert "damaged=1" in restored, "as /metrics counts it"
+
+
+@pytest.mark.parametrize("end", ["supervisor", "all"])
+def test_what_a_killed_server_left_has_no_sums_and_is_believed(place: Place, end: str) -> None:
+    content = stored(place, end)
+    assert found(place) == (CHUNKS, content)
+    assert "slots=0" in place.lines("kept memory compared")[-1]
+
+
+def test_what_is_not_compared_in_time_is_not_served(place: Place) -> None:
+    stored(place)
+    place.program = "import kvserver.supervisor as s; s.SUMS_S['compare'] = 0.0; from kvserver.cli import main; main()"
+    assert found(place) == (0, b"")
+    assert 'how="signal 9"' in place.lines("sums cut short")[-1]
+
+
+@pytest.fixture
+def slow_place(place: Place) -> Place:
+    """Where sums take an hour."""
+    (place.other / "slow_sums.py").write_text("import time; time.sleep(3600)")
+    place.program = f"""
+import os, sys
+sys.path[:0] = ['{place.other}']
+os.environ['PYTHONPATH'] = os.pathsep.join(sys.path)
+import kvserver.supervisor as s
+spawn = s.Supervisor._spawn
+s.Supervisor._spawn = lambda self, module, *more: spawn(self, module.replace('kvserver.arena', 'slow'), *more)
+from kvserver.cli import main
+main()
+"""
+    return place
+
+
+def test_a_second_sigterm_ends_a_stop_that_sums(slow_place: Place) -> None:
+    content = stored(slow_place, "second")
+    assert 'how="signal 9"' in slow_place.lines("sums cut short")[-1]
+    slow_place.program = ""
+    assert found(slow_place) == (CHUNKS, content)
+
+
+def test_a_start_that_compares_can_be_stopped_and_loses_nothing(slow_place: Place) -> None:
+    slow, slow_place.program = slow_place.program, ""
+    content = stored(slow_place)
+    slow_place.program = slow
+    with slow_place.process() as process:
+        until("the sums to be compared", lambda: len(slow_place.lines("name=sums")) == 2, START_S)
+        process.send_signal(signal.SIGTERM)
+        until("what was compared to be summed again", lambda: len(slow_place.lines("name=sums")) == 3, START_S)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+    assert len(slow_place.lines("name=brain")) == 1, "none begins over what is not compared"
+    slow_place.program = ""
+    assert found(slow_place) == (CHUNKS, content)
+    assert f"slots={CHUNKS}" in slow_place.lines("kept memory compared")[-1]
 
 
 def test_an_arena_of_another_size_is_dropped_and_made_anew(place: Place) -> None:

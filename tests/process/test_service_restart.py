@@ -1,6 +1,7 @@
 """A restart of the whole service: what a descriptor store has kept is served byte by byte, or dropped and said so."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -128,6 +129,13 @@ class Engine:
         os.close(self.pool)
 
 
+def change(arena: int, chunk: bytes) -> None:
+    """One bit in the middle of the slot that holds those bytes."""
+    at = os.pread(arena, ARENA_BYTES, 0).index(chunk) + len(chunk) // 2
+    (byte,) = os.pread(arena, 1, at)
+    os.pwrite(arena, bytes([byte ^ 4]), at)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     made = Store(tmp_path)
@@ -174,6 +182,20 @@ def test_a_damaged_entry_of_the_ledger_is_dropped_with_what_lies_behind_it(store
         assert engine.held() == 2
         assert engine.bring() == content[: 2 * BLOCKS_A_CHUNK * PAGE]
         engine.close()
+
+
+def test_a_chunk_whose_bytes_were_changed_meanwhile_is_dropped_with_what_lies_behind_it(
+    store: Store, tmp_path: Path
+) -> None:
+    content = stored(store, tmp_path)
+    change(store.kept[ARENA], content[2 * BLOCKS_A_CHUNK * PAGE :][: BLOCKS_A_CHUNK * PAGE])
+    with store.service(tmp_path):
+        engine = Engine(tmp_path, 2)
+        assert engine.held() == 2
+        assert engine.bring() == content[: 2 * BLOCKS_A_CHUNK * PAGE]
+        engine.close()
+    log = (tmp_path / "log").read_text()
+    assert re.search(r'"?kept memory compared"? .*slots=4 .*damaged=1', log), log
 
 
 def test_memory_of_another_size_is_given_back_and_made_anew(store: Store, tmp_path: Path) -> None:

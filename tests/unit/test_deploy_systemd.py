@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kvserver.arena_files import ARENA, LEDGER
 from kvserver.config import Config
-from kvserver.holding import Held
 from kvserver.passing import CANNOT_START
-from kvserver.supervisor import BACKOFF_S, REAP_S, STOP_S
+from kvserver.supervisor import BACKOFF_S, REAP_S, STOP_S, SUMS_S
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 RESTORE_S = 26e-6
@@ -24,17 +24,17 @@ def setting(name: str) -> str:
 
 
 def test_the_unit_keeps_what_the_server_wants_kept_and_believes_what_it_says() -> None:
-    assert int(setting("FileDescriptorStoreMax")) == len(Held._fields)
+    assert int(setting("FileDescriptorStoreMax")) == len({ARENA, LEDGER})
     assert setting("Type") == "notify"
     assert setting("RestartPreventExitStatus") == str(CANNOT_START)
-    assert float(setting("TimeoutStopSec")) > STOP_S + REAP_S
+    assert float(setting("TimeoutStopSec")) > STOP_S + REAP_S + SUMS_S["put"]
     assert float(setting("WatchdogSec")) > 10 * max(BACKOFF_S)
 
 
 def test_a_brain_that_takes_in_a_full_index_is_not_taken_for_one_that_is_stuck() -> None:
     full_s = Config().chunks_max * RESTORE_S
     assert float(setting("WatchdogSec")) > 1.5 * full_s
-    assert float(setting("TimeoutStartSec")) > 1.5 * full_s
+    assert float(setting("TimeoutStartSec")) > 1.5 * full_s + SUMS_S["compare"]
     for name in ("daemonset.yaml", "sidecar.yaml"):
         _, liveness = (DIRECTORY.parent / "kubernetes" / name).read_text().split("livenessProbe:")
         (period_s,) = re.findall(r"periodSeconds: (\d+)", liveness)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -46,7 +47,7 @@ def first() -> Iterator[Held]:
     held = hold(CONFIG, Manager({}))
     os.pwrite(held.arena, b"sealed", 4096)
     yield held
-    for descriptor in held:
+    for descriptor in (held.arena, held.ledger):
         os.close(descriptor)
 
 
@@ -58,7 +59,7 @@ def content(config: Config, keeper: Keeper) -> bytes:
     """Of the arena that a start holds."""
     held = hold(config, keeper)
     found = os.pread(held.arena, 6, 4096)
-    for descriptor in held:
+    for descriptor in (held.arena, held.ledger):
         os.close(descriptor)
     return found
 
@@ -99,10 +100,23 @@ def test_one_without_the_other_is_dropped(first: Held) -> None:
 def test_what_is_dropped_gives_its_memory_back_before_the_new_arena_is_counted(first: Held) -> None:
     """systemd has it as well, and closes it later."""
     os.pwrite(first.arena, os.urandom(2 * MIB), 0)
-    before = [os.fstat(descriptor).st_size for descriptor in first]
+    before = [os.fstat(descriptor).st_size for descriptor in (first.arena, first.ledger)]
     content(Config(arena_bytes=4 * MIB, slab_bytes=MIB, chunks_max=700), Keeper(kept(first)))
     assert os.fstat(first.arena).st_blocks == 0
-    assert [os.fstat(descriptor).st_size for descriptor in first] == before
+    assert [os.fstat(descriptor).st_size for descriptor in (first.arena, first.ledger)] == before
+
+
+def test_it_is_known_whether_memory_was_found_and_whether_it_will_be(first: Held, tmp_path: Path) -> None:
+    """Nothing is summed for a start that will not be passed it."""
+    assert (first.found, first.kept) == (False, False), "nobody keeps anything without systemd"
+    again = hold(CONFIG, Keeper(kept(first)))
+    assert (again.found, again.kept) == (True, False)
+    os.close(again.arena)
+    os.close(again.ledger)
+    told = hold(CONFIG, Manager({"NOTIFY_SOCKET": str(tmp_path / "nobody")}))
+    assert (told.found, told.kept) == (False, False), "and it could not be told"
+    os.close(told.arena)
+    os.close(told.ledger)
 
 
 @pytest.mark.parametrize("deaf", [ARENA, LEDGER])

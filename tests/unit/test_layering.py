@@ -50,6 +50,7 @@ BELOW: dict[str, str] = {
     "kvserver.mover": "config errors logs passing transfer wire",
     "kvserver.systemd": "",
     "kvserver.arena_files": "config errors",
+    "kvserver.arena_sums": "logs passing transfer",
     "kvserver.holding": "arena_files config errors logs memory systemd transfer",
     "kvserver.supervisor": "admin_tokens arena_files config disk_check errors holding logs passing systemd transfer "
     "wire",

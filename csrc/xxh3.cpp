@@ -1,10 +1,10 @@
-#include "disk/xxh3.h"
+#include "xxh3.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-namespace kv::disk {
+namespace kv {
 
 uint64_t xxh3(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
-}  // namespace kv::disk
+}  // namespace kv

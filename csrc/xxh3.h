@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <span>
 
-namespace kv::disk {
+namespace kv {
 
 uint64_t xxh3(std::span<const std::byte> bytes);
 
-}  // namespace kv::disk
+}  // namespace kv
