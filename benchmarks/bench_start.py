@@ -1,18 +1,36 @@
 """How soon does a server answer? `python benchmarks/bench_start.py [--json] [--smoke] [--arena-bytes N]`
 
-answer_ms: from starting the process to the first answered lookup of another process. served_while_growing: bytes of the
+answer_ms: from starting the process to the first answered lookup of another process. ready_at_answer_gib: bytes of the
 arena that were usable at that moment. grown_ms: to the whole arena. Each start is a new server with a new arena.
+
+sum_ms, compare_ms: what a stop and a start take longer where the arena is kept, and full: the process that sums it,
+from its start to its end. sum_gbs, compare_gbs: bytes of the arena by that time, beside a copy of memory by as many
+threads.
 """
 
 import argparse
+import os
+import struct
+import subprocess
+import sys
 import time
+from contextlib import closing
+
+import msgspec
 
 from benchmarks.bench_service import brain_rss_mib
 from benchmarks.rows import Rows
 from kvclient.client import Client
+from kvserver._native import Ledger, Pattern, copy_seconds, create_memfd
+from kvserver.arena_sums import THREADS_MAX
+from kvserver.config import Config
+from kvserver.passing import Inheritance, Sums
 from kvserver.replay.served import Served
+from kvserver.tiers.records import NO_PARENT, Record, pack
 
 GIB = 1 << 30
+SLOT_BYTES, HEADROOM_BYTES = 2 << 20, 96
+COPY_BYTES = GIB // 4
 
 
 def one_start(arena_bytes: int) -> tuple[float, float, float, float]:
@@ -37,6 +55,53 @@ def one_start(arena_bytes: int) -> tuple[float, float, float, float]:
     return answer_ms, ready_gib, grown_ms, rss_mib
 
 
+class Kept:
+    """A full arena with its ledger, as a server leaves them."""
+
+    def __init__(self, arena_bytes: int) -> None:
+        self._config = Config(arena_bytes=arena_bytes)
+        self.arena = create_memfd("bench-arena", arena_bytes)
+        with closing(Pattern(self.arena, arena_bytes)) as pattern:
+            pattern.fill(struct.pack("<QQQ", 0, arena_bytes, 1))
+        self._ledger = create_memfd("bench-ledger", Ledger.file_bytes(self._config.ledger_span_bytes))
+        payload_bytes = SLOT_BYTES - HEADROOM_BYTES
+        self.records = b"".join(
+            pack(Record(at, bytes(32), at.to_bytes(32), NO_PARENT, 0, 0, payload_bytes, 0, SLOT_BYTES, 1))
+            for at in range(0, arena_bytes, SLOT_BYTES)
+        )
+        Ledger(self._ledger, self._config.ledger_span_bytes).seal(self.records)
+
+    def seconds(self, sums: Sums) -> float:
+        descriptors = (self.arena, self._ledger)
+        inherited = Inheritance(
+            parent=os.getpid(), arena=self.arena, ledger=self._ledger, sums=sums, config=self._config
+        )
+        command = [sys.executable, "-m", "kvserver.arena_sums", msgspec.json.encode(inherited).decode()]
+        began = time.perf_counter()
+        subprocess.run(command, pass_fds=descriptors, check=True, stderr=subprocess.DEVNULL)
+        return time.perf_counter() - began
+
+    def is_whole(self) -> bool:
+        ledger = Ledger(self._ledger, self._config.ledger_span_bytes)
+        return ledger.scan() == self.records and not ledger.damaged
+
+
+def kept(rows: Rows, arena_bytes: int, turns: int) -> None:
+    memory = Kept(arena_bytes)
+    threads = min(len(os.sched_getaffinity(0)), THREADS_MAX)
+    copied_bytes = min(arena_bytes, COPY_BYTES)
+    other = create_memfd("bench-copy", copied_bytes)
+    puts, compares, ceilings = list[float](), list[float](), list[float]()
+    for _ in range(turns):
+        puts.append(memory.seconds("put"))
+        compares.append(memory.seconds("compare"))
+        assert memory.is_whole()
+        ceilings.append(copied_bytes / copy_seconds(memory.arena, other, copied_bytes, threads, True) / 1e9)
+    for name, seconds in (("sum", puts), ("compare", compares)):
+        rows.add(f"{name}_ms", [1e3 * second for second in seconds], "ms")
+        rows.add(f"{name}_gbs", [arena_bytes / second / 1e9 for second in seconds], "GB/s", ceilings=ceilings)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
@@ -45,13 +110,13 @@ def main() -> None:
     given = parser.parse_args()
     arena_bytes = GIB // 16 if given.smoke else given.arena_bytes
     rows = Rows("start", as_json=given.json, config=f"arena {arena_bytes / GIB:g} GiB")
-    answers, readies, growns, sizes = zip(
-        *(one_start(arena_bytes) for _ in range(2 if given.smoke else 5)), strict=True
-    )
+    turns = 2 if given.smoke else 5
+    answers, readies, growns, sizes = zip(*(one_start(arena_bytes) for _ in range(turns)), strict=True)
     rows.add("answer_ms", answers, "ms")
     rows.add("ready_at_answer_gib", readies, "GiB")
     rows.add("grown_ms", growns, "ms")
     rows.add("brain_rss_empty_mib", sizes, "MiB")
+    kept(rows, arena_bytes, turns)
 
 
 if __name__ == "__main__":
