@@ -274,6 +274,15 @@ class SnapshotCollector(Collector):
             "mode",
             {mode: count / 1e9 for mode, count in seen.mode_ns.items()},
         )
+        family = CounterMetricFamily(
+            "kvserver_worker_bytes",
+            "Bytes of kvserver_mode_bytes by kind of job and by worker: its rank, of all engines together.",
+            labels=("kind", "worker"),
+        )
+        for kind, of_each in seen.worker_bytes.items():
+            for rank, count in of_each.items():
+                family.add_metric((kind, str(rank)), count)
+        yield family
         yield _counter("stored_chunks", "Groups of chunks that became complete.", value=seen.chunks_stored)
         yield _counter("jobs", "Stores and retrieves by how their job ended.", "end", seen.jobs)
         yield _histogram(

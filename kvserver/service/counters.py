@@ -27,6 +27,8 @@ LOOKUP_RESULTS = ("dram", "disk", "declined", "unwanted", "miss")
 LOOKUP_ENDS = ("whole", "absent", "gone", "writing", "partial", "declined", "disk-away", "namespace")
 SHORT_WHYS = tuple(why for why in get_args(Why) if why)
 MODES: tuple[str, ...] = get_args(Mode)
+IN_PARTS = ("job_seconds", "lookup_tokens_by_model", "worker_bytes")
+"""Counters that are tables of tables: for /metrics alone."""
 
 LOOKUP_SECONDS = (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5.12e-3, 20e-3, 100e-3)
 JOB_SECONDS = (0.5e-3, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3, 256e-3, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
@@ -103,6 +105,7 @@ class Counters:
         "short_stores",
         "stores",
         "stores_failed",
+        "worker_bytes",
     )
 
     def __init__(self) -> None:  # noqa: PLR0915 - one statement for each
@@ -185,6 +188,8 @@ class Counters:
         """Bytes that movers moved for jobs, whatever became of these, by the way that they went."""
         self.mode_ns = dict.fromkeys(MODES, 0)
         """The time that took, each job from its first byte to its last. Jobs overlap: it is no time of a clock."""
+        self.worker_bytes = {kind: dict[int, int]() for kind in JOB_KINDS}
+        """Bytes of mode_bytes by kind of job and rank of the worker, of all engines together."""
         self.lookup_handle_seconds = Histogram(LOOKUP_SECONDS)
         """Time that Service.handle took for one lookup, measured by the shell."""
         self.job_seconds = {direction: Histogram(JOB_SECONDS) for direction in DIRECTIONS}
@@ -216,6 +221,11 @@ class Counters:
             model = OTHER_MODELS
         return rows.setdefault(model, dict.fromkeys(LOOKUP_RESULTS, 0))
 
+    def moved(self, kind: str, rank: int, count: int) -> None:
+        """Bytes of a job of that worker."""
+        of_each = self.worker_bytes[kind]
+        of_each[rank] = of_each.get(rank, 0) + count
+
     def copy(self) -> "Counters":
         """A snapshot that nobody writes to."""
         twin = Counters.__new__(Counters)
@@ -234,7 +244,7 @@ class Counters:
             value = getattr(self, name)
             if isinstance(value, int):
                 found[name] = value
-            elif name not in ("job_seconds", "lookup_tokens_by_model") and isinstance(value, dict):
+            elif name not in IN_PARTS and isinstance(value, dict):
                 found[name] = dict(value)
         return found
 

@@ -332,6 +332,7 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     # The mover has its half alone, which is direct; the client's half decides how fast it is.
     mode = "engine-driven" if job.cache.mode == "engine-driven" else done.mode
     core.counters.mode_bytes[mode] += done.bytes
+    core.counters.moved(job.kind, job.session.rank, done.bytes)
     core.counters.mode_ns[mode] += done.copy_ns
     core.counters.job_seconds[job.kind].observe((now_ns - job.began_ns) / 1e9)
     if level := core.lines.level(job.kind, now_ns):

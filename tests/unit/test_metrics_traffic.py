@@ -168,6 +168,21 @@ def test_models_beyond_the_bound_are_counted_together() -> None:
     assert by_result(rig, "lookup_tokens")["miss"] == (MODELS_MAX + 3) * CHUNK_TOKENS
 
 
+def test_bytes_are_counted_by_worker() -> None:
+    rig = Rig()
+    keys = chain(1, CHUNKS)
+    for rank, digest in enumerate((NAMESPACE, OTHER)):
+        worker = Client(rig, ranks=2, rank=rank).register(namespace=digest)
+        for _ in range(rank + 1):
+            worker.store(keys)
+            worker.ask(Clear(rig.number(), digest))
+    seen = metrics(rig)
+    one, other = (int(seen[f'worker_bytes_total{{kind="store",worker="{rank}"}}']) for rank in range(2))
+    assert 0 < one == other / 2
+    assert one + other == sum(count for name, count in seen.items() if name.startswith("mode_bytes_total"))
+    assert not any(name.startswith('worker_bytes_total{kind="retrieve"') for name in seen)
+
+
 def test_what_went_to_disk_counts_when_it_comes_back() -> None:
     """Effective reuse: promote / demote of kvserver_moved_bytes."""
     rig = DiskRig()
