@@ -1,7 +1,7 @@
 """The disk tier as the brain decides it: what is written when, what is read for whom, and what a fault costs."""
 
 import pytest
-from brain_rig import FULL, PAGE_BYTES, REGIONS, SLAB_BYTES, Client, chain, ids, is_refusal, key
+from brain_rig import FULL, PAGE_BYTES, REGIONS, SLAB_BYTES, STATE, Client, chain, ids, is_refusal, key
 from disk_rig import CHUNKS, LAST_OF_FILL, PROMPTS_OF_ARENA, SEGMENT_BYTES, DiskRig, cold_prompt, fill, restart
 
 from kvserver.index.space import READY, Node, Space
@@ -164,6 +164,22 @@ def test_a_retrieve_of_what_is_in_dram_already_does_not_wait_for_the_rest() -> N
     assert found.chunks_on_disk == CHUNKS - 1
     reply = client.ask(client.retrieving(found.lease, GroupBlocks(0, 0, ids(0, 1, 2))))
     assert isinstance(reply, Retrieved)
+
+
+def test_a_chunk_on_disk_stays_there_when_dram_has_no_room_for_what_a_store_adds_to_it() -> None:
+    rig = DiskRig()
+    hybrid, other = Client(rig).register([FULL, STATE], namespace=bytes(32)), Client(rig).register()
+    keys = chain(1, 1)
+    blocks, state = GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(3))
+    hybrid.ask(hybrid.storing(keys, blocks))
+    fill(other)
+    node = rig.service._core.chunks.spaces[bytes(32)].nodes[keys]
+    assert (node.in_dram, node.on_disk) == (0, 1)
+    rig.movers_copy = False
+    for seed in range(PROMPTS_OF_ARENA + 1):  # under way, so they keep all slots
+        other.ask(other.storing(chain(seed, CHUNKS), GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))))
+    assert hybrid.ask(hybrid.storing(keys, blocks, state)).why == "full"
+    assert (node.state, node.on_disk) == (READY, 1)
 
 
 def test_a_chunk_that_cannot_be_read_is_a_miss_with_all_behind_it() -> None:
