@@ -233,13 +233,13 @@ def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns:
     job = Job(core.number("job"), "retrieve", session, cache, lease.space, peer, request.id, now_ns, tail=lease.tail)
     core.counters.retrieves += 1
     core.chunks.pin(lease.tail)
-    leases.use(core, session, lease, now_ns, more=request.more)
     _register(core, job, request.deadline_ms, now_ns)
     if needs:
         assert core.disk is not None
         job.held = Held(request, fetches.begin(core.disk, job.space, needs, job=job))
     else:
         _order_retrieve(core, job, chain, request, spans)
+    leases.use(core, session, lease, now_ns, more=request.more)  # last: reads that we want too keep their turn
 
 
 def _needs(chain: list[Node], spans: list[Span]) -> dict[Node, int]:

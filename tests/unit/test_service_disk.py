@@ -154,6 +154,21 @@ def test_a_part_of_a_retrieve_waits_for_its_own_chunks_only() -> None:
         assert isinstance(rig.answers[client.peer, parts[chunk].id], Retrieved)
 
 
+def test_the_reads_of_a_lease_keep_their_turn_when_its_last_retrieve_comes() -> None:
+    """It ends the lease, for which they were queued; what others have asked for since does not overtake them."""
+    rig = DiskRig(disk_jobs_max=1)
+    client, keys = cold_prompt(rig)
+    others = chain(1000, CHUNKS)
+    rig.disk_works = False
+    found, later = client.lookup(keys), client.lookup(others)
+    assert (found.chunks_on_disk, later.chunks_on_disk) == (CHUNKS, CHUNKS)
+    client.ask(client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))))
+    for _ in range(2 * CHUNKS):
+        rig.finish_disk()
+    asked_for = keys + others
+    assert [records[0].key for records in rig.read] == [key(asked_for, chunk) for chunk in range(2 * CHUNKS)]
+
+
 def test_a_retrieve_of_what_is_in_dram_already_does_not_wait_for_the_rest() -> None:
     rig = DiskRig()
     client, keys = cold_prompt(rig)
