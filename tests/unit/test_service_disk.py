@@ -85,6 +85,23 @@ def test_two_chains_do_not_push_each_other_off_a_device_that_is_too_small_for_bo
     assert len(rig.written) == settled
 
 
+def test_what_belongs_on_a_device_that_takes_nothing_does_not_hold_up_what_others_take() -> None:
+    """A chunk lies on one device, so what is added to it has no other place."""
+    rig = DiskRig(disk_devices=2)
+    client, keys = Client(rig).register([FULL, STATE]), chain(1, 1)
+    blocks = GroupBlocks(0, 0, ids(0, 1, 2))
+    client.ask(client.storing(keys, blocks))
+    tier = rig.service._core.disk
+    assert tier is not None
+    (written,) = rig.written
+    tier.set_problem(written[0].device, "8 reads or writes in a row failed")
+    client.ask(client.storing(keys, blocks, GroupBlocks(1, 0, ids(3))))
+    other = chain(2, 1)
+    client.ask(client.storing(other, blocks))
+    rig.wait_ms(500)
+    assert rig.keys_written() == [keys, other]
+
+
 def test_a_chunk_for_which_too_little_goes_does_not_push_it_off_again_and_again() -> None:
     """A device of four extents: what is older than the chunk gives it one, it needs two, and the others are younger."""
     rig = DiskRig(disk_device_bytes=SEGMENT_BYTES, disk_jobs_max=1)
