@@ -365,9 +365,7 @@ def overdue(core: Core, number: int, now_ns: int) -> Job | None:
         return None
     if job.cancelled:
         return job
-    job.cancelled = True
-    core.instruct(job.cache.mover, Cancel(number))
-    core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "job", number)
+    _cancel(core, job, now_ns)
     return None
 
 
@@ -375,9 +373,15 @@ def cancel(core: Core, job: Job, now_ns: int) -> None:
     """Whoever asked for it is gone, or lets its cache go."""
     if job.held is not None:
         give_up_held(core, job, DeviceError("abandoned", "its cache or session was closed"), now_ns)
-    else:
-        job.cancelled = True
-        core.instruct(job.cache.mover, Cancel(job.number))
+    elif not job.cancelled:
+        _cancel(core, job, now_ns)
+
+
+def _cancel(core: Core, job: Job, now_ns: int) -> None:
+    """From now on it has mover_grace_ms to end, however near or far its own deadline was."""
+    job.cancelled = True
+    core.instruct(job.cache.mover, Cancel(job.number))
+    core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "job", job.number)
 
 
 def _submit(core: Core, job: Job, request: Store | Retrieve, copies: list[CopyGroup], now_ns: int) -> None:
