@@ -325,6 +325,8 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     job.session.jobs.discard(job.number)
     job.cache.jobs.discard(job.number)
     job.cache.mover.jobs.discard(job.number)
+    if job.cache.state == "unmapping" and not job.cache.jobs:
+        await_unmapped(core, job.cache, now_ns)
     if job.held is not None:
         assert core.disk is not None
         fetches.end(core.disk, job.held.fetch)
@@ -375,6 +377,11 @@ def cancel(core: Core, job: Job, now_ns: int) -> None:
         give_up_held(core, job, DeviceError("abandoned", "its cache or session was closed"), now_ns)
     elif not job.cancelled:
         _cancel(core, job, now_ns)
+
+
+def await_unmapped(core: Core, cache: Cache, now_ns: int) -> None:
+    """Its mover has mover_grace_ms to let the cache go."""
+    core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "unmap", cache.number)
 
 
 def _cancel(core: Core, job: Job, now_ns: int) -> None:
