@@ -17,6 +17,7 @@ import zmq
 
 from kvserver.config import Config
 from kvserver.errors import ConfigError
+from kvserver.guests import Guests
 from kvserver.passing import close_all, send
 from kvserver.wire.codec import Malformed, decode_request, encode
 from kvserver.wire.messages import FRAME_BYTES_MAX, Attach, Error, Hello, Lane, Request
@@ -29,6 +30,8 @@ RECEIVED_MAX = 64
 can take, since each may have ZMQ_FRAME_BYTES_MAX."""
 ZMQ_FRAME_BYTES_MAX = 2 * FRAME_BYTES_MAX
 """ZeroMQ closes the connection of whoever sends more; up to here the refusal is a reply."""
+CONNECTIONS_PER_SESSION, CONNECTIONS_MIN = 2, 64
+"""At the ZeroMQ door: one, and another while a client that has lost its session opens the next."""
 LOCAL_BACKLOG = 128
 LINGERING_MODES = ("staged", "server-gather")
 LINGER_S = 0.001
@@ -38,8 +41,8 @@ ORDERS_WAITING_MAX = 100_000
 """Orders that a stopped mover has not read; the jobs behind them are bounded per session."""
 
 
-def open_router(config: Config) -> zmq.Socket[bytes]:
-    """The ZeroMQ door."""
+def open_router(config: Config) -> tuple[zmq.Socket[bytes], Guests]:
+    """The ZeroMQ door, and who is connected there: look() at them now and then."""
     make_way(config.socket)
     router = zmq.Context(1).socket(zmq.ROUTER)
     router.setsockopt(zmq.LINGER, 0)
@@ -47,12 +50,14 @@ def open_router(config: Config) -> zmq.Socket[bytes]:
     router.setsockopt(zmq.SNDHWM, SENT_MAX)
     router.setsockopt(zmq.RCVHWM, RECEIVED_MAX)
     router.setsockopt(zmq.MAXMSGSIZE, ZMQ_FRAME_BYTES_MAX)
+    most = max(CONNECTIONS_MIN, config.sessions_max * CONNECTIONS_PER_SESSION)
+    guests = Guests(router, "connections refused", "requests", most)
     try:
         router.bind(f"ipc://{config.socket}")
     except zmq.ZMQError as problem:
         raise ConfigError("socket", f"ipc://{config.socket}: {problem}") from problem
     admit(config, config.socket)
-    return router
+    return router, guests
 
 
 def open_local(config: Config) -> socket.socket:

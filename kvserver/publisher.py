@@ -3,25 +3,22 @@
 The brain hands over batches and waits for nobody. A subscriber that does not read loses what ZeroMQ does not keep for
 it, sees that by the sequence of the next batch, or of the next sign of life, and asks for the rest (event_replays.py).
 
-What somebody costs who connects and does not read is bounded, and so is how many may connect: ZeroMQ has no bound for
-that, so a connection too many is closed from here.
+What somebody costs who connects and does not read is bounded, and so is how many may connect (guests.py).
 """
 
 import logging
 import os
 import queue
-import socket
 import threading
 import time
-from contextlib import suppress
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from kvserver.config import Config
 from kvserver.doors import admit, make_way
 from kvserver.errors import ConfigError
 from kvserver.event_replays import REPLAY_AHEAD, Replays, Sent
+from kvserver.guests import Guests
 from kvserver.wire.kv_events import SEQUENCE_BYTES, TOPIC, Batch, KvEvent, encode_batch
 
 BACKLOG_BATCHES = 10_000
@@ -36,7 +33,6 @@ HANDSHAKE_MS = 5_000
 ALIVE_S = 1.0
 SOON_MS, LATER_MS = 1, 200
 """When those are tried again that had not read what they were sent: soon while anybody reads, then less and less."""
-REFUSALS_A_LINE_S = 10.0
 FAREWELL_MS = 500
 CLOSE_S = 5.0
 
@@ -52,7 +48,8 @@ class Publisher:
                 make_way(path)
         self._context = zmq.Context(1)
         self._sender, self._replayer = self._socket(zmq.PUB), self._socket(zmq.ROUTER)
-        self._guests = [Guests(self._sender, "events"), Guests(self._replayer, "replays")]
+        sockets = ("events", self._sender), ("replays", self._replayer)
+        self._guests = [Guests(bound, "events refused", name, CONNECTIONS_MAX) for name, bound in sockets]
         self._bind(self._sender, config.events_endpoint, config)
         self._bind(self._replayer, replays, config)
         self._batches: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
@@ -158,49 +155,6 @@ class Publisher:
             admit(config, path)
 
 
-class Guests:
-    """Who is connected to a socket, as its monitor tells; CONNECTIONS_MAX at most."""
-
-    def __init__(self, bound: "zmq.Socket[bytes]", name: str) -> None:
-        """Before the socket is bound."""
-        events = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-        self.monitor = bound.get_monitor_socket(events)
-        self._bound = bound
-        self._name = name
-        self._descriptors: set[int] = set()
-        self._door: str | int = ""
-        """Where connections come in: a path, or a port."""
-        self._refused = 0
-        self._said_s = float("-inf")
-
-    def look(self) -> None:
-        """Takes in who has come and gone."""
-        while self.monitor.poll(0):
-            told = parse_monitor_message(self.monitor.recv_multipart())
-            match told["event"]:
-                case zmq.Event.LISTENING:
-                    self._door = _door(told["value"])
-                case zmq.Event.DISCONNECTED:
-                    self._descriptors.discard(told["value"])
-                case zmq.Event.ACCEPTED if len(self._descriptors) < CONNECTIONS_MAX:
-                    self._descriptors.add(told["value"])
-                case zmq.Event.ACCEPTED:
-                    self._refuse(told["value"])
-
-    def close(self) -> None:
-        self._bound.disable_monitor()
-
-    def _refuse(self, descriptor: int) -> None:
-        """It may be closed already and its number be another's: what did not come in by this door is left alone."""
-        self._refused += 1
-        if time.monotonic() - self._said_s >= REFUSALS_A_LINE_S:
-            self._said_s = time.monotonic()
-            _warn("events refused", socket=self._name, connections=CONNECTIONS_MAX, so_far=self._refused)
-        with suppress(OSError), _borrowed(descriptor) as connection:
-            if _door(descriptor) == self._door:
-                connection.shutdown(socket.SHUT_RDWR)
-
-
 def replay_endpoint(endpoint: str) -> str:
     """Where to ask for what was missed. Raises ConfigError unless the endpoint is tcp://HOST:PORT or ipc://PATH."""
     if endpoint.startswith("ipc:///"):
@@ -214,22 +168,6 @@ def replay_endpoint(endpoint: str) -> str:
 def _path(endpoint: str) -> str:
     """Empty where it is none."""
     return endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else ""
-
-
-def _borrowed(descriptor: int) -> socket.socket:
-    """A socket that is ZeroMQ's to close. Raises OSError where it is none."""
-    ours = os.dup(descriptor)
-    try:
-        return socket.socket(fileno=ours)
-    except OSError:
-        os.close(ours)
-        raise
-
-
-def _door(descriptor: int) -> str | int:
-    with _borrowed(descriptor) as found:
-        name = found.getsockname()
-    return name if isinstance(name, str) else int(name[1])
 
 
 def _warn(event: str, **fields: object) -> None:

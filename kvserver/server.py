@@ -114,8 +114,7 @@ class Shell:
         self._snapshots = SnapshotBoard()
         self._receiver = Receiver(FRAME_BYTES_MAX + 1, DESCRIPTORS_MAX)
         self._report_receiver = Receiver(ORDER_BYTES_MAX, 4)
-        self._last_peer = self._last_descriptor = 0
-        self._ticks = 0
+        self._last_peer = self._last_descriptor = self._ticks = 0
         self._identities: dict[bytes, int] = {}
         self._zmq_peers: dict[int, bytes] = {}
         self._welcome: set[int] = set()
@@ -132,7 +131,7 @@ class Shell:
         self._movers: dict[int, MoverDoor] = {}
         self._publisher: Publisher | None = None
         self._stopping = asyncio.Event()
-        self._router = open_router(config)
+        self._router, self._guests = open_router(config)
         self._listener = open_local(config)
         self._effects: dict[type, Callable[..., None]] = {
             Publish: lambda effect: self._ledger.seal(effect.records),
@@ -316,6 +315,7 @@ class Shell:
         self._loop.call_later(TICK_S, self._tick)
         self._handle(events.Tick())
         self._show_strangers_out()
+        self._guests.look()
         self._ticks += 1
         if self._ticks % SNAPSHOT_TICKS == 0:
             status = self._service.status(time.monotonic_ns())

@@ -81,12 +81,12 @@ class Lane:
         try:
             while self._sent and self._receive(0.0 if self._arrived else due_s):
                 pass
+            taken, self._arrived = self._arrived, []  # in turn: another thread's ask() may keep one just now
+            return taken
         except (OSError, RequestError) as problem:
             raise self._lost(problem) from problem
         finally:
             self._leave()
-        taken, self._arrived = self._arrived, []
-        return taken
 
     def shut(self) -> None:
         """From any thread: ends the lane, and a request that waits on it."""

@@ -18,7 +18,7 @@ from kvserver.index.space import READY, Node, Space
 
 DRAM, DIRTY, DISK, REFUSED, NO_ROOM = 1, 2, 4, 8, 16
 """Bits of Node.queued. REFUSED, NO_ROOM: it shall not be written to disk, for all that is known of it; since what lies
-there was used later."""
+there was used later, or its own device takes nothing."""
 
 
 def evictable(node: Node) -> bool:

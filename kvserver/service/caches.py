@@ -104,7 +104,7 @@ def begin_unmap(core: Core, cache: Cache, now_ns: int) -> None:
         transfers.cancel(core, job, now_ns)  # its mover does not know of it, and would not wait for it
     if not movers.forget_queued(core, cache):
         core.instruct(cache.mover, UnmapCache(cache.number))
-        core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "unmap", cache.number)
+        transfers.await_unmapped(core, cache, now_ns)
 
 
 def _check_request(core: Core, session: Session, request: Register) -> None:

@@ -220,8 +220,8 @@ class Chunks:
         return pending.slots[part]
 
     def drop_if_bare(self, space: Space, node: Node) -> None:
-        """Takes back a new node for which nothing could be reserved."""
-        bare = node not in self.pendings and not node.slots and node.children is None
+        """Takes back a new node for which nothing could be reserved. One that was there may be on disk alone."""
+        bare = node not in self.pendings and not node.present and node.children is None
         if bare and node.state != GONE and node.pins == 0:
             self.remove(space, node)
 

@@ -32,17 +32,18 @@ PAUSE_MS = 100
 
 def begin(core: Core, device: int) -> None:
     """The device takes no more writes, and everything on it is moved away. Raises RequestError when there is none, and
-    DeviceError for one that is not open: nothing could be moved, and it would be erased all the same."""
+    DeviceError for one that is not open, or was not when the others were read: nothing could be moved, and it would be
+    erased all the same."""
     tier = core.disk
     if tier is None or not 0 <= device < len(tier.problems):
         devices = f"devices are 0 to {core.bounds.disk_devices - 1}" if tier is not None else "there is no disk tier"
         raise RequestError("disk-device", f"there is no device {device} to drain: {devices}")
     known = tier.drains.get(device)
-    if not tier.opened[device] and (known is None or known.state == "draining"):
+    if not tier.is_at_hand(device) and (known is None or known.state == "draining"):
+        why = tier.problems[device] or "it was opened when the others had been read; start the server anew"
         raise DeviceError(
             "disk-not-open",
-            f"device {device} is not open, so nothing on it can be moved, and nothing there is touched: "
-            f"{tier.problems[device]}",
+            f"device {device} is not open, so nothing on it can be moved, and nothing there is touched: {why}",
         )
     if known is None:
         _add(tier, Drain(device))
@@ -98,7 +99,7 @@ def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 
 def _go_on(core: Core, tier: DiskTier, drain: Drain, now_ns: int) -> None:
-    if not tier.opened[drain.device]:
+    if not tier.is_at_hand(drain.device):
         drain.waits = "store"
         return
     drain.waits = ""

@@ -88,7 +88,9 @@ def start(core: Core, tier: DiskTier, now_ns: int) -> None:
             if blocked == "queue":
                 return
             tier.chunks.blocked = blocked
-            if blocked:
+            if blocked == "device" and any(tier.chunks.extents.takes_writes):  # its own: others may
+                node.queued |= NO_ROOM
+            elif blocked:
                 if blocked == "room":  # what went for it is written again, and would go again, for ever
                     next(reversed(tier.writes)).queued |= NO_ROOM
                 tier.writes = {}

@@ -26,15 +26,14 @@ def begin(core: Core) -> None:
 
 
 def tick(core: Core) -> None:
-    """Some of what an earlier brain left; what has changed since was told with that."""
+    """Some of what an earlier brain left, as it is now. What has changed since, or changes in this event, is told as
+    ever, so that also what goes is."""
     if not core.untold:
         return
     space, nodes = core.untold[-1]
-    assert core.chunks.changes is not None
-    for _ in range(min(UNTOLD_PER_TICK, len(nodes))):
-        node = nodes.pop()
-        if _is_here(core, space, node):
-            core.chunks.changes[node] = space, 0, 0
+    some = [nodes.pop() for _ in range(min(UNTOLD_PER_TICK, len(nodes)))]
+    if events := _events(core, [(node, (space, 0, 0)) for node in some]):
+        core.effects.append(Tell(events))
     if not nodes:
         core.untold.pop()
 

@@ -162,11 +162,12 @@ def map_overdue(core: Core, number: int) -> None:
 
 
 def unmap_overdue(core: Core, number: int, now_ns: int) -> None:
-    """A live client that unregisters lets its jobs end by their own deadlines; a dead one's have been cancelled."""
+    """Its jobs end by their deadlines, or were cancelled, and the mover is killed for those that do not. With the last
+    of them the time begins in which the cache is to be let go."""
     cache = core.caches[number]
     assert cache.state == "unmapping"
-    if cache.jobs and not cache.session.ended:
-        core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "unmap", number)
+    if cache.jobs:
+        transfers.await_unmapped(core, cache, now_ns)
     else:
         kill(core, cache.mover, f"did not let cache {number} go")
 

@@ -55,6 +55,7 @@ def found(core: Core, tier: DiskTier, mover: Mover, report: FoundNote | Listed |
         case Listed(records, damaged):
             core.counters.disk_damaged += damaged
             found.listed, found.records = True, records
+            tier.told = tier.opened.copy()
             _add_spaces(core, tier, found)
             core.log("disk read", ("records", records), ("damaged", damaged))
             for _ in range(ASKED_AHEAD):

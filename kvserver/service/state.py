@@ -1,6 +1,7 @@
 """The tables that the service decides over, and the outbox that it fills. Data and small helpers, no decisions."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -29,7 +30,6 @@ from kvserver.wire.messages import NAME_BYTES_MAX, Cleared, Mode, Reply, Retriev
 from kvserver.wire.orders import DrainState, MoverKind, Order
 
 MILLISECOND_NS = 1_000_000
-SECOND_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +284,6 @@ class Drain:
     """That walk freed nothing."""
     wait_until_ns: int = 0
     erasing: bool = False
-    """The mover was told to erase it."""
     waits: str = ""
     """What it waits for now; empty while it goes on."""
 
@@ -309,8 +308,9 @@ class DiskTier:
         """Why a device takes no writes."""
         self.failures = [0] * bounds.disk_devices
         """Jobs in a row that the device failed."""
-        self.opened = [True] * bounds.disk_devices
-        """Whether the mover has the device's store open, as far as it has said."""
+        self.opened, self.told = [True] * bounds.disk_devices, [False] * bounds.disk_devices
+        """Whether a device's store is open, as far as the mover has said; whether that told what is in it, as none does
+        of one that it could open later than the others."""
         self.drains: dict[int, Drain] = {}
         """Devices that are being emptied, or are empty."""
         self.touched = Touched(bounds.chunks_max if bounds.disk_second_touch else 0)
@@ -328,8 +328,7 @@ class DiskTier:
         self.wait_until_ns = 0
         """Nothing new is chosen to be written before."""
         self.starved: set[str] = set()
-        """Accounts ("" where there are no quotas) for a read of which no slot could be had; tried again at the next
-        tick."""
+        """Accounts ("" without quotas) for a read of which no slot could be had; tried again at the next tick."""
         self.starved_since: dict[str, int] = {}
         """Account -> when that began (ns), while no read of it could be ordered since."""
         self.noted: dict[bytes, int] = {}
@@ -369,11 +368,15 @@ class DiskTier:
     def readable(self) -> bool:
         return self.mover is not None and self.mover.state == "ready"
 
+    def is_at_hand(self, device: int) -> bool:
+        """The device is open, and what it holds is known, or will be."""
+        return self.opened[device] and (self.told[device] or not self.listed)
+
     @property
     def all_known(self) -> bool:
         """No device holds anything that has not been told."""
         drained = {device for device, drain in self.drains.items() if drain.state == "drained"}
-        return all(is_open or device in drained for device, is_open in enumerate(self.opened))
+        return all(self.is_at_hand(device) or device in drained for device in range(len(self.opened)))
 
     @property
     def listed(self) -> bool:
@@ -381,11 +384,8 @@ class DiskTier:
         return self.recovered or (self.found is not None and self.found.listed)
 
     @property
-    def in_flight(self) -> dict[str, int]:
-        counts = {"read": 0, "write": 0}
-        for job in self.chunks.jobs.values():
-            counts[job.kind] += 1
-        return counts
+    def in_flight(self) -> Counter[str]:
+        return Counter(job.kind for job in self.chunks.jobs.values())
 
 
 class Found:

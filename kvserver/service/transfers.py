@@ -233,13 +233,13 @@ def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns:
     job = Job(core.number("job"), "retrieve", session, cache, lease.space, peer, request.id, now_ns, tail=lease.tail)
     core.counters.retrieves += 1
     core.chunks.pin(lease.tail)
-    leases.use(core, session, lease, now_ns, more=request.more)
     _register(core, job, request.deadline_ms, now_ns)
     if needs:
         assert core.disk is not None
         job.held = Held(request, fetches.begin(core.disk, job.space, needs, job=job))
     else:
         _order_retrieve(core, job, chain, request, spans)
+    leases.use(core, session, lease, now_ns, more=request.more)  # last: reads that we want too keep their turn
 
 
 def _needs(chain: list[Node], spans: list[Span]) -> dict[Node, int]:
@@ -325,6 +325,8 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
     job.session.jobs.discard(job.number)
     job.cache.jobs.discard(job.number)
     job.cache.mover.jobs.discard(job.number)
+    if job.cache.state == "unmapping" and not job.cache.jobs:
+        await_unmapped(core, job.cache, now_ns)
     if job.held is not None:
         assert core.disk is not None
         fetches.end(core.disk, job.held.fetch)
@@ -366,9 +368,7 @@ def overdue(core: Core, number: int, now_ns: int) -> Job | None:
         return None
     if job.cancelled:
         return job
-    job.cancelled = True
-    core.instruct(job.cache.mover, Cancel(number))
-    core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "job", number)
+    _cancel(core, job, now_ns)
     return None
 
 
@@ -376,9 +376,20 @@ def cancel(core: Core, job: Job, now_ns: int) -> None:
     """Whoever asked for it is gone, or lets its cache go."""
     if job.held is not None:
         give_up_held(core, job, DeviceError("abandoned", "its cache or session was closed"), now_ns)
-    else:
-        job.cancelled = True
-        core.instruct(job.cache.mover, Cancel(job.number))
+    elif not job.cancelled:
+        _cancel(core, job, now_ns)
+
+
+def await_unmapped(core: Core, cache: Cache, now_ns: int) -> None:
+    """Its mover has mover_grace_ms to let the cache go."""
+    core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "unmap", cache.number)
+
+
+def _cancel(core: Core, job: Job, now_ns: int) -> None:
+    """From now on it has mover_grace_ms to end, however near or far its own deadline was."""
+    job.cancelled = True
+    core.instruct(job.cache.mover, Cancel(job.number))
+    core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "job", job.number)
 
 
 def _submit(core: Core, job: Job, request: Store | Retrieve, copies: list[CopyGroup], now_ns: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from kvserver.doors import CONNECTIONS_MIN
 from kvserver.wire import messages as wire
 from kvserver.wire.codec import encode
 from tests.process.abuse import NAMESPACE, STORY, Abuser, Victim, pack, refusal
@@ -89,6 +90,23 @@ def test_silent_connections_make_room_for_others(victim: Victim) -> None:
     for connection in silent:
         connection.close()
     late.close()
+
+
+def test_idle_zeromq_connections_are_bounded_and_those_before_them_are_served(victim: Victim) -> None:
+    """ZeroMQ has no bound, and ends the process that has no descriptor left for one more."""
+    descriptors = f"/proc/{victim.server.brain_pid()}/fd"
+    before = len(os.listdir(descriptors))
+    context = zmq.Context()
+    idle = [context.socket(zmq.DEALER) for _ in range(3 * CONNECTIONS_MIN)]
+    for each in idle:
+        each.setsockopt(zmq.RECONNECT_IVL, -1)
+        each.connect(f"ipc://{victim.path}")
+    until("those too many to be refused", lambda: "connections refused" in victim.server.log())
+    victim.serves()
+    until("them to be closed", lambda: len(os.listdir(descriptors)) <= before + CONNECTIONS_MIN)
+    context.destroy(linger=0)
+    with Abuser(victim, engine="later") as later:
+        later.register()
 
 
 def test_sessions_that_never_attach_make_room_for_others(victim: Victim) -> None:

@@ -3,6 +3,7 @@
 from brain_rig import SLAB_BYTES, Client, Rig, chain
 
 from kvserver.service.disk import GENERATIONS
+from kvserver.service.events import MoverGone
 from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
 from kvserver.transfer.engines import DiskTelling
 from kvserver.wire.orders import (
@@ -94,6 +95,15 @@ class DiskRig(Rig):
         noting, self.noting = self.noting, []
         for mover, noted in noting:
             self.report(mover, noted)
+
+    def another_mover(self) -> None:
+        """The disk mover dies, and the next one says of its devices what it finds."""
+        (mover,) = (mover.mover for mover in self.service.status(self.now_ns).movers if mover.device == "disk")
+        self.handle(MoverGone(mover, "signal 9"))
+        self.wait_ms(self.bounds.disk_restart_ms + 100)
+        (mover,) = (mover.mover for mover in self.service.status(self.now_ns).movers if mover.device == "disk")
+        for device in range(self.bounds.disk_devices):
+            self.report(mover, self._device_is(device))
 
     def keys_written(self) -> list[bytes]:
         return [records[0].key for records in self.written]

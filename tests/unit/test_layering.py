@@ -35,7 +35,8 @@ BELOW: dict[str, str] = {
     "kvserver.http": "admin_door environment errors metrics page service wire",
     "kvserver.admin_tokens": "errors",
     "kvserver.admin_door": "admin_tokens config errors wire",
-    "kvserver.doors": "config errors passing wire",
+    "kvserver.doors": "config errors guests passing wire",
+    "kvserver.guests": "",
     "kvserver.bounds": "config quotas service",
     "kvserver.disk_check": "config disk_leave errors sizes",
     "kvserver.disk_drain": "errors",
@@ -45,7 +46,7 @@ BELOW: dict[str, str] = {
     "kvserver.disk_tool": "config disk_hits disk_leave disk_notes errors tiers transfer sizes",
     "kvserver.disk_mover": "config disk_hits disk_leave disk_notes errors logs passing transfer wire",
     "kvserver.event_replays": "wire",
-    "kvserver.publisher": "config doors errors event_replays wire",
+    "kvserver.publisher": "config doors errors event_replays guests wire",
     "kvserver.server": "publisher admin_door bounds config doors errors http logs passing service transfer wire",
     "kvserver.mover": "config errors logs passing transfer wire",
     "kvserver.systemd": "",
@@ -79,7 +80,7 @@ BELOW: dict[str, str] = {
 DOORS: dict[str, str] = {
     "kvserver._native": "kvserver.transfer.engines kvserver.doctor_device kvserver.doctor_trial kvserver.replay "
     "kvclient",
-    "zmq": "kvserver.server kvserver.publisher kvserver.doors kvclient",
+    "zmq": "kvserver.server kvserver.publisher kvserver.doors kvserver.guests kvclient",
     "uvloop": "kvserver.server",
     "asyncio": "kvserver.server kvserver.http kvserver.admin_door kvserver.doors",
     "typer": "kvserver.cli kvserver.cli_admin",

@@ -235,8 +235,9 @@ def test_replays_beyond_the_bound_are_refused_until_one_has_ended(
 def test_connections_beyond_the_bound_are_closed_and_come_in_when_others_leave(
     pair: tuple[Publisher, Reader], endpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(publishing, "CONNECTIONS_MAX", 3)
     publisher, reader = pair
+    for guests in publisher._guests:
+        monkeypatch.setattr(guests, "_most", 3)
     publisher.publish([event(1)])
     assert reader.next()[0] == 1
     others = [Stopped(endpoint, reader.context) for _ in range(2)]

@@ -1,7 +1,7 @@
-"""The disk tier as the brain decides it: what is written when, what is read for whom, and what a fault costs."""
+"""The disk tier as the brain decides it: what is read for whom, and what a fault costs."""
 
 import pytest
-from brain_rig import FULL, PAGE_BYTES, REGIONS, SLAB_BYTES, Client, chain, ids, is_refusal, key
+from brain_rig import FULL, PAGE_BYTES, REGIONS, SLAB_BYTES, STATE, Client, chain, ids, is_refusal, key
 from disk_rig import CHUNKS, LAST_OF_FILL, PROMPTS_OF_ARENA, SEGMENT_BYTES, DiskRig, cold_prompt, fill, restart
 
 from kvserver.index.space import READY, Node, Space
@@ -26,91 +26,6 @@ from kvserver.wire.orders import Copy
 
 def whole(client: Client, lease: int) -> object:
     return client.ask(client.retrieving(lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))))
-
-
-def test_a_chain_is_written_head_first() -> None:
-    rig = DiskRig()
-    client, keys = Client(rig).register(), chain(1, CHUNKS)
-    client.store(keys)
-    assert rig.keys_written() == [key(keys, chunk) for chunk in range(CHUNKS)]
-
-
-def test_a_child_is_not_written_when_its_parent_could_not_be() -> None:
-    rig = DiskRig(disk_jobs_max=1)
-    rig.disk_works, rig.fault = False, "io"
-    client, keys = Client(rig).register(), chain(1, CHUNKS)
-    client.store(keys)
-    rig.disk_works = True
-    rig.finish_disk()
-    assert set(rig.keys_written()) == {key(keys, 0)}
-
-
-def test_nothing_is_written_while_enough_of_dram_is_free() -> None:
-    rig = DiskRig(disk_write_through=False, disk_clean_percent=25)
-    client = Client(rig).register()
-    fill(client, prompts=12)
-    assert rig.written == []
-    fill(client, first=2000, prompts=10)
-    assert rig.written != []
-
-
-def test_clean_chunks_that_are_warm_do_not_stand_for_those_that_go_next() -> None:
-    rig = DiskRig(disk_write_through=False, disk_clean_percent=50)
-    client = Client(rig).register()
-    fill(client)
-    prompts = {seed: chain(seed, CHUNKS) for seed in range(1000, 1000 + PROMPTS_OF_ARENA + 3)}
-    clean = {seed for seed, keys in prompts.items() if keys[-KEY_BYTES:] in rig.keys_written()}
-    dirty = prompts.keys() - clean
-    assert min(len(clean), len(dirty)) > 6
-    for seed in sorted(clean):  # from now on the clean ones are the warmest of DRAM
-        rig.now_ns += 1_000_000
-        client.release(client.lookup(prompts[seed]))
-    fill(client, first=2000, prompts=6)
-    assert [seed for seed in sorted(dirty) if client.lookup(prompts[seed]).chunks < CHUNKS] == []
-
-
-def test_two_chains_do_not_push_each_other_off_a_device_that_is_too_small_for_both() -> None:
-    """Their heads are older than their tails, which were asked for since."""
-    rig = DiskRig(disk_device_bytes=SEGMENT_BYTES)
-    client, prompts = Client(rig).register(), [chain(seed, CHUNKS) for seed in (1, 2)]
-    for keys in prompts:
-        client.store(keys)
-        rig.now_ns += 1_000_000
-    for prompt, chunks in ((1, 1), (0, 3), (1, 3), (0, 3), (1, 2)):
-        rig.now_ns += 1_000_000
-        client.release(client.lookup(prompts[prompt][: chunks * KEY_BYTES]))
-    rig.wait_ms(2_000)
-    settled = len(rig.written)
-    rig.wait_ms(2_000)
-    assert len(rig.written) == settled
-
-
-def test_a_chunk_for_which_too_little_goes_does_not_push_it_off_again_and_again() -> None:
-    """A device of four extents: what is older than the chunk gives it one, it needs two, and the others are younger."""
-    rig = DiskRig(disk_device_bytes=SEGMENT_BYTES, disk_jobs_max=1)
-    small, large = Client(rig), Client(rig, engine="another")
-    small.register()
-    large.register(groups=(FULL, FULL), namespace=bytes(32))
-    *young, older, wide = (chain(seed, 1) for seed in range(6))
-    for keys in young:
-        rig.now_ns += 1_000_000
-        small.store(keys)
-    rig.wait_ms(100)
-    assert len(rig.written) == 4
-    rig.disk_works = False
-    rig.now_ns += 1_000_000
-    small.store(older)
-    rig.now_ns += 1_000_000
-    large.ask(large.storing(wide, GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(0, 1, 2))))
-    for keys in young:
-        rig.now_ns += 1_000_000
-        small.release(small.lookup(keys))
-    rig.disk_works = True
-    rig.finish_disk()
-    rig.wait_ms(2_000)
-    settled = len(rig.written)
-    rig.wait_ms(2_000)
-    assert len(rig.written) == settled
 
 
 def test_what_leaves_dram_is_found_on_disk_and_read_once_for_all() -> None:
@@ -154,6 +69,21 @@ def test_a_part_of_a_retrieve_waits_for_its_own_chunks_only() -> None:
         assert isinstance(rig.answers[client.peer, parts[chunk].id], Retrieved)
 
 
+def test_the_reads_of_a_lease_keep_their_turn_when_its_last_retrieve_comes() -> None:
+    """It ends the lease, for which they were queued; what others have asked for since does not overtake them."""
+    rig = DiskRig(disk_jobs_max=1)
+    client, keys = cold_prompt(rig)
+    others = chain(1000, CHUNKS)
+    rig.disk_works = False
+    found, later = client.lookup(keys), client.lookup(others)
+    assert (found.chunks_on_disk, later.chunks_on_disk) == (CHUNKS, CHUNKS)
+    client.ask(client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))))
+    for _ in range(2 * CHUNKS):
+        rig.finish_disk()
+    asked_for = keys + others
+    assert [records[0].key for records in rig.read] == [key(asked_for, chunk) for chunk in range(2 * CHUNKS)]
+
+
 def test_a_retrieve_of_what_is_in_dram_already_does_not_wait_for_the_rest() -> None:
     rig = DiskRig()
     client, keys = cold_prompt(rig)
@@ -164,6 +94,22 @@ def test_a_retrieve_of_what_is_in_dram_already_does_not_wait_for_the_rest() -> N
     assert found.chunks_on_disk == CHUNKS - 1
     reply = client.ask(client.retrieving(found.lease, GroupBlocks(0, 0, ids(0, 1, 2))))
     assert isinstance(reply, Retrieved)
+
+
+def test_a_chunk_on_disk_stays_there_when_dram_has_no_room_for_what_a_store_adds_to_it() -> None:
+    rig = DiskRig()
+    hybrid, other = Client(rig).register([FULL, STATE], namespace=bytes(32)), Client(rig).register()
+    keys = chain(1, 1)
+    blocks, state = GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(3))
+    hybrid.ask(hybrid.storing(keys, blocks))
+    fill(other)
+    node = rig.service._core.chunks.spaces[bytes(32)].nodes[keys]
+    assert (node.in_dram, node.on_disk) == (0, 1)
+    rig.movers_copy = False
+    for seed in range(PROMPTS_OF_ARENA + 1):  # under way, so they keep all slots
+        other.ask(other.storing(chain(seed, CHUNKS), GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))))
+    assert hybrid.ask(hybrid.storing(keys, blocks, state)).why == "full"
+    assert (node.state, node.on_disk) == (READY, 1)
 
 
 def test_a_chunk_that_cannot_be_read_is_a_miss_with_all_behind_it() -> None:

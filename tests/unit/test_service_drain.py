@@ -188,6 +188,24 @@ def test_a_device_that_is_not_open_is_neither_drained_nor_erased() -> None:
     drain(client, 0)
 
 
+@pytest.mark.parametrize("drains", [{}, {1: "draining"}])
+def test_a_device_that_only_a_later_mover_could_open_is_not_erased_before_it_was_read(drains: dict) -> None:  # type: ignore[type-arg]
+    rig = DiskRig(disk_devices=2)
+    filled(rig)
+    rig.drains, rig.unopened = dict(drains), {1}
+    restart(rig)
+    rig.wait_ms(100)
+    rig.unopened = set()
+    rig.another_mover()
+    refusal = Client(rig).register().ask(Drain(rig.number(), 1))
+    assert is_refusal(refusal, "device", "disk-not-open", "start the server anew")
+    rig.wait_ms(9_000)
+    assert rig.drains == drains
+    restart(rig)
+    rig.wait_ms(9_000)
+    assert disk(rig, 1).drain == ("drained" if drains else "")
+
+
 def test_a_drain_whose_device_cannot_be_opened_any_more_waits_for_it() -> None:
     rig = DiskRig(disk_devices=2)
     filled(rig)

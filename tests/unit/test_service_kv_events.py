@@ -3,7 +3,8 @@
 import pytest
 from admin_rig import clear_prefix
 from brain_rig import CHUNK_TOKENS, NAMESPACE, Client, Rig, chain, ids, key
-from disk_rig import CHUNKS, DiskRig, fill
+from disk_quota_rig import account, client_of, quota, rig_with
+from disk_rig import CHUNKS, EXTENT_BYTES, DiskRig, fill
 
 from kvserver.index.space import Space
 from kvserver.service import kv_events
@@ -88,6 +89,23 @@ def test_tiers_are_told_apart_and_a_later_brain_tells_what_it_found() -> None:
     rig.wait_ms(100)
     found = {name for event in ear.take() if isinstance(event, ChunksStored) for name in event.keys}
     assert set(split(keys)) <= found
+
+
+def test_what_goes_is_told_also_of_a_chunk_whose_turn_it_is_to_be_told_as_left_by_an_earlier_brain() -> None:
+    """It was told before, when it changed; so a subscriber would believe for ever that the tier has it."""
+    rig = rig_with(quota("chat", most=CHUNKS), kv_events=True)
+    ear, client, keys = Listening(rig), client_of(rig, "chat", NAMESPACE), chain(1, CHUNKS)
+    client.store(keys)
+    ear.take()
+    core, leaf = rig.service._core, key(keys, CHUNKS - 1)
+    space = core.chunks.spaces[NAMESPACE]
+    core.untold.append((space, [space.nodes[leaf]]))
+    account(rig, "chat").max_bytes -= EXTENT_BYTES
+    rig.wait_ms(50)
+    assert ear.take() == [
+        ChunksStored(NAMESPACE, "dram", key(keys, CHUNKS - 2), [leaf], CHUNK_TOKENS),
+        ChunksRemoved(NAMESPACE, "disk", [leaf]),
+    ]
 
 
 def test_a_brain_begins_by_saying_so_and_only_where_somebody_listens() -> None:

@@ -121,6 +121,22 @@ def test_a_clear_counts_for_a_device_that_could_not_be_opened() -> None:
     assert is_refusal(client.ask(Clear(rig.number(), namespace("y"))), "device", "disk-clear")
 
 
+def test_a_clear_counts_for_a_device_that_a_later_mover_could_open() -> None:
+    """What it holds was told to nobody, so the others note the clear: else a restart would bring it back."""
+    rig = DiskRig(disk_devices=2)
+    written(rig, "a")
+    away, notes, rig.devices, rig.notes, rig.unopened = rig.devices, rig.notes, {}, [], {1}
+    restart(rig)
+    rig.devices, rig.unopened = {(1, at): record._replace(device=1) for (_, at), record in away.items()}, set()
+    rig.another_mover()
+    client = Client(rig).register()
+    assert isinstance(client.ask(Clear(rig.number(), namespace("a"))), Cleared)
+    rig.notes = [*notes, *rig.notes]
+    restart(rig)
+    engine = Client(rig).register(namespace=namespace("a"))
+    assert engine.lookup(chain(ord("a"), CHUNKS), namespace("a")).chunks == 0
+
+
 def test_a_drained_device_has_nothing_that_is_not_known() -> None:
     rig = DiskRig(disk_devices=2)
     rig.drains[1] = "drained"

@@ -1,12 +1,14 @@
 """Timers: each deadline fires once, at its time, and what is over is not held for long."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvserver.service.service import TIMERS_PER_TICK_MAX
 from kvserver.service.timers import DEAD_SPARE, Timer, Timers
-from kvserver.wire.messages import GroupBlocks
+from kvserver.wire.messages import GroupBlocks, Unregister
+from kvserver.wire.orders import Done
 from tests.unit.brain_rig import Client, Rig, chain, ids
 
 steps = st.lists(
@@ -110,3 +112,37 @@ def test_sessions_that_come_and_go_leave_no_timers() -> None:
         rig.peer_gone(client.local)
     assert rig.facts()["caches"] == rig.facts()["sessions"] == 0
     assert held(rig.service._core.timers) <= DEAD_SPARE
+
+
+@pytest.mark.parametrize("deadline_ms", [1, 60_000])
+def test_a_job_that_is_cancelled_has_the_movers_grace_to_end_whatever_its_own_deadline_was(deadline_ms: int) -> None:
+    """Its worker has died. To kill the mover at the job's own deadline would take the caches of all others."""
+    rig = Rig(mover_grace_ms=2_000)
+    rig.movers_copy = False
+    client = Client(rig).register()
+    request = client.storing(chain(1, 1), GroupBlocks(0, 0, ids(0, 1, 2)))
+    assert client.ask(msgspec.structs.replace(request, deadline_ms=deadline_ms)) is None
+    rig.peer_gone(client.local)
+    rig.wait_ms(1_900)
+    assert rig.kills == 0
+    rig.wait_ms(200)
+    assert rig.kills == 1
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_cache_has_the_movers_grace_to_be_let_go_once_its_last_job_has_ended_or_was_cancelled(dies: bool) -> None:
+    rig = Rig(mover_grace_ms=2_000)
+    rig.movers_copy = False
+    client = Client(rig).register()
+    client.ask(client.storing(chain(1, 1), GroupBlocks(0, 0, ids(0, 1, 2))))
+    assert client.ask(Unregister(rig.number(), client.cache)) is None
+    rig.wait_ms(1_950)
+    if dies:
+        rig.peer_gone(client.local)
+    else:
+        ((mover, order),) = rig.copies
+        rig.report(mover, Done(order.job, "done", 7, 11, "", "", order.mode))
+    rig.wait_ms(1_900)
+    assert rig.kills == 0
+    rig.wait_ms(200)
+    assert rig.kills == 1
