@@ -142,7 +142,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str,
         About(
             "Directories of the disk tier, one for each device, with commas between them, or in a file a list; file:// "
-            "before a path is accepted. They must exist. Empty: no disk tier."
+            "before a path is accepted. What is missing is made right below a mount point only. Empty: no disk tier."
         ),
     ] = ""
     disk_bytes: Annotated[

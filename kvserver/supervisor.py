@@ -65,6 +65,8 @@ def run(config: Config) -> int:
     lock = _claim_socket(config)
     admin_tokens.load(config.admin_token_file, os.environ)
     disk_check.refuse(config)
+    for directory, file_system in disk_check.make_missing(config):
+        logs.event(logging.INFO, "disk directory made", ("path", directory), ("file_system", file_system))
     _allow_descriptors()
     files = ArenaFiles(config) if config.arena_path else None
     arena, ledger = hold(config, manager, files)

@@ -46,8 +46,20 @@ def refused(server: Server, *said: str) -> None:
 
 def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refused(small([tmp_path / "absent"]), "disk-path", f"{tmp_path}/absent", "No such file")
+    refused(small([tmp_path / "absent"]), "disk-path", f"{tmp_path}/absent is missing")
     refused(small([tmp_path / "file"]), "disk-path", "is no directory")
+
+
+def test_what_is_missing_below_a_mount_point_is_made_and_told() -> None:
+    if not os.path.ismount("/dev/shm"):
+        pytest.skip("/dev/shm is no mount of its own here")
+    directory = Path("/dev/shm") / f"kv-made-{os.getpid()}"
+    try:
+        with small([directory]) as server:
+            assert disk_ready(server).disks[0].takes_writes
+            assert f"disk directory made path={directory} file_system=tmpfs" in server.log()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def start_by(prefix: list[str], server: Server, before: str = "true") -> subprocess.CompletedProcess[str]:

@@ -37,7 +37,7 @@ BELOW: dict[str, str] = {
     "kvserver.admin_door": "admin_tokens config errors wire",
     "kvserver.doors": "config errors passing wire",
     "kvserver.bounds": "config quotas service",
-    "kvserver.disk_check": "config disk_leave errors sizes",
+    "kvserver.disk_check": "config disk_leave errors paths sizes",
     "kvserver.disk_drain": "errors",
     "kvserver.disk_hits": "",
     "kvserver.disk_leave": "disk_hits disk_notes",
@@ -49,7 +49,7 @@ BELOW: dict[str, str] = {
     "kvserver.server": "publisher admin_door bounds config doors errors http logs passing service transfer wire",
     "kvserver.mover": "config errors logs passing transfer wire",
     "kvserver.systemd": "",
-    "kvserver.arena_files": "config errors",
+    "kvserver.arena_files": "config errors paths",
     "kvserver.holding": "arena_files config errors logs memory systemd transfer",
     "kvserver.supervisor": "admin_tokens arena_files config disk_check errors holding logs passing systemd transfer "
     "wire",
