@@ -1,18 +1,16 @@
 """Whether the directories of the disk tier can be used: asked before a server starts, and by `kvserver doctor`."""
 
-import fcntl
 import os
 import shlex
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvserver import disk_leave
 from kvserver.config import Config
 from kvserver.errors import ConfigError
-from kvserver.paths import holder_of, mount_of
+from kvserver.paths import holder_of, is_locked, mount_of, opened
 from kvserver.sizes import show_bytes
 
 
@@ -47,7 +45,7 @@ def make_missing(config: Config) -> Iterator[tuple[str, str]]:
             continue
         except OSError as error:
             raise ConfigError("disk-path", f"{directory} cannot be made: {error.strerror}") from error
-        with _opened(directory) as descriptor:
+        with opened(directory) as descriptor:
             yield directory, mount_of(descriptor).file_system
 
 
@@ -80,20 +78,11 @@ def _unusable(directory: str) -> Problem | None:
         return Problem("disk-path", f"{directory} is no directory")
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
         return Problem("disk-path", f"{directory} cannot be written to: mounted read-only, or no permission")
-    with _opened(directory) as descriptor:
-        if _is_locked(descriptor):
+    with opened(directory) as descriptor:
+        if is_locked(descriptor):
             holder = holder_of(descriptor)
             return Problem("disk-locked", f"{directory} belongs to another server that lives{holder}")
     return None
-
-
-@contextmanager
-def _opened(directory: str) -> Iterator[int]:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 # ---------------------------------------------------------------- what is missing
@@ -120,7 +109,7 @@ def _unmakable(parent: str, directory: str) -> Problem | None:
 def _is_mount_point(directory: str) -> bool:
     """Of anything, also of another directory of the same file system. The root is none: nothing is below it."""
     try:
-        with _opened(directory) as descriptor, _opened(f"{directory}/..") as above:
+        with opened(directory) as descriptor, opened(f"{directory}/..") as above:
             return mount_of(descriptor).number != mount_of(above).number
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -160,16 +149,3 @@ def _held_bytes(path: str) -> int:
         if os.path.exists(name):
             return os.stat(name).st_blocks * 512
     return 0
-
-
-# ---------------------------------------------------------------- the lock
-
-
-def _is_locked(descriptor: int) -> bool:
-    """The store locks its directory for as long as it is open. A shared lock, so that two who ask do not meet."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return False

@@ -1,7 +1,9 @@
 """Where a server's files may be."""
 
+import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +65,27 @@ def mount_of(descriptor: int) -> Mount:
         if line.split()[0] == number:
             return Mount(int(number), line.partition(" - ")[2].split()[0])
     return Mount(int(number), "an unknown file system")
+
+
+@contextmanager
+def opened(directory: str) -> Iterator[int]:
+    """Its descriptor. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(descriptor: int) -> bool:
+    """Whether somebody has locked an open directory, as a store locks its own for as long as it is open. Asked by a
+    shared lock, so that two who ask do not meet."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
 
 
 def holder_of(descriptor: int) -> str:
