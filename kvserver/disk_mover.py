@@ -115,6 +115,7 @@ class DiskMover:
                 if disk_leave.is_drained(device.directory):
                     device.drain, device.problem = "drained", DRAINED
                     continue
+            before_bytes = _file_bytes(device.directory)
             try:
                 device.store, found = open_store(
                     device.directory,
@@ -124,6 +125,7 @@ class DiskMover:
                     engine=config.disk_engine,
                 )
                 self._found.append(found)
+                _tell_size(device.directory, before_bytes, device.store.file_bytes)
                 counts = HitCounts.begin if device.store.created else HitCounts.load
                 device.hits = counts(device.directory)
             except Unusable as why:
@@ -323,6 +325,9 @@ class DiskMover:
         telling = self._telling = DiskTelling(self._found, chunk_most=DISK_ITEMS_MAX)
         self._found = []
         newest = dict(telling.namespaces)
+        if unnoted := len(newest.keys() - self._known.keys()):
+            why = "they have no notes: forgotten, or lost"
+            logs.event(logging.INFO, "disk namespaces left out", ("namespaces", unnoted), ("why", why))
         known = {namespace: Known(b"", void) for namespace, void in newest.items()} | self._known
         known.pop(disk_notes.FORGOTTEN, None)
         self._known = {}
@@ -387,6 +392,22 @@ class DiskMover:
 
     def _report(self, report: Report) -> None:
         send(self._brain, encode(report))
+
+
+def _file_bytes(directory: str) -> int:
+    """Of a store, both files; 0 where there is none as a whole."""
+    try:
+        return sum(os.stat(os.path.join(directory, name)).st_size for name in disk_leave.STORE_FILES)
+    except OSError:
+        return 0
+
+
+def _tell_size(directory: str, before_bytes: int, now_bytes: int) -> None:
+    """What was behind the end of a device that has become smaller is gone."""
+    if before_bytes not in (0, now_bytes):
+        level = logging.WARNING if now_bytes < before_bytes else logging.INFO
+        facts = ("directory", directory), ("from_bytes", before_bytes), ("bytes", now_bytes)
+        logs.event(level, "disk resized", *facts)
 
 
 def main() -> Never:
