@@ -34,6 +34,8 @@ class Held(NamedTuple):
 
     arena: int
     ledger: int
+    kept: bool = False
+    """They are of an earlier start."""
 
 
 class Keeper(Protocol):
@@ -91,7 +93,7 @@ def hold(config: Config, manager: Manager, files: ArenaFiles | None = None) -> H
     kept = keeper.take()
     problem = (_missing(kept) or _undead(keeper) or keeper.doubt() or _problem(config, kept)) if kept else ""
     if kept and not problem:
-        held = Held(kept.pop(ARENA), kept.pop(LEDGER))
+        held = Held(kept.pop(ARENA), kept.pop(LEDGER), kept=True)
         logs.event(logging.INFO, "memory kept", ("bytes", _taken_bytes(held.arena)))
     else:
         held = None

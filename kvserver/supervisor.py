@@ -3,7 +3,8 @@
 It decides nothing about the cache and never looks at its bytes, so that it has no reason to crash; whatever crashes
 below it loses no sealed chunk. Three rules:
 
-Rule 1: a new brain starts only when every mover of the old one has been reaped. No slot is used again before that.
+Rule 1: a new brain starts only when every mover of the old one has been reaped. No slot is used again before that. A
+disk mover counts as reaped when its devices have ended what it asked them for, which may outlive it (disk_quiet.py).
 Rule 2: no child outlives it (PDEATHSIG).
 Rule 3: it blocks for nobody. What was killed and sleeps in the kernel, or is held by a debugger, is waited for in the
 loop; a stop leaves it behind after a while.
@@ -54,6 +55,9 @@ REAP_S = 5.0
 """How long what was killed may take to end: then the log tells, and a stop goes on without it."""
 BACKOFF_S = (0.0, 0.1, 0.3, 1.0, 3.0)
 """Waits before a crashed brain starts again; the last one is repeated."""
+EARLIER = 0
+"""In place of a mover's number: all that there were before this server."""
+QUIET = "kvserver.disk_quiet"
 STEADY_S = 30.0
 """A brain that lived this long starts again without a wait."""
 
@@ -69,16 +73,16 @@ def run(config: Config) -> int:
         logs.event(logging.INFO, "disk directory made", ("path", directory), ("file_system", file_system))
     _allow_descriptors()
     files = ArenaFiles(config) if config.arena_path else None
-    arena, ledger = hold(config, manager, files)
-    grower = _grow(config, arena)
+    held = hold(config, manager, files)
+    grower = _grow(config, held.arena)
     logs.event(logging.INFO, "arena begun", ("bytes", config.arena_bytes), ("slab_bytes", config.slab_bytes))
-    supervisor = Supervisor(config, Held(arena, ledger), grower, manager)
+    supervisor = Supervisor(config, held, grower, manager)
     try:
         supervisor.run()
     finally:
         grower.close()
         _remove_sockets(config)
-        for descriptor in (arena, ledger, lock):
+        for descriptor in (held.arena, held.ledger, lock):
             os.close(descriptor)
         if files is not None:
             files.close()
@@ -94,9 +98,14 @@ class _Child:
     name: str
     mover: int = 0
     """0 for the brain."""
+    disks: bool = False
+    """A disk mover."""
+    ended: str = ""
+    """Of a process that waits for what a disk mover left under way: how that one ended. It ends by itself, and what it
+    waits for does not end with it."""
 
     def kill(self) -> None:
-        if self.process.returncode is None:
+        if self.process.returncode is None and not self.ended:
             self.process.kill()
 
     def reap(self) -> str:
@@ -113,7 +122,8 @@ class Supervisor:
 
     def __init__(self, config: Config, held: Held, grower: ArenaGrower, manager: Manager) -> None:
         self._config = config
-        self._arena, self._ledger = held
+        self._arena, self._ledger = held.arena, held.ledger
+        self._kept = held.kept
         self._grower = grower
         self._manager = manager
         self._selector = selectors.DefaultSelector()
@@ -143,6 +153,8 @@ class Supervisor:
             signal.signal(number, _ignore)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._selector.register(self._grower.eventfd, selectors.EVENT_READ, self._on_grown)
+        if self._kept and self._config.disk_directories:
+            self._await_quiet(EARLIER, "with an earlier server")
         while not self._stopping or self._brain is not None or self._movers:
             self._start_brain_when_due()
             for key, _ in self._selector.select(self._patience()):
@@ -255,7 +267,7 @@ class Supervisor:
             brains.close()
             self._tell(MoverReaped(wish.mover, f"cannot be started: {problem.strerror}"))
             return
-        child.mover = wish.mover
+        child.mover, child.disks = wish.mover, wish.device == "disk"
         self._movers[wish.mover] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_mover_end(child))
         self._tell(MoverStarted(wish.mover, child.process.pid), brains.fileno(), child.pidfd)
@@ -265,10 +277,39 @@ class Supervisor:
         del self._movers[child.mover]
         self._selector.unregister(child.pidfd)
         how = child.reap()
+        if child.disks and self._await_quiet(child.mover, how):
+            return
+        self._reaped(child.mover, how)
+
+    def _reaped(self, mover: int, how: str) -> None:
         if not self._children():
             self._reap_at = None
-        logs.event(logging.INFO, "mover reaped", ("mover", child.mover), ("how", how))
-        self._tell(MoverReaped(child.mover, how))
+        logs.event(logging.INFO, "mover reaped", ("mover", mover), ("how", how))
+        self._tell(MoverReaped(mover, how))
+
+    def _await_quiet(self, mover: int, how: str) -> bool:
+        """Starts what waits for devices, in the place of a mover that ended so. It has the arena, as a sign for the
+        next server that somebody may still write to it. False where there is no process to be had."""
+        config = self._config
+        command = [sys.executable, "-m", QUIET, config.log_level, config.log_format, *config.disk_directories]
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(self._arena,))
+        except OSError as problem:
+            logs.event(logging.ERROR, "disks not waited for", ("mover", mover), ("why", problem.strerror))
+            return False
+        child = _Child(process, os.pidfd_open(process.pid), f"end of mover {mover}", mover, ended=how)
+        self._movers[mover] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_quiet(child))
+        return True
+
+    def _on_quiet(self, child: _Child) -> None:
+        del self._movers[child.mover]
+        self._selector.unregister(child.pidfd)
+        child.reap()
+        status = child.process.returncode
+        if status is not None and status < 0 and self._await_quiet(child.mover, child.ended):
+            return  # somebody killed it before it knew
+        self._reaped(child.mover, child.ended)
 
     def _spawn(
         self, module: str, inheritance: Inheritance, end: socket.socket, others: tuple[int, ...], name: str

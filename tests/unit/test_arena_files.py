@@ -61,7 +61,7 @@ def life(configured: Config, *, writes: bytes = b"", manager: Manager | None = N
 
 
 def close(held: Held) -> None:
-    for descriptor in held:
+    for descriptor in (held.arena, held.ledger):
         os.close(descriptor)
 
 

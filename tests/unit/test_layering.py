@@ -42,6 +42,7 @@ BELOW: dict[str, str] = {
     "kvserver.disk_hits": "",
     "kvserver.disk_leave": "disk_hits disk_notes",
     "kvserver.disk_notes": "",
+    "kvserver.disk_quiet": "logs",
     "kvserver.disk_tool": "config disk_hits disk_leave disk_notes errors figures paths tiers transfer sizes",
     "kvserver.disk_mover": "config disk_hits disk_leave disk_notes errors logs passing transfer wire",
     "kvserver.event_replays": "wire",
