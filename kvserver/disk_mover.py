@@ -5,6 +5,7 @@ share: orders for it fail at once. It ends with the brain, as other movers do; w
 nobody, since the supervisor starts no other brain before this process is gone.
 """
 
+import errno
 import gc
 import logging
 import os
@@ -12,7 +13,9 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, Never
 
@@ -58,6 +61,8 @@ RECORDS_A_REPORT = 256
 """The brain takes in one while others wait (server.py); at some 8 us a record that is 2 ms."""
 HASH_THREADS = 2
 ENGINE_REFUSED = "disk-engine:"
+FULL_AGAIN_S = 30.0
+"""So often it is looked whether a file system has room for notes again that had none."""
 DRAINED = f"it was drained; remove {disk_leave.MARK} there, while no server runs, to have it used again"
 
 FAULTS: dict[Fault, str] = {
@@ -80,6 +85,8 @@ class Device:
     drain: DrainState = ""
     hits: HitCounts | None = None
     """While it has a store, and they can be kept."""
+    full: bool = False
+    """Its file system had no room for a note."""
 
 
 @dataclass(slots=True)
@@ -108,6 +115,8 @@ class DiskMover:
         self._known: dict[bytes, Known] = {}
         """What the notes said that there were at the start; until the brain has asked."""
         self._damaged_notes = 0
+        self._try_again_s = 0.0
+        """When that is, by the monotonic clock."""
         self._devices = [Device(directory) for directory in config.disk_directories]
         for number, device in enumerate(self._devices):
             if disk_leave.is_marked(device.directory):
@@ -160,7 +169,8 @@ class DiskMover:
             return None
 
     def run(self) -> None:
-        """Until the brain's end of the socket closes."""
+        """Until the brain's end of the socket closes, or a file system that was full is not any more: the next mover is
+        told all notes again that are not durable, and its devices take writes."""
         backend = self._engine.backend if self._engine is not None else "no device"
         self._report(Ready(os.getpid(), backend, self._facts()))
         for number in range(len(self._devices)):
@@ -172,11 +182,13 @@ class DiskMover:
         if eventfd >= 0:
             poll.register(eventfd, select.POLLIN)
         while True:
-            for descriptor, _ in poll.poll(self._keep_hits()):
+            for descriptor, _ in poll.poll(self._patience_ms()):
                 if descriptor == eventfd:
                     self._complete()
                 elif not self._take_order():
                     return
+            if self._has_room_again():
+                return
 
     def _facts(self) -> list[tuple[str, str]]:
         return [
@@ -264,10 +276,26 @@ class DiskMover:
         except OSError as problem:
             if not device.problem:
                 device.problem = f"its notes cannot be written: {problem.strerror}"
+                if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                    device.full = True
+                    self._try_again_s = time.monotonic() + FULL_AGAIN_S
                 logs.event(logging.ERROR, "disk fails", ("directory", device.directory), ("why", device.problem))
                 self._tell_device(number)
             return False
         return True
+
+    def _has_room_again(self) -> bool:
+        """Whether notes can be written that could not be before, because their file system was full."""
+        full = [device for device in self._devices if device.full]
+        if not full or time.monotonic() < self._try_again_s:
+            return False
+        self._try_again_s = time.monotonic() + FULL_AGAIN_S
+        for device in full:
+            with suppress(OSError):
+                disk_notes.try_to_write(device.directory)
+                logs.event(logging.INFO, "mover ends", ("why", f"{device.directory} has room for notes again"))
+                return True
+        return False
 
     def _drain(self, number: int) -> None:
         """What cannot be marked is emptied all the same; but a restart would take it for an ordinary device. What is
@@ -290,7 +318,7 @@ class DiskMover:
         if device.store is None:
             self._tell_device(number)
             return
-        device.store = device.hits = None
+        device.store, device.hits, device.full = None, None, False
         device.drain, device.problem = "drained", DRAINED
         try:
             disk_leave.erase(device.directory)
@@ -367,6 +395,14 @@ class DiskMover:
                             device.hits.add(namespace)
             if seen < COMPLETIONS_PER_TURN:
                 return
+
+    def _patience_ms(self) -> int | None:
+        """How long nothing is due but what comes."""
+        hits_ms = self._keep_hits()
+        if not any(device.full for device in self._devices):
+            return hits_ms
+        notes_ms = max(0, int((self._try_again_s - time.monotonic()) * 1000) + 1)
+        return notes_ms if hits_ms is None else min(hits_ms, notes_ms)
 
     def _keep_hits(self) -> int | None:
         """Those that are due. Returns after how many milliseconds others are. A device that cannot keep them serves on,
