@@ -13,6 +13,9 @@ from kvserver.errors import ConfigError
 from kvserver.paths import holder_of, is_locked, mount_of, opened
 from kvserver.sizes import show_bytes
 
+NOTES_BYTES = 8 << 20
+"""For the notes of a new device, beside disk_bytes: there are 2,000 at most, of a block or so."""
+
 
 class Problem(NamedTuple):
     code: str
@@ -26,6 +29,8 @@ class FileSystem:
     free_bytes: int
     held_bytes: int = 0
     """Taken by their stores already."""
+    notes_bytes: int = 0
+    """What those that will be made need beside their stores."""
     directories: list[str] = field(default_factory=list)
 
 
@@ -125,13 +130,16 @@ def _command(directory: str) -> str:
 
 def _add(file_systems: dict[int, FileSystem], number: int, directory: str, space: os.statvfs_result) -> None:
     file_system = file_systems.setdefault(number, FileSystem(space.f_bavail * space.f_frsize))
-    file_system.held_bytes += sum(_held_bytes(os.path.join(directory, name)) for name in disk_leave.STORE_FILES)
+    held_bytes = sum(_held_bytes(os.path.join(directory, name)) for name in disk_leave.STORE_FILES)
+    file_system.held_bytes += held_bytes
+    file_system.notes_bytes += 0 if held_bytes else NOTES_BYTES
     file_system.directories.append(directory)
 
 
 def _too_small(file_system: FileSystem, disk_bytes: int) -> Iterator[Problem]:
     directories = file_system.directories
-    if len(directories) * disk_bytes <= file_system.free_bytes + file_system.held_bytes:
+    needed_bytes = len(directories) * disk_bytes + file_system.notes_bytes
+    if needed_bytes <= file_system.free_bytes + file_system.held_bytes:
         return
     where, count = (directories[0], "") if len(directories) == 1 else (
         f"the file system of {', '.join(directories)}", f"{len(directories)} x "
@@ -139,8 +147,12 @@ def _too_small(file_system: FileSystem, disk_bytes: int) -> Iterator[Problem]:
     yield Problem(
         "disk-space",
         f"{where} has {file_system.free_bytes:,} bytes free and {file_system.held_bytes:,} in stores; "
-        f"{count}disk_bytes={show_bytes(disk_bytes)} do not fit",
+        f"{count}disk_bytes={show_bytes(disk_bytes)} do not fit{_beside(file_system)}",
     )
+
+
+def _beside(file_system: FileSystem) -> str:
+    return f" with {show_bytes(file_system.notes_bytes)} for notes beside" if file_system.notes_bytes else ""
 
 
 def _held_bytes(path: str) -> int:

@@ -135,7 +135,20 @@ def test_devices_on_one_file_system_have_to_fit_together(tmp_path: Path) -> None
     ((code, message),) = found(*directories, disk_bytes=disk_bytes)
     assert code == "disk-space"
     assert f"the file system of {directories[0]}, {directories[1]} has" in message
-    assert f"2 x disk_bytes={show_bytes(disk_bytes)} do not fit" in message
+    assert f"2 x disk_bytes={show_bytes(disk_bytes)} do not fit with 16MiB for notes beside" in message
+
+
+def test_a_new_device_leaves_room_for_its_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them it would take no writes."""
+    (directory,) = made(tmp_path, "a")
+    real = os.statvfs(directory)
+    blocks = (20 << 20) // real.f_frsize
+    space = os.statvfs_result((real.f_bsize, real.f_frsize, real.f_blocks, blocks, blocks, *real[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: space)
+    assert found(directory, disk_bytes=12 << 20) == []
+    ((code, message),) = found(directory, disk_bytes=(12 << 20) + 4096)
+    assert code == "disk-space"
+    assert message.endswith("do not fit with 8MiB for notes beside")
 
 
 @pytest.mark.parametrize("name", ["kvserver.store", "kvserver.store.new", "kvserver.headers.new"])
