@@ -80,10 +80,11 @@ class DiskStore:
         "disk-size" (not one segment, or impossible), "disk-filesystem" (it cannot preallocate). OSError: ENOSPC
         (nothing is left behind then), EROFS, EACCES, ENOENT and others."""
     @staticmethod
-    def open_to_read(directory: str, *, device: int, fingerprint: bytes) -> "DiskStore":
+    def open_to_read(directory: str, *, device: int, fingerprint: bytes, alone: bool = True) -> "DiskStore":
         """The store as it was left: nothing is made, resized or written, and its sizes are its own. What a file has
-        lost counts as unreadable, or reads SHORT. Raises as above; "disk-foreign" also where one of both files is
-        missing or empty."""
+        lost counts as unreadable, or reads SHORT. alone: locked, so that no server changes it meanwhile; otherwise
+        recover() tells what was there when each header was read, and what is being written may count as damaged.
+        Raises as above; "disk-foreign" also where one of both files is missing or empty."""
     @property
     def device(self) -> int: ...
     @property

@@ -15,12 +15,12 @@ import fcntl
 import os
 import secrets
 import stat
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvserver.config import PAGE_BYTES, Config
 from kvserver.errors import ConfigError
+from kvserver.paths import holder_of, mount_of
 
 ARENA, LEDGER = "kvserver-arena", "kvserver-ledger"
 """What the two are called, wherever they are; here an id follows."""
@@ -165,11 +165,11 @@ def _claim(path: str) -> _Directory:
     except OSError as problem:
         raise ConfigError("arena-path", f"{path}: {problem.strerror}") from problem
     try:
-        directory = _Directory(path, descriptor, _file_system(descriptor))
+        directory = _Directory(path, descriptor, mount_of(descriptor).file_system)
         _check(directory)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        whose = _holder(descriptor)
+        whose = holder_of(descriptor)
         os.close(descriptor)
         raise ConfigError("arena-in-use", f"{path} belongs to another server that lives{whose}") from None
     except ConfigError:
@@ -205,25 +205,3 @@ def _check_pages(config: Config, arena: _Directory, ledger: _Directory) -> None:
             "arena-path",
             f"{ledger.path} is on {ledger.kind}, where a ledger has no holes; expected a ledger_path on tmpfs",
         )
-
-
-def _file_system(descriptor: int) -> str:
-    """Its type, as mount(8) calls it."""
-    about = Path(f"/proc/self/fdinfo/{descriptor}").read_text().split()
-    mount = about[about.index("mnt_id:") + 1]
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        if line.split()[0] == mount:
-            return line.partition(" - ")[2].split()[0]
-    return "an unknown file system"
-
-
-def _holder(descriptor: int) -> str:
-    """Which process has locked the directory, as far as the kernel tells (it does not across containers)."""
-    status = os.fstat(descriptor)
-    wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    with suppress(OSError):
-        for line in Path("/proc/locks").read_text().splitlines():
-            words = line.split()
-            if words[1] == "FLOCK" and words[5] == wanted and int(words[4]) > 0:
-                return f" (process {words[4]})"
-    return ""

@@ -325,14 +325,15 @@ def disk_(
     what: Annotated[
         Literal["inspect", "verify", "drain"],
         typer.Argument(
-            help="inspect: what lies there. verify: read it all. drain: empty a device of a running server."
+            help="inspect: what lies there. verify: read it all, while no server uses it. drain: empty a device of a "
+            "running server."
         ),
     ],
     device: Annotated[
         str | None, typer.Argument(help="Of drain: the number of the device, or its directory.", show_default=False)
     ] = None,
 ) -> None:
-    """Look at the disk tier while no server uses it (exit 1: a device or record is wrong), or drain a device."""
+    """Look at the disk tier (exit 1: a device or record is wrong), or drain a device."""
     config, _ = _load(given)
     from kvserver.showing import shown
 
@@ -348,6 +349,7 @@ def disk_(
     if device is not None:
         raise ConfigError("disk-device", f"disk {what} {device!r}: it looks at all devices of --disk-paths")
     from kvserver.disk_tool import inspect as inspect_disks
+    from kvserver.disk_tool import said as said_of
     from kvserver.disk_tool import verify as verify_disks
 
     if what == "inspect":
@@ -356,7 +358,7 @@ def disk_(
         counts = verify_disks(
             config, lambda done, total: show(done, total, f"{done:,} of {total:,} records"), typer.echo
         )
-    typer.echo(", ".join(f"{count:,} {fault}" for fault, count in counts.items()) or "no records")
+    typer.echo(f"all devices: {said_of(counts)}")
     raise typer.Exit(1 if counts.total() > counts["right"] else 0)
 
 

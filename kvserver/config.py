@@ -142,7 +142,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str,
         About(
             "Directories of the disk tier, one for each device, with commas between them, or in a file a list; file:// "
-            "before a path is accepted. They must exist. Empty: no disk tier."
+            "before a path is accepted. What is missing is made right below a mount point only. Empty: no disk tier."
         ),
     ] = ""
     disk_bytes: Annotated[
@@ -334,6 +334,7 @@ def load(path: Path | None, flags: Mapping[str, str]) -> tuple[Config, dict[str,
             origins[name] = key.flag
             values[name] = key.parse(text)
         config = msgspec.convert(values, Config)
+        _check_given(config, values)
     except ConfigError as error:
         raise ConfigError(error.code, error.message + _whence(error.message, origins)) from None
     for key in KEYS:
@@ -389,6 +390,17 @@ def _check_disk(config: Config) -> None:
             f"disk_bytes={show_bytes(config.disk_bytes)} hold {max(config.disk_segments, 0):,} segments of "
             f"disk_segment_bytes={show_bytes(config.disk_segment_bytes)}; a device has 1 to {DISK_SEGMENTS_MAX:,}",
         )
+
+
+def _check_given(config: Config, given: Mapping[str, object]) -> None:
+    """Who says something of disks and names none would go without a disk tier, and not know it. An empty disk_paths
+    that was written says that there is none: what else is said of disks may stay as it is."""
+    if "disk_paths" in given:
+        return
+    for key in KEYS:
+        if key.name in given and key.name.startswith("disk_"):
+            named = f"{key.name}={key.show(getattr(config, key.name))}"
+            raise ConfigError("config-disk", f'{named} needs disk_paths; disk_paths="" says that there are no disks')
 
 
 def _check_policy(config: Config) -> None:

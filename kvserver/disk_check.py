@@ -1,7 +1,7 @@
 """Whether the directories of the disk tier can be used: asked before a server starts, and by `kvserver doctor`."""
 
-import fcntl
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,7 +10,11 @@ from typing import NamedTuple
 from kvserver import disk_leave
 from kvserver.config import Config
 from kvserver.errors import ConfigError
+from kvserver.paths import holder_of, is_locked, mount_of, opened
 from kvserver.sizes import show_bytes
+
+NOTES_BYTES = 8 << 20
+"""For the notes of a new device, beside disk_bytes: there are 2,000 at most, of a block or so."""
 
 
 class Problem(NamedTuple):
@@ -25,6 +29,8 @@ class FileSystem:
     free_bytes: int
     held_bytes: int = 0
     """Taken by their stores already."""
+    notes_bytes: int = 0
+    """What those that will be made need beside their stores."""
     directories: list[str] = field(default_factory=list)
 
 
@@ -34,22 +40,38 @@ def refuse(config: Config) -> None:
         raise ConfigError(problem.code, f"{problem.message} (disk_paths={config.disk_paths!r})")
 
 
+def make_missing(config: Config) -> Iterator[tuple[str, str]]:
+    """Makes those that are missing, after problems() found nothing wrong with them. Gives the path of each that it
+    made, and the type of its file system. Raises ConfigError."""
+    for directory in config.disk_directories:
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError("disk-path", f"{directory} cannot be made: {error.strerror}") from error
+        with opened(directory) as descriptor:
+            yield directory, mount_of(descriptor).file_system
+
+
 def problems(config: Config) -> Iterator[Problem]:
     """What is wrong with the directories; nothing when a device can be opened or made in each of them."""
     file_systems: dict[int, FileSystem] = {}
-    names: dict[tuple[int, int], str] = {}
+    names: dict[tuple[int, int, str], str] = {}
     for directory in config.disk_directories:
+        missing = "" if os.path.lexists(directory) else os.path.basename(directory)
+        there = os.path.dirname(directory) if missing else directory
         try:
-            problem = _unusable(directory)
+            problem = _unmakable(there, directory) if missing else _unusable(directory)
             if problem is not None:
                 yield problem
                 continue
-            place = os.stat(directory)
-            other = names.setdefault((place.st_dev, place.st_ino), directory)
+            place = os.stat(there)
+            other = names.setdefault((place.st_dev, place.st_ino, missing), directory)
             if other != directory:
                 yield Problem("disk-path", f"{directory} and {other} are one directory")
             elif not disk_leave.is_drained(directory):  # nothing will be made where a device was drained
-                _add(file_systems, place.st_dev, directory)
+                _add(file_systems, place.st_dev, directory, os.statvfs(there))
         except OSError as error:
             yield Problem("disk-path", f"{directory}: {error.strerror}")
     for file_system in file_systems.values():
@@ -61,24 +83,63 @@ def _unusable(directory: str) -> Problem | None:
         return Problem("disk-path", f"{directory} is no directory")
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
         return Problem("disk-path", f"{directory} cannot be written to: mounted read-only, or no permission")
-    if _is_locked(directory):
-        return Problem("disk-locked", f"{directory} belongs to another server that lives{_holder(directory)}")
+    with opened(directory) as descriptor:
+        if is_locked(descriptor):
+            holder = holder_of(descriptor)
+            return Problem("disk-locked", f"{directory} belongs to another server that lives{holder}")
     return None
+
+
+# ---------------------------------------------------------------- what is missing
+
+
+def _unmakable(parent: str, directory: str) -> Problem | None:
+    """A mount that is not there looks like a directory of the system's disk, which the tier would fill. So what is
+    missing is made where a mount proves that it is there, and by somebody who knows anywhere else."""
+    if not _is_mount_point(parent):
+        return Problem(
+            "disk-path",
+            f"{directory} is missing, and is made only right below a mount point other than /: mount its disk, or make "
+            f"it by {_command(directory)}",
+        )
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return Problem(
+            "disk-path",
+            f"{directory} is missing, and {parent} cannot be written to (mounted read-only, or no permission): make it "
+            f"by {_command(directory)}",
+        )
+    return None
+
+
+def _is_mount_point(directory: str) -> bool:
+    """Of anything, also of another directory of the same file system. The root is none: nothing is below it."""
+    try:
+        with opened(directory) as descriptor, opened(f"{directory}/..") as above:
+            return mount_of(descriptor).number != mount_of(above).number
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _command(directory: str) -> str:
+    """What to type, for a directory that the server's user may write to."""
+    return f"`install -d -m 700 -o {os.geteuid()} {shlex.quote(directory)}`"
 
 
 # ---------------------------------------------------------------- space
 
 
-def _add(file_systems: dict[int, FileSystem], number: int, directory: str) -> None:
-    space = os.statvfs(directory)
+def _add(file_systems: dict[int, FileSystem], number: int, directory: str, space: os.statvfs_result) -> None:
     file_system = file_systems.setdefault(number, FileSystem(space.f_bavail * space.f_frsize))
-    file_system.held_bytes += sum(_held_bytes(os.path.join(directory, name)) for name in disk_leave.STORE_FILES)
+    held_bytes = sum(_held_bytes(os.path.join(directory, name)) for name in disk_leave.STORE_FILES)
+    file_system.held_bytes += held_bytes
+    file_system.notes_bytes += 0 if held_bytes else NOTES_BYTES
     file_system.directories.append(directory)
 
 
 def _too_small(file_system: FileSystem, disk_bytes: int) -> Iterator[Problem]:
     directories = file_system.directories
-    if len(directories) * disk_bytes <= file_system.free_bytes + file_system.held_bytes:
+    needed_bytes = len(directories) * disk_bytes + file_system.notes_bytes
+    if needed_bytes <= file_system.free_bytes + file_system.held_bytes:
         return
     where, count = (directories[0], "") if len(directories) == 1 else (
         f"the file system of {', '.join(directories)}", f"{len(directories)} x "
@@ -86,8 +147,12 @@ def _too_small(file_system: FileSystem, disk_bytes: int) -> Iterator[Problem]:
     yield Problem(
         "disk-space",
         f"{where} has {file_system.free_bytes:,} bytes free and {file_system.held_bytes:,} in stores; "
-        f"{count}disk_bytes={show_bytes(disk_bytes)} do not fit",
+        f"{count}disk_bytes={show_bytes(disk_bytes)} do not fit{_beside(file_system)}",
     )
+
+
+def _beside(file_system: FileSystem) -> str:
+    return f" with {show_bytes(file_system.notes_bytes)} for notes beside" if file_system.notes_bytes else ""
 
 
 def _held_bytes(path: str) -> int:
@@ -96,29 +161,3 @@ def _held_bytes(path: str) -> int:
         if os.path.exists(name):
             return os.stat(name).st_blocks * 512
     return 0
-
-
-# ---------------------------------------------------------------- the lock
-
-
-def _is_locked(directory: str) -> bool:
-    """The store locks its directory for as long as it is open. A shared lock, so that two who ask do not meet."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _holder(directory: str) -> str:
-    """Which process has locked the directory, as far as the kernel tells (it does not across containers)."""
-    inode = os.stat(directory).st_ino
-    with open("/proc/locks") as locks:
-        for line in locks:
-            _, kind, _, _, pid, place, *_ = line.split()
-            if kind == "FLOCK" and place.endswith(f":{inode}") and int(pid) > 0:
-                return f" (process {pid})"
-    return ""

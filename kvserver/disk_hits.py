@@ -49,6 +49,8 @@ class HitCounts:
         self.since_s = since_s
         """When the first was counted, at the earliest; seconds since 1970."""
         self.by_namespace = by_namespace
+        self.kept = False
+        """They are as in the file, or were; otherwise there is none, or none that can be read."""
         self._path = Path(directory) / FILE
         self._changed = False
         self._saved_s = time.monotonic()
@@ -70,7 +72,9 @@ class HitCounts:
             return cls.begin(directory)
         if kept.format != FORMAT or kept.crc32 != _crc(kept.since_s, kept.hits):
             return cls.begin(directory)
-        return cls(directory, kept.since_s, kept.hits)
+        counts = cls(directory, kept.since_s, kept.hits)
+        counts.kept = True
+        return counts
 
     def add(self, namespace: bytes) -> None:
         """A chunk of it was read."""
@@ -97,6 +101,7 @@ class HitCounts:
         crc32 = _crc(self.since_s, self.by_namespace)
         fresh.write_bytes(_encode(HitsFile(FORMAT, self.since_s, self.by_namespace, crc32)))
         fresh.replace(self._path)
+        self.kept = True
         self._changed = False
         self._saved_s = time.monotonic()
 

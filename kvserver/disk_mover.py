@@ -5,6 +5,7 @@ share: orders for it fail at once. It ends with the brain, as other movers do; w
 nobody, since the supervisor starts no other brain before this process is gone.
 """
 
+import errno
 import gc
 import logging
 import os
@@ -12,7 +13,9 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, Never
 
@@ -58,6 +61,8 @@ RECORDS_A_REPORT = 256
 """The brain takes in one while others wait (server.py); at some 8 us a record that is 2 ms."""
 HASH_THREADS = 2
 ENGINE_REFUSED = "disk-engine:"
+FULL_AGAIN_S = 30.0
+"""So often it is looked whether a file system has room for notes again that had none."""
 DRAINED = f"it was drained; remove {disk_leave.MARK} there, while no server runs, to have it used again"
 
 FAULTS: dict[Fault, str] = {
@@ -80,6 +85,8 @@ class Device:
     drain: DrainState = ""
     hits: HitCounts | None = None
     """While it has a store, and they can be kept."""
+    full: bool = False
+    """Its file system had no room for a note."""
 
 
 @dataclass(slots=True)
@@ -108,6 +115,8 @@ class DiskMover:
         self._known: dict[bytes, Known] = {}
         """What the notes said that there were at the start; until the brain has asked."""
         self._damaged_notes = 0
+        self._try_again_s = 0.0
+        """When that is, by the monotonic clock."""
         self._devices = [Device(directory) for directory in config.disk_directories]
         for number, device in enumerate(self._devices):
             if disk_leave.is_marked(device.directory):
@@ -115,6 +124,7 @@ class DiskMover:
                 if disk_leave.is_drained(device.directory):
                     device.drain, device.problem = "drained", DRAINED
                     continue
+            before_bytes = _file_bytes(device.directory)
             try:
                 device.store, found = open_store(
                     device.directory,
@@ -124,6 +134,7 @@ class DiskMover:
                     engine=config.disk_engine,
                 )
                 self._found.append(found)
+                _tell_size(device.directory, before_bytes, device.store.file_bytes)
                 counts = HitCounts.begin if device.store.created else HitCounts.load
                 device.hits = counts(device.directory)
             except Unusable as why:
@@ -158,7 +169,8 @@ class DiskMover:
             return None
 
     def run(self) -> None:
-        """Until the brain's end of the socket closes."""
+        """Until the brain's end of the socket closes, or a file system that was full is not any more: the next mover is
+        told all notes again that are not durable, and its devices take writes."""
         backend = self._engine.backend if self._engine is not None else "no device"
         self._report(Ready(os.getpid(), backend, self._facts()))
         for number in range(len(self._devices)):
@@ -170,11 +182,13 @@ class DiskMover:
         if eventfd >= 0:
             poll.register(eventfd, select.POLLIN)
         while True:
-            for descriptor, _ in poll.poll(self._keep_hits()):
+            for descriptor, _ in poll.poll(self._patience_ms()):
                 if descriptor == eventfd:
                     self._complete()
                 elif not self._take_order():
                     return
+            if self._has_room_again():
+                return
 
     def _facts(self) -> list[tuple[str, str]]:
         return [
@@ -262,10 +276,26 @@ class DiskMover:
         except OSError as problem:
             if not device.problem:
                 device.problem = f"its notes cannot be written: {problem.strerror}"
+                if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                    device.full = True
+                    self._try_again_s = time.monotonic() + FULL_AGAIN_S
                 logs.event(logging.ERROR, "disk fails", ("directory", device.directory), ("why", device.problem))
                 self._tell_device(number)
             return False
         return True
+
+    def _has_room_again(self) -> bool:
+        """Whether notes can be written that could not be before, because their file system was full."""
+        full = [device for device in self._devices if device.full]
+        if not full or time.monotonic() < self._try_again_s:
+            return False
+        self._try_again_s = time.monotonic() + FULL_AGAIN_S
+        for device in full:
+            with suppress(OSError):
+                disk_notes.try_to_write(device.directory)
+                logs.event(logging.INFO, "mover ends", ("why", f"{device.directory} has room for notes again"))
+                return True
+        return False
 
     def _drain(self, number: int) -> None:
         """What cannot be marked is emptied all the same; but a restart would take it for an ordinary device. What is
@@ -288,7 +318,7 @@ class DiskMover:
         if device.store is None:
             self._tell_device(number)
             return
-        device.store = device.hits = None
+        device.store, device.hits, device.full = None, None, False
         device.drain, device.problem = "drained", DRAINED
         try:
             disk_leave.erase(device.directory)
@@ -323,6 +353,9 @@ class DiskMover:
         telling = self._telling = DiskTelling(self._found, chunk_most=DISK_ITEMS_MAX)
         self._found = []
         newest = dict(telling.namespaces)
+        if unnoted := len(newest.keys() - self._known.keys()):
+            why = "they have no notes: forgotten, or lost"
+            logs.event(logging.INFO, "disk namespaces left out", ("namespaces", unnoted), ("why", why))
         known = {namespace: Known(b"", void) for namespace, void in newest.items()} | self._known
         known.pop(disk_notes.FORGOTTEN, None)
         self._known = {}
@@ -363,6 +396,14 @@ class DiskMover:
             if seen < COMPLETIONS_PER_TURN:
                 return
 
+    def _patience_ms(self) -> int | None:
+        """How long nothing is due but what comes."""
+        hits_ms = self._keep_hits()
+        if not any(device.full for device in self._devices):
+            return hits_ms
+        notes_ms = max(0, int((self._try_again_s - time.monotonic()) * 1000) + 1)
+        return notes_ms if hits_ms is None else min(hits_ms, notes_ms)
+
     def _keep_hits(self) -> int | None:
         """Those that are due. Returns after how many milliseconds others are. A device that cannot keep them serves on,
         and they are not counted any more."""
@@ -387,6 +428,22 @@ class DiskMover:
 
     def _report(self, report: Report) -> None:
         send(self._brain, encode(report))
+
+
+def _file_bytes(directory: str) -> int:
+    """Of a store, both files; 0 where there is none as a whole."""
+    try:
+        return sum(os.stat(os.path.join(directory, name)).st_size for name in disk_leave.STORE_FILES)
+    except OSError:
+        return 0
+
+
+def _tell_size(directory: str, before_bytes: int, now_bytes: int) -> None:
+    """What was behind the end of a device that has become smaller is gone."""
+    if before_bytes not in (0, now_bytes):
+        level = logging.WARNING if now_bytes < before_bytes else logging.INFO
+        facts = ("directory", directory), ("from_bytes", before_bytes), ("bytes", now_bytes)
+        logs.event(level, "disk resized", *facts)
 
 
 def main() -> Never:

@@ -19,6 +19,8 @@ import msgspec
 
 FOLDER = "kvserver.notes"
 NOTE_BYTES_MAX = 1 << 20
+TRIAL_BYTES = 1 << 18
+"""Of an ordinary note some 100."""
 
 
 class NoteFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -112,6 +114,20 @@ def complete(directory: str, known: Mapping[bytes, Known]) -> None:
     for namespace in sorted(known, key=lambda namespace: namespace == FORGOTTEN):
         if mine.get(namespace) != known[namespace]:
             save(directory, namespace, *known[namespace])
+
+
+def try_to_write(directory: str) -> None:
+    """Raises OSError where not even a few notes have room."""
+    folder = Path(directory) / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    trial = folder / "trial.new"
+    try:
+        with trial.open("wb") as file:
+            file.write(bytes(TRIAL_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        trial.unlink(missing_ok=True)
 
 
 def erase(directory: str) -> None:

@@ -1,4 +1,8 @@
-"""`kvserver disk`: what lies on a device, looked at while no server uses it. Nothing there is changed by it."""
+"""`kvserver disk`: what lies on a device. Nothing there is changed by it.
+
+To inspect is to read headers, which may be done beside a server. To verify is to read payloads, which a server may
+overwrite meanwhile, so that waits until none uses the device.
+"""
 
 import os
 import select
@@ -9,9 +13,12 @@ from typing import NamedTuple
 
 from kvserver import disk_leave, disk_notes
 from kvserver.config import Config
+from kvserver.disk_hits import FILE as HITS
 from kvserver.disk_hits import HitCounts
 from kvserver.disk_notes import Known
 from kvserver.errors import ConfigError
+from kvserver.figures import duration
+from kvserver.paths import holder_of, is_locked, opened
 from kvserver.sizes import show_bytes
 from kvserver.tiers.prefix_notes import prefix_from
 from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
@@ -19,7 +26,8 @@ from kvserver.transfer.disk import Unusable, completions, open_to_read
 from kvserver.transfer.engines import DiskEngine, DiskStore, create_memfd
 
 BATCH = 32
-"""Records that are verified at once, each in a slot of its own."""
+"""Records that are verified at once, each in a slot of its own; fewer of such as need more memory than this."""
+BATCH_BYTES = 256 << 20
 
 Say = Callable[[str], None]
 """Shows a line."""
@@ -35,30 +43,36 @@ class Device(NamedTuple):
 
 
 def inspect(config: Config, say: Say) -> bool:
-    """Says of each device how full it is, of what, and how old. False when one could not be looked at. Raises
-    ConfigError."""
+    """Says of each device how full it is, of what, how old, and how often that was read. False when one could not be
+    looked at. Raises ConfigError."""
     failed: list[str] = []
     notes, damaged = _notes(config, say)
-    for device in _opened(config, failed, say):
+    for device in _opened(config, failed, say, alone=False):
         _say_of(device, notes, damaged.get(device.directory, 0), say)
     return not failed
 
 
 def verify(config: Config, tell: Callable[[int, int], None], say: Say) -> Counter[str]:
     """Reads every record and compares its checksum; counts those that are "right", what is wrong with others, and
-    devices that are not opened. tell: (done, all), of a device. Raises ConfigError."""
-    counts: Counter[str] = Counter()
+    devices that are not opened, and says it of each device. tell: (done, all), of a device. Raises ConfigError."""
+    total: Counter[str] = Counter()
     failed: list[str] = []
-    for device in _opened(config, failed, say):
-        counts["damaged headers"] += device.store.damaged
-        counts["unreadable headers"] += device.store.unreadable
+    for device in _opened(config, failed, say, alone=True):
+        counts = Counter({"damaged headers": device.store.damaged, "unreadable headers": device.store.unreadable})
         if device.records:
             _verify(device, counts, tell)
-    counts["devices not opened"] = len(failed)
-    return +counts
+        say(f"device {device.number}  {device.directory}: {said(counts)}")
+        total += counts
+    total["devices not opened"] = len(failed)
+    return +total
 
 
-def _opened(config: Config, failed: list[str], say: Say) -> Iterator[Device]:
+def said(counts: Counter[str]) -> str:
+    """What verify() counted, in words."""
+    return ", ".join(f"{count:,} {fault}" for fault, count in (+counts).items()) or "no records"
+
+
+def _opened(config: Config, failed: list[str], say: Say, *, alone: bool) -> Iterator[Device]:
     """Each device with something on it, one after the other. Says of the others why they are none, and adds those that
     cannot be opened to `failed`."""
     if not config.disk_directories:
@@ -68,13 +82,29 @@ def _opened(config: Config, failed: list[str], say: Say) -> Iterator[Device]:
             say(f"device {number}  {directory}: drained")
             continue
         try:
-            store, records = open_to_read(directory, device=number)
+            store, records = open_to_read(directory, device=number, alone=alone)
         except Unusable as why:
-            say(f"device {number}  {directory}: {why}")
+            say(f"device {number}  {directory}: {why}{_wait_for(directory)}")
             failed.append(directory)
             continue
         yield Device(number, directory, store, records)
         store.close()
+
+
+def _is_in_use(directory: str) -> bool:
+    with opened(directory) as descriptor:
+        return is_locked(descriptor)
+
+
+def _wait_for(directory: str) -> str:
+    """Of a device that could not be opened, because a server has it."""
+    try:
+        with opened(directory) as descriptor:
+            if not is_locked(descriptor):
+                return ""
+            return f"{holder_of(descriptor)}. Verify it when that has stopped; it can be inspected"
+    except OSError:
+        return ""
 
 
 # ---------------------------------------------------------------- inspect
@@ -137,7 +167,7 @@ def _say_of(device: Device, notes: dict[bytes, Known], damaged_notes: int, say: 
         )
     say(
         f"device {device.number}  {device.directory}: {store.segments} segments of {show_bytes(store.segment_bytes)}, "
-        f"{show_bytes(store.file_bytes)}"
+        f"{show_bytes(store.file_bytes)}{', in use' if _is_in_use(device.directory) else ''}"
     )
     records = sum(content.records for content in contents.values())
     damaged = f"{store.damaged + damaged_notes} damaged, {store.unreadable} unreadable"
@@ -147,7 +177,8 @@ def _say_of(device: Device, notes: dict[bytes, Known], damaged_notes: int, say: 
     _say_of_regions(store, regions, say)
     hits = HitCounts.load(device.directory)
     total = sum(one.chunks for one in hits.by_namespace.values())
-    say(f"  {total:,} chunks read, counted for {_ago(hits.since_s)}")
+    counted = f"{total:,} chunks read, counted for {_ago(hits.since_s)}"
+    say(f"  {counted}" if hits.kept else f"  reads are not counted yet: no {HITS}")
     prefixes = Counter(prefix.namespace for note in notes.values() if (prefix := prefix_from(note.document)))
     for namespace, content in contents.items():
         known = "" if namespace in notes else ", without a note: not found at a start"
@@ -174,7 +205,7 @@ def _say_of_regions(store: DiskStore, regions: dict[int, Region], say: Say) -> N
 
 
 def _ago(when_s: float) -> str:
-    return f"{max(0, time.time() - when_s):,.0f} s"
+    return duration(max(0.0, time.time() - when_s))
 
 
 # ---------------------------------------------------------------- verify
@@ -182,7 +213,8 @@ def _ago(when_s: float) -> str:
 
 def _verify(device: Device, counts: Counter[str], tell: Callable[[int, int], None]) -> None:
     slot_bytes = max(record.extent_bytes for record in unpack_disk(device.records))
-    arena_bytes = BATCH * slot_bytes
+    most = max(1, min(BATCH, BATCH_BYTES // slot_bytes))
+    arena_bytes = most * slot_bytes
     arena = create_memfd("kvserver-verify", arena_bytes)
     engine = DiskEngine(
         arena_fd=arena, arena_bytes=arena_bytes, stores=[device.store], engine="auto", depth=BATCH, hash_threads=2
@@ -190,7 +222,7 @@ def _verify(device: Device, counts: Counter[str], tell: Callable[[int, int], Non
     engine.arena_ready(arena_bytes)
     poll = select.poll()
     poll.register(engine.eventfd, select.POLLIN)
-    step = BATCH * DiskStore.RECORD_BYTES
+    step = most * DiskStore.RECORD_BYTES
     for first in range(0, len(device.records), step):
         batch = list(unpack_disk(device.records[first : first + step]))
         packed = [pack_disk(record._replace(arena_offset=at * slot_bytes)) for at, record in enumerate(batch)]
@@ -199,7 +231,7 @@ def _verify(device: Device, counts: Counter[str], tell: Callable[[int, int], Non
         while left:
             poll.poll()
             os.eventfd_read(engine.eventfd)
-            for done in completions(engine, BATCH):
+            for done in completions(engine, most):
                 left -= 1
                 counts[done.fault or "right"] += 1
         tell(first // DiskStore.RECORD_BYTES + len(batch), len(device.records) // DiskStore.RECORD_BYTES)

@@ -268,8 +268,11 @@ def disks(config: Config) -> Answer:
     wrong = "; ".join(problem.message for problem in disk_check.problems(config))
     if wrong:
         return "fail", wrong
-    count = len(config.disk_directories)
-    return "ok", f"{count} devices of {show_bytes(config.disk_bytes)}" if count else "no disk tier"
+    if not config.disk_directories:
+        return "ok", "no disk tier"
+    devices = f"{len(config.disk_directories)} devices of {show_bytes(config.disk_bytes)}"
+    missing = ", ".join(directory for directory in config.disk_directories if not os.path.exists(directory))
+    return "ok", f"{devices}; the server will make {missing}" if missing else devices
 
 
 def disk_engine(config: Config) -> Answer:

@@ -1,7 +1,11 @@
 """Where a server's files may be."""
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from kvserver.errors import ConfigError
 
@@ -42,3 +46,55 @@ def check_directory(key: str, directory: str) -> None:
     """Raises ConfigError unless it is the absolute path of a directory, or empty."""
     if directory and (not directory.startswith("/") or "\0" in directory or os.path.normpath(directory) == "/"):
         raise ConfigError("config-path", f"{key}={directory!r} must be the absolute path of a directory below /")
+
+
+class Mount(NamedTuple):
+    """What a directory lies on."""
+
+    number: int
+    """The kernel's, different for each mount, also where two show one file system."""
+    file_system: str
+    """Its type, as mount(8) calls it."""
+
+
+def mount_of(descriptor: int) -> Mount:
+    """Of an open directory."""
+    about = Path(f"/proc/self/fdinfo/{descriptor}").read_text().split()
+    number = about[about.index("mnt_id:") + 1]
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        if line.split()[0] == number:
+            return Mount(int(number), line.partition(" - ")[2].split()[0])
+    return Mount(int(number), "an unknown file system")
+
+
+@contextmanager
+def opened(directory: str) -> Iterator[int]:
+    """Its descriptor. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(descriptor: int) -> bool:
+    """Whether somebody has locked an open directory, as a store locks its own for as long as it is open. Asked by a
+    shared lock, so that two who ask do not meet."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
+def holder_of(descriptor: int) -> str:
+    """For a message, which process has locked an open directory, as far as the kernel tells (not across containers)."""
+    status = os.fstat(descriptor)
+    wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and words[5] == wanted and int(words[4]) > 0:
+                return f" (process {words[4]})"
+    return ""

@@ -3,7 +3,8 @@
 It decides nothing about the cache and never looks at its bytes, so that it has no reason to crash; whatever crashes
 below it loses no sealed chunk. Four rules:
 
-Rule 1: a new brain starts only when every mover of the old one has been reaped. No slot is used again before that.
+Rule 1: a new brain starts only when every mover of the old one has been reaped. No slot is used again before that. A
+disk mover counts as reaped when its devices have ended what it asked them for, which may outlive it (disk_quiet.py).
 Rule 2: no child outlives it (PDEATHSIG).
 Rule 3: where the next start finds the arena, its bytes are summed when all others have ended, and compared before the
 first brain of that start begins (arena_sums.py). A second signal, or too long a wait, leaves that out.
@@ -58,6 +59,9 @@ BACKOFF_S = (0.0, 0.1, 0.3, 1.0, 3.0)
 """Waits before a crashed brain starts again; the last one is repeated."""
 SUMS_S: dict[Sums, float] = {"put": 60.0, "compare": 120.0}
 """How long all sums may take. What the first has not done is believed, what the second has not done is dropped."""
+EARLIER = 0
+"""In place of a mover's number: all that there were before this server."""
+QUIET = "kvserver.disk_quiet"
 STEADY_S = 30.0
 """A brain that lived this long starts again without a wait."""
 
@@ -69,6 +73,8 @@ def run(config: Config) -> int:
     lock = _claim_socket(config)
     admin_tokens.load(config.admin_token_file, os.environ)
     disk_check.refuse(config)
+    for directory, file_system in disk_check.make_missing(config):
+        logs.event(logging.INFO, "disk directory made", ("path", directory), ("file_system", file_system))
     _allow_descriptors()
     files = ArenaFiles(config) if config.arena_path else None
     held = hold(config, manager, files)
@@ -96,9 +102,14 @@ class _Child:
     name: str
     mover: int = 0
     """0 for the others."""
+    disks: bool = False
+    """A disk mover."""
+    ended: str = ""
+    """Of a process that waits for what a disk mover left under way: how that one ended. It ends by itself, and what it
+    waits for does not end with it."""
 
     def kill(self) -> None:
-        if self.process.returncode is None:
+        if self.process.returncode is None and not self.ended:
             self.process.kill()
 
     def reap(self) -> str:
@@ -116,6 +127,7 @@ class Supervisor:
     def __init__(self, config: Config, held: Held, grower: ArenaGrower, manager: Manager) -> None:
         self._config = config
         self._arena, self._ledger = held.arena, held.ledger
+        self._found = held.found
         self._grower = grower
         self._manager = manager
         self._selector = selectors.DefaultSelector()
@@ -124,7 +136,7 @@ class Supervisor:
         """Those that may still run: of this brain, or of the one before."""
         self._brain: _Child | None = None
         self._sums: _Child | None = None
-        self._sums_due: Sums | None = "compare" if held.found else None
+        self._sums_due: Sums | None = "compare" if self._found else None
         self._sums_at_stop = held.kept
         self._control: socket.socket | None = None
         self._incarnation = time.time_ns()
@@ -148,6 +160,8 @@ class Supervisor:
             signal.signal(number, _ignore)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._selector.register(self._grower.eventfd, selectors.EVENT_READ, self._on_grown)
+        if self._found and self._config.disk_directories:
+            self._await_quiet(EARLIER, "with an earlier server")
         while not self._is_over():
             self._start_sums_when_due()
             self._start_brain_when_due()
@@ -297,7 +311,7 @@ class Supervisor:
             brains.close()
             self._tell(MoverReaped(wish.mover, f"cannot be started: {problem.strerror}"))
             return
-        child.mover = wish.mover
+        child.mover, child.disks = wish.mover, wish.device == "disk"
         self._movers[wish.mover] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_mover_end(child))
         self._tell(MoverStarted(wish.mover, child.process.pid), brains.fileno(), child.pidfd)
@@ -307,10 +321,39 @@ class Supervisor:
         del self._movers[child.mover]
         self._selector.unregister(child.pidfd)
         how = child.reap()
+        if child.disks and self._await_quiet(child.mover, how):
+            return
+        self._reaped(child.mover, how)
+
+    def _reaped(self, mover: int, how: str) -> None:
         if not self._children():
             self._reap_at = None
-        logs.event(logging.INFO, "mover reaped", ("mover", child.mover), ("how", how))
-        self._tell(MoverReaped(child.mover, how))
+        logs.event(logging.INFO, "mover reaped", ("mover", mover), ("how", how))
+        self._tell(MoverReaped(mover, how))
+
+    def _await_quiet(self, mover: int, how: str) -> bool:
+        """Starts what waits for devices, in the place of a mover that ended so. It has the arena, as a sign for the
+        next server that somebody may still write to it. False where there is no process to be had."""
+        config = self._config
+        command = [sys.executable, "-m", QUIET, config.log_level, config.log_format, *config.disk_directories]
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(self._arena,))
+        except OSError as problem:
+            logs.event(logging.ERROR, "disks not waited for", ("mover", mover), ("why", problem.strerror))
+            return False
+        child = _Child(process, os.pidfd_open(process.pid), f"end of mover {mover}", mover, ended=how)
+        self._movers[mover] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_quiet(child))
+        return True
+
+    def _on_quiet(self, child: _Child) -> None:
+        del self._movers[child.mover]
+        self._selector.unregister(child.pidfd)
+        child.reap()
+        status = child.process.returncode
+        if status is not None and status < 0 and self._await_quiet(child.mover, child.ended):
+            return  # somebody killed it before it knew
+        self._reaped(child.mover, child.ended)
 
     def _spawn(self, module: str, inheritance: Inheritance, descriptors: tuple[int, ...], name: str) -> _Child:
         command = [sys.executable, "-m", module, msgspec.json.encode(inheritance).decode()]

@@ -114,11 +114,13 @@ void open_store(PyStore* self, const std::string& directory, uint32_t device, ui
                                                faults != nullptr ? faults->faults : nullptr)};
 }
 
-PyStore open_store_to_read(const std::string& directory, uint32_t device, nb::bytes fingerprint) {
+PyStore open_store_to_read(const std::string& directory, uint32_t device, nb::bytes fingerprint, bool alone) {
     check_device(device);
     const Fingerprint expected = fingerprint_from(fingerprint);
     ReleaseGil released;
-    return {std::make_shared<Store>(directory, open_store_files_to_read(directory, expected), device, nullptr)};
+    const Company company = alone ? Company::NONE : Company::SERVER;
+    return {
+        std::make_shared<Store>(directory, open_store_files_to_read(directory, expected, company), device, nullptr)};
 }
 
 std::vector<std::pair<std::string, std::string>> facts_of(const Store& store) {
@@ -148,7 +150,8 @@ void bind_store(nb::module_& module) {
             "segment_bytes"_a, "extent_bytes"_a)
         .def("__init__", &open_store, "directory"_a, nb::kw_only(), "device"_a, "capacity_bytes"_a, "segment_bytes"_a,
              "fingerprint"_a, "faults"_a.none() = nb::none())
-        .def_static("open_to_read", &open_store_to_read, "directory"_a, nb::kw_only(), "device"_a, "fingerprint"_a)
+        .def_static("open_to_read", &open_store_to_read, "directory"_a, nb::kw_only(), "device"_a, "fingerprint"_a,
+                    "alone"_a = true)
         .def_prop_ro("device", [](PyStore& self) { return self.get()->device(); })
         .def_prop_ro("segments", [](PyStore& self) { return self.get()->geometry().segments; })
         .def_prop_ro("segment_bytes", [](PyStore& self) { return self.get()->geometry().segment_bytes; })

@@ -109,6 +109,8 @@ SuperblockFound decode(const Block& block, Superblock& superblock) {
     return SuperblockFound::VALID;
 }
 
+uint32_t format_of(const Block& block) { return contents<SuperblockBytes>(block).format; }
+
 Entry encode(const StoreId& store, const SegmentLabel& label) {
     SegmentBytes content{SEGMENT_MAGIC, store, label.segment, label.extent_bytes, label.epoch, 0};
     return seal<Entry>(content);

@@ -129,6 +129,8 @@ enum class SuperblockFound { NONE, VALID, OTHER_FORMAT, DAMAGED };
 
 Block encode(const Superblock& superblock);
 SuperblockFound decode(const Block& block, Superblock& superblock);
+// The version that a superblock of ours has, of whatever format.
+uint32_t format_of(const Block& block);
 
 Entry encode(const StoreId& store, const SegmentLabel& label);
 Found decode(const Entry& entry, const StoreId& store, uint64_t segment, SegmentLabel& label);

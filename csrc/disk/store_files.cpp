@@ -46,10 +46,15 @@ Geometry geometry_of(const FileOptions& options) {
     return {segment, (options.capacity_bytes - superblocks) / segment};
 }
 
-// The directory is locked, not the file: two servers that begin at once must not both make one.
-Descriptor lock_directory(const std::string& path) {
+Descriptor open_directory(const std::string& path) {
     Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (directory.get() < 0) throw_errno("opening the disk directory " + path);
+    return directory;
+}
+
+// The directory is locked, not the file: two servers that begin at once must not both make one.
+Descriptor lock_directory(const std::string& path) {
+    Descriptor directory = open_directory(path);
     if (::flock(directory.get(), LOCK_EX | LOCK_NB) == 0) return directory;
     if (errno == EWOULDBLOCK) throw Refusal("disk-locked", "another server uses the disk directory " + path);
     throw_errno("locking the disk directory " + path);
@@ -141,8 +146,8 @@ Descriptor open_direct(const Named& named, int access, bool& direct) {
     return open_cached(named, access);
 }
 
-// The first copy that is whole; else what is to be said of the file.
-SuperblockFound read_superblock(int fd, Superblock& superblock, const std::string& path) {
+// The first copy that is whole; else what is to be said of the file, and its version.
+SuperblockFound read_superblock(int fd, Superblock& superblock, uint32_t& version, const std::string& path) {
     SuperblockFound best = SuperblockFound::NONE;
     const auto block = std::make_unique<Block>();
     for (uint64_t copy = 0; copy < SUPERBLOCKS; ++copy) {
@@ -151,7 +156,9 @@ SuperblockFound read_superblock(int fd, Superblock& superblock, const std::strin
         if (bytes != static_cast<ssize_t>(BLOCK_BYTES)) continue;
         const SuperblockFound found = decode(*block, superblock);
         if (found == SuperblockFound::VALID) return found;
-        if (best == SuperblockFound::NONE) best = found;
+        if (best != SuperblockFound::NONE) continue;
+        best = found;
+        version = format_of(*block);
     }
     return best;
 }
@@ -160,18 +167,24 @@ SuperblockFound read_superblock(int fd, Superblock& superblock, const std::strin
     throw Refusal("disk-unknown", named.path() + " is no file of ours: move it away");
 }
 
+[[noreturn]] void refuse_foreign(const Named& named, const std::string& why) {
+    throw Refusal("disk-foreign", named.path() + " " + why);
+}
+
 // Of a file that must be ours, and whole.
 Superblock sound_superblock(int fd, const Named& named) {
     Superblock superblock{};
-    switch (read_superblock(fd, superblock, named.path())) {
+    uint32_t version = 0;
+    switch (read_superblock(fd, superblock, version, named.path())) {
         case SuperblockFound::VALID:
             break;
         case SuperblockFound::NONE:
             refuse_unknown(named);
         case SuperblockFound::OTHER_FORMAT:
-            throw Refusal("disk-foreign", named.path() + " is of another format version");
+            refuse_foreign(named, format("is of format %u, expected %u: use the version that wrote it, or move it away",
+                                         version, FORMAT));
         case SuperblockFound::DAMAGED:
-            throw Refusal("disk-foreign", named.path() + " has a damaged superblock");
+            refuse_foreign(named, "has damaged superblocks, both of them: move it away");
     }
     return superblock;
 }
@@ -179,12 +192,13 @@ Superblock sound_superblock(int fd, const Named& named) {
 Superblock payloads_superblock(int fd, const Named& named, const Fingerprint& fingerprint) {
     const Superblock superblock = sound_superblock(fd, named);
     if (superblock.fingerprint == fingerprint && is_segment_bytes(superblock.segment_bytes)) return superblock;
-    throw Refusal("disk-foreign", named.path() + " was made under another configuration");
+    refuse_foreign(named, "has records of another kind: use the version that wrote it, or move it away");
 }
 
 void check_same_store(int headers, const Named& named, const StoreId& store) {
     if (sound_superblock(headers, named).store == store) return;
-    throw Refusal("disk-foreign", named.path() + " belongs to another store");
+    refuse_foreign(named, "belongs to another store than " + std::string(FILE_NAME) +
+                              " beside it: put its own there, or move it away");
 }
 
 // Whether there is such a file with anything in it.
@@ -200,7 +214,7 @@ bool exists(const Named& named) {
 
 void refuse_nothing(const Named& named) {
     if (exists(named)) return;
-    throw Refusal("disk-foreign", named.path() + " is missing or empty, so there are no records");
+    refuse_foreign(named, "is missing or empty, so there are no records");
 }
 
 // Gives back what a file has grown by; when even that fails, the failure before is what is worth telling.
@@ -241,7 +255,8 @@ class Opening {
         if (exists(headers())) {
             Superblock superblock{};
             const Descriptor file = open_cached(headers(), O_RDONLY);
-            const SuperblockFound found = read_superblock(file.get(), superblock, headers().path());
+            uint32_t version = 0;
+            const SuperblockFound found = read_superblock(file.get(), superblock, version, headers().path());
             if (found == SuperblockFound::NONE) refuse_unknown(headers());
         }
         superblock_ = fresh_superblock(options_);
@@ -263,9 +278,9 @@ class Opening {
     void check_payloads() {
         superblock_ = payloads_superblock(files_.payloads.get(), payloads(), options_.fingerprint);
         if (superblock_.segment_bytes == options_.segment_bytes) return;
-        throw Refusal("disk-foreign",
-                      format("%s has segments of %" PRIu64 " bytes, not %" PRIu64, payloads().path().c_str(),
-                             superblock_.segment_bytes, options_.segment_bytes));
+        refuse_foreign(payloads(), format("has segments of %" PRIu64 " bytes, expected disk_segment_bytes=%" PRIu64
+                                          ": set that to what it has, or move it away",
+                                          superblock_.segment_bytes, options_.segment_bytes));
     }
 
     void resize_both() {
@@ -304,9 +319,9 @@ class Opening {
 
 StoreFiles open_store_files(const FileOptions& options) { return Opening(options).open(); }
 
-StoreFiles open_store_files_to_read(const std::string& directory, const Fingerprint& fingerprint) {
+StoreFiles open_store_files_to_read(const std::string& directory, const Fingerprint& fingerprint, Company company) {
     StoreFiles files{};
-    files.directory = lock_directory(directory);
+    files.directory = company == Company::NONE ? lock_directory(directory) : open_directory(directory);
     const Named payloads{directory, files.directory.get(), FILE_NAME};
     const Named headers{directory, files.directory.get(), HEADERS_NAME};
     refuse_nothing(payloads);

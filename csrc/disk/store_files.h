@@ -20,7 +20,7 @@ struct FileOptions {
 };
 
 struct StoreFiles {
-    Descriptor directory;  // holds the lock
+    Descriptor directory;  // holds the lock, if there is one
     Descriptor payloads;
     Descriptor headers;  // through the page cache
     Geometry geometry;
@@ -29,12 +29,16 @@ struct StoreFiles {
     bool direct;  // of payloads
 };
 
+// Who may be at work on a store while it is read. SERVER: no lock, so each entry is read as of another moment, and some
+// while it is written.
+enum class Company { NONE, SERVER };
+
 // Refusal: "disk-size", "disk-locked", "disk-foreign", "disk-unknown", "disk-filesystem". std::system_error: the
 // system's own. Nothing is changed then, and nothing new left behind.
 StoreFiles open_store_files(const FileOptions& options);
 
 // The same store as it was left, for whoever looks at it: nothing is made, resized or written, and the sizes are those
 // that the files have. Refusal: "disk-locked", "disk-foreign", "disk-unknown". std::system_error: the system's own.
-StoreFiles open_store_files_to_read(const std::string& directory, const Fingerprint& fingerprint);
+StoreFiles open_store_files_to_read(const std::string& directory, const Fingerprint& fingerprint, Company company);
 
 }  // namespace kv::disk

@@ -52,10 +52,11 @@ def open_store(
         return store, b"" if store.created else store.recover(engine)
 
 
-def open_to_read(directory: str, *, device: int) -> tuple[DiskStore, bytes]:
-    """A device as it was left, and the records on it; nothing there is changed. Raises Unusable."""
+def open_to_read(directory: str, *, device: int, alone: bool) -> tuple[DiskStore, bytes]:
+    """A device as it is, and the records on it; nothing there is changed. alone: locked, so that no server changes it
+    either; otherwise one may be at work there. Raises Unusable."""
     with _unusable():
-        store = DiskStore.open_to_read(directory, device=device, fingerprint=FINGERPRINT)
+        store = DiskStore.open_to_read(directory, device=device, fingerprint=FINGERPRINT, alone=alone)
         return store, store.recover()
 
 

@@ -46,8 +46,20 @@ def refused(server: Server, *said: str) -> None:
 
 def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refused(small([tmp_path / "absent"]), "disk-path", f"{tmp_path}/absent", "No such file")
+    refused(small([tmp_path / "absent"]), "disk-path", f"{tmp_path}/absent is missing")
     refused(small([tmp_path / "file"]), "disk-path", "is no directory")
+
+
+def test_what_is_missing_below_a_mount_point_is_made_and_told() -> None:
+    if not os.path.ismount("/dev/shm"):
+        pytest.skip("/dev/shm is no mount of its own here")
+    directory = Path("/dev/shm") / f"kv-made-{os.getpid()}"
+    try:
+        with small([directory]) as server:
+            assert disk_ready(server).disks[0].takes_writes
+            assert f"disk directory made path={directory} file_system=tmpfs" in server.log()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def start_by(prefix: list[str], server: Server, before: str = "true") -> subprocess.CompletedProcess[str]:
@@ -158,7 +170,7 @@ def test_another_segment_size_sets_the_device_aside_until_it_is_taken_back(
     with small([tmp_path], disk_segment_bytes=1 << 20) as server:
         status = disk_ready(server)
         assert not status.disks[0].takes_writes
-        assert "disk-foreign" in status.disks[0].problem
+        assert "has segments of 524288 bytes, expected disk_segment_bytes=1048576" in status.disks[0].problem
         assert served(server, stories) == 0
     with small([tmp_path]) as server:
         assert disk_ready(server).chunks_on_disk == ALL
@@ -174,8 +186,16 @@ def test_another_format_is_set_aside_and_left_as_it_is(tmp_path: Path, stories: 
     with small([tmp_path]) as server:
         status = disk_ready(server)
         assert not status.disks[0].takes_writes
-        assert "disk-foreign" in status.disks[0].problem
+        assert "kvserver.store is of format 99, expected 2" in status.disks[0].problem
         assert served(server, stories) == 0
+
+
+def test_a_device_that_is_to_be_smaller_says_what_became_of_it(tmp_path: Path, stories: list[Prompt]) -> None:
+    filled([tmp_path], stories)
+    with small([tmp_path], disk_bytes=4 << 20) as server:
+        disk_ready(server)
+        assert 0 < served(server, stories) < ALL
+        assert f"WARNING disk mover disk resized directory={tmp_path} from_bytes=16269312 bytes=3686400" in server.log()
 
 
 def test_a_header_that_rotted_is_counted_and_costs_no_other_record(tmp_path: Path, stories: list[Prompt]) -> None:

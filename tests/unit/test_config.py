@@ -300,6 +300,18 @@ def test_devices_have_segments_enough_and_not_too_many() -> None:
         Config(disk_paths="/a", disk_bytes=DEVICE_SPAN)
 
 
+@pytest.mark.parametrize("given", [{"disk_bytes": "64GiB"}, {"disk_depth": "7"}, {"disk_write_policy": "through"}])
+def test_what_is_said_of_disks_without_naming_one_is_refused(tmp_path: Path, given: dict[str, str]) -> None:
+    """Also what the default is: it was written for a disk tier that there is not."""
+    ((name, value),) = given.items()
+    assert refusal(**given).startswith(f"config-disk: {name}={value} needs disk_paths; ")
+    line = f"{name} = {value}\n" if value.isdecimal() else f'{name} = "{value}"\n'
+    path = toml(tmp_path, line)
+    assert refusal(path).endswith(f"({name} from {path}:1)")
+    assert not load(path, {"disk_paths": ""})[0].disk_directories, "no disks, and that was said"
+    assert load(path, {"disk_paths": "/a"})[0].disk_directories == ("/a",)
+
+
 def test_a_directory_has_one_name() -> None:
     assert Config(disk_paths="/a/, file:///b//c/../d").disk_directories == ("/a", "/b/d")
 

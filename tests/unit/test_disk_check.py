@@ -1,7 +1,11 @@
 """Which directories a server refuses to start on, and what it says of them."""
 
+import errno
 import fcntl
 import os
+import stat
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,8 +45,72 @@ def test_each_bad_directory_is_named(tmp_path: Path) -> None:
     codes = found(tmp_path / "absent", tmp_path / "file", good, locked)
     os.close(descriptor)
     assert [code for code, _ in codes] == ["disk-path", "disk-path", "disk-locked"]
-    for (_, message), says in zip(codes, ("No such file", "no directory", f"(process {os.getpid()})"), strict=True):
+    for (_, message), says in zip(codes, ("is missing", "no directory", f"(process {os.getpid()})"), strict=True):
         assert says in message
+
+
+@pytest.fixture
+def mount() -> Iterator[Path]:
+    """A directory that is a mount point."""
+    memory = Path("/dev/shm")
+    if not memory.is_mount():
+        pytest.skip("/dev/shm is no mount of its own here")
+    yield memory
+    for left in memory.glob(f"kv-{os.getpid()}-*"):
+        left.rmdir()
+
+
+def test_what_is_missing_right_below_a_mount_point_is_made_for_its_user_alone(mount: Path) -> None:
+    directory = mount / f"kv-{os.getpid()}-a"
+    assert found(directory) == []
+    assert not directory.exists(), "who only asks makes nothing"
+    config = Config(disk_paths=str(directory))
+    assert list(disk_check.make_missing(config)) == [(str(directory), "tmpfs")]
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert list(disk_check.make_missing(config)) == [], "it is there now"
+
+
+def test_what_is_missing_elsewhere_is_refused_with_a_command_that_makes_it(tmp_path: Path) -> None:
+    """The directory of a mount that is not there, for example: the tier would fill the disk of the system."""
+    for directory in (tmp_path / "nvme 0", tmp_path / "absent" / "kv", Path("/kv-absent")):
+        ((code, message),) = found(directory)
+        assert code == "disk-path"
+        assert f"{directory} is missing, and is made only right below a mount point" in message
+    command = found(tmp_path / "nvme 0" / "kv")[0][1].split("`")[1]
+    subprocess.run(command, shell=True, check=True)
+    assert found(tmp_path / "nvme 0" / "kv") == []
+
+
+def test_a_link_that_leads_nowhere_is_not_made(tmp_path: Path, mount: Path) -> None:
+    (tmp_path / "link").symlink_to(mount / f"kv-{os.getpid()}-b")
+    assert found(tmp_path / "link") == [("disk-path", f"{tmp_path}/link: No such file or directory")]
+
+
+def test_two_names_of_what_will_be_one_directory_are_refused(tmp_path: Path, mount: Path) -> None:
+    (tmp_path / "memory").symlink_to(mount)
+    name = f"kv-{os.getpid()}-c"
+    says = f"{tmp_path}/memory/{name} and {mount}/{name} are one directory"
+    assert found(mount / name, tmp_path / "memory" / name) == [("disk-path", says)]
+
+
+def test_what_will_be_made_needs_its_room_as_well(mount: Path) -> None:
+    names = [mount / f"kv-{os.getpid()}-{letter}" for letter in "de"]
+    disk_bytes = free_bytes(mount) * 2 // 3 // 4096 * 4096
+    assert found(names[0], disk_bytes=disk_bytes) == []
+    ((code, message),) = found(*names, disk_bytes=disk_bytes)
+    assert code == "disk-space"
+    assert f"the file system of {names[0]}, {names[1]} has" in message
+
+
+def test_what_cannot_be_made_after_all_is_refused(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was found before: the file system may have become read-only."""
+
+    def refuse(path: str, mode: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(ConfigError, match=r"disk-path.*cannot be made: Read-only file system"):
+        list(disk_check.make_missing(Config(disk_paths=str(mount / "kv"))))
 
 
 def test_who_only_asks_is_in_nobodys_way(tmp_path: Path) -> None:
@@ -67,7 +135,20 @@ def test_devices_on_one_file_system_have_to_fit_together(tmp_path: Path) -> None
     ((code, message),) = found(*directories, disk_bytes=disk_bytes)
     assert code == "disk-space"
     assert f"the file system of {directories[0]}, {directories[1]} has" in message
-    assert f"2 x disk_bytes={show_bytes(disk_bytes)} do not fit" in message
+    assert f"2 x disk_bytes={show_bytes(disk_bytes)} do not fit with 16MiB for notes beside" in message
+
+
+def test_a_new_device_leaves_room_for_its_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them it would take no writes."""
+    (directory,) = made(tmp_path, "a")
+    real = os.statvfs(directory)
+    blocks = (20 << 20) // real.f_frsize
+    space = os.statvfs_result((real.f_bsize, real.f_frsize, real.f_blocks, blocks, blocks, *real[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: space)
+    assert found(directory, disk_bytes=12 << 20) == []
+    ((code, message),) = found(directory, disk_bytes=(12 << 20) + 4096)
+    assert code == "disk-space"
+    assert message.endswith("do not fit with 8MiB for notes beside")
 
 
 @pytest.mark.parametrize("name", ["kvserver.store", "kvserver.store.new", "kvserver.headers.new"])

@@ -1,5 +1,6 @@
 """The disk mover itself, in a thread: what it finds on its devices, and what it says of those that cannot be used."""
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -70,6 +71,11 @@ class Brain:
         self._its_end.close()
         os.close(self._arena)
 
+    def await_end(self) -> None:
+        """The mover ends by itself."""
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
     def order(self, order: Order) -> None:
         send(self._end, encode(order))
 
@@ -124,6 +130,47 @@ def test_a_note_that_no_device_can_write_is_not_said_to_be_kept(places: tuple[Pa
             brain.order(Note(NAMESPACE, b"document", void))
             if void == 5:
                 brain.devices(1)  # once: it is given up
+            assert brain.next() == Noted(NAMESPACE, void, kept=False)
+
+
+def test_a_mover_whose_device_was_full_makes_way_for_another_when_there_is_room(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one is told all notes again which are not durable."""
+    place, _ = places
+    full = True
+    fsync = os.fsync
+
+    def fails_when_full(descriptor: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fails_when_full)
+    monkeypatch.setattr(disk_mover, "FULL_AGAIN_S", 0.01)
+    with Brain(place) as brain:
+        brain.devices(1)
+        brain.order(Note(NAMESPACE, b"document", 5))
+        (told,) = brain.devices(1)
+        assert "its notes cannot be written: No space left on device" in told.problem
+        assert brain.next() == Noted(NAMESPACE, 5, kept=False)
+        brain.order(Note(NAMESPACE, b"document", 6))
+        assert brain.next() == Noted(NAMESPACE, 6, kept=False), "it lives on"
+        full = False
+        brain.await_end()
+    assert not list(place.rglob("trial*"))
+
+
+def test_a_mover_whose_notes_fail_otherwise_stays(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    place, _ = places
+    monkeypatch.setattr(disk_mover, "FULL_AGAIN_S", 0.0)
+    blocked(place)
+    with Brain(place) as brain:
+        brain.devices(1)
+        for void in (5, 6, 7):
+            brain.order(Note(NAMESPACE, b"document", void))
+            if void == 5:
+                brain.devices(1)
             assert brain.next() == Noted(NAMESPACE, void, kept=False)
 
 

@@ -1,7 +1,9 @@
 """`kvserver disk inspect` and `verify` on what may lie in a directory; neither changes anything there."""
 
+import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ from kvserver import disk_leave, disk_notes, disk_tool
 from kvserver.config import Config
 from kvserver.disk_hits import HitCounts, Hits
 from kvserver.errors import ConfigError
+from kvserver.sizes import show_bytes
 from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_document, prefix_note
 from kvserver.transfer.disk import open_store
+from kvserver.transfer.engines import create_memfd
 
 HEADS = 2 * 4096
 ROW_BYTES = SEGMENT_BYTES - TABLE_BYTES
@@ -81,7 +85,9 @@ def test_segments_are_said_by_the_size_of_their_extents_with_their_fill(tmp_path
 
 def test_what_was_read_is_said_of_the_device_and_of_each_namespace(tmp_path: Path) -> None:
     first, second = (record.digest("namespace") for record in made(tmp_path / "a")[:2])
-    assert inspected(tmp_path / "a")[1].count(" 0 chunks read") == 1 + len(filled())
+    said = inspected(tmp_path / "a")[1]
+    assert "  reads are not counted yet: no kvserver.hits" in said
+    assert said.count(" 0 chunks read") == len(filled())
     now_s = int(time.time())
     gone = bytes(32)  # nothing of it is there any more
     hits = {first: Hits(1200, now_s - 40), gone: Hits(34, now_s)}
@@ -91,10 +97,9 @@ def test_what_was_read_is_said_of_the_device_and_of_each_namespace(tmp_path: Pat
     before = contents(tmp_path)
     device, *others = inspected(tmp_path / "a")[1].splitlines()
     assert device.startswith("device 0")
-    (total,) = [line for line in others if "counted for 5," in line]
-    assert total.startswith("  1,235 chunks read, counted for 5,00")
+    assert "  1,235 chunks read, counted for 1 h 23 min" in others
     (line,) = [line for line in others if f"namespace {first[:6].hex()}" in line]
-    assert "1,200 chunks read, the last 4" in line
+    assert "1,200 chunks read, the last 0 min 4" in line
     (line,) = [line for line in others if f"namespace {second[:6].hex()}" in line]
     assert line.endswith(" 0 chunks read")
     assert contents(tmp_path) == before
@@ -168,6 +173,60 @@ def test_a_drained_device_is_no_failure(tmp_path: Path) -> None:
     disk_leave.erase(str(tmp_path / "a"))
     assert inspected(tmp_path / "a") == (True, f"device 0  {tmp_path / 'a'}: drained")
     assert verified(tmp_path / "a") == {}
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Path]:
+    """A device that a server has open: this process."""
+    made(tmp_path / "a")
+    descriptor = os.open(tmp_path / "a", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield tmp_path / "a"
+    os.close(descriptor)
+
+
+def test_a_device_in_use_is_inspected_and_not_verified(locked: Path) -> None:
+    """To verify it would call wrong what is being overwritten."""
+    whole, said = inspected(locked)
+    assert whole
+    assert f"device 0  {locked}: 3 segments of 52KiB, {show_bytes(3 * SEGMENT_BYTES + 2 * HEADS)}, in use" in said
+    assert "6 records, " in said
+    lines: list[str] = []
+    assert disk_tool.verify(config(locked), lambda done, of: None, lines.append) == {"devices not opened": 1}
+    (line,) = lines
+    assert "disk-locked" in line
+    assert line.endswith(f"(process {os.getpid()}). Verify it when that has stopped; it can be inspected")
+
+
+def test_each_device_is_verified_for_itself(tmp_path: Path) -> None:
+    """Of several, one knows which is wrong."""
+    made(tmp_path / "a")
+    made(tmp_path / "b")
+    with (tmp_path / "b" / "kvserver.store").open("r+b") as file:
+        file.seek(HEADS + 3 * 4096 + 5)  # in the payload of the third record
+        file.write(b"!")
+    lines: list[str] = []
+    counts = disk_tool.verify(config(tmp_path / "a", tmp_path / "b"), lambda done, of: None, lines.append)
+    assert lines == [f"device 0  {tmp_path}/a: 6 right", f"device 1  {tmp_path}/b: 5 right, 1 checksum"]
+    assert counts == {"right": 11, "checksum": 1}
+
+
+def test_what_is_verified_at_once_takes_no_more_memory_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path / "a")
+    largest = 3 * 4096  # extents of filled() have one block or three
+    taken: list[int] = []
+
+    def create(name: str, count: int) -> int:
+        taken.append(count)
+        return create_memfd(name, count)
+
+    monkeypatch.setattr(disk_tool, "create_memfd", create)
+    for most, slots in ((disk_tool.BATCH_BYTES, disk_tool.BATCH), (3 * largest - 1, 2), (1, 1)):
+        monkeypatch.setattr(disk_tool, "BATCH_BYTES", most)
+        assert verified(tmp_path / "a") == {"right": 6}
+        assert taken.pop() == slots * largest
 
 
 def test_without_directories_there_is_nothing_to_look_at() -> None:

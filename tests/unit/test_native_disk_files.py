@@ -97,8 +97,18 @@ def test_a_file_of_that_name_that_is_not_ours_is_refused_and_left_alone(
     assert sorted(os.listdir(tmp_path)) == there
 
 
-@pytest.mark.parametrize("what", ["fingerprint", "segment", "format", "damage", "headers' format", "headers' damage"])
-def test_another_store_of_ours_is_refused_and_left_as_it_is(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("fingerprint", "store has records of another kind"),
+        ("segment", rf"segments of {SEGMENT_BYTES} bytes, expected disk_segment_bytes={SEGMENT_BYTES - BLOCK}: set"),
+        ("format", "store is of format 0, expected 2: use"),
+        ("damage", "store has damaged superblocks"),
+        ("headers' format", "headers is of format 0, expected 2: use"),
+        ("headers' damage", "headers has damaged superblocks"),
+    ],
+)
+def test_another_store_of_ours_is_refused_and_left_as_it_is(tmp_path: Path, what: str, says: str) -> None:
     store_with(tmp_path, filled())
     path = tmp_path / (DiskStore.HEADERS if "headers" in what else DiskStore.FILE)
     options = {
@@ -117,7 +127,7 @@ def test_another_store_of_ours_is_refused_and_left_as_it_is(tmp_path: Path, what
             image[copy + (8 if "format" in what else 30)] ^= 2
         path.write_bytes(image)
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match="disk-foreign"):
+    with pytest.raises(ValueError, match=f"disk-foreign.*{says}.*move it away"):
         DiskStore(str(tmp_path), **options)  # type: ignore[arg-type]
     assert contents(tmp_path) == before
 
@@ -215,7 +225,7 @@ def test_headers_of_another_store_are_refused_and_left_as_they_are(tmp_path: Pat
         store_with(tmp_path / name, filled())
     theirs = (tmp_path / "b" / DiskStore.HEADERS).read_bytes()
     (tmp_path / "a" / DiskStore.HEADERS).write_bytes(theirs)
-    with pytest.raises(ValueError, match=r"disk-foreign.*belongs to another store"):
+    with pytest.raises(ValueError, match=r"disk-foreign.*belongs to another store than kvserver.store"):
         open_store(tmp_path / "a")
     assert (tmp_path / "a" / DiskStore.HEADERS).read_bytes() == theirs
 
@@ -359,6 +369,20 @@ def test_a_store_opened_to_read_has_its_own_sizes_and_is_not_changed(tmp_path: P
         open_to_read(tmp_path)
     assert outcomes_of(store) == dict.fromkeys(filled(), DONE)
     assert contents(tmp_path) == before
+
+
+def test_a_store_in_use_is_read_beside_its_server_and_is_in_nobodys_way(tmp_path: Path) -> None:
+    server = open_store(tmp_path)
+    rig = Rig(server)
+    assert rig.run("write", filled()[:2]) == [DONE] * 2
+    beside = DiskStore.open_to_read(str(tmp_path), device=0, fingerprint=FINGERPRINT, alone=False)
+    assert len(beside.recover()) == 2 * DiskStore.RECORD_BYTES
+    assert rig.run("write", filled()[2:]) == [DONE] * 4
+    assert len(beside.recover()) == 6 * DiskStore.RECORD_BYTES
+    rig.close()
+    server.close()
+    assert outcomes_of(open_store(tmp_path)) == dict.fromkeys(filled(), DONE), "the lock is free"
+    beside.close()
 
 
 def test_a_store_opened_to_read_takes_no_write(tmp_path: Path) -> None:
