@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.checks import assert_same, prompt, settled, whole_chunks
+from tests.e2e.checks import CLOSE, assert_same, prompt, settled, whole_chunks
 from tests.e2e.engine import Answer, Engine
-from tests.process.harness import Server, kill, resume, stop, stopped, until
+from tests.process.harness import Server, kill, maps, resume, stop, stopped, until
 
 TOKENS = 8
 LENGTH = 900
@@ -115,6 +115,26 @@ def test_a_server_that_dies_within_a_load_is_a_miss(engine: Engine, stored: Answ
     assert count(engine, "retrieves_failed") == failed + 1
     server.start()
     assert_back(engine, server, stored)
+
+
+@pytest.mark.long
+def test_a_server_that_dies_behind_a_load_takes_nothing_back(engine: Engine, stored: Answer, server: Server) -> None:
+    """Nor what the request stores of its output."""
+    brought = server.status().counters["bytes_retrieved"]
+    engine.begin([prompt(1, LENGTH)], tokens=500)
+    until("the load to be over", lambda: has_brought(server, brought))
+    server.kill()
+    found = engine.end()[0]
+    assert found.cached_tokens == whole_chunks(LENGTH)
+    assert found.tokens[:TOKENS] == stored.tokens
+    assert found.logprobs[:TOKENS] == pytest.approx(stored.logprobs, abs=CLOSE)
+    server.start()
+    assert_back(engine, server, stored)
+
+
+def has_brought(server: Server, before: object) -> bool:
+    status = server.status()
+    return status.counters["bytes_retrieved"] != before and not status.retrieves
 
 
 def test_a_server_that_is_restarted_at_once_within_a_load_is_a_miss(
@@ -265,11 +285,21 @@ def test_a_reset_of_the_connector_finds_nothing_of_before(engine: Engine, stored
 
 
 @pytest.mark.long
-def test_a_killed_engine_leaves_nothing_behind(engine: Engine, stored: Answer, server: Server, models: Path) -> None:
+def test_an_engine_that_is_killed_within_a_load_leaves_nothing_behind(
+    engine: Engine, stored: Answer, server: Server, models: Path
+) -> None:
     """The last one: the engine is gone."""
-    until("the server to be at rest", lambda: settled(server))
+    mover = server.mover_pid()
+    assert maps(mover, "kvserver-pool")
+    stop(mover)
+    engine.call("add", "killed", prompt(1, LENGTH), TOKENS)
+    until("the load to be under way", lambda: server.status().retrieves == 1)
     engine.kill()
+    resume(mover)
     until("its memory to be let go", lambda: server.status().caches == 0 and server.status().sessions <= 1)
+    until("the server to be at rest", lambda: settled(server))
+    left = server.mover_pid_now()
+    assert not (left and maps(left, "kvserver-pool"))
     with Engine(models / "llama", server.path, block_size=32) as other:
         found = other.generate([prompt(1, LENGTH)], tokens=TOKENS)[0]
         assert found.cached_tokens == whole_chunks(LENGTH)

@@ -1,7 +1,8 @@
 """The same tokens and the same log-probabilities, whether a prefix is computed or comes from the server.
 
 For each shape of KV: stored by one engine, evicted there, brought back into other blocks; found by a second engine, of
-another process and hash seed; and wrong as soon as the stored bytes are changed, so that comparing means something.
+another process and hash seed, and on disk by a server that was killed; and wrong as soon as the stored bytes are
+changed, so that comparing means something.
 """
 
 from collections.abc import Iterator
@@ -39,6 +40,14 @@ LATENT_BYTES = 2 * 576 * 4
 """Layers, latent and position, float32: the same in all ranks."""
 LATENT: dict[str, object] = {"max_num_batched_tokens": 2048, "attention_config": {"backend": "CPU_MLA"}}
 """Where a CPU has AMX, vLLM takes other kernels for latent attention, which refuse float32."""
+STATES: dict[str, object] = {
+    "block_size": 32,
+    "dtype": "bfloat16",
+    "mamba_ssm_cache_dtype": "float32",
+    "prefix_cache_retention_interval": 480,
+}
+"""Where a CPU computes bfloat16 itself, vLLM keeps states in float32 in any case; what a state takes decides how many
+tokens a block has."""
 CASES = {
     "llama": Case("llama", {"block_size": 32}, LLAMA_BYTES),
     "gemma3": Case("gemma3", {"block_size": 32}, 0, chunk_tokens=128),
@@ -54,9 +63,9 @@ CASES = {
     ),
     "qwen3-next": Case(
         "qwen3-next",
-        {"block_size": 32, "dtype": "bfloat16", "prefix_cache_retention_interval": 480},
+        STATES,
         0,
-        chunk_tokens=96,
+        chunk_tokens=160,
         step_tokens=480,
         agrees_with_itself=False,
     ),
@@ -76,6 +85,19 @@ def case(request: pytest.FixtureRequest) -> Case:
     if request.param == "fp8" and "avx512" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("vLLM keeps KV in fp8 only on CPUs with AVX-512")
     return CASES[request.param]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """For all models, one after the other."""
+    with Server(
+        arena_bytes=256 << 20,
+        disk_paths=str(tmp_path_factory.mktemp("disk")),
+        disk_bytes=256 << 20,
+        disk_segment_bytes=8 << 20,
+        disk_write_policy="through",
+    ) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +215,34 @@ def test_changed_bytes_change_the_output(engine: Engine, case: Case, computed: l
     assert abs(found.logprob - computed[0].logprob) > 100 * CLOSE
     engine.evict()
     assert_same(engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0], computed[0])
+
+
+def test_what_a_server_that_was_killed_has_on_disk_comes_back(
+    engine: Engine, case: Case, computed: list[Answer], server: Server
+) -> None:
+    until("all chunks to be on disk", lambda: settled(server) and is_on_disk(server))
+    server.kill()
+    server.start()
+    until("the disk", lambda: server.status().disk_state == "ready")
+    until("the caches to be registered", lambda: server.status().caches == case.options.get("tensor_parallel_size", 1))
+    until("the engine to look up again", lambda: cached_tokens(engine, *PROMPTS[2]))
+    for (seed, tokens), wanted in list(zip(PROMPTS, computed, strict=True))[:2]:
+        engine.evict()
+        read = server.status().counters["disk_reads"]
+        found = engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0]
+        assert found.cached_tokens == whole_chunks(tokens, case.chunk_tokens)
+        assert_same(found, wanted)
+        assert server.status().counters["disk_reads"] != read
+
+
+def is_on_disk(server: Server) -> bool:
+    status = server.status()
+    return 0 < status.arena.used_bytes == status.clean_bytes
+
+
+def cached_tokens(engine: Engine, seed: int, tokens: int) -> int:
+    engine.evict()
+    return engine.generate([prompt(seed, tokens)], tokens=1)[0].cached_tokens
 
 
 def test_another_engine_finds_what_the_first_stored(

@@ -1,4 +1,4 @@
-"""Through vLLM's OpenAI server: many requests at once, the same text from the server's memory, and the metrics."""
+"""Through vLLM's OpenAI server: many requests at once, the same tokens from the server's memory, and the metrics."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.checks import prompt, settled, whole_chunks
+from tests.e2e.checks import CLOSE, prompt, settled, whole_chunks
 from tests.e2e.engine import ENVIRONMENT, transfer_config
 from tests.process.harness import Server, until
 
@@ -40,9 +40,12 @@ class Endpoint:
         except (urllib.error.URLError, OSError):
             return False
 
-    def complete(self, tokens: list[int]) -> str:
-        body = {"model": "tiny", "prompt": tokens, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-        return str(json.loads(self._post("/v1/completions", body))["choices"][0]["text"])
+    def complete(self, tokens: list[int]) -> tuple[list[str], list[float]]:
+        """Tokens and their log-probabilities."""
+        greedily = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 0}
+        body = {"model": "tiny", "prompt": tokens, **greedily}
+        found = json.loads(self._post("/v1/completions", body))["choices"][0]["logprobs"]
+        return found["tokens"], found["token_logprobs"]
 
     def evict(self) -> bool:
         self._post("/reset_prefix_cache", {})
@@ -102,7 +105,7 @@ def endpoint(models: Path, server: Server) -> Iterator[Endpoint]:
         process.wait(30)
 
 
-def test_the_same_text_for_many_at_once(endpoint: Endpoint, server: Server) -> None:
+def test_the_same_tokens_for_many_at_once(endpoint: Endpoint, server: Server) -> None:
     prompts = [prompt(10 + place, tokens) for place, tokens in enumerate(LENGTHS)]
     computed = [endpoint.complete(item) for item in prompts]
     until("the server to be at rest", lambda: settled(server))
@@ -110,7 +113,9 @@ def test_the_same_text_for_many_at_once(endpoint: Endpoint, server: Server) -> N
     before = endpoint.metric("vllm:external_prefix_cache_hits_total")
     with ThreadPoolExecutor(len(prompts) * 2) as crowd:
         found = list(crowd.map(endpoint.complete, [*prompts, *prompts]))
-    assert found == [*computed, *computed]
+    for (tokens, logprobs), (wanted, theirs) in zip(found, [*computed, *computed], strict=True):
+        assert tokens == wanted
+        assert logprobs == pytest.approx(theirs, abs=CLOSE)
     hits = endpoint.metric("vllm:external_prefix_cache_hits_total") - before
     assert hits >= sum(map(whole_chunks, LENGTHS))
     until("the server to be at rest", lambda: settled(server))

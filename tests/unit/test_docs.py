@@ -15,7 +15,8 @@ from kvserver.wire import messages
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHOWN = ROOT / "tests" / "e2e" / "README.md"
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")), SHOWN]
 FOREIGN = ("vllm.", "atom.", "pytest")
 """What modules of others begin with."""
 WRAPPERS = ("kvclient.atom_serve",)
@@ -124,3 +125,9 @@ def test_every_link_and_path_of_a_document_leads_somewhere(document: Path) -> No
     assert [path for path in paths if not list(ROOT.glob(path.rstrip("/")))] == []
     titles = [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)", text, re.M)]
     assert [anchor for anchor in re.findall(r"\]\(#([^)]*)\)", text) if anchor not in titles] == []
+
+
+def test_every_test_of_the_page_about_real_vllm_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", SHOWN.read_text())
+    assert named
+    assert [(path, name) for path, name in named if f"\ndef {name}(" not in (ROOT / path).read_text()] == []
