@@ -145,6 +145,44 @@ def test_a_prompt_is_named_alike_whoever_hashes_it() -> None:
         assert all(isinstance(item, bytes) or item.ready for item in begun)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "of_ids", "of_hashes"),
+    [
+        (
+            2047,
+            "8c024375faad0646bc0596cc14cae8cd495d3cc4075f79b8d2e5a39242c9c68b",
+            "b637accf296a52c8688fa048e3949bec0fe68c9e9ad3de16e59c00a37a3a4cd6",
+        ),
+        (
+            2048,
+            "cb800e195e25caf0f0cd025b2c2f537c016a00ee80f63aa4638d0d22c5449803",
+            "8230adef45259b98170671368c75c3de6cdbbdea188de51223314c7ba5d23b94",
+        ),
+        (
+            32_768,
+            "04a6e0fe6030e5e5457b6c72a943c34ab18d46e88dce19a48f95ebfa4c9f86bf",
+            "b7b5110877079e800fd707a4c3bfae2f16dee01e5fa835344bf848fd9b986034",
+        ),
+        (
+            100_003,
+            "bbb31f2d743dc0fdc589ffafd09510b55f4d94386f180a4033fdab956ec81cf7",
+            "0dd058fbab4aca201eedd44ae7452d819235e19652b97fc22212f093ce5e69ab",
+        ),
+    ],
+)
+def test_golden_keys_of_long_prompts(tokens: int, of_ids: str, of_hashes: str) -> None:
+    """Made when prompts below 16K tokens, and all block hashes, were hashed by the caller: what was stored is found."""
+    namer = Namer()
+    ids = [number * 2_654_435_761 % 2**32 for number in range(tokens)]
+    hashes = [hashlib.sha256(block.to_bytes(4, "little")).digest() for block in range(tokens // 16)]
+    begun = [
+        namer.begin(ids, 256, extra=b"lora"),
+        namer.begin_block_hashes(hashes, 16, chunk_tokens=256, extra=b"lora"),
+    ]
+    named = [item if isinstance(item, bytes) else item.keys() for item in begun]
+    assert [hashlib.sha256(keys).hexdigest() for keys in named] == [of_ids, of_hashes]
+
+
 @given(st.integers(0, 3 * LONG_TOKENS), st.integers(1, 300), st.binary(max_size=3))
 def test_hashes_of_an_engine_are_named_alike_whoever_hashes_them(blocks: int, per_chunk: int, extra: bytes) -> None:
     hashes = [random.Random(block).randbytes(32) for block in range(blocks % 1009)]
