@@ -42,6 +42,17 @@ def test_a_long_prompt_gets_on_with_each_step_and_each_time_that_it_is_wanted() 
     assert bench.half.match(asked, 0) == (7 * CHUNK, True)
 
 
+def test_a_step_that_waits_for_nobody_asks_for_a_long_prompt_when_all_is_scheduled() -> None:
+    bench, asked = busy(), request(tokens=LONG_TOKENS)
+    bench.half.new(asked)
+    assert bench.half._unnamed["r"].wait(10)
+    assert bench.half.match(asked, 0) == (None, False)
+    assert bench.server.asked == 0
+    bench.step(other=CHUNK - 1)
+    assert bench.server.asked == 1
+    assert bench.half.match(asked, 0) == (0, False)
+
+
 def test_a_step_that_may_wait_a_little_does_so_for_keys_as_well() -> None:
     bench, asked = busy(step_wait_s=10.0), request(tokens=LONG_TOKENS)
     bench.hold(asked, 7)
