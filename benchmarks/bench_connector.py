@@ -6,9 +6,11 @@ blocks, is computed in steps of 2048 tokens, decodes beside 31 others, and finis
 scheduler's thread, median over the requests of a round, and that of the rounds; behind the slash the length of the
 prompt.
 
-new: on_new_request, which names the chunks and asks the server. match: get_num_new_matched_tokens in a step that has
-other work: at once behind on_new_request (the answer is seldom there; the step goes on without the request), and in the
-step after that, a millisecond later. alone: the same in an engine without other work, which waits for the answer.
+new: on_new_request, which names the chunks of a short prompt and asks the server, and begins to name those of a long
+one. match: get_num_new_matched_tokens in a step that has other work: at once behind on_new_request (the answer is
+seldom there; the step goes on without the request), and in those after that, a millisecond later. step:
+build_connector_meta between the two, with another request that decodes; it asks for what is named by then. alone: match
+in an engine without other work, which waits for the answer.
 allocated: update_state_after_alloc. prefill: build_connector_meta of a step that completes eight chunks, which are
 stored. decode: build_connector_meta of a step of 32 requests that decode, per request. finished: request_finished.
 bare send: instead of new, one system call that wakes a sleeping process, as the question has to; bare receive: instead
@@ -126,6 +128,8 @@ class Bench:
         self.timed("new", lambda: self.half.new(request))
         matched = self.timed("match at once" if other else "match alone", lambda: self.half.match(request, 0))
         while matched[0] is None:
+            output = step_of(other, other, [], is_new=False)
+            self.timed("step", lambda output=output: self._step(output))
             compute(STEP_S)
             matched = self.timed("match", lambda: self.half.match(request, 0))
         assert matched == (0, False), matched

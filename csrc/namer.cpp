@@ -7,6 +7,15 @@
 #include "named_thread.h"
 
 namespace kv {
+namespace {
+
+Keys keys_of(const Chain& chain) {
+    return chain_keys({chain.tokens.get(), chain.count}, chain.chunk_tokens, chain.before);
+}
+
+Keys keys_of(const BlockHashes& content) { return block_hash_keys(content.head, content.hashes); }
+
+}  // namespace
 
 bool Naming::ready() const {
     const std::lock_guard lock(mutex_);
@@ -19,12 +28,17 @@ void Naming::carry_out() {
         if (state_ != State::QUEUED) return;
         state_ = State::RUNNING;
     }
-    Keys keys = chain_keys(tokens_, chunk_tokens_, before_);
+    Keys keys = std::visit([](const auto& content) { return keys_of(content); }, content_);
+    content_ = {};
     const std::lock_guard lock(mutex_);
-    tokens_ = {};
     keys_ = std::move(keys);
     state_ = State::READY;
     ended_.notify_all();
+}
+
+bool Naming::wait(std::chrono::nanoseconds most) {
+    std::unique_lock lock(mutex_);
+    return ended_.wait_for(lock, most, [this] { return state_ == State::READY; });
 }
 
 const Keys& Naming::keys() {
@@ -49,13 +63,15 @@ Namer::~Namer() {
     if (work_->thread.joinable()) work_->thread.join();
 }
 
-std::shared_ptr<Naming> Namer::name(std::vector<uint32_t> tokens, size_t chunk_tokens, const Digest& before) {
-    auto naming = std::make_shared<Naming>(std::move(tokens), chunk_tokens, before);
+std::shared_ptr<Naming> Namer::name(Naming::Content content) {
+    auto naming = std::make_shared<Naming>(std::move(content));
     if (::getpid() != owner_) return naming;
-    const std::lock_guard lock(work_->mutex);
-    if (!work_->thread.joinable()) work_->thread = start_thread("kv-keys", [work = work_.get()] { work->run(); });
-    work_->queue.push_back(naming);
-    work_->ready.notify_one();
+    {
+        const std::lock_guard lock(work_->mutex);
+        if (!work_->thread.joinable()) work_->thread = start_thread("kv-keys", [work = work_.get()] { work->run(); });
+        work_->queue.push_back(naming);
+    }
+    work_->ready.notify_one();  // behind the lock, which the thread takes as soon as it wakes up
     return naming;
 }
 

@@ -1,30 +1,51 @@
-// Names long prompts in a thread of its own, while the thread that knows their tokens goes on.
+// Names long prompts in a thread of its own, while the thread that knows them goes on.
 
 #pragma once
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "keys.h"
 
 namespace kv {
 
+// What is to be hashed by chain_keys().
+struct Chain {
+    std::unique_ptr<const uint32_t[]> tokens;
+    size_t count;
+    size_t chunk_tokens;
+    Digest before;
+};
+
+// What is to be hashed by block_hash_keys().
+struct BlockHashes {
+    std::vector<std::byte> head;
+    std::vector<Digest> hashes;
+};
+
 // The keys of one prompt, now or soon. Any thread.
 class Naming {
   public:
-    Naming(std::vector<uint32_t> tokens, size_t chunk_tokens, const Digest& before)
-        : tokens_(std::move(tokens)), chunk_tokens_(chunk_tokens), before_(before) {}
+    using Content = std::variant<Chain, BlockHashes>;
+
+    explicit Naming(Content content) : content_(std::move(content)) {}
 
     bool ready() const;
 
     // Hashes, unless somebody else does already.
     void carry_out();
+
+    // True when it is ready, at once or within that time. Leaves the hashing to the namer's thread.
+    bool wait(std::chrono::nanoseconds most);
 
     // What nobody has begun is hashed by the caller: he would only wait for another thread to wake up.
     const Keys& keys();
@@ -32,9 +53,7 @@ class Naming {
   private:
     enum class State { QUEUED, RUNNING, READY };
 
-    std::vector<uint32_t> tokens_;
-    const size_t chunk_tokens_;
-    const Digest before_;
+    Content content_;
     mutable std::mutex mutex_;
     std::condition_variable ended_;
     State state_ = State::QUEUED;
@@ -47,7 +66,7 @@ class Namer {
   public:
     Namer();
     ~Namer();
-    std::shared_ptr<Naming> name(std::vector<uint32_t> tokens, size_t chunk_tokens, const Digest& before);
+    std::shared_ptr<Naming> name(Naming::Content content);
 
   private:
     // All that the thread uses.

@@ -56,11 +56,20 @@ def chain_keys_of_packed(tokens: bytes, chunk_tokens: int, before: bytes) -> byt
 def block_hash_keys(block_hashes: list[bytes], first: int, stride: int, head: bytes) -> bytes:
     """SHA-256 of head || block_hashes[i] for i = first, first + stride, ...; packed."""
 
+class Tokens:
+    """A prompt of `total` tokens that is copied piece by piece."""
+
+    def __init__(self, total: int) -> None: ...
+    def add(self, token_ids: list[int], most: int) -> int:
+        """Copies those that follow, so many at most; returns how many are left. token_ids: of the whole prompt."""
+
 class Naming:
     """The keys of one prompt, now or soon."""
 
     @property
     def ready(self) -> bool: ...
+    def wait(self, seconds: float) -> bool:
+        """Whether it is ready within that time. Without the GIL; hashes nothing itself."""
     def keys(self) -> bytes:
         """What chain_keys() returns. Hashes here what the thread has not begun, else waits for it."""
 
@@ -68,8 +77,11 @@ class Namer:
     """Owns a thread, from the first prompt on."""
 
     def __init__(self) -> None: ...
-    def name(self, token_ids: list[int], begin: int, end: int, chunk_tokens: int, before: bytes) -> Naming:
-        """chain_keys() in that thread; the tokens are read before it returns."""
+    def name(self, tokens: Tokens, chunk_tokens: int, before: bytes) -> Naming:
+        """chain_keys() in that thread. All tokens must have been added; they are taken."""
+
+    def name_block_hashes(self, block_hashes: list[bytes], first: int, stride: int, head: bytes) -> Naming:
+        """block_hash_keys() in that thread; the hashes are read before it returns."""
 
 # ---------------------------------------------------------------- ledger
 

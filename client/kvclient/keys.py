@@ -33,8 +33,14 @@ _TOKEN_BYTES = 4
 _NESTING_MAX = 32
 _UNSIGNED_FORMATS = ("I", "L")
 
-LONG_TOKENS = 16_384
-"""Takes some 40 us to hash; to wake another thread up, and to wait for it, may take longer."""
+LONG_TOKENS = 2048
+"""From here on others hash: for less, it takes as long to wake them up."""
+
+PIECE_TOKENS = 4096
+"""Some 5 us where their memory is near, 50 where it is not."""
+
+PIECES = 4
+"""A longer prompt has no more of them; they are longer then."""
 
 
 # ---------------------------------------------------------------- chunks
@@ -71,19 +77,94 @@ def chunk_keys(
     return b"".join(keys)
 
 
+class Naming:
+    """The keys of a long prompt, soon. Belongs to one thread."""
+
+    def __init__(self, hashed: _native.Naming | None) -> None:
+        self._hashed = hashed
+
+    def go_on(self) -> bool:
+        """Does a piece of what only the caller can do, if one is left; whether none is then."""
+        return True
+
+    @property
+    def ready(self) -> bool:
+        """Whether keys() takes no time."""
+        return self._hashed is None or self._hashed.ready
+
+    def wait(self, seconds: float) -> bool:
+        """For no longer than that; whether it is ready then."""
+        return self._hashed is None or self._hashed.wait(seconds)
+
+    def keys(self) -> bytes:
+        """What is not ready is made here, or waited for, whichever is sooner."""
+        assert self._hashed is not None
+        return self._hashed.keys()
+
+
+class _Copying(Naming):
+    """Of token ids. To read them takes the interpreter, so the caller does it, piece by piece as it comes by; the
+    prompt must not change meanwhile."""
+
+    def __init__(self, namer: _native.Namer, token_ids: list[int], chunk_tokens: int, before: bytes) -> None:
+        super().__init__(None)
+        whole_tokens = len(token_ids) // chunk_tokens * chunk_tokens
+        self._namer = namer
+        self._arguments = (token_ids, chunk_tokens, before)
+        self._piece_tokens = max(PIECE_TOKENS, -(-whole_tokens // PIECES))
+        self._copied: _native.Tokens | None = _native.Tokens(whole_tokens)
+        self.go_on()
+
+    def go_on(self) -> bool:
+        if self._copied is None:
+            return True
+        token_ids, chunk_tokens, before = self._arguments
+        try:
+            if self._copied.add(token_ids, self._piece_tokens):
+                return False
+            self._hashed = self._namer.name(self._copied, chunk_tokens, before)
+        except ValueError:
+            pass  # not plain integers alone: keys() says what is wrong, or takes longer
+        self._copied = None
+        return True
+
+    @property
+    def ready(self) -> bool:
+        return self._copied is None and super().ready
+
+    def wait(self, seconds: float) -> bool:
+        return self._copied is None and super().wait(seconds)
+
+    def keys(self) -> bytes:
+        """RequestError: not token ids."""
+        while not self.go_on():
+            pass
+        return super().keys() if self._hashed is not None else _sha256_chain(*self._arguments)
+
+
 class Namer:
-    """Names long prompts in a thread of its own: packing the tokens is the caller's work, hashing them is not."""
+    """Names prompts, long ones with the help of a thread of its own."""
 
     def __init__(self) -> None:
         self._namer = _native.Namer()
 
-    def begin(self, token_ids: list[int], chunk_tokens: int, *, extra: bytes = b"") -> "bytes | _native.Naming":
+    def begin(self, token_ids: list[int], chunk_tokens: int, *, extra: bytes = b"") -> bytes | Naming:
         """chunk_keys() of a whole prompt, or, of a long one, what has them soon."""
         before = _before("sha256", chunk_tokens, extra, b"")
-        if len(token_ids) >= LONG_TOKENS:
-            with suppress(ValueError):  # not integers alone; below is said which
-                return self._namer.name(token_ids, 0, len(token_ids), chunk_tokens, before)
-        return _sha256_chain(token_ids, chunk_tokens, before)
+        if len(token_ids) < LONG_TOKENS:
+            return _sha256_chain(token_ids, chunk_tokens, before)
+        return _Copying(self._namer, token_ids, chunk_tokens, before)
+
+    def begin_block_hashes(
+        self, block_hashes: Sequence[bytes], blocks_per_chunk: int, *, chunk_tokens: int, extra: bytes = b""
+    ) -> bytes | Naming:
+        """keys_from_block_hashes() of a whole prompt, or, of a long one, what has them soon."""
+        chunks = len(block_hashes) // blocks_per_chunk
+        if isinstance(block_hashes, list) and chunks * chunk_tokens >= LONG_TOKENS:
+            head = _block_hash_head(blocks_per_chunk, extra)
+            with suppress(ValueError):  # below is said what is wrong
+                return Naming(self._namer.name_block_hashes(block_hashes, blocks_per_chunk - 1, blocks_per_chunk, head))
+        return keys_from_block_hashes(block_hashes, blocks_per_chunk, extra=extra)
 
 
 def keys_from_block_hashes(
@@ -104,7 +185,7 @@ def keys_from_block_hashes(
     _check_algorithm(algorithm)
     if blocks_per_chunk < 1:
         raise RequestError("blocks-per-chunk", f"blocks_per_chunk={blocks_per_chunk} must be at least 1")
-    head = _BLOCK_HASH_TEXT + struct.pack("<QQ", blocks_per_chunk, len(extra)) + extra
+    head = _block_hash_head(blocks_per_chunk, extra)
     if algorithm == "sha256" and isinstance(block_hashes, list):
         with suppress(ValueError):  # below is said what is wrong
             return _native.block_hash_keys(block_hashes, blocks_per_chunk - 1, blocks_per_chunk, head)
@@ -116,6 +197,10 @@ def keys_from_block_hashes(
         )
     hashed = hashlib.sha256 if algorithm == "sha256" else blake3
     return b"".join([hashed(head + last).digest() for last in last_hashes])
+
+
+def _block_hash_head(blocks_per_chunk: int, extra: bytes) -> bytes:
+    return _BLOCK_HASH_TEXT + struct.pack("<QQ", blocks_per_chunk, len(extra)) + extra
 
 
 def key_to_text(key: bytes) -> str:

@@ -65,22 +65,20 @@ def store_blocks(
     """Where a store of chunks [first_chunk, end_chunk) has to end for want of blocks of full groups, and its blocks.
 
     Of window and state groups comes what the engine still has: whole chunks up to the end."""
-    ends = [_chunks_held(options, index, tables, first_chunk, end_chunk) for index in _full(options)]
-    end = min(ends, default=end_chunk)
+    end = end_chunk
+    for index, group in enumerate(options.groups):
+        if group.kind == "full":
+            end = _chunks_held(options, index, tables, first_chunk, end)
     brought = []
     for index, group in enumerate(options.groups):
         per_chunk = options.chunk_tokens // group.block_tokens
         ids = tables[index][first_chunk * per_chunk : end * per_chunk]
         if len(ids) < (end - first_chunk) * per_chunk:
             continue
-        held = _trailing_chunks(ids, per_chunk, options.null_block)
+        held = end - first_chunk if group.kind == "full" else _trailing_chunks(ids, per_chunk, options.null_block)
         if held:
             brought.append(Blocks(index, (end - held) * per_chunk, ids[len(ids) - held * per_chunk :]))
     return end, tuple(brought)
-
-
-def _full(options: Options) -> list[int]:
-    return [index for index, group in enumerate(options.groups) if group.kind == "full"]
 
 
 def _first_needed_token(group: Group, hbm_tokens: int, end_tokens: int) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kvclient.client import Client
+from kvclient.keys import Naming
 from kvclient.offload import Offload
 from kvclient.offload_asking import Asking
 from kvclient.offload_ends import Report
@@ -22,7 +23,6 @@ from kvclient.vllm_doubts import Doubts
 from kvclient.vllm_hbm import Holdings
 from kvclient.vllm_keys import Keyer, Request
 from kvclient.vllm_pins import Pins, Pool
-from kvserver._native import Naming
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 
@@ -113,8 +113,7 @@ class Scheduler:
             extra = self._keyer.extra(request)
             keys = self._keyer.begin(request, extra=extra)
         except RequestError as problem:
-            log.debug("request not cached request=%s %s", name, problem)
-            self._begin_unkeyed(request, problem.code)
+            self._leave_uncached(request, problem)
             return
         live = self._live[name] = _Live(request, extra)
         if isinstance(keys, bytes):
@@ -126,10 +125,8 @@ class Scheduler:
     def match(self, request: Request, hbm_tokens: int) -> tuple[int | None, bool]:
         """Tokens that can be retrieved, and whether that happens between steps; (None, False): ask again."""
         self.new(request)
-        naming = self._unnamed.get(request.request_id)
-        if naming is not None and self._computing and not naming.ready:
+        if request.request_id in self._unnamed and not self._names_now(request.request_id):
             return None, False
-        self._settle(request.request_id)
         live = self._live[request.request_id]
         live.hbm_tokens = self._known_tokens[request.request_id] = hbm_tokens
         if not self._asking.namespace:
@@ -165,7 +162,7 @@ class Scheduler:
         self.pins.keep(name, tables)
         self._computing.discard(name)
         if name in self._live:
-            self._settle(name)
+            self._leave_unnamed(name)
             self._known_tokens.pop(name, None)
             self._doubts.forget(name, said_tokens=self._live[name].request.num_tokens)
             del self._live[name]
@@ -179,8 +176,8 @@ class Scheduler:
         """What the workers are to do in this step. tables_of: the block ids of a request, by group."""
         self._asking.listen()
         self._tidy()
-        for name in [name for name, naming in self._unnamed.items() if naming.ready]:
-            self._settle(name)
+        if self._unnamed:
+            self._name_some()
         self._ask_ahead()
         items = list(scheduled)
         if self._known_tokens or self._doubts:
@@ -231,7 +228,7 @@ class Scheduler:
         """The engine's weights may be others now: nothing that was stored before is found by it again."""
         self._keyer.reset()
         for name, live in list(self._live.items()):
-            self._settle(name)
+            self._leave_unnamed(name)
             self._offload.finish(name)
             del self._live[name]
             if live.request.num_computed_tokens:
@@ -256,8 +253,39 @@ class Scheduler:
     def _settle(self, name: str) -> None:
         """The request has its keys from now on. To wait for them takes no longer than to make them here."""
         naming = self._unnamed.pop(name, None)
-        if naming is not None:
-            self._begin(self._live[name], naming.keys())
+        if naming is None:
+            return
+        request = self._live[name].request
+        try:
+            keys = naming.keys()
+        except RequestError as problem:
+            self._leave_uncached(request, problem)
+        else:
+            self._begin(self._live[name], keys)
+
+    def _names_now(self, name: str) -> bool:
+        """Whether it has its keys, for which a step that has other work does a piece, and waits if it may. If it may
+        not, nor could it for an answer: then step() asks, in a call of its own."""
+        naming = self._unnamed[name]
+        if self._computing and not (naming.go_on() and self._step_wait_left_s > 0 and self._waits(naming.wait)):
+            return False
+        self._settle(name)
+        return True
+
+    def _name_some(self) -> None:
+        """Once in each step, so that requests get their keys also while nobody matches them: a piece of the oldest."""
+        next(iter(self._unnamed.values())).go_on()
+        for name in [name for name, naming in self._unnamed.items() if naming.ready]:
+            self._settle(name)
+
+    def _leave_unnamed(self, name: str) -> None:
+        """Nobody needs the keys any more."""
+        if self._unnamed.pop(name, None) is not None:
+            self._begin(self._live[name], b"")
+
+    def _leave_uncached(self, request: Request, problem: RequestError) -> None:
+        log.debug("request not cached request=%s %s", request.request_id, problem)
+        self._begin_unkeyed(request, problem.code)
 
     def _begin_unkeyed(self, request: Request, why: str) -> None:
         self._live[request.request_id] = _Live(request, None)
@@ -279,15 +307,20 @@ class Scheduler:
         """match() once more, if the answer is there already or the engine has nothing else to do than wait for it."""
         tokens = None
         while tokens is None and self._offload.is_asking(request.request_id):
-            began_s = time.monotonic()
-            is_answered = self._asking.wait(self._step_wait_left_s if self._computing else self._patience_s)
-            if self._computing:
-                self._step_wait_left_s -= time.monotonic() - began_s
-            if not is_answered:
+            if not (self._waits(self._asking.wait) if self._computing else self._asking.wait(self._patience_s)):
                 break
             tokens = self._match(request, hbm_tokens)
             self._asking.send()
         return tokens
+
+    def _waits(self, wait: Callable[[float], bool]) -> bool:
+        """In a step that has other work, for no longer than such a step may; whether that was long enough."""
+        if self._step_wait_left_s <= 0:
+            return wait(0.0)
+        began_s = time.monotonic()
+        is_over = wait(self._step_wait_left_s)
+        self._step_wait_left_s -= time.monotonic() - began_s
+        return is_over
 
     def _ask_ahead(self) -> None:
         while self._asking.namespace and (name := self._offload.next_to_ask()) is not None:

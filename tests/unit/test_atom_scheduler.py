@@ -18,7 +18,7 @@ from kvserver.wire.messages import KEY_BYTES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.unit.test_vllm_scheduler import Server
+from tests.unit.vllm_rig import Server
 
 BLOCK, CHUNK = 4, 12
 

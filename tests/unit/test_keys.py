@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvclient import RequestError, chunk_keys, key_from_text, key_to_text, keys_from_block_hashes, namespace_digest
-from kvclient.keys import LONG_TOKENS, Namer
+from kvclient.keys import LONG_TOKENS, PIECE_TOKENS, PIECES, Namer, Naming
 from kvserver._native import sha256
 
 TOKENS = [7, 0, 4_294_967_295, 151_643, 9, 11, 13, 2, 5]
@@ -140,10 +140,84 @@ def test_a_prompt_is_named_alike_whoever_hashes_it() -> None:
         ids = random.Random(tokens).choices(range(2**32), k=tokens)
         begun = [namer.begin(ids, 256, extra=b"lora") for _ in range(3)]
         assert {isinstance(item, bytes) for item in begun} == {tokens < LONG_TOKENS}
-        ids_then, ids[:] = list(ids), [0] * tokens  # what they were when it was begun
         named = [item if isinstance(item, bytes) else item.keys() for item in begun]
-        assert named == [b"".join(reference_keys(ids_then, 256, b"lora"))] * 3
+        assert named == [b"".join(reference_keys(ids, 256, b"lora"))] * 3
         assert all(isinstance(item, bytes) or item.ready for item in begun)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "of_ids", "of_hashes"),
+    [
+        (
+            2047,
+            "8c024375faad0646bc0596cc14cae8cd495d3cc4075f79b8d2e5a39242c9c68b",
+            "b637accf296a52c8688fa048e3949bec0fe68c9e9ad3de16e59c00a37a3a4cd6",
+        ),
+        (
+            2048,
+            "cb800e195e25caf0f0cd025b2c2f537c016a00ee80f63aa4638d0d22c5449803",
+            "8230adef45259b98170671368c75c3de6cdbbdea188de51223314c7ba5d23b94",
+        ),
+        (
+            32_768,
+            "04a6e0fe6030e5e5457b6c72a943c34ab18d46e88dce19a48f95ebfa4c9f86bf",
+            "b7b5110877079e800fd707a4c3bfae2f16dee01e5fa835344bf848fd9b986034",
+        ),
+        (
+            100_003,
+            "bbb31f2d743dc0fdc589ffafd09510b55f4d94386f180a4033fdab956ec81cf7",
+            "0dd058fbab4aca201eedd44ae7452d819235e19652b97fc22212f093ce5e69ab",
+        ),
+    ],
+)
+def test_golden_keys_of_long_prompts(tokens: int, of_ids: str, of_hashes: str) -> None:
+    """Made when prompts below 16K tokens, and all block hashes, were hashed by the caller: what was stored is found."""
+    namer = Namer()
+    ids = [number * 2_654_435_761 % 2**32 for number in range(tokens)]
+    hashes = [hashlib.sha256(block.to_bytes(4, "little")).digest() for block in range(tokens // 16)]
+    begun = [
+        namer.begin(ids, 256, extra=b"lora"),
+        namer.begin_block_hashes(hashes, 16, chunk_tokens=256, extra=b"lora"),
+    ]
+    named = [item if isinstance(item, bytes) else item.keys() for item in begun]
+    assert [hashlib.sha256(keys).hexdigest() for keys in named] == [of_ids, of_hashes]
+
+
+@given(st.integers(0, 3 * LONG_TOKENS), st.integers(1, 300), st.binary(max_size=3))
+def test_hashes_of_an_engine_are_named_alike_whoever_hashes_them(blocks: int, per_chunk: int, extra: bytes) -> None:
+    hashes = [random.Random(block).randbytes(32) for block in range(blocks % 1009)]
+    begun = Namer().begin_block_hashes(hashes, per_chunk, chunk_tokens=per_chunk * 16, extra=extra)
+    named = begun if isinstance(begun, bytes) else begun.keys()
+    assert named == keys_from_block_hashes(hashes, per_chunk, extra=extra)
+    head = b"kvserver.block-hash.1\0" + struct.pack("<QQ", per_chunk, len(extra)) + extra
+    expected = [hashlib.sha256(head + last).digest() for last in hashes[per_chunk - 1 :: per_chunk]]
+    assert named == b"".join(expected)
+
+
+@pytest.mark.parametrize("wrong", [8, 33])
+def test_hashes_of_other_lengths_are_refused_of_a_long_prompt_as_well(wrong: int) -> None:
+    hashes = [bytes(32)] * LONG_TOKENS + [bytes(wrong)]
+    with pytest.raises(RequestError, match=rf"block hashes of \[{wrong}\] bytes; only 32 bytes"):
+        Namer().begin_block_hashes(hashes, 1, chunk_tokens=16)
+
+
+@pytest.mark.parametrize("tokens", [LONG_TOKENS, PIECE_TOKENS, PIECE_TOKENS + 256, 20_011, 100_003])
+def test_a_long_prompt_is_copied_in_a_few_pieces_and_then_named_by_somebody_else(tokens: int) -> None:
+    ids = random.Random(tokens).choices(range(2**32), k=tokens)
+    naming = Namer().begin(ids, 256)
+    assert isinstance(naming, Naming)
+    whole_pieces = -(-(tokens // 256 * 256) // PIECE_TOKENS)
+    pieces = 1
+    while not naming.ready and pieces < min(whole_pieces, PIECES):
+        assert not naming.wait(0.0)
+        is_last = naming.go_on()
+        pieces += 1
+        assert is_last == (pieces == min(whole_pieces, PIECES))
+    assert naming.go_on()
+    ids_then, ids[:] = list(ids), [0] * tokens  # nobody looks at them any more
+    assert naming.wait(10)
+    assert naming.ready
+    assert naming.keys() == chunk_keys(ids_then, 256)
 
 
 def test_a_naming_ends_also_where_its_thread_is_gone() -> None:
@@ -184,9 +258,31 @@ def test_a_prompt_is_named_while_nobody_waits_for_it() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**32, 2**64, -(2**70), 1.5, "1", None])
-def test_a_long_prompt_of_anything_else_is_refused_at_once(wrong: Any) -> None:
+@pytest.mark.parametrize("place", [0, 4001, 20_000])
+def test_a_long_prompt_of_anything_else_is_refused_when_its_keys_are_wanted(wrong: Any, place: int) -> None:
+    ids = [*range(place), wrong, *range(place, 20_224)]
+    naming = Namer().begin(ids, 256)
+    assert isinstance(naming, Naming)
+    while not naming.go_on():
+        assert not naming.ready
+    assert naming.ready
     with pytest.raises(RequestError, match=r"token ids must be integers in \[0, 2\^32\)"):
-        Namer().begin([*range(LONG_TOKENS), wrong], 256)
+        naming.keys()
+
+
+class Index:
+    """An integer of another library."""
+
+    def __index__(self) -> int:
+        return 7
+
+
+def test_a_long_prompt_of_other_integers_has_the_same_keys() -> None:
+    ids: list[Any] = list(range(LONG_TOKENS))
+    ids[7] = Index()
+    naming = Namer().begin(ids, 256)
+    assert isinstance(naming, Naming)
+    assert naming.keys() == chunk_keys(list(range(LONG_TOKENS)), 256)
 
 
 def test_ids_of_every_size_are_read() -> None:

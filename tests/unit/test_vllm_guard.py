@@ -22,7 +22,7 @@ from kvclient.values import CacheSpec, RetrieveResult, StoreResult
 from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer
 from kvclient.vllm_scheduler import Scheduled, Scheduler
-from tests.unit.test_vllm_scheduler import BLOCK, CHUNK, NAMESPACE, Pool, Server, request
+from tests.unit.vllm_rig import BLOCK, CHUNK, NAMESPACE, Pool, Server, request
 
 LOG = logging.getLogger("kvserver.test")
 RANKS = 2

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvclient.keys import LONG_TOKENS
 from kvclient.vllm_keys import Keyer
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
@@ -23,7 +24,7 @@ def request(tokens: int = 40, **more: object) -> Any:
         "all_token_ids": list(range(tokens)),
         "num_tokens": tokens,
         "num_prompt_tokens": tokens,
-        "block_hashes": [bytes([block]) * 32 for block in range(tokens // 4)],
+        "block_hashes": [bytes([block % 256]) * 32 for block in range(tokens // 4)],
         "lora_request": None,
         "cache_salt": None,
         "mm_features": [],
@@ -63,6 +64,19 @@ def test_chunks_are_named_whole_and_further_ones_go_on(hashes: bool) -> None:
     extra = names.extra(whole)
     assert names.keys(whole, extra=extra, parent=keys[KEY_BYTES : 2 * KEY_BYTES], first_chunk=2) == keys[-KEY_BYTES:]
     assert names.keys(whole, extra=extra, parent=keys[-KEY_BYTES:], first_chunk=3) == b""
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+@pytest.mark.parametrize("tokens", [0, 11, 40, LONG_TOKENS + 7, 20_011])
+def test_a_request_that_begins_has_the_names_that_it_has_later(hashes: bool, tokens: int) -> None:
+    names = keyer(hashes=hashes)
+    blocks = [block.to_bytes(32, "big") for block in range(tokens // 4)]
+    asked = request(tokens, prompt_token_ids=list(range(tokens)), block_hashes=blocks)
+    begun = names.begin(asked, extra=names.extra(asked))
+    assert isinstance(begun, bytes) == (tokens < LONG_TOKENS)
+    keys = begun if isinstance(begun, bytes) else begun.keys()
+    assert len(keys) == tokens // CHUNK * KEY_BYTES
+    assert keys == keys_of(names, asked)
 
 
 def test_the_two_ways_to_name_never_meet() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from kvclient.vllm_scheduler import Scheduled
-from tests.unit.test_vllm_scheduler import BLOCK, Bench, request
+from tests.unit.vllm_rig import BLOCK, Bench, request
 
 
 def test_what_another_connector_brought_is_stored_when_the_engine_has_looked_at_it() -> None:

@@ -1,0 +1,97 @@
+"""Long prompts at the scheduler half: copied in pieces, named elsewhere, and no step with other work waits for that."""
+
+import pytest
+
+from kvclient.keys import LONG_TOKENS, PIECE_TOKENS, PIECES
+from tests.unit.vllm_rig import CHUNK, Bench, request
+
+
+def test_a_long_prompt_has_its_keys_from_elsewhere_and_is_asked_for_at_the_next_step() -> None:
+    bench, asked = Bench(), request(tokens=LONG_TOKENS + 5)
+    bench.hold(asked, 7)
+    bench.half.new(asked)
+    assert bench.server.asked == 0
+    assert bench.half._unnamed["r"].wait(10)
+    bench.step()
+    assert bench.server.asked == 1
+    bench.table = list(range(1, 90))
+    assert bench.admit(asked) == 7 * CHUNK
+
+
+def test_a_step_that_has_other_work_waits_for_no_keys() -> None:
+    bench, asked = busy(), request(tokens=3 * PIECE_TOKENS)
+    bench.half.new(asked)
+    assert bench.half.match(asked, 0) == (None, False)
+    assert bench.server.asked == 0
+    bench.half.finished("other")
+    assert bench.half.match(asked, 0) == (0, False)
+
+
+def test_a_long_prompt_gets_on_with_each_step_and_each_time_that_it_is_wanted() -> None:
+    bench, asked = busy(), request(tokens=PIECES * PIECE_TOKENS)
+    bench.hold(asked, 7)
+    bench.half.new(asked)
+    assert bench.half.match(asked, 0) == (None, False)
+    bench.step(other=41)
+    naming = bench.half._unnamed["r"]
+    assert not naming.ready
+    assert naming.go_on()  # the fourth and last piece
+    assert naming.wait(10)
+    bench.step(other=42)
+    assert bench.server.asked == 1
+    assert bench.half.match(asked, 0) == (7 * CHUNK, True)
+
+
+def test_a_step_that_waits_for_nobody_asks_for_a_long_prompt_when_all_is_scheduled() -> None:
+    bench, asked = busy(), request(tokens=LONG_TOKENS)
+    bench.half.new(asked)
+    assert bench.half._unnamed["r"].wait(10)
+    assert bench.half.match(asked, 0) == (None, False)
+    assert bench.server.asked == 0
+    bench.step(other=CHUNK - 1)
+    assert bench.server.asked == 1
+    assert bench.half.match(asked, 0) == (0, False)
+
+
+def test_a_step_that_may_wait_a_little_does_so_for_keys_as_well() -> None:
+    bench, asked = busy(step_wait_s=10.0), request(tokens=LONG_TOKENS)
+    bench.hold(asked, 7)
+    bench.half.new(asked)
+    assert bench.half.match(asked, 0) == (7 * CHUNK, True)
+
+
+def test_a_long_prompt_that_turns_out_to_have_no_names_is_left_alone() -> None:
+    asked = request(tokens=3 * PIECE_TOKENS)
+    asked.prompt_token_ids[-1] = 2**32
+    for bench in (busy(), Bench()):
+        bench.half.new(asked)
+        while bench.half.match(asked, 0) == (None, False):
+            bench.step(other=41)
+        assert bench.half.match(asked, 0) == (0, False)
+        assert bench.half.take_counts()["requests_unkeyed"] == 1
+        assert bench.server.asked <= 1  # for the other
+        bench.half.finished("r")
+
+
+def busy(*, step_wait_s: float = 0.0) -> Bench:
+    """An engine that computes another request, of which nothing is asked any more."""
+    bench, other = Bench(step_wait_s=step_wait_s), request("other", tokens=CHUNK - 1)
+    assert bench.admit(other) == 0
+    bench.step(other=CHUNK - 1)
+    return bench
+
+
+@pytest.mark.parametrize("end", ["match", "finish", "reset"])
+def test_a_long_prompt_may_be_wanted_before_it_is_named(end: str) -> None:
+    bench, asked = Bench(), request(tokens=3 * PIECE_TOKENS)
+    bench.hold(asked, 7)
+    bench.half.new(asked)
+    if end == "match":
+        assert bench.half.match(asked, 0) == (7 * CHUNK, True)
+    if end == "reset":
+        bench.half.reset()
+        assert bench.half.match(asked, 0) == (0, False)
+    bench.half.finished("r")
+    bench.step()
+    assert not bench.half.busy()
+    assert bench.half._unnamed == {}
