@@ -179,6 +179,8 @@ class Supervisor:
         logs.event(logging.INFO, "server stopped")
 
     def _patience(self) -> float | None:
+        if self._is_over():
+            return 0.0  # sums could not be begun, and nobody is left who would end
         start_at = None if self._movers or self._sums is not None else self._start_at
         dues = [due for due in (start_at, self._kill_at, self._reap_at) if due is not None]
         return max(0.0, min(dues) - time.monotonic()) if dues else None

@@ -227,6 +227,24 @@ def test_a_second_sigterm_ends_a_stop_that_sums(slow_place: Place) -> None:
     assert found(slow_place) == (CHUNKS, content)
 
 
+def test_a_server_that_can_begin_no_sums_starts_and_stops_without(place: Place) -> None:
+    place.program = """
+import kvserver.supervisor as s
+spawn = s.Supervisor._spawn
+def refuse(self, module, *more):
+    if module == 'kvserver.arena_sums':
+        raise OSError(11, 'no process')
+    return spawn(self, module, *more)
+s.Supervisor._spawn = refuse
+from kvserver.cli import main
+main()
+"""
+    content = stored(place)
+    assert len(place.lines("sums left out")) == 1
+    assert found(place) == (CHUNKS, content), "nothing was summed, so that there is nothing to compare"
+    assert len(place.lines("sums left out")) == 3
+
+
 def test_a_start_that_compares_can_be_stopped_and_loses_nothing(slow_place: Place) -> None:
     slow, slow_place.program = slow_place.program, ""
     content = stored(slow_place)
