@@ -97,6 +97,7 @@ def main() -> None:
     request_mib = REQUEST_MIB
     if given.smoke:
         given.device_mib, given.rounds, request_mib = 48, 1, 24
+        given.page_kib = 128  # chunks of 2 MiB: of eight larger ones all may lie on the other device
     rows = Rows("drain", as_json=given.json, config=f"{given.device_mib} MiB a device, pages of {given.page_kib} KiB")
     rounds = [
         one_round(
