@@ -22,7 +22,7 @@ from benchmarks.bench_service import brain_rss_mib
 from benchmarks.rows import Rows
 from kvclient.client import Client
 from kvserver._native import Ledger, Pattern, copy_seconds, create_memfd
-from kvserver.arena_sums import THREADS_MAX
+from kvserver.arena_sums import threads
 from kvserver.config import Config
 from kvserver.passing import Inheritance, Sums
 from kvserver.replay.served import Served
@@ -88,7 +88,6 @@ class Kept:
 
 def kept(rows: Rows, arena_bytes: int, turns: int) -> None:
     memory = Kept(arena_bytes)
-    threads = min(len(os.sched_getaffinity(0)), THREADS_MAX)
     copied_bytes = min(arena_bytes, COPY_BYTES)
     other = create_memfd("bench-copy", copied_bytes)
     puts, compares, ceilings = list[float](), list[float](), list[float]()
@@ -96,7 +95,7 @@ def kept(rows: Rows, arena_bytes: int, turns: int) -> None:
         puts.append(memory.seconds("put"))
         compares.append(memory.seconds("compare"))
         assert memory.is_whole()
-        ceilings.append(copied_bytes / copy_seconds(memory.arena, other, copied_bytes, threads, True) / 1e9)
+        ceilings.append(copied_bytes / copy_seconds(memory.arena, other, copied_bytes, threads(), True) / 1e9)
     for name, seconds in (("sum", puts), ("compare", compares)):
         rows.add(f"{name}_ms", [1e3 * second for second in seconds], "ms")
         rows.add(f"{name}_gbs", [arena_bytes / second / 1e9 for second in seconds], "GB/s", ceilings=ceilings)

@@ -21,14 +21,17 @@ THREADS_MAX = 16
 """A processor each, as far as there are: nothing else of ours runs. More would wait for the memory."""
 
 
+def threads() -> int:
+    return min(len(os.sched_getaffinity(0)), THREADS_MAX)
+
+
 def run(inherited: Inheritance) -> None:
     config = inherited.config
     ledger = Ledger(inherited.ledger, config.ledger_span_bytes)
     compare = inherited.sums == "compare"
     began = time.monotonic()
     work = ledger.compare_sums if compare else ledger.put_sums
-    threads = min(len(os.sched_getaffinity(0)), THREADS_MAX)
-    slots, payload_bytes, damaged = work(inherited.arena, config.arena_bytes, threads)
+    slots, payload_bytes, damaged = work(inherited.arena, config.arena_bytes, threads())
     logs.event(
         logging.WARNING if damaged else logging.INFO,
         "kept memory compared" if compare else "memory summed",

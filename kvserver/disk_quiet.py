@@ -6,7 +6,8 @@ such end, since they sleep in the kernel until their device has answered. So the
 reaped when this program has ended as well: `python -m kvserver.disk_quiet LEVEL FORM DIRECTORY...`.
 
 How it knows: Linux waits for the direct I/O of a file before it allocates in it. What is asked for here is allocated
-already, so nothing changes. ext4 and XFS do so, f2fs as well; where a file cannot be opened for that, time must do.
+already, so nothing changes. Seen on ext4. Of XFS it is what the source says, of btrfs and ZFS it is not known: see
+docs/disk.md. Where a file cannot be opened for that, time must do.
 """
 
 import ctypes
