@@ -17,7 +17,17 @@ from kvserver.errors import RequestError
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth")
-SETTINGS = ("config.json", "quantize_config.json", "quantization_config.json", "hf_quant_config.json", "params.json")
+SETTINGS = (
+    "config.json",
+    "quantize_config.json",
+    "quantization_config.json",
+    "hf_quant_config.json",
+    "params.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+"""The last three: what a model sees of an image. Engines name images by what they were before."""
 SETTINGS_BYTES_MAX = 16 << 20
 ADAPTER = (("adapter_config.json",), ("adapter_model.safetensors", "adapter_model.bin"))
 ROPES_OF_ANY_LENGTH = frozenset({"default", "linear", "llama3", "yarn", "mrope", "proportional"})

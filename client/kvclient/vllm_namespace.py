@@ -15,6 +15,17 @@ from kvclient.offload_values import Group
 FACTS = 1
 """Changes when the meaning of a fact does."""
 
+MEDIA = (
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "mm_device_do_normalize",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "video_pruning_rate",
+    "video_pruning_method",
+)
+"""What an engine makes of images and the like, and vLLM's digests of them do not say: those are one engine's."""
+
 
 def facts_of(
     config: Any,
@@ -38,6 +49,7 @@ def facts_of(
     model_id: tells the model, weights included, from all others. drafts: as much of a draft model, if it has KV.
     tenant: engines of different ones share nothing."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    media = getattr(model, "multimodal_config", None)
     return {
         "facts": FACTS,
         "engine": ["vllm", version],
@@ -56,6 +68,7 @@ def facts_of(
         "states": list(states),
         "chunk_tokens": chunk_tokens,
         "grid": [parallel.tensor_parallel_size, replicas],
+        **({"media": settings_text({name: getattr(media, name, None) for name in MEDIA})} if media is not None else {}),
         **({"drafts": list(drafts)} if drafts else {}),
         **({"tenant": tenant} if tenant else {}),
     }

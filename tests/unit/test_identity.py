@@ -36,7 +36,7 @@ def test_copies_of_a_model_are_one_model(tmp_path: Path) -> None:
     assert model_digest(one) == model_digest(two)
 
 
-@pytest.mark.parametrize("change", ["config", "one tensor", "a name", "a file more", "code"])
+@pytest.mark.parametrize("change", ["config", "one tensor", "a name", "a file more", "code", "images"])
 def test_what_changes_the_bytes_changes_the_digest(tmp_path: Path, change: str) -> None:
     before = model_digest(write(tmp_path / "model"))
     match change:
@@ -50,6 +50,8 @@ def test_what_changes_the_bytes_changes_the_digest(tmp_path: Path, change: str) 
             (tmp_path / "model" / "more.safetensors").write_bytes(safetensors({"x": bytes(9)}))
         case "code":
             (tmp_path / "model" / "modeling.py").write_text("pass")
+        case "images":
+            (tmp_path / "model" / "preprocessor_config.json").write_text('{"image_mean": [0.5]}')
     assert model_digest(tmp_path / "model") != before
 
 

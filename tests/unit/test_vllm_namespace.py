@@ -14,7 +14,7 @@ SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type
 
 def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
     """Of an engine; `more` replaces what facts_of() is told, or what the engine's configuration says."""
-    model = {"dtype": "bfloat16", "quantization": None, "max_model_len": 4096}
+    model = {"dtype": "bfloat16", "quantization": None, "max_model_len": 4096, "multimodal_config": None}
     model |= {name: more.pop(name) for name in list(more) if name in model}
     config = SimpleNamespace(
         model_config=SimpleNamespace(hf_config=SimpleNamespace(to_dict=lambda: settings), **model),
@@ -77,6 +77,19 @@ def test_what_shapes_the_bytes_makes_another_namespace(change: dict[str, Any]) -
 )
 def test_what_does_not_shape_them_leaves_it(change: dict[str, Any]) -> None:
     assert namespace(**change) == namespace()
+
+
+def test_what_is_made_of_an_image_is_in_the_namespace_and_where_it_is_kept_meanwhile_is_not() -> None:
+    def seeing(**more: object) -> bytes:
+        return namespace(multimodal_config=SimpleNamespace(**{"video_pruning_rate": None, **more}))
+
+    changes = [
+        {"mm_processor_kwargs": {"num_crops": 4}},
+        {"video_pruning_rate": 0.5},
+        {"media_io_kwargs": {"video": {}}},
+    ]
+    assert len({namespace(), seeing(), *(seeing(**change) for change in changes)}) == 2 + len(changes)
+    assert seeing(mm_processor_cache_gb=1) == seeing()
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "some-new-one"])
