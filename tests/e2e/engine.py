@@ -126,17 +126,24 @@ class Engine:
 
     def begin(self, prompts: Sequence[Prompt], *, tokens: int = 12) -> None:
         """generate() of which end() gives the outcome, so that something can happen meanwhile."""
-        self._pipe.send(("generate", ([list(prompt) for prompt in prompts], tokens, {})))
+        self.send("generate", [list(prompt) for prompt in prompts], tokens, {})
 
     def end(self) -> list[Answer]:
-        return [Answer(*item) for item in self._receive(CALL_S)]
+        return [Answer(*item) for item in self.receive()]
 
     def evict(self) -> None:
         """Forgets the engine's own prefix cache. Stores in flight hold their blocks, so it may take a moment."""
         until("the engine to forget its prefixes", lambda: self.call("reset"), CALL_S)
 
     def call(self, name: str, *arguments: object) -> Any:
+        self.send(name, *arguments)
+        return self.receive()
+
+    def send(self, name: str, *arguments: object) -> None:
+        """call() of which receive() gives the outcome."""
         self._pipe.send((name, arguments))
+
+    def receive(self) -> Any:
         return self._receive(CALL_S)
 
     # ---------------------------------------------------------------- processes

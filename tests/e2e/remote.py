@@ -50,8 +50,23 @@ class Remote:
             for item in outputs
         ]
 
-    def reset(self, connector: bool = False) -> bool:
-        return bool(self._llm.reset_prefix_cache(reset_connector=connector))
+    def prompt_logprob(self, prompt: list[int]) -> tuple[float, int]:
+        """Of all its tokens behind the first together, and how many of them were cached."""
+        sampling = vllm.SamplingParams(temperature=0, max_tokens=1, detokenize=False, prompt_logprobs=0)
+        (output,) = self._llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+        told = zip(prompt[1:], output.prompt_logprobs[1:], strict=True)
+        return sum(at[token].logprob for token, at in told), output.num_cached_tokens or 0
+
+    def reset(self, connector: bool = False, running: bool = False) -> bool:
+        """running: also with requests that run, which begin anew."""
+        return bool(self._llm.reset_prefix_cache(reset_running_requests=running, reset_connector=connector))
+
+    def sleep(self, level: int, mode: str) -> None:
+        """Back when nothing is under way any more. Level 0 pauses, level 1 forgets all caches besides."""
+        self._llm.sleep(level, mode)
+
+    def wake(self) -> bool:
+        return bool(self._llm.wake_up())
 
     def is_asynchronous(self) -> bool:
         """Whether a step is scheduled while the one before it runs."""

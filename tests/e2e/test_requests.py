@@ -1,4 +1,5 @@
-"""Requests whose KV hangs on more than their tokens: LoRA adapters, and prompts of embeddings."""
+"""Requests whose KV hangs on more than their tokens: LoRA adapters, and prompts of embeddings. And those that need all
+positions computed: log-probabilities of the prompt."""
 
 import importlib
 from collections.abc import Iterator
@@ -50,6 +51,19 @@ def test_prompts_of_embeddings_are_computed_and_not_stored(engine: Engine, serve
     assert_same(again, first)
     until("the server to be at rest", lambda: settled(server))
     assert server.status().chunks == chunks
+
+
+def test_a_prompt_whose_own_log_probabilities_are_wanted_is_computed_and_stored(engine: Engine, server: Server) -> None:
+    wanted, cached_tokens = engine.call("prompt_logprob", prompt(3, LENGTH))
+    assert cached_tokens == 0
+    until("the stores to end", lambda: settled(server))
+    engine.evict()
+    again, cached_tokens = engine.call("prompt_logprob", prompt(3, LENGTH))
+    assert cached_tokens == 0
+    assert again == pytest.approx(wanted, abs=CLOSE)
+    engine.evict()
+    assert engine.generate([prompt(3, LENGTH)])[0].cached_tokens == whole_chunks(LENGTH)
+    until("the server to be at rest", lambda: settled(server))
 
 
 def embedded(engine: Engine, seed: int) -> Answer:
