@@ -1,0 +1,76 @@
+"""A load that fails, of models whose groups of layers vLLM is told of by request, not by block; and on two ranks, of
+which each says so for itself. What test_faults.py does with one group and one rank is not repeated here.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.e2e.checks import assert_same, prompt, settled
+from tests.e2e.engine import Answer, Engine
+from tests.process.harness import Server, stop, until
+
+pytestmark = pytest.mark.long
+
+LENGTH = 900
+TOKENS = 8
+
+
+class Case(NamedTuple):
+    model: str
+    options: dict[str, object]
+
+
+CASES = {
+    "windows-tp2": Case("gemma3", {"block_size": 32, "tensor_parallel_size": 2}),
+    "states": Case("lfm2", {"block_size": 32, "prefix_cache_retention_interval": 256}),
+}
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def engine(request: pytest.FixtureRequest, models: Path, server: Server) -> Iterator[Engine]:
+    case = CASES[request.param]
+    with Engine(models / case.model, server.path, connector={"load_timeout_ms": 2000}, **case.options) as running:
+        yield running
+    until("the engine's sessions to end", lambda: server.status().caches == 0)
+
+
+def ask(engine: Engine) -> Answer:
+    return engine.generate([prompt(1, LENGTH)], tokens=TOKENS)[0]
+
+
+def found_again(engine: Engine, server: Server) -> bool:
+    """Asks until it comes from the server: what was not stored when it was evicted is computed and stored."""
+    until("the server to be at rest", lambda: settled(server))
+    engine.evict()
+    return ask(engine).cached_tokens > LENGTH // 2
+
+
+def failed(engine: Engine) -> float:
+    return float(engine.call("metrics")["vllm:kvserver_retrieves_failed"])
+
+
+def test_a_request_whose_load_fails_is_computed_and_finds_its_prefix_the_next_time(
+    engine: Engine, server: Server
+) -> None:
+    computed = ask(engine)
+    assert computed.cached_tokens == 0
+    until("the prompt to be found", lambda: found_again(engine, server))
+    engine.evict()
+    found = ask(engine)
+    engine.evict()
+    before, caches = failed(engine), server.status().caches
+    stop(server.mover_pid())
+    engine.begin([prompt(1, LENGTH)], tokens=TOKENS)
+    until("the load to be under way", lambda: server.status().retrieves >= 1)
+    server.kill()
+    assert_same(engine.end()[0], computed)
+    assert failed(engine) == before + 1
+    server.start()
+    until("the caches to be registered", lambda: server.status().caches == caches)
+    until("the prompt to be found again", lambda: found_again(engine, server))
+    engine.evict()
+    assert_same(ask(engine), found)
+    until("the server to be at rest", lambda: settled(server))
