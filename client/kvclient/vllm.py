@@ -364,7 +364,13 @@ with suppress(ValueError):  # known already, should vLLM ship it one day
 
 def _check_supported(config: Any, kv_config: Any) -> None:
     """What would be wrong, or is not built yet, is refused when the engine starts."""
-    parallel, speculation = config.parallel_config, config.speculative_config
+    model, parallel, speculation = config.model_config, config.parallel_config, config.speculative_config
+    if model.runner_type == "pooling" and not model.is_prefix_caching_supported:
+        raise RequestError(
+            "unsupported", "a model that pools over all positions of a prompt: all have to be computed at once"
+        )
+    if getattr(model, "is_diffusion", False):
+        raise RequestError("unsupported", "a diffusion model, which computes a token more than once before it holds")
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise RequestError("unsupported", f"{name}={getattr(parallel, name)} is not supported yet; expected 1")

@@ -42,6 +42,11 @@ class Remote:
         asked = [{"prompt_embeds": torch.randn(length, width, generator=source)} for source, length in random]
         return self._answers(asked, tokens, None)
 
+    def embed(self, prompts: list[list[int]]) -> list[tuple[tuple[float, ...], int]]:
+        """The vector of each prompt, and how many of its tokens were cached. Of a model that pools."""
+        outputs = self._llm.embed([{"prompt_token_ids": prompt} for prompt in prompts], use_tqdm=False)
+        return [(tuple(item.outputs.embedding), item.num_cached_tokens or 0) for item in outputs]
+
     def _answers(self, asked: list[dict[str, Any]], tokens: int, lora: Any) -> list[tuple[Any, ...]]:
         sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=0)
         outputs = self._llm.generate(asked, sampling, use_tqdm=False, lora_request=lora)

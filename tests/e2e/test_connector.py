@@ -87,7 +87,9 @@ def test_the_benchmark_of_the_schedulers_calls_runs() -> None:
 def config(**more: Any) -> SimpleNamespace:
     parallel = {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
     parallel |= {name: more.pop(name) for name in list(more) if name in parallel}
-    return SimpleNamespace(**{"parallel_config": SimpleNamespace(**parallel), "speculative_config": None, **more})
+    model = SimpleNamespace(runner_type="generate", is_prefix_caching_supported=True)
+    engine = {"model_config": model, "parallel_config": SimpleNamespace(**parallel), "speculative_config": None}
+    return SimpleNamespace(**{**engine, **more})
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,8 @@ def config(**more: Any) -> SimpleNamespace:
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=2"),
         ({"speculative_config": SimpleNamespace(method="medusa")}, "medusa"),
         ({"speculative_config": SimpleNamespace(method="dflash")}, "dflash"),
+        ({"model_config": SimpleNamespace(runner_type="pooling", is_prefix_caching_supported=False)}, "pools over all"),
+        ({"model_config": SimpleNamespace(runner_type="generate", is_diffusion=True)}, "diffusion"),
     ],
 )
 def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[str, Any], named: str) -> None:
