@@ -39,7 +39,7 @@ LONG_TOKENS = 2048
 PIECE_TOKENS = 4096
 """Some 5 us where their memory is near, 50 where it is not."""
 
-PIECES = 4
+PIECES = 8
 """A longer prompt has no more of them; they are longer then."""
 
 

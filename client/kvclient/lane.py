@@ -43,7 +43,8 @@ class Lane:
         """The typed reply. RequestError when the caller is wrong. Trouble("busy") when other threads used all the time
         up, or what they have sent fills the lane: nothing was sent then. Overdue or Lost when the lane does not work
         any more."""
-        self._enter(due_s)
+        if not self._takes_turn(due_s):
+            raise Trouble("busy", "other threads hold the lane")
         try:
             reply = self._round_trip(request, due_s)
         except Overdue:
@@ -62,7 +63,8 @@ class Lane:
     def send(self, request: Lookup | Release) -> None:
         """Returns at once: Trouble("busy") when another thread has the lane, Full when the server has yet to read what
         was sent before. Lost as in ask()."""
-        self._enter(0.0)
+        if not self._lock.acquire(blocking=False):
+            raise Trouble("busy", "other threads hold the lane")
         try:
             self._send(request)
             self._sent.add(request.id)
@@ -104,10 +106,6 @@ class Lane:
         self._socket.close()
 
     # ---------------------------------------------------------------- turns
-
-    def _enter(self, due_s: float) -> None:
-        if not self._takes_turn(due_s):
-            raise Trouble("busy", "other threads hold the lane")
 
     def _takes_turn(self, due_s: float) -> bool:
         """Usually at once: then there is no clock to read."""

@@ -264,11 +264,15 @@ class Scheduler:
             self._begin(self._live[name], keys)
 
     def _names_now(self, name: str) -> bool:
-        """Whether it has its keys, for which a step that has other work does a piece, and waits if it may. If it may
-        not, nor could it for an answer: then step() asks, in a call of its own."""
+        """Whether it has its keys, for which a step that has other work does a piece, and goes on or waits if it may.
+        If it may not, nor could it for an answer: then step() asks, in a call of its own."""
         naming = self._unnamed[name]
-        if self._computing and not (naming.go_on() and self._step_wait_left_s > 0 and self._waits(naming.wait)):
-            return False
+        if self._computing:
+            is_copied = naming.go_on()
+            while not is_copied and self._step_wait_left_s > 0:
+                is_copied = self._waits(lambda _: naming.go_on())
+            if not (is_copied and self._step_wait_left_s > 0 and self._waits(naming.wait)):
+                return False
         self._settle(name)
         return True
 

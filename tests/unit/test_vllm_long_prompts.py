@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvclient.keys import LONG_TOKENS, PIECE_TOKENS, PIECES
+from kvclient.keys import LONG_TOKENS, PIECE_TOKENS
 from tests.unit.vllm_rig import CHUNK, Bench, request
 
 
@@ -28,7 +28,7 @@ def test_a_step_that_has_other_work_waits_for_no_keys() -> None:
 
 
 def test_a_long_prompt_gets_on_with_each_step_and_each_time_that_it_is_wanted() -> None:
-    bench, asked = busy(), request(tokens=PIECES * PIECE_TOKENS)
+    bench, asked = busy(), request(tokens=4 * PIECE_TOKENS)
     bench.hold(asked, 7)
     bench.half.new(asked)
     assert bench.half.match(asked, 0) == (None, False)
@@ -53,8 +53,9 @@ def test_a_step_that_waits_for_nobody_asks_for_a_long_prompt_when_all_is_schedul
     assert bench.half.match(asked, 0) == (0, False)
 
 
-def test_a_step_that_may_wait_a_little_does_so_for_keys_as_well() -> None:
-    bench, asked = busy(step_wait_s=10.0), request(tokens=LONG_TOKENS)
+@pytest.mark.parametrize("tokens", [LONG_TOKENS, 5 * PIECE_TOKENS])
+def test_a_step_that_may_wait_a_little_does_so_for_keys_as_well(tokens: int) -> None:
+    bench, asked = busy(step_wait_s=10.0), request(tokens=tokens)
     bench.hold(asked, 7)
     bench.half.new(asked)
     assert bench.half.match(asked, 0) == (7 * CHUNK, True)
