@@ -44,6 +44,7 @@ class Chat:
     """Users who have a system prompt in common talk for a while, each sends the whole conversation every time."""
 
     users: int = field(default=6, metadata={"help": "conversations at a time, never more; the next begins as one ends"})
+    conversations: int = field(default=0, metadata={"help": "altogether; 0: one for each user"})
     turns: int = field(default=5, metadata={"help": "of each conversation"})
     system_tokens: int = field(default=256, metadata={"help": "that all conversations begin with"})
     history_tokens: int = field(default=1024, metadata={"help": "of each conversation before its first turn"})
@@ -55,16 +56,16 @@ class Chat:
     def draw(self, seed: int) -> Workload:
         thinking = random.Random(f"think {seed}")
         lines = []
-        for user in range(self.users):
-            prompt: Prompt = (Span("system", self.system_tokens), Span(f"history {user}", self.history_tokens))
+        for talk in range(self.conversations or self.users):
+            prompt: Prompt = (Span("system", self.system_tokens), Span(f"history {talk}", self.history_tokens))
             steps = []
             for turn in range(self.turns):
-                prompt = (*prompt, Span(f"question {user}.{turn}", self.question_tokens))
+                prompt = (*prompt, Span(f"question {talk}.{turn}", self.question_tokens))
                 think_s = self.think_s * thinking.uniform(0.5, 1.5) if turn else 0.0
                 kind = "again" if turn else "first"
-                steps.append(Ask(f"{user}.{turn}", kind, prompt, self.answer_tokens, think_s))
-                prompt = (*prompt, Span(f"answer {user}.{turn}", self.answer_tokens))
-            lines.append(Line(tuple(steps), start_s=user * self.join_s))
+                steps.append(Ask(f"{talk}.{turn}", kind, prompt, self.answer_tokens, think_s))
+                prompt = (*prompt, Span(f"answer {talk}.{turn}", self.answer_tokens))
+            lines.append(Line(tuple(steps), start_s=talk * self.join_s if talk < self.users else 0.0))
         return Workload("chat", (Phase(lines, self.users),))
 
 

@@ -10,6 +10,7 @@ from benchmarks.vllm_load.asks import Ask, Fork, Line, Phase, Span, Workload
 from benchmarks.vllm_load.crowd import Crowd, Outcome
 from benchmarks.vllm_load.ramp import Ramp
 from benchmarks.vllm_load.reply import Reply
+from benchmarks.vllm_load.workloads import Chat
 
 
 class JumpingClock:
@@ -105,6 +106,13 @@ def test_nobody_goes_on_behind_a_fork_that_the_time_cut_short() -> None:
 def test_outcomes_say_how_many_users_were_there() -> None:
     lines = [Line((ask("a"),)), Line((ask("b"), ask("c")))]
     assert {name: outcome.users for name, outcome in play(Phase(lines, 2)).items()} == {"a": 2, "b": 2, "c": 1}
+
+
+def test_conversations_take_each_others_place_so_that_there_are_always_as_many_users() -> None:
+    (phase,) = Chat(users=3, conversations=7, turns=2, think_s=0.0, join_s=0.0).draw(1).phases
+    began = times(play(phase))
+    assert [began[f"{talk}.0"] for talk in range(7)] == [0.0, 0.0, 0.0, 4.0, 4.0, 4.0, 8.0]
+    assert [began[f"{talk}.1"] for talk in range(7)] == [2.0, 2.0, 2.0, 6.0, 6.0, 6.0, 10.0]
 
 
 def endless(tokens: int = 10) -> list[Line]:
