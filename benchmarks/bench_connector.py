@@ -9,10 +9,10 @@ prompt.
 new: on_new_request, which names the chunks of a short prompt and asks the server, and begins to name those of a long
 one. match: get_num_new_matched_tokens in a step that has other work: at once behind on_new_request (the answer is
 seldom there; the step goes on without the request), and in those after that, a millisecond later. step:
-build_connector_meta between the two, with another request that decodes; it asks for what is named by then. alone: match
-in an engine without other work, which waits for the answer.
-allocated: update_state_after_alloc. prefill: build_connector_meta of a step that completes eight chunks, which are
-stored. decode: build_connector_meta of a step of 32 requests that decode, per request. finished: request_finished.
+build_connector_meta between the two, with another request that decodes; step that asks: the one of them that puts the
+question of a long prompt, which has its keys by then. alone: match in an engine without other work, which waits for the
+answer. allocated: update_state_after_alloc. prefill: build_connector_meta of a step that completes eight chunks, which
+are stored. decode: build_connector_meta of a step of 32 requests that decode, per request. finished: request_finished.
 bare send: instead of new, one system call that wakes a sleeping process, as the question has to; bare receive: instead
 of match, one that takes an answer. Both in the same place and as cold, so what a call costs above them is our own.
 "tokens": keys from token ids; "hashes": from the engine's block hashes (--prefix-caching-hash-algo sha256_cbor).
@@ -129,7 +129,10 @@ class Bench:
         matched = self.timed("match at once" if other else "match alone", lambda: self.half.match(request, 0))
         while matched[0] is None:
             output = step_of(other, other, [], is_new=False)
+            had_asked = self.half.busy()
             self.timed("step", lambda output=output: self._step(output))
+            if self.half.busy() and not had_asked:
+                self.took_us["step that asks"].append(self.took_us["step"].pop())
             compute(STEP_S)
             matched = self.timed("match", lambda: self.half.match(request, 0))
         assert matched == (0, False), matched

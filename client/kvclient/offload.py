@@ -68,11 +68,11 @@ class Offload:
         """A request of `tokens` prompt tokens; `keys` are those of its whole chunks, packed.
 
         reads: False for a request that must compute all its tokens itself; it is stored, and takes no lease."""
-        self._begin(Request(request, tokens, bytearray(keys), reads=reads and self._options.retrieves))
+        self._begin(Request(request, tokens, keys, reads=reads and self._options.retrieves))
 
     def begin_unkeyed(self, request: Hashable, *, tokens: int, why: str) -> None:
         """A request whose bytes cannot be named safely: neither looked up nor stored, but counted under `why`."""
-        self._begin(Request(request, tokens, bytearray(), reads=False, is_keyed=False, why=why))
+        self._begin(Request(request, tokens, b"", reads=False, is_keyed=False, why=why))
         self.statistics.requests_unkeyed += 1
         self.statistics.skip(why, tokens)
 

@@ -64,7 +64,7 @@ class Answer:
 class Request:
     name: Hashable
     prompt_tokens: int
-    keys: bytearray
+    keys: bytes
     """Packed, of whole chunks; empty when it cannot be keyed."""
     reads: bool
     is_keyed: bool = True
@@ -110,7 +110,7 @@ class Request:
         return max(self.storing.values(), default=0)
 
     def key_range(self, first_chunk: int, end_chunk: int) -> bytes:
-        return bytes(self.keys[first_chunk * KEY_BYTES : end_chunk * KEY_BYTES])
+        return self.keys[first_chunk * KEY_BYTES : end_chunk * KEY_BYTES]
 
     def parent_of(self, chunk: int) -> bytes:
         return self.key_range(chunk - 1, chunk) if chunk else b""
