@@ -9,6 +9,7 @@ declined     the rest is on disk, and reading it is slower than computing it, or
              in DRAM
 disk-away    the rest is on disk, which cannot be read now
 namespace    nothing was ever registered here under this namespace
+recovering   whatever it would be otherwise: the rest may be on a disk, and it is not known yet what is there
 """
 
 from itertools import islice
@@ -20,16 +21,20 @@ from kvserver.wire.messages import KEY_BYTES
 
 HOLDERS_MAX = 8
 
-Ending = Literal["whole", "absent", "gone", "writing", "partial", "declined", "disk-away", "namespace"]
+Ending = Literal["whole", "absent", "gone", "writing", "partial", "declined", "disk-away", "namespace", "recovering"]
 """The same as counters.LOOKUP_ENDS."""
 
 
-def ending(core: Core, space: Space | None, keys: bytes, held: int) -> Ending:
-    """Why no more than `held` chunks of packed keys can be served, as far as the index knows."""
+def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held: int) -> Ending:
+    """Why no more than `held` chunks of packed keys can be served, as far as the index knows. space: of the namespace,
+    where whoever asks may see it."""
+    if space is not None and held * KEY_BYTES == len(keys):
+        return "whole"
+    sees = space is not None or core.chunks.accounts is None  # with quotas: only what he has registered a cache of
+    if sees and core.disk is not None and core.disk.may_tell_of(namespace):
+        return "recovering"
     if space is None:
         return "namespace"
-    if held * KEY_BYTES == len(keys):
-        return "whole"
     key = keys[held * KEY_BYTES : (held + 1) * KEY_BYTES]
     node = space.nodes.get(key)
     if node is None:
