@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from kvserver.index.space import READY, Space
-from kvserver.service.state import Core
+from kvserver.service.state import Core, DiskTier
 from kvserver.wire.messages import KEY_BYTES
 
 HOLDERS_MAX = 8
@@ -31,7 +31,7 @@ def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held:
     if space is not None and held * KEY_BYTES == len(keys):
         return "whole"
     sees = space is not None or core.chunks.accounts is None  # with quotas: only what he has registered a cache of
-    if sees and core.disk is not None and core.disk.may_tell_of(namespace):
+    if sees and core.disk is not None and may_tell_of(core.disk, namespace):
         return "recovering"
     if space is None:
         return "namespace"
@@ -42,6 +42,15 @@ def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held:
     if node.state != READY:
         return "writing"
     return "absent" if space.only_full else "partial"  # a ready chunk among full groups alone is of another chain
+
+
+def may_tell_of(tier: DiskTier, namespace: bytes) -> bool:
+    """Chunks of it that are not in the index may be found on disk yet."""
+    if tier.recovered:
+        return False
+    if tier.found is None or not tier.found.listed:
+        return namespace not in tier.void_later
+    return tier.found.newest.get(namespace, 0) > tier.noted.get(namespace, 0)
 
 
 class Missing(NamedTuple):

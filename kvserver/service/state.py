@@ -383,14 +383,6 @@ class DiskTier:
         """It is known which namespaces are on disk, and the newest generation of their records."""
         return self.recovered or (self.found is not None and self.found.listed)
 
-    def may_tell_of(self, namespace: bytes) -> bool:
-        """Chunks of it that are not in the index may be found on disk yet."""
-        if self.recovered:
-            return False
-        if self.found is None or not self.found.listed:
-            return namespace not in self.void_later
-        return self.found.newest.get(namespace, 0) > self.noted.get(namespace, 0)
-
     @property
     def in_flight(self) -> Counter[str]:
         return Counter(job.kind for job in self.chunks.jobs.values())

@@ -386,7 +386,7 @@ MUTATIONS = (
     Mutation(
         "what the server holds is not heard while it reads its disks",
         QUESTIONS,
-        "if found.why in {\"\", RECOVERING}:",
+        'if found.why in {"", RECOVERING}:',
         "if not found.why:",
     ),
     Mutation(

@@ -7,20 +7,20 @@ DISK_CHUNKS = "service/disk_chunks.py"
 MUTATIONS = (
     Mutation(
         "a lookup does not say that the disks are not read",
-        "service/state.py",
-        "        if self.recovered:\n            return False\n",
-        "        if True:\n            return False\n",
+        "service/endings.py",
+        "    if tier.recovered:\n",
+        "    if True:\n",
     ),
     Mutation(
         "a lookup doubts for ever",
-        "service/state.py",
-        "        if self.recovered:\n            return False\n",
-        "        if self.recovered:\n            return True\n",
+        "service/endings.py",
+        "    if tier.recovered:\n        return False\n",
+        "    if tier.recovered:\n        return True\n",
     ),
     Mutation(
         "a lookup does not doubt once the namespaces are listed",
-        "service/state.py",
-        "self.found.newest.get(namespace, 0) > self.noted.get(namespace, 0)\n",
+        "service/endings.py",
+        "tier.found.newest.get(namespace, 0) > tier.noted.get(namespace, 0)\n",
         "False\n",
     ),
     Mutation(

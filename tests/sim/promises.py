@@ -163,11 +163,9 @@ class Promises:
         self.disk = DiskPromises(ledger, self)
         self.operators = OperatorPromises(ledger, shapes)
         self.now_ns = 0
-        self.on_disk: dict[tuple[bytes, bytes, int, int], tuple[int, int]] = {}
-        """Shards that the service said before the event to have on disk: (extent, generation)."""
+        self.on_disk: dict[Shard, tuple[int, int]] = {}  # (extent, generation), as the service said before the event
         self.disk_readable, self.disk_recovered = False, True
-        self._denied: set[tuple[bytes, bytes]] = set()
-        """Chunks (namespace, key) that a lookup was told, before the disks were read, not to be there."""
+        self._denied: set[tuple[bytes, bytes]] = set()  # (namespace, key): lookups were told that it is not there
         self.may_decline = False
 
     # ---------------------------------------------------------------- requests and replies
@@ -274,7 +272,6 @@ class Promises:
         return shorter, 0
 
     def knows_disks(self, on_disk: dict[Shard, tuple[int, int]], *, readable: bool, recovered: bool) -> None:
-        """What the service knows of them before an event."""
         for name in on_disk.keys() - self.on_disk.keys() if self._denied else ():
             if name[:2] in self._denied and name not in self._ledger.held:
                 raise Wrong(f"{name} was on disk, and a lookup that came before it was found was not told to doubt")
