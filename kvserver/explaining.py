@@ -22,6 +22,7 @@ ENDINGS = {
     "its tenant may not have a chunk of it in DRAM (tenants)",
     "disk-away": "the rest is on disk, which cannot be read now",
     "namespace": "nothing was ever registered here under this namespace",
+    "recovering": "the rest may be on disk: the server has started a moment ago, and does not know yet what is there",
 }
 CAUSES = {
     "store": "it made room in DRAM for a store, and was not on disk",

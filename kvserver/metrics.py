@@ -213,7 +213,7 @@ class SnapshotCollector(Collector):
             "Lookups by why the prefix ends where it does: whole = all is held; absent = the next chunk was never "
             "stored, or left long ago; gone = it left lately; writing = it is being stored; partial = a window or "
             "state group is missing; declined, disk-away = on disk, see lookup_chunks; namespace = nothing is known "
-            "under it.",
+            "under it; recovering = it is not known yet what is on disk.",
             "why",
             seen.lookup_ends,
         )

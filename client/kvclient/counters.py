@@ -10,7 +10,7 @@ class Counters:
 
     lookups: int = 0
     lookups_unserved: int = 0
-    """Misses for which the server was not asked or did not answer."""
+    """For which the server was not asked or did not answer, or did not know yet what its disks hold."""
     chunks_found: int = 0
     stores: int = 0
     stores_short: int = 0

@@ -13,7 +13,8 @@ Rule 2: a job ends when all ranks have reported, and not before; a deadline neve
 of their own, never used twice, so that a request that was preempted, aborted or has an old name is never confused.
 Rule 3: no block of the engine's own prefix is ever written.
 Rule 4: what the server holds is not stored again. The frontier, from where on a request is stored, goes back only when
-a retrieve has failed, or when the server, asked anew, holds less.
+a retrieve has failed, or when the server, asked anew, holds less; where it does not know yet what is on disk, when
+a store meets the gap.
 Rule 5: a request whose retrieve failed is computed. It does not ask again, so it cannot go round for ever.
 """
 
@@ -165,7 +166,7 @@ class Offload:
         self._count_admission(it, hbm_tokens)
         if it.is_keyed and it.why:
             reach = usable_tokens(self._options, it.tokens)
-            known = it.answer is not None and not it.answer.why
+            known = it.answer is not None and it.answer.why != it.why
             self.statistics.skip(it.why, max(0, (min(it.found_tokens, reach) if known else reach) - hbm_tokens))
         self._questions.set_answer(it, None)
         it.phase = Phase.RUNNING
@@ -204,9 +205,11 @@ class Offload:
 
     def stored_whole(self, request: Hashable) -> bool:
         """Whether computed() has nothing to find until the request is matched again, or a retrieve of it fails. While
-        an answer is under way nobody knows: it may say that less is held than was stored once."""
+        an answer is under way nobody knows: it may say that less is held than was stored once; and so may a store while
+        the server reads its disks."""
         it = self._requests[request]
-        return not self._options.stores or (it.question is None and (bool(it.stopped) or it.frontier >= it.chunks))
+        is_open = it.question is not None or (it.held_for_sure is not None and it.storing)
+        return not self._options.stores or (not is_open and (bool(it.stopped) or it.frontier >= it.chunks))
 
     def preempted(self, request: Hashable) -> None:
         """Its blocks are gone, it waits to be matched again. Stores in flight keep theirs. May be said twice."""
@@ -294,7 +297,9 @@ class Offload:
         it.stored_until = max(it.stored_until, held_until)
         if ended.chunks < asked:
             self.statistics.stores_short += 1
-            if ended.why not in CHAIN_GOES_ON and held_until < it.frontier:
+            if ended.why == "parent-absent" and it.held_for_sure is not None:
+                it.frontier, it.held_for_sure = it.held_for_sure, None
+            elif ended.why not in CHAIN_GOES_ON and held_until < it.frontier:
                 it.stopped = ended.why or "short"
         self._sum_up(it)
         return StoreEnd(order, ended.chunks)
@@ -383,7 +388,7 @@ class Offload:
             it.retrieved_tokens += order.end_tokens - order.hbm_tokens
             return
         it.is_barred, it.why = True, why
-        it.frontier, it.stopped = order.hbm_tokens // self._options.chunk_tokens, ""
+        it.frontier, it.stopped, it.held_for_sure = order.hbm_tokens // self._options.chunk_tokens, "", None
 
     def _sum_up(self, it: Request) -> None:
         if it.phase is not Phase.FINISHED or it.jobs:

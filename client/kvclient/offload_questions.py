@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from kvclient.offload_ranges import chunks_to_look_up, usable_tokens
 from kvclient.offload_request import Answer, Phase, Question, Request
 from kvclient.offload_values import LookupOrder, Options, Statistics
-from kvclient.values import Found, Lease
+from kvclient.values import RECOVERING, Found, Lease
 
 
 class Questions:
@@ -72,10 +72,10 @@ class Questions:
         self._statistics.lookups_unserved += bool(found.why)
         if question is not None:
             it.question = None
-            if not found.why:
+            if found.why in {"", RECOVERING}:
                 it.found_tokens = found.chunks * self._options.chunk_tokens
-                it.frontier, it.stopped = max(found.chunks, it.storing_until, it.stored_until), ""
-        elif not found.why and not it.is_barred:
+                self._set_frontier(it, found)
+        elif not it.is_barred:
             it.frontier = max(it.frontier, found.chunks)
         if question is None or it.phase is not Phase.WAITING:
             self.release(found.lease)
@@ -85,6 +85,16 @@ class Questions:
         wanted_min = question.chunks_wanted_min
         self.set_answer(it, Answer(found.chunks, found.lease, question.chunks, wanted_min, found.why, until_s))
         return it
+
+    @staticmethod
+    def _set_frontier(it: Request, found: Found) -> None:
+        """Where disks are still being read, what was stored once is believed to be there: until a store says that it
+        has no parent, which leaves a gap."""
+        held = max(found.chunks, it.storing_until, it.stored_until)
+        if found.why and not it.stopped and held < it.frontier:
+            it.held_for_sure = held
+        else:
+            it.frontier, it.stopped, it.held_for_sure = held, "", None
 
     def leases_lost(self, requests: Iterable[Request]) -> None:
         for it in requests:

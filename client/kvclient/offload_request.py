@@ -81,6 +81,8 @@ class Request:
     """A retrieve of it has failed: rule 5."""
     frontier: int = 0
     """Chunks before it are held by the server, or are on their way to it."""
+    held_for_sure: int | None = None
+    """Of the chunks before the frontier, when the server did not know yet what its disks hold; None: it knew."""
     due: int = 0
     """Chunks that are computed."""
     storing: dict[int, int] = field(default_factory=dict)

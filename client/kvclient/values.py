@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from kvserver.errors import RequestError
-from kvserver.wire.messages import SEGMENT_BYTES_MAX, STAGING_SEGMENTS, GroupSpec, Mode, RegionRun
+from kvserver.wire.messages import SEGMENT_BYTES_MAX, STAGING_SEGMENTS, FoundWhy, GroupSpec, Mode, RegionRun
 
 STAGING_BYTES = STAGING_SEGMENTS * SEGMENT_BYTES_MAX
 CHOSEN_MODES: dict[str, Mode] = {"host": "direct", "portable": "engine-driven"}
@@ -154,13 +154,18 @@ class Lease(NamedTuple):
     """How many of the chunks had to be read from disk when the lease was granted, which began then."""
 
 
+RECOVERING: FoundWhy = "recovering"
+"""Found.why of a server that has answered."""
+
+
 class Found(NamedTuple):
     """A lookup's outcome: `chunks` leading chunks can be served, with a lease when there were enough of them."""
 
     chunks: int
     lease: Lease | None
     why: str = ""
-    """Empty when the server answered. Otherwise why it could not be asked, as in StoreResult."""
+    """Empty when the server answered. recovering: it did, and there may be more than it knows of: it has not heard yet
+    what its disks hold. Otherwise why it could not be asked, as in StoreResult."""
 
 
 class StoreResult(NamedTuple):

@@ -21,7 +21,8 @@ COUNTERS = {
     "lookups": "Lookups.",
     "tokens_looked_up": "Tokens that lookups asked for, again and again where a request waited.",
     "lookups_late": "Of lookups, those that were not answered before their deadline.",
-    "lookups_unserved": "Of lookups, those that nobody answered: the server was away or too slow.",
+    "lookups_unserved": "Of lookups, those that nobody answered, or not for all: the server was away, too slow, or "
+    "had not read yet what its disks hold.",
     "retrieves": "Retrieves begun.",
     "retrieves_failed": "Of retrieves, those that failed on some rank; the request was computed instead.",
     "stores": "Stores begun.",

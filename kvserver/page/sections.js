@@ -17,6 +17,7 @@ const ENDS = {
   declined: "prefix: the rest is on disk, slower than computing",
   "disk-away": "prefix: the rest is on disk, which is away",
   namespace: "prefix: nobody registered this namespace",
+  recovering: "prefix: not known yet what is on disk",
 };
 const EVICTED = {
   store: "left DRAM: room for a store",

@@ -9,27 +9,32 @@ declined     the rest is on disk, and reading it is slower than computing it, or
              in DRAM
 disk-away    the rest is on disk, which cannot be read now
 namespace    nothing was ever registered here under this namespace
+recovering   whatever it would be otherwise: the rest may be on a disk, and it is not known yet what is there
 """
 
 from itertools import islice
 from typing import Literal, NamedTuple
 
 from kvserver.index.space import READY, Space
-from kvserver.service.state import Core
+from kvserver.service.state import Core, DiskTier
 from kvserver.wire.messages import KEY_BYTES
 
 HOLDERS_MAX = 8
 
-Ending = Literal["whole", "absent", "gone", "writing", "partial", "declined", "disk-away", "namespace"]
+Ending = Literal["whole", "absent", "gone", "writing", "partial", "declined", "disk-away", "namespace", "recovering"]
 """The same as counters.LOOKUP_ENDS."""
 
 
-def ending(core: Core, space: Space | None, keys: bytes, held: int) -> Ending:
-    """Why no more than `held` chunks of packed keys can be served, as far as the index knows."""
+def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held: int) -> Ending:
+    """Why no more than `held` chunks of packed keys can be served, as far as the index knows. space: of the namespace,
+    where whoever asks may see it."""
+    if space is not None and held * KEY_BYTES == len(keys):
+        return "whole"
+    sees = space is not None or core.chunks.accounts is None  # with quotas: only what he has registered a cache of
+    if sees and core.disk is not None and may_tell_of(core.disk, namespace):
+        return "recovering"
     if space is None:
         return "namespace"
-    if held * KEY_BYTES == len(keys):
-        return "whole"
     key = keys[held * KEY_BYTES : (held + 1) * KEY_BYTES]
     node = space.nodes.get(key)
     if node is None:
@@ -37,6 +42,15 @@ def ending(core: Core, space: Space | None, keys: bytes, held: int) -> Ending:
     if node.state != READY:
         return "writing"
     return "absent" if space.only_full else "partial"  # a ready chunk among full groups alone is of another chain
+
+
+def may_tell_of(tier: DiskTier, namespace: bytes) -> bool:
+    """Chunks of it that are not in the index may be found on disk yet."""
+    if tier.recovered:
+        return False
+    if tier.found is None or not tier.found.listed:
+        return namespace not in tier.void_later
+    return tier.found.newest.get(namespace, 0) > tier.noted.get(namespace, 0)
 
 
 class Missing(NamedTuple):

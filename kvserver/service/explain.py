@@ -28,7 +28,7 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
     space = core.chunks.spaces.get(digest)
     asked = len(keys) // KEY_BYTES
     single = _single(space, keys) if asked == 1 else None
-    chunks, away, why = single or _prefix(core, space, keys)
+    chunks, away, why = single or _prefix(core, digest, space, keys)
     key = keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES]
     lacks = missing(core, digest, key, now_ns) if key else Missing("", "", 0.0, [])
     return Explanation(
@@ -53,10 +53,10 @@ def _single(space: Space | None, key: bytes) -> tuple[int, int, Ending] | None:
     return (1, int(node.away), "whole") if node.state == READY else (0, 0, "writing")
 
 
-def _prefix(core: Core, space: Space | None, keys: bytes) -> tuple[int, int, Ending]:
+def _prefix(core: Core, digest: bytes, space: Space | None, keys: bytes) -> tuple[int, int, Ending]:
     held = core.chunks.servable(space, keys) if space is not None and keys else 0
-    why = ending(core, space, keys, held)
+    why = ending(core, digest, space, keys, held)
     if space is None or not held or core.disk is None:
         return held, 0, why
     chunks, away, refused = leases.from_disk(core, core.disk, space, keys, held)
-    return chunks, len(away), refused or why
+    return chunks, len(away), why if why == "recovering" else refused or why

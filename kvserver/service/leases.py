@@ -14,7 +14,7 @@ from kvserver.service import fetches
 from kvserver.service.accounts import Accounts
 from kvserver.service.endings import Ending, ending, missing
 from kvserver.service.state import MILLISECOND_NS, Core, DiskTier, Lease, Session
-from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES, Found, Lookup, Release, Released
+from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES, Found, FoundWhy, Lookup, Release, Released
 
 
 def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int) -> None:
@@ -27,10 +27,11 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
         space = None
     chunks = held = core.chunks.servable(space, request.keys) if space is not None else 0
     away: dict[Node, int] = {}
-    why: Ending = "whole" if held == asked else ending(core, space, request.keys, held)
+    why: Ending = "whole" if held == asked else ending(core, request.namespace, space, request.keys, held)
     if held and space is not None and core.disk is not None:
         chunks, away, refused = from_disk(core, core.disk, space, request.keys, held)
-        why = refused or why
+        why = why if why == "recovering" else refused or why
+    untold: FoundWhy = "recovering" if why == "recovering" else ""
     leased = chunks >= request.chunks_wanted_min and chunks > 0
     if leased and len(core.leases) >= core.bounds.leases_max:
         raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
@@ -39,16 +40,16 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
         line = _line(core, request, space, chunks=chunks, away=len(away), why=why, now_ns=now_ns)
         core.log("lookup", ("engine", session.engine.name), *line, level=level)
     if space is None or not chunks:
-        core.answer(peer, Found(request.id, 0, 0, 0, 0))
+        core.answer(peer, Found(request.id, 0, 0, 0, 0, untold))
         return
     tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
     tail.used = space.root.used = now_ns  # with or without a lease: an engine that holds a prefix itself uses it too
     if core.chunks.arc is not None:
         core.chunks.arc.asked(space, tail)
     if leased:
-        _grant(core, session, peer, request, tail, away=away, now_ns=now_ns)
+        _grant(core, session, peer, request, tail, away=away, why=untold, now_ns=now_ns)
     else:
-        core.answer(peer, Found(request.id, chunks, 0, 0, len(away)))
+        core.answer(peer, Found(request.id, chunks, 0, 0, len(away), untold))
 
 
 def _may_see(accounts: Accounts, session: Session, space: Space) -> bool:
@@ -57,7 +58,15 @@ def _may_see(accounts: Accounts, session: Session, space: Space) -> bool:
 
 
 def _grant(
-    core: Core, session: Session, peer: int, request: Lookup, tail: Node, *, away: dict[Node, int], now_ns: int
+    core: Core,
+    session: Session,
+    peer: int,
+    request: Lookup,
+    tail: Node,
+    *,
+    away: dict[Node, int],
+    why: FoundWhy,
+    now_ns: int,
 ) -> None:
     """A lease on the prefix that ends in `tail`, and the reads of what of it is away."""
     space = core.chunks.spaces[request.namespace]
@@ -75,7 +84,7 @@ def _grant(
     session.engine.leases.add(lease.number)
     core.timers.set(lease.expires_ns, "lease", lease.number)
     core.counters.leases_granted += 1
-    core.answer(peer, Found(request.id, chunks, lease.number, core.bounds.lease_ttl_ms, len(away)))
+    core.answer(peer, Found(request.id, chunks, lease.number, core.bounds.lease_ttl_ms, len(away), why))
     if core.disk is not None:
         core.disk.asked_for(tail)
         core.chunks.offer(space, tail)
@@ -104,12 +113,15 @@ def _line(
             yield "held_in", lacks.held_in[0][:12]
 
 
+Refused = Literal["", "declined", "disk-away", "recovering"]
+
+
 def from_disk(
     core: Core, tier: DiskTier, space: Space, keys: bytes, chunks: int
-) -> tuple[int, dict[Node, int], Literal["", "declined", "disk-away"]]:
+) -> tuple[int, dict[Node, int], Refused]:
     """How many of the chunks are offered, what of them has to be read, and why they are less: because the disk cannot
     be read now, because their tenant may not have one of them in DRAM, or because computing would be faster."""
-    refused: Literal["", "declined", "disk-away"] = ""
+    refused: Refused = ""
     while chunks:
         tail = space.nodes[keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
         away = fetches.missing(space, tail)
@@ -122,7 +134,7 @@ def from_disk(
                 return chunks, away, refused
             refused = "declined"
         else:
-            refused = "disk-away"
+            refused = "disk-away" if tier.recovered else "recovering"
         chunks = core.chunks.servable(space, keys[: (first - 1) * KEY_BYTES]) if first > 1 else 0
     return chunks, {}, refused
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Exact match at Hello. Changes when the meaning of any frame changes; it is not the package's version."""
 
 KEY_BYTES = 32
@@ -51,6 +51,7 @@ Kind = Literal["full", "window", "state"]
 Mode = Literal["direct", "staged", "server-gather", "engine-driven"]
 DeviceKind = Literal["host", "cuda", "rocm"]
 Why = Literal["", "full", "parent-absent", "ranks-missing", "busy", "abandoned", "discarded"]
+FoundWhy = Literal["", "recovering"]
 
 
 class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
@@ -357,6 +358,9 @@ class Found(Frame, tag="found", frozen=True):
     chunks_on_disk: int
     """Of those chunks, how many have to be read from disk first. That begins with the lease; a retrieve waits for
     it."""
+    why: FoundWhy
+    """recovering: there may be more on disks that the server has not read since its start, so that less than was
+    asked says nothing about the rest. Empty: the rest is not to be had."""
 
 
 class Released(Frame, tag="released", frozen=True):

@@ -229,8 +229,8 @@ MUTATIONS = (
     Mutation(
         "the frontier stays when a retrieve has failed",
         OFFLOAD,
-        'it.frontier, it.stopped = order.hbm_tokens // self._options.chunk_tokens, ""',
-        'it.stopped = ""',
+        'it.frontier, it.stopped, it.held_for_sure = order.hbm_tokens // self._options.chunk_tokens, "", None',
+        'it.stopped, it.held_for_sure = "", None',
     ),
     Mutation(
         "the frontier goes back when a retrieve has succeeded",
@@ -327,7 +327,12 @@ MUTATIONS = (
         "ended.why not in CHAIN_GOES_ON and held_until",
         "held_until",
     ),
-    Mutation("a gap is never forgotten", QUESTIONS, 'it.stored_until), ""\n', "it.stored_until), it.stopped\n"),
+    Mutation(
+        "a gap is never forgotten",
+        QUESTIONS,
+        'it.frontier, it.stopped, it.held_for_sure = held, "", None',
+        "it.frontier, it.held_for_sure = held, None",
+    ),
     Mutation(
         "the wrong parent",
         REQUEST,
@@ -376,5 +381,54 @@ MUTATIONS = (
         OFFLOAD,
         "self._numbers = itertools.count(1)",
         "self._numbers = itertools.cycle(range(1, 9))",
+    ),
+    # ------------------------------------------------------------ a server that is still reading its disks
+    Mutation(
+        "what the server holds is not heard while it reads its disks",
+        QUESTIONS,
+        'if found.why in {"", RECOVERING}:',
+        "if not found.why:",
+    ),
+    Mutation(
+        "what was stored once is believed lost while disks are read",
+        QUESTIONS,
+        "if found.why and not it.stopped and held < it.frontier:",
+        "if False:",
+    ),
+    Mutation(
+        "what lies behind a gap is believed held while disks are read",
+        QUESTIONS,
+        "if found.why and not it.stopped and held < it.frontier:",
+        "if found.why and held < it.frontier:",
+    ),
+    Mutation(
+        "a gap is not closed that was met while disks are read",
+        OFFLOAD,
+        'if ended.why == "parent-absent" and it.held_for_sure is not None:',
+        "if False:",
+    ),
+    Mutation(
+        "a gap is closed again and again",
+        OFFLOAD,
+        "it.frontier, it.held_for_sure = it.held_for_sure, None\n",
+        "it.frontier = it.held_for_sure\n",
+    ),
+    Mutation(
+        "nobody waits for the store that may meet a gap",
+        OFFLOAD,
+        "it.question is not None or (it.held_for_sure is not None and it.storing)",
+        "it.question is not None",
+    ),
+    Mutation(
+        "an answer that knows all leaves the doubt",
+        QUESTIONS,
+        'it.frontier, it.stopped, it.held_for_sure = held, "", None',
+        'it.frontier, it.stopped = held, ""',
+    ),
+    Mutation(
+        "tokens missed while disks are read are counted as found",
+        OFFLOAD,
+        "it.answer is not None and it.answer.why != it.why",
+        "it.answer is not None",
     ),
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from kvclient.offload_values import LookupOrder, Options, StoreOrder
-from kvclient.values import Blocks, Found, Lease, RetrieveResult, StoreResult
+from kvclient.values import RECOVERING, Blocks, Found, Lease, RetrieveResult, StoreResult
 from kvserver.wire.messages import KEY_BYTES
 
 from .content import Page, keys, page, require
@@ -39,6 +39,8 @@ class Server:
         self.incarnation = 1
         self.tokens_of: dict[bytes, bytes] = {}
         """What keys mean: a server knows nothing of it, but compares here."""
+        self.untold: set[bytes] = set()
+        """On disks that are still being read: nobody knows of them yet."""
         self.up = True
         self.faulty = True
         self._options = options
@@ -54,14 +56,15 @@ class Server:
             return Found(0, None, "connection-lost")
         asked = cut(order.keys)
         found = next((count for count in range(len(asked), 0, -1) if self._servable(asked[:count])), 0)
+        why = RECOVERING if self.untold and found < len(asked) else ""
         if found < max(1, order.chunks_wanted_min):
-            return Found(found, None)
+            return Found(found, None, why)
         self._numbers += 1
         self.leases[self._numbers] = Promise(asked[:found], now_s + self._ttl_s)
         if self._happens(self._day.timeout):
             del self.leases[self._numbers]  # the client closed its lane, and the lease went with it
             return Found(0, None, "timeout")
-        return Found(found, Lease(self._numbers, found, self.incarnation, now_s + self._ttl_s))
+        return Found(found, Lease(self._numbers, found, self.incarnation, now_s + self._ttl_s), why)
 
     def release(self, lease: Lease) -> None:
         if lease.incarnation == self.incarnation:
@@ -111,12 +114,13 @@ class Server:
         for at, key in enumerate(brought_keys):
             if at == stop:
                 return StoreResult(at, at, 0, why)
-            if parent and parent not in self.chunks:
+            if parent and (parent not in self.chunks or parent in self.untold):
                 return StoreResult(at, at, 0, "parent-absent")
             chunk = self.chunks.setdefault(key, Chunk(parent))
             require(chunk.parent == parent, "a key came with another parent")
             for item, brought in zip(order.blocks, pages, strict=True):
                 self._keep(chunk, (key, rank, order.first_chunk + at), item, brought)
+            self.untold.discard(key)
             parent = key
         return StoreResult(len(brought_keys), len(brought_keys), 0, "")
 
@@ -149,8 +153,21 @@ class Server:
         self.incarnation += 1
         self._numbers = 0
         self.leases.clear()
+        self.untold.clear()
         if wipe:
             self.chunks.clear()
+        elif self._rng.random() < 0.5:
+            self.know_nothing_of_disks()
+
+    def know_nothing_of_disks(self) -> None:
+        """A chunk, and all that hangs on it, was on disk alone when the server began."""
+        below = {self._rng.choice(list(self.chunks))} if self.chunks else set()
+        while more := {key for key, chunk in self.chunks.items() if chunk.parent in below} - below:
+            below |= more
+        self.untold = below
+
+    def read_disks(self) -> None:
+        self.untold.clear()
 
     # ---------------------------------------------------------------- helpers
 
@@ -181,7 +198,7 @@ class Server:
                 parts = self.chunks[key].parts if key in self.chunks else {}
                 if any((index, rank) not in parts for rank in range(self._options.ranks)):
                     return False
-        return all(key in self.chunks for key in asked)
+        return all(key in self.chunks and key not in self.untold for key in asked)
 
     def _happens(self, chance: float) -> bool:
         return self.faulty and self._rng.random() < chance

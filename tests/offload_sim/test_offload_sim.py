@@ -28,6 +28,7 @@ MUST_HAPPEN = (
     "lease-lost",
     "retrieve-failed",
     "unanswered",
+    "recovering",
 )
 
 

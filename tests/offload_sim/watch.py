@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from kvclient.offload_values import LookupOrder, Options, RetrieveOrder, StoreOrder, Summary, Tables
-from kvclient.values import Found, Lease
+from kvclient.values import RECOVERING, Found, Lease
 
 from .content import require
 from .pool import Pool
@@ -38,6 +38,10 @@ class Life:
     storing: dict[int, int] = field(default_factory=dict)
     stored_since_asked: int = 0
     retrieving: int = 0
+    unsure: int | None = None
+    """Chunks that were held by an answer that did not know of all disks; more were stored once."""
+    was_short: bool = False
+    """A store of it was, since the server was asked last."""
     failed: bool = False
     is_ahead: bool = False
     """It was asked for, and the engine has not wanted to know yet."""
@@ -89,10 +93,15 @@ class Watch:
         life.is_ahead &= found.lease is not None
         if found.lease is not None:
             self._lent[found.lease.incarnation, found.lease.number] = "answer"
-        if found.why:
+        if found.why not in {"", RECOVERING}:
             life.question = 0 if life.question == number else life.question
             return
         anew = max(found.chunks, life.stored_since_asked, *life.storing.values())
+        if life.question == number:
+            life.unsure = anew if found.why else None
+            if found.why and not life.was_short:
+                anew = max(anew, life.floor)
+            life.was_short = False
         if life.question == number and now_s < life.asked_due_s:
             life.floor, life.answer, life.answered_s, life.question = anew, found, now_s, 0
         elif life.question == number:  # perhaps somebody still waited for it
@@ -247,6 +256,10 @@ class Watch:
     def stored(self, order: StoreOrder, chunks: int) -> None:
         life, _ = self.jobs[order.job]
         life.stored_since_asked = max(life.stored_since_asked, order.first_chunk + chunks)
+        if chunks < order.chunks:
+            life.was_short = True
+            if life.unsure is not None:
+                life.floor = min(life.floor, life.unsure)
 
     def preempted(self, life: Life) -> None:
         life.answer, life.question, life.retrieving = None, 0, 0

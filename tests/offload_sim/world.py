@@ -28,6 +28,10 @@ class World:
         """Of the ranks, compared with the engine."""
         self._company = rng.choice((0.0, 0.02, 0.1)) if self.options.stores else 0.1
         """How often another engine stores something."""
+        if rng.random() < 0.3:
+            for _ in range(3):
+                self.server.bring(self._prompts.seen_elsewhere())
+            self.server.know_nothing_of_disks()
         self._arrivals = 0
         self._names: list[str] = []
         self.now_s = 1000.0
@@ -48,6 +52,7 @@ class World:
                 engine.ranks.advance(self.now_s)
         self._mishap(rng.random(), day.evict, self.server.evict)
         self._mishap(rng.random(), day.restart, self._restart)
+        self._mishap(rng.random(), 0.03, self.server.read_disks)
         self._mishap(rng.random(), day.down, self._up_or_down)
         self._mishap(rng.random(), day.leap, self._leap)
         self._mishap(rng.random(), day.forget, self._pool.forget)

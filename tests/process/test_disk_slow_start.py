@@ -8,7 +8,7 @@ import pytest
 
 from tests.process.engine import Engine, prompt
 from tests.process.harness import Server, is_gone, resume, state_of, until
-from tests.process.test_disk import CHUNKS, SHAPE, bring_back, disk_ready, small
+from tests.process.test_disk import CHUNKS, SHAPE, bring_back, disk_ready, small, store_slowly
 
 HALTED = Path(__file__).parent / "halted"
 STORES = ["kvserver.headers", "kvserver.notes", "kvserver.store"]
@@ -46,6 +46,27 @@ def test_a_server_serves_from_dram_while_its_disk_is_opened(tmp_path: Path, halt
         resume(mover)
         disk_ready(server)
         until("what was stored meanwhile to be on disk", lambda: server.status().chunks_on_disk == CHUNKS)
+
+
+def test_lookups_say_so_while_the_disk_that_may_hold_the_rest_is_opened(tmp_path: Path, halt: Path) -> None:
+    story, disk = prompt(1, chunks=CHUNKS), tmp_path / "disk"
+    disk.mkdir()
+    halt.unlink()
+    with small(disk) as server, Engine(server.path, SHAPE) as engine:
+        engine.ready()
+        store_slowly(server, engine, [story])
+    halt.touch()
+    with small(disk) as server:
+        mover = halted_mover(server)
+        with Engine(server.path, SHAPE) as engine:
+            engine.ready()
+            assert engine.lookup(story) == (0, None, "recovering")
+            assert engine.client.counters.lookups_unserved == 1
+            resume(mover)
+            disk_ready(server)
+            assert bring_back(engine, [story]) == CHUNKS
+            assert engine.pool.wrong() == 0
+            assert engine.lookup(prompt(2, chunks=CHUNKS)) == (0, None, "")
 
 
 def test_a_disk_that_does_not_open_in_time_is_tried_again(tmp_path: Path, halt: Path) -> None:

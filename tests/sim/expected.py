@@ -78,7 +78,7 @@ EXPECTED = (
     *(f"discarded {reason}" for reason in ("died", "failed", "abandoned", "deadline", "cleared")),
     *COUNTED,
     *(f"counted lookup_{unit} {result}" for unit in ("chunks", "tokens") for result in ("disk", "declined")),
-    "counted lookup_ends declined",
+    *(f"counted lookup_ends {why}" for why in ("declined", "recovering")),
     "counted evicted_for index",
     "counted job_seconds promote",
     "accounts that gave to others",

@@ -6,6 +6,24 @@ DISK_CHUNKS = "service/disk_chunks.py"
 
 MUTATIONS = (
     Mutation(
+        "a lookup does not say that the disks are not read",
+        "service/endings.py",
+        "    if tier.recovered:\n",
+        "    if True:\n",
+    ),
+    Mutation(
+        "a lookup doubts for ever",
+        "service/endings.py",
+        "    if tier.recovered:\n        return False\n",
+        "    if tier.recovered:\n        return True\n",
+    ),
+    Mutation(
+        "a lookup does not doubt once the namespaces are listed",
+        "service/endings.py",
+        "tier.found.newest.get(namespace, 0) > tier.noted.get(namespace, 0)\n",
+        "False\n",
+    ),
+    Mutation(
         "free an extent while its write is under way",
         DISK_CHUNKS,
         "            job.extents.append(extent)\n            job.slots.append(node.slots[part])\n",

@@ -137,9 +137,12 @@ class Shell:
                     self._movers_ready[mover] = mover not in self._killed
         self.promises.now_ns = world.now_ns
         if world.swarm.bounds.disk_devices:
-            self.promises.on_disk = inside.on_disk(self.service)
             self.promises.disk.now_ns = world.now_ns
-            self.promises.disk_readable = inside.disk_readable(self.service)
+            self.promises.knows_disks(
+                inside.on_disk(self.service),
+                readable=inside.disk_readable(self.service),
+                recovered=inside.disk_recovered(self.service),
+            )
         may_lose = self._may_lose(event)
         namespaces = inside.namespaces(self.service) if isinstance(event, Arrived) else []
         due = self._to_be_sealed(event)

@@ -75,6 +75,8 @@ class DiskRig(Rig):
         """Some device could write them."""
         self.unopened: set[int] = set()
         """Devices whose store the mover cannot open."""
+        self.tells = True
+        """False: the mover names what it found, and tells no chunk of it."""
         self.fault: Fault | None = None
         """What happens to the first record of each job."""
         super().__init__(**{**DISK, **bounds})
@@ -131,7 +133,7 @@ class DiskRig(Rig):
                 for device in range(self.bounds.disk_devices):
                     self.report(mover, self._device_is(device))
                 self._recover(mover)
-            case TellRecords():
+            case TellRecords() if self.tells:
                 self.report(mover, FoundRecords(self.telling.next(RECORDS_A_REPORT)))
             case DrainDevice(device) if device in self.unopened:
                 self.report(mover, self._device_is(device))

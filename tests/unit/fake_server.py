@@ -307,7 +307,7 @@ class FakeServer:
                 chunks = len(list(itertools.takewhile(held.__contains__, keys)))
                 lease = next(self._numbers) if chunks >= request.chunks_wanted_min else 0
                 away = min(chunks, self.chunks_on_disk)
-                return wire.Found(request.id, chunks, lease, self.limits.lease_ttl_ms if lease else 0, away)
+                return wire.Found(request.id, chunks, lease, self.limits.lease_ttl_ms if lease else 0, away, "")
             case wire.Release():
                 return wire.Released(request.id)
             case wire.Store():

@@ -50,8 +50,8 @@ STATE = GroupSpec(6, 3, "state", 0, 1, 0, 1, 0, [RegionRun(0, 1, 1, 0, 255, 254)
 # fmt: off
 GOLDEN: list[tuple[Frame, str]] = [
     (
-        Hello(1, 4, "engine", 77, 3, -1, "kvclient 0.1"),
-        "98a568656c6c6f0104a6656e67696e654d03ffac6b76636c69656e7420302e31",
+        Hello(1, 5, "engine", 77, 3, -1, "kvclient 0.1"),
+        "98a568656c6c6f0105a6656e67696e654d03ffac6b76636c69656e7420302e31",
     ),
     (
         Attach(2, b"0123456789abcdef"),
@@ -146,8 +146,8 @@ GOLDEN: list[tuple[Frame, str]] = [
         "92ac756e7265676973746572656407",
     ),
     (
-        Found(8, 2, 70_000, 30_000, 1),
-        "96a5666f756e640802ce00011170cd753001",
+        Found(8, 2, 70_000, 30_000, 1, "recovering"),
+        "97a5666f756e640802ce00011170cd753001aa7265636f766572696e67",
     ),
     (
         Released(9),

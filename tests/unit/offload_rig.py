@@ -2,7 +2,7 @@
 
 from kvclient.offload import Offload
 from kvclient.offload_values import Group, LookupOrder, Options, RetrieveEnd, RetrieveOrder, StoreEnd, StoreOrder
-from kvclient.values import Found, Lease, RetrieveResult, StoreResult
+from kvclient.values import RECOVERING, Found, Lease, RetrieveResult, StoreResult
 from kvserver.wire.messages import KEY_BYTES
 
 CHUNK = 12
@@ -46,7 +46,7 @@ class Desk:
         """As the server would: a lease for as many chunks as were wanted at least."""
         order = order if order is not None else self.lookup()
         lease = None
-        if chunks >= max(1, order.chunks_wanted_min) and not why:
+        if chunks >= max(1, order.chunks_wanted_min) and why in {"", RECOVERING}:
             self.leases += 1
             lease = Lease(self.leases, chunks, 7, self.now_s + ttl_s)
         self.offload.found(order.number, Found(chunks, lease, why))

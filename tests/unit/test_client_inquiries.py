@@ -9,7 +9,7 @@ from client_rig import NAMESPACE, Rig, keys_of, rig
 from fake_server import WAIT_S, until
 
 from kvclient import Lease, RequestError
-from kvclient.inquiries import INQUIRIES_MAX, Answered, Inquiries
+from kvclient.inquiries import INQUIRIES_MAX, UNSENT_MAX, Answered, Inquiries
 from kvserver.wire import messages as wire
 
 
@@ -234,6 +234,39 @@ def test_what_waits_for_room_is_not_sent_to_the_next_server(tmp_path: Path) -> N
         inquiries.ask(999, NAMESPACE, keys_of(1))
         assert [answer.found.chunks for answer in answers(inquiries, 1)] == [1]
         assert at.fake.count(wire.Lookup) == before + 1
+
+
+def test_leases_that_wait_for_room_are_bounded_and_the_rest_expires(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        reads = threading.Event()
+        at.fake.before[wire.Lookup] = lambda _: reads.wait(WAIT_S)
+        longest = keys_of(*range(1, at.fake.limits.chunks_max + 1))
+        inquiries = held(at, 1)
+        for number in range(INQUIRIES_MAX):
+            inquiries.ask(number, NAMESPACE, longest)
+        for number in range(1, 2 * UNSENT_MAX):
+            inquiries.release(Lease(number, 1, 1, 0.0))
+        reads.set()
+        answers(inquiries, INQUIRIES_MAX)
+        inquiries.ask(999, NAMESPACE, keys_of(1))
+        answers(inquiries, 1)  # by the same lane, so what went before has come
+        assert 0 < at.fake.count(wire.Release) < UNSENT_MAX
+
+
+def test_leases_that_wait_for_their_server_are_bounded_and_the_oldest_expire(tmp_path: Path) -> None:
+    with rig(tmp_path) as at:
+        inquiries = held(at, 1)
+        at.fake.hold.add(wire.Status)
+        at.client.lookup(NAMESPACE, keys_of(1), timeout_s=1e-9)  # late, as far as this client sees
+        for number in range(1, UNSENT_MAX + 8):
+            inquiries.release(Lease(number, 1, 1, 0.0))
+        at.fake.hold.clear()
+        at.fake.answer_as_usual(at.fake.wait_for(wire.Status))
+        assert at.client.wait_connected(WAIT_S)
+        inquiries.ask(1, NAMESPACE, keys_of(1))
+        answers(inquiries, 1)
+        until("the releases", lambda: inquiries.take() or at.fake.count(wire.Release) >= UNSENT_MAX)
+        assert at.fake.count(wire.Release) == UNSENT_MAX
 
 
 def test_no_more_are_in_flight_than_their_answers_have_room(tmp_path: Path) -> None:

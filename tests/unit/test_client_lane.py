@@ -28,7 +28,7 @@ class Ends:
         return decode_request(self.theirs.recv(FRAME_BYTES_MAX)).id
 
     def answer(self, number: int, chunks: int = 0, lease: int = 0) -> None:
-        self.theirs.send(encode(Found(number, chunks, lease, 0, 0)))
+        self.theirs.send(encode(Found(number, chunks, lease, 0, 0, "")))
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_nobody_waits_behind_a_thread_that_waits_for_its_own_reply(ends: Ends) -
         ends.answer(4, chunks=8)
         assert asked.result(WAIT_S).chunks == 8
     (reply,) = ends.lane.take()
-    assert reply == Found(3, 7, 0, 0, 0)
+    assert reply == Found(3, 7, 0, 0, 0, "")
 
 
 def test_a_lane_that_is_full_has_room_again_when_the_server_reads(ends: Ends) -> None:

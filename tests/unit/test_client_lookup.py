@@ -205,7 +205,7 @@ def test_reply_to_an_interrupted_request_is_skipped(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         hold_keys(at.fake, 1)
         at.fake.before[wire.Lookup] = lambda request: at.fake._send(
-            at.fake._asked[request.id], encode(wire.Found(request.id - 1, 77, 5, 1000, 0))
+            at.fake._asked[request.id], encode(wire.Found(request.id - 1, 77, 5, 1000, 0, ""))
         )
         assert at.client.lookup(NAMESPACE, keys_of(1)).chunks == 1
 
@@ -214,7 +214,7 @@ def test_lease_of_an_interrupted_lookup_is_given_back(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         hold_keys(at.fake, 1)
         at.fake.before[wire.Lookup] = lambda request: at.fake._send(
-            at.fake._asked[request.id], encode(wire.Found(1 << 40, 77, 5, 1000, 0))
+            at.fake._asked[request.id], encode(wire.Found(1 << 40, 77, 5, 1000, 0, ""))
         )
         found = at.client.lookup(NAMESPACE, keys_of(1))
         assert at.fake.wait_for(wire.Release).lease == 5
@@ -230,8 +230,8 @@ def test_lease_that_comes_too_late_is_given_back(tmp_path: Path) -> None:
         at.fake.hold.add(wire.Lookup)
         assert at.client.lookup_async(NAMESPACE, keys_of(1), timeout_s=0.02).result(WAIT_S).why == "timeout"
         request = at.fake.wait_for(wire.Lookup)
-        at.fake.answer(request, wire.Found(request.id, 0, 0, 0, 0))
-        at.fake.answer(request, wire.Found(request.id, 1, 77, 1000, 0))
+        at.fake.answer(request, wire.Found(request.id, 0, 0, 0, 0, ""))
+        at.fake.answer(request, wire.Found(request.id, 1, 77, 1000, 0, ""))
         assert at.fake.wait_for(wire.Release).lease == 77
         assert at.client.wait_connected(WAIT_S)
         assert at.client.counters.replies_late == 2

@@ -218,6 +218,29 @@ def test_a_server_that_is_away_is_a_miss_at_once() -> None:
     assert desk.offload.statistics.lookups_unserved == 1
 
 
+def test_what_a_server_finds_that_is_still_reading_its_disks_is_retrieved_and_counts_as_unserved() -> None:
+    desk = Desk()
+    desk.begin(tokens=40)
+    desk.match(tokens=40)
+    lease = desk.answer(1, why="recovering")
+    assert desk.match(tokens=40) == CHUNK
+    order = desk.offload.allocated("r", hbm_tokens=0, tables=[table(10)])
+    assert order is not None
+    assert order.lease == lease
+    assert desk.offload.statistics.lookups_unserved == 1
+
+
+@pytest.mark.parametrize(("found", "skipped"), [(0, {"recovering": 39}), (1, {"below-min": CHUNK})])
+def test_what_is_missed_while_the_server_reads_its_disks_is_counted_so(found: int, skipped: dict[str, int]) -> None:
+    desk = Desk(retrieve_tokens_min=CHUNK + 1)
+    desk.begin(tokens=40)
+    desk.match(tokens=40)
+    desk.answer(found, why="recovering")
+    assert desk.match(tokens=40) == 0
+    desk.offload.admitted("r", hbm_tokens=0)
+    assert desk.offload.statistics.skipped_tokens == skipped
+
+
 def test_that_something_is_missing_is_believed_for_a_moment() -> None:
     desk = Desk()
     desk.begin(tokens=40)

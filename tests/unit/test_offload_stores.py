@@ -269,3 +269,75 @@ def test_a_retrieve_never_writes_the_null_block(broken: list[int]) -> None:
     desk = Desk(groups=(FULL, FULL))
     order = desk.retrieving(tokens=50, found=4, tables=[table(13), broken])
     assert (order.blocks, order.refused) == ((), "null-block")
+
+
+# ---------------------------------------------------------------- a server that is still reading its disks
+
+
+def test_a_new_prompt_is_stored_at_once_while_the_server_reads_its_disks() -> None:
+    desk = Desk()
+    desk.begin(tokens=60)
+    assert desk.match(tokens=60) is None
+    desk.answer(2, why="recovering")
+    desk.offload.admitted("r", hbm_tokens=0)
+    assert span(desk.stored(tokens=60)) == (2, 5)
+
+
+def asked_anew_while_disks_are_read(stored: int, found: int, **ends: object) -> Desk:
+    """A request of five chunks, of which so many were stored once; the server has been started since."""
+    desk = Desk()
+    desk.admit(tokens=60)
+    first = desk.stored(tokens=stored * CHUNK)
+    assert first is not None
+    desk.store_ends(first, **ends)  # type: ignore[arg-type]
+    desk.offload.preempted("r")
+    desk.match(tokens=60)
+    desk.answer(found, why="recovering")
+    desk.offload.admitted("r", hbm_tokens=0)
+    return desk
+
+
+def test_what_was_stored_once_is_believed_to_be_on_a_disk_that_is_not_read_yet() -> None:
+    desk = asked_anew_while_disks_are_read(stored=3, found=1)
+    rest = desk.stored(tokens=60)
+    assert span(rest) == (3, 5)
+    assert rest is not None
+    assert not desk.offload.stored_whole("r"), "its end may say otherwise"
+    desk.store_ends(rest)
+    assert desk.offload.stored_whole("r")
+
+
+def test_a_store_that_finds_no_parent_then_shows_the_gap_and_all_behind_it_is_stored() -> None:
+    desk = asked_anew_while_disks_are_read(stored=3, found=1)
+    rest = desk.stored(tokens=60)
+    assert rest is not None
+    desk.store_ends(rest, chunks=0, why="parent-absent")
+    assert not desk.offload.stored_whole("r")
+    assert span(desk.stored(tokens=60)) == (1, 5)
+
+
+def test_a_second_store_without_a_parent_is_a_gap_as_any_other() -> None:
+    desk = asked_anew_while_disks_are_read(stored=3, found=1)
+    for _ in range(2):
+        store = desk.stored(tokens=60)
+        assert store is not None
+        desk.store_ends(store, chunks=0, why="parent-absent")
+    assert desk.stored(tokens=60) is None
+
+
+def test_behind_a_gap_that_is_known_nothing_is_believed() -> None:
+    desk = asked_anew_while_disks_are_read(stored=3, found=1, chunks=2, why="full")
+    assert span(desk.stored(tokens=60)) == (1, 5)
+
+
+def test_an_answer_that_knows_all_ends_what_was_only_believed() -> None:
+    desk = asked_anew_while_disks_are_read(stored=3, found=1)
+    desk.offload.preempted("r")
+    desk.match(tokens=60)
+    desk.answer(2)
+    desk.offload.admitted("r", hbm_tokens=0)
+    store = desk.stored(tokens=60)
+    assert span(store) == (2, 5)
+    assert store is not None
+    desk.store_ends(store, chunks=0, why="parent-absent")
+    assert desk.stored(tokens=60) is None

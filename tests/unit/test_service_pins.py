@@ -55,12 +55,12 @@ class Traffic:
         if self.leases:
             lease = self.random.choice(list(self.leases))
             del self.leases[lease]
-            self.client.release(Found(0, 0, lease, 0, 0))
+            self.client.release(Found(0, 0, lease, 0, 0, ""))
 
     def release_again(self) -> None:
         """A lease that is over, or was never granted."""
         pins = self.rig.facts()["pins"]
-        self.client.release(Found(0, 0, self.random.randint(1, 1 << 40), 0, 0))
+        self.client.release(Found(0, 0, self.random.randint(1, 1 << 40), 0, 0, ""))
         assert self.rig.facts()["pins"] == pins
 
     def retrieve(self) -> None:
@@ -96,7 +96,7 @@ def test_pins_are_those_of_what_is_promised_and_nothing_pinned_goes(seed: int) -
         found = traffic.client.lookup(keys)
         assert found.chunks * KEY_BYTES == len(keys)
         traffic.client.release(found)
-        traffic.client.release(Found(0, 0, lease, 0, 0))
+        traffic.client.release(Found(0, 0, lease, 0, 0, ""))
     traffic.finish()
     traffic.rig.wait_ms(11_000)
     facts = traffic.rig.facts()

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from brain_rig import CHUNK_TOKENS, FULL, PAGE_BYTES, SLAB_BYTES, Client, chain, ids, is_refusal, key
+from brain_rig import CHUNK_TOKENS, FULL, NAMESPACE, PAGE_BYTES, SLAB_BYTES, Client, chain, ids, is_refusal, key
+from disk_quota_rig import client_of, quota, rig_with, tier_of
 from disk_rig import CHUNKS, SEGMENT_BYTES, DiskRig, cold_prompt, fill, restart
 
 from kvserver.service import disk
 from kvserver.service.events import ArenaGrew, MoverGone
 from kvserver.wire.messages import (
+    KEY_BYTES,
     Clear,
     Cleared,
     Error,
@@ -240,3 +242,74 @@ def test_a_clear_before_everything_is_known_counts_for_what_is_found_later() -> 
     rig.wait_ms(100)
     assert isinstance(rig.answers[client.peer, request.id], Cleared)
     assert client.register().lookup(keys).chunks == 0
+
+
+# ---------------------------------------------------------------- lookups meanwhile
+
+
+def test_a_lookup_says_so_while_nobody_knows_what_is_on_disk() -> None:
+    rig = DiskRig()
+    _, keys = cold_prompt(rig)
+    begin_anew(rig)
+    assert Client(rig).lookup(keys, b"?" * 32).why == "recovering", "a namespace that nobody has registered yet"
+    client = Client(rig).register()
+    found = client.lookup(keys)
+    assert (found.chunks, found.lease, found.why) == (0, 0, "recovering")
+    client.store(keys[: 2 * KEY_BYTES])
+    found = client.lookup(keys)
+    assert (found.chunks, found.why) == (2, "recovering")
+    assert found.lease
+    assert client.lookup(keys[: 2 * KEY_BYTES]).why == "", "all that was asked is held"
+    rig.wait_ms(100)
+    found = client.lookup(keys)
+    assert (found.chunks, found.why) == (CHUNKS, "")
+    assert client.lookup(chain(2, CHUNKS)).why == ""
+    assert rig.service.counters.lookup_ends["recovering"] == 3
+
+
+def test_once_it_is_known_which_namespaces_are_on_disk_only_those_may_hold_more() -> None:
+    rig = DiskRig()
+    _, keys = cold_prompt(rig)
+    begin_anew(rig)
+    rig.tells = False
+    rig.wait_ms(100)
+    client = Client(rig).register()
+    assert client.lookup(keys).why == "recovering"
+    other = Client(rig).register(namespace=b"o" * 32)
+    assert other.lookup(keys, b"o" * 32).why == ""
+    assert other.lookup(keys, b"?" * 32).why == ""
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_what_was_cleared_is_not_to_be_found_on_disk_any_more(is_listed: bool) -> None:
+    rig = DiskRig()
+    _, keys = cold_prompt(rig)
+    namespace = rig.notes[0].namespace
+    begin_anew(rig)
+    rig.tells = False
+    if is_listed:
+        rig.wait_ms(100)
+    client = Client(rig).register()
+    assert client.lookup(keys).why == "recovering"
+    client.ask(Clear(rig.number(), namespace))
+    assert client.lookup(keys).why == ""
+
+
+def test_what_a_dead_mover_has_told_of_is_not_to_be_had_until_the_next_one_has_told_all() -> None:
+    rig = DiskRig()
+    _, keys = cold_prompt(rig)
+    begin_anew(rig)
+    rig.wait_ms(100)
+    tier_of(rig).recovered = False  # it dies behind the last chunk, before it has said that this was all
+    (mover,) = (mover.mover for mover in rig.service.status(rig.now_ns).movers if mover.device == "disk")
+    rig.handle(MoverGone(mover, "signal 9"))
+    client = Client(rig).register()
+    found = client.lookup(keys)
+    assert (found.chunks, found.why) == (0, "recovering")
+
+
+def test_with_quotas_a_namespace_of_others_is_not_there_whatever_is_on_disk() -> None:
+    rig = rig_with(quota("a", 1, 20))
+    begin_anew(rig)
+    assert Client(rig).lookup(chain(1, CHUNKS)).why == ""
+    assert client_of(rig, "a", NAMESPACE).lookup(chain(1, CHUNKS)).why == "recovering"
