@@ -17,9 +17,15 @@ PROMPTS = 9
 """More than the arena holds."""
 
 
-def small(directory: Path, **settings: object) -> Server:
+class CountedSoon(Server):
+    """Its disk mover keeps what it counted after half a second."""
+
+    PROGRAM = ("-m", "tests.process.counted_soon")
+
+
+def small(directory: Path, kind: type[Server] = Server, **settings: object) -> Server:
     """The arena holds a few prompts, the disk all of them."""
-    return Server(
+    return kind(
         arena_bytes=1 << 20,
         slab_bytes=256 << 10,
         disk_paths=str(directory),
@@ -85,7 +91,7 @@ def test_a_device_tells_how_often_it_was_read_also_in_earlier_lives_of_the_serve
 ) -> None:
     reads = 0
     for life in range(2):
-        with small(tmp_path) as server, Engine(server.path, SHAPE) as engine:
+        with small(tmp_path, CountedSoon) as server, Engine(server.path, SHAPE) as engine:
             disk_ready(server)
             engine.ready()
             if not life:

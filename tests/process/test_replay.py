@@ -15,7 +15,7 @@ from kvserver.errors import ResourceError
 from kvserver.replay import crew
 from kvserver.replay.options import Arm, ReplayOptions
 from kvserver.replay.progress import Progress
-from kvserver.replay.result import ReplayResult
+from kvserver.replay.result import ArmResult, ReplayResult
 from kvserver.replay.run import run
 from tests.process.harness import Server, command_of, is_gone, pids_below, resume, stop, until
 
@@ -128,10 +128,18 @@ def test_killed_server_finds_on_disk_what_another_one_lost(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture(scope="module")
+def free(tmp_path_factory: pytest.TempPathFactory) -> ArmResult:
+    """A replay that may write as it likes."""
+    options = replace(TOO_SMALL, disk_dir=tmp_path_factory.mktemp("free"), arms=TOO_SMALL.arms[1:])
+    return run(options, _quiet).arms[0]
+
+
 @pytest.mark.parametrize("admission", ["all", "second-touch"])
-def test_daily_write_budget_holds_in_a_replay_that_would_exceed_it_ten_times(tmp_path: Path, admission: str) -> None:
+def test_daily_write_budget_holds_in_a_replay_that_would_exceed_it_ten_times(
+    tmp_path: Path, free: ArmResult, admission: str
+) -> None:
     disk_arm = TOO_SMALL.arms[1]
-    free = run(replace(TOO_SMALL, disk_dir=tmp_path, arms=(disk_arm,)), _quiet).arms[0]
     assert free.disk is not None
     at_once_bytes = free.disk.written_bytes // 10
     budget = ("--disk-daily-write-bytes", str(24 * at_once_bytes), "--disk-admission", admission)
