@@ -130,9 +130,10 @@ class Bench:
         while matched[0] is None:
             output = step_of(other, other, [], is_new=False)
             had_asked = self.half.busy()
-            self.timed("step", lambda output=output: self._step(output))
-            if self.half.busy() and not had_asked:
-                self.took_us["step that asks"].append(self.took_us["step"].pop())
+            began = time.perf_counter()
+            self._step(output)
+            took_us = (time.perf_counter() - began) * 1e6
+            self.took_us["step that asks" if self.half.busy() and not had_asked else "step"].append(took_us)
             compute(STEP_S)
             matched = self.timed("match", lambda: self.half.match(request, 0))
         assert matched == (0, False), matched

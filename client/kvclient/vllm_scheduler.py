@@ -53,8 +53,6 @@ class _Live:
         self.key = b""
         """The last of them."""
         self.hbm_tokens = 0
-        self.held_tokens: int | None = None
-        """What the engine seemed to have when the request came, if somebody has looked."""
 
 
 class Scheduler:
@@ -123,7 +121,6 @@ class Scheduler:
             self._ask_ahead()
         else:
             self._unnamed[name] = keys
-            live.held_tokens = self._holdings.tokens_of(request)  # now: the call that asks has enough to do
 
     def match(self, request: Request, hbm_tokens: int) -> tuple[int | None, bool]:
         """Tokens that can be retrieved, and whether that happens between steps; (None, False): ask again."""
@@ -331,8 +328,7 @@ class Scheduler:
 
     def _ask_ahead(self) -> None:
         while self._asking.namespace and (name := self._offload.next_to_ask()) is not None:
-            live = self._live[str(name)]
-            held = live.held_tokens if live.held_tokens is not None else self._holdings.tokens_of(live.request)
+            held = self._holdings.tokens_of(self._live[str(name)].request)
             self._offload.ask(name, time.monotonic(), hbm_tokens=held)
         self._asking.send()
 

@@ -18,18 +18,6 @@ def test_a_long_prompt_has_its_keys_from_elsewhere_and_is_asked_for_at_the_next_
     assert bench.admit(asked) == 7 * CHUNK
 
 
-def test_what_hbm_has_of_a_long_prompt_is_looked_at_when_it_comes_and_believed_when_it_is_asked_for() -> None:
-    bench, asked = Bench(), request(tokens=LONG_TOKENS + 5)
-    bench.hold(asked, 7)
-    bench.pool.cached = set(asked.block_hashes)
-    bench.half.new(asked)
-    bench.pool.cached.clear()
-    assert bench.half._unnamed["r"].wait(10)
-    bench.step()
-    assert bench.half.match(asked, 0) == (7 * CHUNK, True)
-    assert (bench.server.asked, bench.server.leased) == (2, 1)
-
-
 def test_a_step_that_has_other_work_waits_for_no_keys() -> None:
     bench, asked = busy(), request(tokens=3 * PIECE_TOKENS)
     bench.half.new(asked)
