@@ -9,7 +9,8 @@ declined     the rest is on disk, and reading it is slower than computing it, or
              in DRAM
 disk-away    the rest is on disk, which cannot be read now
 namespace    nothing was ever registered here under this namespace
-recovering   whatever it would be otherwise: the rest may be on a disk, and it is not known yet what is there
+recovering   whatever it would be otherwise: the rest may be on a disk, and it is not known yet what is there. With
+             quotas so of every namespace that is not seen: nobody learns by it what others have on disk
 """
 
 from itertools import islice
@@ -30,8 +31,8 @@ def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held:
     where whoever asks may see it."""
     if space is not None and held * KEY_BYTES == len(keys):
         return "whole"
-    sees = space is not None or core.chunks.accounts is None  # with quotas: only what he has registered a cache of
-    if sees and core.disk is not None and may_tell_of(core.disk, namespace):
+    hidden = space is None and core.chunks.accounts is not None  # another's must look as one that does not exist
+    if core.disk is not None and (not core.disk.recovered if hidden else may_tell_of(core.disk, namespace)):
         return "recovering"
     if space is None:
         return "namespace"

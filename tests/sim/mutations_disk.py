@@ -24,6 +24,18 @@ MUTATIONS = (
         "False\n",
     ),
     Mutation(
+        "a lookup does not doubt where it sees no namespace",
+        "service/endings.py",
+        "not core.disk.recovered if hidden",
+        "False if hidden",
+    ),
+    Mutation(
+        "a lookup tells what other tenants have on disk",
+        "service/endings.py",
+        " and core.chunks.accounts is not None  #",
+        " and False  #",
+    ),
+    Mutation(
         "free an extent while its write is under way",
         DISK_CHUNKS,
         "            job.extents.append(extent)\n            job.slots.append(node.slots[part])\n",

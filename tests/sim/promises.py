@@ -46,6 +46,7 @@ from kvserver.wire.orders import Copy
 
 from .content import Path, is_chain, path_of
 from .disk_promises import DiskPromises, Shard
+from .doubts import Doubts
 from .ledger import Both, Ledger, away_of, needed, servable, serves
 from .memory import Wrong
 from .operators import ANSWERS as ENDINGS
@@ -165,7 +166,7 @@ class Promises:
         self.now_ns = 0
         self.on_disk: dict[Shard, tuple[int, int]] = {}  # (extent, generation), as the service said before the event
         self.disk_readable, self.disk_recovered = False, True
-        self._denied: set[tuple[bytes, bytes]] = set()  # (namespace, key): lookups were told that it is not there
+        self._doubts = Doubts(ledger)
         self.may_decline = False
 
     # ---------------------------------------------------------------- requests and replies
@@ -241,10 +242,8 @@ class Promises:
         wanted, away = self._wanted(shape, request.namespace, keys, found) if sees else (0, 0)
         if is_chain(keys) and (found.chunks != wanted or found.chunks_on_disk != away):
             raise Wrong(f"a lookup of {len(keys)} keys found {found}; {wanted} are held, {away} of them on disk")
-        if found.why and (self.disk_recovered or found.chunks == len(keys)):
-            raise Wrong(f"{found} to a lookup of {len(keys)} keys; what is on disk is known: {self.disk_recovered}")
-        if sees and not found.why and not self.disk_recovered and found.chunks < len(keys):
-            self._denied.add((request.namespace, keys[found.chunks]))
+        hidden = bool(self.quotas) and not sees
+        self._doubts.told(found, request.namespace, keys, recovered=self.disk_recovered, hidden=hidden)
         if not 0 <= found.chunks <= len(keys):
             raise Wrong(f"a lookup of {len(keys)} keys found {found.chunks}")
         if (found.lease != 0) != (found.chunks >= max(1, request.chunks_wanted_min)):
@@ -272,11 +271,9 @@ class Promises:
         return shorter, 0
 
     def knows_disks(self, on_disk: dict[Shard, tuple[int, int]], *, readable: bool, recovered: bool) -> None:
-        for name in on_disk.keys() - self.on_disk.keys() if self._denied else ():
-            if name[:2] in self._denied and name not in self._ledger.held:
-                raise Wrong(f"{name} was on disk, and a lookup that came before it was found was not told to doubt")
+        self._doubts.now_known(on_disk.keys(), earlier=self.on_disk.keys())
         if recovered:
-            self._denied.clear()
+            self._doubts.end()
         self.on_disk, self.disk_readable, self.disk_recovered = on_disk, readable, recovered
 
     def _check_stored(self, request: Store, stored: Stored) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from brain_rig import CHUNK_TOKENS, FULL, NAMESPACE, PAGE_BYTES, SLAB_BYTES, Client, chain, ids, is_refusal, key
-from disk_quota_rig import client_of, quota, rig_with, tier_of
+from disk_quota_rig import client_of, quota, rig_with, stored, tier_of
 from disk_rig import CHUNKS, SEGMENT_BYTES, DiskRig, cold_prompt, fill, restart
 
 from kvserver.service import disk
@@ -308,8 +308,36 @@ def test_what_a_dead_mover_has_told_of_is_not_to_be_had_until_the_next_one_has_t
     assert (found.chunks, found.why) == (0, "recovering")
 
 
-def test_with_quotas_a_namespace_of_others_is_not_there_whatever_is_on_disk() -> None:
+def test_with_quotas_whoever_does_not_see_a_namespace_hears_no_more_than_that_disks_are_being_read() -> None:
     rig = rig_with(quota("a", 1, 20))
+    stored(client_of(rig, "a", NAMESPACE), 1, seed=1)
     begin_anew(rig)
-    assert Client(rig).lookup(chain(1, CHUNKS)).why == ""
-    assert client_of(rig, "a", NAMESPACE).lookup(chain(1, CHUNKS)).why == "recovering"
+    rig.tells = False
+    other = client_of(rig, "b", b"b" * 32)
+    heard = []
+    for listed in (False, True):
+        rig.wait_ms(100 * listed)
+        assert tier_of(rig).listed == listed
+        heard += [other.lookup(chain(1, CHUNKS), namespace).why for namespace in (NAMESPACE, b"?" * 32)]
+    rig.tells = True
+    rig.another_mover()
+    assert tier_of(rig).recovered
+    heard += [other.lookup(chain(1, CHUNKS), namespace).why for namespace in (NAMESPACE, b"?" * 32)]
+    assert heard == ["recovering"] * 4 + [""] * 2
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_with_quotas_what_ones_own_namespace_has_on_disk_is_doubted_also_without_a_cache(is_listed: bool) -> None:
+    """Its movers have died, or its engine has not come back yet to a brain that has just started."""
+    rig = rig_with(quota("a", 1, 20))
+    stored(client_of(rig, "a", NAMESPACE), 1, seed=1)
+    begin_anew(rig)
+    rig.tells = False
+    if is_listed:
+        rig.wait_ms(100)
+    client = Client(rig)
+    assert client.lookup(chain(1, CHUNKS)).why == "recovering"
+    client.register(tenant="a")
+    assert client.lookup(chain(1, CHUNKS)).why == "recovering"
+    assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)
+    assert client.lookup(chain(1, CHUNKS)).why == "recovering"
