@@ -117,7 +117,7 @@ def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None
 def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
     for digest, told in groupby(DISK_RECORD.iter_unpack(packed), key=_namespace_of):
         space = core.chunks.spaces.get(digest)
-        if space is None and found.newest.get(digest, 0) > tier.noted.get(digest, 0):
+        if space is None and (digest in tier.unnoted or found.newest.get(digest, 0) > tier.noted.get(digest, 0)):
             tags = tier.left_out.setdefault(digest, Tags())
             for tag in set(map(_tenant_of, told)):
                 tags.add(tag)
