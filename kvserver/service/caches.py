@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 from kvserver.errors import RequestError, ResourceError
 from kvserver.index.space import Space
-from kvserver.service import device_check, disk, kv_events, movers, transfers
+from kvserver.service import device_check, disk, kv_events, movers, namespaces, transfers
 from kvserver.service.accounts import Account, Accounts
 from kvserver.service.capacity import prompt_slots, slabs_for
 from kvserver.service.documents import document_of
-from kvserver.service.effects import AnswerWithMover, DropNamespace, PutNamespace
+from kvserver.service.effects import AnswerWithMover, PutNamespace
 from kvserver.service.leases import check_namespace
 from kvserver.service.state import MILLISECOND_NS, Cache, Core, Session, check_name
 from kvserver.tiers.records import DOCUMENT_BYTES_MAX, NamespaceDocument, encode_document
@@ -144,7 +144,7 @@ def _space_for(core: Core, digest: bytes, layout: Layout, tenant: int) -> Space:
     taken = {other.number for other in core.chunks.spaces.values()}
     number = next(number for number in range(core.bounds.namespaces_max) if number not in taken)
     space = Space(digest, number, layout.geometry)
-    core.chunks.add_space(space)
+    namespaces.came(core, space)
     return space
 
 
@@ -163,7 +163,7 @@ def _forget_a_namespace(core: Core, tenant: int) -> bool:
     core.chunks.clear(coldest, "cleared")
     kv_events.cleared(core, coldest)
     disk.void(core, coldest.digest)
-    core.effects.append(DropNamespace(coldest.number))
+    namespaces.left(core, coldest)
     return True
 
 

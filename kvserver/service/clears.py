@@ -4,8 +4,7 @@ Memory forgets at once; who asked is answered when the devices have noted it (di
 """
 
 from kvserver.errors import ResourceError
-from kvserver.service import disk, holds, kv_events
-from kvserver.service.effects import DropNamespace
+from kvserver.service import disk, holds, kv_events, namespaces
 from kvserver.service.leases import check_namespace
 from kvserver.service.leases import end as end_lease
 from kvserver.service.state import Clearing, Core, check_name
@@ -53,7 +52,7 @@ def _forget(core: Core, namespace: bytes) -> int:
     if space.caches:
         core.chunks.add_space(space.successor())
     else:
-        core.effects.append(DropNamespace(space.number))
+        namespaces.left(core, space)
     kv_events.cleared(core, space)
     core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))
     return chunks

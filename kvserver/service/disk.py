@@ -273,6 +273,7 @@ def forget(core: Core, tier: DiskTier, digests: Iterable[bytes]) -> None:
     for digest in old:
         del tier.noted[digest]
         tier.described.discard(digest)
+        tier.left_out.pop(digest, None)
         tier.cleared.pop(digest, None)
     if old:
         core.instruct(tier.mover, ForgetNotes(old, core.chunks.generation))

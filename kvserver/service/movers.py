@@ -7,9 +7,9 @@ Rule 2: a mover that does not end a cancelled job or let a cache go within mover
 import logging
 
 from kvserver.errors import DeviceError, RequestError, ResourceError
-from kvserver.service import kv_events, transfers
+from kvserver.service import kv_events, namespaces, transfers
 from kvserver.service.capacity import chunks_that_fit
-from kvserver.service.effects import Ask, CloseDescriptors, DropNamespace
+from kvserver.service.effects import Ask, CloseDescriptors
 from kvserver.service.state import MILLISECOND_NS, Cache, Core, Mover, Session
 from kvserver.wire.messages import Registered, Unregistered
 from kvserver.wire.orders import (
@@ -186,7 +186,7 @@ def forget_cache(core: Core, cache: Cache) -> None:
         if not space.caches and not space.nodes:  # a shape that nothing was stored in binds nobody
             core.chunks.clear(space, "cleared")
             kv_events.cleared(core, space)  # its last chunk may have gone in this event
-            core.effects.append(DropNamespace(space.number))
+            namespaces.left(core, space)
     drop_board(core, cache.mover, cache.session)
 
 

@@ -117,7 +117,7 @@ def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None
 def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
     for digest, told in groupby(DISK_RECORD.iter_unpack(packed), key=_namespace_of):
         space = core.chunks.spaces.get(digest)
-        if space is None and found.newest.get(digest, 0) > tier.noted.get(digest, 0):
+        if space is None and (digest in tier.unnoted or found.newest.get(digest, 0) > tier.noted.get(digest, 0)):
             tags = tier.left_out.setdefault(digest, Tags())
             for tag in set(map(_tenant_of, told)):
                 tags.add(tag)
@@ -192,18 +192,20 @@ def _whole_records(space: Space, void: int, told: Iterator[Packed]) -> Iterator[
 
 
 def _whole_chunks(space: Space, void: int, told: Iterator[Packed]) -> Iterator[Chunk]:
-    """Of each chunk the newest generation that has what a prefix needs."""
+    """Of each chunk the generations that have what a prefix needs: first what has most groups, of that the newest. A
+    write that moved it and did not end may have left a newer generation that is less."""
     for _, records in groupby(map(disk_record, told), key=attrgetter("key")):
         by_generation: dict[int, dict[tuple[int, int], DiskRecord]] = {}
         for record in records:
             if record.generation > void:
                 by_generation.setdefault(record.generation, {})[record.group, record.shard] = record
-        for generation, shards in sorted(by_generation.items(), reverse=True):
+        chunks: list[Chunk] = []
+        for generation, shards in by_generation.items():
             groups, extents = _whole_groups(space, shards)
             if groups & space.needed == space.needed:
                 record = next(iter(shards.values()))
-                yield record.key, record.parent, groups, extents, generation, record.tenant
-                break
+                chunks.append((record.key, record.parent, groups, extents, generation, record.tenant))
+        yield from sorted(chunks, key=lambda chunk: (chunk[2].bit_count(), chunk[4]), reverse=True)
 
 
 def _whole_groups(space: Space, shards: dict[tuple[int, int], DiskRecord]) -> tuple[int, tuple[int, ...]]:

@@ -346,7 +346,7 @@ class DiskTier:
         self.void_later: set[bytes] = set()
         """Namespaces that were cleared before it was known what there is on disk."""
         self.left_out: dict[bytes, Tags] = {}
-        """Namespaces with records on disk for which recovery had no place in the index, and whose they are."""
+        """Whose the namespaces are that may be on disk and are not in the index: no place was left, or they went."""
         self.clearing: dict[bytes, list[Clearing]] = {}
         """By the note that is to be durable."""
         self.cleared: dict[bytes, ClearedPrefix] = {}

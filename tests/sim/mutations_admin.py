@@ -219,6 +219,12 @@ MUTATIONS = (
         unseen=True,
     ),
     Mutation(
+        "nobody knows whose the namespaces were that have left the index",
+        "service/namespaces.py",
+        "core.disk.left_out[space.digest] = space.tags",
+        "pass",
+    ),
+    Mutation(
         "a chunk that leaves is not told",
         KV_EVENTS,
         "        here = _is_here(core, space, node)\n",

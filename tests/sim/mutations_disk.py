@@ -233,6 +233,12 @@ MUTATIONS = (
         unseen=True,
     ),
     Mutation(
+        "the newest generation hides one that is whole",
+        "service/recovery.py",
+        "key=lambda chunk: (chunk[2].bit_count(), chunk[4])",
+        "key=lambda chunk: chunk[4]",
+    ),
+    Mutation(
         "what is forgotten is not void",
         "service/disk.py",
         "ForgetNotes(old, core.chunks.generation)",

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from admin_rig import command
 from brain_rig import STATE, Client, Rig, chain, ids, is_refusal
-from disk_rig import CHUNKS, DiskRig, restart
+from disk_quota_rig import tier_of
+from disk_rig import CHUNKS, DiskRig, fill, restart
 from test_service_restore import SPAN_BYTES, Life
 
 from kvserver.index import tags
@@ -14,7 +15,7 @@ from kvserver.service import disk
 from kvserver.service.accounts import Quota
 from kvserver.transfer.engines import Ledger, create_memfd
 from kvserver.wire.admin import ClearTenant, TenantCleared
-from kvserver.wire.messages import GroupBlocks, Retrieved
+from kvserver.wire.messages import Clear, GroupBlocks, Retrieved, Unregister, Unregistered
 
 
 def namespace(name: str) -> bytes:
@@ -130,6 +131,66 @@ def test_what_has_no_place_in_the_index_is_cleared_on_disk() -> None:
     rig.bounds = replace(rig.bounds, namespaces_max=2)
     restart(rig)
     assert (found(rig, "a", "chat"), found(rig, "b", "agents")) == (0, CHUNKS)
+
+
+@pytest.mark.parametrize("by_tenant", [False, True])
+def test_a_clear_that_is_not_durable_is_not_said_to_be_by_the_next_one(by_tenant: bool) -> None:
+    """The namespace has left memory with the first; on disk it is as it was."""
+    rig = DiskRig()
+    client = stored(rig, "a", "chat")
+    assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)
+    rig.notes_kept = False
+    first = clear(rig, "chat") if by_tenant else client.ask(Clear(rig.number(), namespace("a")))
+    assert is_refusal(first, "device", "disk-clear")
+    assert is_refusal(clear(rig, "chat"), "device", "disk-clear")
+    rig.notes_kept = True
+    assert clear(rig, "nobody") == TenantCleared(1, 0, 0)
+    assert clear(rig, "chat") == TenantCleared(1, 0, 1)
+    restart(rig)
+    assert found(rig, "a", "chat") == 0
+
+
+@pytest.mark.parametrize("heir", ["", "agents"])
+def test_what_only_records_are_left_of_is_cleared_on_disk(heir: str) -> None:
+    """Its chunks made room and its engine went, so the index has forgotten it; another brain would find it again."""
+    rig = DiskRig()
+    client, other = stored(rig, "a", "chat"), Client(rig, engine="b").register(namespace=namespace("b"))
+    fill(other)
+    there, tier = dict(rig.devices), tier_of(rig)
+    while tier.chunks.drop_any(tenant=0):
+        pass
+    assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)
+    assert namespace("a") not in rig.service._core.chunks.spaces
+    if heir:
+        Client(rig, engine=heir).register(namespace=namespace("a"), tenant=heir)
+    rig.devices = there
+    assert clear(rig, "chat") == TenantCleared(1, 0, 1)
+    restart(rig)
+    assert found(rig, "a", "chat") == 0
+
+
+def test_a_namespace_that_was_forgotten_with_its_note_is_nobodys() -> None:
+    """Of what has no note everything is void."""
+    rig = DiskRig(namespaces_max=1, notes_max=0)
+    client = stored(rig, "a", "chat")
+    assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)
+    stored(rig, "b", "agents")
+    assert tier_of(rig).left_out.keys() == {namespace("a")}
+    rig.wait_ms(100)
+    assert rig.forgotten == [namespace("a")]
+    assert not tier_of(rig).left_out
+    assert clear(rig, "chat") == TenantCleared(1, 0, 0)
+
+
+def test_what_was_cleared_before_it_was_found_and_has_no_place_is_not_promised_too_early() -> None:
+    rig = DiskRig(namespaces_max=2)
+    stored(rig, "a", "chat")
+    stored(rig, "b", "agents")
+    rig.bounds, rig.notes_kept = replace(rig.bounds, namespaces_max=1), False
+    rig.service = rig.new_service()
+    assert Client(rig).ask(Clear(rig.number(), namespace("a"))) is None
+    rig.wait_ms(100)
+    assert is_refusal(clear(rig, "chat"), "device", "disk-clear")
 
 
 def test_what_a_device_has_that_could_not_be_opened_is_not_promised() -> None:

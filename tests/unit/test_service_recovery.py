@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from brain_rig import CHUNK_TOKENS, FULL, NAMESPACE, PAGE_BYTES, SLAB_BYTES, Client, chain, ids, is_refusal, key
+from admin_rig import clear_prefix
+from brain_rig import CHUNK_TOKENS, FULL, NAMESPACE, PAGE_BYTES, SLAB_BYTES, WINDOW, Client, chain, ids, is_refusal, key
 from disk_quota_rig import client_of, quota, rig_with, stored, tier_of
 from disk_rig import CHUNKS, SEGMENT_BYTES, DiskRig, cold_prompt, fill, restart
 
@@ -136,6 +137,38 @@ def test_of_two_records_of_a_chunk_the_newer_one_counts() -> None:
     assert [record.generation for record in read] == [newest.generation]
     chunks = {record.key for record in rig.devices.values()}
     assert rig.service.counters.disk_recovered == len(chunks)
+
+
+def moved_in_part(rig: DiskRig) -> tuple[Client, bytes]:
+    """A chunk of two groups that was written to another place, of which only its full group arrived there."""
+    client, keys = Client(rig).register((FULL, WINDOW)), chain(1, 1)
+    client.ask(client.storing(keys, GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(0, 1))))
+    assert {record.group for record in rig.devices.values()} == {0, 1}
+    (full,) = (record for record in rig.devices.values() if not record.group)
+    newer = full._replace(generation=full.generation + 1, offset=150 * SEGMENT_BYTES)
+    rig.devices[0, newer.offset] = newer
+    return client, keys
+
+
+def test_a_move_that_ended_half_way_does_not_hide_the_chunk_that_is_whole() -> None:
+    rig = DiskRig()
+    _, keys = moved_in_part(rig)
+    restart(rig)
+    client = Client(rig).register((FULL, WINDOW))
+    assert client.lookup(keys).chunks == 1
+    assert (rig.service.counters.disk_recovered, rig.service.counters.disk_lost) == (1, 0)
+
+
+def test_a_chunk_that_is_whole_and_void_does_not_hide_what_was_written_since() -> None:
+    rig = DiskRig()
+    client, keys = moved_in_part(rig)
+    (newest,) = (at for at in rig.devices.values() if at.offset == 150 * SEGMENT_BYTES)
+    assert clear_prefix(rig, keys) == Cleared(1, 1)
+    rig.devices[0, newest.offset] = newest._replace(generation=rig.notes[-1].void + 1)
+    restart(rig)
+    client = Client(rig).register((FULL, WINDOW))
+    assert rig.service.counters.disk_recovered == 1
+    assert client.lookup(keys).chunks == 0, "its window group is void"
 
 
 def test_what_is_damaged_on_disk_is_counted() -> None:
