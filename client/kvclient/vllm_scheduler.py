@@ -265,16 +265,18 @@ class Scheduler:
 
     def _names_now(self, name: str) -> bool:
         """Whether it has its keys, for which a step that has other work does a piece, and goes on or waits if it may.
-        If it may not, nor could it for an answer: then step() asks, in a call of its own."""
+        If it may not, nor could it for an answer: then step() asks, in a call of its own. The keys are taken here then,
+        if they are ready, so that no call has to do both."""
         naming = self._unnamed[name]
+        goes_on = True
         if self._computing:
             is_copied = naming.go_on()
             while not is_copied and self._step_wait_left_s > 0:
                 is_copied = self._waits(lambda _: naming.go_on())
-            if not (is_copied and self._step_wait_left_s > 0 and self._waits(naming.wait)):
-                return False
-        self._settle(name)
-        return True
+            goes_on = is_copied and self._step_wait_left_s > 0 and self._waits(naming.wait)
+        if goes_on or naming.ready:
+            self._settle(name)
+        return goes_on
 
     def _name_some(self) -> None:
         """Once in each step, so that requests get their keys also while nobody matches them: a piece of the oldest."""

@@ -42,11 +42,12 @@ def test_a_long_prompt_gets_on_with_each_step_and_each_time_that_it_is_wanted() 
     assert bench.half.match(asked, 0) == (7 * CHUNK, True)
 
 
-def test_a_step_that_waits_for_nobody_asks_for_a_long_prompt_when_all_is_scheduled() -> None:
+def test_a_step_that_waits_for_nobody_takes_keys_in_one_call_and_asks_for_them_in_the_next() -> None:
     bench, asked = busy(), request(tokens=LONG_TOKENS)
     bench.half.new(asked)
     assert bench.half._unnamed["r"].wait(10)
     assert bench.half.match(asked, 0) == (None, False)
+    assert bench.half._unnamed == {}
     assert bench.server.asked == 0
     bench.step(other=CHUNK - 1)
     assert bench.server.asked == 1
