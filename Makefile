@@ -141,7 +141,7 @@ e2e-all: $(E2E_VENV)/vllm-$(VLLM)
 # Fails where one of them cannot be had; torch's build for CUDA is none. E2E_WHEELS_IN is the folder they are put into.
 e2e-wheels: $(STAMP)
 	$(RUN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(E2E_WHEELS_IN) $(E2E_PIP) \
-		$(E2E_WHEELS:torch==%=torch==%+cpu)
+		$(patsubst torch==%,torch==%+cpu,$(E2E_WHEELS))
 
 e2e-wheels-before:
 	$(MAKE) e2e-wheels VLLM=$(VLLM_BEFORE)
