@@ -30,12 +30,21 @@ class Request(Protocol):
     def all_token_ids(self) -> Sequence[int]: ...
 
 
+def names_media(model: Any, cache: Any) -> bool:
+    """Of a ModelConfig and a CacheConfig: whether inputs beside the text are identified by what they are.
+
+    With neither a prefix cache nor one of processed inputs, vLLM numbers them, from 0 on in each process."""
+    media = getattr(model, "multimodal_config", None)
+    return bool(media is None or cache.enable_prefix_caching or media.mm_processor_cache_gb)
+
+
 class Keyer:
     """Keys of one engine's requests.
 
-    hash_block_tokens: tokens behind one of the engine's block hashes; 0 to name chunks by their tokens."""
+    hash_block_tokens: tokens behind one of the engine's block hashes; 0 to name chunks by their tokens.
+    names_media: see there; without, requests with such inputs have no keys."""
 
-    def __init__(self, *, chunk_tokens: int, hash_block_tokens: int, engine: str) -> None:
+    def __init__(self, *, chunk_tokens: int, hash_block_tokens: int, engine: str, names_media: bool = True) -> None:
         if hash_block_tokens and chunk_tokens % hash_block_tokens:
             raise RequestError(
                 "chunk-tokens", f"{chunk_tokens=} must be a multiple of the engine's {hash_block_tokens=}"
@@ -43,6 +52,7 @@ class Keyer:
         self._chunk_tokens = chunk_tokens
         self._hash_block_tokens = hash_block_tokens
         self._engine = engine
+        self._names_media = names_media
         self._namer = Namer()
         self._resets = 0
         self._adapters: dict[tuple[str, str, int], tuple[list[object], str]] = {}
@@ -62,6 +72,8 @@ class Keyer:
             facts["lora"] = self._adapter(request.lora_request)
         if getattr(request, "resumable", False):
             raise RequestError("streaming", "the prompt of a streaming session changes behind its keys")
+        if not self._names_media and getattr(request, "mm_features", None):
+            raise RequestError("multimodal", "an engine without any cache numbers its images, and does not name them")
         if not self._hash_block_tokens:
             facts |= _content_facts(request)
         return namespace_digest(facts) if facts else b""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvclient.keys import LONG_TOKENS
-from kvclient.vllm_keys import Keyer
+from kvclient.vllm_keys import Keyer, names_media
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 
@@ -185,6 +185,27 @@ def test_what_has_no_safe_name_is_refused(more: dict[str, object], code: str) ->
     with pytest.raises(RequestError) as refused:
         keyer().extra(request(**more))
     assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("prefix_cache", "processor_cache_gb", "is_digest"),
+    [(True, 4, True), (True, 0, True), (False, 4, True), (False, 0, False)],
+)
+def test_an_engine_without_any_cache_of_its_own_numbers_images_and_does_not_name_them(
+    prefix_cache: bool, processor_cache_gb: int, is_digest: bool
+) -> None:
+    media = SimpleNamespace(mm_processor_cache_gb=processor_cache_gb)
+    cache = SimpleNamespace(enable_prefix_caching=prefix_cache)
+    assert names_media(SimpleNamespace(multimodal_config=media), cache) == is_digest
+    assert names_media(SimpleNamespace(multimodal_config=None), cache)
+
+
+@pytest.mark.parametrize("hash_block_tokens", [0, 4])
+def test_where_images_are_only_numbered_requests_with_one_have_no_name(hash_block_tokens: int) -> None:
+    names = Keyer(chunk_tokens=CHUNK, hash_block_tokens=hash_block_tokens, engine="e:1", names_media=False)
+    with pytest.raises(RequestError, match="numbers"):
+        names.extra(request(mm_features=[feature("renderer0-mm-0-image-0", 3)]))
+    assert keys_of(names, request()) == keys_of(keyer(hashes=bool(hash_block_tokens)), request())
 
 
 def test_after_a_reset_nothing_has_its_old_name() -> None:
