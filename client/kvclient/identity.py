@@ -30,8 +30,13 @@ SETTINGS = (
 """The last three: what a model sees of an image. Engines name images by what they were before."""
 SETTINGS_BYTES_MAX = 16 << 20
 ADAPTER = (("adapter_config.json",), ("adapter_model.safetensors", "adapter_model.bin"))
-ROPES_OF_ANY_LENGTH = frozenset({"default", "linear", "llama3", "yarn", "mrope", "proportional"})
+ROPES_OF_ANY_LENGTH = frozenset(
+    {"default", "linear", "llama3", "yarn", "mrope", "proportional", "deepseek_yarn", "deepseek_llama_scaling"}
+)
 """Position encodings that do not look at how long the engine lets a prompt be."""
+TUNED_BY_LENGTH = frozenset({"llama4", "llama4_text"})
+"""Kinds of models whose queries vLLM scales by position only where prompts may be longer than 32K tokens. It notes that
+in a copy of the settings."""
 HEADER_BYTES_MAX = 128 << 20
 """Of a safetensors file; the format's own bound is 100 MB."""
 SAMPLE_BYTES = 256
@@ -118,9 +123,17 @@ def label_of(model: object) -> str:
 
 
 def tokens_that_count(settings: object, tokens_max: int) -> int:
-    """Of a model's settings: how long a prompt may be, where positions are encoded by it; otherwise 0, so that engines
-    with other bounds share."""
-    return 0 if _rope_types(settings) <= ROPES_OF_ANY_LENGTH else int(tokens_max)
+    """Of a model's settings: how long a prompt may be, where it is computed by that; otherwise 0, so that engines with
+    other bounds share."""
+    is_alike = _rope_types(settings) <= ROPES_OF_ANY_LENGTH and not is_tuned_by_length(settings)
+    return 0 if is_alike else int(tokens_max)
+
+
+def is_tuned_by_length(settings: object) -> bool:
+    """Of a model's settings: whether it, or a part of it, is of such a kind."""
+    if not isinstance(settings, dict):
+        return False
+    return settings.get("model_type") in TUNED_BY_LENGTH or any(map(is_tuned_by_length, settings.values()))
 
 
 def _rope_types(settings: object, *, in_rope: bool = False) -> set[str]:
@@ -132,7 +145,8 @@ def _rope_types(settings: object, *, in_rope: bool = False) -> set[str]:
     return here.union(*(_rope_types(value, in_rope=in_rope or "rope" in str(name)) for name, value in settings.items()))
 
 
-_NOTES = frozenset({"transformers_version", "_name_or_path", "name_or_path", "_commit_hash"})
+_NOTES = frozenset({"transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "max_model_len"})
+"""The last: vLLM's, for models such as MiniMax. See tokens_that_count()."""
 
 
 def _weight_pieces(path: Path, file: BinaryIO, size: int) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvclient.identity import label_of, settings_text, tokens_that_count
+from kvclient.identity import is_tuned_by_length, label_of, settings_text, tokens_that_count
 from kvclient.offload_values import Group
 
 FACTS = 1
@@ -49,14 +49,15 @@ def facts_of(
     model_id: tells the model, weights included, from all others. drafts: as much of a draft model, if it has KV.
     tenant: engines of different ones share nothing."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    settings = model.hf_config.to_dict()
     media = getattr(model, "multimodal_config", None)
     return {
         "facts": FACTS,
         "engine": ["vllm", version],
         "model": model_id,
         "weights_epoch": weights_epoch,
-        "settings": settings_text(model.hf_config.to_dict()),
-        "tokens_max": tokens_that_count(model.hf_config.to_dict(), model.max_model_len),
+        "settings": settings_text(settings),
+        "tokens_max": tokens_that_count(settings, model.max_model_len),
         "dtype": str(model.dtype),
         "cache_dtype": str(cache.cache_dtype),
         "quantization": str(model.quantization),
@@ -69,6 +70,7 @@ def facts_of(
         "chunk_tokens": chunk_tokens,
         "grid": [parallel.tensor_parallel_size, replicas],
         **({"media": settings_text({name: getattr(media, name, None) for name in MEDIA})} if media is not None else {}),
+        **({"tuning": _tuning(model)} if is_tuned_by_length(settings) else {}),
         **({"drafts": list(drafts)} if drafts else {}),
         **({"tenant": tenant} if tenant else {}),
     }
@@ -78,6 +80,12 @@ def called(model: Any) -> str:
     """Of a ModelConfig: what users call it, the first of several names. No fact: it tells nothing of bytes."""
     served = getattr(model, "served_model_name", None) or model.model
     return label_of(served if isinstance(served, str) else served[0])
+
+
+def _tuning(model: Any) -> str:
+    """What a ModelConfig says of how queries are scaled, where vLLM looks for it."""
+    said = {**(model.try_get_generation_config() or {}), **model.override_generation_config}
+    return str(said.get("attn_temperature_tuning"))
 
 
 def cpu_kind() -> str:

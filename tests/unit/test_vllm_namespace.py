@@ -15,9 +15,13 @@ SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type
 def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
     """Of an engine; `more` replaces what facts_of() is told, or what the engine's configuration says."""
     model = {"dtype": "bfloat16", "quantization": None, "max_model_len": 4096, "multimodal_config": None}
+    model |= {"override_generation_config": {}}
+    generation = more.pop("generation", {})
     model |= {name: more.pop(name) for name in list(more) if name in model}
     config = SimpleNamespace(
-        model_config=SimpleNamespace(hf_config=SimpleNamespace(to_dict=lambda: settings), **model),
+        model_config=SimpleNamespace(
+            hf_config=SimpleNamespace(to_dict=lambda: settings), try_get_generation_config=lambda: generation, **model
+        ),
         cache_config=SimpleNamespace(cache_dtype=more.pop("cache_dtype", "auto")),
         parallel_config=SimpleNamespace(tensor_parallel_size=more.pop("ranks", 1)),
     )
@@ -101,6 +105,38 @@ def test_the_longest_prompt_counts_where_positions_are_encoded_by_it(rope_type: 
 def test_older_settings_name_their_rope_in_another_way() -> None:
     older: dict[str, object] = {"rope_theta": 1.0, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
     assert namespace(settings=older, max_model_len=2048) != namespace(settings=older)
+
+
+@pytest.mark.parametrize("model_type", ["llama4", "llama4_text"])
+def test_the_longest_prompt_counts_where_attention_is_tuned_by_it(model_type: str) -> None:
+    settings = {**SETTINGS, "model_type": model_type}
+    inside: dict[str, object] = {"model_type": "some", "text_config": settings}
+    for these in (settings, inside):
+        assert namespace(settings=these, max_model_len=65536) != namespace(settings=these)
+
+
+def test_what_tunes_attention_by_a_files_word_is_in_the_namespace_and_how_tokens_are_drawn_is_not() -> None:
+    settings = {**SETTINGS, "model_type": "llama4"}
+    plain = namespace(settings=settings)
+    assert namespace(settings=settings, generation={"temperature": 0.5}) == plain
+    tuned = [
+        namespace(settings=settings, generation={"attn_temperature_tuning": True}),
+        namespace(settings=settings, override_generation_config={"attn_temperature_tuning": False}),
+    ]
+    assert len({plain, *tuned}) == 3
+    both = {
+        "generation": {"attn_temperature_tuning": True},
+        "override_generation_config": {"attn_temperature_tuning": False},
+    }
+    assert namespace(settings=settings, **both) == tuned[1]
+
+
+@pytest.mark.parametrize("rope_type", ["deepseek_yarn", "deepseek_llama_scaling"])
+def test_a_model_that_vllm_gives_its_own_words_for_a_rope_is_shared_whatever_the_longest_prompt(rope_type: str) -> None:
+    settings: dict[str, object] = {"rope_parameters": {"rope_type": rope_type, "factor": 40.0}}
+    assert namespace(settings=settings, max_model_len=2048) == namespace(settings=settings)
+    noted = [namespace(settings={**SETTINGS, "max_model_len": tokens}) for tokens in (2048, 4096)]
+    assert noted[0] == noted[1] == namespace(), "some models leave the bound in the settings"
 
 
 def test_the_kind_of_cpu_says_something_and_always_the_same() -> None:
