@@ -47,7 +47,7 @@ def facts_of(
     """Of a VllmConfig. The same in all ranks of an engine.
 
     model_id: tells the model, weights included, from all others. drafts: as much of a draft model, if it has KV.
-    tenant: engines of different ones share nothing."""
+    tenant: engines of different ones share nothing. backends: of the attention of each of the layers."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     settings = model.hf_config.to_dict()
     media = getattr(model, "multimodal_config", None)
@@ -62,7 +62,7 @@ def facts_of(
         "cache_dtype": str(cache.cache_dtype),
         "quantization": str(model.quantization),
         "device": device,
-        "backends": sorted(set(backends)),
+        "backends": list(backends) if len(set(backends)) > 1 else sorted(set(backends)),
         "layout": str(getattr(kv_config, "kv_cache_layout", None)),
         "groups": [list(group) for group in groups],
         "layers": [list(names) for names in layers],
@@ -70,6 +70,7 @@ def facts_of(
         "chunk_tokens": chunk_tokens,
         "grid": [parallel.tensor_parallel_size, replicas],
         **({"media": settings_text({name: getattr(media, name, None) for name in MEDIA})} if media is not None else {}),
+        **({"quantized": settings_text(how)} if (how := getattr(model, "quantization_config", None)) else {}),
         **({"tuning": _tuning(model)} if is_tuned_by_length(settings) else {}),
         **({"drafts": list(drafts)} if drafts else {}),
         **({"tenant": tenant} if tenant else {}),

@@ -15,7 +15,7 @@ SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type
 def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
     """Of an engine; `more` replaces what facts_of() is told, or what the engine's configuration says."""
     model = {"dtype": "bfloat16", "quantization": None, "max_model_len": 4096, "multimodal_config": None}
-    model |= {"override_generation_config": {}}
+    model |= {"override_generation_config": {}, "quantization_config": None}
     generation = more.pop("generation", {})
     model |= {name: more.pop(name) for name in list(more) if name in model}
     config = SimpleNamespace(
@@ -50,6 +50,8 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         {"dtype": "float16"},
         {"cache_dtype": "fp8"},
         {"quantization": "awq"},
+        {"quantization_config": {"linear": {"weight": "fp8_per_channel_static"}}},
+        {"backends": ["F", "G"]},
         {"ranks": 2},
         {"layout": "LBNHC"},
         {"model_id": "n"},
@@ -64,7 +66,6 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         {"drafts": ["eagle", "d"]},
         {"version": "0.33.0"},
         {"device": "e"},
-        {"backends": ["F", "G"]},
     ],
 )
 def test_what_shapes_the_bytes_makes_another_namespace(change: dict[str, Any]) -> None:
@@ -81,6 +82,21 @@ def test_what_shapes_the_bytes_makes_another_namespace(change: dict[str, Any]) -
 )
 def test_what_does_not_shape_them_leaves_it(change: dict[str, Any]) -> None:
     assert namespace(**change) == namespace()
+
+
+def test_how_each_kind_of_layer_is_quantized_is_in_the_namespace() -> None:
+    ways = [{"linear": "mxfp8"}, {"moe": "mxfp8"}, {"linear": "mxfp8", "ignore": ["lm_head"]}]
+    found = {namespace(quantization="online", quantization_config=way) for way in ways}
+    assert len({namespace(quantization="online"), *found}) == 4
+
+
+def test_layers_that_change_their_backends_with_each_other_make_another_namespace() -> None:
+    """Each lays its pages out in its own way."""
+    assert (
+        namespace(backends=["F", "F", "G"])
+        != namespace(backends=["F", "G", "F"])
+        != namespace(backends=["F", "G", "G"])
+    )
 
 
 def test_what_is_made_of_an_image_is_in_the_namespace_and_where_it_is_kept_meanwhile_is_not() -> None:
