@@ -29,7 +29,7 @@ SETTINGS = (
 )
 """The last three: what a model sees of an image. Engines name images by what they were before."""
 SETTINGS_BYTES_MAX = 16 << 20
-ADAPTER = (("adapter_config.json",), ("adapter_model.safetensors", "adapter_model.bin"))
+ADAPTER = (("adapter_config.json",), ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt"))
 ROPES_OF_ANY_LENGTH = frozenset(
     {"default", "linear", "llama3", "yarn", "mrope", "proportional", "deepseek_yarn", "deepseek_llama_scaling"}
 )

@@ -35,7 +35,7 @@ from kvclient.offload_worker import Worker
 from kvclient.settings import MIB
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
 from kvclient.vllm_guard import GuardedScheduler
-from kvclient.vllm_keys import Keyer, names_media
+from kvclient.vllm_keys import Keyer, adapter_settings, names_media
 from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
 from kvclient.vllm_memory import SharedZeros
 from kvclient.vllm_namespace import called, cpu_kind, facts_of
@@ -146,6 +146,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             chunk_tokens=self._chunk_tokens,
             hash_block_tokens=hash_block_tokens,
             engine=f"{self._engine}:{self._epoch}",
+            adapters=adapter_settings(config.lora_config),
             names_media=names_media(config.model_config, config.cache_config),
         )
         client = self._client(rank=-1)
