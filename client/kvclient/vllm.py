@@ -7,6 +7,7 @@ Importing it opens no socket: vLLM's API server imports it too. docs/vllm.md is 
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -247,7 +248,6 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         _check_draft_shards(config, replicas)
         facts = facts_of(
             config,
-            self._kv_cache_config,
             model_id=self._settings.model_id or model_digest(_model_folder(config, config.model_config)).hex(),
             weights_epoch=self._settings.weights_epoch,
             tenant=self._settings.tenant,
@@ -260,6 +260,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             version=vllm.__version__,
             device=cpu_kind() if current_platform.is_cpu() else current_platform.get_device_name(),
             backends=_backends(config, layout),
+            layout=versions.page_orders(self._kv_cache_config, layout.orders, os.environ),
         )
         self._namespace = namespace_digest(facts)
         self._worker.register(

@@ -29,7 +29,6 @@ MEDIA = (
 
 def facts_of(
     config: Any,
-    kv_config: Any,
     *,
     model_id: str,
     weights_epoch: int,
@@ -43,11 +42,13 @@ def facts_of(
     version: str,
     device: str,
     backends: Sequence[str],
+    layout: str,
 ) -> dict[str, object]:
     """Of a VllmConfig. The same in all ranks of an engine.
 
     model_id: tells the model, weights included, from all others. drafts: as much of a draft model, if it has KV.
-    tenant: engines of different ones share nothing. backends: of the attention of each of the layers."""
+    tenant: engines of different ones share nothing. backends: of the attention of each of the
+    layers. layout: how the elements of a page lie."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     settings = model.hf_config.to_dict()
     media = getattr(model, "multimodal_config", None)
@@ -63,7 +64,7 @@ def facts_of(
         "quantization": str(model.quantization),
         "device": device,
         "backends": list(backends) if len(set(backends)) > 1 else sorted(set(backends)),
-        "layout": str(getattr(kv_config, "kv_cache_layout", None)),
+        "layout": layout,
         "groups": [list(group) for group in groups],
         "layers": [list(names) for names in layers],
         "states": list(states),

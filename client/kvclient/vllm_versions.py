@@ -49,6 +49,16 @@ def replicas_of(kv_config: Any, *, ranks: int, heads: int) -> int:
     return max(1, ranks // heads) if heads else ranks
 
 
+def page_orders(kv_config: Any, orders: Sequence[str], environment: Mapping[str, str]) -> str:
+    """How the elements of a page lie: what the engine says, or what its tensors show. orders: of each layer.
+
+    On ROCm an environment variable has a backend put them elsewhere in tensors that look the same."""
+    told = getattr(kv_config, "kv_cache_layout", None)
+    shown = sorted(set(orders)) if len(set(orders)) == 1 else orders
+    is_shuffled = environment.get("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "").lower() in ("true", "1")
+    return (str(told) if told is not None else ", ".join(shown)) + (" shuffled" if is_shuffled else "")
+
+
 def hash_block_tokens(kv_config: Any, cache_config: Any, kv_cache_utils: Any) -> int:
     """Tokens behind one of the engine's block hashes if they may serve as names: 256 bits over a canonical encoding,
     started by a seed that all engines have in common. Otherwise 0.

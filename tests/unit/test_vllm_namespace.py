@@ -38,9 +38,9 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         "version": "0.32.0",
         "device": "d",
         "backends": ["F", "F"],
+        "layout": "LBHNC",
     }
-    kv_config = SimpleNamespace(kv_cache_layout=more.pop("layout", "LBHNC"))
-    return namespace_digest(facts_of(config, kv_config, **{**told, **more}))
+    return namespace_digest(facts_of(config, **{**told, **more}))
 
 
 @pytest.mark.parametrize(
