@@ -39,7 +39,7 @@ from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer, adapter_settings, names_media
 from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
 from kvclient.vllm_memory import SharedZeros
-from kvclient.vllm_namespace import called, cpu_kind, facts_of
+from kvclient.vllm_namespace import called, check_told_by_files, cpu_kind, facts_of
 from kvclient.vllm_scheduler import Scheduled, Scheduler
 from kvclient.vllm_settings import parse
 from kvclient.vllm_stats import PromMetrics, Stats
@@ -434,8 +434,7 @@ def _drafts(config: Any, model_id: str) -> list[str]:
 def _model_folder(config: Any, model: Any) -> Path:
     """Where a model's files are. A name or a path says nothing about the weights behind it, so they are looked at."""
     folder = Path(model.model)
-    if config.load_config.load_format == "dummy":
-        raise RequestError("model-identity", "dummy weights are told by nothing: say model_id in the extra config")
+    check_told_by_files(config.load_config.load_format)
     if folder.is_dir():
         return folder
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvclient.identity import is_tuned_by_length, label_of, settings_text, tokens_that_count
 from kvclient.offload_values import Group
+from kvserver.errors import RequestError
 
 FACTS = 1
 """Changes when the meaning of a fact does."""
@@ -25,6 +26,26 @@ MEDIA = (
     "video_pruning_method",
 )
 """What an engine makes of images and the like, and vLLM's digests of them do not say: those are one engine's."""
+
+
+READ_FROM_THE_FOLDER = frozenset(
+    {
+        "auto",
+        "hf",
+        "safetensors",
+        "pt",
+        "npcache",
+        "mistral",
+        "bitsandbytes",
+        "gguf",
+        "fastsafetensors",
+        "instanttensor",
+        "runai_streamer",
+        "runai_streamer_sharded",
+        "sharded_state",
+    }
+)
+"""Of --load-format. Others have weights from elsewhere: a daemon, another server, a file that an extra config names."""
 
 
 def facts_of(
@@ -72,6 +93,7 @@ def facts_of(
         "grid": [parallel.tensor_parallel_size, replicas],
         **({"media": settings_text({name: getattr(media, name, None) for name in MEDIA})} if media is not None else {}),
         **({"quantized": settings_text(how)} if (how := getattr(model, "quantization_config", None)) else {}),
+        **({"types": types} if (types := _cache_types(cache, config.attention_config)) else {}),
         **({"tuning": _tuning(model)} if is_tuned_by_length(settings) else {}),
         **({"drafts": list(drafts)} if drafts else {}),
         **({"tenant": tenant} if tenant else {}),
@@ -88,6 +110,24 @@ def _tuning(model: Any) -> str:
     """What a ModelConfig says of how queries are scaled, where vLLM looks for it."""
     said = {**(model.try_get_generation_config() or {}), **model.override_generation_config}
     return str(said.get("attn_temperature_tuning"))
+
+
+def _cache_types(cache: Any, attention: Any) -> list[str]:
+    """Of a CacheConfig and an AttentionConfig: layers whose KV has another type than the cache's."""
+    skipped = [f"not {name}" for name in sorted(getattr(cache, "kv_cache_dtype_skip_layers", None) or ())]
+    indexer = str(getattr(attention, "indexer_kv_dtype", "auto"))
+    is_fp4 = getattr(attention, "use_fp4_indexer_cache", False)
+    return skipped + ([f"indexer {indexer}"] if indexer != "auto" else []) + (["indexer fp4"] if is_fp4 else [])
+
+
+def check_told_by_files(load_format: object) -> None:
+    """RequestError where the weights are not what the model's folder holds."""
+    if str(load_format) not in READ_FROM_THE_FOLDER:
+        raise RequestError(
+            "model-identity",
+            f"load_format={str(load_format)!r}: the model's files do not tell its weights; say model_id in "
+            "kv_connector_extra_config",
+        )
 
 
 def cpu_kind() -> str:

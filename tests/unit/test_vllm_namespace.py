@@ -7,7 +7,8 @@ import pytest
 
 from kvclient.keys import namespace_digest
 from kvclient.offload_values import Group
-from kvclient.vllm_namespace import called, cpu_kind, facts_of
+from kvclient.vllm_namespace import called, check_told_by_files, cpu_kind, facts_of
+from kvserver.errors import RequestError
 
 SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0}}
 
@@ -22,7 +23,10 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         model_config=SimpleNamespace(
             hf_config=SimpleNamespace(to_dict=lambda: settings), try_get_generation_config=lambda: generation, **model
         ),
-        cache_config=SimpleNamespace(cache_dtype=more.pop("cache_dtype", "auto")),
+        cache_config=SimpleNamespace(
+            cache_dtype=more.pop("cache_dtype", "auto"), kv_cache_dtype_skip_layers=more.pop("skipped", [])
+        ),
+        attention_config=SimpleNamespace(**more.pop("attention", {})),
         parallel_config=SimpleNamespace(tensor_parallel_size=more.pop("ranks", 1)),
     )
     told: dict[str, Any] = {
@@ -49,6 +53,9 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         {"settings": {**SETTINGS, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5.0}}},
         {"dtype": "float16"},
         {"cache_dtype": "fp8"},
+        {"skipped": ["0"]},
+        {"attention": {"indexer_kv_dtype": "mxfp4"}},
+        {"attention": {"use_fp4_indexer_cache": True}},
         {"quantization": "awq"},
         {"quantization_config": {"linear": {"weight": "fp8_per_channel_static"}}},
         {"backends": ["F", "G"]},
@@ -76,6 +83,7 @@ def test_what_shapes_the_bytes_makes_another_namespace(change: dict[str, Any]) -
     "change",
     [
         {"max_model_len": 2048},
+        {"attention": {"indexer_kv_dtype": "auto", "use_fp4_indexer_cache": False}},
         {"settings": {**SETTINGS, "transformers_version": "9", "_name_or_path": "/elsewhere"}},
         {"backends": ["F"]},
     ],
@@ -88,6 +96,10 @@ def test_how_each_kind_of_layer_is_quantized_is_in_the_namespace() -> None:
     ways = [{"linear": "mxfp8"}, {"moe": "mxfp8"}, {"linear": "mxfp8", "ignore": ["lm_head"]}]
     found = {namespace(quantization="online", quantization_config=way) for way in ways}
     assert len({namespace(quantization="online"), *found}) == 4
+
+
+def test_which_layers_are_not_quantized_is_in_the_namespace() -> None:
+    assert namespace(cache_dtype="fp8", skipped=["0"]) != namespace(cache_dtype="fp8", skipped=["1"])
 
 
 def test_layers_that_change_their_backends_with_each_other_make_another_namespace() -> None:
@@ -121,6 +133,17 @@ def test_the_longest_prompt_counts_where_positions_are_encoded_by_it(rope_type: 
 def test_older_settings_name_their_rope_in_another_way() -> None:
     older: dict[str, object] = {"rope_theta": 1.0, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
     assert namespace(settings=older, max_model_len=2048) != namespace(settings=older)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "safetensors", "sharded_state", "runai_streamer", "gguf"])
+def test_weights_that_are_read_from_the_models_folder_are_told_by_it(load_format: str) -> None:
+    check_told_by_files(load_format)
+
+
+@pytest.mark.parametrize("load_format", ["dummy", "tensorizer", "ipc_cache", "some_plugin"])
+def test_weights_that_come_from_elsewhere_need_a_model_id(load_format: str) -> None:
+    with pytest.raises(RequestError, match=f"{load_format}.*model_id"):
+        check_told_by_files(load_format)
 
 
 @pytest.mark.parametrize("model_type", ["llama4", "llama4_text"])
