@@ -146,7 +146,6 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         keyer = Keyer(
             chunk_tokens=self._chunk_tokens,
             hash_block_tokens=hash_block_tokens,
-            engine=f"{self._engine}:{self._epoch}",
             adapters=adapter_settings(config.lora_config),
             names_media=names_media(config.model_config, config.cache_config),
         )

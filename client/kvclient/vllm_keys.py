@@ -5,6 +5,7 @@ in, so that what comes before it is shared. Where the engine's own block hashes 
 process), they are taken instead: the engine has computed them already.
 """
 
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -73,7 +74,7 @@ class Keyer:
     adapters: adapter_settings(). names_media: see there; without, requests with such inputs have no keys."""
 
     def __init__(
-        self, *, chunk_tokens: int, hash_block_tokens: int, engine: str, adapters: str = "", names_media: bool = True
+        self, *, chunk_tokens: int, hash_block_tokens: int, adapters: str = "", names_media: bool = True
     ) -> None:
         if hash_block_tokens and chunk_tokens % hash_block_tokens:
             raise RequestError(
@@ -81,10 +82,10 @@ class Keyer:
             )
         self._chunk_tokens = chunk_tokens
         self._hash_block_tokens = hash_block_tokens
-        self._engine = engine
         self._names_media = names_media
         self._namer = Namer()
-        self._resets = 0
+        self._life = b""
+        """Since the last reset; drawn, because an engine may have the name and the life's number of another."""
         self._adapter_settings = adapters
         self._adapters: dict[int, _Adapter | None] = {}
         """By id, which is what vLLM knows them by; None: it was loaded in place."""
@@ -92,13 +93,13 @@ class Keyer:
     def reset(self) -> None:
         """From now on nothing that was named before is named again, by this engine alone: its weights may be others
         now, and nobody else knows."""
-        self._resets += 1
+        self._life = secrets.token_bytes(16)
 
     def extra(self, request: Any) -> bytes:
         """What starts the request's chain. RequestError says why the request cannot be named."""
         facts: dict[str, object] = {}
-        if self._resets:
-            facts["reset"] = [self._engine, self._resets]
+        if self._life:
+            facts["reset"] = self._life
         if request.lora_request is not None:
             facts["lora"] = self._adapter(request.lora_request)
         if getattr(request, "resumable", False):

@@ -34,7 +34,7 @@ def request(tokens: int = 40, **more: object) -> Any:
 
 
 def keyer(*, hashes: bool = False, adapters: str = "") -> Keyer:
-    return Keyer(chunk_tokens=CHUNK, hash_block_tokens=4 if hashes else 0, engine="e:1", adapters=adapters)
+    return Keyer(chunk_tokens=CHUNK, hash_block_tokens=4 if hashes else 0, adapters=adapters)
 
 
 def keys_of(names: Keyer, asked: Any) -> bytes:
@@ -253,24 +253,22 @@ def test_an_engine_without_any_cache_of_its_own_numbers_images_and_does_not_name
 
 @pytest.mark.parametrize("hash_block_tokens", [0, 4])
 def test_where_images_are_only_numbered_requests_with_one_have_no_name(hash_block_tokens: int) -> None:
-    names = Keyer(chunk_tokens=CHUNK, hash_block_tokens=hash_block_tokens, engine="e:1", names_media=False)
+    names = Keyer(chunk_tokens=CHUNK, hash_block_tokens=hash_block_tokens, names_media=False)
     with pytest.raises(RequestError, match="numbers"):
         names.extra(request(mm_features=[feature("renderer0-mm-0-image-0", 3)]))
     assert keys_of(names, request()) == keys_of(keyer(hashes=bool(hash_block_tokens)), request())
 
 
-def test_after_a_reset_nothing_has_its_old_name() -> None:
-    names = keyer()
+def test_after_a_reset_nothing_has_its_old_name_nor_one_of_another_engine() -> None:
     found = []
-    for _ in range(3):
-        found.append(keys_of(names, request()))
-        names.reset()
-    assert len(set(found)) == 3
-    other = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0, engine="e:2")
-    other.reset()
-    assert keys_of(other, request()) not in found
+    for names in (keyer(), keyer()):
+        for _ in range(3):
+            names.reset()
+            found.append(keys_of(names, request()))
+            assert keys_of(names, request()) == found[-1]
+    assert len({keys_of(keyer(), request()), *found}) == 7
 
 
 def test_a_chunk_that_cuts_the_engines_blocks_is_refused() -> None:
     with pytest.raises(RequestError, match="hash_block_tokens=5"):
-        Keyer(chunk_tokens=CHUNK, hash_block_tokens=5, engine="e")
+        Keyer(chunk_tokens=CHUNK, hash_block_tokens=5)
