@@ -373,6 +373,10 @@ def _check_supported(config: Any, kv_config: Any) -> None:
         )
     if getattr(model, "is_diffusion", False):
         raise RequestError("unsupported", "a diffusion model, which computes a token more than once before it holds")
+    if versions.scales_kv_by_its_first_prompt(config.cache_config):
+        raise RequestError(
+            "unsupported", "--calculate-kv-scales: no other engine, nor this one restarted, has its scales"
+        )
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise RequestError("unsupported", f"{name}={getattr(parallel, name)} is not supported yet; expected 1")

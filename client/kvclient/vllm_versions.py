@@ -40,6 +40,12 @@ def steps_when_idle(base: type) -> bool:
     return hasattr(base, "has_pending_push_work")
 
 
+def scales_kv_by_its_first_prompt(cache_config: Any) -> bool:
+    """Whether what lies in a page means something to this engine alone, in this life: the scales are in no page, and of
+    the first prompt that it computes. Releases before 0.31."""
+    return bool(getattr(cache_config, "calculate_kv_scales", False)) and "fp8" in str(cache_config.cache_dtype)
+
+
 def replicas_of(kv_config: Any, *, ranks: int, heads: int) -> int:
     """Consecutive ranks that hold the same KV. heads: of KV, of the whole model; 0 for latent attention, which has
     none to share out."""

@@ -89,6 +89,7 @@ def config(**more: Any) -> SimpleNamespace:
     parallel |= {name: more.pop(name) for name in list(more) if name in parallel}
     model = SimpleNamespace(runner_type="generate", is_prefix_caching_supported=True)
     engine = {"model_config": model, "parallel_config": SimpleNamespace(**parallel), "speculative_config": None}
+    engine["cache_config"] = SimpleNamespace(cache_dtype="auto")
     return SimpleNamespace(**{**engine, **more})
 
 
@@ -101,6 +102,7 @@ def config(**more: Any) -> SimpleNamespace:
         ({"speculative_config": SimpleNamespace(method="dflash")}, "dflash"),
         ({"model_config": SimpleNamespace(runner_type="pooling", is_prefix_caching_supported=False)}, "pools over all"),
         ({"model_config": SimpleNamespace(runner_type="generate", is_diffusion=True)}, "diffusion"),
+        ({"cache_config": SimpleNamespace(cache_dtype="fp8", calculate_kv_scales=True)}, "scales"),
     ],
 )
 def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[str, Any], named: str) -> None:
