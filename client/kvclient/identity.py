@@ -48,10 +48,13 @@ LABEL_BYTES_MAX = 128
 """The server takes no longer names."""
 
 
-def model_digest(folder: Path) -> bytes:
-    """32 bytes. RequestError("model-identity") when there is nothing that identifies a model: then say an id."""
-    settings = [folder / name for name in SETTINGS if (folder / name).is_file()]
-    settings += sorted(folder.glob("*.py"))  # a model that brings its own code
+def model_digest(folder: Path, *, settings_in: Path | None = None) -> bytes:
+    """32 bytes. RequestError("model-identity") when there is nothing that identifies a model: then say an id.
+
+    settings_in: the folder that has all but the weights, if that is another."""
+    others = settings_in or folder
+    settings = [others / name for name in SETTINGS if (others / name).is_file()]
+    settings += sorted(others.glob("*.py"))  # a model that brings its own code
     weights = sorted(path for path in _files(folder) if path.suffix in WEIGHTS and path.name not in NOT_WEIGHTS)
     return _digest(folder, settings, weights)
 

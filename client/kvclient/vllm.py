@@ -247,7 +247,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         _check_draft_shards(config, replicas)
         facts = facts_of(
             config,
-            model_id=self._settings.model_id or model_digest(_model_folder(config, config.model_config)).hex(),
+            model_id=self._settings.model_id or _identity(config, config.model_config),
             weights_epoch=self._settings.weights_epoch,
             tenant=self._settings.tenant,
             groups=self._groups,
@@ -430,24 +430,35 @@ def _drafts(config: Any, model_id: str) -> list[str]:
     if speculation is None or speculation.method not in DRAFTS:
         return []
     draft = speculation.draft_model_config
-    identity = model_id or model_digest(_model_folder(config, draft)).hex()
+    identity = model_id or _identity(config, draft)
     return [speculation.method, identity, settings_text(draft.hf_config.to_dict()), str(draft.dtype)]
+
+
+def _identity(config: Any, model: Any) -> str:
+    """What a model's files say of it. --download-dir is where a model of the Hub has its weights, and nothing else."""
+    folder, download_folder = _model_folder(config, model), config.load_config.download_dir
+    if download_folder is None or Path(model.model).is_dir():
+        return model_digest(folder).hex()
+    return model_digest(_snapshot(model, download_folder), settings_in=folder).hex()
 
 
 def _model_folder(config: Any, model: Any) -> Path:
     """Where a model's files are. A name or a path says nothing about the weights behind it, so they are looked at."""
-    folder = Path(model.model)
     check_told_by_files(config.load_config.load_format)
-    if folder.is_dir():
-        return folder
+    folder = Path(model.model)
+    return folder if folder.is_dir() else _snapshot(model, None)
+
+
+def _snapshot(model: Any, cache_folder: str | None) -> Path:
     try:
-        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+        found = snapshot_download(model.model, revision=model.revision, cache_dir=cache_folder, local_files_only=True)
     except (OSError, ValueError) as problem:
         raise RequestError(
             "model-identity",
             f"the files of model {model.model!r} are not on this machine ({type(problem).__name__}), so that it cannot "
             "be told from others of that name: say model_id in kv_connector_extra_config",
         ) from problem
+    return Path(found)
 
 
 def _kv_heads(model: Any) -> int:

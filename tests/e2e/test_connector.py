@@ -169,3 +169,27 @@ def test_dummy_weights_need_a_name(module: Any, tmp_path: Path) -> None:
     engine.model_config.model = "nobody/has-this"
     with pytest.raises(module.RequestError, match="model_id"):
         module._model_folder(engine, engine.model_config)
+
+
+def test_weights_are_looked_at_where_they_were_downloaded(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of the Hub has the settings then, and may have weights of another day."""
+    for name, weights in (("hub", b"before"), ("mine", b"now")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.bin").write_bytes(weights)
+    (tmp_path / "hub" / "config.json").write_text("{}")
+
+    def found(model: str, *, cache_dir: str | None, **_: object) -> str:
+        return cache_dir or str(tmp_path / "hub")
+
+    monkeypatch.setattr(module, "snapshot_download", found)
+    model = SimpleNamespace(model="org/model", revision=None)
+
+    def identity(folder: str | None) -> str:
+        load = SimpleNamespace(load_format="auto", download_dir=folder)
+        return str(module._identity(SimpleNamespace(load_config=load), model))
+
+    before, now = identity(None), identity(str(tmp_path / "mine"))
+    (tmp_path / "hub" / "model.bin").write_bytes(b"now")
+    assert before != now == identity(None)

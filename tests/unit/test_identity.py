@@ -36,6 +36,18 @@ def test_copies_of_a_model_are_one_model(tmp_path: Path) -> None:
     assert model_digest(one) == model_digest(two)
 
 
+def test_a_models_settings_may_lie_apart_from_its_weights(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole")
+    settings, weights = (
+        write(tmp_path / "settings", weights=safetensors({"q": b"of before"})),
+        write(tmp_path / "weights"),
+    )
+    (settings / "modeling.py").write_text("pass")
+    (whole / "modeling.py").write_text("pass")
+    (weights / "config.json").unlink()
+    assert model_digest(weights, settings_in=settings) == model_digest(whole)
+
+
 @pytest.mark.parametrize("change", ["config", "one tensor", "a name", "a file more", "code", "images"])
 def test_what_changes_the_bytes_changes_the_digest(tmp_path: Path, change: str) -> None:
     before = model_digest(write(tmp_path / "model"))
