@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 import vllm
 from huggingface_hub import snapshot_download
+from vllm import envs
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as interface
@@ -39,7 +40,7 @@ from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer, adapter_settings, names_media
 from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
 from kvclient.vllm_memory import SharedZeros
-from kvclient.vllm_namespace import called, check_told_by_files, cpu_kind, facts_of
+from kvclient.vllm_namespace import called, check_told_by_files, cpu_kind, environment_that_counts, facts_of
 from kvclient.vllm_scheduler import Scheduled, Scheduler
 from kvclient.vllm_settings import parse
 from kvclient.vllm_stats import PromMetrics, Stats
@@ -260,6 +261,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             device=cpu_kind() if current_platform.is_cpu() else current_platform.get_device_name(),
             backends=_backends(config, layout),
             layout=versions.page_orders(self._kv_cache_config, layout.orders, os.environ),
+            environment=environment_that_counts(os.environ, envs),
         )
         self._namespace = namespace_digest(facts)
         self._worker.register(

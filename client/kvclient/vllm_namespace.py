@@ -5,7 +5,7 @@ output. The server fixes the shapes of pages besides (the geometry of a namespac
 """
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,18 @@ MEDIA = (
 )
 """What an engine makes of images and the like, and vLLM's digests of them do not say: those are one engine's."""
 
+
+ENVIRONMENT = (
+    "VLLM_B12X_MOE_FP4_FORCE_A16",
+    "VLLM_CPU_INT4_W4A8",
+    "VLLM_HUMMING_INPUT_QUANT_CONFIG",
+    "VLLM_HUMMING_ONLINE_QUANT_CONFIG",
+    "VLLM_MARLIN_INPUT_DTYPE",
+    "VLLM_MOE_ROUTING_SIMULATION_STRATEGY",
+    "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4",
+)
+"""Variables that say in how many bits weights or activations are, or which experts compute. Others choose among kernels
+that do the same but for rounding, as vLLM's own caches see it."""
 
 READ_FROM_THE_FOLDER = frozenset(
     {
@@ -64,6 +76,7 @@ def facts_of(
     device: str,
     backends: Sequence[str],
     layout: str,
+    environment: Mapping[str, str],
 ) -> dict[str, object]:
     """Of a VllmConfig. The same in all ranks of an engine.
 
@@ -93,6 +106,7 @@ def facts_of(
         "grid": [parallel.tensor_parallel_size, replicas],
         **({"media": settings_text({name: getattr(media, name, None) for name in MEDIA})} if media is not None else {}),
         **({"quantized": settings_text(how)} if (how := getattr(model, "quantization_config", None)) else {}),
+        **({"environment": dict(environment)} if environment else {}),
         **({"types": types} if (types := _cache_types(cache, config.attention_config)) else {}),
         **({"tuning": _tuning(model)} if is_tuned_by_length(settings) else {}),
         **({"drafts": list(drafts)} if drafts else {}),
@@ -118,6 +132,11 @@ def _cache_types(cache: Any, attention: Any) -> list[str]:
     indexer = str(getattr(attention, "indexer_kv_dtype", "auto"))
     is_fp4 = getattr(attention, "use_fp4_indexer_cache", False)
     return skipped + ([f"indexer {indexer}"] if indexer != "auto" else []) + (["indexer fp4"] if is_fp4 else [])
+
+
+def environment_that_counts(environment: Mapping[str, str], read: Any) -> dict[str, str]:
+    """read: vllm.envs, which has the values, read from files where they are paths."""
+    return {name: str(getattr(read, name, environment[name])) for name in ENVIRONMENT if name in environment}
 
 
 def check_told_by_files(load_format: object) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kvclient.keys import namespace_digest
 from kvclient.offload_values import Group
-from kvclient.vllm_namespace import called, check_told_by_files, cpu_kind, facts_of
+from kvclient.vllm_namespace import called, check_told_by_files, cpu_kind, environment_that_counts, facts_of
 from kvserver.errors import RequestError
 
 SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0}}
@@ -43,6 +43,7 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         "device": "d",
         "backends": ["F", "F"],
         "layout": "LBHNC",
+        "environment": {},
     }
     return namespace_digest(facts_of(config, **{**told, **more}))
 
@@ -59,6 +60,7 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         {"quantization": "awq"},
         {"quantization_config": {"linear": {"weight": "fp8_per_channel_static"}}},
         {"backends": ["F", "G"]},
+        {"environment": {"VLLM_MARLIN_INPUT_DTYPE": "fp8"}},
         {"ranks": 2},
         {"layout": "LBNHC"},
         {"model_id": "n"},
@@ -176,6 +178,16 @@ def test_a_model_that_vllm_gives_its_own_words_for_a_rope_is_shared_whatever_the
     assert namespace(settings=settings, max_model_len=2048) == namespace(settings=settings)
     noted = [namespace(settings={**SETTINGS, "max_model_len": tokens}) for tokens in (2048, 4096)]
     assert noted[0] == noted[1] == namespace(), "some models leave the bound in the settings"
+
+
+def test_of_the_environment_counts_what_decides_how_many_bits_are_computed_with() -> None:
+    set_ = {"VLLM_MARLIN_INPUT_DTYPE": "int8", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    read = SimpleNamespace(VLLM_MARLIN_INPUT_DTYPE="int8", VLLM_MOE_ROUTING_SIMULATION_STRATEGY="")
+    assert environment_that_counts(set_, read) == {"VLLM_MARLIN_INPUT_DTYPE": "int8"}
+    files = {"VLLM_HUMMING_ONLINE_QUANT_CONFIG": "/a/file"}
+    contents = [SimpleNamespace(VLLM_HUMMING_ONLINE_QUANT_CONFIG={"dtype": bits}) for bits in ("int4", "int8")]
+    assert environment_that_counts(files, contents[0]) != environment_that_counts(files, contents[1])
+    assert environment_that_counts({}, read) == {}
 
 
 def test_the_kind_of_cpu_says_something_and_always_the_same() -> None:
