@@ -9,7 +9,7 @@ names, sizes and headers of the model it was made of, and differs in nearly ever
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,8 +40,10 @@ in a copy of the settings."""
 HEADER_BYTES_MAX = 128 << 20
 """Of a safetensors file; the format's own bound is 100 MB."""
 SAMPLE_BYTES = 256
+TENSORS_MAX = 1 << 16
+"""Of a file; of more than that some are sampled. A file of quantized experts has up to 20 thousand."""
 SAMPLES_MAX = 4096
-"""A file's; more tensors than that are sampled evenly. 4096 reads take 0.1 s when the pages are not in memory yet."""
+"""Of a file that does not say where its tensors lie. So many reads take 0.1 s when the pages are not in memory yet."""
 
 _TEXT = b"kvserver.model.1\0"
 LABEL_BYTES_MAX = 128
@@ -154,14 +156,14 @@ _NOTES = frozenset({"transformers_version", "_name_or_path", "name_or_path", "_c
 
 def _weight_pieces(path: Path, file: BinaryIO, size: int) -> Iterator[bytes]:
     """The header, if it has one, and the samples."""
-    places = None
+    places: Sequence[int] = ()
     if path.suffix == ".safetensors":
         header = _safetensors_header(path, file, size)
         yield header
-        places = _tensor_middles(path, header)
+        places = _evenly(_tensor_middles(path, header), TENSORS_MAX)
     if not places:
-        places = list(range(0, size, max(SAMPLE_BYTES, size // SAMPLES_MAX)))
-    places = sorted({min(place, max(0, size - SAMPLE_BYTES)) for place in _evenly(places)})
+        places = _evenly(range(0, size, max(SAMPLE_BYTES, size // SAMPLES_MAX)), SAMPLES_MAX)
+    places = sorted({min(place, max(0, size - SAMPLE_BYTES)) for place in places})
     for place in places:
         file.seek(place)
         yield file.read(SAMPLE_BYTES)
@@ -187,9 +189,8 @@ def _tensor_middles(path: Path, header: bytes) -> list[int]:
         raise RequestError("model-identity", f"{str(path)!r} has a broken safetensors header: {problem}") from problem
 
 
-def _evenly(places: list[int]) -> list[int]:
-    step = -(-len(places) // SAMPLES_MAX)
-    return places[:: max(1, step)]
+def _evenly(places: Sequence[int], places_max: int) -> Sequence[int]:
+    return places[:: max(1, -(-len(places) // places_max))]
 
 
 def _add(digest: "hashlib._Hash", *pieces: bytes) -> None:
