@@ -9,7 +9,7 @@ names, sizes and headers of the model it was made of, and differs in nearly ever
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,24 +29,34 @@ SETTINGS = (
 )
 """The last three: what a model sees of an image. Engines name images by what they were before."""
 SETTINGS_BYTES_MAX = 16 << 20
-ADAPTER = (("adapter_config.json",), ("adapter_model.safetensors", "adapter_model.bin"))
-ROPES_OF_ANY_LENGTH = frozenset({"default", "linear", "llama3", "yarn", "mrope", "proportional"})
+ADAPTER = (("adapter_config.json",), ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt"))
+ROPES_OF_ANY_LENGTH = frozenset(
+    {"default", "linear", "llama3", "yarn", "mrope", "proportional", "deepseek_yarn", "deepseek_llama_scaling"}
+)
 """Position encodings that do not look at how long the engine lets a prompt be."""
+TUNED_BY_LENGTH = frozenset({"llama4", "llama4_text"})
+"""Kinds of models whose queries vLLM scales by position only where prompts may be longer than 32K tokens. It notes that
+in a copy of the settings."""
 HEADER_BYTES_MAX = 128 << 20
 """Of a safetensors file; the format's own bound is 100 MB."""
 SAMPLE_BYTES = 256
+TENSORS_MAX = 1 << 16
+"""Of a file; of more than that some are sampled. A file of quantized experts has up to 20 thousand."""
 SAMPLES_MAX = 4096
-"""A file's; more tensors than that are sampled evenly. 4096 reads take 0.1 s when the pages are not in memory yet."""
+"""Of a file that does not say where its tensors lie. So many reads take 0.1 s when the pages are not in memory yet."""
 
 _TEXT = b"kvserver.model.1\0"
 LABEL_BYTES_MAX = 128
 """The server takes no longer names."""
 
 
-def model_digest(folder: Path) -> bytes:
-    """32 bytes. RequestError("model-identity") when there is nothing that identifies a model: then say an id."""
-    settings = [folder / name for name in SETTINGS if (folder / name).is_file()]
-    settings += sorted(folder.glob("*.py"))  # a model that brings its own code
+def model_digest(folder: Path, *, settings_in: Path | None = None) -> bytes:
+    """32 bytes. RequestError("model-identity") when there is nothing that identifies a model: then say an id.
+
+    settings_in: the folder that has all but the weights, if that is another."""
+    others = settings_in or folder
+    settings = [others / name for name in SETTINGS if (others / name).is_file()]
+    settings += sorted(others.glob("*.py"))  # a model that brings its own code
     weights = sorted(path for path in _files(folder) if path.suffix in WEIGHTS and path.name not in NOT_WEIGHTS)
     return _digest(folder, settings, weights)
 
@@ -118,9 +128,17 @@ def label_of(model: object) -> str:
 
 
 def tokens_that_count(settings: object, tokens_max: int) -> int:
-    """Of a model's settings: how long a prompt may be, where positions are encoded by it; otherwise 0, so that engines
-    with other bounds share."""
-    return 0 if _rope_types(settings) <= ROPES_OF_ANY_LENGTH else int(tokens_max)
+    """Of a model's settings: how long a prompt may be, where it is computed by that; otherwise 0, so that engines with
+    other bounds share."""
+    is_alike = _rope_types(settings) <= ROPES_OF_ANY_LENGTH and not is_tuned_by_length(settings)
+    return 0 if is_alike else int(tokens_max)
+
+
+def is_tuned_by_length(settings: object) -> bool:
+    """Of a model's settings: whether it, or a part of it, is of such a kind."""
+    if not isinstance(settings, dict):
+        return False
+    return settings.get("model_type") in TUNED_BY_LENGTH or any(map(is_tuned_by_length, settings.values()))
 
 
 def _rope_types(settings: object, *, in_rope: bool = False) -> set[str]:
@@ -132,19 +150,20 @@ def _rope_types(settings: object, *, in_rope: bool = False) -> set[str]:
     return here.union(*(_rope_types(value, in_rope=in_rope or "rope" in str(name)) for name, value in settings.items()))
 
 
-_NOTES = frozenset({"transformers_version", "_name_or_path", "name_or_path", "_commit_hash"})
+_NOTES = frozenset({"transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "max_model_len"})
+"""The last: vLLM's, for models such as MiniMax. See tokens_that_count()."""
 
 
 def _weight_pieces(path: Path, file: BinaryIO, size: int) -> Iterator[bytes]:
     """The header, if it has one, and the samples."""
-    places = None
+    places: Sequence[int] = ()
     if path.suffix == ".safetensors":
         header = _safetensors_header(path, file, size)
         yield header
-        places = _tensor_middles(path, header)
+        places = _evenly(_tensor_middles(path, header), TENSORS_MAX)
     if not places:
-        places = list(range(0, size, max(SAMPLE_BYTES, size // SAMPLES_MAX)))
-    places = sorted({min(place, max(0, size - SAMPLE_BYTES)) for place in _evenly(places)})
+        places = _evenly(range(0, size, max(SAMPLE_BYTES, size // SAMPLES_MAX)), SAMPLES_MAX)
+    places = sorted({min(place, max(0, size - SAMPLE_BYTES)) for place in places})
     for place in places:
         file.seek(place)
         yield file.read(SAMPLE_BYTES)
@@ -170,9 +189,8 @@ def _tensor_middles(path: Path, header: bytes) -> list[int]:
         raise RequestError("model-identity", f"{str(path)!r} has a broken safetensors header: {problem}") from problem
 
 
-def _evenly(places: list[int]) -> list[int]:
-    step = -(-len(places) // SAMPLES_MAX)
-    return places[:: max(1, step)]
+def _evenly(places: Sequence[int], places_max: int) -> Sequence[int]:
+    return places[:: max(1, -(-len(places) // places_max))]
 
 
 def _add(digest: "hashlib._Hash", *pieces: bytes) -> None:

@@ -7,6 +7,7 @@ Importing it opens no socket: vLLM's API server imports it too. docs/vllm.md is 
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 import vllm
 from huggingface_hub import snapshot_download
+from vllm import envs
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as interface
@@ -35,10 +37,10 @@ from kvclient.offload_worker import Worker
 from kvclient.settings import MIB
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
 from kvclient.vllm_guard import GuardedScheduler
-from kvclient.vllm_keys import Keyer
+from kvclient.vllm_keys import Keyer, adapter_settings, names_media
 from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
 from kvclient.vllm_memory import SharedZeros
-from kvclient.vllm_namespace import called, cpu_kind, facts_of
+from kvclient.vllm_namespace import called, check_told_by_files, cpu_kind, environment_that_counts, facts_of
 from kvclient.vllm_scheduler import Scheduled, Scheduler
 from kvclient.vllm_settings import parse
 from kvclient.vllm_stats import PromMetrics, Stats
@@ -145,7 +147,8 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         keyer = Keyer(
             chunk_tokens=self._chunk_tokens,
             hash_block_tokens=hash_block_tokens,
-            engine=f"{self._engine}:{self._epoch}",
+            adapters=adapter_settings(config.lora_config),
+            names_media=names_media(config.model_config, config.cache_config),
         )
         client = self._client(rank=-1)
         half = Scheduler(
@@ -245,8 +248,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         _check_draft_shards(config, replicas)
         facts = facts_of(
             config,
-            self._kv_cache_config,
-            model_id=self._settings.model_id or model_digest(_model_folder(config, config.model_config)).hex(),
+            model_id=self._settings.model_id or _identity(config, config.model_config),
             weights_epoch=self._settings.weights_epoch,
             tenant=self._settings.tenant,
             groups=self._groups,
@@ -258,6 +260,8 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             version=vllm.__version__,
             device=cpu_kind() if current_platform.is_cpu() else current_platform.get_device_name(),
             backends=_backends(config, layout),
+            layout=versions.page_orders(self._kv_cache_config, layout.orders, os.environ),
+            environment=environment_that_counts(os.environ, envs),
         )
         self._namespace = namespace_digest(facts)
         self._worker.register(
@@ -371,6 +375,10 @@ def _check_supported(config: Any, kv_config: Any) -> None:
         )
     if getattr(model, "is_diffusion", False):
         raise RequestError("unsupported", "a diffusion model, which computes a token more than once before it holds")
+    if versions.scales_kv_by_its_first_prompt(config.cache_config):
+        raise RequestError(
+            "unsupported", "--calculate-kv-scales: no other engine, nor this one restarted, has its scales"
+        )
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise RequestError("unsupported", f"{name}={getattr(parallel, name)} is not supported yet; expected 1")
@@ -424,25 +432,35 @@ def _drafts(config: Any, model_id: str) -> list[str]:
     if speculation is None or speculation.method not in DRAFTS:
         return []
     draft = speculation.draft_model_config
-    identity = model_id or model_digest(_model_folder(config, draft)).hex()
+    identity = model_id or _identity(config, draft)
     return [speculation.method, identity, settings_text(draft.hf_config.to_dict()), str(draft.dtype)]
+
+
+def _identity(config: Any, model: Any) -> str:
+    """What a model's files say of it. --download-dir is where a model of the Hub has its weights, and nothing else."""
+    folder, download_folder = _model_folder(config, model), config.load_config.download_dir
+    if download_folder is None or Path(model.model).is_dir():
+        return model_digest(folder).hex()
+    return model_digest(_snapshot(model, download_folder), settings_in=folder).hex()
 
 
 def _model_folder(config: Any, model: Any) -> Path:
     """Where a model's files are. A name or a path says nothing about the weights behind it, so they are looked at."""
+    check_told_by_files(config.load_config.load_format)
     folder = Path(model.model)
-    if config.load_config.load_format == "dummy":
-        raise RequestError("model-identity", "dummy weights are told by nothing: say model_id in the extra config")
-    if folder.is_dir():
-        return folder
+    return folder if folder.is_dir() else _snapshot(model, None)
+
+
+def _snapshot(model: Any, cache_folder: str | None) -> Path:
     try:
-        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+        found = snapshot_download(model.model, revision=model.revision, cache_dir=cache_folder, local_files_only=True)
     except (OSError, ValueError) as problem:
         raise RequestError(
             "model-identity",
             f"the files of model {model.model!r} are not on this machine ({type(problem).__name__}), so that it cannot "
             "be told from others of that name: say model_id in kv_connector_extra_config",
         ) from problem
+    return Path(found)
 
 
 def _kv_heads(model: Any) -> int:

@@ -5,11 +5,12 @@ in, so that what comes before it is shared. Where the engine's own block hashes 
 process), they are taken instead: the engine has computed them already.
 """
 
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from kvclient.identity import adapter_digest, adapter_looks
+from kvclient.identity import adapter_digest, adapter_looks, settings_text
 from kvclient.keys import Namer, Naming, chunk_keys, keys_from_block_hashes, namespace_digest
 from kvserver.errors import RequestError
 
@@ -30,38 +31,81 @@ class Request(Protocol):
     def all_token_ids(self) -> Sequence[int]: ...
 
 
+def names_media(model: Any, cache: Any) -> bool:
+    """Of a ModelConfig and a CacheConfig: whether inputs beside the text are identified by what they are.
+
+    With neither a prefix cache nor one of processed inputs, vLLM numbers them, from 0 on in each process."""
+    media = getattr(model, "multimodal_config", None)
+    return bool(media is None or cache.enable_prefix_caching or media.mm_processor_cache_gb)
+
+
+ADAPTER_SETTINGS = (
+    "lora_dtype",
+    "target_modules",
+    "enable_tower_connector_lora",
+    "enable_mixed_moe_lora_format",
+    "enable_moe_shared_loras",
+)
+"""What an engine does with an adapter that its files do not say."""
+
+
+def adapter_settings(lora_config: Any) -> str:
+    """Of a LoRAConfig, or of None, as text."""
+    if lora_config is None:
+        return ""
+    said = {name: getattr(lora_config, name, None) for name in ADAPTER_SETTINGS}
+    return settings_text({**said, "target_modules": sorted(said["target_modules"] or ())})
+
+
+class _Adapter(NamedTuple):
+    """One that was used."""
+
+    place: tuple[str, str]
+    """Name and path."""
+    looks: list[object]
+    """Of its files then."""
+    digest: str
+
+
 class Keyer:
     """Keys of one engine's requests.
 
-    hash_block_tokens: tokens behind one of the engine's block hashes; 0 to name chunks by their tokens."""
+    hash_block_tokens: tokens behind one of the engine's block hashes; 0 to name chunks by their tokens.
+    adapters: adapter_settings(). names_media: see there; without, requests with such inputs have no keys."""
 
-    def __init__(self, *, chunk_tokens: int, hash_block_tokens: int, engine: str) -> None:
+    def __init__(
+        self, *, chunk_tokens: int, hash_block_tokens: int, adapters: str = "", names_media: bool = True
+    ) -> None:
         if hash_block_tokens and chunk_tokens % hash_block_tokens:
             raise RequestError(
                 "chunk-tokens", f"{chunk_tokens=} must be a multiple of the engine's {hash_block_tokens=}"
             )
         self._chunk_tokens = chunk_tokens
         self._hash_block_tokens = hash_block_tokens
-        self._engine = engine
+        self._names_media = names_media
         self._namer = Namer()
-        self._resets = 0
-        self._adapters: dict[tuple[str, str, int], tuple[list[object], str]] = {}
-        """Those that were used: what their files looked like then, and their digests."""
+        self._life = b""
+        """Since the last reset; drawn, because an engine may have the name and the life's number of another."""
+        self._adapter_settings = adapters
+        self._adapters: dict[int, _Adapter | None] = {}
+        """By id, which is what vLLM knows them by; None: it was loaded in place."""
 
     def reset(self) -> None:
         """From now on nothing that was named before is named again, by this engine alone: its weights may be others
         now, and nobody else knows."""
-        self._resets += 1
+        self._life = secrets.token_bytes(16)
 
     def extra(self, request: Any) -> bytes:
         """What starts the request's chain. RequestError says why the request cannot be named."""
         facts: dict[str, object] = {}
-        if self._resets:
-            facts["reset"] = [self._engine, self._resets]
+        if self._life:
+            facts["reset"] = self._life
         if request.lora_request is not None:
             facts["lora"] = self._adapter(request.lora_request)
         if getattr(request, "resumable", False):
             raise RequestError("streaming", "the prompt of a streaming session changes behind its keys")
+        if not self._names_media and getattr(request, "mm_features", None):
+            raise RequestError("multimodal", "an engine without any cache numbers its images, and does not name them")
         if not self._hash_block_tokens:
             facts |= _content_facts(request)
         return namespace_digest(facts) if facts else b""
@@ -105,22 +149,30 @@ class Keyer:
             keys += parent
         return keys
 
-    def _adapter(self, lora: Any) -> str:
+    def _adapter(self, lora: Any) -> list[object]:
         """By its content: an adapter that is trained on may keep its name and path. One that has changed since it was
-        first used has no name any more: whether vLLM has loaded it again, only vLLM knows."""
+        first used has no name any more, nor has another under its id: whether vLLM has loaded it again, only vLLM
+        knows."""
+        number, place = lora.lora_int_id, (lora.lora_name, lora.lora_path)
+        if getattr(lora, "tensorizer_config_dict", None):
+            raise RequestError("lora", "an adapter that is read by tensorizer is not in its path")
         if getattr(lora, "load_inplace", False):
-            raise RequestError("lora", "an adapter that is loaded in place changes behind its name")
-        name = (lora.lora_name, lora.lora_path, lora.lora_int_id)
+            self._adapters[number] = None
         try:
-            looks = adapter_looks(Path(lora.lora_path))
-            if name not in self._adapters:
-                self._adapters[name] = looks, adapter_digest(Path(lora.lora_path)).hex()
-        except OSError as problem:
+            path = Path(lora.lora_path).expanduser()
+            looks = adapter_looks(path)
+            if number not in self._adapters:
+                self._adapters[number] = _Adapter(place, looks, adapter_digest(path).hex())
+        except (OSError, RuntimeError) as problem:  # the latter: of a user who has no home
             raise RequestError("lora", f"the adapter cannot be read: {problem}") from problem
-        known, digest = self._adapters[name]
-        if looks != known:
+        known = self._adapters[number]
+        if known is None:
+            raise RequestError("lora", "an adapter that is loaded in place changes behind its name")
+        if place != known.place:
+            raise RequestError("lora", f"lora_int_id={number} was adapter {known.place}, and vLLM may have that still")
+        if looks != known.looks:
             raise RequestError("lora", f"the files of adapter {lora.lora_name!r} have changed: load it from a new path")
-        return digest
+        return [known.digest, self._adapter_settings, bool(getattr(lora, "is_3d_lora_weight", False))]
 
 
 def _content_facts(request: Any) -> dict[str, object]:

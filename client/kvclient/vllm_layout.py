@@ -42,6 +42,8 @@ class Layout(NamedTuple):
     """For each group."""
     layers: list[list[str]]
     """For each group, in the order of its regions: part of what makes bytes interchangeable."""
+    orders: list[str]
+    """Of each of these layers: its dimensions inside of a block, as they lie, with their sizes. Regions do not tell."""
 
 
 # ---------------------------------------------------------------- groups
@@ -149,7 +151,8 @@ def layout_of(config: Any, kv_caches: Mapping[str, Any]) -> Layout:
             raise RequestError("layout", f"group {number}: no memory is described for layers {missing}")
         regions.append(runs)
         layers.append(names)
-    return Layout(memory.allocations, regions, layers)
+    orders = [memory.order(name) for names in layers for name in names]
+    return Layout(memory.allocations, regions, layers, orders)
 
 
 def group_specs(
@@ -185,12 +188,17 @@ class _Memory:
         """Of one layer, whose cache may have several parts."""
         if name not in self._kv_caches:
             raise RequestError("layout", f"layer {name} has no KV cache here")
-        value = self._kv_caches[name]
-        parts = value if isinstance(value, list | tuple) else [value]
         try:
-            return [run for part in parts for run in self._part_runs(part)]
+            return [run for part in self._parts(name) for run in self._part_runs(part)]
         except RequestError as problem:
             raise RequestError("layout", f"layer {name}: {problem}") from problem
+
+    def order(self, name: str) -> str:
+        return "; ".join(_order(part, self._blocks) for part in self._parts(name))
+
+    def _parts(self, name: str) -> list[Any]:
+        value = self._kv_caches[name]
+        return list(value) if isinstance(value, list | tuple) else [value]
 
     def _part_runs(self, part: Any) -> list[RegionRun]:
         storage = part.untyped_storage()
@@ -233,6 +241,16 @@ def _block_dimension(part: Tensor, blocks: int) -> int | None:
     if shape[0] % blocks == 0:
         return 0
     return 1 if len(shape) > 1 and shape[0] == 2 and shape[1] % blocks == 0 else None
+
+
+def _order(part: Tensor, blocks: int) -> str:
+    """The dimensions of a block by their strides, those of one element left out, as "index:size"."""
+    place = _block_dimension(part, blocks)
+    of_blocks = part.shape.index(blocks) if place is None else place
+    sizes = {index: size // blocks if index == of_blocks else size for index, size in enumerate(part.shape)}
+    strides = part.stride()
+    inside = sorted((index for index, size in sizes.items() if size > 1), key=lambda index: -strides[index])
+    return " ".join(f"{index}:{sizes[index]}" for index in inside)
 
 
 def _check_page(group: Any, name: str, runs: list[RegionRun]) -> None:

@@ -5,12 +5,13 @@ output. The server fixes the shapes of pages besides (the geometry of a namespac
 """
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvclient.identity import label_of, settings_text, tokens_that_count
+from kvclient.identity import is_tuned_by_length, label_of, settings_text, tokens_that_count
 from kvclient.offload_values import Group
+from kvserver.errors import RequestError
 
 FACTS = 1
 """Changes when the meaning of a fact does."""
@@ -27,9 +28,40 @@ MEDIA = (
 """What an engine makes of images and the like, and vLLM's digests of them do not say: those are one engine's."""
 
 
+ENVIRONMENT = (
+    "VLLM_B12X_MOE_FP4_FORCE_A16",
+    "VLLM_CPU_INT4_W4A8",
+    "VLLM_HUMMING_INPUT_QUANT_CONFIG",
+    "VLLM_HUMMING_ONLINE_QUANT_CONFIG",
+    "VLLM_MARLIN_INPUT_DTYPE",
+    "VLLM_MOE_ROUTING_SIMULATION_STRATEGY",
+    "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4",
+)
+"""Variables that say in how many bits weights or activations are, or which experts compute. Others choose among kernels
+that do the same but for rounding, as vLLM's own caches see it."""
+
+READ_FROM_THE_FOLDER = frozenset(
+    {
+        "auto",
+        "hf",
+        "safetensors",
+        "pt",
+        "npcache",
+        "mistral",
+        "bitsandbytes",
+        "gguf",
+        "fastsafetensors",
+        "instanttensor",
+        "runai_streamer",
+        "runai_streamer_sharded",
+        "sharded_state",
+    }
+)
+"""Of --load-format. Others have weights from elsewhere: a daemon, another server, a file that an extra config names."""
+
+
 def facts_of(
     config: Any,
-    kv_config: Any,
     *,
     model_id: str,
     weights_epoch: int,
@@ -43,32 +75,40 @@ def facts_of(
     version: str,
     device: str,
     backends: Sequence[str],
+    layout: str,
+    environment: Mapping[str, str],
 ) -> dict[str, object]:
     """Of a VllmConfig. The same in all ranks of an engine.
 
     model_id: tells the model, weights included, from all others. drafts: as much of a draft model, if it has KV.
-    tenant: engines of different ones share nothing."""
+    tenant: engines of different ones share nothing. backends: of the attention of each of the
+    layers. layout: how the elements of a page lie."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    settings = model.hf_config.to_dict()
     media = getattr(model, "multimodal_config", None)
     return {
         "facts": FACTS,
         "engine": ["vllm", version],
         "model": model_id,
         "weights_epoch": weights_epoch,
-        "settings": settings_text(model.hf_config.to_dict()),
-        "tokens_max": tokens_that_count(model.hf_config.to_dict(), model.max_model_len),
+        "settings": settings_text(settings),
+        "tokens_max": tokens_that_count(settings, model.max_model_len),
         "dtype": str(model.dtype),
         "cache_dtype": str(cache.cache_dtype),
         "quantization": str(model.quantization),
         "device": device,
-        "backends": sorted(set(backends)),
-        "layout": str(getattr(kv_config, "kv_cache_layout", None)),
+        "backends": list(backends) if len(set(backends)) > 1 else sorted(set(backends)),
+        "layout": layout,
         "groups": [list(group) for group in groups],
         "layers": [list(names) for names in layers],
         "states": list(states),
         "chunk_tokens": chunk_tokens,
         "grid": [parallel.tensor_parallel_size, replicas],
         **({"media": settings_text({name: getattr(media, name, None) for name in MEDIA})} if media is not None else {}),
+        **({"quantized": settings_text(how)} if (how := getattr(model, "quantization_config", None)) else {}),
+        **({"environment": dict(environment)} if environment else {}),
+        **({"types": types} if (types := _cache_types(cache, config.attention_config)) else {}),
+        **({"tuning": _tuning(model)} if is_tuned_by_length(settings) else {}),
         **({"drafts": list(drafts)} if drafts else {}),
         **({"tenant": tenant} if tenant else {}),
     }
@@ -78,6 +118,35 @@ def called(model: Any) -> str:
     """Of a ModelConfig: what users call it, the first of several names. No fact: it tells nothing of bytes."""
     served = getattr(model, "served_model_name", None) or model.model
     return label_of(served if isinstance(served, str) else served[0])
+
+
+def _tuning(model: Any) -> str:
+    """What a ModelConfig says of how queries are scaled, where vLLM looks for it."""
+    said = {**(model.try_get_generation_config() or {}), **model.override_generation_config}
+    return str(said.get("attn_temperature_tuning"))
+
+
+def _cache_types(cache: Any, attention: Any) -> list[str]:
+    """Of a CacheConfig and an AttentionConfig: layers whose KV has another type than the cache's."""
+    skipped = [f"not {name}" for name in sorted(getattr(cache, "kv_cache_dtype_skip_layers", None) or ())]
+    indexer = str(getattr(attention, "indexer_kv_dtype", "auto"))
+    is_fp4 = getattr(attention, "use_fp4_indexer_cache", False)
+    return skipped + ([f"indexer {indexer}"] if indexer != "auto" else []) + (["indexer fp4"] if is_fp4 else [])
+
+
+def environment_that_counts(environment: Mapping[str, str], read: Any) -> dict[str, str]:
+    """read: vllm.envs, which has the values, read from files where they are paths."""
+    return {name: str(getattr(read, name, environment[name])) for name in ENVIRONMENT if name in environment}
+
+
+def check_told_by_files(load_format: object) -> None:
+    """RequestError where the weights are not what the model's folder holds."""
+    if str(load_format) not in READ_FROM_THE_FOLDER:
+        raise RequestError(
+            "model-identity",
+            f"load_format={str(load_format)!r}: the model's files do not tell its weights; say model_id in "
+            "kv_connector_extra_config",
+        )
 
 
 def cpu_kind() -> str:

@@ -40,6 +40,12 @@ def steps_when_idle(base: type) -> bool:
     return hasattr(base, "has_pending_push_work")
 
 
+def scales_kv_by_its_first_prompt(cache_config: Any) -> bool:
+    """Whether what lies in a page means something to this engine alone, in this life: the scales are in no page, and of
+    the first prompt that it computes. Releases before 0.31."""
+    return bool(getattr(cache_config, "calculate_kv_scales", False)) and "fp8" in str(cache_config.cache_dtype)
+
+
 def replicas_of(kv_config: Any, *, ranks: int, heads: int) -> int:
     """Consecutive ranks that hold the same KV. heads: of KV, of the whole model; 0 for latent attention, which has
     none to share out."""
@@ -47,6 +53,16 @@ def replicas_of(kv_config: Any, *, ranks: int, heads: int) -> int:
     if told is not None:
         return int(told)
     return max(1, ranks // heads) if heads else ranks
+
+
+def page_orders(kv_config: Any, orders: Sequence[str], environment: Mapping[str, str]) -> str:
+    """How the elements of a page lie: what the engine says, or what its tensors show. orders: of each layer.
+
+    On ROCm an environment variable has a backend put them elsewhere in tensors that look the same."""
+    told = getattr(kv_config, "kv_cache_layout", None)
+    shown = sorted(set(orders)) if len(set(orders)) == 1 else orders
+    is_shuffled = environment.get("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "").lower() in ("true", "1")
+    return (str(told) if told is not None else ", ".join(shown)) + (" shuffled" if is_shuffled else "")
 
 
 def hash_block_tokens(kv_config: Any, cache_config: Any, kv_cache_utils: Any) -> int:

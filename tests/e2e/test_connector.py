@@ -89,6 +89,7 @@ def config(**more: Any) -> SimpleNamespace:
     parallel |= {name: more.pop(name) for name in list(more) if name in parallel}
     model = SimpleNamespace(runner_type="generate", is_prefix_caching_supported=True)
     engine = {"model_config": model, "parallel_config": SimpleNamespace(**parallel), "speculative_config": None}
+    engine["cache_config"] = SimpleNamespace(cache_dtype="auto")
     return SimpleNamespace(**{**engine, **more})
 
 
@@ -101,6 +102,7 @@ def config(**more: Any) -> SimpleNamespace:
         ({"speculative_config": SimpleNamespace(method="dflash")}, "dflash"),
         ({"model_config": SimpleNamespace(runner_type="pooling", is_prefix_caching_supported=False)}, "pools over all"),
         ({"model_config": SimpleNamespace(runner_type="generate", is_diffusion=True)}, "diffusion"),
+        ({"cache_config": SimpleNamespace(cache_dtype="fp8", calculate_kv_scales=True)}, "scales"),
     ],
 )
 def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[str, Any], named: str) -> None:
@@ -167,3 +169,27 @@ def test_dummy_weights_need_a_name(module: Any, tmp_path: Path) -> None:
     engine.model_config.model = "nobody/has-this"
     with pytest.raises(module.RequestError, match="model_id"):
         module._model_folder(engine, engine.model_config)
+
+
+def test_weights_are_looked_at_where_they_were_downloaded(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of the Hub has the settings then, and may have weights of another day."""
+    for name, weights in (("hub", b"before"), ("mine", b"now")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.bin").write_bytes(weights)
+    (tmp_path / "hub" / "config.json").write_text("{}")
+
+    def found(model: str, *, cache_dir: str | None, **_: object) -> str:
+        return cache_dir or str(tmp_path / "hub")
+
+    monkeypatch.setattr(module, "snapshot_download", found)
+    model = SimpleNamespace(model="org/model", revision=None)
+
+    def identity(folder: str | None) -> str:
+        load = SimpleNamespace(load_format="auto", download_dir=folder)
+        return str(module._identity(SimpleNamespace(load_config=load), model))
+
+    before, now = identity(None), identity(str(tmp_path / "mine"))
+    (tmp_path / "hub" / "model.bin").write_bytes(b"now")
+    assert before != now == identity(None)

@@ -36,6 +36,18 @@ def test_copies_of_a_model_are_one_model(tmp_path: Path) -> None:
     assert model_digest(one) == model_digest(two)
 
 
+def test_a_models_settings_may_lie_apart_from_its_weights(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole")
+    settings, weights = (
+        write(tmp_path / "settings", weights=safetensors({"q": b"of before"})),
+        write(tmp_path / "weights"),
+    )
+    (settings / "modeling.py").write_text("pass")
+    (whole / "modeling.py").write_text("pass")
+    (weights / "config.json").unlink()
+    assert model_digest(weights, settings_in=settings) == model_digest(whole)
+
+
 @pytest.mark.parametrize("change", ["config", "one tensor", "a name", "a file more", "code", "images"])
 def test_what_changes_the_bytes_changes_the_digest(tmp_path: Path, change: str) -> None:
     before = model_digest(write(tmp_path / "model"))
@@ -55,11 +67,13 @@ def test_what_changes_the_bytes_changes_the_digest(tmp_path: Path, change: str) 
     assert model_digest(tmp_path / "model") != before
 
 
-def test_every_tensor_is_looked_at(tmp_path: Path) -> None:
-    tensors = {f"t{number}": bytes([number % 251]) * 301 for number in range(SAMPLES_MAX // 8)}
-    before = model_digest(write(tmp_path / "model", weights=safetensors(tensors)))
-    for name in ("t0", "t77", f"t{SAMPLES_MAX // 8 - 1}"):
-        changed = {**tensors, name: b"\xff" * 301}
+@pytest.mark.parametrize("tensors", [511, 3 * SAMPLES_MAX + 5])
+def test_every_tensor_is_looked_at(tmp_path: Path, tensors: int) -> None:
+    """Also of quantized experts, of which a file may have many thousands."""
+    contents = {f"t{number}": bytes([number % 251]) * 803 for number in range(tensors)}
+    before = model_digest(write(tmp_path / "model", weights=safetensors(contents)))
+    for name in ("t0", "t77", "t78", f"t{tensors - 1}"):
+        changed = {**contents, name: b"\xff" * 803}
         assert model_digest(write(tmp_path / "model", weights=safetensors(changed))) != before, name
 
 

@@ -103,7 +103,7 @@ class Engine:
         self.server, self.pool = Server(), Pool()
         self.server.is_slow = True  # until it is waited for
         options = Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),), ranks=RANKS, engine_steps_back=True, null_block=0)
-        self.keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0, engine="e")
+        self.keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0)
         self.inner = Scheduler(self.server, options, self.keyer, store_output=True)  # type: ignore[arg-type]
         self.scheduler = GuardedScheduler(self.inner, options.groups)
         self.scheduler.use_pool(self.pool)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvclient.keys import LONG_TOKENS
-from kvclient.vllm_keys import Keyer
+from kvclient.vllm_keys import Keyer, adapter_settings, names_media
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 
@@ -33,8 +33,8 @@ def request(tokens: int = 40, **more: object) -> Any:
     return SimpleNamespace(**{**fields, **more})
 
 
-def keyer(*, hashes: bool = False) -> Keyer:
-    return Keyer(chunk_tokens=CHUNK, hash_block_tokens=4 if hashes else 0, engine="e:1")
+def keyer(*, hashes: bool = False, adapters: str = "") -> Keyer:
+    return Keyer(chunk_tokens=CHUNK, hash_block_tokens=4 if hashes else 0, adapters=adapters)
 
 
 def keys_of(names: Keyer, asked: Any) -> bytes:
@@ -46,13 +46,13 @@ def feature(identifier: str, offset: int) -> SimpleNamespace:
     return SimpleNamespace(modality="image", identifier=identifier, mm_position=place)
 
 
-def adapter(folder: Path, fill: int) -> SimpleNamespace:
+def adapter(folder: Path, fill: int, *, id_: int = 1) -> SimpleNamespace:
     folder.mkdir(exist_ok=True)
     header = json.dumps({"a": {"dtype": "U8", "shape": [5], "data_offsets": [0, 5]}}).encode()
     content = struct.pack("<Q", len(header)) + header + bytes([fill]) * 5
     (folder / "adapter_config.json").write_text("{}")
     (folder / "adapter_model.safetensors").write_bytes(content)
-    return SimpleNamespace(lora_name="n", lora_path=str(folder), lora_int_id=1)
+    return SimpleNamespace(lora_name="n", lora_path=str(folder), lora_int_id=id_)
 
 
 @pytest.mark.parametrize("hashes", [False, True])
@@ -94,7 +94,7 @@ def test_what_changes_the_bytes_changes_every_name(tmp_path: Path) -> None:
         request(mm_features=[feature("x", 4)]),
         request(mm_features=[feature("x", 3)], cache_salt="a"),
         request(lora_request=adapter(tmp_path / "one", 1)),
-        request(lora_request=adapter(tmp_path / "two", 2)),
+        request(lora_request=adapter(tmp_path / "two", 2, id_=2)),
     ]
     found = [keys_of(names, item) for item in asked]
     for chunk in range(3):
@@ -161,14 +161,65 @@ def test_an_adapter_that_changes_under_its_name_has_none_any_more(tmp_path: Path
     os.utime(tmp_path / "a" / "adapter_model.safetensors", ns=(1, 1))
     with pytest.raises(RequestError, match="changed"):
         names.extra(request(lora_request=lora))
-    elsewhere = adapter(tmp_path / "b", 2)
+    elsewhere = adapter(tmp_path / "b", 2, id_=2)
     assert keys_of(names, request(lora_request=elsewhere)) != first
 
 
-def test_an_adapter_that_is_loaded_in_place_has_no_name(tmp_path: Path) -> None:
+def test_an_adapter_that_is_loaded_in_place_has_no_name_nor_has_its_id_from_then_on(tmp_path: Path) -> None:
+    names, lora = keyer(), adapter(tmp_path / "a", 1)
+    assert names.extra(request(lora_request=lora))
+    for in_place in (True, False):
+        lora.load_inplace = in_place
+        with pytest.raises(RequestError, match="in place"):
+            names.extra(request(lora_request=lora))
+
+
+def test_an_adapter_under_the_id_of_another_has_no_name(tmp_path: Path) -> None:
+    """vLLM computes with the one that it has under that id, until it needs the room."""
+    names, one, two = keyer(), adapter(tmp_path / "a", 1), adapter(tmp_path / "b", 2)
+    first = keys_of(names, request(lora_request=one))
+    with pytest.raises(RequestError, match="lora_int_id=1"):
+        names.extra(request(lora_request=two))
+    assert keys_of(names, request(lora_request=one)) == first
+    two.lora_int_id = 2
+    assert keys_of(names, request(lora_request=two)) != first
+
+
+def test_what_an_engine_makes_of_an_adapter_changes_the_names_of_its_requests_and_no_others(tmp_path: Path) -> None:
     lora = adapter(tmp_path / "a", 1)
-    lora.load_inplace = True
-    with pytest.raises(RequestError, match="in place"):
+    engines = [keyer(), *(keyer(adapters=said) for said in ("q_proj", "o_proj"))]
+    assert len({keys_of(names, request(lora_request=lora)) for names in engines}) == 3
+    assert len({keys_of(names, request()) for names in engines}) == 1
+    fused = adapter(tmp_path / "a", 1)
+    fused.is_3d_lora_weight = True
+    assert keys_of(keyer(), request(lora_request=fused)) != keys_of(keyer(), request(lora_request=lora))
+
+
+def test_what_an_engine_makes_of_adapters_is_where_and_how_exactly_they_are_applied() -> None:
+    def said(**more: object) -> str:
+        return adapter_settings(
+            SimpleNamespace(**{"lora_dtype": "bfloat16", "target_modules": None, "max_loras": 1, **more})
+        )
+
+    plain = said()
+    assert plain == said(max_loras=8) != ""
+    assert plain != said(target_modules=["q_proj"]) != said(target_modules=["o_proj"])
+    assert said(target_modules=["a", "b"]) == said(target_modules=["b", "a"])
+    assert len({plain, said(lora_dtype="float16"), said(enable_tower_connector_lora=True)}) == 3
+    assert adapter_settings(None) == ""
+
+
+def test_an_adapter_in_the_users_home_is_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    whole = adapter(tmp_path / "a", 1)
+    home = SimpleNamespace(lora_name="n", lora_path="~/a", lora_int_id=1)
+    assert keys_of(keyer(), request(lora_request=home)) == keys_of(keyer(), request(lora_request=whole))
+
+
+def test_an_adapter_whose_tensors_lie_elsewhere_has_no_name(tmp_path: Path) -> None:
+    lora = adapter(tmp_path / "a", 1)
+    lora.tensorizer_config_dict = {"tensorizer_dir": "/elsewhere"}
+    with pytest.raises(RequestError, match="tensorizer"):
         keyer().extra(request(lora_request=lora))
 
 
@@ -187,18 +238,37 @@ def test_what_has_no_safe_name_is_refused(more: dict[str, object], code: str) ->
     assert refused.value.code == code
 
 
-def test_after_a_reset_nothing_has_its_old_name() -> None:
-    names = keyer()
+@pytest.mark.parametrize(
+    ("prefix_cache", "processor_cache_gb", "is_digest"),
+    [(True, 4, True), (True, 0, True), (False, 4, True), (False, 0, False)],
+)
+def test_an_engine_without_any_cache_of_its_own_numbers_images_and_does_not_name_them(
+    prefix_cache: bool, processor_cache_gb: int, is_digest: bool
+) -> None:
+    media = SimpleNamespace(mm_processor_cache_gb=processor_cache_gb)
+    cache = SimpleNamespace(enable_prefix_caching=prefix_cache)
+    assert names_media(SimpleNamespace(multimodal_config=media), cache) == is_digest
+    assert names_media(SimpleNamespace(multimodal_config=None), cache)
+
+
+@pytest.mark.parametrize("hash_block_tokens", [0, 4])
+def test_where_images_are_only_numbered_requests_with_one_have_no_name(hash_block_tokens: int) -> None:
+    names = Keyer(chunk_tokens=CHUNK, hash_block_tokens=hash_block_tokens, names_media=False)
+    with pytest.raises(RequestError, match="numbers"):
+        names.extra(request(mm_features=[feature("renderer0-mm-0-image-0", 3)]))
+    assert keys_of(names, request()) == keys_of(keyer(hashes=bool(hash_block_tokens)), request())
+
+
+def test_after_a_reset_nothing_has_its_old_name_nor_one_of_another_engine() -> None:
     found = []
-    for _ in range(3):
-        found.append(keys_of(names, request()))
-        names.reset()
-    assert len(set(found)) == 3
-    other = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0, engine="e:2")
-    other.reset()
-    assert keys_of(other, request()) not in found
+    for names in (keyer(), keyer()):
+        for _ in range(3):
+            names.reset()
+            found.append(keys_of(names, request()))
+            assert keys_of(names, request()) == found[-1]
+    assert len({keys_of(keyer(), request()), *found}) == 7
 
 
 def test_a_chunk_that_cuts_the_engines_blocks_is_refused() -> None:
     with pytest.raises(RequestError, match="hash_block_tokens=5"):
-        Keyer(chunk_tokens=CHUNK, hash_block_tokens=5, engine="e")
+        Keyer(chunk_tokens=CHUNK, hash_block_tokens=5)

@@ -153,6 +153,23 @@ def test_keys_and_values_apart_and_an_allocation_a_layer() -> None:
     assert layout.allocations == storages
 
 
+def test_in_which_order_a_page_has_heads_and_tokens_is_told_since_its_regions_do_not() -> None:
+    """Releases before 0.31 say it nowhere, and choose it by an environment variable or a connector beside."""
+    storage = Storage(BASE, 2 * BLOCKS * PAGE)
+    tensor = SimpleNamespace(shared_by=["a"])
+    spec = FullAttentionSpec(block_size=16, page_size_bytes=2 * PAGE)
+    tokens_first, heads_first, more_blocks = (
+        layout_of(
+            SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group(spec, "a")], kv_cache_tensors=[tensor]),
+            {"a": Tensor((2, blocks, 16, 3, 5), (240 * blocks, 240, *strides, 1), 0, storage)},
+        )
+        for blocks, strides in ((BLOCKS, (15, 5)), (BLOCKS, (5, 80)), (BLOCKS - 2, (15, 5)))
+    )
+    assert tokens_first.regions == heads_first.regions
+    assert tokens_first.orders != heads_first.orders
+    assert tokens_first.orders == more_blocks.orders
+
+
 @pytest.mark.parametrize("wrong", ["offset", "stride", "page", "layer", "blocks"])
 def test_a_contradiction_is_refused(wrong: str, one_allocation: tuple[SimpleNamespace, dict[str, Tensor]]) -> None:
     found, caches = one_allocation
@@ -263,7 +280,7 @@ def test_what_states_are_made_of_is_told() -> None:
 
 def test_every_rank_has_states_of_its_own_where_it_shares_kv() -> None:
     groups = [Group(48), Group(48, "state")]
-    layout = Layout([], [[], []], [[], []])
+    layout = Layout([], [[], []], [[], []], [])
     full, own = group_specs(groups, layout, blocks=BLOCKS, ranks=6, rank=4, replicas=6)
     assert (full.shards, full.shard, full.writers, full.writer) == (1, 0, 6, 4)
     assert (own.shards, own.shard, own.writers, own.writer) == (6, 4, 1, 0)

@@ -7,7 +7,8 @@ import pytest
 
 from kvclient.keys import namespace_digest
 from kvclient.offload_values import Group
-from kvclient.vllm_namespace import called, cpu_kind, facts_of
+from kvclient.vllm_namespace import called, check_told_by_files, cpu_kind, environment_that_counts, facts_of
+from kvserver.errors import RequestError
 
 SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0}}
 
@@ -15,10 +16,17 @@ SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type
 def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
     """Of an engine; `more` replaces what facts_of() is told, or what the engine's configuration says."""
     model = {"dtype": "bfloat16", "quantization": None, "max_model_len": 4096, "multimodal_config": None}
+    model |= {"override_generation_config": {}, "quantization_config": None}
+    generation = more.pop("generation", {})
     model |= {name: more.pop(name) for name in list(more) if name in model}
     config = SimpleNamespace(
-        model_config=SimpleNamespace(hf_config=SimpleNamespace(to_dict=lambda: settings), **model),
-        cache_config=SimpleNamespace(cache_dtype=more.pop("cache_dtype", "auto")),
+        model_config=SimpleNamespace(
+            hf_config=SimpleNamespace(to_dict=lambda: settings), try_get_generation_config=lambda: generation, **model
+        ),
+        cache_config=SimpleNamespace(
+            cache_dtype=more.pop("cache_dtype", "auto"), kv_cache_dtype_skip_layers=more.pop("skipped", [])
+        ),
+        attention_config=SimpleNamespace(**more.pop("attention", {})),
         parallel_config=SimpleNamespace(tensor_parallel_size=more.pop("ranks", 1)),
     )
     told: dict[str, Any] = {
@@ -34,9 +42,10 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         "version": "0.32.0",
         "device": "d",
         "backends": ["F", "F"],
+        "layout": "LBHNC",
+        "environment": {},
     }
-    kv_config = SimpleNamespace(kv_cache_layout=more.pop("layout", "LBHNC"))
-    return namespace_digest(facts_of(config, kv_config, **{**told, **more}))
+    return namespace_digest(facts_of(config, **{**told, **more}))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +54,13 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         {"settings": {**SETTINGS, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5.0}}},
         {"dtype": "float16"},
         {"cache_dtype": "fp8"},
+        {"skipped": ["0"]},
+        {"attention": {"indexer_kv_dtype": "mxfp4"}},
+        {"attention": {"use_fp4_indexer_cache": True}},
         {"quantization": "awq"},
+        {"quantization_config": {"linear": {"weight": "fp8_per_channel_static"}}},
+        {"backends": ["F", "G"]},
+        {"environment": {"VLLM_MARLIN_INPUT_DTYPE": "fp8"}},
         {"ranks": 2},
         {"layout": "LBNHC"},
         {"model_id": "n"},
@@ -60,7 +75,6 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         {"drafts": ["eagle", "d"]},
         {"version": "0.33.0"},
         {"device": "e"},
-        {"backends": ["F", "G"]},
     ],
 )
 def test_what_shapes_the_bytes_makes_another_namespace(change: dict[str, Any]) -> None:
@@ -71,12 +85,32 @@ def test_what_shapes_the_bytes_makes_another_namespace(change: dict[str, Any]) -
     "change",
     [
         {"max_model_len": 2048},
+        {"attention": {"indexer_kv_dtype": "auto", "use_fp4_indexer_cache": False}},
         {"settings": {**SETTINGS, "transformers_version": "9", "_name_or_path": "/elsewhere"}},
         {"backends": ["F"]},
     ],
 )
 def test_what_does_not_shape_them_leaves_it(change: dict[str, Any]) -> None:
     assert namespace(**change) == namespace()
+
+
+def test_how_each_kind_of_layer_is_quantized_is_in_the_namespace() -> None:
+    ways = [{"linear": "mxfp8"}, {"moe": "mxfp8"}, {"linear": "mxfp8", "ignore": ["lm_head"]}]
+    found = {namespace(quantization="online", quantization_config=way) for way in ways}
+    assert len({namespace(quantization="online"), *found}) == 4
+
+
+def test_which_layers_are_not_quantized_is_in_the_namespace() -> None:
+    assert namespace(cache_dtype="fp8", skipped=["0"]) != namespace(cache_dtype="fp8", skipped=["1"])
+
+
+def test_layers_that_change_their_backends_with_each_other_make_another_namespace() -> None:
+    """Each lays its pages out in its own way."""
+    assert (
+        namespace(backends=["F", "F", "G"])
+        != namespace(backends=["F", "G", "F"])
+        != namespace(backends=["F", "G", "G"])
+    )
 
 
 def test_what_is_made_of_an_image_is_in_the_namespace_and_where_it_is_kept_meanwhile_is_not() -> None:
@@ -101,6 +135,59 @@ def test_the_longest_prompt_counts_where_positions_are_encoded_by_it(rope_type: 
 def test_older_settings_name_their_rope_in_another_way() -> None:
     older: dict[str, object] = {"rope_theta": 1.0, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
     assert namespace(settings=older, max_model_len=2048) != namespace(settings=older)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "safetensors", "sharded_state", "runai_streamer", "gguf"])
+def test_weights_that_are_read_from_the_models_folder_are_told_by_it(load_format: str) -> None:
+    check_told_by_files(load_format)
+
+
+@pytest.mark.parametrize("load_format", ["dummy", "tensorizer", "ipc_cache", "some_plugin"])
+def test_weights_that_come_from_elsewhere_need_a_model_id(load_format: str) -> None:
+    with pytest.raises(RequestError, match=f"{load_format}.*model_id"):
+        check_told_by_files(load_format)
+
+
+@pytest.mark.parametrize("model_type", ["llama4", "llama4_text"])
+def test_the_longest_prompt_counts_where_attention_is_tuned_by_it(model_type: str) -> None:
+    settings = {**SETTINGS, "model_type": model_type}
+    inside: dict[str, object] = {"model_type": "some", "text_config": settings}
+    for these in (settings, inside):
+        assert namespace(settings=these, max_model_len=65536) != namespace(settings=these)
+
+
+def test_what_tunes_attention_by_a_files_word_is_in_the_namespace_and_how_tokens_are_drawn_is_not() -> None:
+    settings = {**SETTINGS, "model_type": "llama4"}
+    plain = namespace(settings=settings)
+    assert namespace(settings=settings, generation={"temperature": 0.5}) == plain
+    tuned = [
+        namespace(settings=settings, generation={"attn_temperature_tuning": True}),
+        namespace(settings=settings, override_generation_config={"attn_temperature_tuning": False}),
+    ]
+    assert len({plain, *tuned}) == 3
+    both = {
+        "generation": {"attn_temperature_tuning": True},
+        "override_generation_config": {"attn_temperature_tuning": False},
+    }
+    assert namespace(settings=settings, **both) == tuned[1]
+
+
+@pytest.mark.parametrize("rope_type", ["deepseek_yarn", "deepseek_llama_scaling"])
+def test_a_model_that_vllm_gives_its_own_words_for_a_rope_is_shared_whatever_the_longest_prompt(rope_type: str) -> None:
+    settings: dict[str, object] = {"rope_parameters": {"rope_type": rope_type, "factor": 40.0}}
+    assert namespace(settings=settings, max_model_len=2048) == namespace(settings=settings)
+    noted = [namespace(settings={**SETTINGS, "max_model_len": tokens}) for tokens in (2048, 4096)]
+    assert noted[0] == noted[1] == namespace(), "some models leave the bound in the settings"
+
+
+def test_of_the_environment_counts_what_decides_how_many_bits_are_computed_with() -> None:
+    set_ = {"VLLM_MARLIN_INPUT_DTYPE": "int8", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    read = SimpleNamespace(VLLM_MARLIN_INPUT_DTYPE="int8", VLLM_MOE_ROUTING_SIMULATION_STRATEGY="")
+    assert environment_that_counts(set_, read) == {"VLLM_MARLIN_INPUT_DTYPE": "int8"}
+    files = {"VLLM_HUMMING_ONLINE_QUANT_CONFIG": "/a/file"}
+    contents = [SimpleNamespace(VLLM_HUMMING_ONLINE_QUANT_CONFIG={"dtype": bits}) for bits in ("int4", "int8")]
+    assert environment_that_counts(files, contents[0]) != environment_that_counts(files, contents[1])
+    assert environment_that_counts({}, read) == {}
 
 
 def test_the_kind_of_cpu_says_something_and_always_the_same() -> None:

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from kvclient.vllm_versions import BlockTables, hash_block_tokens, replicas_of, scheduled
+from kvclient.vllm_versions import (
+    BlockTables,
+    hash_block_tokens,
+    page_orders,
+    replicas_of,
+    scales_kv_by_its_first_prompt,
+    scheduled,
+)
 
 COMMON_SEED = SimpleNamespace(DEFAULT_NONE_HASH_SEED="vllm-none-hash")
 
@@ -103,3 +110,24 @@ def test_block_hashes_are_names_only_if_all_engines_agree_on_them(
 def test_ranks_beyond_the_heads_hold_copies(ranks: int, heads: int, expected: int) -> None:
     assert replicas_of(SimpleNamespace(), ranks=ranks, heads=heads) == expected
     assert replicas_of(SimpleNamespace(kv_tp_replicas=3), ranks=ranks, heads=heads) == 3
+
+
+def test_how_pages_are_ordered_is_what_the_engine_says_or_else_what_its_tensors_show() -> None:
+    told, untold = SimpleNamespace(kv_cache_layout="LBHNC"), SimpleNamespace()
+    assert page_orders(told, ["2:16 3:3"], {}) == "LBHNC"
+    assert page_orders(untold, ["2:16 3:3", "2:16 3:3"], {}) == "2:16 3:3"
+    assert page_orders(untold, ["2:16 3:3", "3:3 2:16"], {}) == "2:16 3:3, 3:3 2:16"
+    shuffled = {"VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": "1"}
+    assert page_orders(told, [], shuffled) not in ("LBHNC", page_orders(untold, ["2:16"], shuffled))
+    assert page_orders(told, [], {"VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": "0"}) == "LBHNC"
+
+
+@pytest.mark.parametrize(
+    ("cache_dtype", "calculate", "is_own"), [("fp8", True, True), ("fp8", False, False), ("auto", True, False)]
+)
+def test_an_engine_that_finds_the_scales_of_its_kv_by_itself_is_recognized(
+    cache_dtype: str, calculate: bool, is_own: bool
+) -> None:
+    cache = SimpleNamespace(cache_dtype=cache_dtype, calculate_kv_scales=calculate)
+    assert scales_kv_by_its_first_prompt(cache) == is_own
+    assert not scales_kv_by_its_first_prompt(SimpleNamespace(cache_dtype="fp8")), "from 0.31 on there is no such way"

@@ -131,7 +131,7 @@ class Bench:
             null_block=0,
             ahead_max=ahead_max,
         )
-        keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0, engine="e")
+        keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0)
         server: Any = self.server
         self.over: list[tuple[int, int]] = []
         """(job, rank) of stores that have ended and were not reported."""
