@@ -81,8 +81,8 @@ def facts_of(
     """Of a VllmConfig. The same in all ranks of an engine.
 
     model_id: tells the model, weights included, from all others. drafts: as much of a draft model, if it has KV.
-    tenant: engines of different ones share nothing. backends: of the attention of each of the
-    layers. layout: how the elements of a page lie."""
+    tenant: engines of different ones share nothing. backends: of the attention of each layer.
+    layout: how the elements of a page lie. environment: environment_that_counts()."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     settings = model.hf_config.to_dict()
     media = getattr(model, "multimodal_config", None)
