@@ -81,8 +81,8 @@ def facts_of(
     """Of a VllmConfig. The same in all ranks of an engine.
 
     model_id: tells the model, weights included, from all others. drafts: as much of a draft model, if it has KV.
-    tenant: engines of different ones share nothing. backends: of the attention of each of the
-    layers. layout: how the elements of a page lie."""
+    tenant: engines of different ones share nothing. backends: of the attention of each layer.
+    layout: how the elements of a page lie. environment: environment_that_counts()."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     settings = model.hf_config.to_dict()
     media = getattr(model, "multimodal_config", None)
@@ -105,7 +105,7 @@ def facts_of(
         "chunk_tokens": chunk_tokens,
         "grid": [parallel.tensor_parallel_size, replicas],
         **({"media": settings_text({name: getattr(media, name, None) for name in MEDIA})} if media is not None else {}),
-        **({"quantized": settings_text(how)} if (how := getattr(model, "quantization_config", None)) else {}),
+        **({"quantized": how} if (how := _quantized_while_loading(model)) else {}),
         **({"environment": dict(environment)} if environment else {}),
         **({"types": types} if (types := _cache_types(cache, config.attention_config)) else {}),
         **({"tuning": _tuning(model)} if is_tuned_by_length(settings) else {}),
@@ -124,6 +124,13 @@ def _tuning(model: Any) -> str:
     """What a ModelConfig says of how queries are scaled, where vLLM looks for it."""
     said = {**(model.try_get_generation_config() or {}), **model.override_generation_config}
     return str(said.get("attn_temperature_tuning"))
+
+
+def _quantized_while_loading(model: Any) -> list[str]:
+    """What a ModelConfig says of it, and a file that it names."""
+    how, overrides = getattr(model, "quantization_config", None), getattr(model, "hf_overrides", None)
+    file = overrides.get("quantization_config_file") if isinstance(overrides, dict) else None
+    return ([settings_text(how)] if how else []) + ([Path(file).read_text()] if file else [])
 
 
 def _cache_types(cache: Any, attention: Any) -> list[str]:

@@ -1,5 +1,6 @@
 """Whatever shapes KV is in the namespace; what does not is not, so that engines share."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type
 def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
     """Of an engine; `more` replaces what facts_of() is told, or what the engine's configuration says."""
     model = {"dtype": "bfloat16", "quantization": None, "max_model_len": 4096, "multimodal_config": None}
-    model |= {"override_generation_config": {}, "quantization_config": None}
+    model |= {"override_generation_config": {}, "quantization_config": None, "hf_overrides": {}}
     generation = more.pop("generation", {})
     model |= {name: more.pop(name) for name in list(more) if name in model}
     config = SimpleNamespace(
@@ -98,6 +99,16 @@ def test_how_each_kind_of_layer_is_quantized_is_in_the_namespace() -> None:
     ways = [{"linear": "mxfp8"}, {"moe": "mxfp8"}, {"linear": "mxfp8", "ignore": ["lm_head"]}]
     found = {namespace(quantization="online", quantization_config=way) for way in ways}
     assert len({namespace(quantization="online"), *found}) == 4
+
+
+def test_a_file_that_says_how_to_quantize_is_told_by_what_it_says(tmp_path: Path) -> None:
+    file = tmp_path / "torchao.json"
+    found = []
+    for said in ("int4", "int8"):
+        file.write_text(said)
+        found.append(namespace(quantization="torchao", hf_overrides={"quantization_config_file": str(file)}))
+    assert found[0] != found[1]
+    assert namespace(hf_overrides=lambda settings: settings) == namespace()
 
 
 def test_which_layers_are_not_quantized_is_in_the_namespace() -> None:
