@@ -98,7 +98,7 @@ class Bench:
         init_none_hash(algorithm)
         self._hasher = get_request_block_hasher(BLOCK, algorithm)
         options = Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),), engine_steps_back=True, null_block=0)
-        keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=BLOCK if by_hashes else 0, engine="bench")
+        keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=BLOCK if by_hashes else 0)
         self.half = GuardedScheduler(Scheduler(client, options, keyer, store_output=True), options.groups)
         self._pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=BLOCK)
         self.half.use_pool(self._pool)
