@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.e2e.checks import assert_same, prompt, settled
+from tests.e2e.checks import assert_same, prompt, settled, skip_what_does_not_run
 from tests.e2e.engine import Answer, Engine
 from tests.process.harness import Server, stop, until
 
@@ -32,6 +32,7 @@ CASES = {
 @pytest.fixture(scope="module", params=list(CASES))
 def engine(request: pytest.FixtureRequest, models: Path, server: Server) -> Iterator[Engine]:
     case = CASES[request.param]
+    skip_what_does_not_run(case.model)
     with Engine(models / case.model, server.path, connector={"load_timeout_ms": 2000}, **case.options) as running:
         yield running
     until("the engine's sessions to end", lambda: server.status().caches == 0)

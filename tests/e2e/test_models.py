@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.e2e.arena import flip_stored_bytes
-from tests.e2e.checks import CLOSE, assert_same, is_uniform, prompt, settled, whole_chunks
+from tests.e2e.checks import CLOSE, assert_same, is_uniform, prompt, settled, skip_what_does_not_run, whole_chunks
 from tests.e2e.engine import Answer, Engine
 from tests.process.harness import Server, until
 
@@ -84,6 +84,7 @@ LONG = ("tp2-mla", "qwen3-next")
 def case(request: pytest.FixtureRequest) -> Case:
     if request.param == "fp8" and "avx512" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("vLLM keeps KV in fp8 only on CPUs with AVX-512")
+    skip_what_does_not_run(request.param)
     return CASES[request.param]
 
 
