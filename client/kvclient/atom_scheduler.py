@@ -143,7 +143,7 @@ class Scheduler:
 
     def step(self, *, runs: bool = False) -> Step:
         """What the workers are to do next. All that ATOM counts as computed has been launched on their streams before
-        they see it. runs: ATOM had sequences running when it began to schedule."""
+        they see it. runs: ATOM's running sequences got on in the step before."""
         self._asking.listen()
         self._tidy()
         self._aborts.look(runs=runs)

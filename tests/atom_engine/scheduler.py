@@ -36,7 +36,6 @@ class Scheduler:
         self.rejected: list[Sequence] = []
         self.parked = 0
         self.preemptions = 0
-        self.stalls = 0
         self._seqs_max = config.max_num_seqs
         self._tokens_max = config.max_num_batched_tokens
         self._advances_early = config.pipeline_parallel_size > 1
@@ -167,7 +166,6 @@ class Scheduler:
                 continue
             while not self.blocks.grow(seq):
                 if not self._preempt_another(seq, chosen):
-                    self.stalls += 1
                     return
             chosen[seq] = 1
 

@@ -217,6 +217,28 @@ def test_one_that_was_aborted_while_it_loaded_does_not_keep_what_another_waits_f
     assert rig.scheduler.parked == 0
 
 
+def test_one_that_was_aborted_while_it_loaded_does_not_keep_the_block_that_a_running_one_needs(
+    make_rig: MakeRig,
+) -> None:
+    """It runs and stands still: there is nobody whom ATOM could preempt, and the one ahead needs more blocks yet."""
+    rig = warm(make_rig, tensor=2, shape=Shape(blocks=17))
+    with rig.silence(1):
+        aborted = parked(rig, max_tokens=9)
+        running = rig.add(prompt(2, 220), max_tokens=30)
+        rig.until("its first token", lambda: running.num_tokens > 220)
+        ahead = rig.add(prompt(3, 300))
+        rig.until("it to need a block", lambda: running.num_tokens == 224)
+        for _ in range(3):
+            rig.step()
+        assert ahead.block_table == []
+        rig.abort(aborted)
+    rig.drain()
+    assert [seq.is_finished for seq in (aborted, running, ahead)] == [True] * 3
+    assert running.num_tokens == 250
+    assert aborted.num_tokens <= 301
+    assert rig.scheduler.parked == 0
+
+
 def test_aborted_while_it_runs_and_is_stored(make_rig: MakeRig) -> None:
     """aborted_load_and_save_both_finish_before_release."""
     rig = make_rig(max_num_batched_tokens=100)
