@@ -230,6 +230,8 @@ class Scheduler:
             if seq.is_partial_prefill:
                 continue
             seq.token_ids.append(7)  # what the model says
+            # As ATOM does it: from where the index ends, whether or not all of it was computed.
+            self.blocks.publish(seq, seq.num_hashed_tokens, seq.num_tokens - 1)
             done = seq.num_tokens - seq.num_prompt_tokens >= seq.max_tokens
             if done or seq.status is Status.ABORTED:
                 self.kv_connector.request_finished(seq)

@@ -1,4 +1,5 @@
-"""KV that ATOM never computes, with no connector beside it: what of that is overlooked in these tests, and what is not.
+"""KV that ATOM never computes, with no connector beside it: what of that is overlooked in these tests, and what is not;
+and that none of it is stored.
 
 Blocks have 32 tokens, chunks 64: a prompt of 120 tokens and 40 of output are computed anew in chunks that end at 64 and
 at 128, and there ATOM takes the prompt for computed.
@@ -6,13 +7,14 @@ at 128, and there ATOM takes the prompt for computed.
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from tests.atom_engine.conftest import ATOM_DIR
 from tests.atom_engine.forwards import Forwards
 from tests.atom_engine.memory import Memory, Shape
-from tests.atom_engine.rig import config_of, prompt
+from tests.atom_engine.rig import Rig, config_of, prompt
 from tests.atom_engine.scheduler import Batch, Scheduler
 from tests.atom_engine.sequence import Sequence
 
@@ -140,12 +142,11 @@ def test_output_behind_the_chunk_that_reaches_the_prompts_end_is_never_computed(
     engine.until("its end", lambda: seq.is_finished)
 
 
-@pytest.mark.skipif(not ATOM_DIR, reason="the stand-in publishes no output; ATOM_DIR names a checkout that does")
 def test_a_prompt_that_goes_on_behind_such_output_attends_to_the_gap(engine: Engine) -> None:
     """ATOM publishes the blocks as if they were whole."""
     seq, _ = engine.with_a_gap()
     engine.until("its end", lambda: seq.is_finished)
-    engine.add([*seq.token_ids[:165], *prompt(3, 40)], 1)
+    engine.add([*seq.token_ids[:165], *prompt(3, 40)], 1)  # what HBM has of it ends between blocks, at 160
     with pytest.raises(AssertionError, match="wrong pieces before 160"):
         engine.step()
 
@@ -214,3 +215,30 @@ def test_a_prompt_that_is_not_computed_to_its_end_is_an_error(rank: Rank) -> Non
     forward(rank, seq, 0, 32, is_prefill=True)
     with pytest.raises(AssertionError, match="wrong pieces before 40"):
         forward(rank, seq, 40, 41, is_prefill=False)
+
+
+# ---------------------------------------------------------------- with the connector
+
+
+@pytest.mark.parametrize("options", MAKERS)
+def test_a_prompt_that_has_a_gap_in_hbm_is_stored_up_to_the_gap_only(
+    make_rig: Callable[..., Rig], options: dict[str, Any]
+) -> None:
+    """What is computed behind the gap is as wrong as the gap. Who computes all of it stores all of it."""
+    rig = make_rig(shape=SHAPE, max_num_batched_tokens=64, chunk_tokens=64, **options)
+    ahead = rig.add(prompt(1, PROMPT), max_tokens=50)
+    seq = rig.add(prompt(2, PROMPT), max_tokens=90)
+    rig.until("the one ahead ends", lambda: ahead.is_finished)
+    rig.scheduler.forget_prefixes()
+    rig.drain()
+    longer = [*seq.token_ids[:200], *prompt(3, 40)]
+    rig.orders.clear()
+    with mock.patch.object(rig.forwards, "wrong", return_value=[]):
+        rig.run(longer)
+    assert rig.scheduler.preemptions
+    assert rig.stored_tokens() == [(64, LAST_CHUNK)]
+    for loaded in (LAST_CHUNK, 192):
+        rig.forget_hbm()
+        rig.orders.clear()
+        rig.run(longer)
+        assert [load.end_tokens for load in rig.loads()] == [loaded]
