@@ -119,8 +119,9 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         self._half.wait_connected()
         self._guard = Guard(_nothing, log)
         self._handoffs = self._half.handoffs
-        self._runs = False
-        """ATOM has asked about a running sequence since the last step."""
+        self._running_tokens, self._running_tokens_before = 0, 0
+        """Of the running sequences that ATOM has asked about since the last step, and between the two before: they grow
+        as long as anything is computed. One that runs and finds no block for its next token stands still too."""
 
     def get_num_new_matched_tokens(self, seq: Seq) -> tuple[int, bool]:
         with self._guard as serves:
@@ -147,7 +148,7 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         return chunk
 
     def should_park_partial_prefill_for_load(self, seq: Seq) -> bool:
-        self._runs = True
+        self._running_tokens += seq.num_tokens + seq.num_cached_tokens
         if not self._handoffs or id(seq) not in self._handoffs:  # asked for every running sequence in every step
             return False
         with self._guard as serves:
@@ -156,7 +157,8 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         return False
 
     def build_connector_meta(self) -> Step:
-        runs, self._runs = self._runs, False
+        runs = self._running_tokens not in (0, self._running_tokens_before)
+        self._running_tokens, self._running_tokens_before = 0, self._running_tokens
         with self._guard as serves:
             if serves:
                 return self._half.step(runs=runs)

@@ -1,10 +1,11 @@
 """Requests that were aborted while they waited for their loads, and that ATOM never comes to.
 
 A request whose load has ended ATOM takes before those that wait for blocks, because it has blocks that they may be
-waiting for. One that was aborted has them too, but ATOM (ffdf3bb) leaves it where it is: if nothing else runs, the one
-ahead of it waits forever. No hook of a connector reaches the queue, so this writes what only ATOM should: the status
-of such a request. It waits for its load once more until ATOM has taken it, and is aborted again before its first step
-has run. What that step computes is the price; ATOM ends it behind a prefill as it does any other that runs.
+waiting for. One that was aborted has them too, but ATOM (ffdf3bb) leaves it where it is: if nothing else gets on, the
+one ahead of it waits forever, and so does a running one that needs another block. No hook of a connector reaches the
+queue, so this writes what only ATOM should: the status of such a request. It waits for its load once more until ATOM
+has taken it, and is aborted again before its first step has run. What that step computes is the price; ATOM ends it
+behind a prefill as it does any other that runs.
 
 It is written only where ATOM stands still, and of a request whose load ATOM has been told of and has not taken yet:
 ATOM then finds what it would have found had the abort come a step later. Statuses of other names are left alone.
@@ -20,7 +21,7 @@ from kvclient.atom_steps import Seq
 log = logging.getLogger("atom.kvserver")
 
 PASSED_STEPS = 64
-"""In a row, in which nothing ran: ATOM drops an aborted one for nothing when it comes to it by itself, so it gets the
+"""In a row, in which nobody got on: ATOM drops an aborted one for nothing when it comes to it by itself, so it gets the
 time to."""
 STATUSES = ("WAITING_FOR_REMOTE_KVS", "ABORTED")
 """By these names in ATOM's SequenceStatus."""
@@ -49,7 +50,7 @@ class Aborts:
             self._parked[id(seq)] = _Parked(seq)
 
     def look(self, *, runs: bool) -> None:
-        """Once a step, when ATOM has chosen whom to run. runs: others were running before."""
+        """Once a step, when ATOM has chosen whom to run. runs: others got on before."""
         for key in [key for key, parked in self._parked.items() if not self._waits(parked, runs=runs)]:
             del self._parked[key]
 

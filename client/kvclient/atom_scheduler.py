@@ -15,6 +15,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from kvclient.atom_aborts import Aborts
+from kvclient.atom_gaps import Gaps
 from kvclient.atom_jobs import AtomJobs
 from kvclient.atom_steps import NAMESPACE, Name, Seq, Step
 from kvclient.client import Client
@@ -45,6 +46,8 @@ class _Life:
         """False for one that no name is safe for. ATOM forgets why, so the life has to remember it."""
         self.is_offered = False
         """match() said more than 0, and ATOM has not allocated since."""
+        self.whole_tokens = seq.num_prompt_tokens
+        """Behind these nothing is stored: ATOM has left KV out there."""
 
 
 class Scheduler:
@@ -55,6 +58,7 @@ class Scheduler:
         assert options.ranks == 1
         self.jobs = AtomJobs()
         self._aborts = Aborts(self.jobs)
+        self._gaps = Gaps(options.chunk_tokens)
         self.untold: list[RetrieveOrder] = []
         """Retrieves that the engine waits for and no rank knows of yet."""
         self.untold_stores: list[StoreOrder] = []
@@ -106,6 +110,9 @@ class Scheduler:
     def allocated(self, seq: Seq) -> None:
         """It has its blocks. When match() has said more than 0, should_park() follows."""
         life = self._life_of(seq)
+        self._gaps.look()
+        self._gaps.allocated(seq)
+        life.whole_tokens = self._gaps.whole_tokens(seq)
         is_offered, life.is_offered = life.is_offered, False
         if not is_offered:
             self._offload.admitted(life.name, hbm_tokens=seq.num_cached_tokens)
@@ -143,7 +150,7 @@ class Scheduler:
 
     def step(self, *, runs: bool = False) -> Step:
         """What the workers are to do next. All that ATOM counts as computed has been launched on their streams before
-        they see it. runs: ATOM had sequences running when it began to schedule."""
+        they see it. runs: ATOM's running sequences got on in the step before."""
         self._asking.listen()
         self._tidy()
         self._aborts.look(runs=runs)
@@ -181,6 +188,7 @@ class Scheduler:
     def may_free(self, seq: Seq) -> bool:
         """False while a job reads or writes its blocks. Chunks that are due are taken first: afterwards it may be too
         late."""
+        self._gaps.look()
         life = self._storing.get(id(seq))
         if life is not None:
             self._asking.listen()
@@ -192,6 +200,7 @@ class Scheduler:
         life = self._lives.get(id(seq))
         if life is None:
             return
+        self._gaps.look()
         if id(seq) in self._storing:
             self._asking.listen()
             self._store_due(life, time.monotonic())
@@ -230,6 +239,7 @@ class Scheduler:
         key = id(life.seq)
         self._offload.finish(life.name)
         self.handoffs.discard(key)
+        self._gaps.forget(life.seq)
         self._storing.pop(key, None)
         self._lives.pop(key, None)
 
@@ -265,7 +275,7 @@ class Scheduler:
             return
         if not self.namespace:  # nobody has heard a rank yet, and perhaps nobody ever will: ends would not come either
             return
-        computed = min(seq.num_cached_tokens, seq.num_prompt_tokens)
+        computed = min(seq.num_cached_tokens, seq.num_prompt_tokens, life.whole_tokens)
         if self._offload.computed(life.name, computed, now_s):
             order = self._offload.store(life.name, [seq.block_table])
             if order is not None:

@@ -61,6 +61,7 @@ class Blocks:
             prefix, block = self._prefix(seq, at + 1), seq.block_table[at]
             if self._index.setdefault(prefix, block) == block:
                 self._prefix_of[block] = prefix
+            seq.num_hashed_tokens = (at + 1) * self.block_tokens
 
     def deallocate(self, seq: Sequence) -> None:
         for block in reversed(seq.block_table):
@@ -69,7 +70,7 @@ class Blocks:
             if self._users[block] == 0:
                 self._free[block] = None
         seq.block_table = []
-        seq.num_cached_tokens = 0
+        seq.num_cached_tokens = seq.num_hashed_tokens = 0
 
     def forget_prefixes(self) -> None:
         """HBM forgets all that nobody uses."""

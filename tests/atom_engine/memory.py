@@ -8,9 +8,11 @@ import hashlib
 import math
 import mmap
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,14 +64,15 @@ class Tensor:
         self.device = SimpleNamespace(type="cpu")
         self.dtype = f"bytes{item_bytes}"
         self._memory, self._offset, self._item_bytes = memory, offset, item_bytes
-        self._runs: dict[int, list[tuple[int, int]]] = {}
+        self._strides = tuple(math.prod(self.shape[nth + 1 :]) for nth in range(len(self.shape)))
+        self.bytes_of_block = self._bytes() // memory.shape.blocks
+        self.bytes_of_token = self.bytes_of_block // memory.shape.block_tokens
+        self._places: dict[int, list[tuple[slice, slice]]] = {}
+        self._from: itemgetter[Any] | None = None
+        """The bytes of a block, as indices into those of its tokens."""
 
     def stride(self) -> tuple[int, ...]:
-        steps, step = [], 1
-        for size in reversed(self.shape):
-            steps.insert(0, step)
-            step *= size
-        return tuple(steps)
+        return self._strides
 
     def element_size(self) -> int:
         return self._item_bytes
@@ -80,23 +83,36 @@ class Tensor:
     def untyped_storage(self) -> Any:
         return SimpleNamespace(data_ptr=lambda: self.pool.address, nbytes=lambda: self.pool.bytes)
 
-    def runs(self, block: int, block_tokens: int, token: int) -> Iterator[tuple[int, int]]:
-        """Where the bytes of a block's token lie: offset in the memory, length."""
-        at = block * block_tokens + token
-        if self.part == "k_cache" and self.shape[1] == 1 and len(self.shape) == 3:  # MLA counts tokens
-            page, inside, page_tokens = at, 0, 1
-        else:
-            page_tokens = self._page_tokens()
-            page, inside = divmod(at, page_tokens)
-        if inside not in self._runs:
-            self._runs[inside] = list(self._token_runs(inside))
+    def places(self, token: int) -> list[tuple[slice, slice]]:
+        """Where the bytes of a block's token lie, from the block's begin, and which of them: in as few pieces as
+        extended slices allow, because V has runs of one item each."""
+        if token not in self._places:
+            self._places[token] = list(_pieces_of(self._runs_of(token)))
+        return self._places[token]
+
+    def _runs_of(self, token: int) -> list[tuple[int, int]]:
+        """(offset in the block, bytes)"""
+        page_tokens = 1 if self._counts_tokens else self._page_tokens()
+        page, inside = divmod(token, page_tokens)
         page_bytes = self._bytes() // self.shape[0]
-        for offset, length in self._runs[inside]:
-            yield self._offset + page * page_bytes + offset, length
+        return [(page * page_bytes + offset, length) for offset, length in self._token_runs(inside)]
 
     @property
-    def bytes_of_block(self) -> int:
-        return self._bytes() // self._memory.shape.blocks
+    def _counts_tokens(self) -> bool:
+        """As MLA does: a page is a token."""
+        return self.part == "k_cache" and self.shape[1] == 1 and len(self.shape) == 3
+
+    def offset_of_block(self, block: int) -> int:
+        return self._offset + block * self.bytes_of_block
+
+    def as_it_lies(self, content: bytes) -> bytes:
+        """A block's bytes, of those of its tokens one behind the other, each run behind run."""
+        if self._from is None:
+            runs = [run for token in range(self._memory.shape.block_tokens) for run in self._runs_of(token)]
+            places = [offset + inside for offset, length in runs for inside in range(length)]
+            assert sorted(places) == list(range(self.bytes_of_block)), "a block is its tokens, and nothing else"
+            self._from = itemgetter(*sorted(range(len(places)), key=places.__getitem__))
+        return bytes(self._from(content))
 
     def _bytes(self) -> int:
         return self.shape[0] * self.stride()[0] * self._item_bytes
@@ -136,6 +152,25 @@ class Tensor:
                 yield token * dim * item, dim * item
 
 
+def _pieces_of(runs: list[tuple[int, int]]) -> Iterator[tuple[slice, slice]]:
+    """Many runs of one length, equally far from each other, are one piece for each of their bytes."""
+    taken = 0
+    while runs:
+        (begin, length), alike = runs[0], 1
+        step = runs[1][0] - begin if len(runs) > 1 else length
+        while alike < len(runs) and runs[alike] == (begin + alike * step, length):
+            alike += 1
+        if alike <= length:
+            alike = 1
+            yield slice(begin, begin + length), slice(taken, taken + length)
+        else:
+            end = begin + (alike - 1) * step
+            for byte in range(length):
+                yield slice(begin + byte, end + byte + 1, step), slice(taken + byte, taken + alike * length, length)
+        taken += alike * length
+        runs = runs[alike:]
+
+
 class Pool:
     """One allocation."""
 
@@ -161,6 +196,8 @@ class Memory:
         hidden = [entry for entry in plan if entry[0] == "index_cache" and shape.form == "m3"]
         self.pools: list[Pool] = []
         self.tensors: list[Tensor] = []
+        self._images: dict[bytes, list[bytes]] = {}
+        """Of each tensor all bytes of a block, by the digest of all tokens up to its end. Lives as long as a test."""
         for entries in ([entry for entry in plan if entry not in hidden], hidden):
             sizes = [math.prod(dims) * item_bytes for _, _, dims, item_bytes in entries]
             if not sizes:
@@ -203,46 +240,85 @@ class Memory:
 
     def write(self, block_table: Sequence[int], tokens: Sequence[int], first: int, end: int) -> None:
         """Stands for a forward of tokens [first, end)."""
-        for _, pool, offset, value in self._token_bytes(block_table, tokens, first, end):
-            pool.map[offset : offset + len(value)] = value
+        for _, pool, place, value in self._pieces(block_table, tokens, first, end):
+            pool.map[place] = value
 
     def wrong(self, block_table: Sequence[int], tokens: Sequence[int], first: int, end: int) -> list[str]:
-        """Where tokens [first, end) do not hold their bytes."""
-        return [
-            f"rank {self.rank} token {at} offset {offset}"
-            for at, pool, offset, value in self._token_bytes(block_table, tokens, first, end)
-            if pool.map[offset : offset + len(value)] != value
-        ]
+        """Where tokens [first, end) do not hold their bytes: the first place of each piece."""
+        found = []
+        for at, pool, place, value in self._pieces(block_table, tokens, first, end):
+            held = pool.map[place]
+            if held != value:
+                inside = next(nth for nth, (is_, must) in enumerate(zip(held, value, strict=True)) if is_ != must)
+                found.append(f"rank {self.rank} token {at} offset {place.start + inside * (place.step or 1)}")
+        return found
 
     def spoil(self, block: int) -> None:
         """A block that was freed: whoever reads it later reads nonsense."""
         for tensor in self.tensors:
-            size = tensor._bytes() // self.shape.blocks
-            begin = tensor._offset + block * size
+            size, begin = tensor.bytes_of_block, tensor.offset_of_block(block)
             tensor.pool.map[begin : begin + size] = bytes([POISON]) * size
 
-    def _token_bytes(
+    def _pieces(
         self, block_table: Sequence[int], tokens: Sequence[int], first: int, end: int
-    ) -> Iterator[tuple[int, Pool, int, bytes]]:
-        chain = hashlib.sha256()
-        for token in tokens[:first]:
-            chain.update(token.to_bytes(4, "little"))
+    ) -> Iterator[tuple[int, Pool, slice, bytes]]:
+        """What tokens [first, end) must hold: their first token, where it lies, bytes.
+
+        Of a block that they fill, one piece for a tensor: contexts are looked through at nearly every forward, and the
+        bytes of a block of the same tokens are the same each time."""
+        span = self.shape.block_tokens * self.shape.contexts
+        packed = struct.pack(f"<{end}I", *tokens[:end])
+        chain = hashlib.sha256(packed[: 4 * first])
+        while first < end:
+            number, inside = divmod(first, span)
+            until = min(end, first - inside + span)
+            before, block = chain.copy(), block_table[number]
+            chain.update(packed[4 * first : 4 * until])
+            if until - first == span:
+                images = self._images.get(chain.digest())
+                if images is None:
+                    own = self._own(before, packed, first, until)
+                    images = self._images[chain.digest()] = self._made(own)
+                for tensor, image in zip(self.tensors, images, strict=True):
+                    begin = tensor.offset_of_block(block)
+                    yield first, tensor.pool, slice(begin, begin + len(image)), image
+            else:
+                yield from self._of_tokens(block, self._own(before, packed, first, until))
+            first = until
+
+    def _own(self, chain: Any, packed: bytes, first: int, end: int) -> list[tuple[int, int, bytes]]:
+        """Of tokens [first, end) of one block those that this rank has: which, its place in the block, its digest.
+        chain: of all tokens before them."""
+        found = []
         for at in range(first, end):
-            chain.update(tokens[at].to_bytes(4, "little"))
-            block, inside = divmod(at, self.shape.block_tokens * self.shape.contexts)
-            inside, context = divmod(inside, self.shape.contexts)
-            if context != self.rank % self.shape.contexts:
-                continue
-            for number, tensor in enumerate(self.tensors):
-                # Ranks of MLA hold the same bytes, so that which of them stores a chunk does not matter.
-                rank = 0 if self.shape.form in ("mla", "dsa") and self.shape.contexts == 1 else self.rank
-                seed = chain.digest() + bytes([rank, number, tensor.layer])
-                runs = list(tensor.runs(block_table[block], self.shape.block_tokens, inside))
-                content = hashlib.shake_128(seed).digest(sum(length for _, length in runs))
-                taken = 0
-                for offset, length in runs:
-                    yield at, tensor.pool, offset, content[taken : taken + length]
-                    taken += length
+            chain.update(packed[4 * at : 4 * at + 4])
+            place, context = divmod(at % (self.shape.block_tokens * self.shape.contexts), self.shape.contexts)
+            if context == self.rank % self.shape.contexts:
+                found.append((at, place, chain.digest()))
+        return found
+
+    def _made(self, own: list[tuple[int, int, bytes]]) -> list[bytes]:
+        """All bytes of a block in each tensor."""
+        images = []
+        for number, tensor in enumerate(self.tensors):
+            content = b"".join(self._content(number, tensor, digest) for _, _, digest in own)
+            images.append(tensor.as_it_lies(content))
+        return images
+
+    def _of_tokens(self, block: int, own: list[tuple[int, int, bytes]]) -> Iterator[tuple[int, Pool, slice, bytes]]:
+        for number, tensor in enumerate(self.tensors):
+            begin = tensor.offset_of_block(block)
+            for at, inside, digest in own:
+                content = self._content(number, tensor, digest)
+                for place, which in tensor.places(inside):
+                    lies = slice(begin + place.start, begin + place.stop, place.step)
+                    yield at, tensor.pool, lies, content[which]
+
+    def _content(self, number: int, tensor: Tensor, digest: bytes) -> bytes:
+        """Of one token, run behind run."""
+        # Ranks of MLA hold the same bytes, so that which of them stores a chunk does not matter.
+        rank = 0 if self.shape.form in ("mla", "dsa") and self.shape.contexts == 1 else self.rank
+        return hashlib.shake_128(digest + bytes([rank, number, tensor.layer])).digest(tensor.bytes_of_token)
 
 
 def _plan(shape: Shape) -> Iterator[tuple[str, int, tuple[int, ...], int]]:

@@ -24,6 +24,7 @@ from kvclient.atom_register import register
 from kvclient.atom_steps import Step
 from kvclient.values import HostBuffer
 from tests.atom_engine.aggregation import PipelineEnds, TensorEnds
+from tests.atom_engine.forwards import Forwards
 from tests.atom_engine.memory import Memory, Shape
 from tests.atom_engine.scheduler import Batch, Scheduler
 from tests.process.harness import WAIT_S
@@ -105,7 +106,9 @@ class Rig:
         self.chunk_tokens = options["chunk_tokens"]
         self._tensor, self._stages = tensor, stages
         self.memories: list[Memory] = []
+        self.forwards = Forwards(self.memories, self.shape.block_tokens * self.shape.contexts)
         self.workers: list[Any] = []
+        self._added: dict[Any, Any] = {}
         self.orders: list[Any] = []
         """Steps that workers were given, in which there was something to do."""
         self.metadata_filter: Callable[[int, Any], Any] = lambda rank, step: step
@@ -194,6 +197,7 @@ class Rig:
     def add(self, tokens: Sequence[int], **options: Any) -> Any:
         seq = self.scheduler.sequence(list(tokens), **options)
         self.scheduler.add(seq)
+        self._added[seq.id] = seq
         return seq
 
     def run(self, *prompts: Sequence[int], **options: Any) -> list[Any]:
@@ -268,18 +272,17 @@ class Rig:
     def dispatch(self, step: Any) -> None:
         if step.requests:
             self.orders.append(step)
+            for order in step.retrieves:
+                seq = self._added[order.request.id]
+                # Otherwise what a load had ATOM leave out would look like what it leaves out by itself.
+                assert seq.num_tokens == seq.num_prompt_tokens, f"request {seq.id} has output, and is loaded"
         sent = pickle.dumps(step)
         for rank, worker in enumerate(self.workers):
             worker.start_load_kv(self.metadata_filter(rank, pickle.loads(sent)))
 
     def forward(self, batch: Batch) -> None:
-        for seq, first, count in zip(batch.seqs, batch.first, batch.counts, strict=True):
-            self.computed_tokens += count
-            looks = batch.is_prefill or first == seq.num_prompt_tokens or first % 19 == 0  # all of it each time is slow
-            for memory in self.memories:
-                wrong = memory.wrong(seq.block_table, seq.token_ids, 0, first) if looks else []
-                assert wrong == [], f"request {seq.id} attends to {len(wrong)} wrong pieces before {first}: {wrong[:3]}"
-                memory.write(seq.block_table, seq.token_ids, first, first + count)
+        self.forwards.run(batch)
+        self.computed_tokens += sum(batch.counts)
 
     def poll(self) -> None:
         began_s = time.monotonic()

@@ -36,7 +36,6 @@ class Scheduler:
         self.rejected: list[Sequence] = []
         self.parked = 0
         self.preemptions = 0
-        self.stalls = 0
         self._seqs_max = config.max_num_seqs
         self._tokens_max = config.max_num_batched_tokens
         self._advances_early = config.pipeline_parallel_size > 1
@@ -167,7 +166,6 @@ class Scheduler:
                 continue
             while not self.blocks.grow(seq):
                 if not self._preempt_another(seq, chosen):
-                    self.stalls += 1
                     return
             chosen[seq] = 1
 
@@ -232,6 +230,8 @@ class Scheduler:
             if seq.is_partial_prefill:
                 continue
             seq.token_ids.append(7)  # what the model says
+            # As ATOM does it: from where the index ends, whether or not all of it was computed.
+            self.blocks.publish(seq, seq.num_hashed_tokens, seq.num_tokens - 1)
             done = seq.num_tokens - seq.num_prompt_tokens >= seq.max_tokens
             if done or seq.status is Status.ABORTED:
                 self.kv_connector.request_finished(seq)

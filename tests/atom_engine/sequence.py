@@ -25,6 +25,7 @@ class Sequence:
         self.max_tokens = max_tokens
         self.status = Status.WAITING
         self.num_cached_tokens = 0
+        self.num_hashed_tokens = 0
         self.block_table: list[int] = []
         self.is_partial_prefill = False
         self.has_per_req_cache = False

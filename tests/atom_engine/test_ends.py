@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvclient.atom import ROLLOUT
+from kvclient.atom_aborts import PASSED_STEPS
 from tests.atom_engine.memory import Shape
 from tests.atom_engine.rig import IDLE_S, Rig, prompt
 from tests.process.harness import Server
@@ -215,6 +216,50 @@ def test_one_that_was_aborted_while_it_loaded_does_not_keep_what_another_waits_f
     assert aborted.is_finished
     assert aborted.num_tokens <= 301, "it does not go on to its own end"
     assert rig.scheduler.parked == 0
+
+
+def test_one_that_was_aborted_while_it_loaded_does_not_keep_the_block_that_a_running_one_needs(
+    make_rig: MakeRig,
+) -> None:
+    """It runs and stands still: there is nobody whom ATOM could preempt, and the one ahead needs more blocks yet."""
+    rig = warm(make_rig, tensor=2, shape=Shape(blocks=17))
+    with rig.silence(1):
+        aborted = parked(rig, max_tokens=9)
+        running = rig.add(prompt(2, 220), max_tokens=30)
+        rig.until("its first token", lambda: running.num_tokens > 220)
+        ahead = rig.add(prompt(3, 300))
+        rig.until("it to need a block", lambda: running.num_tokens == 224)
+        for _ in range(3):
+            rig.step()
+        assert ahead.block_table == []
+        rig.abort(aborted)
+    rig.drain()
+    assert [seq.is_finished for seq in (aborted, running, ahead)] == [True] * 3
+    assert running.num_tokens == 250
+    assert aborted.num_tokens <= 301
+    assert rig.scheduler.parked == 0
+
+
+@pytest.mark.parametrize(("batched_tokens", "tokens"), [(2, 190), (90, 40)], ids=["prefills", "decodes"])
+def test_one_that_was_aborted_while_it_loaded_is_left_alone_while_another_gets_on(
+    make_rig: MakeRig, batched_tokens: int, tokens: int
+) -> None:
+    """ATOM may come to it by itself, and then it costs nothing."""
+    rig = warm(make_rig, tensor=2, shape=Shape(layers=1, blocks=17), max_num_batched_tokens=batched_tokens)
+    with rig.silence(1):
+        aborted = parked(rig, max_tokens=9)
+        running = rig.add(prompt(2, tokens), max_tokens=90)
+        rig.until("it to run", lambda: running.num_cached_tokens)
+        rig.add(prompt(3, 300))
+        for _ in range(3):
+            rig.step()
+        rig.abort(aborted)
+    for _ in range(PASSED_STEPS + 20):
+        rig.step()
+        assert aborted.status.name == "ABORTED"
+    assert not running.is_finished
+    rig.drain()
+    assert aborted.is_finished
 
 
 def test_aborted_while_it_runs_and_is_stored(make_rig: MakeRig) -> None:

@@ -354,3 +354,38 @@ def test_what_the_server_has_lost_is_stored_although_the_answer_came_after_the_a
     desk.server.is_slow = False
     (store,) = desk.scheduler.step().stores
     assert (store.first_chunk, store.chunks) == (0, 4)
+
+
+@pytest.mark.parametrize("then", ["runs", "is preempted", "ends"])
+def test_a_prompt_is_stored_up_to_what_atom_left_out_in_hbm(then: str) -> None:
+    """Output of the one is part of the prompt of the other. Of 40 tokens ATOM computes 28 anew, and takes that for all,
+    because its prompt has 20."""
+    desk = Desk()
+    seq = sequence(40, num_prompt_tokens=20)
+    desk.admit(seq, hbm=0)
+    seq.num_cached_tokens = 28
+    if then == "is preempted":
+        desk.scheduler.may_free(seq)
+    if then == "ends":
+        desk.scheduler.finished(seq)
+    if then != "runs":
+        seq.num_cached_tokens, seq.block_table = 0, []
+    later = sequence(50, name=2)
+    desk.admit(later, hbm=36)
+    later.num_cached_tokens = 50
+    stores = {order.request.id: order for order in desk.scheduler.step().stores}
+    assert (stores[2].first_chunk, stores[2].chunks) == (0, 2)
+    again = sequence(50, name=3)
+    desk.admit(again, hbm=28)
+    again.num_cached_tokens = 50
+    (store,) = desk.scheduler.step().stores
+    assert (store.first_chunk, store.chunks) == (0, 4), "it has computed them itself"
+
+
+def test_one_that_ends_while_it_is_computed_anew_is_kept_by_nobody() -> None:
+    desk = Desk()
+    seq = sequence(40, num_prompt_tokens=20)
+    desk.admit(seq, hbm=0)
+    seq.num_cached_tokens = 12
+    desk.scheduler.finished(seq)
+    assert desk.scheduler._gaps._resumed == {}
