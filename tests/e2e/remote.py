@@ -71,7 +71,8 @@ class Remote:
         self._llm.sleep(level, mode)
 
     def wake(self) -> bool:
-        return bool(self._llm.wake_up())
+        """Before 0.32 vLLM does not say whether it has."""
+        return self._llm.wake_up() is not False
 
     def is_asynchronous(self) -> bool:
         """Whether a step is scheduled while the one before it runs."""
