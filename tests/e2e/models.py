@@ -168,6 +168,29 @@ def build(name: str, folder: Path) -> None:
     ).save_pretrained(folder)
 
 
+def build_head(folder: Path) -> None:
+    """An EAGLE head for the llama model that often agrees with it, as far as it sees the right prefix: it has the model's
+    own layers, and looks at tokens, not at hidden states; at all but the first.
+
+    A head's first layer has no norm, so all that the layers add is as much larger as the tokens are that they begin with;
+    the norms behind do not see that."""
+    torch.manual_seed(0)
+    model = llama().to(torch.bfloat16)
+    larger, width = 16.0, COMMON["hidden_size"]
+    tensors = {"fc.weight": torch.cat((larger * torch.eye(width), torch.zeros(width, width)), dim=1).bfloat16()}
+    for name, weight in model.model.layers.state_dict().items():
+        scale = 1.0
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            scale = larger
+        elif name.startswith(("0.self_attn.q", "0.self_attn.k", "0.self_attn.v")):
+            scale = 1 / (larger * COMMON["initializer_range"])
+        tensors[f"layers.{name}"] = (scale * weight).contiguous()
+    del tensors["layers.0.input_layernorm.weight"]
+    model.config.architectures = ["LlamaForCausalLM"]
+    model.config.save_pretrained(folder)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+
+
 def build_adapter(folder: Path) -> None:
     """A LoRA adapter for the llama model, as peft saves it; strong enough to change what the model says."""
     folder.mkdir()

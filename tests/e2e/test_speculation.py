@@ -1,6 +1,7 @@
 """Drafts: what was computed for tokens that are rejected is not stored as if it were the output. And what a draft
-model has of a prefix comes back with what the model has."""
+model, or a head, has of a prefix comes back with what the model has."""
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -44,7 +45,12 @@ def test_output_with_rejected_drafts_is_stored_as_it_was_sampled(engine: Engine,
     assert_same(found, computed)
 
 
-# ---------------------------------------------------------------- a draft model
+# ---------------------------------------------------------------- a draft model, and a head
+
+
+AGREED_MIN = {"draft_model": 40 * DRAFTED // (DRAFTED + 1) - DRAFTED, "eagle": 8}
+"""Of 40 tokens those that were drafted. The model drafts for itself, or its head has its layers: it agrees always, or
+with some (of 512 tokens), as long as those saw the right prefix."""
 
 
 class Drafted(NamedTuple):
@@ -53,11 +59,22 @@ class Drafted(NamedTuple):
     """Tokens of drafts that the model agreed with."""
 
 
+@pytest.fixture(scope="module", params=list(AGREED_MIN))
+def method(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
-def drafting(models: Path, server: Server, engine: Engine) -> Iterator[Engine]:
-    """The model drafts for itself: it agrees with all its drafts, as long as those saw the right prefix."""
+def drafting(
+    method: str, models: Path, server: Server, engine: Engine, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
     engine.close()  # two engines at once are too much for two cores
-    drafts = {"method": "draft_model", "model": str(models / "llama"), "num_speculative_tokens": DRAFTED}
+    drafter = models / "llama"
+    if method == "eagle":
+        drafter = tmp_path_factory.mktemp("head")
+        importlib.import_module("tests.e2e.models").build_head(drafter)
+    drafts = {"method": method, "model": str(drafter), "num_speculative_tokens": DRAFTED}
     connector: dict[str, object] = {"chunk_tokens": CHUNK_TOKENS}
     options: dict[str, object] = {"block_size": 32, "speculative_config": drafts}
     with Engine(models / "llama", server.path, connector=connector, **options) as running:
@@ -71,10 +88,10 @@ def drafted(engine: Engine, seed: int) -> Drafted:
     return Drafted(answer, engine.call("metrics")[name] - before)
 
 
-def test_what_a_draft_model_has_of_a_prefix_comes_back(drafting: Engine, server: Server) -> None:
+def test_what_drafts_are_made_from_comes_back_with_a_prefix(drafting: Engine, method: str, server: Server) -> None:
     before = server.status().arena.used_bytes
     computed = drafted(drafting, 3)
-    assert computed.accepted >= 40 * DRAFTED // (DRAFTED + 1) - DRAFTED
+    assert computed.accepted >= AGREED_MIN[method]
     until("the stores to end", lambda: settled(server))
     held = whole_chunks(TOKENS + 40 - 1, CHUNK_TOKENS)
     assert server.status().arena.used_bytes - before == held * 2 * LLAMA_BYTES
@@ -86,7 +103,7 @@ def test_what_a_draft_model_has_of_a_prefix_comes_back(drafting: Engine, server:
     assert found.accepted == computed.accepted
 
 
-def test_a_draft_model_without_its_prefix_is_disagreed_with_and_changes_no_output(
+def test_drafts_without_their_prefix_are_disagreed_with_and_change_no_output(
     drafting: Engine, server: Server
 ) -> None:
     """Its layers lie behind the model's own in every chunk."""
