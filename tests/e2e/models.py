@@ -169,11 +169,11 @@ def build(name: str, folder: Path) -> None:
 
 
 def build_head(folder: Path) -> None:
-    """An EAGLE head for the llama model that often agrees with it, as far as it sees the right prefix: it has the model's
-    own layers, and looks at tokens, not at hidden states; at all but the first.
+    """An EAGLE head for the llama model that often agrees with it, as far as it sees the right prefix: it has the
+    model's own layers, and looks at tokens, not at hidden states; at all but the first.
 
-    A head's first layer has no norm, so all that the layers add is as much larger as the tokens are that they begin with;
-    the norms behind do not see that."""
+    A head's first layer has no norm, so tokens come enlarged, and what the layers add to them is enlarged as much; the
+    norms behind do not see that."""
     torch.manual_seed(0)
     model = llama().to(torch.bfloat16)
     larger, width = 16.0, COMMON["hidden_size"]
