@@ -103,9 +103,7 @@ def test_what_drafts_are_made_from_comes_back_with_a_prefix(drafting: Engine, me
     assert found.accepted == computed.accepted
 
 
-def test_drafts_without_their_prefix_are_disagreed_with_and_change_no_output(
-    drafting: Engine, server: Server
-) -> None:
+def test_drafts_without_their_prefix_are_disagreed_with_and_change_no_output(drafting: Engine, server: Server) -> None:
     """Its layers lie behind the model's own in every chunk."""
     right = drafted(drafting, 4)
     until("the stores to end", lambda: settled(server))
