@@ -111,8 +111,9 @@ class Scheduler:
         """It has its blocks. When match() has said more than 0, should_park() follows."""
         life = self._life_of(seq)
         self._gaps.look()
-        self._gaps.allocated(seq)
-        life.whole_tokens = self._gaps.whole_tokens(seq)
+        if life.is_keyed:  # of others nothing is stored
+            self._gaps.allocated(seq)
+            life.whole_tokens = self._gaps.whole_tokens(seq)
         is_offered, life.is_offered = life.is_offered, False
         if not is_offered:
             self._offload.admitted(life.name, hbm_tokens=seq.num_cached_tokens)

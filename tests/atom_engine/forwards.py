@@ -6,7 +6,7 @@ tokens of the output follow. These are not computed again, and the next token is
 
 Which ones they are is seen here in what ATOM schedules: tokens of output behind the end of a forward, until one
 computes them. They are known by block and place, because ATOM publishes blocks of output in its prefix index as if all
-of it were computed. Only they are not looked at, and only where they are output. A prompt with such a hole in it is
+of it were computed. Only they are not looked at, and only where they are output. A prompt with such a gap in it is
 wrong, whoever left it there.
 """
 
@@ -21,7 +21,7 @@ class Forwards:
     def __init__(self, memories: Sequence[Memory], block_tokens: int) -> None:
         """memories: of the ranks, as they are at each forward. block_tokens: of all contexts together."""
         self._memories, self._block_tokens = memories, block_tokens
-        self._holes: dict[tuple[int, int], list[int]] = {}
+        self._gaps: dict[tuple[int, int], list[int]] = {}
         """By block and place the tokens up to the one that was to be computed there, and was not."""
 
     def run(self, batch: Batch) -> None:
@@ -32,10 +32,10 @@ class Forwards:
 
     def left_out(self, seq: Any, end: int) -> list[int]:
         """Its output tokens before this one whose KV nobody has computed where its blocks have it."""
-        if not self._holes:
+        if not self._gaps:
             return []
         tokens = range(seq.num_prompt_tokens, end)
-        return [at for at in tokens if self._holes.get(self._place(seq, at)) == seq.token_ids[: at + 1]]
+        return [at for at in tokens if self._gaps.get(self._place(seq, at)) == seq.token_ids[: at + 1]]
 
     def wrong(self, seq: Any, end: int) -> list[str]:
         """Where ranks do not hold what they must of its tokens before this one."""
@@ -51,10 +51,10 @@ class Forwards:
         for memory in self._memories:
             memory.write(seq.block_table, seq.token_ids, first, end)
         for at in range(first, end):
-            self._holes.pop(self._place(seq, at), None)
+            self._gaps.pop(self._place(seq, at), None)
         # Where the prompt is not over, more of it follows.
         for at in range(end, seq.num_tokens) if end >= seq.num_prompt_tokens else ():
-            self._holes[self._place(seq, at)] = seq.token_ids[: at + 1]
+            self._gaps[self._place(seq, at)] = seq.token_ids[: at + 1]
 
     def _place(self, seq: Any, at: int) -> tuple[int, int]:
         block, place = divmod(at, self._block_tokens)

@@ -389,3 +389,16 @@ def test_one_that_ends_while_it_is_computed_anew_is_kept_by_nobody() -> None:
     seq.num_cached_tokens = 12
     desk.scheduler.finished(seq)
     assert desk.scheduler._gaps._resumed == {}
+
+
+def test_a_prompt_with_an_image_is_not_looked_through_for_what_atom_left_out() -> None:
+    """Nothing of it is stored, and what stands for the image need not be a token."""
+    desk = Desk()
+    seq = sequence(40, num_prompt_tokens=20)
+    desk.admit(seq, hbm=0)
+    seq.num_cached_tokens = 28
+    pictured = sequence(50, name=2, multimodal_data={"image": 1})
+    pictured.token_ids[3] = -1
+    desk.admit(pictured, hbm=36)
+    pictured.num_cached_tokens = 50
+    assert [order.request.id for order in desk.scheduler.step().stores] == [1]
