@@ -7,14 +7,16 @@ scheduler's thread, median over the requests of a round, and that of the rounds;
 prompt.
 
 new: on_new_request, which names the chunks of a short prompt and asks the server, and begins to name those of a long
-one. match: get_num_new_matched_tokens in a step that has other work: at once behind on_new_request (the answer is
-seldom there; the step goes on without the request), and in those after that, a millisecond later. step:
-build_connector_meta between the two, with another request that decodes; step that asks: the one of them that puts the
-question of a long prompt, which has its keys by then. alone: match in an engine without other work, which waits for the
-answer. allocated: update_state_after_alloc. prefill: build_connector_meta of a step that completes eight chunks, which
-are stored. decode: build_connector_meta of a step of 32 requests that decode, per request. finished: request_finished.
-bare send: instead of new, one system call that wakes a sleeping process, as the question has to; bare receive: instead
-of match, one that takes an answer. Both in the same place and as cold, so what a call costs above them is our own.
+one, or names them by its block hashes. match: get_num_new_matched_tokens in a step that has other work: at once behind
+on_new_request, and in those after that, a millisecond later, until one is answered. match that asks: that of them which
+finds the keys of a long prompt made, and asks; by block hashes it is the one at once. step: build_connector_meta
+between two of them, with another request that decodes; step that sends: the one of them that sends the question of a
+long prompt. prefill: build_connector_meta of a step that completes eight chunks, which are stored. decode: that of a
+step of 32 requests that decode, per request. all of match, all of step: the kinds of one method together (but decode).
+alone: match in an engine without other work, which waits for the answer. allocated: update_state_after_alloc.
+finished: request_finished. bare send: instead of new, one system call that wakes a sleeping process, as the question
+has to; bare receive: instead of match, one that takes an answer. Both in the same place and as cold, so what a call
+costs above them is our own.
 "tokens": keys from token ids; "hashes": from the engine's block hashes (--prefix-caching-hash-algo sha256_cbor).
 """
 
@@ -58,6 +60,11 @@ DECODING = 32
 BLOCKS = 40_000
 VOCABULARY = 128_000
 ARENA_BYTES = 64 << 20
+METHODS = {
+    "match": ("match at once", "match", "match that asks", "match answered"),
+    "step": ("step", "step that sends", "prefill"),
+}
+"""Kinds of calls of one method, of an engine that has other work."""
 ANSWER = b"an answer"
 ANSWERS = f"""
 import socket, sys
@@ -93,13 +100,14 @@ class Bare:
 class Bench:
     """One kind of keys."""
 
-    def __init__(self, client: Client, *, by_hashes: bool) -> None:
+    def __init__(self, client: Client, *, by_hashes: bool, step_wait_s: float) -> None:
         algorithm = sha256_cbor if by_hashes else sha256
         init_none_hash(algorithm)
         self._hasher = get_request_block_hasher(BLOCK, algorithm)
         options = Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),), engine_steps_back=True, null_block=0)
         keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=BLOCK if by_hashes else 0)
-        self.half = GuardedScheduler(Scheduler(client, options, keyer, store_output=True), options.groups)
+        half = Scheduler(client, options, keyer, store_output=True, step_wait_s=step_wait_s)
+        self.half = GuardedScheduler(half, options.groups)
         self._pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=BLOCK)
         self.half.use_pool(self._pool)
         self.half.use_namespace({b"bench-connector".ljust(32, b".")})
@@ -127,20 +135,29 @@ class Bench:
         self._step(step_of(other, other, [], is_new=False))
         self.timed("new", lambda: self.half.new(request))
         matched = self.timed("match at once" if other else "match alone", lambda: self.half.match(request, 0))
+        is_later = False
         while matched[0] is None:
             output = step_of(other, other, [], is_new=False)
             had_asked = self.half.busy()
-            began = time.perf_counter()
-            self._step(output)
-            took_us = (time.perf_counter() - began) * 1e6
-            self.took_us["step that asks" if self.half.busy() and not had_asked else "step"].append(took_us)
+            self.timed("step", lambda output=output: self._step(output))
+            if self.half.busy() and not had_asked:
+                self._call("step that sends", "step")
+                if is_later:
+                    self._call("match that asks", "match")
             compute(STEP_S)
+            is_later = True
             matched = self.timed("match", lambda: self.half.match(request, 0))
+            if matched[0] is not None:
+                self._call("match answered", "match")
         assert matched == (0, False), matched
         blocks = self._pool.get_new_blocks(-(-(request.num_tokens + 16) // BLOCK))
         ids = [block.block_id for block in blocks]
         self.timed("allocated", lambda: self.half.allocated(request, (), 0))
         return ids
+
+    def _call(self, name: str, before: str) -> None:
+        """The last call of `before` was of this kind."""
+        self.took_us[name].append(self.took_us[before].pop())
 
     def bare(self, peer: Bare, tokens: int) -> None:
         """As admit(), with nothing of ours in the calls."""
@@ -211,16 +228,17 @@ def step_of(counts: dict[str, int], computed: dict[str, int], ids: list[int], *,
     )
 
 
-def measure(client: Client, peer: Bare, *, by_hashes: bool, tokens: int, requests: int) -> dict[str, float]:
+def measure(bench: Bench, peer: Bare, *, tokens: int, requests: int) -> dict[str, float]:
     """Microseconds by call, of one round."""
-    bench = Bench(client, by_hashes=by_hashes)
     for _ in range(requests):
         request = bench.request(tokens)
         ids = bench.admit(request)
         bench.prefill(request, ids)
         bench.finish(request, ids)
         bench.bare(peer, tokens)
-    found = {name: statistics.median(values) for name, values in bench.took_us.items()}
+    for method, kinds in METHODS.items():
+        bench.took_us[f"all of {method}"] = [took for kind in kinds for took in bench.took_us[kind]]
+    found = {name: statistics.median(values) for name, values in bench.took_us.items() if values}
     if tokens == LENGTHS[0]:
         bench.took_us.clear()
         bench.decode(tokens)
@@ -232,16 +250,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
     parser.add_argument("--smoke", action="store_true", help="few calls: shows that it runs, measures nothing")
+    parser.add_argument("--step-wait-us", type=int, default=0, help="as of the connector, whose default is 500")
     given = parser.parse_args()
+    step_wait_s = given.step_wait_us / 1e6
     requests, rounds = (3, 1) if given.smoke else (30, 5)
-    rows = Rows("connector", as_json=given.json, config=f"{requests} requests a round, chunk {CHUNK}, block {BLOCK}")
+    config = f"{requests} requests a round, chunk {CHUNK}, block {BLOCK}, step wait {given.step_wait_us} us"
+    rows = Rows("connector", as_json=given.json, config=config)
     serve = serving((), ARENA_BYTES, engine="bench", rank=-1, timeouts=Timeouts())
     with serve as (_, client), contextlib.closing(Bare()) as peer:
         for by_hashes in (False, True):
             for tokens in LENGTHS:
                 runs: dict[str, list[float]] = defaultdict(list)
                 for _ in range(rounds):
-                    found = measure(client, peer, by_hashes=by_hashes, tokens=tokens, requests=requests)
+                    bench = Bench(client, by_hashes=by_hashes, step_wait_s=step_wait_s)
+                    found = measure(bench, peer, tokens=tokens, requests=requests)
                     for name, took_us in found.items():
                         runs[name].append(took_us)
                 for name, values in runs.items():

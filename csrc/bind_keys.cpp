@@ -124,7 +124,7 @@ nb::bytes chain_keys_of_packed(const nb::bytes& packed, size_t chunk_tokens, con
     return bytes_of(keys);
 }
 
-BlockHashes block_hashes_from(const nb::list& hashes, size_t first, size_t stride, const nb::bytes& head) {
+nb::bytes block_hash_keys_of_list(const nb::list& hashes, size_t first, size_t stride, const nb::bytes& head) {
     if (stride == 0) bad_argument("stride=0 must be at least 1");
     std::vector<Digest> taken;
     taken.reserve(hashes.size() / stride + 1);
@@ -133,13 +133,7 @@ BlockHashes block_hashes_from(const nb::list& hashes, size_t first, size_t strid
         if (!PyBytes_Check(hash.ptr())) bad_argument(format("hash %zu is not bytes", i));
         taken.push_back(digest_from(nb::borrow<nb::bytes>(hash), "block hash"));
     }
-    const auto* text = reinterpret_cast<const std::byte*>(head.c_str());
-    return {{text, text + head.size()}, std::move(taken)};
-}
-
-nb::bytes block_hash_keys_of_list(const nb::list& hashes, size_t first, size_t stride, const nb::bytes& head) {
-    const BlockHashes content = block_hashes_from(hashes, first, stride, head);
-    return bytes_of(block_hash_keys(content.head, content.hashes));
+    return bytes_of(block_hash_keys({reinterpret_cast<const std::byte*>(head.c_str()), head.size()}, taken));
 }
 
 }  // namespace
@@ -185,13 +179,7 @@ void bind_keys(nb::module_& module) {
                 check(chunk_tokens);
                 return namer.name(tokens.take(chunk_tokens, digest_from(before, "before")));
             },
-            "tokens"_a, "chunk_tokens"_a, "before"_a)
-        .def(
-            "name_block_hashes",
-            [](Namer& namer, const nb::list& hashes, size_t first, size_t stride, const nb::bytes& head) {
-                return namer.name(block_hashes_from(hashes, first, stride, head));
-            },
-            "block_hashes"_a, "first"_a, "stride"_a, "head"_a);
+            "tokens"_a, "chunk_tokens"_a, "before"_a);
 }
 
 }  // namespace kv

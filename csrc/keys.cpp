@@ -24,7 +24,7 @@ Keys block_hash_keys(std::span<const std::byte> head, std::span<const Digest> ha
     Keys keys;
     keys.reserve(hashes.size() * sizeof(Digest));
     for (const Digest& hash : hashes) {
-        const Digest key = sha256(std::array{head, std::span<const std::byte>(hash)});
+        const Digest key = head.empty() ? hash : sha256(std::array{head, std::span<const std::byte>(hash)});
         keys.insert(keys.end(), key.begin(), key.end());
     }
     return keys;

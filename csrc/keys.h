@@ -16,7 +16,7 @@ using Keys = std::vector<std::byte>;
 // Of all whole chunks: key[i] = H(key[i-1] || tokens of chunk i), with `before` in front of the first.
 Keys chain_keys(std::span<const uint32_t> tokens, size_t chunk_tokens, const Digest& before);
 
-// H(head || hash) of each hash of an engine.
+// H(head || hash) of each hash of an engine; without a head the hashes themselves.
 Keys block_hash_keys(std::span<const std::byte> head, std::span<const Digest> hashes);
 
 }  // namespace kv

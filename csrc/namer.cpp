@@ -7,15 +7,6 @@
 #include "named_thread.h"
 
 namespace kv {
-namespace {
-
-Keys keys_of(const Chain& chain) {
-    return chain_keys({chain.tokens.get(), chain.count}, chain.chunk_tokens, chain.before);
-}
-
-Keys keys_of(const BlockHashes& content) { return block_hash_keys(content.head, content.hashes); }
-
-}  // namespace
 
 bool Naming::ready() const {
     const std::lock_guard lock(mutex_);
@@ -28,8 +19,8 @@ void Naming::carry_out() {
         if (state_ != State::QUEUED) return;
         state_ = State::RUNNING;
     }
-    Keys keys = std::visit([](const auto& content) { return keys_of(content); }, content_);
-    content_ = {};
+    Keys keys = chain_keys({chain_.tokens.get(), chain_.count}, chain_.chunk_tokens, chain_.before);
+    chain_.tokens.reset();
     const std::lock_guard lock(mutex_);
     keys_ = std::move(keys);
     state_ = State::READY;
@@ -63,8 +54,8 @@ Namer::~Namer() {
     if (work_->thread.joinable()) work_->thread.join();
 }
 
-std::shared_ptr<Naming> Namer::name(Naming::Content content) {
-    auto naming = std::make_shared<Naming>(std::move(content));
+std::shared_ptr<Naming> Namer::name(Chain chain) {
+    auto naming = std::make_shared<Naming>(std::move(chain));
     if (::getpid() != owner_) return naming;
     {
         const std::lock_guard lock(work_->mutex);

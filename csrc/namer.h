@@ -11,8 +11,6 @@
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <variant>
-#include <vector>
 
 #include "keys.h"
 
@@ -26,18 +24,10 @@ struct Chain {
     Digest before;
 };
 
-// What is to be hashed by block_hash_keys().
-struct BlockHashes {
-    std::vector<std::byte> head;
-    std::vector<Digest> hashes;
-};
-
 // The keys of one prompt, now or soon. Any thread.
 class Naming {
   public:
-    using Content = std::variant<Chain, BlockHashes>;
-
-    explicit Naming(Content content) : content_(std::move(content)) {}
+    explicit Naming(Chain chain) : chain_(std::move(chain)) {}
 
     bool ready() const;
 
@@ -53,7 +43,7 @@ class Naming {
   private:
     enum class State { QUEUED, RUNNING, READY };
 
-    Content content_;
+    Chain chain_;
     mutable std::mutex mutex_;
     std::condition_variable ended_;
     State state_ = State::QUEUED;
@@ -66,7 +56,7 @@ class Namer {
   public:
     Namer();
     ~Namer();
-    std::shared_ptr<Naming> name(Naming::Content content);
+    std::shared_ptr<Naming> name(Chain chain);
 
   private:
     // All that the thread uses.

@@ -54,7 +54,8 @@ def chain_keys_of_packed(tokens: bytes, chunk_tokens: int, before: bytes) -> byt
     """The same of tokens that are packed as little-endian u32."""
 
 def block_hash_keys(block_hashes: list[bytes], first: int, stride: int, head: bytes) -> bytes:
-    """SHA-256 of head || block_hashes[i] for i = first, first + stride, ...; packed."""
+    """SHA-256 of head || block_hashes[i] for i = first, first + stride, ..., or without a head the hashes themselves;
+    packed."""
 
 class Tokens:
     """A prompt of `total` tokens that is copied piece by piece."""
@@ -79,9 +80,6 @@ class Namer:
     def __init__(self) -> None: ...
     def name(self, tokens: Tokens, chunk_tokens: int, before: bytes) -> Naming:
         """chain_keys() in that thread. All tokens must have been added; they are taken."""
-
-    def name_block_hashes(self, block_hashes: list[bytes], first: int, stride: int, head: bytes) -> Naming:
-        """block_hash_keys() in that thread; the hashes are read before it returns."""
 
 # ---------------------------------------------------------------- ledger
 

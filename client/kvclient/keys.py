@@ -78,44 +78,20 @@ def chunk_keys(
 
 
 class Naming:
-    """The keys of a long prompt, soon. Belongs to one thread."""
-
-    def __init__(self, hashed: _native.Naming | None) -> None:
-        self._hashed = hashed
-
-    def go_on(self) -> bool:
-        """Does a piece of what only the caller can do, if one is left; whether none is then."""
-        return True
-
-    @property
-    def ready(self) -> bool:
-        """Whether keys() takes no time."""
-        return self._hashed is None or self._hashed.ready
-
-    def wait(self, seconds: float) -> bool:
-        """For no longer than that; whether it is ready then."""
-        return self._hashed is None or self._hashed.wait(seconds)
-
-    def keys(self) -> bytes:
-        """What is not ready is made here, or waited for, whichever is sooner."""
-        assert self._hashed is not None
-        return self._hashed.keys()
-
-
-class _Copying(Naming):
-    """Of token ids. To read them takes the interpreter, so the caller does it, piece by piece as it comes by; the
-    prompt must not change meanwhile."""
+    """The keys of a long prompt, soon. To read its token ids takes the interpreter, so the caller does it, piece by
+    piece as it comes by; the prompt must not change meanwhile. Belongs to one thread."""
 
     def __init__(self, namer: _native.Namer, token_ids: list[int], chunk_tokens: int, before: bytes) -> None:
-        super().__init__(None)
         whole_tokens = len(token_ids) // chunk_tokens * chunk_tokens
         self._namer = namer
         self._arguments = (token_ids, chunk_tokens, before)
         self._piece_tokens = max(PIECE_TOKENS, -(-whole_tokens // PIECES))
         self._copied: _native.Tokens | None = _native.Tokens(whole_tokens)
+        self._hashed: _native.Naming | None = None
         self.go_on()
 
     def go_on(self) -> bool:
+        """Reads a piece, if one is left; whether none is then."""
         if self._copied is None:
             return True
         token_ids, chunk_tokens, before = self._arguments
@@ -130,16 +106,18 @@ class _Copying(Naming):
 
     @property
     def ready(self) -> bool:
-        return self._copied is None and super().ready
+        """Whether keys() takes no time."""
+        return self._copied is None and (self._hashed is None or self._hashed.ready)
 
     def wait(self, seconds: float) -> bool:
-        return self._copied is None and super().wait(seconds)
+        """For no longer than that; whether it is ready then."""
+        return self._copied is None and (self._hashed is None or self._hashed.wait(seconds))
 
     def keys(self) -> bytes:
-        """RequestError: not token ids."""
+        """What is not ready is made here, or waited for, whichever is sooner. RequestError: not token ids."""
         while not self.go_on():
             pass
-        return super().keys() if self._hashed is not None else _sha256_chain(*self._arguments)
+        return self._hashed.keys() if self._hashed is not None else _sha256_chain(*self._arguments)
 
 
 class Namer:
@@ -153,18 +131,7 @@ class Namer:
         before = _before("sha256", chunk_tokens, extra, b"")
         if len(token_ids) < LONG_TOKENS:
             return _sha256_chain(token_ids, chunk_tokens, before)
-        return _Copying(self._namer, token_ids, chunk_tokens, before)
-
-    def begin_block_hashes(
-        self, block_hashes: Sequence[bytes], blocks_per_chunk: int, *, chunk_tokens: int, extra: bytes = b""
-    ) -> bytes | Naming:
-        """keys_from_block_hashes() of a whole prompt, or, of a long one, what has them soon."""
-        chunks = len(block_hashes) // blocks_per_chunk
-        if isinstance(block_hashes, list) and chunks * chunk_tokens >= LONG_TOKENS:
-            head = _block_hash_head(blocks_per_chunk, extra)
-            with suppress(ValueError):  # below is said what is wrong
-                return Naming(self._namer.name_block_hashes(block_hashes, blocks_per_chunk - 1, blocks_per_chunk, head))
-        return keys_from_block_hashes(block_hashes, blocks_per_chunk, extra=extra)
+        return Naming(self._namer, token_ids, chunk_tokens, before)
 
 
 def keys_from_block_hashes(
@@ -177,16 +144,18 @@ def keys_from_block_hashes(
     """The packed keys of all whole chunks of a prompt whose blocks the engine has hashed itself.
 
     The engine's hashes must be chained over the whole prefix, deterministic and 32 bytes long; then the last hash of a
-    chunk names all tokens up to its end:
+    chunk names all tokens up to its end, and is the key where nothing else of the request changes the bytes:
 
-        key[i] = H("kvserver.block-hash.1" 0x00 || u64(blocks_per_chunk) || u64(len(extra)) || extra
-                   || block_hashes[(i+1)*blocks_per_chunk - 1])
+        key[i] = block_hashes[(i+1)*blocks_per_chunk - 1], or with an extra, H being the algorithm,
+                 H("kvserver.block-hash.1" 0x00 || u64(blocks_per_chunk) || u64(len(extra)) || extra || that hash)
+
+    So chunks of two sizes may have one key; their namespaces have to differ.
     """
     _check_algorithm(algorithm)
     if blocks_per_chunk < 1:
         raise RequestError("blocks-per-chunk", f"blocks_per_chunk={blocks_per_chunk} must be at least 1")
-    head = _block_hash_head(blocks_per_chunk, extra)
-    if algorithm == "sha256" and isinstance(block_hashes, list):
+    head = _BLOCK_HASH_TEXT + struct.pack("<QQ", blocks_per_chunk, len(extra)) + extra if extra else b""
+    if (algorithm == "sha256" or not extra) and isinstance(block_hashes, list):
         with suppress(ValueError):  # below is said what is wrong
             return _native.block_hash_keys(block_hashes, blocks_per_chunk - 1, blocks_per_chunk, head)
     last_hashes = block_hashes[blocks_per_chunk - 1 :: blocks_per_chunk]
@@ -195,12 +164,10 @@ def keys_from_block_hashes(
         raise RequestError(
             "block-hash", f"block hashes of {wrong} bytes; only {KEY_BYTES} bytes are enough to name content by"
         )
+    if not extra:
+        return b"".join(last_hashes)
     hashed = hashlib.sha256 if algorithm == "sha256" else blake3
     return b"".join([hashed(head + last).digest() for last in last_hashes])
-
-
-def _block_hash_head(blocks_per_chunk: int, extra: bytes) -> bytes:
-    return _BLOCK_HASH_TEXT + struct.pack("<QQ", blocks_per_chunk, len(extra)) + extra
 
 
 def key_to_text(key: bytes) -> str:

@@ -337,7 +337,7 @@ class Offload:
                 self._questions.ask(it, hbm_tokens=hbm_tokens, now_s=now_s)
             elif self._questions.gave_up(it, now_s):
                 self._questions.miss(it, "late")
-            if it.question is not None:
+            if it.question is not None and it.question.is_ahead:
                 it.question = it.question._replace(is_ahead=False)
             if it.question is not None or it.answer is None:
                 return None

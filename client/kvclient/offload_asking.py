@@ -32,6 +32,11 @@ class Asking:
         """Questions without an answer."""
         return len(self._inquiries)
 
+    @property
+    def connected(self) -> bool:
+        """Whether the server answers, as far as is known: otherwise a question is answered here, and at once."""
+        return self._client.connected
+
     def wait_connected(self) -> None:
         """A moment at the start of an engine, so that its first requests hit."""
         try:

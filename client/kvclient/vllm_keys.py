@@ -112,12 +112,8 @@ class Keyer:
 
     def begin(self, request: Request, *, extra: bytes) -> bytes | Naming:
         """keys() of a request that is new, or what will have them soon: a long prompt takes a while to hash."""
-        if self._hash_block_tokens:
-            blocks = self._chunk_tokens // self._hash_block_tokens
-            hashes = request.block_hashes
-            return self._namer.begin_block_hashes(hashes, blocks, chunk_tokens=self._chunk_tokens, extra=extra)
         prompt = request.prompt_token_ids
-        is_plain = not getattr(request, "mm_features", None)
+        is_plain = not self._hash_block_tokens and not getattr(request, "mm_features", None)
         if is_plain and isinstance(prompt, list) and len(prompt) == request.num_tokens:
             return self._namer.begin(prompt, self._chunk_tokens, extra=extra)
         return self.keys(request, extra=extra, parent=b"", first_chunk=0)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kvclient.client import Client
-from kvclient.keys import Naming
+from kvclient.keys import LONG_TOKENS, Naming
 from kvclient.offload import Offload
 from kvclient.offload_asking import Asking
 from kvclient.offload_ends import Report
@@ -118,7 +118,8 @@ class Scheduler:
         live = self._live[name] = _Live(request, extra)
         if isinstance(keys, bytes):
             self._begin(live, keys)
-            self._ask_ahead()
+            if request.num_tokens < LONG_TOKENS:  # otherwise match() asks, or a step: no call has to do all of it
+                self._ask_ahead()
         else:
             self._unnamed[name] = keys
 
@@ -135,10 +136,11 @@ class Scheduler:
         self._asking.listen()
         self._unpin()
         tokens = self._match(request, hbm_tokens)
-        self._asking.send()
-        if tokens is None:
-            tokens = self._wait_and_match(request, hbm_tokens)
-        return tokens, bool(tokens)
+        if self._may_wait or not self._asking.connected:
+            self._asking.send()
+            if tokens is None:
+                tokens = self._wait_and_match(request, hbm_tokens)
+        return tokens, bool(tokens)  # what is not sent yet, the call of step() sends that follows
 
     def allocated(self, request: Request, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
         """external_tokens: of what match() said, or 0 when the scheduler retrieves nothing (now)."""
@@ -264,19 +266,16 @@ class Scheduler:
             self._begin(self._live[name], keys)
 
     def _names_now(self, name: str) -> bool:
-        """Whether it has its keys, for which a step that has other work does a piece, and goes on or waits if it may.
-        If it may not, nor could it for an answer: then step() asks, in a call of its own. The keys are taken here then,
-        if they are ready, so that no call has to do both."""
+        """Whether it has its keys, for which a step that has other work does a piece, and waits if it may."""
         naming = self._unnamed[name]
-        goes_on = True
         if self._computing:
             is_copied = naming.go_on()
-            while not is_copied and self._step_wait_left_s > 0:
+            while not is_copied and self._may_wait:
                 is_copied = self._waits(lambda _: naming.go_on())
-            goes_on = is_copied and self._step_wait_left_s > 0 and self._waits(naming.wait)
-        if goes_on or naming.ready:
-            self._settle(name)
-        return goes_on
+            if not naming.ready and not (is_copied and self._may_wait and self._waits(naming.wait)):
+                return False
+        self._settle(name)
+        return True
 
     def _name_some(self) -> None:
         """Once in each step, so that requests get their keys also while nobody matches them: a piece of the oldest."""
@@ -318,6 +317,11 @@ class Scheduler:
             tokens = self._match(request, hbm_tokens)
             self._asking.send()
         return tokens
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether nothing else is to be done, or the step has not waited yet for as long as it may."""
+        return not self._computing or self._step_wait_left_s > 0
 
     def _waits(self, wait: Callable[[float], bool]) -> bool:
         """In a step that has other work, for no longer than such a step may; whether that was long enough."""

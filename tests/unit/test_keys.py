@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvclient import RequestError, chunk_keys, key_from_text, key_to_text, keys_from_block_hashes, namespace_digest
-from kvclient.keys import LONG_TOKENS, PIECE_TOKENS, PIECES, Namer, Naming
+from kvclient.keys import LONG_TOKENS, PIECE_TOKENS, PIECES, Algorithm, Namer, Naming
 from kvserver._native import sha256
 
 TOKENS = [7, 0, 4_294_967_295, 151_643, 9, 11, 13, 2, 5]
@@ -171,34 +172,15 @@ def test_a_prompt_is_named_alike_whoever_hashes_it() -> None:
     ],
 )
 def test_golden_keys_of_long_prompts(tokens: int, of_ids: str, of_hashes: str) -> None:
-    """Made when prompts below 16K tokens, and all block hashes, were hashed by the caller: what was stored is found."""
-    namer = Namer()
+    """Made when prompts below 16K tokens were hashed by the caller: what was stored is found."""
     ids = [number * 2_654_435_761 % 2**32 for number in range(tokens)]
     hashes = [hashlib.sha256(block.to_bytes(4, "little")).digest() for block in range(tokens // 16)]
-    begun = [
-        namer.begin(ids, 256, extra=b"lora"),
-        namer.begin_block_hashes(hashes, 16, chunk_tokens=256, extra=b"lora"),
+    begun = Namer().begin(ids, 256, extra=b"lora")
+    named = [
+        begun if isinstance(begun, bytes) else begun.keys(),
+        keys_from_block_hashes(hashes, 16, extra=b"lora"),
     ]
-    named = [item if isinstance(item, bytes) else item.keys() for item in begun]
     assert [hashlib.sha256(keys).hexdigest() for keys in named] == [of_ids, of_hashes]
-
-
-@given(st.integers(0, 3 * LONG_TOKENS), st.integers(1, 300), st.binary(max_size=3))
-def test_hashes_of_an_engine_are_named_alike_whoever_hashes_them(blocks: int, per_chunk: int, extra: bytes) -> None:
-    hashes = [random.Random(block).randbytes(32) for block in range(blocks % 1009)]
-    begun = Namer().begin_block_hashes(hashes, per_chunk, chunk_tokens=per_chunk * 16, extra=extra)
-    named = begun if isinstance(begun, bytes) else begun.keys()
-    assert named == keys_from_block_hashes(hashes, per_chunk, extra=extra)
-    head = b"kvserver.block-hash.1\0" + struct.pack("<QQ", per_chunk, len(extra)) + extra
-    expected = [hashlib.sha256(head + last).digest() for last in hashes[per_chunk - 1 :: per_chunk]]
-    assert named == b"".join(expected)
-
-
-@pytest.mark.parametrize("wrong", [8, 33])
-def test_hashes_of_other_lengths_are_refused_of_a_long_prompt_as_well(wrong: int) -> None:
-    hashes = [bytes(32)] * LONG_TOKENS + [bytes(wrong)]
-    with pytest.raises(RequestError, match=rf"block hashes of \[{wrong}\] bytes; only 32 bytes"):
-        Namer().begin_block_hashes(hashes, 1, chunk_tokens=16)
 
 
 @pytest.mark.parametrize("tokens", [LONG_TOKENS, PIECE_TOKENS, PIECE_TOKENS + 256, 20_011, 100_003])
@@ -309,21 +291,31 @@ def test_sha256_is_sha256(portable: bool) -> None:
 # ---------------------------------------------------------------- engine block hashes
 
 
-def test_block_hash_of_the_last_block_names_the_chunk() -> None:
+def test_the_hash_of_its_last_block_is_the_key_of_a_chunk() -> None:
     hashes = [hashlib.sha256(bytes([number])).digest() for number in range(8)]
-    keys = keys_from_block_hashes(hashes, 3)
-    assert len(keys) == 2 * 32
-    head = b"kvserver.block-hash.1\0" + struct.pack("<QQ", 3, 0)
-    assert keys[:32] == hashlib.sha256(head + hashes[2]).digest()
-    assert keys[32:] == hashlib.sha256(head + hashes[5]).digest()
-    assert keys_from_block_hashes(hashes, 3, extra=b"x") != keys
+    assert keys_from_block_hashes(hashes, 3) == hashes[2] + hashes[5]
     assert keys_from_block_hashes(hashes[:2], 3) == b""
 
 
+@given(
+    st.integers(0, 40), st.integers(1, 9), st.binary(max_size=3), st.booleans(), st.sampled_from(["sha256", "blake3"])
+)
+def test_block_hashes_are_named_alike_whatever_holds_them(
+    blocks: int, per_chunk: int, extra: bytes, is_list: bool, algorithm: Algorithm
+) -> None:
+    hashes = [random.Random(block).randbytes(32) for block in range(blocks)]
+    given = hashes if is_list else tuple(hashes)
+    head = b"kvserver.block-hash.1\0" + struct.pack("<QQ", per_chunk, len(extra)) + extra
+    hashed = {"sha256": hashlib.sha256, "blake3": blake3}[algorithm]
+    expected = [hashed(head + last).digest() if extra else last for last in hashes[per_chunk - 1 :: per_chunk]]
+    assert keys_from_block_hashes(given, per_chunk, extra=extra, algorithm=algorithm) == b"".join(expected)
+
+
+@pytest.mark.parametrize("extra", [b"", b"x"])
 @pytest.mark.parametrize("wrong", [8, 16, 31, 33])
-def test_block_hashes_of_other_lengths_are_refused(wrong: int) -> None:
+def test_block_hashes_of_other_lengths_are_refused(wrong: int, extra: bytes) -> None:
     with pytest.raises(RequestError, match=rf"block hashes of \[{wrong}\] bytes; only 32 bytes"):
-        keys_from_block_hashes([bytes(32), bytes(32), bytes(wrong), bytes(wrong)], 3)
+        keys_from_block_hashes([bytes(32), bytes(32), bytes(wrong), bytes(wrong)], 3, extra=extra)
     with pytest.raises(RequestError, match="blocks_per_chunk=0"):
         keys_from_block_hashes([bytes(32)], 0)
 

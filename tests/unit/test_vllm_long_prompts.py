@@ -3,7 +3,7 @@
 import pytest
 
 from kvclient.keys import LONG_TOKENS, PIECE_TOKENS
-from tests.unit.vllm_rig import CHUNK, Bench, request
+from tests.unit.vllm_rig import BLOCK, CHUNK, Bench, request
 
 
 def test_a_long_prompt_has_its_keys_from_elsewhere_and_is_asked_for_at_the_next_step() -> None:
@@ -42,16 +42,46 @@ def test_a_long_prompt_gets_on_with_each_step_and_each_time_that_it_is_wanted() 
     assert bench.half.match(asked, 0) == (7 * CHUNK, True)
 
 
-def test_a_step_that_waits_for_nobody_takes_keys_in_one_call_and_asks_for_them_in_the_next() -> None:
-    bench, asked = busy(), request(tokens=LONG_TOKENS)
+@pytest.mark.parametrize("hashes", [False, True])
+def test_what_a_step_that_waits_for_nobody_asks_of_a_long_prompt_is_sent_in_another_call(hashes: bool) -> None:
+    bench, asked = busy(hashes=hashes), request(tokens=LONG_TOKENS)
+    bench.hold(asked, 7)
     bench.half.new(asked)
-    assert bench.half._unnamed["r"].wait(10)
-    assert bench.half.match(asked, 0) == (None, False)
+    if not hashes:
+        assert bench.half._unnamed["r"].wait(10)
+    assert bench.half.match(asked, 2 * BLOCK) == (None, False)
     assert bench.half._unnamed == {}
     assert bench.server.asked == 0
     bench.step(other=CHUNK - 1)
     assert bench.server.asked == 1
+    assert bench.half.match(asked, 2 * BLOCK) == (7 * CHUNK - 2 * BLOCK, True)
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+def test_a_step_that_waits_for_nobody_starts_a_long_prompt_at_once_if_the_server_is_away(hashes: bool) -> None:
+    bench, asked = busy(hashes=hashes), request(tokens=LONG_TOKENS)
+    bench.server.connected = False
+    bench.half.new(asked)
+    assert hashes or bench.half._unnamed["r"].wait(10)
     assert bench.half.match(asked, 0) == (0, False)
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+def test_a_long_prompt_that_nobody_matches_is_asked_for_by_a_step(hashes: bool) -> None:
+    bench, asked = busy(hashes=hashes), request(tokens=LONG_TOKENS)
+    bench.half.new(asked)
+    assert hashes or bench.half._unnamed["r"].wait(10)
+    assert bench.server.asked == 0
+    bench.step(other=CHUNK - 1)
+    assert bench.server.asked == 1
+
+
+def test_an_idle_engine_asks_for_a_long_prompt_with_block_hashes_when_it_matches() -> None:
+    bench, asked = Bench(hashes=True), request(tokens=LONG_TOKENS)
+    bench.hold(asked, 7)
+    bench.half.new(asked)
+    assert bench.server.asked == 0
+    assert bench.half.match(asked, 2 * BLOCK) == (7 * CHUNK - 2 * BLOCK, True)
 
 
 @pytest.mark.parametrize("tokens", [LONG_TOKENS, 5 * PIECE_TOKENS])
@@ -75,9 +105,9 @@ def test_a_long_prompt_that_turns_out_to_have_no_names_is_left_alone() -> None:
         bench.half.finished("r")
 
 
-def busy(*, step_wait_s: float = 0.0) -> Bench:
+def busy(*, step_wait_s: float = 0.0, hashes: bool = False) -> Bench:
     """An engine that computes another request, of which nothing is asked any more."""
-    bench, other = Bench(step_wait_s=step_wait_s), request("other", tokens=CHUNK - 1)
+    bench, other = Bench(step_wait_s=step_wait_s, hashes=hashes), request("other", tokens=CHUNK - 1)
     assert bench.admit(other) == 0
     bench.step(other=CHUNK - 1)
     return bench

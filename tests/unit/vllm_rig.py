@@ -121,7 +121,7 @@ def request(name: str = "r", tokens: int = 41, *, first: int = 0, **more: object
 
 
 class Bench:
-    def __init__(self, *, ranks: int = 1, ahead_max: int = 32, step_wait_s: float = 0.0) -> None:
+    def __init__(self, *, ranks: int = 1, ahead_max: int = 32, step_wait_s: float = 0.0, hashes: bool = False) -> None:
         self.server, self.pool = Server(), Pool()
         options = Options(
             chunk_tokens=CHUNK,
@@ -131,7 +131,7 @@ class Bench:
             null_block=0,
             ahead_max=ahead_max,
         )
-        keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0)
+        keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=BLOCK if hashes else 0)
         server: Any = self.server
         self.over: list[tuple[int, int]] = []
         """(job, rank) of stores that have ended and were not reported."""
