@@ -90,6 +90,11 @@ class Keyer:
         self._adapters: dict[int, _Adapter | None] = {}
         """By id, which is what vLLM knows them by; None: it was loaded in place."""
 
+    @property
+    def takes_hashes(self) -> bool:
+        """Whether chunks are named by the engine's block hashes: then begin() has the names of all prompts at once."""
+        return self._hash_block_tokens > 0
+
     def reset(self) -> None:
         """From now on nothing that was named before is named again, by this engine alone: its weights may be others
         now, and nobody else knows."""

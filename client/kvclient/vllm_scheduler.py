@@ -118,8 +118,8 @@ class Scheduler:
         live = self._live[name] = _Live(request, extra)
         if isinstance(keys, bytes):
             self._begin(live, keys)
-            if request.num_tokens < LONG_TOKENS:  # otherwise match() asks, or a step: no call has to do all of it
-                self._ask_ahead()
+            if keys and (request.num_tokens < LONG_TOKENS or not self._keyer.takes_hashes):
+                self._ask_now(name)  # otherwise match() asks, or a step: no call has to do all of it
         else:
             self._unnamed[name] = keys
 
@@ -134,13 +134,17 @@ class Scheduler:
             return 0, False
         self._asking.notice_a_loss()
         self._asking.listen()
+        self._asking.send()  # what the last call has left
         self._unpin()
+        was_asking = self._offload.is_asking(request.request_id)
         tokens = self._match(request, hbm_tokens)
         if self._may_wait or not self._asking.connected:
             self._asking.send()
             if tokens is None:
                 tokens = self._wait_and_match(request, hbm_tokens)
-        return tokens, bool(tokens)  # what is not sent yet, the call of step() sends that follows
+        elif not was_asking and self._offload.is_asking(request.request_id):
+            tokens = None  # the next call sends it, here or in step(); nobody computes before what may be held
+        return tokens, bool(tokens)
 
     def allocated(self, request: Request, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
         """external_tokens: of what match() said, or 0 when the scheduler retrieves nothing (now)."""
@@ -332,11 +336,20 @@ class Scheduler:
         self._step_wait_left_s -= time.monotonic() - began_s
         return is_over
 
+    def _ask_now(self, name: str) -> None:
+        """For a request that is new, if not too many are asked for ahead: then a step does, later."""
+        if self._asking.namespace and self._offload.next_to_ask() is not None:
+            self._ask(name)
+            self._asking.send()
+
     def _ask_ahead(self) -> None:
         while self._asking.namespace and (name := self._offload.next_to_ask()) is not None:
-            held = self._holdings.tokens_of(self._live[str(name)].request)
-            self._offload.ask(name, time.monotonic(), hbm_tokens=held)
+            self._ask(str(name))
         self._asking.send()
+
+    def _ask(self, name: str) -> None:
+        held = self._holdings.tokens_of(self._live[name].request)
+        self._offload.ask(name, time.monotonic(), hbm_tokens=held)
 
     def _store(self, item: Scheduled, tables_of: Any, now_s: float) -> StoreOrder | None:
         live = self._live.get(item.name)

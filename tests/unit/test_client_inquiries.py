@@ -219,6 +219,20 @@ def test_a_burst_of_long_prompts_waits_for_a_server_that_reads_a_moment_later(tm
         assert (at.client.counters.trips, at.client.counters.timeouts) == (0, 0)
 
 
+def test_a_question_that_waits_for_room_is_not_late_while_the_server_reads(tmp_path: Path) -> None:
+    """Whoever asks comes by once in a step, which may take longer than a lookup may."""
+    with rig(tmp_path, lookup_s=1.0) as at:
+        longest = range(1, at.fake.limits.chunks_max + 1)
+        inquiries = held(at, *longest)
+        for number in range(INQUIRIES_MAX):
+            inquiries.ask(number, NAMESPACE, keys_of(*longest))
+        until("all that found room to be read", lambda: at.fake.count(wire.Lookup) > 0)
+        time.sleep(1.1)
+        assert at.fake.count(wire.Lookup) < INQUIRIES_MAX
+        assert {answer.found.why for answer in answers(inquiries, INQUIRIES_MAX)} == {""}
+        assert (at.client.counters.trips, at.client.counters.timeouts) == (0, 0)
+
+
 def test_what_waits_for_room_is_not_sent_to_the_next_server(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         reads = threading.Event()

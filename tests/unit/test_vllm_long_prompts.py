@@ -76,6 +76,42 @@ def test_a_long_prompt_that_nobody_matches_is_asked_for_by_a_step(hashes: bool) 
     assert bench.server.asked == 1
 
 
+def test_each_call_sends_what_the_one_before_has_asked() -> None:
+    """So no step begins with a burst, however many requests wait."""
+    bench = busy(hashes=True)
+    prompts = [request(f"r{number}", tokens=LONG_TOKENS) for number in range(5)]
+    for prompt in prompts:
+        bench.half.new(prompt)
+    for sent, prompt in enumerate(prompts):
+        assert bench.half.match(prompt, 0) == (None, False)
+        assert bench.server.asked == sent
+    bench.step(other=CHUNK - 1)
+    assert bench.server.asked == 5
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+def test_a_long_prompt_that_is_not_read_starts_when_it_has_been_asked_for(hashes: bool) -> None:
+    """It may end with its first step: what is computed is stored in that only if it is known what is held."""
+    bench, asked = busy(hashes=hashes), request(tokens=LONG_TOKENS, skip_reading_prefix_cache=True)
+    bench.half.new(asked)
+    assert hashes or bench.half._unnamed["r"].wait(10)
+    assert bench.half.match(asked, 0) == (None, False)
+    bench.step(other=CHUNK - 1)
+    bench.table = [1 + block % 90 for block in range(LONG_TOKENS // BLOCK)]
+    assert bench.admit(asked) == 0
+    _, (order,) = bench.step(r=LONG_TOKENS)
+    assert order.chunks == LONG_TOKENS // CHUNK
+
+
+def test_a_short_prompt_does_not_ask_for_the_long_ones_before_it() -> None:
+    bench = busy(hashes=True)
+    bench.half.new(request("long", tokens=LONG_TOKENS))
+    bench.half.new(request("short", tokens=41))
+    assert bench.server.asked == 1
+    bench.step(other=CHUNK - 1)
+    assert bench.server.asked == 2
+
+
 def test_an_idle_engine_asks_for_a_long_prompt_with_block_hashes_when_it_matches() -> None:
     bench, asked = Bench(hashes=True), request(tokens=LONG_TOKENS)
     bench.hold(asked, 7)
