@@ -111,6 +111,8 @@ class Keyer:
             raise RequestError("streaming", "the prompt of a streaming session changes behind its keys")
         if not self._names_media and getattr(request, "mm_features", None):
             raise RequestError("multimodal", "an engine without any cache numbers its images, and does not name them")
+        if getattr(request, "prompt_is_token_ids", None) is not None:
+            raise RequestError("prompt-embeds", "of a prompt of tokens and embeddings vLLM hashes not which is which")
         if not self._hash_block_tokens:
             facts |= _content_facts(request)
         return namespace_digest(facts) if facts else b""

@@ -79,6 +79,13 @@ def test_a_request_that_begins_has_the_names_that_it_has_later(hashes: bool, tok
     assert keys == keys_of(names, asked)
 
 
+@pytest.mark.parametrize("hashes", [False, True])
+def test_a_prompt_of_tokens_and_embeddings_has_no_safe_name(hashes: bool) -> None:
+    """vLLM hashes 0 in place of an embedding's token, and that is a token as well."""
+    with pytest.raises(RequestError, match="prompt-embeds"):
+        keyer(hashes=hashes).extra(request(prompt_embeds=object(), prompt_is_token_ids=[True, False]))
+
+
 def test_the_two_ways_to_name_never_meet() -> None:
     assert keys_of(keyer(), request()) != keys_of(keyer(hashes=True), request())
 
