@@ -150,16 +150,21 @@ class Inquiries:
     def _send_unsent(self, link: Link) -> None:
         if self._unsent_on is not link:
             self._unsent.clear()
-        waiting = list(self._unsent)
+        due_s, before = time.monotonic() + self._timeout_s, len(self._unsent)
         with suppress(Full):
             while self._unsent:
                 link.lane.send(self._unsent[0])
-                self._unsent.popleft()
-        if len(self._unsent) < len(waiting):  # so the server reads: none of them is late before another while
-            due_s = time.monotonic() + self._timeout_s
-            for request in waiting:
-                if (asked := self._asked.get(request.id)) is not None:
-                    self._asked[request.id] = asked._replace(due_s=due_s)
+                self._count_from_now(self._unsent.popleft(), due_s)
+        if (
+            len(self._unsent) < before
+        ):  # so the server reads: what waits is not late either, nor what is behind the first
+            first = next((request for request in self._unsent if request.id in self._asked), None)
+            if first is not None:
+                self._count_from_now(first, due_s)
+
+    def _count_from_now(self, request: wire.Lookup | wire.Release, due_s: float) -> None:
+        if (asked := self._asked.get(request.id)) is not None:
+            self._asked[request.id] = asked._replace(due_s=due_s)
 
     def _receive(self, due_s: float) -> None:
         link = self._gate.link

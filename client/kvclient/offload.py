@@ -113,10 +113,7 @@ class Offload:
             return 0
         may_read = it.reads and (self._options.resumes_output or tokens <= it.prompt_tokens)
         if not may_read or usable_tokens(self._options, tokens) - hbm_tokens < self._options.gain_min:
-            # Asked all the same, and not waited for: what the server holds is not stored again.
-            if it.question is None and (it.answer is None or not it.answer.still_good(self._options, now_s)):
-                self._questions.ask(it, hbm_tokens=tokens, now_s=now_s)
-            return 0
+            return self._ask_what_is_held(it, now_s)
         return self._offer(it, hbm_tokens, now_s)
 
     def allocated(
@@ -330,6 +327,18 @@ class Offload:
         self._unasked.pop(request, None)
         self._ahead.discard(request)
 
+    def _ask_what_is_held(self, it: Request, now_s: float) -> int | None:
+        """match() for a request that retrieves nothing: what the server holds is not stored again. One that is never
+        read waits for that, or what it computes in its first step, perhaps its last, would not be stored."""
+        if not self._options.stores:
+            return 0
+        if it.question is None:
+            if it.answer is None or not it.answer.still_good(self._options, now_s):
+                self._questions.ask(it, hbm_tokens=it.tokens, now_s=now_s)
+        elif not it.reads:
+            self._questions.gave_up(it, now_s)
+        return None if not it.reads and it.answer is None and it.question is not None else 0
+
     def _offer(self, it: Request, hbm_tokens: int, now_s: float) -> int | None:
         """match() for a request that may read and has something to win."""
         if it.answer is None or not it.answer.still_good(self._options, now_s):
@@ -339,13 +348,26 @@ class Offload:
                 self._questions.miss(it, "late")
             if it.question is not None and it.question.is_ahead:
                 it.question = it.question._replace(is_ahead=False)
-            if it.question is not None or it.answer is None:
+            if it.answer is None or (it.question is not None and not it.answer.is_told):
                 return None
+        tokens = self._say(it, hbm_tokens, now_s)
+        if tokens and it.question is not None:
+            return None  # an answer that comes between this and allocated() would change what is promised
+        if tokens == 0 and it.answer is not None:
+            # This stands while it is asked for anew: an engine that had no room would put others first.
+            it.answer.is_told = True
+        return tokens
+
+    def _say(self, it: Request, hbm_tokens: int, now_s: float) -> int | None:
+        """What follows from the answer."""
+        assert it.answer is not None
         gain = self._gain(it, hbm_tokens)
         if not gain:
             return 0
         if it.answer.lease is None and it.answer.chunks < it.answer.chunks_wanted_min:
             # It was not worth a lease while the engine held more of it. It may lose the rest as well.
+            if it.question is not None:
+                return None
             self._questions.set_answer(it, None)
             self._questions.ask(it, hbm_tokens=0, now_s=now_s)
             return None

@@ -42,6 +42,8 @@ class Answer:
     why: str = ""
     believed_until_s: float | None = None
     """None until somebody has looked at it, who had waited for it."""
+    is_told: bool = False
+    """match() has said that nothing follows from it."""
 
     def still_good(self, options: Options, now_s: float) -> bool:
         """Whole and leased: for as long as the lease. Otherwise for a moment: more may come, and without a lease what

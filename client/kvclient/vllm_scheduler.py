@@ -1,10 +1,10 @@
 """The scheduler half of the vLLM connector: translates what vLLM's scheduler says and asks to kvclient.offload.
 
 Rule 1: it decides nothing. Rule 2: a step that has other work waits for nobody, or for the moment that it was allowed.
-Requests are looked up when they come, and answers collected when the engine comes by; an engine with nothing else to do
-waits for one, no longer than a lookup may take. A server that did not answer is not asked again before it has given a
-sign of life (Inquiries). Rule 3: blocks of a store are pinned in the engine's pool, so that neither the end nor a
-preemption of their request can give them to somebody else.
+Requests are looked up when they come or are matched, and answers collected when the engine comes by; an engine with
+nothing else to do waits for one, no longer than a lookup may take. A server that did not answer is not asked again
+before it has given a sign of life (Inquiries). Rule 3: blocks of a store are pinned in the engine's pool, so that
+neither the end nor a preemption of their request can give them to somebody else.
 """
 
 import logging
@@ -27,6 +27,9 @@ from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
 
 log = logging.getLogger("vllm.kvserver.scheduler")
+
+ASKED_EACH_STEP = 4
+"""Of those that nobody has matched yet: each costs the step some 50 us."""
 
 
 class Scheduled(NamedTuple):
@@ -136,14 +139,11 @@ class Scheduler:
         self._asking.listen()
         self._asking.send()  # what the last call has left
         self._unpin()
-        was_asking = self._offload.is_asking(request.request_id)
         tokens = self._match(request, hbm_tokens)
         if self._may_wait or not self._asking.connected:
-            self._asking.send()
+            self._asking.send()  # otherwise the next call does, here or in step()
             if tokens is None:
                 tokens = self._wait_and_match(request, hbm_tokens)
-        elif not was_asking and self._offload.is_asking(request.request_id):
-            tokens = None  # the next call sends it, here or in step(); nobody computes before what may be held
         return tokens, bool(tokens)
 
     def allocated(self, request: Request, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
@@ -343,7 +343,9 @@ class Scheduler:
             self._asking.send()
 
     def _ask_ahead(self) -> None:
-        while self._asking.namespace and (name := self._offload.next_to_ask()) is not None:
+        for _ in range(ASKED_EACH_STEP):
+            if not self._asking.namespace or (name := self._offload.next_to_ask()) is None:
+                break
             self._ask(str(name))
         self._asking.send()
 

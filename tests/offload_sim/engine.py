@@ -188,15 +188,16 @@ class Engine:
         if sequence.untold:  # match() sees it by itself
             sequence.untold = False
             self.watch.preempted(sequence.life)
-        said: int | None = None
+        tokens, said = len(sequence.tokens), None
         for _ in range(3):
-            tokens = len(sequence.tokens)
             said = self.offload.match(sequence.name, tokens=tokens, hbm_tokens=hbm, now_s=now_s)
-            asked = self._send_lookups(sequence, now_s)
-            if said is not None or not (asked and self._ways.looks_up_in_line):
+            if said is not None:
+                break
+            if not (self._send_lookups(sequence, now_s) and self._ways.looks_up_in_line):
                 break
         retrieves = self.offload.statistics.retrieves_in_flight
         self.watch.matched(sequence.life, said, tokens=tokens, hbm=hbm, now_s=now_s, retrieves=retrieves)
+        self._send_lookups(sequence, now_s)  # what is asked for anew, while what was said stands
         return said
 
     def _store(self, sequence: Sequence, count: int, now_s: float) -> StoreOrder | None:

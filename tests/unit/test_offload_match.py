@@ -156,54 +156,6 @@ def test_a_server_that_grants_no_lease_is_not_asked_for_ever() -> None:
 # ---------------------------------------------------------------- late, absent, stale
 
 
-def test_a_late_answer_is_a_miss_and_its_lease_is_given_back() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.match(tokens=40)
-    order = desk.lookup()
-    desk.now_s += desk.options.lookup_deadline_s - 0.001
-    assert desk.match(tokens=40) is None
-    desk.now_s += 0.001
-    assert desk.match(tokens=40) == 0
-    lease = desk.answer(3, order=order)
-    assert desk.offload.take_releases() == [lease]
-    assert desk.offload.statistics.lookups_late == 1
-    desk.offload.admitted("r", hbm_tokens=0)
-    assert desk.offload.statistics.skipped_tokens == {"late": 39}
-
-
-def test_a_late_answer_still_says_what_need_not_be_stored() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.match(tokens=40)
-    order = desk.lookup()
-    desk.now_s += 1
-    assert desk.match(tokens=40) == 0
-    desk.offload.admitted("r", hbm_tokens=0)
-    desk.answer(2, order=order)
-    stored = desk.stored(tokens=40)
-    assert stored is not None
-    assert (stored.first_chunk, stored.keys) == (2, keys_of(3)[64:])
-
-
-def test_a_late_answer_is_not_taken_for_that_of_the_next_question() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.match(tokens=40)
-    first = desk.lookup()
-    for wait_s in (desk.options.lookup_deadline_s, 0.0):  # given up, and looked at once more
-        desk.now_s += wait_s
-        assert desk.match(tokens=40) == 0
-    desk.now_s += desk.options.moment_s
-    assert desk.match(tokens=40) is None
-    second = desk.lookup()
-    lease = desk.answer(1, order=first)
-    assert desk.match(tokens=40) is None
-    assert desk.offload.take_releases() == [lease]
-    desk.answer(3, order=second)
-    assert desk.match(tokens=40) == 3 * CHUNK
-
-
 def test_a_server_that_is_away_is_a_miss_at_once() -> None:
     desk = Desk()
     desk.begin(tokens=40)
@@ -241,68 +193,6 @@ def test_what_is_missed_while_the_server_reads_its_disks_is_counted_so(found: in
     assert desk.offload.statistics.skipped_tokens == skipped
 
 
-def test_that_something_is_missing_is_believed_for_a_moment() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.match(tokens=40)
-    first = desk.answer(1)
-    assert desk.match(tokens=40) == CHUNK
-    desk.now_s += desk.options.moment_s - 0.001
-    assert desk.match(tokens=40) == CHUNK
-    desk.now_s += 0.001
-    assert desk.match(tokens=40) is None
-    assert desk.offload.take_releases() == [], "until the answer comes, the lease keeps what is asked for"
-    desk.answer(3)
-    assert desk.offload.take_releases() == [first]
-    assert desk.match(tokens=40) == 3 * CHUNK
-
-
-def test_an_answer_is_used_once_however_slow_the_engines_steps_are() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.match(tokens=40)
-    desk.answer(1)
-    desk.now_s += 20 * desk.options.moment_s
-    assert desk.match(tokens=40) == CHUNK
-
-
-def test_a_whole_answer_is_good_for_as_long_as_its_lease() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.match(tokens=40)
-    desk.answer(3, ttl_s=20)
-    desk.now_s += 18.9
-    assert desk.match(tokens=40) == 3 * CHUNK
-    desk.now_s += 0.2
-    assert desk.match(tokens=40) is None
-
-
-def test_a_lease_that_is_too_short_to_be_used_is_a_miss_and_not_another_question() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.match(tokens=40)
-    lease = desk.answer(3, ttl_s=desk.options.lease_spare_s / 2)
-    assert desk.match(tokens=40) == 0
-    desk.offload.admitted("r", hbm_tokens=0)
-    assert desk.offload.take_lookups() == []
-    assert desk.offload.take_releases() == [lease]
-
-
-def test_leases_of_a_server_that_does_not_answer_are_not_used_and_go_back() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.match(tokens=40)
-    lease = desk.answer(3)
-    desk.offload.leases_lost()
-    assert desk.match(tokens=40) is None
-    desk.answer(0, why="connection-lost")
-    assert desk.match(tokens=40) == 0
-    assert desk.offload.take_releases() == [lease]
-
-
-# ---------------------------------------------------------------- who may retrieve, and when
-
-
 def test_retrieves_in_flight_are_bounded_and_the_next_waits_for_its_turn() -> None:
     desk = Desk(retrieves_max=1)
     first = desk.retrieving("a", tokens=40, found=3)
@@ -336,13 +226,27 @@ def test_a_request_that_must_compute_itself_takes_no_lease() -> None:
     desk.offload.ask("r", desk.now_s)
     order = desk.lookup()
     assert order.chunks_wanted_min > 3
+    assert desk.match(tokens=40) is None, "what it computes is stored only when it is known what is held"
+    assert desk.answer(1, order=order) is None
+    assert desk.match(tokens=40) == 0
+
+
+def test_a_request_that_must_compute_itself_waits_no_longer_than_a_lookup_may_take() -> None:
+    desk = Desk()
+    desk.begin(tokens=40, reads=False)
+    assert desk.match(tokens=40) is None
+    desk.now_s += desk.options.lookup_deadline_s
     assert desk.match(tokens=40) == 0
 
 
 def test_a_producer_stores_only() -> None:
     desk = Desk(retrieves=False)
     desk.begin(tokens=40)
+    assert desk.match(tokens=40) is None
+    assert desk.answer(1) is None
     assert desk.match(tokens=40) == 0
+    desk.now_s += desk.options.moment_s
+    assert desk.match(tokens=40) == 0, "also while it is asked for anew"
     assert desk.answer(1) is None
     desk.offload.admitted("r", hbm_tokens=0)
     stored = desk.stored(tokens=40)
@@ -356,6 +260,13 @@ def test_a_consumer_retrieves_only() -> None:
     desk.retrieve_ends(order)
     assert desk.stored(tokens=40) is None
     assert not desk.offload.busy()
+
+
+def test_a_consumer_does_not_ask_for_what_its_engine_holds() -> None:
+    desk = Desk(stores=False, retrieve_tokens_min=5)
+    desk.begin(tokens=40)
+    assert desk.match(tokens=40, hbm=36) == 0
+    assert desk.offload.take_lookups() == []
 
 
 def test_an_engine_that_cannot_resume_output_is_offered_none() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from kvclient.keys import LONG_TOKENS, PIECE_TOKENS
+from kvclient.vllm_scheduler import ASKED_EACH_STEP
 from tests.unit.vllm_rig import BLOCK, CHUNK, Bench, request
 
 
@@ -77,7 +78,7 @@ def test_a_long_prompt_that_nobody_matches_is_asked_for_by_a_step(hashes: bool) 
 
 
 def test_each_call_sends_what_the_one_before_has_asked() -> None:
-    """So no step begins with a burst, however many requests wait."""
+    """So that no step has to send for all requests that wait."""
     bench = busy(hashes=True)
     prompts = [request(f"r{number}", tokens=LONG_TOKENS) for number in range(5)]
     for prompt in prompts:
@@ -89,18 +90,48 @@ def test_each_call_sends_what_the_one_before_has_asked() -> None:
     assert bench.server.asked == 5
 
 
+@pytest.mark.parametrize("step_wait_s", [0.0, 10.0])
 @pytest.mark.parametrize("hashes", [False, True])
-def test_a_long_prompt_that_is_not_read_starts_when_it_has_been_asked_for(hashes: bool) -> None:
+def test_a_long_prompt_of_a_producer_starts_when_its_answer_is_there(hashes: bool, step_wait_s: float) -> None:
     """It may end with its first step: what is computed is stored in that only if it is known what is held."""
-    bench, asked = busy(hashes=hashes), request(tokens=LONG_TOKENS, skip_reading_prefix_cache=True)
+    bench = busy(hashes=hashes, step_wait_s=step_wait_s, retrieves=False)
+    asked = request(tokens=LONG_TOKENS)
     bench.half.new(asked)
     assert hashes or bench.half._unnamed["r"].wait(10)
-    assert bench.half.match(asked, 0) == (None, False)
-    bench.step(other=CHUNK - 1)
+    if not step_wait_s:
+        assert bench.half.match(asked, 0) == (None, False)
+        bench.step(other=CHUNK - 1)
     bench.table = [1 + block % 90 for block in range(LONG_TOKENS // BLOCK)]
     assert bench.admit(asked) == 0
     _, (order,) = bench.step(r=LONG_TOKENS)
     assert order.chunks == LONG_TOKENS // CHUNK
+
+
+def test_a_step_asks_for_a_few_prompts_that_nobody_matches() -> None:
+    bench = busy(hashes=True)
+    for number in range(ASKED_EACH_STEP + 2):
+        bench.half.new(request(f"r{number}", tokens=LONG_TOKENS))
+    bench.step(other=CHUNK - 1)
+    assert bench.server.asked == ASKED_EACH_STEP
+    bench.step(other=CHUNK - 1)
+    assert bench.server.asked == ASKED_EACH_STEP + 2
+
+
+def test_a_long_prompt_that_finds_no_room_is_told_the_same_while_it_is_asked_for_anew() -> None:
+    """vLLM takes others first if it is told to ask again, and they take the blocks that come free."""
+    bench, asked = busy(hashes=True), request(tokens=LONG_TOKENS)
+    bench.half.new(asked)
+    assert bench.half.match(asked, 0) == (None, False)
+    bench.step(other=CHUNK - 1)
+    assert bench.half.match(asked, 0) == (0, False)
+    it = bench.half._offload._requests["r"]
+    for _ in range(3):
+        assert it.answer is not None
+        it.answer.believed_until_s = 0.0
+        assert bench.half.match(asked, 0) == (0, False)
+        bench.step(other=CHUNK - 1)
+        assert bench.half.match(asked, 0) == (0, False)
+    assert bench.server.asked == 4
 
 
 def test_a_short_prompt_does_not_ask_for_the_long_ones_before_it() -> None:
@@ -141,9 +172,10 @@ def test_a_long_prompt_that_turns_out_to_have_no_names_is_left_alone() -> None:
         bench.half.finished("r")
 
 
-def busy(*, step_wait_s: float = 0.0, hashes: bool = False) -> Bench:
+def busy(*, step_wait_s: float = 0.0, hashes: bool = False, retrieves: bool = True) -> Bench:
     """An engine that computes another request, of which nothing is asked any more."""
-    bench, other = Bench(step_wait_s=step_wait_s, hashes=hashes), request("other", tokens=CHUNK - 1)
+    bench = Bench(step_wait_s=step_wait_s, hashes=hashes, retrieves=retrieves)
+    other = request("other", tokens=CHUNK - 1)
     assert bench.admit(other) == 0
     bench.step(other=CHUNK - 1)
     return bench

@@ -121,7 +121,15 @@ def request(name: str = "r", tokens: int = 41, *, first: int = 0, **more: object
 
 
 class Bench:
-    def __init__(self, *, ranks: int = 1, ahead_max: int = 32, step_wait_s: float = 0.0, hashes: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        ranks: int = 1,
+        ahead_max: int = 32,
+        step_wait_s: float = 0.0,
+        hashes: bool = False,
+        retrieves: bool = True,
+    ) -> None:
         self.server, self.pool = Server(), Pool()
         options = Options(
             chunk_tokens=CHUNK,
@@ -130,6 +138,7 @@ class Bench:
             engine_steps_back=True,
             null_block=0,
             ahead_max=ahead_max,
+            retrieves=retrieves,
         )
         keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=BLOCK if hashes else 0)
         server: Any = self.server
