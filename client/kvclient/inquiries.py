@@ -155,9 +155,8 @@ class Inquiries:
             while self._unsent:
                 link.lane.send(self._unsent[0])
                 self._count_from_now(self._unsent.popleft(), due_s)
-        if (
-            len(self._unsent) < before
-        ):  # so the server reads: what waits is not late either, nor what is behind the first
+        if len(self._unsent) < before:
+            # The server reads, so what still waits is not late, and by the first of it all behind are judged.
             first = next((request for request in self._unsent if request.id in self._asked), None)
             if first is not None:
                 self._count_from_now(first, due_s)
