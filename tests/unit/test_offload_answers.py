@@ -110,6 +110,23 @@ def test_nothing_is_promised_that_an_answer_under_way_may_change() -> None:
     assert desk.match(tokens=40) == 2 * CHUNK
 
 
+def test_two_questions_are_never_under_way() -> None:
+    """Of what was not worth a lease as long as the engine held it, and is gone there while it is asked for anew."""
+    desk = Desk()
+    desk.begin(tokens=40)
+    desk.match(tokens=40, hbm=CHUNK)
+    assert desk.answer(1) is None, "as much as the engine has"
+    assert desk.match(tokens=40, hbm=CHUNK) == 0
+    desk.now_s += desk.options.moment_s
+    assert desk.match(tokens=40, hbm=CHUNK) == 0
+    order = desk.lookup()
+    assert desk.match(tokens=40) is None
+    assert desk.offload.take_lookups() == []
+    desk.answer(1, order=order)
+    assert desk.match(tokens=40) is None
+    assert desk.lookup().chunks_wanted_min == 1
+
+
 def test_an_answer_is_used_once_however_slow_the_engines_steps_are() -> None:
     desk = Desk()
     desk.begin(tokens=40)

@@ -58,9 +58,12 @@ def test_what_a_step_that_waits_for_nobody_asks_of_a_long_prompt_is_sent_in_anot
     assert bench.half.match(asked, 2 * BLOCK) == (7 * CHUNK - 2 * BLOCK, True)
 
 
+@pytest.mark.parametrize("retrieves", [False, True])
 @pytest.mark.parametrize("hashes", [False, True])
-def test_a_step_that_waits_for_nobody_starts_a_long_prompt_at_once_if_the_server_is_away(hashes: bool) -> None:
-    bench, asked = busy(hashes=hashes), request(tokens=LONG_TOKENS)
+def test_a_step_that_waits_for_nobody_starts_a_long_prompt_at_once_if_the_server_is_away(
+    hashes: bool, retrieves: bool
+) -> None:
+    bench, asked = busy(hashes=hashes, retrieves=retrieves), request(tokens=LONG_TOKENS)
     bench.server.connected = False
     bench.half.new(asked)
     assert hashes or bench.half._unnamed["r"].wait(10)
