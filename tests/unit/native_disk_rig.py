@@ -5,18 +5,16 @@ import os
 import random
 import select
 import struct
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from native_rig import Memory
+from native_rig import WAIT_MS, Memory
 
 from kvserver._native import DiskEngine, DiskFaults, DiskStore
 
 BLOCK = 4096
 ENTRY = 256
-WAIT_MS = 30_000
 FINGERPRINT = b"fingerprint".ljust(32, b".")
 SEGMENT_BYTES = 13 * BLOCK
 TABLE_BYTES = BLOCK
@@ -95,14 +93,6 @@ def open_store(directory: Path, *, device: int = 0, segments: int = 3, faults: D
         fingerprint=FINGERPRINT,
         faults=faults,
     )
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Waits for what another thread is about to do, and does not tell."""
-    deadline = time.monotonic() + WAIT_MS / 1000
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class Rig:

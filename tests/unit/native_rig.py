@@ -4,7 +4,8 @@ import mmap
 import os
 import random
 import select
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -21,6 +22,14 @@ WAIT_MS = 30_000
 BIG_PAGE = 2 << 20
 BIG = Group(1, 24, (Run(0, 0, 1, 0, BIG_PAGE, BIG_PAGE),))
 BIG_POOL = 24 * BIG_PAGE
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Waits for what another thread is about to do, and does not tell."""
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 class Memory:

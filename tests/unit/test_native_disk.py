@@ -22,8 +22,8 @@ from native_disk_rig import (
     filled,
     kept,
     open_store,
-    until,
 )
+from native_rig import until
 
 from kvserver._native import DiskEngine, DiskFaults, DiskStore, create_memfd, xxh3
 
@@ -292,11 +292,14 @@ def test_a_write_gets_its_turn_while_reads_go_on(tmp_path: Path, faults: DiskFau
     faults.plan(faults.requests + 1, "stall")
     rig.submit("read", read)
     until(lambda: faults.stalled == 1)
+    stalled = faults.requests
+    faults.record()
     rig.engine.submit(99, "write", written.packed(slot))
     faults.release()
-    ends = rig.wait(len(read) + 1)
-    assert {outcome for _, _, outcome, _ in ends} == {DONE}
-    assert [job for job, _, _, _ in ends].index(99) < len(read) // 2
+    assert {outcome for _, _, outcome, _ in rig.wait(len(read) + 1)} == {DONE}
+    payload, header = (request for event, request, *_ in faults.trace() if event == "begin")
+    assert payload < stalled + len(read) // 2
+    assert payload < header
     rig.close()
     store.close()
     assert kept(tmp_path)[written] == DONE

@@ -20,8 +20,8 @@ from native_disk_rig import (
     kept,
     open_store,
     unpack,
-    until,
 )
+from native_rig import until
 
 from kvserver._native import DiskFaults
 
