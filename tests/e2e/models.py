@@ -92,6 +92,30 @@ def _latent(**sizes: Any) -> Any:
     return transformers.DeepseekV2ForCausalLM(config)
 
 
+def mla_mtp() -> Any:
+    """Of one layer: build_mtp() adds another."""
+    config = transformers.DeepseekV3Config(
+        **COMMON,
+        num_hidden_layers=1,
+        num_nextn_predict_layers=1,
+        num_key_value_heads=4,
+        intermediate_size=512,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        first_k_dense_replace=2,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        n_group=1,
+        topk_group=1,
+    )
+    return transformers.DeepseekV3ForCausalLM(config)
+
+
 def lfm2() -> Any:
     """Layers with states (short convolutions) and layers of full attention, by turns."""
     config = transformers.Lfm2Config(
@@ -150,6 +174,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "gemma3": gemma3,
     "mla": mla,
     "mla-long": mla_long,
+    "mla-mtp": mla_mtp,
     "lfm2": lfm2,
     "qwen3-next": qwen3_next,
     "llama-long": llama_long,
@@ -189,6 +214,31 @@ def build_head(folder: Path) -> None:
     model.config.architectures = ["LlamaForCausalLM"]
     model.config.save_pretrained(folder)
     safetensors.torch.save_file(tensors, folder / "model.safetensors")
+
+
+def build_mtp(folder: Path) -> None:
+    """A DeepSeek-V3 of one layer of latent attention, and an MTP layer that often agrees with it, as far as it sees the
+    right prefix: it is the same layer, and looks at tokens, not at hidden states; at all but the first two.
+
+    It has tokens behind a norm, so what the layer adds to them is enlarged as much as they are by it."""
+    build("mla-mtp", folder)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    larger, width = 1 / COMMON["initializer_range"], COMMON["hidden_size"]
+    layer, head = "model.layers.0.", "model.layers.1."
+    for name, weight in list(tensors.items()):
+        if name.startswith(layer):
+            scale = larger if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+            tensors[head + name.removeprefix(layer)] = (scale * weight).contiguous()
+    of_tokens = torch.cat((torch.eye(width), torch.zeros(width, width)), dim=1).bfloat16()
+    tensors |= {
+        f"{head}eh_proj.weight": of_tokens,
+        f"{head}enorm.weight": torch.ones(width).bfloat16(),
+        f"{head}hnorm.weight": torch.ones(width).bfloat16(),
+        f"{head}embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
+        f"{head}shared_head.norm.weight": tensors["model.norm.weight"].clone(),
+        f"{head}shared_head.head.weight": tensors["lm_head.weight"].clone(),
+    }
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def build_adapter(folder: Path) -> None:
