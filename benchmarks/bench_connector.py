@@ -8,15 +8,16 @@ behind the slash the length of the prompt.
 
 new: on_new_request, which names the chunks of a short prompt and asks the server, and begins to name those of a long
 one, or names them by its block hashes. match: get_num_new_matched_tokens in a step that has other work: at once behind
-on_new_request, and in those after that, a millisecond later, until one is answered. match that asks: that of them which
+on_new_request, and in those after that, a millisecond later, until one decides. match that asks: that of them which
 finds the keys of a long prompt made, and asks; by block hashes it is the one at once. step: build_connector_meta
 between two of them, with another request that decodes; step that sends: the one of them that sends the question of a
-long prompt. prefill: build_connector_meta of a step that completes eight chunks, which are stored. decode: that of a
-step of 32 requests that decode, per request. all of match, all of step: the kinds of one method together (but decode).
-alone: match in an engine without other work, which waits for the answer. allocated: update_state_after_alloc.
-finished: request_finished. bare send: instead of new, one system call that wakes a sleeping process, as the question
-has to; bare receive: instead of match, one that takes an answer. Both in the same place and as cold, so what a call
-costs above them is our own.
+long prompt. events: take_events behind a step's forward; events answered: the one of them that takes the answer.
+prefill: build_connector_meta of a step that completes eight chunks, which are stored. decode: that of a step of 32
+requests that decode, per request. all of match, all of step: the kinds of one method together (but decode). alone:
+match in an engine without other work, which waits for the answer. allocated: update_state_after_alloc. finished:
+request_finished. bare send: instead of new, one system call that wakes a sleeping process, as the question has to; bare
+receive: instead of match, one that takes an answer. Both in the same place and as cold, so what a call costs above them
+is our own.
 "tokens": keys from token ids; "hashes": from the engine's block hashes (--prefix-caching-hash-algo sha256_cbor).
 """
 
@@ -61,7 +62,7 @@ BLOCKS = 40_000
 VOCABULARY = 128_000
 ARENA_BYTES = 64 << 20
 METHODS = {
-    "match": ("match at once", "match", "match that asks", "match answered"),
+    "match": ("match at once", "match", "match that asks", "match that decides"),
     "step": ("step", "step that sends", "prefill"),
 }
 """Kinds of calls of one method, of an engine that has other work."""
@@ -145,10 +146,14 @@ class Bench:
                 if is_later:
                     self._call("match that asks", "match")
             compute(STEP_S)
+            asked = self.half.busy()
+            self.timed("events", self.half.collect)
+            if asked and not self.half.busy():
+                self._call("events answered", "events")
             is_later = True
             matched = self.timed("match", lambda: self.half.match(request, 0))
             if matched[0] is not None:
-                self._call("match answered", "match")
+                self._call("match that decides", "match")
         assert matched == (0, False), matched
         blocks = self._pool.get_new_blocks(-(-(request.num_tokens + 16) // BLOCK))
         ids = [block.block_id for block in blocks]

@@ -8,7 +8,7 @@ Importing it opens no socket: vLLM's API server imports it too. docs/vllm.md is 
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,6 +193,11 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         told = connector_output.kv_connector_worker_meta
         if told is not None:
             self._scheduler.ended(told.reports, namespaces=set(told.namespaces), is_inert=told.is_inert)
+
+    def take_events(self) -> Iterable[Any]:
+        """Behind every step's forward. Of stored chunks the server tells, so an engine has nothing to say."""
+        self._scheduler.collect()
+        return ()
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))

@@ -74,6 +74,11 @@ class GuardedScheduler:
         assert self._inert is not None
         return self._inert.step(), ()
 
+    def collect(self) -> None:
+        with self._guard as serves:
+            if serves:
+                self._half.collect()
+
     def ended(self, reports: Sequence[Report], *, namespaces: set[bytes], is_inert: bool) -> None:
         """What the workers say. is_inert: of a rank, which fails every job."""
         if is_inert and not self._guard.tripped:

@@ -207,6 +207,11 @@ class Scheduler:
         self.pins.told()
         return retrieves, tuple(stores)
 
+    def collect(self) -> None:
+        """Between two steps: takes the answers that came meanwhile, so that the match that needs one only decides."""
+        if len(self._asking):
+            self._asking.listen()
+
     def ended(self, reports: Iterable[Report]) -> None:
         """What the ranks have reported."""
         for report in reports:

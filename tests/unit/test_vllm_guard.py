@@ -180,12 +180,25 @@ class Engine:
             self.waiting = {name: ranks for name, ranks in self.waiting.items() if ranks}
             self.scheduler.ended(ended.reports, namespaces=set(), is_inert=worker.is_inert)
             client.end_all()
+        self.scheduler.collect()
 
 
 PLACES: dict[str, Callable[[Engine], tuple[Any, str]]] = {
     **{
         f"scheduler.{name}": lambda engine, name=name: (engine.inner, name)  # type: ignore[misc]
-        for name in ("new", "match", "allocated", "step", "ended", "finished", "busy", "reset", "close", "_tidy")
+        for name in (
+            "new",
+            "match",
+            "allocated",
+            "step",
+            "collect",
+            "ended",
+            "finished",
+            "busy",
+            "reset",
+            "close",
+            "_tidy",
+        )
     },
     **{
         f"worker.{name}": lambda engine, name=name: (engine.inner_workers[1], name)  # type: ignore[misc]

@@ -209,6 +209,18 @@ def test_a_step_that_has_other_work_waits_for_no_answer() -> None:
     assert bench.admit(asked) == 36
 
 
+def test_an_answer_is_taken_when_the_engine_comes_by_between_two_steps() -> None:
+    """So the match that needs it has no more to do than to decide."""
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    bench.half.new(asked)
+    bench.half.collect()
+    assert len(bench.server) == 0
+    bench.server.is_slow = True
+    assert bench.admit(asked) == 36
+    assert (bench.server.asked, bench.server.waited) == (1, 0)
+
+
 def test_a_step_waits_a_little_where_that_was_asked_for_and_once_for_all_its_requests() -> None:
     bench, other = Bench(step_wait_s=0.001), request("other")
     bench.admit(other, hbm_tokens=40)
