@@ -70,6 +70,15 @@ def test_overrides_take_what_the_base_takes(module: Any) -> None:
     assert different == {}
 
 
+def test_answers_are_taken_where_vllm_takes_events_behind_each_step(module: Any) -> None:
+    scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+    assert "self.connector.take_events()" in inspect.getsource(scheduler.update_from_output)
+    connector, collected = object.__new__(module.KvServerConnector), []
+    connector._scheduler = SimpleNamespace(collect=lambda: collected.append(True))
+    assert list(connector.take_events()) == []
+    assert collected == [True]
+
+
 def test_every_count_has_a_metric(module: Any) -> None:
     stats = importlib.import_module("kvclient.vllm_stats")
     counted = {item.name for item in fields(Statistics) if not item.name.endswith("_in_flight")}
