@@ -22,7 +22,9 @@ from kvclient import (
     Timeouts,
     full_group,
 )
+from kvclient.session import Session
 from kvserver._native import create_memfd
+from kvserver.wire import messages as wire
 
 NAMESPACE = bytes(range(32))
 BLOCK_TOKENS = 4
@@ -34,7 +36,7 @@ PAGE_BYTES = 24
 BLOCK_BYTES = REGIONS * PAGE_BYTES
 POOL_BYTES = BLOCKS * BLOCK_BYTES
 
-QUICK = {"backoff_first_s": 0.001, "backoff_max_s": 0.004, "lookup_s": WAIT_S}
+QUICK = {"backoff_first_s": 0.001, "backoff_max_s": 0.004, "lookup_s": WAIT_S, "probe_s": WAIT_S}
 """Short pauses between attempts, and no deadline that a slow machine could meet by accident."""
 
 
@@ -65,6 +67,12 @@ class Rig:
     client: Client
     cache: Cache
     pool: int
+
+    @property
+    def session(self) -> Session:
+        session = self.client._connection.session
+        assert session is not None
+        return session
 
     def restart(self) -> None:
         """Another server, and back when the client has noticed, connected and registered."""
@@ -107,6 +115,28 @@ def start_store(at: Rig, timeout_s: float = WAIT_S) -> "Future[StoreResult]":
 def start_retrieve(at: Rig, timeout_s: float = WAIT_S) -> "Future[RetrieveResult]":
     """Five blocks, from the middle of a chunk to the middle of another."""
     return at.client.retrieve(at.cache, at.lease(2), [Blocks(0, 1, [9, 8, 7, 6, 5])], timeout_s=timeout_s)
+
+
+def held_store(at: Rig) -> "tuple[Future[StoreResult], wire.Store]":
+    """A store that the server has read and does not answer."""
+    at.fake.hold.add(wire.Store)
+    return start_store(at), at.fake.wait_for(wire.Store)
+
+
+def held_retrieve(at: Rig) -> "tuple[Future[RetrieveResult], wire.Retrieve]":
+    """A retrieve that the server has read and does not answer."""
+    at.fake.hold.add(wire.Retrieve)
+    return start_retrieve(at), at.fake.wait_for(wire.Retrieve)
+
+
+def pass_deadline(at: Rig, request: wire.Store | wire.Retrieve) -> None:
+    """Ends a held job as its deadline would, and no sooner than the test has done what must come before."""
+    loop, waiter = at.client._loop, at.session.local._asks[request.id]
+
+    def is_over() -> None:
+        waiter.due_s = loop._wake_at_s = 0.0
+
+    assert loop.post(is_over)
 
 
 def turns(at: Rig) -> None:

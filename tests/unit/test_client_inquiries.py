@@ -127,7 +127,7 @@ def test_a_lease_goes_back_when_its_server_answers_again(tmp_path: Path) -> None
 def test_a_server_that_is_late_is_a_miss_and_is_asked_again_when_it_lives(tmp_path: Path) -> None:
     with rig(tmp_path, lookup_s=0.005) as at:
         inquiries = held(at, 1)
-        at.fake.hold.add(wire.Lookup)
+        at.fake.hold |= {wire.Lookup, wire.Status}
         inquiries.ask(1, NAMESPACE, keys_of(1))
         inquiries.ask(2, NAMESPACE, keys_of(1))
         assert [(answer.number, answer.found.why) for answer in answers(inquiries, 2)] == [
@@ -135,6 +135,7 @@ def test_a_server_that_is_late_is_a_miss_and_is_asked_again_when_it_lives(tmp_pa
             (2, "timeout"),
         ]
         at.fake.hold.clear()
+        at.fake.answer_as_usual(at.fake.wait_for(wire.Status))
         until("the gate to open", lambda: at.client.connected)
         assert at.client.counters.timeouts == 1
 
@@ -219,17 +220,43 @@ def test_a_burst_of_long_prompts_waits_for_a_server_that_reads_a_moment_later(tm
         assert (at.client.counters.trips, at.client.counters.timeouts) == (0, 0)
 
 
-def test_a_question_that_waits_for_room_is_not_late_while_the_server_reads(tmp_path: Path) -> None:
+def test_a_question_that_waits_for_room_is_not_late_while_the_server_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever asks comes by once in a step, which may take longer than a lookup may."""
-    with rig(tmp_path, lookup_s=1.0) as at:
+    with rig(tmp_path, lookup_s=0.1) as at:
+        reads = threading.Event()
+        at.fake.before[wire.Lookup] = lambda _: reads.wait(WAIT_S)
         longest = range(1, at.fake.limits.chunks_max + 1)
         inquiries = held(at, *longest)
+
+        def sent() -> int:
+            return INQUIRIES_MAX - len(inquiries._unsent)
+
+        def all_answered() -> None:
+            until("what was sent to be read", lambda: at.fake.count(wire.Lookup) == sent())
+            at.fake._do(lambda: None)  # by then it is answered, too
+
         for number in range(INQUIRIES_MAX):
             inquiries.ask(number, NAMESPACE, keys_of(*longest))
-        until("all that found room to be read", lambda: at.fake.count(wire.Lookup) > 0)
-        time.sleep(1.1)
-        assert at.fake.count(wire.Lookup) < INQUIRIES_MAX
-        assert {answer.found.why for answer in answers(inquiries, INQUIRIES_MAX)} == {""}
+        found_room = sent()
+        assert 0 < found_room < INQUIRIES_MAX
+        reads.set()
+        all_answered()
+        late_s = max(asked.due_s for asked in inquiries._asked.values())
+        until("all to be late", lambda: time.monotonic() > late_s)
+        inquiries._timeout_s = WAIT_S
+        reads.clear()
+        found = inquiries.take()  # what is sent now has no answer yet
+        assert len(found) == found_room
+        assert sent() > found_room
+        reads.set()
+        link = at.client._gate.link
+        assert link is not None
+        take = link.lane.take
+        monkeypatch.setattr(link.lane, "take", lambda due_s: all_answered() or take(due_s))
+        found += answers(inquiries, INQUIRIES_MAX - found_room)  # from now on what is sent is answered at once
+        assert {answer.found.why for answer in found} == {""}
         assert (at.client.counters.trips, at.client.counters.timeouts) == (0, 0)
 
 

@@ -1,11 +1,24 @@
 """Stores and retrieves: whose the blocks are, whatever the server, the mover and the clock do."""
 
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
 import pytest
-from client_rig import BLOCK_BYTES, Rig, chunks, keys_of, rig, start_retrieve, start_store, turns
+from client_rig import (
+    BLOCK_BYTES,
+    Rig,
+    chunks,
+    held_retrieve,
+    held_store,
+    keys_of,
+    pass_deadline,
+    rig,
+    start_retrieve,
+    start_store,
+    turns,
+)
 from fake_server import WAIT_S, until
 
 from kvclient import Blocks, Cache, RequestError, RetrieveResult, StoreResult
@@ -17,10 +30,9 @@ from kvserver.wire import messages as wire
 
 def overdue_retrieve(at: Rig) -> "tuple[Future[RetrieveResult], wire.Retrieve]":
     """A retrieve that a mover has begun, whose deadline has passed."""
-    at.fake.hold.add(wire.Retrieve)
-    future = start_retrieve(at, timeout_s=0.05)
-    request = at.fake.wait_for(wire.Retrieve)
+    future, request = held_retrieve(at)
     at.fake.set_word(request, SUBMITTED)
+    pass_deadline(at, request)
     until("the deadline", lambda: at.client.counters.retrieves_overdue)
     return future, request
 
@@ -107,9 +119,7 @@ def test_store_of_a_full_server_is_short(tmp_path: Path) -> None:
 
 def test_store_that_needs_no_copy_gives_its_word_back(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
-        at.fake.hold.add(wire.Store)
-        future = start_store(at)
-        request = at.fake.wait_for(wire.Store)
+        future, request = held_store(at)
         assert at.fake.word(request) == (1, LIVE)
         at.fake.answer(request, wire.Stored(request.id, 2, 0, 0, ""))
         assert future.result(WAIT_S) == StoreResult(2, 0, 0, "")
@@ -119,20 +129,18 @@ def test_store_that_needs_no_copy_gives_its_word_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", [LIVE, SUBMITTED])
 def test_store_without_an_answer_is_abandoned_at_its_deadline(tmp_path: Path, state: int) -> None:
     with rig(tmp_path) as at:
-        at.fake.hold.add(wire.Store)
-        future = start_store(at, timeout_s=0.1)
-        request = at.fake.wait_for(wire.Store)
+        future, request = held_store(at)
         at.fake.set_word(request, state)
+        pass_deadline(at, request)
         assert future.result(WAIT_S) == StoreResult(0, 0, 0, "timeout")
         assert at.fake.word(request) == (1, ABANDONED)
 
 
 def test_store_whose_bytes_were_taken_in_time_claims_no_count(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
-        at.fake.hold.add(wire.Store)
-        future = start_store(at, timeout_s=0.1)
-        request = at.fake.wait_for(wire.Store)
+        future, request = held_store(at)
         at.fake.set_word(request, DONE)
+        pass_deadline(at, request)
         assert future.result(WAIT_S) == StoreResult(0, 0, 0, "late")
         assert at.fake.word(request) == (1, DONE)
 
@@ -152,9 +160,7 @@ def test_late_answer_is_dropped(tmp_path: Path) -> None:
 
 def test_store_in_flight_is_abandoned_when_the_server_goes(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
-        at.fake.hold.add(wire.Store)
-        future = start_store(at)
-        request = at.fake.wait_for(wire.Store)
+        future, request = held_store(at)
         at.fake.set_word(request, SUBMITTED)
         at.fake.restart()
         assert future.result(WAIT_S) == StoreResult(0, 0, 0, "connection-lost")
@@ -240,9 +246,7 @@ def test_begun_retrieve_stays_open_after_its_deadline_until_its_mover_is_gone(tm
 @pytest.mark.parametrize("end", ["word", "mover"])
 def test_begun_retrieve_stays_open_when_the_server_goes(tmp_path: Path, end: str) -> None:
     with rig(tmp_path) as at:
-        at.fake.hold.add(wire.Retrieve)
-        future = start_retrieve(at)
-        request = at.fake.wait_for(wire.Retrieve)
+        future, request = held_retrieve(at)
         at.fake.set_word(request, SUBMITTED)
         at.restart()
         turns(at)
@@ -270,9 +274,7 @@ def test_begun_retrieve_outlives_close(tmp_path: Path) -> None:
 def test_servers_word_alone_does_not_hand_blocks_back(tmp_path: Path) -> None:
     """It says that the mover is lost; only the pidfd proves it."""
     with rig(tmp_path) as at:
-        at.fake.hold.add(wire.Retrieve)
-        future = start_retrieve(at)
-        request = at.fake.wait_for(wire.Retrieve)
+        future, request = held_retrieve(at)
         at.fake.set_word(request, SUBMITTED)
         at.fake.answer(request, wire.Error(request.id, "device", "mover-lost", "signal 9"))
         until("the reply", lambda: at.client.counters.retrieves_overdue)
@@ -284,18 +286,14 @@ def test_servers_word_alone_does_not_hand_blocks_back(tmp_path: Path) -> None:
 
 def test_retrieved_without_the_words_consent_is_doubted(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
-        at.fake.hold.add(wire.Retrieve)
-        future = start_retrieve(at)
-        request = at.fake.wait_for(wire.Retrieve)
+        future, request = held_retrieve(at)
         at.fake.answer(request, wire.Retrieved(request.id, 240))
         assert future.result(WAIT_S) == RetrieveResult(False, 0, "doubt")
 
 
 def test_failed_job_is_a_value(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
-        at.fake.hold.add(wire.Retrieve)
-        future = start_retrieve(at)
-        request = at.fake.wait_for(wire.Retrieve)
+        future, request = held_retrieve(at)
         at.fake.set_word(request, FAILED)
         at.fake.answer(request, wire.Error(request.id, "device", "pool-shrunk", "truncated"))
         assert future.result(WAIT_S) == RetrieveResult(False, 0, "pool-shrunk")
@@ -426,20 +424,20 @@ def test_job_cannot_be_cancelled_while_its_blocks_are_busy(tmp_path: Path) -> No
 
 def test_deadline_of_a_job_does_not_trip_the_breaker_while_the_server_talks(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
-        at.fake.hold.add(wire.Retrieve)
-        future = start_retrieve(at, timeout_s=0.5)
-        while not future.done():
-            turns(at)
-        assert future.result(0).why == "timeout"
+        future, request = held_retrieve(at)
+        turns(at)
+        pass_deadline(at, request)
+        assert future.result(WAIT_S).why == "timeout"
         assert at.client.connected
         assert (at.client.counters.timeouts, at.client.counters.trips) == (1, 0)
 
 
 def test_what_the_server_said_long_before_the_deadline_does_not_count(tmp_path: Path) -> None:
     with rig(tmp_path, probe_s=0.01) as at:
-        at.fake.hold.add(wire.Retrieve)
-        future = start_retrieve(at, timeout_s=0.5)
+        future, request = held_retrieve(at)
         turns(at)
+        until("that to be long ago", lambda: time.monotonic() > at.session.heard_s + 0.01)
+        pass_deadline(at, request)
         assert future.result(WAIT_S).why == "timeout"
         assert at.client.counters.trips == 1
 
@@ -450,6 +448,7 @@ def test_deadline_of_a_job_trips_the_breaker(tmp_path: Path) -> None:
         assert start_store(at, timeout_s=0.02).result(WAIT_S).why == "timeout"
         assert at.client.lookup(bytes(32), keys_of(1)).why == "timeout"
         assert start_store(at).result(0).why == "timeout"
+        at.fake.wait_for(wire.Store)
         assert at.fake.count(wire.Store) == 1
         at.fake.hold.clear()
         at.fake.answer_as_usual(at.fake.wait_for(wire.Status))

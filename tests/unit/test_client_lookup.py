@@ -68,6 +68,7 @@ def test_async_lookup_without_an_answer_trips_the_breaker(tmp_path: Path) -> Non
         at.fake.hold |= {wire.Lookup, wire.Status}
         assert at.client.lookup_async(NAMESPACE, keys_of(1), timeout_s=0.02).result(WAIT_S) == (0, None, "timeout")
         assert at.client.lookup(NAMESPACE, keys_of(1)) == (0, None, "timeout")
+        at.fake.wait_for(wire.Lookup)
         assert at.fake.count(wire.Lookup) == 1
         assert at.client.counters.lookups_unserved == 2
 
@@ -118,6 +119,7 @@ def test_silent_server_is_asked_once_and_then_left_alone_until_it_answers_a_prob
         assert not at.client.connected
         for _ in range(3):
             assert at.client.lookup(NAMESPACE, keys_of(1)).why == "timeout"
+        at.fake.wait_for(wire.Lookup)
         assert at.fake.count(wire.Lookup) == 1
         assert at.client.counters.trips == 1
 

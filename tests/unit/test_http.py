@@ -99,14 +99,13 @@ class Site:
         """Everything that the server answers to raw bytes, up to its end of the connection."""
         with self.connect() as client:
             client.sendall(request)
-            answer = b""
-            while piece := client.recv(65_536):
-                answer += piece
-            return answer
+            return _all_of(client)
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Its connections have time; tests that need less say so."""
+    monkeypatch.setattr(http_pages, "CONNECTION_S", WAIT_S)
     running = Site()
     yield running
     running.server.close()
@@ -261,11 +260,19 @@ def test_a_silent_client_is_closed_in_bounded_time(site: Site, monkeypatch: pyte
 
 
 def test_a_client_that_never_reads_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_pages, "CONNECTION_S", 0.2)
-    monkeypatch.setattr(metrics, "render", lambda status, counters, age_s: b"x" * (64 << 20))
+    asked = threading.Event()
+
+    def render(status: Status, counters: Counters, age_s: float) -> bytes:
+        asked.set()
+        return b"x" * (64 << 20)
+
+    monkeypatch.setattr(metrics, "render", render)
     site.publish()
+    monkeypatch.setattr(http_pages, "CONNECTION_S", 0.5)
     with site.connect() as deaf:
         deaf.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert asked.wait(WAIT_S)
+        monkeypatch.setattr(http_pages, "CONNECTION_S", WAIT_S)
         assert site.get("/healthz")[0] == 200
         _wait_until(lambda: not site.server._connections)
         assert _ends(deaf)
@@ -277,9 +284,7 @@ def test_a_client_that_has_said_all_gets_all(site: Site, monkeypatch: pytest.Mon
     with site.connect() as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         client.shutdown(socket.SHUT_WR)
-        answer = b""
-        while piece := client.recv(1 << 20):
-            answer += piece
+        answer = _all_of(client)
     assert len(answer.partition(b"\r\n\r\n")[2]) == 16 << 20
 
 
@@ -325,6 +330,14 @@ def test_close_gives_the_port_back() -> None:
     waiting.close()
     assert all(thread.name != "http" for thread in threading.enumerate())
     HttpServer(SnapshotBoard(), host="127.0.0.1", port=port).close()
+
+
+def _all_of(client: socket.socket) -> bytes:
+    """What comes up to the end of the connection."""
+    pieces: list[bytes] = []
+    while piece := client.recv(1 << 20):
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _ends(client: socket.socket) -> bool:

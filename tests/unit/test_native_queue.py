@@ -1,7 +1,7 @@
 """Who goes first, and what ends early: jobs that overtake, are cancelled, or are there when the engine closes."""
 
 import pytest
-from native_rig import BIG, BIG_POOL, KINDS, Kind, Memory, all_big, busy_then_queued, rig
+from native_rig import BIG, BIG_PAGE, BIG_POOL, KINDS, Kind, Memory, all_big, busy_then_queued, rig
 from oracle_plan import CopyGroup, Group, Run
 
 from kvserver.transfer.engines import DONE, FAILED, LIVE
@@ -35,10 +35,11 @@ def test_cancel_ends_what_has_not_begun_and_only_that_job() -> None:
             ends = {end[0]: end for end in session.wait(2)}
             assert ends[first][1] == "done"
             if ends[waiting][1] == "abandoned":
-                cancelled += 1
-                assert ends[waiting][2] == 0
+                moved = ends[waiting][2]
+                assert moved < BIG_PAGE
+                cancelled += moved == 0  # otherwise it had begun, and was stopped between two pieces
                 assert session.board.state(1) == (generation, FAILED)
-            else:  # it had begun already
+            else:  # it had come to its last piece
                 assert session.board.state(1) == (generation, DONE)
     pool.close()
 
