@@ -128,6 +128,8 @@ class Rig:
             self.register()
             self.scheduler = self._scheduler()
         self.connector = self.scheduler.kv_connector
+        if self._is_served:
+            assert self.connector._half._asking._client.wait_connected(WAIT_S)
         self.idle_until("the ranks' namespace to be known", lambda: not self.connector.has_pending_work())
         return self
 
@@ -151,6 +153,13 @@ class Rig:
         with self._as_atom():
             for memory, worker in zip(self.memories, self.workers, strict=True):
                 worker.register_kv_caches(memory.kv_caches(), memory.transfer_tensors(), num_blocks=self.shape.blocks)
+        for worker in self.workers if self._is_served else ():
+            assert worker._worker._half._cache.wait_registered(WAIT_S)
+
+    @property
+    def _is_served(self) -> bool:
+        """Whether the server was started: then it will answer, however long that takes. Engines do not wait for it."""
+        return self._server.process is not None
 
     def _memory_of(self, rank: int) -> Memory:
         layers = self.shape.layers

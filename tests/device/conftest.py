@@ -65,7 +65,7 @@ class DeviceServer(Server):
                 "slab_bytes": 4 << 20,
                 "device_library": machine.library,
                 "cache_dir": cache_dir,
-                "mover_grace_ms": 700,
+                "mover_grace_ms": 20_000,
                 **settings,
             }
         )

@@ -9,7 +9,7 @@ from tests.device.shapes import SHAPES
 from tests.device.simulated import Machine
 from tests.gpu.engine_process import GpuWorker
 from tests.gpu.report import Report
-from tests.gpu.scene import MIB, MODES, Gpus, GpuServer, Scene
+from tests.gpu.scene import BACK_S, MIB, MODES, Gpus, GpuServer, Scene
 
 CHUNKS = {"large_pages": 2, "many_pages": 128}
 PATHS = ("register", "bounce")
@@ -127,7 +127,7 @@ def crowded(report: Report, machine: Gpus | Machine) -> None:
                 worker.call("allocate_densely")
                 worker.call("open", "block_first", mode, 0)
                 try:
-                    worker.call("ready", 10)
+                    worker.call("ready", BACK_S)
                 except AssertionError as refusal:
                     report.check("RequestError" in str(refusal), f"{mode}: refused: {refusal}")
                     continue

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from tests.process.harness import WAIT_S, kill, until
 from tests.process.test_http_live import Site
 
 DISK_MIB = 8
+TURNS_MAX = 80
+"""In which `kvserver top` has to show what was asked."""
 NAMES = {"DRAM": "dram", "disk": "disk", "declined": "declined", "unwanted": "unwanted", "miss": "miss"}
 
 
@@ -62,6 +65,11 @@ def shares(site: Site) -> list[str]:
     arena = [total(site, f'kvserver_arena_bytes{{state="{state}"}}') for state in ("used", "total")]
     disk = [total(site, f'kvserver_disk_{state}_bytes{{device="0"}}') for state in ("used", "total")]
     return [f"{100 * used / whole:.1f}" for used, whole in (arena, disk)]
+
+
+def shown_count(browser: Browser, counter: str) -> int:
+    """As the page has it now."""
+    return number(browser.table("#counted")[counter][1])
 
 
 def settled(site: Site, browser: Browser, asked: int) -> None:
@@ -112,12 +120,13 @@ def test_the_pages_numbers_are_those_of_metrics_under_real_traffic(browser: Brow
         counted = browser.table("#counted")
         for counter, sample in {
             "bytes_stored": 'kvserver_moved_bytes_total{direction="store",tier="dram"}',
-            "disk_written_bytes": 'kvserver_moved_bytes_total{direction="demote",tier="disk"}',
             "stores": 'kvserver_stores_total{result="whole"}',
             "evicted_for.store": 'kvserver_evicted_chunks_total{reason="store"}',
             "lookup_ends.whole": 'kvserver_lookup_ends_total{why="whole"}',
         }.items():
             assert number(counted[counter][1]) == total(site, sample) > 0, counter
+        written = 'kvserver_moved_bytes_total{direction="demote",tier="disk"}'
+        until("the disk's writes", lambda: total(site, written) == shown_count(browser, "disk_written_bytes") > 0)
         until("tiers as full as in /metrics", lambda: shares(site) == re.findall(r", (\S+) %", browser.text("#tiers")))
         assert browser.table("#sessions")["engine <b>&lt;</b>"][2] == "attached"
 
@@ -146,15 +155,24 @@ def test_top_in_a_pipe_says_what_metrics_say() -> None:
     site = Site()
     with site.server, Engine(site.server.path) as engine:
         engine.ready().store(prompt(1, 4))
-        command = top(site, "--turns=8", "--refresh=0.25")
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(top(site, "--refresh=0.25"), stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert " incarnation " in process.stdout.readline()
             engine.client.lookup(engine.namespace, prompt(1, 4).keys)
             engine.client.lookup(engine.namespace, prompt(2, 4).keys)
-            rest = process.stdout.read()
+            turns = islice(process.stdout, TURNS_MAX)
+            said = any("hits 50.0 %  dram 50.0 %  disk 0.0 %" in line for line in turns)
+            process.send_signal(signal.SIGINT)
             assert process.wait(WAIT_S) == 0
-        assert "hits 50.0 %  dram 50.0 %  disk 0.0 %" in rest.splitlines()[-1]
+        assert said
+
+
+def test_top_ends_after_as_many_turns_as_it_was_told() -> None:
+    site = Site()
+    with site.server:
+        command = top(site, "--turns=2", "--refresh=0.1")
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=WAIT_S, check=True)
+        assert " incarnation " in done.stdout
 
 
 def test_top_goes_on_with_the_next_brain_and_ends_at_an_interrupt() -> None:
