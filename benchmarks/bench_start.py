@@ -20,6 +20,7 @@ import msgspec
 
 from benchmarks.bench_service import brain_rss_mib
 from benchmarks.rows import Rows
+from benchmarks.serving import PATIENT
 from kvclient.client import Client
 from kvserver._native import Ledger, Pattern, copy_seconds, create_memfd
 from kvserver.arena_sums import threads
@@ -37,7 +38,7 @@ def one_start(arena_bytes: int) -> tuple[float, float, float, float]:
     """(ms to the first answer, GiB usable then, ms to the whole arena, MiB of the empty brain)."""
     began = time.perf_counter()
     with Served(("--http-port", "0"), arena_bytes) as served:
-        client = Client(str(served.socket), engine="bench-start", rank=-1)
+        client = Client(str(served.socket), engine="bench-start", rank=-1, timeouts=PATIENT)
         assert client.wait_connected(60), served.last_words()
         found = client.lookup(bytes(32), bytes(32))
         answer_ms = (time.perf_counter() - began) * 1e3

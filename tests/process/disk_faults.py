@@ -22,7 +22,8 @@ from tests.process import disk_faults_stops as stops
 from tests.process.campaign import counted, run_campaign
 from tests.process.disk_faults_mover import Kind
 
-STALL_S = 5.0
+STALL_S = 14.0
+"""A client that waits for it is later than io.ANSWER_S_MAX, a brain that does is unwell for more than HEALTH_S_MAX."""
 PATIENT_MS, IMPATIENT_MS = 20_000, 300
 
 

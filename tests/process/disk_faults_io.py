@@ -35,10 +35,12 @@ OLD = (prompt(1, chunks=2), prompt(2, chunks=3))
 NEW = (prompt(3, chunks=3), prompt(4, chunks=2))
 """With them more than the disk holds: something is overwritten."""
 TIMEOUTS = Timeouts(lookup_s=2.0, backoff_first_s=0.005, backoff_max_s=0.05)
-JOB_S = 1.0
+JOB_S = 4.0
 ANSWER_S_MAX = JOB_S + 2.0
 """No request takes longer, on however busy a machine."""
 READY_S = 30.0
+DISK_JOB_MS = 10_000
+"""And what a stall takes: no disk mover is killed for one."""
 
 
 class Outcome(NamedTuple):
@@ -76,7 +78,8 @@ def filled_store() -> Iterator[Path]:
 
 def run(filled: Path, plan: Plan | None) -> Outcome:
     """One run. AssertionError when a promise is broken."""
-    unstarted = DiskServer(filled, **SETTINGS)
+    stall_s = plan.stall_s if plan is not None and plan.kind == "stall" else 0.0
+    unstarted = DiskServer(filled, **SETTINGS, disk_job_ms=DISK_JOB_MS + int(1e3 * stall_s))
     leave(unstarted.folder, plan)
     with unstarted as server, Engine(server.path, SHAPE, timeouts=TIMEOUTS) as engine:
         with healthy(server) as health:

@@ -12,7 +12,8 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from tests.process.disk_faults_brain import Account, Name
 from tests.process.disk_faults_load import TIMEOUTS, Load
@@ -25,6 +26,8 @@ LOADS = 3
 UNDER_LOAD_S = 0.02, 0.3
 STARTING_S = 0.0, 0.7
 """A server that is killed while it starts is killed that long after its process was started."""
+CHECKER_TIMEOUTS = replace(TIMEOUTS, lookup_s=20.0)
+"""It asks when all is ready, and a miss of its own making would look like a chunk that was lost."""
 COMPARED = 5
 """Stories that are retrieved and compared after each restart, beside all that the loads compare."""
 STOPS = ("stop", "stop, told twice")
@@ -91,7 +94,9 @@ class Campaign:
             pids = [self.server.pid, *pids_below(self.server.pid)]
             self._random.shuffle(pids)
             for pid in pids:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it may follow another that was killed before
+                    os.kill(pid, signal.SIGKILL)
+            until("every process to end", lambda: all(is_gone(pid) for pid in pids))
         self.server.kill()
         return self.server.account()
 
@@ -182,7 +187,10 @@ def sealed_chunks(held: dict[Name, int], whole: Prompt) -> int:
 @contextmanager
 def open_campaign(seed: int, **settings: object) -> Iterator[Campaign]:
     loads: list[Load] = []
-    with DiskServer(**settings) as server, Engine(server.path, SHAPE, name="checker", timeouts=TIMEOUTS) as checker:
+    with (
+        DiskServer(**settings) as server,
+        Engine(server.path, SHAPE, name="checker", timeouts=CHECKER_TIMEOUTS) as checker,
+    ):
         try:
             loads.extend(Load(server.path, 100 * seed + number) for number in range(LOADS))
             checker.ready()

@@ -58,7 +58,7 @@ def run(name: str, rounds: int) -> dict[str, int]:
 
 def run_gil(seconds: float) -> dict[str, int]:
     """A worker that holds the GIL for that long, on a server whose shortest patience is far below it."""
-    with open_scene(attach_ttl_ms=500, lease_ttl_ms=500, mover_grace_ms=500) as scene:
+    with open_scene(attach_ttl_ms=2000, lease_ttl_ms=2000, mover_grace_ms=2000) as scene:
         scene.begin()
         lives.gil_holder_stays_registered(scene, seconds)
         scene.end()

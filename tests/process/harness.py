@@ -92,6 +92,8 @@ def state_of(pid: int) -> str:
     except (FileNotFoundError, ProcessLookupError):
         return ""
     states = set(map(_state_of_thread, tasks))
+    if states == {"ended"}:
+        return state_of(pid)  # none is left of those that were there, so it is another look that tells
     return states.pop() if len(states) == 1 else "mixed"
 
 
@@ -255,6 +257,10 @@ class Server:
     def mover_pid_now(self) -> int:
         """0 when there is none."""
         return self._child("kvserver.mover")
+
+    def disk_mover_pid_now(self) -> int:
+        """0 when there is none."""
+        return self._child("kvserver.disk_mover")
 
     def status(self, within_s: float = WAIT_S) -> Status:
         """Asked over a session that is opened anew whenever it was lost."""

@@ -38,7 +38,7 @@ SETTINGS: dict[str, object] = {
 }
 """Room for 512 chunks, so that nearly every store evicts; timers that are over soon, since those of the last seconds
 are held; and of what has left as little is remembered, so that the warm-up fills that."""
-TIMEOUTS = Timeouts(lookup_s=5.0, store_s=2.0, retrieve_s=2.0, backoff_first_s=0.005, backoff_max_s=0.05)
+TIMEOUTS = Timeouts(lookup_s=20.0, store_s=20.0, retrieve_s=20.0, backoff_first_s=0.005, backoff_max_s=0.05)
 STORES_MAX = 6
 """Under way at a time; so many prompts have blocks of their own."""
 KNOWN_MAX = 40

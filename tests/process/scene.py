@@ -44,7 +44,7 @@ SETTINGS: dict[str, object] = {
     "mover_grace_ms": 700,
     "copy_threads": 1,
 }
-TIMEOUTS = Timeouts(lookup_s=2.0, probe_s=0.5, backoff_first_s=0.005, backoff_max_s=0.05, connect_s=2.0)
+TIMEOUTS = Timeouts(lookup_s=20.0, probe_s=0.5, backoff_first_s=0.005, backoff_max_s=0.05, connect_s=2.0)
 """A stopped brain accepts connections and says nothing: connect_s and probe_s are how soon the client tries again."""
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class Scene:
         if not self._quiet:
             with self.engine("visitor") as visitor:  # what the first of its kind makes for good is no leak
                 visitor.ready().retrieve(self.stored[0])
-            self.wait_quiet()
+            self.recover()
             self._quiet = self.descriptors()
 
     def end(self) -> None:
@@ -97,6 +97,7 @@ class Scene:
             for story in self.stored:
                 assert visitor.retrieve(story) == story.chunks, "what was sealed is served"
                 self.seen["chunks compared"] += story.chunks
+        self.recover()  # a mover that let the visitor's pool go too late was killed for it
         assert self.survivor.retrieve(self.stored[0]) == self.stored[0].chunks, "the engine that lived on goes on"
         assert self.survivor.pool.wrong() == 0, "nobody wrote into the pool of the engine that lived on"
         self.wait_quiet()
@@ -224,6 +225,7 @@ class Scene:
 
     def _touch(self) -> None:
         """What must stay is used, so that the least recently used is something else."""
+        self.survivor.ready()  # a job that was given up has shut its gate, and what is not asked is not used
         for story in self.stored:
             found = self.survivor.lookup(story)
             if found.lease is not None:

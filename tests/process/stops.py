@@ -16,7 +16,7 @@ GIVE_UP_S = 0.12
 UNANSWERED_S = 0.5
 """Deadline of the jobs that are done in time while the brain cannot say so."""
 LOOKUP_S = 0.1
-LATE_S = 1.0
+LATE_S = 10.0
 """Beyond its deadline, for a machine that is busy with other things."""
 
 

@@ -21,6 +21,7 @@ from tests.unit.bad_frames import BadFrames
 from tests.unit.golden_frames import REQUESTS
 
 FRAMES = 10_000
+PATIENCE_MS = 60_000
 GREETING = b"\xff" + bytes(8) + b"\x7f\3\0" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\4\x1a\5READY" + b"\x0bSocket-Type" + b"\0\0\0\6DEALER"
 """What a ZeroMQ client says before its first message."""
@@ -40,6 +41,19 @@ def victim(running: Victim) -> Iterator[Victim]:
     running.unharmed()
 
 
+@pytest.fixture(scope="module")
+def running_patiently() -> Iterator[Victim]:
+    with Victim(attach_ttl_ms=PATIENCE_MS) as victim:
+        yield victim
+
+
+@pytest.fixture
+def patient(running_patiently: Victim) -> Iterator[Victim]:
+    """It shows no stranger out during a test, which has to close what it opens."""
+    yield running_patiently
+    running_patiently.unharmed()
+
+
 @pytest.fixture
 def peer(victim: Victim) -> Iterator[RawPeer]:
     stranger = RawPeer(victim.path)
@@ -48,8 +62,8 @@ def peer(victim: Victim) -> Iterator[RawPeer]:
 
 
 @pytest.fixture
-def local(victim: Victim) -> Iterator[RawLocal]:
-    stranger = RawLocal(victim.path)
+def local(patient: Victim) -> Iterator[RawLocal]:
+    stranger = RawLocal(patient.path)
     yield stranger
     stranger.close()
 
@@ -104,15 +118,16 @@ def test_nothing_but_hello_begins_a_session(victim: Victim, peer: RawPeer) -> No
         refusal(reply, "request", "session-unknown", "say hello first")
 
 
-def test_each_door_has_its_own_first_message(victim: Victim, peer: RawPeer, local: RawLocal) -> None:
+def test_each_door_has_its_own_first_message(patient: Victim, local: RawLocal) -> None:
     """An Attach over ZeroMQ would be a session whose end nobody notices."""
+    peer, stranger = RawPeer(patient.path), RawPeer(patient.path)
     welcome = peer.ask(wire.Hello(1, wire.PROTOCOL, "halfway", 1, 1, 0, "tests"))
-    stranger = RawPeer(victim.path)
     for request in (wire.Attach(2, welcome.session), wire.Lane(3, welcome.session)):
         for asked in (peer, stranger):
             refusal(asked.ask(request), "request", "door", "comes on a local connection, not over ZeroMQ")
     refusal(local.ask(wire.Hello(4, wire.PROTOCOL, "local", 1, 1, 0, "tests")), "request", "door", "over ZeroMQ")
     assert isinstance(local.ask(wire.Attach(5, welcome.session)), wire.Attached)
+    peer.close()
     stranger.close()
 
 
@@ -158,48 +173,47 @@ def test_a_peer_that_leaves_in_the_middle_of_a_message_leaves_nothing(victim: Vi
 # ---------------------------------------------------------------- the local door
 
 
-def test_random_frames_on_local_connections_get_one_reply_each(victim: Victim, local: RawLocal) -> None:
-    """Half of them from a stranger, half within a session."""
+def test_random_frames_on_local_connections_get_one_reply_each(patient: Victim, local: RawLocal) -> None:
+    """Half of them from strangers, half within a session."""
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     tally: Counter[str] = Counter()
-    session = RawSession(victim.path, engine="noisy")
+    session = RawSession(patient.path, engine="noisy")
     assert session.local is not None
     frames = [frame for frame in BadFrames(seed, GOOD).take(FRAMES) if frame]
     for number, batch in enumerate(_batches(frames, 20)):
         if number % 10 == 0:
             local.close()
-            local = RawLocal(victim.path)  # strangers have to leave after a while
+            local = RawLocal(patient.path)
         asked = session.local if number % 2 else local
         for frame in batch:
             asked.send(frame)
         tally.update(_word(asked.receive()[0]) for _ in batch)
         if number % 50 == 0:
-            victim.serves()
+            patient.serves()
     assert tally.total() == len(frames) > FRAMES - 1000
     assert tally["frame"] > FRAMES // 2
     session.close()
     local.close()
 
 
-def test_a_long_message_is_refused_and_the_connection_stays(victim: Victim, local: RawLocal) -> None:
+def test_a_long_message_is_refused_and_the_connection_stays(local: RawLocal) -> None:
     widen(local.socket)
     for count in (wire.FRAME_BYTES_MAX + 1, wire.FRAME_BYTES_MAX + 2, 2 * wire.FRAME_BYTES_MAX):
         if not _sends(local, bytes(count)):
             pytest.skip("without privilege no socket sends a message of more than 2 x wmem_max bytes")
         refusal(local.receive()[0], "request", "frame-size", f"at most {wire.FRAME_BYTES_MAX} ")
     refusal(local.ask(wire.Status(7)), "request", "session-unknown")
-    local.close()
 
 
-def test_an_empty_message_ends_the_connection(victim: Victim, local: RawLocal) -> None:
+def test_an_empty_message_ends_the_connection(local: RawLocal) -> None:
     local.send(b"")
     with pytest.raises(ConnectionError):
         local.receive()
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(victim: Victim, local: RawLocal) -> None:
-    with Abuser(victim) as abuser:
+def test_descriptors_that_nobody_asked_for_are_closed(patient: Victim, local: RawLocal) -> None:
+    with Abuser(patient) as abuser:
         attached = abuser.local
         pool = abuser.pool
         for asked, frame, descriptors, code in (
@@ -216,13 +230,12 @@ def test_descriptors_that_nobody_asked_for_are_closed(victim: Victim, local: Raw
         ):
             asked.send(frame, descriptors)
             refusal(asked.receive()[0], "request", code)
-        lane = RawLocal(victim.path)
+        lane = RawLocal(patient.path)
         assert isinstance(lane.ask(wire.Lane(1, abuser.raw.welcome.session), [pool] * 2), wire.LaneOpen)
         refusal(lane.ask(wire.Offer(2), [pool]), "request", "offer", "attached connection with exactly one descriptor")
         lane.close()
-        brain = victim.server.brain_pid()
+        brain = patient.server.brain_pid()
         until("no copy of the pool to be left", lambda: not maps(brain, "abuser-pool"))
-    local.close()
 
 
 def test_a_client_that_leaves_in_the_middle_leaves_nothing(victim: Victim) -> None:

@@ -12,7 +12,7 @@ from tests.process.test_disk import CHUNKS, SHAPE, bring_back, disk_ready, small
 
 HALTED = Path(__file__).parent / "halted"
 STORES = ["kvserver.headers", "kvserver.notes", "kvserver.store"]
-START_MS = 700
+START_MS = 2000
 
 
 @pytest.fixture
@@ -26,9 +26,10 @@ def halt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def halted_mover(server: Server) -> int:
-    mover = server.disk_mover_pid()
-    until("the disk's mover to stop", lambda: state_of(mover) == "T")
-    return mover
+    """One that does not stop in time is replaced, so the pid is asked for each time."""
+    return until(
+        "the disk's mover to stop", lambda: (mover := server.disk_mover_pid_now()) and state_of(mover) == "T" and mover
+    )
 
 
 def test_a_server_serves_from_dram_while_its_disk_is_opened(tmp_path: Path, halt: Path) -> None:

@@ -18,6 +18,7 @@ from kvclient.values import Blocks, CacheSpec, HostBuffer, full_group
 from kvserver._native import create_memfd
 from kvserver.arena_files import ARENA, LEDGER
 from kvserver.wire.messages import RegionRun
+from tests.process.engine import PATIENT
 from tests.process.harness import until
 
 WAIT_S = 20.0
@@ -100,7 +101,7 @@ class Engine:
             buffers=[HostBuffer(self.pool, BLOCKS * PAGE)],
             groups=[group],
         )
-        self.client = Client(f"{directory}/kv.sock", engine="restart", epoch=epoch, rank=0)
+        self.client = Client(f"{directory}/kv.sock", engine="restart", epoch=epoch, rank=0, timeouts=PATIENT)
         self.cache = self.client.register_cache(spec)
         self.cache.wait_registered(WAIT_S)
 
