@@ -210,14 +210,15 @@ def global_prompts(session: Session, warm_blocks: int, first_id: int) -> tuple[l
     """A session's prompts in ids that no other session uses, and how many ids that took. Ids below `warm_blocks` are
     the warm prefix: the first prompt of the parent and of each sub-agent starts with it, and what shares with them."""
     local = session_prompts(session)
-    renamed: dict[int, int] = {}
+    ids = 1 + max(map(max, filter(None, local)), default=0)
+    names = list(range(first_id, first_id + ids))
     agents: set[int] = set()
     for turn, prompt in zip(session.turns, local, strict=True):
         if turn.agent not in agents:
             agents.add(turn.agent)
-            renamed.update({block: depth for depth, block in enumerate(prompt[:warm_blocks])})
-    prompts = [[renamed.get(block, first_id + block) for block in prompt] for prompt in local]
-    return prompts, 1 + max((block for prompt in local for block in prompt), default=0)
+            for depth, block in enumerate(prompt[:warm_blocks]):
+                names[block] = depth
+    return [list(map(names.__getitem__, prompt)) for prompt in local], ids
 
 
 # ---------------------------------------------------------------- arrivals
