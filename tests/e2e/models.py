@@ -55,13 +55,14 @@ def gemma3() -> Any:
 
 def mla() -> Any:
     """Latent attention: every rank holds the same KV."""
-    return _latent(num_hidden_layers=2, num_key_value_heads=4, intermediate_size=512)
+    return _latent("V2", num_hidden_layers=2, num_key_value_heads=4, intermediate_size=512)
 
 
 def mla_long() -> Any:
     """The KV of five layers of DeepSeek-V3, as many heads as GPUs' kernels want of each of two ranks, and room for long
     prompts. 260 million weights."""
     return _latent(
+        "V2",
         num_hidden_layers=5,
         hidden_size=2048,
         intermediate_size=4096,
@@ -72,16 +73,21 @@ def mla_long() -> Any:
     )
 
 
-def _latent(**sizes: Any) -> Any:
+def mla_mtp() -> Any:
+    """Of one layer: build_mtp() adds another."""
+    return _latent("V3", num_hidden_layers=1, num_nextn_predict_layers=1, num_key_value_heads=4, intermediate_size=512)
+
+
+def _latent(version: str, **sizes: Any) -> Any:
     """As DeepSeek's models, with their size of a token, and without experts, which have no KV."""
-    config = transformers.DeepseekV2Config(
+    config = getattr(transformers, f"Deepseek{version}Config")(
         **{**COMMON, **sizes},
         kv_lora_rank=512,
         q_lora_rank=None,
         qk_rope_head_dim=64,
         qk_nope_head_dim=128,
         v_head_dim=128,
-        first_k_dense_replace=sizes["num_hidden_layers"],
+        first_k_dense_replace=sizes["num_hidden_layers"] + sizes.get("num_nextn_predict_layers", 0),
         n_routed_experts=4,
         n_shared_experts=1,
         num_experts_per_tok=2,
@@ -89,31 +95,7 @@ def _latent(**sizes: Any) -> Any:
         n_group=1,
         topk_group=1,
     )
-    return transformers.DeepseekV2ForCausalLM(config)
-
-
-def mla_mtp() -> Any:
-    """Of one layer: build_mtp() adds another."""
-    config = transformers.DeepseekV3Config(
-        **COMMON,
-        num_hidden_layers=1,
-        num_nextn_predict_layers=1,
-        num_key_value_heads=4,
-        intermediate_size=512,
-        kv_lora_rank=512,
-        q_lora_rank=None,
-        qk_rope_head_dim=64,
-        qk_nope_head_dim=128,
-        v_head_dim=128,
-        first_k_dense_replace=2,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        moe_intermediate_size=128,
-        n_group=1,
-        topk_group=1,
-    )
-    return transformers.DeepseekV3ForCausalLM(config)
+    return getattr(transformers, f"Deepseek{version}ForCausalLM")(config)
 
 
 def lfm2() -> Any:
