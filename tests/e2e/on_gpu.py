@@ -1,6 +1,7 @@
 """The same on a real GPU, where nobody can watch: one line a check, and what a prefix costs from each place.
 
     python -m tests.e2e.on_gpu                      # tokens and log-probabilities, tiny model with random weights
+    python -m tests.e2e.on_gpu --kinds llama fp8 latent window    # the same of several kinds of KV
     python -m tests.e2e.on_gpu --ttft 8192 32768    # to the first token: computed, from HBM, evicted from there;
                                                     # without a connector, with vLLM's own offloading, with a server
     python -m tests.e2e.on_gpu --rounds 33000       # on two GPUs, latent attention: a conversation whose second and
@@ -21,6 +22,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.e2e.arena import flip_stored_bytes
 from tests.e2e.checks import prompt, settled
@@ -30,11 +32,31 @@ from tests.process.harness import Server, until
 
 TOKENS = 16
 BLOCK_TOKENS = 32
-BLOCKS = 350
-"""11,200 tokens: two of the fillers push everything else out."""
-LENGTHS = (1285, 2053, 4101)
+LATENT_BLOCK_TOKENS = 64
+POOL_TOKENS = 11_200
+FILLERS, FILLER_TOKENS = 4, 3600
+"""Together they push everything else out."""
+CONTEXT_TOKENS = 4096
+LENGTHS = (1285, 2053, 3845)
 """Five tokens behind a chunk: from HBM and from the server the same tokens are left to compute, so that even bfloat16
 gives the same bits."""
+
+
+class Kind(NamedTuple):
+    """Of KV."""
+
+    model: str
+    block_tokens: int
+    options: dict[str, object]
+
+
+KINDS = {
+    "llama": Kind("llama-long", BLOCK_TOKENS, {}),
+    "fp8": Kind("llama-long", BLOCK_TOKENS, {"kv_cache_dtype": "fp8"}),
+    "latent": Kind("mla-long", LATENT_BLOCK_TOKENS, {}),
+    "window": Kind("gemma3", BLOCK_TOKENS, {"disable_hybrid_kv_cache_manager": True}),
+}
+"""window: 0.20.2 lets a connector have one group of layers only, so sliding windows keep the whole prompt there."""
 LLAMA_8B_TOKEN_BYTES = 32 * 2 * 8 * 128 * 2
 ARMS = ("none", "native", "kvserver")
 GRAPHS: dict[str, object] = {
@@ -50,7 +72,6 @@ MORE_TOKENS = 1000
 """Of every round but the first."""
 LATENT_BYTES = 5 * 576 * 2
 """Layers, latent and position, bf16; once for both ranks."""
-LATENT_BLOCK_TOKENS = 64
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -89,7 +110,7 @@ class Checks:
 
 def fill(engine: Engine, seed: int) -> None:
     """Pushes everything else out of the engine's pool."""
-    engine.generate([prompt(seed, 7000), prompt(seed + 1, 7000)], tokens=1)
+    engine.generate([prompt(seed + filler, FILLER_TOKENS) for filler in range(FILLERS)], tokens=1)
 
 
 def ask(engine: Engine, tokens: int) -> Answer:
@@ -102,13 +123,14 @@ def asynchronous(engine: Engine) -> str:
     return "on"
 
 
-def identity(checks: Checks, model: Path, graphs: dict[str, object]) -> None:
+def identity(checks: Checks, model: Path, kind: Kind, graphs: dict[str, object]) -> None:
     options: dict[str, object] = {
         **graphs,
+        **kind.options,
         "dtype": "bfloat16",
-        "block_size": BLOCK_TOKENS,
-        "num_gpu_blocks_override": BLOCKS,
-        "max_model_len": 8192,
+        "block_size": kind.block_tokens,
+        "num_gpu_blocks_override": POOL_TOKENS // kind.block_tokens,
+        "max_model_len": CONTEXT_TOKENS,
         "max_num_batched_tokens": 8192,
         "kv_cache_memory_bytes": 2 << 30,
         "gpu_memory_utilization": 0.3,
@@ -259,6 +281,7 @@ def first_token(engine: Engine, server: Server, *, tokens: int, longest: int, tu
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of a model with weights; otherwise a tiny one is built")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=["llama"], metavar="KIND")
     parser.add_argument("--ttft", type=int, nargs="+", metavar="TOKENS")
     parser.add_argument("--rounds", type=int, metavar="TOKENS", help="of the first round, on two GPUs")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
@@ -273,7 +296,10 @@ def main() -> int:
         elif options.rounds:
             rounds(checks, options.model or built(Path(folder), "mla-long"), options.rounds, graphs)
         else:
-            identity(checks, options.model or built(Path(folder), "llama-long"), graphs)
+            for name in options.kinds:
+                print(f"-- {name}", flush=True)
+                model = options.model or built(Path(folder) / name, KINDS[name].model)
+                identity(checks, model, KINDS[name], graphs)
     return 1 if checks.failed else 0
 
 
