@@ -52,7 +52,7 @@ def retrieve_blocks(
         if group.kind == "window":
             absent = _leading_nulls(ids, options.null_block)
             first, ids = first + absent, ids[absent:]
-        if options.null_block in ids:
+        if _has_null(ids, options.null_block):
             return (), "null-block"
         if ids:
             brought.append(Blocks(index, first, ids))
@@ -95,8 +95,13 @@ def _chunks_held(options: Options, index: int, tables: Tables, first_chunk: int,
     """The first chunk in [first_chunk, end_chunk) of which the engine does not hold all blocks, or end_chunk."""
     per_chunk = options.chunk_tokens // options.groups[index].block_tokens
     ids = tables[index][first_chunk * per_chunk : end_chunk * per_chunk]
-    held = ids.index(options.null_block) if options.null_block in ids else len(ids)
+    held = ids.index(options.null_block) if _has_null(ids, options.null_block) else len(ids)
     return first_chunk + held // per_chunk
+
+
+def _has_null(ids: Sequence[int], null_block: int | None) -> bool:
+    """Of a long prompt's thousands of blocks, in the scheduler's step: all() is more than twice as fast as in."""
+    return null_block is not None and (not all(ids) if null_block == 0 else null_block in ids)
 
 
 def _leading_nulls(ids: Sequence[int], null_block: int | None) -> int:
@@ -105,7 +110,7 @@ def _leading_nulls(ids: Sequence[int], null_block: int | None) -> int:
 
 def _trailing_chunks(ids: Sequence[int], per_chunk: int, null_block: int | None) -> int:
     """Whole chunks behind the last block that the engine does not hold."""
-    if null_block not in ids:
+    if not _has_null(ids, null_block):
         return len(ids) // per_chunk
     behind = next(at for at, block in enumerate(reversed(ids)) if block == null_block)
     return behind // per_chunk
