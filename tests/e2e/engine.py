@@ -27,6 +27,8 @@ START_S = 150.0
 CALL_S = 90.0
 ROOT = Path(__file__).resolve().parents[2]
 
+RANK_FAILS = "KVSERVER_E2E_RANK_FAILS"
+"""Environment variable with the path of a file; while that is there, a rank of one_rank.py fails."""
 PATIENT: dict[str, object] = {"lookup_timeout_ms": 1000, "load_timeout_ms": 45_000, "min_load_tokens": 0}
 """A machine with more to do than cores must not turn a hit into a miss, and the prompts here are short."""
 
@@ -37,6 +39,10 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "tests/e2e/startup"), os.environ.get("PYTHONPATH")])),
 }
+
+ONE_PROCESS: dict[str, object] = {"distributed_executor_backend": "uni"}
+"""The worker is in the scheduler's process, as with one GPU. vLLM for CPUs does that only where there is no other
+process at all; such an engine starts in a third of the time."""
 
 Prompt = Sequence[int]
 
@@ -58,7 +64,7 @@ class Answer(NamedTuple):
 
 class Engine:
     """The parent's side. options: vLLM's arguments. connector: what kv_connector_extra_config says beside the
-    socket."""
+    socket, and beside PATIENT where it is patient."""
 
     def __init__(
         self,
@@ -67,18 +73,24 @@ class Engine:
         *,
         connector: dict[str, object] | None = None,
         environment: dict[str, str] | None = None,
+        patient: bool = True,
         start_s: float = START_S,
         **options: object,
     ) -> None:
         self._start_s = start_s
         self._pipe, theirs = Pipe()
         text = json.dumps(
-            {"model": str(model), "kv_transfer_config": transfer_config(socket, connector or {}), **options}
+            {
+                "model": str(model),
+                "kv_transfer_config": transfer_config(socket, connector or {}, patient=patient),
+                **options,
+            }
         )
         # A machine without NUMA nodes plays as many as there are ranks. Otherwise vLLM would take another number of
         # threads with a connector than without, which changes the last digits.
         ranks = int(str(options.get("tensor_parallel_size", 1)))
         threads = {"VLLM_CPU_SIM_MULTI_NUMA": "1"} if ranks > 1 else {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        processes = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if options.items() >= ONE_PROCESS.items() else {}
         folder = Path(os.environ.get("KVSERVER_E2E_LOGS", socket.parent.parent))
         self.log_path = folder / f"engine-{time.monotonic_ns()}.log"
         with self.log_path.open("ab") as log:
@@ -89,7 +101,7 @@ class Engine:
                 stderr=log,
                 pass_fds=(theirs.fileno(),),
                 cwd=ROOT,
-                env={**os.environ, **ENVIRONMENT, **threads, **(environment or {})},
+                env={**os.environ, **ENVIRONMENT, **threads, **processes, **(environment or {})},
                 start_new_session=True,  # so that all its processes can be ended together
             )
         theirs.close()
@@ -176,12 +188,12 @@ class Engine:
         return value
 
 
-def transfer_config(socket: Path, connector: dict[str, object]) -> dict[str, object]:
+def transfer_config(socket: Path, connector: dict[str, object], *, patient: bool = True) -> dict[str, object]:
     """kv_transfer_config for our connector."""
     return {
         "kv_connector": "KvServerConnector",
         "kv_connector_module_path": "kvclient.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"socket": str(socket), **PATIENT, **connector},
+        "kv_connector_extra_config": {"socket": str(socket), **(PATIENT if patient else {}), **connector},
     }

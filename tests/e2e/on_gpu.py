@@ -57,6 +57,8 @@ KINDS = {
     "window": Kind("gemma3", BLOCK_TOKENS, {"disable_hybrid_kv_cache_manager": True}),
 }
 """window: 0.20.2 lets a connector have one group of layers only, so sliding windows keep the whole prompt there."""
+SPARE_TOKENS = 4096
+"""Of a pool that is filled by the longest prompt."""
 LLAMA_8B_TOKEN_BYTES = 32 * 2 * 8 * 128 * 2
 ARMS = ("none", "native", "kvserver")
 GRAPHS: dict[str, object] = {
@@ -226,8 +228,8 @@ def ttft(
         "block_size": BLOCK_TOKENS,
         "max_model_len": longest + 64,
         "max_num_batched_tokens": 8192,
-        "num_gpu_blocks_override": (longest + 4096) // BLOCK_TOKENS,
-        "kv_cache_memory_bytes": (longest + 4096) * LLAMA_8B_TOKEN_BYTES,
+        "num_gpu_blocks_override": (longest + SPARE_TOKENS) // BLOCK_TOKENS,
+        "kv_cache_memory_bytes": (longest + SPARE_TOKENS) * LLAMA_8B_TOKEN_BYTES,
         **graphs,
         "disable_hybrid_kv_cache_manager": True,  # 0.20.2's own offloading asks for it
     }
@@ -237,45 +239,67 @@ def ttft(
                 options["kv_transfer_config"] = None
             if arm == "native":
                 options["kv_offloading_size"] = OFFLOAD_GIB
-            with Engine(folder, server.path, connector={"model_id": "dummy-8b"}, start_s=START_S, **options) as engine:
+            connector: dict[str, object] = {"model_id": "dummy-8b"}
+            with Engine(folder, server.path, connector=connector, patient=False, start_s=START_S, **options) as engine:
                 if arm == "kvserver":
                     until("the cache to be registered", lambda: server.status().caches == 1, 120)
                 for tokens in lengths:
-                    asked = partial(first_token, engine, server, tokens=tokens, longest=longest, turns=turns)
                     checks.check(
                         f"{arm}: {tokens} tokens, milliseconds, median of {turns} (smallest - largest)",
-                        partial(asked, evicted=arm != "none"),
+                        partial(first_token, engine, server, tokens=tokens, longest=longest, turns=turns, arm=arm),
                     )
             for option in ("kv_transfer_config", "kv_offloading_size"):
                 options.pop(option, None)
 
 
-def first_token(engine: Engine, server: Server, *, tokens: int, longest: int, turns: int, evicted: bool) -> str:
-    """Of a prompt that nobody knows, of one in HBM, and of one that was pushed out of there."""
+def first_token(engine: Engine, server: Server, *, tokens: int, longest: int, turns: int, arm: str) -> str:
+    """Of a prompt that nobody knows; of one in HBM, right behind it and once it is stored; and of one of which all was
+    pushed out of there. Where it came from is checked each time."""
 
-    def ms(seed: int, length: int = tokens) -> float:
+    def asked(seed: int, length: int = tokens) -> Answer:
+        return engine.generate([prompt(seed, length)], tokens=1)[0]
+
+    def found(seed: int, cached_tokens: int, from_server: int) -> float:
+        before = retrieved_tokens(server)
         began_s = time.perf_counter()
-        engine.generate([prompt(seed, length)], tokens=1)
-        return (time.perf_counter() - began_s) * 1e3
+        answer = asked(seed)
+        took_ms = (time.perf_counter() - began_s) * 1e3
+        assert cached_tokens <= answer.cached_tokens <= cached_tokens + BLOCK_TOKENS, (answer, cached_tokens)
+        retrieved = retrieved_tokens(server) - before
+        assert retrieved == from_server, (retrieved, from_server)
+        return took_ms
 
     def quiet() -> None:
         until("the stores to end", lambda: settled(server), 60)
         time.sleep(0.2)  # vLLM's own offloading cannot be asked
 
-    rows: dict[str, list[float]] = {"computed": [], "HBM": [], **({"evicted": []} if evicted else {})}
-    ms(tokens * 100 + 1)  # kernels for this length
+    def push_out(turn: int) -> None:
+        for filler, length in enumerate((longest, SPARE_TOKENS + BLOCK_TOKENS)):
+            asked(tokens * 100 + 60 + 20 * filler + turn, length)
+            quiet()
+
+    in_pool = tokens - BLOCK_TOKENS  # of its own pool's last block vLLM would need the last token, and takes none of it
+    rows: dict[str, list[float]] = {"computed": [], "HBM, at once": [], "HBM, stored": [], "evicted": []}
+    asked(tokens * 100 + 1)  # kernels for this length
     for turn in range(turns):
         seed = tokens * 100 + 10 + turn
-        rows["computed"].append(ms(seed))
-        rows["HBM"].append(ms(seed))
-        if evicted:
-            quiet()
-            ms(tokens * 100 + 60 + turn, longest)
-            quiet()
-            rows["evicted"].append(ms(seed))
+        rows["computed"].append(found(seed, 0, 0))
+        rows["HBM, at once"].append(found(seed, in_pool, 0))
+        quiet()
+        rows["HBM, stored"].append(found(seed, in_pool, 0))
+        if arm != "none":
+            push_out(turn)
+            rows["evicted"].append(found(seed, in_pool, tokens if arm == "kvserver" else 0))
+    assert engine.call("metrics").get("vllm:kvserver_retrieves_failed", 0) == 0
     return ", ".join(
-        f"{name} {statistics.median(row):.1f} ({min(row):.1f} - {max(row):.1f})" for name, row in rows.items()
+        f"{name} {statistics.median(row):.1f} ({min(row):.1f} - {max(row):.1f})" for name, row in rows.items() if row
     )
+
+
+def retrieved_tokens(server: Server) -> int:
+    count = server.status().counters["bytes_retrieved"]
+    assert isinstance(count, int)
+    return count // LLAMA_8B_TOKEN_BYTES
 
 
 def main() -> int:

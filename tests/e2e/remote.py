@@ -28,6 +28,7 @@ class Remote:
             **options,
         }
         self._llm = vllm.LLM(**settings)
+        self._is_one_process = not vllm.envs.VLLM_ENABLE_V1_MULTIPROCESSING
 
     def generate(self, prompts: list[list[int]], tokens: int, request: dict[str, object]) -> list[tuple[Any, ...]]:
         """request: further fields of each; adapter: the folder of a LoRA adapter."""
@@ -63,7 +64,10 @@ class Remote:
         return sum(at[token].logprob for token, at in told), output.num_cached_tokens or 0
 
     def reset(self, connector: bool = False, running: bool = False) -> bool:
-        """running: also with requests that run, which begin anew."""
+        """running: also with requests that run, which begin anew. Where all is in one process, nobody steps an engine
+        without requests: it would not hear of stores that have ended, and keep their blocks."""
+        if self._is_one_process:
+            self._llm.llm_engine.step()
         return bool(self._llm.reset_prefix_cache(reset_running_requests=running, reset_connector=connector))
 
     def sleep(self, level: int, mode: str) -> None:

@@ -9,13 +9,15 @@ from typing import NamedTuple
 import pytest
 
 from tests.e2e.checks import assert_same, prompt, settled, skip_what_does_not_run
-from tests.e2e.engine import Answer, Engine
+from tests.e2e.engine import RANK_FAILS, Answer, Engine, transfer_config
 from tests.process.harness import Server, stop, until
 
 pytestmark = pytest.mark.long
 
 LENGTH = 900
 TOKENS = 8
+PATIENCE: dict[str, object] = {"load_timeout_ms": 2000}
+ONE_RANK_FAILS = {"kv_connector": "FailsOnOneRank", "kv_connector_module_path": "tests.e2e.one_rank"}
 
 
 class Case(NamedTuple):
@@ -29,11 +31,21 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def switch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While it is there, rank 1 fails its loads."""
+    return tmp_path_factory.mktemp("switch") / "fails"
+
+
 @pytest.fixture(scope="module", params=list(CASES))
-def engine(request: pytest.FixtureRequest, models: Path, server: Server) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, models: Path, server: Server, switch: Path) -> Iterator[Engine]:
     case = CASES[request.param]
     skip_what_does_not_run(case.model)
-    with Engine(models / case.model, server.path, connector={"load_timeout_ms": 2000}, **case.options) as running:
+    config = {**transfer_config(server.path, PATIENCE), **ONE_RANK_FAILS}
+    environment = {RANK_FAILS: str(switch)}
+    with Engine(
+        models / case.model, server.path, environment=environment, kv_transfer_config=config, **case.options
+    ) as running:
         yield running
     until("the engine's sessions to end", lambda: server.status().caches == 0)
 
@@ -74,4 +86,24 @@ def test_a_request_whose_load_fails_is_computed_and_finds_its_prefix_the_next_ti
     until("the prompt to be found again", lambda: found_again(engine, server))
     engine.evict()
     assert_same(ask(engine), found)
+    until("the server to be at rest", lambda: settled(server))
+
+
+def test_a_load_that_one_rank_fails_is_computed_by_all(engine: Engine, server: Server, switch: Path) -> None:
+    """What the other rank has loaded is not used."""
+    if server.status().caches < 2:
+        pytest.skip("one rank")
+    wanted = ask(engine)
+    until("the prompt to be found", lambda: found_again(engine, server))
+    engine.evict()
+    before = failed(engine)
+    switch.touch()
+    computed = ask(engine)
+    switch.unlink()
+    assert failed(engine) == before + 1
+    assert_same(computed, wanted)
+    engine.evict()
+    found = ask(engine)
+    assert found.cached_tokens > LENGTH // 2
+    assert_same(found, wanted)
     until("the server to be at rest", lambda: settled(server))

@@ -1,7 +1,7 @@
 """Whatever becomes of the server, the engine says the same as without it, serves on, and uses the cache again later.
 
-One engine for all tests, which leave it with a server that answers; CI has time for six of them. A stopped mover is a
-slow one: its copies hang until it is resumed, or until the server, two seconds behind a job's deadline, kills it.
+One engine for all tests, which leave it with a server that answers; CI leaves out those that are long. A stopped mover
+is a slow one: its copies hang until it is resumed, or until the server, two seconds behind a job's deadline, kills it.
 """
 
 import threading
@@ -37,12 +37,13 @@ def wanted(engine: Engine, server: Server) -> Answer:
 
 
 @pytest.fixture
-def stored(engine: Engine, wanted: Answer, server: Server) -> Answer:
-    """The server holds the prompt, the engine does not."""
+def stored(engine: Engine, wanted: Answer, server: Server) -> Iterator[Answer]:
+    """The server holds the prompt, the engine does not. Whatever a test does in between, in the end nothing is held."""
     until("the engine's cache to be registered", lambda: server.status().caches == 1)
     until("the prompt to be stored", lambda: has_stored(engine, server))
     engine.evict()
-    return wanted
+    yield wanted
+    until("the server to be at rest", lambda: settled(server))
 
 
 def has_stored(engine: Engine, server: Server) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.arena import flip_stored_bytes
 from tests.e2e.checks import CLOSE, assert_same, is_uniform, prompt, settled, skip_what_does_not_run, whole_chunks
-from tests.e2e.engine import Answer, Engine
+from tests.e2e.engine import ONE_PROCESS, Answer, Engine
 from tests.process.harness import Server, until
 
 TOKENS = 12
@@ -40,6 +40,8 @@ LATENT_BYTES = 2 * 576 * 4
 """Layers, latent and position, float32: the same in all ranks."""
 LATENT: dict[str, object] = {"max_num_batched_tokens": 2048, "attention_config": {"backend": "CPU_MLA"}}
 """Where a CPU has AMX, vLLM takes other kernels for latent attention, which refuse float32."""
+HASHES: dict[str, object] = {"prefix_caching_hash_algo": "sha256_cbor"}
+"""Chunks are named by vLLM's own block hashes; elsewhere, and where PYTHONHASHSEED starts those, by tokens."""
 STATES: dict[str, object] = {
     "block_size": 32,
     "dtype": "bfloat16",
@@ -50,9 +52,9 @@ STATES: dict[str, object] = {
 tokens a block has."""
 CASES = {
     "llama": Case("llama", {"block_size": 32}, LLAMA_BYTES),
-    "gemma3": Case("gemma3", {"block_size": 32}, 0, chunk_tokens=128),
-    "mla": Case("mla", LATENT, LATENT_BYTES, agrees_with_itself=False),
-    "fp8": Case("llama", {"block_size": 64, "kv_cache_dtype": "fp8"}, LLAMA_BYTES // 4),
+    "gemma3": Case("gemma3", {"block_size": 32, **ONE_PROCESS}, 0, chunk_tokens=128),
+    "mla": Case("mla", {**LATENT, **ONE_PROCESS}, LATENT_BYTES, agrees_with_itself=False),
+    "fp8": Case("llama", {"block_size": 64, "kv_cache_dtype": "fp8", **HASHES, **ONE_PROCESS}, LLAMA_BYTES // 4),
     "lfm2": Case(
         "lfm2",
         {"block_size": 32, "prefix_cache_retention_interval": 256},
@@ -70,11 +72,11 @@ CASES = {
         agrees_with_itself=False,
     ),
     "tp2": Case("llama", {"block_size": 32, "tensor_parallel_size": 2}, LLAMA_BYTES),
-    "tp2-mla": Case("mla", {**LATENT, "tensor_parallel_size": 2}, LATENT_BYTES, agrees_with_itself=False),
+    "tp2-mla": Case("mla", {**LATENT, **HASHES, "tensor_parallel_size": 2}, LATENT_BYTES, agrees_with_itself=False),
 }
 
 
-LONG = ("tp2-mla", "qwen3-next")
+LONG = ("tp2-mla", "qwen3-next", "lfm2")
 """Left to `make e2e-all`."""
 
 
@@ -82,8 +84,6 @@ LONG = ("tp2-mla", "qwen3-next")
     scope="module", params=[pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES]
 )
 def case(request: pytest.FixtureRequest) -> Case:
-    if request.param == "fp8" and "avx512" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("vLLM keeps KV in fp8 only on CPUs with AVX-512")
     skip_what_does_not_run(request.param)
     return CASES[request.param]
 
@@ -108,13 +108,19 @@ def engine(case: Case, models: Path, server: Server) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def computed(case: Case, engine: Engine, server: Server) -> list[Answer]:
+def first(engine: Engine, server: Server) -> list[Answer]:
     """The answers to the prompts when nothing is cached; afterwards the server holds their whole chunks."""
     answers = [engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0] for seed, tokens in PROMPTS]
     assert [answer.cached_tokens for answer in answers] == [0] * len(PROMPTS)
     until("the stores to end", lambda: settled(server))
+    return answers
+
+
+@pytest.fixture(scope="module")
+def computed(case: Case, engine: Engine, first: list[Answer]) -> list[Answer]:
+    """What other answers to them are compared with."""
     if case.agrees_with_itself:
-        return answers
+        return first
     engine.evict()
     return [engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0] for seed, tokens in PROMPTS]
 
@@ -155,6 +161,19 @@ def test_an_evicted_prefix_comes_back_and_the_output_is_the_same(
         engine.evict()
         assert_same(engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0], found)
     until("leases and pins to go", lambda: settled(server))
+
+
+def test_the_log_says_of_a_request_what_was_found_and_loaded(
+    engine: Engine, case: Case, computed: list[Answer]
+) -> None:
+    seed, tokens = PROMPTS[1]
+    held = whole_chunks(tokens, case.chunk_tokens)
+    line = f"prompt={tokens} hbm=0 hit={held} loaded={held} stored=0"
+    before = engine.log().count(line)
+    engine.evict()
+    engine.generate([prompt(seed, tokens)], tokens=1)
+    engine.evict()  # the request is over
+    until("its line in the log", lambda: engine.log().count(line) == before + 1)
 
 
 def test_a_conversation_goes_on_where_it_was(engine: Engine, case: Case, server: Server) -> None:
@@ -251,8 +270,21 @@ def test_another_engine_finds_what_the_first_stored(
 ) -> None:
     engine.close()  # two engines at once are too much for two cores
     until("the engine's sessions to end", lambda: server.status().caches == 0)
-    with Engine(models / case.model, server.path, environment={"PYTHONHASHSEED": "7"}, **case.options) as other:
+    environment = {} if case.options.items() >= HASHES.items() else {"PYTHONHASHSEED": "7"}
+    with Engine(models / case.model, server.path, environment=environment, **case.options) as other:
+        until("it to be registered", lambda: server.status().caches == case.options.get("tensor_parallel_size", 1))
         for (seed, tokens), wanted in reversed(list(zip(PROMPTS, computed, strict=True))):
             found = other.generate([prompt(seed, tokens)], tokens=TOKENS)[0]
             assert found.cached_tokens == whole_chunks(tokens, case.chunk_tokens)
             assert_same(found, wanted)
+
+
+def test_an_engine_without_a_connector_says_the_same(
+    case: Case, models: Path, engine: Engine, first: list[Answer], server: Server
+) -> None:
+    engine.close()
+    processes = {} if "tensor_parallel_size" in case.options else ONE_PROCESS
+    options = {**processes, **case.options, "kv_transfer_config": None}
+    with Engine(models / case.model, server.path, **options) as plain:
+        for (seed, tokens), wanted in zip(PROMPTS, first, strict=True):
+            assert_same(plain.generate([prompt(seed, tokens)], tokens=TOKENS)[0], wanted)

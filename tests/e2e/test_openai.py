@@ -1,4 +1,5 @@
-"""Through vLLM's OpenAI server: many requests at once, the same tokens from the server's memory, and the metrics."""
+"""Through vLLM's OpenAI server, for each shape of KV: many requests at once, the same tokens from the server's memory,
+and the metrics. Chunks are named by vLLM's block hashes."""
 
 import json
 import os
@@ -15,14 +16,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.checks import CLOSE, prompt, settled, whole_chunks
+from tests.e2e.checks import CLOSE, prompt, settled, skip_what_does_not_run, whole_chunks
 from tests.e2e.engine import ENVIRONMENT, transfer_config
+from tests.e2e.test_models import CASES, HASHES, Case
 from tests.process.harness import Server, until
 
 pytestmark = pytest.mark.long
 
 START_S = 150.0
 LENGTHS = (300, 520, 777, 1300)
+USUAL: dict[str, object] = {
+    "max_model_len": 2048,
+    "max_num_seqs": 4,
+    "dtype": "float32",
+    "block_size": 32,
+    "kv_cache_memory_bytes": 64 << 20,
+}
 
 
 class Endpoint:
@@ -68,29 +77,25 @@ class Endpoint:
             return str(answer.read().decode())
 
 
+@pytest.fixture(scope="module", params=list(CASES))
+def case(request: pytest.FixtureRequest) -> Case:
+    skip_what_does_not_run(request.param)
+    return CASES[request.param]
+
+
 @pytest.fixture(scope="module")
-def endpoint(models: Path, server: Server) -> Iterator[Endpoint]:
+def endpoint(case: Case, models: Path, server: Server) -> Iterator[Endpoint]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(models / "llama")),
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(models / case.model)),
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"),
-        *("--max-model-len", "2048", "--dtype", "float32", "--block-size", "32", "--max-num-seqs", "4"),
-        *(
-            "--kv-cache-memory-bytes",
-            str(64 << 20),
-            "--kv-transfer-config",
-            json.dumps(transfer_config(server.path, {})),
-        ),
-        *("--prefix-caching-hash-algo", "sha256_cbor"),
+        *flags_of({**USUAL, **case.options, **HASHES, "kv_transfer_config": transfer_config(server.path, {})}),
     ]
-    environment = {
-        **os.environ,
-        **ENVIRONMENT,
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_SERVER_DEV_MODE": "1",
-    }
+    ranks = int(str(case.options.get("tensor_parallel_size", 1)))
+    threads = {"VLLM_CPU_SIM_MULTI_NUMA": "1"} if ranks > 1 else {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    environment = {**os.environ, **ENVIRONMENT, **threads, "VLLM_SERVER_DEV_MODE": "1"}
     log_path = server.folder / "openai.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -99,30 +104,54 @@ def endpoint(models: Path, server: Server) -> Iterator[Endpoint]:
     try:
         running = Endpoint(port, process, log_path)
         until("the OpenAI server to be up", running.is_up, START_S)
+        until("its caches to be registered", lambda: server.status().caches == ranks)
         yield running
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
+    until("its sessions to end", lambda: server.status().caches == 0)
 
 
-def test_the_same_tokens_for_many_at_once(endpoint: Endpoint, server: Server) -> None:
+def flags_of(options: dict[str, object]) -> Iterator[str]:
+    for name, value in options.items():
+        yield f"--{name.replace('_', '-')}"
+        yield value if isinstance(value, str) else json.dumps(value)
+
+
+def test_the_same_tokens_for_many_at_once(endpoint: Endpoint, case: Case, server: Server) -> None:
     prompts = [prompt(10 + place, tokens) for place, tokens in enumerate(LENGTHS)]
-    computed = [endpoint.complete(item) for item in prompts]
-    until("the server to be at rest", lambda: settled(server))
-    until("the engine to forget its prefixes", endpoint.evict)
+    held = sum(whole_chunks(tokens, case.chunk_tokens) for tokens in LENGTHS)
+    computed = one_by_one(endpoint, server, prompts)
+    if not case.agrees_with_itself:  # of what comes from the server the rest is computed: again in the same way
+        computed = one_by_one(endpoint, server, prompts)
+    again = one_by_one(endpoint, server, prompts)
+    assert_same(again, computed)
     before = endpoint.metric("vllm:external_prefix_cache_hits_total")
     with ThreadPoolExecutor(len(prompts) * 2) as crowd:
         found = list(crowd.map(endpoint.complete, [*prompts, *prompts]))
-    for (tokens, logprobs), (wanted, theirs) in zip(found, [*computed, *computed], strict=True):
-        assert tokens == wanted
-        assert logprobs == pytest.approx(theirs, abs=CLOSE)
-    hits = endpoint.metric("vllm:external_prefix_cache_hits_total") - before
-    assert hits >= sum(map(whole_chunks, LENGTHS))
+    if case.agrees_with_itself:
+        assert_same(found, [*computed, *computed])
+    assert endpoint.metric("vllm:external_prefix_cache_hits_total") - before >= held
     until("the server to be at rest", lambda: settled(server))
 
 
-def test_the_connectors_counts_are_among_vllms_metrics(endpoint: Endpoint) -> None:
-    assert endpoint.metric("vllm:kvserver_tokens_stored_total") >= sum(map(whole_chunks, LENGTHS))
-    assert endpoint.metric("vllm:kvserver_tokens_retrieved_total") >= sum(map(whole_chunks, LENGTHS))
+def one_by_one(endpoint: Endpoint, server: Server, prompts: list[list[int]]) -> list[tuple[list[str], list[float]]]:
+    """Afterwards the server holds them, and the engine none."""
+    answers = [endpoint.complete(item) for item in prompts]
+    until("the server to be at rest", lambda: settled(server))
+    until("the engine to forget its prefixes", endpoint.evict)
+    return answers
+
+
+def assert_same(found: list[tuple[list[str], list[float]]], wanted: list[tuple[list[str], list[float]]]) -> None:
+    for (tokens, logprobs), (theirs, of_theirs) in zip(found, wanted, strict=True):
+        assert tokens == theirs
+        assert logprobs == pytest.approx(of_theirs, abs=CLOSE)
+
+
+def test_the_connectors_counts_are_among_vllms_metrics(endpoint: Endpoint, case: Case) -> None:
+    held = sum(whole_chunks(tokens, case.chunk_tokens) for tokens in LENGTHS)
+    assert endpoint.metric("vllm:kvserver_tokens_stored_total") >= held
+    assert endpoint.metric("vllm:kvserver_tokens_retrieved_total") >= 2 * held
     assert endpoint.metric("vllm:kvserver_retrieves_failed_total") == 0
-    assert endpoint.metric("vllm:kvserver_retrieve_seconds_count") >= len(LENGTHS)
+    assert endpoint.metric("vllm:kvserver_retrieve_seconds_count") >= 2 * len(LENGTHS)

@@ -69,6 +69,10 @@ def preemptions(engine: Engine) -> float:
     return float(engine.call("metrics")["vllm:num_preemptions"])
 
 
+def retrieved_tokens(engine: Engine) -> float:
+    return float(engine.call("metrics")["vllm:kvserver_tokens_retrieved"])
+
+
 def test_preempted_requests_are_right_while_stores_are_slow(
     engine: Engine, wanted: list[Answer], server: Server
 ) -> None:
@@ -99,10 +103,11 @@ def test_preempted_requests_are_right_while_loads_are_slow(
 ) -> None:
     until("the server to be at rest", lambda: settled(server))
     engine.evict()
-    before = preemptions(engine)
+    before, retrieved = preemptions(engine), retrieved_tokens(engine)
     with slow_mover(server):
         found = engine.generate(PROMPTS, tokens=TOKENS)
     assert preemptions(engine) > before
+    assert retrieved_tokens(engine) - retrieved >= CHUNK_TOKENS
     for answer, alone in zip(found, wanted, strict=True):
         assert_same(answer, alone)
     until("the server to be at rest", lambda: settled(server))

@@ -3,12 +3,18 @@
 An engine's processes wait for each other by calling sched_yield in a loop, also while all requests wait for a load.
 With as many ranks as cores, Linux (seen: 6.18) then leaves everybody else without a core, for a minute and more: the
 server that is to bring the load, and kernel threads too. Here they sleep instead, for less than a step takes.
+
+And each of them imports torch and vLLM, one after the other, which takes a quarter less (9.8 s instead of 12.7) as long
+as nobody looks for garbage among what is imported.
 """
 
+import gc
 import os
+import threading
 import time
 
 PAUSE_S = 50e-6
+IMPORTS_S = 15.0
 
 
 def sched_yield() -> None:
@@ -17,3 +23,7 @@ def sched_yield() -> None:
 
 
 os.sched_yield = sched_yield
+gc.disable()
+later = threading.Timer(IMPORTS_S, gc.enable)
+later.daemon = True
+later.start()
