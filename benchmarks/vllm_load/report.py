@@ -15,7 +15,10 @@ Runs = Mapping[str, Mapping[str, Sequence[Figure]]]
 
 MEANING = {
     "ttft": "from sending a request to its first token, ms",
-    "gap": "between two tokens of an answer, ms",
+    "gap": "between two tokens of an answer, ms (ITL of vLLM's bench)",
+    "tpot": "of each answer, the mean of its gaps, ms",
+    "output_pace": "of each answer, tokens a second behind its first (1 / tpot); p10: nine of ten were faster",
+    "input_pace": "of each request, tokens of its prompt / seconds to its first token",
     "*_rate": "from the first request's beginning to the last one's end",
     "loads_failed": "what kvserver was to bring back and did not; it was computed",
     "other_length": "answers with more or fewer tokens than were asked for",

@@ -12,6 +12,8 @@ from benchmarks.vllm_load.crowd import Outcome
 FILLER = "filler"
 """The kind of requests that only push others out: in no figure but the errors."""
 QUANTILES = (50, 90, 99)
+QUANTILES_OF_PACES = (50, 10, 1)
+"""Where more is better, the worst are at the other end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,9 @@ def figures(of: Round, limits: Limits) -> dict[str, Figure]:
             told |= _quantiles(f"ttft_{kind.replace(' ', '_')}", _ttfts_ms(same))
     told |= _quantiles("ttft", _ttfts_ms(answered))
     told |= _quantiles("gap", [1e3 * gap_s for outcome in answered for gap_s in outcome.reply.gaps_s])
+    told |= _quantiles("tpot", [1e3 * gap_s for gap_s in _mean_gaps_s(answered)])
+    told |= _paces("output_pace", [1 / gap_s for gap_s in _mean_gaps_s(answered) if gap_s])
+    told |= _paces("input_pace", _input_paces(answered))
     told |= _rates(answered)
     told["requests"] = Figure(len(asked), "")
     told["errors"] = Figure(sum(bool(outcome.reply.problem) for outcome in of.outcomes), "")
@@ -82,6 +87,23 @@ def _quantiles(name: str, values: Sequence[float]) -> dict[str, Figure]:
 
 def _ttfts_ms(outcomes: Iterable[Outcome]) -> list[float]:
     return [1e3 * outcome.reply.ttft_s for outcome in outcomes if outcome.reply.ttft_s is not None]
+
+
+def _paces(name: str, values: Sequence[float]) -> dict[str, Figure]:
+    """So many tokens a second; all but so many percent had more."""
+    if not values:
+        return {}
+    return {f"{name}_p{percent}": Figure(quantile(values, percent), "tok/s") for percent in QUANTILES_OF_PACES}
+
+
+def _mean_gaps_s(outcomes: Iterable[Outcome]) -> list[float]:
+    """Of each answer of several tokens: from its first token to its last, divided by the tokens behind the first."""
+    return [statistics.fmean(outcome.reply.gaps_s) for outcome in outcomes if outcome.reply.gaps_s]
+
+
+def _input_paces(outcomes: Iterable[Outcome]) -> list[float]:
+    replies = [outcome.reply for outcome in outcomes]
+    return [reply.prompt_tokens / reply.ttft_s for reply in replies if reply.prompt_tokens and reply.ttft_s]
 
 
 def _rates(answered: Sequence[Outcome]) -> dict[str, Figure]:

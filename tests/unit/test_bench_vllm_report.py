@@ -62,6 +62,7 @@ def test_figures_of_a_round() -> None:
     assert told["ttft_first_p99"] == told["ttft_p90"] == 3000.0
     assert told["ttft_again_p50"] == 500.0
     assert (told["gap_p50"], told["gap_p99"]) == (150.0, 300.0)
+    assert (told["tpot_p50"], told["tpot_p99"]) == pytest.approx((100.0, 300.0))  # a and c; b has one token only
     assert told["request_rate"] == pytest.approx(3 / 4)  # from 1.0 to 5.0 s, without the filler
     assert told["input_rate"] == pytest.approx(40 / 4)
     assert told["output_rate"] == pytest.approx(6 / 4)
@@ -73,6 +74,35 @@ def test_figures_of_a_round() -> None:
     assert "ttft_filler_p50" not in told
     assert "loads_failed" not in told  # no connector of ours
     assert "hit_external" not in told
+
+
+def test_the_slowest_answers_are_at_the_low_end_of_paces() -> None:
+    """Ten answers of five tokens: 2, 4, … 20 a second behind the first, prompts of 100 tokens in 1, 2, … 10 s."""
+    outcomes = [
+        outcome(str(n), ttft_s=float(n), gaps_s=(0.25 / n, 0.75 / n) * 2, total_s=99.0, prompt_tokens=100)
+        for n in range(1, 11)
+    ]
+    outcomes.append(outcome("at once", ttft_s=0.0, gaps_s=(0.0, 0.0), prompt_tokens=100))  # no pace can be told
+    outcomes.append(outcome("failed", ttft_s=0.1, gaps_s=(9.0,), prompt_tokens=100, problem="HTTP 500"))
+    outcomes.append(outcome("filler", "filler", ttft_s=0.1, gaps_s=(9.0,), prompt_tokens=100))
+    told = {name: figure for name, figure in figures(a_round(outcomes=outcomes), LIMITS).items() if "pace" in name}
+    assert {figure.unit for figure in told.values()} == {"tok/s"}
+    assert {name: figure.value for name, figure in told.items()} == pytest.approx(
+        {
+            "output_pace_p50": 10.0,
+            "output_pace_p10": 2.0,
+            "output_pace_p1": 2.0,
+            "input_pace_p50": 100 / 6,
+            "input_pace_p10": 10.0,
+            "input_pace_p1": 10.0,
+        }
+    )
+
+
+def test_answers_of_one_token_have_no_pace_of_output() -> None:
+    told = figures(a_round(outcomes=faster()), LIMITS)
+    assert told["input_pace_p10"].value == 40.0
+    assert not [name for name in told if name.startswith(("output_pace", "tpot"))]
 
 
 def test_equal_prompts_are_compared_wherever_they_were_answered() -> None:
