@@ -9,6 +9,7 @@ from typing import Protocol
 from benchmarks.vllm_load.asks import Ask, Fork, Line, Phase, Workload
 from benchmarks.vllm_load.ramp import Ramp
 from benchmarks.vllm_load.reply import Reply
+from benchmarks.vllm_load.working_set import WorkingSet
 
 Answerer = Callable[[Ask], Awaitable[Reply]]
 
@@ -91,6 +92,10 @@ class _Running:
         self._users = 0
         self._ttfts_s: list[list[float]] = [[]]
         """By period, the newest last."""
+        self._begun_tokens = 0
+        """Of the first prompts of lines that began in this period, those of the users at the beginning left out."""
+        ramp = phase.ramp
+        self._working_set = WorkingSet(ramp.working_set_s) if ramp and ramp.working_set_tokens_max else None
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -105,13 +110,15 @@ class _Running:
         group.create_task(self._user(line))
 
     async def _user(self, line: Line | None) -> None:
-        """Plays lines until there are none, or the time is over. line: the one to begin with."""
-        while (line := line or next(self._lines, None)) is not None:
+        """Plays lines until there are none, or the time is over. line: the one to begin with, if not the next."""
+        line = line or next(self._lines, None)
+        while line is not None:
             if not await self._wait(line.start_s - self._elapsed_s()):
                 break
             if not await self._play(line.steps):
                 break
-            line = None
+            if (line := next(self._lines, None)) is not None:
+                self._begun_tokens += line.first_tokens()
         self._users -= 1
         self._crowd.joined(-1)
 
@@ -125,6 +132,8 @@ class _Running:
             elif not await self._wait(step.think_s):
                 return False
             else:
+                if self._working_set is not None:
+                    self._working_set.asked(step.prompt, self._elapsed_s())
                 outcome = await self._crowd.ask(step)
                 if outcome.reply.ttft_s is not None:
                     self._ttfts_s[-1].append(outcome.reply.ttft_s)
@@ -138,21 +147,24 @@ class _Running:
         return self._left_s() > 0
 
     async def _let_join(self, group: asyncio.TaskGroup, ramp: Ramp) -> None:
-        """Users who join at once in a period: as many as the ramp says and the budget of their first prompts lets."""
+        """Users who join at once in a period: as many as the ramp says and as it admits with their first prompts."""
         held: Line | None = None
         while 0 < self._users < ramp.users_max and await self._wait(ramp.period_s):
-            tokens = 0
-            for _ in range(ramp.joining(self._users, self._ttfts_s)):
+            in_use = self._working_set.tokens(self._elapsed_s()) if self._working_set else 0
+            for _ in range(ramp.joining(self._users, self._ttfts_s, in_use)):
                 line = held or next(self._lines, None)
                 if line is None:
                     return
                 held = line
-                if tokens and tokens + line.first_tokens() > ramp.first_tokens_max:
-                    break  # it joins in the next period
-                tokens += line.first_tokens()
+                tokens = line.first_tokens()
+                if not ramp.admits(tokens, begun_tokens=self._begun_tokens, working_set_tokens=in_use):
+                    break  # it joins in a later period
+                self._begun_tokens += tokens
+                in_use += tokens
                 held = None
                 self._join(group, line)
             self._ttfts_s.append([])
+            self._begun_tokens = 0
 
     def _elapsed_s(self) -> float:
         return self._crowd.now_s() - self._began_s

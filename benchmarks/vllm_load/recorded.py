@@ -37,7 +37,19 @@ class Recorded:
     users_max: int = field(default=0, metadata={"help": "as long as first tokens come early enough; 0: no more join"})
     ttft_s_max: float = field(default=60.0, metadata={"help": "users join while a fifth of it is left"})
     period_s: float = field(default=30.0, metadata={"help": "how often it is decided whether users join"})
-    first_tokens_max: int = field(default=500_000, metadata={"help": "of the first prompts of those who join at once"})
+    first_tokens_max: int = field(
+        default=500_000,
+        metadata={"help": "of the first prompts of sessions that begin in one period, as sent; others wait; 0: any"},
+    )
+    working_set_tokens_max: int = field(
+        default=0,
+        metadata={"help": "asked about of late, as sent: nobody joins behind 90 %% of it, or beyond it; 0: any"},
+    )
+    working_set_s: float = field(default=600.0, metadata={"help": "how long what was asked about counts for that"})
+    cooldown: bool = field(
+        default=False,
+        metadata={"help": "behind periods above ttft-s-max, nobody joins until 2 to 5 in a row are below"},
+    )
     duration_s: float = field(default=120.0, metadata={"help": "of a round; what runs then is waited for"})
     context_tokens_max: int = field(default=100_000, metadata={"help": "a session ends at its first longer prompt"})
     think_s_max: float = field(default=600.0, metadata={"help": "longer pauses are cut to this"})
@@ -58,7 +70,15 @@ class Recorded:
             return Workload("trace", (Phase(lines, max(1, len(lines)), duration_s=self.duration_s),))
         ramp = None
         if self.users_max:
-            ramp = Ramp(self.users_max, self.period_s, self.ttft_s_max, self.first_tokens_max)
+            ramp = Ramp(
+                users_max=self.users_max,
+                period_s=self.period_s,
+                ttft_s_max=self.ttft_s_max,
+                first_tokens_max=self.first_tokens_max,
+                working_set_tokens_max=self.working_set_tokens_max,
+                working_set_s=self.working_set_s,
+                cooldown=self.cooldown,
+            )
         lines_of_sessions = _Sessions(self, trace.sessions, seed).lines()
         return Workload("trace", (Phase(lines_of_sessions, self.users, ramp, self.duration_s),))
 
@@ -101,7 +121,8 @@ PUBLISHED_MI300X = Recorded(
 )
 """Parameters of the published experiment on two MI300X (with seed 42): kv-cache-tester with --warm-prefix-pct 0.5
 --timing-strategy think-only --recycle --max-ttft 60 --test-duration 1200 --max-context 100000 --start-users 4
---max-users 32."""
+--max-users 32. The rest are the tester's defaults of then: --max-new-tokens-per-period 500000 (first_tokens_max),
+--max-working-set-tokens 0, --assessment-period 30, --cache-max-age 600 (working_set_s), and no cooldown (ramp.py)."""
 PRESETS: dict[str, Recorded] = {
     "mi300x": PUBLISHED_MI300X,
     "mi300x-steady": replace(PUBLISHED_MI300X, users=32, users_max=0),

@@ -149,5 +149,15 @@ def test_the_published_experiment_is_a_preset() -> None:
     assert (phase.users, phase.duration_s) == (4, 1200.0)
     assert phase.ramp is not None
     assert (phase.ramp.users_max, phase.ramp.ttft_s_max) == (32, 60.0)
+    assert (phase.ramp.first_tokens_max, phase.ramp.working_set_tokens_max, phase.ramp.cooldown) == (500_000, 0, False)
     assert (preset.context_tokens_max, preset.think_s_max, preset.warm_prefix_ratio) == (100_000, 600.0, 0.5)
     assert PRESETS["mi300x-steady"].draw(42).phases[0].users == 32
+
+
+def test_limits_of_the_ramp_are_options(trace: str) -> None:
+    options = Recorded(
+        trace=trace, users_max=5, first_tokens_max=6, working_set_tokens_max=7, working_set_s=8.0, cooldown=True
+    )
+    ramp = options.draw(1).phases[0].ramp
+    assert ramp is not None
+    assert (ramp.first_tokens_max, ramp.working_set_tokens_max, ramp.working_set_s, ramp.cooldown) == (6, 7, 8.0, True)
