@@ -1,10 +1,11 @@
 """The same prompt twice, the second time from the server's memory.
 
 kvserver serve --socket /tmp/kvserver/kv.sock --arena-bytes 4GiB &
-python examples/vllm/offline.py --socket /tmp/kvserver/kv.sock --model MODEL
+python examples/vllm/offline.py --socket /tmp/kvserver/kv.sock --model MODEL [--engine '{"enforce_eager": true}']
 """
 
 import argparse
+import json
 import time
 
 import vllm
@@ -14,6 +15,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--engine", type=json.loads, default={}, help="JSON: further arguments of vllm.LLM")
+    parser.add_argument("--connector", type=json.loads, default={}, help="JSON: more of kv_connector_extra_config")
     options = parser.parse_args()
     llm = vllm.LLM(
         model=options.model,
@@ -22,8 +25,9 @@ def main() -> None:
             "kv_connector_module_path": "kvclient.vllm",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"socket": options.socket},
+            "kv_connector_extra_config": {"socket": options.socket, **options.connector},
         },
+        **options.engine,
     )
     prompt = "A cache is a place where things are kept that will be wanted again. " * 60
     for turn in ("computed", "from the server"):

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,26 @@ exec sleep 60
 ENGINE = """#!/bin/sh
 printf '%s\\n' "$@" > "$SAID/engine"
 until [ "$ALONE" ] || [ -e "$SAID/kvserver" ]; do sleep 0.01; done
+"""
+VLLM = """import json, os
+from types import SimpleNamespace
+
+class LLM:
+    def __init__(self, **options):
+        with open(os.environ["SAID"] + "/engine", "w") as out:
+            json.dump(options, out)
+        self.turn = self.held = 0
+
+    def generate(self, prompts, sampling, use_tqdm):
+        self.turn += 1
+        return [SimpleNamespace(num_cached_tokens=768 * (self.turn - 1), prompt_token_ids=range(900)) for _ in prompts]
+
+    def reset_prefix_cache(self):
+        self.held += 1
+        return self.held % 2 == 0
+
+def SamplingParams(**options):
+    return options
 """
 
 
@@ -77,3 +98,23 @@ def test_an_unknown_arm_starts_nothing(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "none of hbm, dram, nvme" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["programs"]
+
+
+def test_the_offline_one_asks_twice_through_the_connector(tmp_path: Path) -> None:
+    (tmp_path / "vllm.py").write_text(VLLM)
+    script = ROOT / "examples/vllm/offline.py"
+    more = ["--engine", '{"enforce_eager": true}', "--connector", '{"min_load_tokens": 0}']
+    command = [sys.executable, str(script), "--socket", "/run/other/kv.sock", "--model", "MODEL", *more]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "SAID": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
+    computed, found = done.stdout.splitlines()
+    assert computed.startswith("computed: ")
+    assert computed.endswith(" 0 of 900 tokens cached")
+    assert found.startswith("from the server: ")
+    assert found.endswith(" 768 of 900 tokens cached")
+    said = json.loads((tmp_path / "engine").read_text())
+    transfer = said.pop("kv_transfer_config")
+    assert said == {"model": "MODEL", "enforce_eager": True}
+    assert (transfer["kv_role"], transfer["kv_load_failure_policy"]) == ("kv_both", "recompute")
+    options = parse(transfer["kv_connector_extra_config"])
+    assert (str(options.socket), options.min_load_tokens) == ("/run/other/kv.sock", 0)
