@@ -1,10 +1,12 @@
 """What do vLLM's calls of our scheduler half cost? `python -m benchmarks.bench_connector [--json] [--smoke]`
 
 Needs vLLM (any build; no engine and no model is started). Real requests with real block hashes, vLLM's own block pool,
-a real server that holds nothing of them; what a scheduler does is played: each prompt is new, is matched, gets its
-blocks, is computed in steps of 2048 tokens, decodes beside 31 others, and finishes. Microseconds of each call on the
-scheduler's thread, median over the requests of a round, and that of the rounds, of which the first is not counted;
-behind the slash the length of the prompt.
+a real server; what a scheduler does is played: each prompt is new, is matched, gets its blocks, is computed in steps of
+2048 tokens, decodes beside 31 others, and finishes. Microseconds of each call on the scheduler's thread, median over
+the requests of a round, and that of the rounds, of which the first is not counted; behind the slash the length of the
+prompt. Of these prompts the server holds nothing. Rows "hit" are of prompts that it holds, stored before by the
+connector's own orders, with a question of 100 tokens behind them: all whole chunks have to be matched, and are loaded,
+between the calls, by the connector's own worker. No lease may be left.
 
 new: on_new_request, which names the chunks of a short prompt and asks the server, and begins to name those of a long
 one, or names them by its block hashes. match: get_num_new_matched_tokens in a step that has other work: at once behind
@@ -14,10 +16,13 @@ between two of them, with another request that decodes; step that sends: the one
 long prompt. events: take_events behind a step's forward; events answered: the one of them that takes the answer.
 prefill: build_connector_meta of a step that completes eight chunks, which are stored. decode: that of a step of 32
 requests that decode, per request. all of match, all of step: the kinds of one method together (but decode). alone:
-match in an engine without other work, which waits for the answer. allocated: update_state_after_alloc. finished:
-request_finished. bare send: instead of new, one system call that wakes a sleeping process, as the question has to; bare
-receive: instead of match, one that takes an answer. Both in the same place and as cold, so what a call costs above them
-is our own.
+match in an engine without other work, which waits for the answer. allocated: update_state_after_alloc. reported:
+update_connector_output with the end of a job. finished: request_finished. bare send: instead of new, one system call
+that wakes a sleeping process, as the question has to; bare receive: instead of match, one that takes an answer. Both in
+the same place and as cold, so what a call costs above them is our own.
+Only of a hit: allocated is of the blocks to be loaded, for whose ids the connector asks vLLM. step that loads:
+build_connector_meta of the same step, which has the order. allocated again: when vLLM goes on with the request, and
+loads nothing. step behind the load: that in which the question is computed; it is no whole chunk, so none is stored.
 "tokens": keys from token ids; "hashes": from the engine's block hashes (--prefix-caching-hash-algo sha256_cbor).
 """
 
@@ -30,23 +35,27 @@ import statistics
 import subprocess
 import sys
 import time
+from array import array
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256, sha256_cbor
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
+from benchmarks.connector_worker import PlayedWorker
 from benchmarks.rows import Rows
-from benchmarks.serving import serving
+from benchmarks.serving import PATIENT, serving
 from kvclient.client import Client
 from kvclient.offload_ends import Report
-from kvclient.offload_values import Group, Options
-from kvclient.values import StoreResult, Timeouts
+from kvclient.offload_values import Group, Options, StoreOrder
+from kvclient.values import StoreResult
 from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer
 from kvclient.vllm_scheduler import Scheduler
@@ -55,15 +64,19 @@ from kvserver.wire.messages import FRAME_BYTES_MAX, KEY_BYTES, NAMESPACE_BYTES
 
 BLOCK, CHUNK, STEP = 16, 256, 2048
 LENGTHS = (1024, 8192, 32768)
+QUESTION = 100
+"""Tokens behind what is loaded: no whole chunk."""
 STEP_S = 0.001
 DECODING = 32
 """Requests of a step."""
 BLOCKS = 40_000
 VOCABULARY = 128_000
 ARENA_BYTES = 64 << 20
+NAMESPACE = b"bench-connector".ljust(32, b".")
+CLEAN_S = 10.0
 METHODS = {
     "match": ("match at once", "match", "match that asks", "match that decides"),
-    "step": ("step", "step that sends", "prefill"),
+    "step": ("step", "step that sends", "step that loads", "step behind the load", "prefill"),
 }
 """Kinds of calls of one method, of an engine that has other work."""
 ANSWER = b"an answer"
@@ -98,30 +111,70 @@ class Bare:
         self._process.wait(10)
 
 
-class Bench:
-    """One kind of keys."""
+class Running(NamedTuple):
+    """A request whose prompt is computed."""
 
-    def __init__(self, client: Client, *, by_hashes: bool, step_wait_s: float) -> None:
-        algorithm = sha256_cbor if by_hashes else sha256
-        init_none_hash(algorithm)
-        self._hasher = get_request_block_hasher(BLOCK, algorithm)
-        options = Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),), engine_steps_back=True, null_block=0)
+    request: Request
+    ids: list[int]
+    """Of its blocks."""
+
+
+class Bench:
+    """One kind of keys. A server that holds nothing but what keep() has put there."""
+
+    def __init__(
+        self, client: Client, worker: PlayedWorker, *, by_hashes: bool, step_wait_s: float, drawn_by: int
+    ) -> None:
+        """drawn_by: the seed of the prompts. vLLM's init_none_hash() has been called."""
+        self._worker = worker
+        self._hasher = get_request_block_hasher(BLOCK, algorithm(by_hashes=by_hashes))
+        options = Options(
+            chunk_tokens=CHUNK,
+            groups=(Group(BLOCK),),
+            engine_steps_back=True,
+            null_block=0,
+            lookup_deadline_s=PATIENT.lookup_s,
+        )
         keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=BLOCK if by_hashes else 0)
         half = Scheduler(client, options, keyer, store_output=True, step_wait_s=step_wait_s)
         self.half = GuardedScheduler(half, options.groups)
         self._pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=BLOCK)
         self.half.use_pool(self._pool)
-        self.half.use_namespace({b"bench-connector".ljust(32, b".")})
+        self.half.use_namespace({NAMESPACE})
         self._tables = BlockTables({})
         self._names = itertools.count()
-        self._random = random.Random(1)
+        self._random = random.Random(drawn_by)
         self._beside = False
         self.took_us: dict[str, list[float]] = defaultdict(list)
 
-    def request(self, tokens: int) -> Request:
-        ids = [self._random.randrange(VOCABULARY) for _ in range(tokens)]
+    def prompt(self, tokens: int) -> list[int]:
+        return [self._random.randrange(VOCABULARY) for _ in range(tokens)]
+
+    def request(self, prompt: list[int]) -> Request:
         sampling = SamplingParams(max_tokens=16)
-        return Request(f"r{next(self._names)}", ids, sampling, None, block_hasher=self._hasher)
+        return Request(f"r{next(self._names)}", prompt, sampling, None, block_hasher=self._hasher)
+
+    def keep(self, tokens: int) -> "array[int]":
+        """A prompt that the server holds from now on, by the connector's own orders."""
+        prompt = self.prompt(tokens)
+        request = self.request(prompt)
+        ids = self.admit(request)
+        self.prefill(request, ids, self._worker.carry_out)
+        self.finish(Running(request, ids))
+        return array("i", prompt)
+
+    def miss(self, tokens: int) -> Running:
+        request = self.request(self.prompt(tokens))
+        ids = self.admit(request)
+        self.prefill(request, ids, pretended)
+        return Running(request, ids)
+
+    def hit(self, held: "array[int]") -> Running:
+        """held: a prompt of keep(). Its tokens are made anew: those of a prompt that has just come lie together."""
+        request = self.request(held.tolist() + self.prompt(QUESTION))
+        ids = self.admit(request, held_tokens=len(held))
+        self.load(request, ids, held_tokens=len(held))
+        return Running(request, ids)
 
     def timed(self, name: str, call: Callable[[], Any]) -> Any:
         began = time.perf_counter()
@@ -129,10 +182,10 @@ class Bench:
         self.took_us[name].append((time.perf_counter() - began) * 1e6)
         return value
 
-    def admit(self, request: Request) -> list[int]:
-        """Until it has its blocks, beside others and alone by turns."""
+    def admit(self, request: Request, *, held_tokens: int = 0) -> list[int]:
+        """Until it has its blocks, beside others and alone by turns. held_tokens: what has to be matched, all of it."""
         self._beside = not self._beside
-        other = {"other": 1} if self._beside else {}
+        other = self._others()
         self._step(step_of(other, other, [], is_new=False))
         self.timed("new", lambda: self.half.new(request))
         matched = self.timed("match at once" if other else "match alone", lambda: self.half.match(request, 0))
@@ -154,11 +207,37 @@ class Bench:
             matched = self.timed("match", lambda: self.half.match(request, 0))
             if matched[0] is not None:
                 self._call("match that decides", "match")
-        assert matched == (0, False), matched
+        assert matched == (held_tokens, held_tokens > 0), matched
         blocks = self._pool.get_new_blocks(-(-(request.num_tokens + 16) // BLOCK))
         ids = [block.block_id for block in blocks]
-        self.timed("allocated", lambda: self.half.allocated(request, (), 0))
+        # As the connector's update_state_after_alloc() does.
+        tables = KVCacheBlocks((blocks,)).get_block_ids if held_tokens else tuple
+        self.timed("allocated", lambda: self.half.allocated(request, tables(), held_tokens))
         return ids
+
+    def load(self, request: Request, ids: list[int], *, held_tokens: int) -> None:
+        """From the step in which it got its blocks to the one that computes what is behind the load."""
+        other = self._others()
+        output = step_of(other, other, [], is_new=False)
+        retrieves, _ = self.timed("step that loads", lambda: self._step(output))
+        (order,) = retrieves
+        assert (order.hbm_tokens, order.end_tokens) == (0, held_tokens), order
+        (report,) = self._worker.carry_out([order])
+        compute(STEP_S)
+        self._report([report])
+        self.half.collect()
+        self.timed("allocated again", lambda: self.half.allocated(request, (), 0))
+        counts = {request.request_id: request.num_tokens - held_tokens}
+        output = step_of(counts, {request.request_id: held_tokens}, ids, is_new=True)
+        _, stores = self.timed("step behind the load", lambda: self._step(output))
+        assert not stores, stores
+
+    def _report(self, reports: list[Report]) -> None:
+        self.timed("reported", lambda: self.half.ended(reports, namespaces=set(), is_inert=False))
+
+    def _others(self) -> dict[str, int]:
+        """Requests that decode beside the one that is measured, and their tokens in a step."""
+        return {"other": 1} if self._beside else {}
 
     def _call(self, name: str, before: str) -> None:
         """The last call of `before` was of this kind."""
@@ -166,43 +245,43 @@ class Bench:
 
     def bare(self, peer: Bare, tokens: int) -> None:
         """As admit(), with nothing of ours in the calls."""
-        self.request(tokens)
+        self.request(self.prompt(tokens))
         self._step(step_of({}, {}, [], is_new=False))
         frame = bytes(tokens // CHUNK * KEY_BYTES + NAMESPACE_BYTES)
         self.timed("bare send", lambda: peer.send(frame))
         compute(STEP_S)
         self.timed("bare receive", peer.receive)
 
-    def prefill(self, request: Request, ids: list[int]) -> None:
+    def prefill(
+        self, request: Request, ids: list[int], carry_out: Callable[[Sequence[StoreOrder]], list[Report]]
+    ) -> None:
         for start in range(0, request.num_tokens, STEP):
             end = min(start + STEP, request.num_tokens)
             output = step_of({request.request_id: end - start}, {request.request_id: start}, ids, is_new=not start)
             _, stores = self.timed("prefill", lambda output=output: self._step(output))
             (order,) = stores
             assert order.chunks == (end - start) // CHUNK
-            report = Report(order.job, 0, StoreResult(order.chunks, order.chunks, 1, ""), 0.0)
-            self.half.ended([report], namespaces=set(), is_inert=False)
+            self._report(carry_out(stores))
 
-    def finish(self, request: Request, ids: list[int]) -> None:
+    def finish(self, running: Running) -> None:
+        request, ids = running
         self.timed("finished", lambda: self.half.finished(request.request_id, (ids,)))
         self._tables.forget(request.request_id)
         self._pool.free_blocks(reversed([self._pool.blocks[block] for block in ids]))
 
-    def decode(self, tokens: int) -> None:
-        requests = [self.request(tokens) for _ in range(DECODING)]
-        running = {request.request_id: (request, self.admit(request)) for request in requests}
-        for request, ids in running.values():
-            self.prefill(request, ids)
+    def decode(self, begin: Callable[[int], Running]) -> float:
+        """Microseconds a request; all of them end with it."""
+        running = [begin(number) for number in range(DECODING)]
         self.took_us.clear()
         for step in range(20):
-            output = step_of(dict.fromkeys(running, 1), dict.fromkeys(running, tokens + step), [], is_new=False)
+            counts = {request.request_id: 1 for request, _ in running}
+            computed = {request.request_id: request.num_tokens + step for request, _ in running}
+            output = step_of(counts, computed, [], is_new=False)
             self.timed("decode", lambda output=output: self._step(output))
-        self.took_us["decode"] = [took / DECODING for took in self.took_us["decode"]]
-        decode = self.took_us["decode"]
-        for request, ids in running.values():
-            self.finish(request, ids)
-        self.took_us.clear()
-        self.took_us["decode"] = decode
+        step_us = statistics.median(self.took_us["decode"])
+        for each in running:
+            self.finish(each)
+        return step_us / DECODING
 
     def _step(self, output: Any) -> Any:
         return self.half.step(lambda: (scheduled(output), self._tables.of_step(output)))
@@ -233,22 +312,58 @@ def step_of(counts: dict[str, int], computed: dict[str, int], ids: list[int], *,
     )
 
 
-def measure(bench: Bench, peer: Bare, *, tokens: int, requests: int) -> dict[str, float]:
-    """Microseconds by call, of one round."""
-    for _ in range(requests):
-        request = bench.request(tokens)
-        ids = bench.admit(request)
-        bench.prefill(request, ids)
-        bench.finish(request, ids)
+def algorithm(*, by_hashes: bool) -> Callable[[Any], bytes]:
+    """Of vLLM's block hashes."""
+    return sha256_cbor if by_hashes else sha256
+
+
+def pretended(orders: Sequence[StoreOrder]) -> list[Report]:
+    """Ends of stores that nobody has carried out."""
+    return [Report(order.job, 0, StoreResult(order.chunks, order.chunks, 1, ""), 0.0) for order in orders]
+
+
+def measure(
+    bench: Bench, peer: Bare, begin: Callable[[int], Running], *, tokens: int, requests: int
+) -> dict[str, float]:
+    """Microseconds by call, of one round. begin: computes the prompt of one request, by its number."""
+    for number in range(requests):
+        bench.finish(begin(number))
         bench.bare(peer, tokens)
     for method, kinds in METHODS.items():
         bench.took_us[f"all of {method}"] = [took for kind in kinds for took in bench.took_us[kind]]
     found = {name: statistics.median(values) for name, values in bench.took_us.items() if values}
     if tokens == LENGTHS[0]:
-        bench.took_us.clear()
-        bench.decode(tokens)
-        found["decode"] = statistics.median(bench.took_us["decode"])
+        found["decode"] = bench.decode(begin)
     return found
+
+
+def measure_rounds(
+    client: Client, peer: Bare, bench: Callable[..., Bench], *, tokens: int, requests: int, rounds: int
+) -> dict[str, list[float]]:
+    """A value of each round, by row. bench: makes a new one, whose prompts are drawn by that number."""
+    keeper = bench(drawn_by=0)
+    held = [keeper.keep(tokens) for _ in range(requests)]
+    runs: dict[str, list[float]] = defaultdict(list)
+    for is_counted in [False] + rounds * [True]:
+        misses, hits = bench(drawn_by=1), bench(drawn_by=2)
+        found = measure(misses, peer, lambda _, misses=misses: misses.miss(tokens), tokens=tokens, requests=requests)
+        found_of_hits = measure(
+            hits, peer, lambda number, hits=hits: hits.hit(held[number % requests]), tokens=tokens, requests=requests
+        )
+        found |= {f"hit {name}": took_us for name, took_us in found_of_hits.items()}
+        for name, took_us in found.items() if is_counted else ():
+            runs[name].append(took_us)
+    check_clean(client)
+    assert client.clear(NAMESPACE) == requests * tokens // CHUNK
+    return runs
+
+
+def check_clean(client: Client) -> None:
+    """Each lease was used or has gone back."""
+    due_s = time.monotonic() + CLEAN_S
+    while (status := client.status())["leases"] or status["pins"]:
+        assert time.monotonic() < due_s, (status["leases"], status["pins"])
+        time.sleep(0.01)
 
 
 def main() -> None:
@@ -257,20 +372,16 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="few calls: shows that it runs, measures nothing")
     parser.add_argument("--step-wait-us", type=int, default=0, help="as of the connector, whose default is 500")
     given = parser.parse_args()
-    step_wait_s = given.step_wait_us / 1e6
     requests, rounds = (3, 1) if given.smoke else (30, 5)
     config = f"{requests} requests a round, chunk {CHUNK}, block {BLOCK}, step wait {given.step_wait_us} us"
     rows = Rows("connector", as_json=given.json, config=config)
-    serve = serving((), ARENA_BYTES, engine="bench", rank=-1, timeouts=Timeouts())
-    with serve as (_, client), contextlib.closing(Bare()) as peer:
+    with serving((), ARENA_BYTES, engine="bench") as (_, client), contextlib.closing(Bare()) as peer:
+        worker = PlayedWorker(client, NAMESPACE, chunk_tokens=CHUNK, block_tokens=BLOCK, blocks=BLOCKS)
         for by_hashes in (False, True):
+            init_none_hash(algorithm(by_hashes=by_hashes))  # once: some releases draw another each time
+            bench = partial(Bench, client, worker, by_hashes=by_hashes, step_wait_s=given.step_wait_us / 1e6)
             for tokens in LENGTHS:
-                runs: dict[str, list[float]] = defaultdict(list)
-                for is_counted in [False] + rounds * [True]:
-                    bench = Bench(client, by_hashes=by_hashes, step_wait_s=step_wait_s)
-                    found = measure(bench, peer, tokens=tokens, requests=requests)
-                    for name, took_us in found.items() if is_counted else ():
-                        runs[name].append(took_us)
+                runs = measure_rounds(client, peer, bench, tokens=tokens, requests=requests, rounds=rounds)
                 for name, values in runs.items():
                     rows.add(f"{'hashes' if by_hashes else 'tokens'} {name}/{tokens}", values, "us")
 

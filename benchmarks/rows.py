@@ -30,7 +30,7 @@ class Rows:
             for name, fact in self._facts.items():
                 print(f"# {name}: {fact}")
             print(
-                f"{'case':<34} {'median':>10} {'unit':<8} {'min':>10} {'max':>10} {'ceiling':>9} {'ratio':>6}",
+                f"{'case':<38} {'median':>10} {'unit':<8} {'min':>10} {'max':>10} {'ceiling':>9} {'ratio':>6}",
                 flush=True,
             )
 
@@ -45,7 +45,7 @@ class Rows:
             print(json.dumps(row), flush=True)
         else:
             limit = f"{ceiling:9.2f} {ratio:6.1%}" if ceiling and ratio else ""
-            print(f"{case:<34} {value:10.2f} {unit:<8} {min(runs):10.2f} {max(runs):10.2f} {limit}", flush=True)
+            print(f"{case:<38} {value:10.2f} {unit:<8} {min(runs):10.2f} {max(runs):10.2f} {limit}", flush=True)
         return value
 
 
