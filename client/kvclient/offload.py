@@ -25,6 +25,7 @@ from kvclient.offload_jobs import Jobs
 from kvclient.offload_questions import Questions
 from kvclient.offload_ranges import is_aligned, next_aligned, retrieve_blocks, store_blocks, usable_tokens
 from kvclient.offload_request import Phase, Request
+from kvclient.offload_tiers import tokens_within
 from kvclient.offload_values import (
     LookupOrder,
     Options,
@@ -135,7 +136,10 @@ class Offload:
         if not 0 < taken <= gain or (taken < gain and not self._options.is_plain):
             blocks, refused = (), "tokens"  # more than was found, or a boundary that was not asked for
         number = next(self._numbers)
-        order = RetrieveOrder(number, request, it.answer.lease, blocks, hbm_tokens, end_tokens, refused)
+        disk_tokens = tokens_within(
+            it.disk_chunks, chunk_tokens=self._options.chunk_tokens, begin=hbm_tokens, end=end_tokens
+        )
+        order = RetrieveOrder(number, request, it.answer.lease, blocks, hbm_tokens, end_tokens, refused, disk_tokens)
         self._count_admission(it, hbm_tokens)
         it.answer = None  # its lease is the job's now
         it.phase, it.retrieve = Phase.RETRIEVING, number
@@ -273,6 +277,7 @@ class Offload:
             self._questions.release(order.lease)  # some rank may not have used it
         else:
             self.statistics.tokens_retrieved += order.end_tokens - order.hbm_tokens
+            self.statistics.tokens_from_disk += order.disk_tokens
         if it.retrieve == job:
             it.retrieve = 0
             self._resume(it, order, ended.why)
@@ -398,7 +403,7 @@ class Offload:
         return 0
 
     def _count_admission(self, it: Request, hbm_tokens: int) -> None:
-        it.hbm_tokens = hbm_tokens
+        it.hbm_tokens, it.disk_chunks = hbm_tokens, 0
         self.statistics.tokens_asked += it.tokens
         self.statistics.tokens_hbm += hbm_tokens
         self.statistics.tokens_found += min(it.found_tokens, it.tokens)
@@ -408,6 +413,7 @@ class Offload:
         it.phase = Phase.RUNNING
         if not why:
             it.retrieved_tokens += order.end_tokens - order.hbm_tokens
+            it.disk_tokens += order.disk_tokens
             return
         it.is_barred, it.why = True, why
         it.frontier, it.stopped, it.held_for_sure = order.hbm_tokens // self._options.chunk_tokens, "", None
@@ -416,4 +422,4 @@ class Offload:
         if it.phase is not Phase.FINISHED or it.jobs:
             return
         tokens = it.prompt_tokens, it.hbm_tokens, it.found_tokens, it.retrieved_tokens, it.stored_tokens
-        self._summaries.append(Summary(it.name, *tokens, it.preemptions, it.why or it.stopped))
+        self._summaries.append(Summary(it.name, *tokens, it.preemptions, it.why or it.stopped, it.disk_tokens))

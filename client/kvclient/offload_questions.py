@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from kvclient.offload_ranges import chunks_to_look_up, usable_tokens
 from kvclient.offload_request import Answer, Phase, Question, Request
+from kvclient.offload_tiers import chunks_from_disk
 from kvclient.offload_values import LookupOrder, Options, Statistics
 from kvclient.values import RECOVERING, Found, Lease
 
@@ -80,6 +81,7 @@ class Questions:
         if question is None or it.phase is not Phase.WAITING:
             self.release(found.lease)
             return it
+        it.disk_chunks |= chunks_from_disk(found.lease)
         # What came before anybody wanted to know has grown old since then.
         until_s = question.asked_s + self._options.moment_s if question.is_ahead else None
         wanted_min = question.chunks_wanted_min

@@ -75,6 +75,8 @@ class Request:
     phase: Phase = Phase.WAITING
     question: Question | None = None
     answer: Answer | None = None
+    disk_chunks: int = 0
+    """Bits of those that leases of this wait had read from disk: offload_tiers.py."""
     queued_s: float | None = None
     """Since when it waits for its turn to retrieve."""
     retrieve: int = 0
@@ -98,6 +100,8 @@ class Request:
     hbm_tokens: int = 0
     found_tokens: int = 0
     retrieved_tokens: int = 0
+    disk_tokens: int = 0
+    """Of those retrieved."""
     stored_tokens: int = 0
     preemptions: int = 0
     why: str = ""

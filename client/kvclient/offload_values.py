@@ -125,6 +125,8 @@ class RetrieveOrder(NamedTuple):
     """The engine goes on behind this token when all ranks succeeded, and behind hbm_tokens when one did not."""
     refused: str = ""
     """Why it cannot be carried out (the tables do not fit); report it as failed without trying."""
+    disk_tokens: int = 0
+    """Of those that it brings, what the server had on disk alone when the request asked: offload_tiers.py."""
 
 
 class StoreOrder(NamedTuple):
@@ -176,6 +178,8 @@ class Statistics:
     tokens_found: int = 0
     """Of them held by the server when it was asked last, the engine's own included."""
     tokens_retrieved: int = 0
+    tokens_from_disk: int = 0
+    """Of them from chunks that the server had on disk alone when the request asked: offload_tiers.py."""
     tokens_stored: int = 0
     lookups: int = 0
     tokens_looked_up: int = 0
@@ -209,11 +213,15 @@ class Summary(NamedTuple):
     preemptions: int
     why: str
     """Why the server was not used, or not to the end; empty when there is nothing to say."""
+    disk_tokens: int = 0
+    """Of retrieved_tokens."""
 
     def __str__(self) -> str:
         line = (
             f"request={self.request} prompt={self.prompt_tokens} hbm={self.hbm_tokens} hit={self.found_tokens} "
-            f"loaded={self.retrieved_tokens} stored={self.stored_tokens}"
+            f"loaded={self.retrieved_tokens}"
         )
+        line += f" disk={self.disk_tokens}" if self.disk_tokens else ""
+        line += f" stored={self.stored_tokens}"
         line += f" preempted={self.preemptions}" if self.preemptions else ""
         return f"{line} why={self.why}" if self.why else line

@@ -13,7 +13,7 @@ class Mutation(NamedTuple):
 
 
 OFFLOAD, QUESTIONS, JOBS = "offload.py", "offload_questions.py", "offload_jobs.py"
-RANGES, REQUEST = "offload_ranges.py", "offload_request.py"
+RANGES, REQUEST, TIERS = "offload_ranges.py", "offload_request.py", "offload_tiers.py"
 
 MUTATIONS = (
     # ------------------------------------------------------------ what is retrieved
@@ -235,8 +235,8 @@ MUTATIONS = (
     Mutation(
         "the frontier goes back when a retrieve has succeeded",
         OFFLOAD,
-        "order.end_tokens - order.hbm_tokens\n            return\n",
-        "order.end_tokens - order.hbm_tokens\n            it.frontier = 0\n            return\n",
+        "it.disk_tokens += order.disk_tokens\n            return\n",
+        "it.disk_tokens += order.disk_tokens\n            it.frontier = 0\n            return\n",
     ),
     Mutation(
         "a late retrieve wakes another life of the request",
@@ -381,6 +381,50 @@ MUTATIONS = (
         OFFLOAD,
         "self._numbers = itertools.count(1)",
         "self._numbers = itertools.cycle(range(1, 9))",
+    ),
+    # ------------------------------------------------------------ tokens by tier
+    Mutation(
+        "a retrieve that failed is counted by tier",
+        OFFLOAD,
+        "            self.statistics.retrieves_failed += 1\n",
+        "            self.statistics.tokens_from_disk += order.disk_tokens\n",
+    ),
+    Mutation(
+        "what comes from disk is not counted",
+        OFFLOAD,
+        "            self.statistics.tokens_from_disk += order.disk_tokens\n",
+        "",
+    ),
+    Mutation("a request's line leaves disks out", OFFLOAD, "            it.disk_tokens += order.disk_tokens\n", ""),
+    Mutation(
+        "the first chunks of a lease come from disk",
+        TIERS,
+        "(1 << lease.chunks) - (1 << max(0, lease.chunks - lease.chunks_on_disk))",
+        "(1 << lease.chunks_on_disk) - 1",
+    ),
+    Mutation(
+        "the last answer alone tells of disks",
+        QUESTIONS,
+        "it.disk_chunks |= chunks_from_disk",
+        "it.disk_chunks = chunks_from_disk",
+    ),
+    Mutation(
+        "what was read for an earlier wait counts once more",
+        OFFLOAD,
+        "it.hbm_tokens, it.disk_chunks = hbm_tokens, 0",
+        "it.hbm_tokens = hbm_tokens",
+    ),
+    Mutation(
+        "what HBM holds of a chunk comes from disk",
+        TIERS,
+        "before = begin % chunk_tokens if chunks >> first & 1 else 0",
+        "before = 0",
+    ),
+    Mutation(
+        "what is left of the last chunk comes from disk",
+        TIERS,
+        "behind = -end % chunk_tokens if chunks >> last & 1 else 0",
+        "behind = 0",
     ),
     # ------------------------------------------------------------ a server that is still reading its disks
     Mutation(

@@ -1,4 +1,4 @@
-"""The server, as far as a connector can tell: prefixes with parts, leases, refusals, and a death now and then."""
+"""The server, as far as a connector can tell: prefixes with parts, tiers, leases, refusals, a death now and then."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -33,7 +33,8 @@ def cut(keys: bytes) -> list[bytes]:
 
 
 class Server:
-    def __init__(self, options: Options, day: Day, rng: Random) -> None:
+    def __init__(self, options: Options, day: Day, rng: Random, tiers: Random) -> None:
+        """tiers: dice of their own, for what is on disk."""
         self.chunks: dict[bytes, Chunk] = {}
         self.leases: dict[int, Promise] = {}
         self.incarnation = 1
@@ -41,11 +42,13 @@ class Server:
         """What keys mean: a server knows nothing of it, but compares here."""
         self.untold: set[bytes] = set()
         """On disks that are still being read: nobody knows of them yet."""
+        self.on_disk: set[bytes] = set()
+        """Alone: they have left DRAM, and nobody has had them read since."""
         self.up = True
         self.faulty = True
         self._options = options
         self._day = day
-        self._rng = rng
+        self._rng, self._tiers = rng, tiers
         self._numbers = 0
         self._ttl_s = rng.choice(TTLS_S)
 
@@ -64,7 +67,8 @@ class Server:
         if self._happens(self._day.timeout):
             del self.leases[self._numbers]  # the client closed its lane, and the lease went with it
             return Found(0, None, "timeout")
-        return Found(found, Lease(self._numbers, found, self.incarnation, now_s + self._ttl_s), why)
+        lease = Lease(self._numbers, found, self.incarnation, now_s + self._ttl_s, self._promote(asked[:found]))
+        return Found(found, lease, why)
 
     def release(self, lease: Lease) -> None:
         if lease.incarnation == self.incarnation:
@@ -126,6 +130,13 @@ class Server:
 
     # ---------------------------------------------------------------- what happens to it
 
+    def demote(self) -> None:
+        """A chunk leaves DRAM, and those behind it have left it before."""
+        inner = {chunk.parent for key, chunk in self.chunks.items() if key not in self.on_disk}
+        leaves = [key for key in self.chunks if key not in inner and key not in self.on_disk]
+        if leaves:
+            self.on_disk.add(self._tiers.choice(leaves))
+
     def bring(self, tokens: bytes) -> None:
         """Another engine of the same kind has stored a sequence."""
         parent = b""
@@ -147,7 +158,9 @@ class Server:
         promised = {key for promise in self.leases.values() for key in promise.keys}
         leaves = [key for key in self.chunks if key not in inner and key not in promised]
         if leaves:
-            del self.chunks[self._rng.choice(leaves)]
+            gone = self._rng.choice(leaves)
+            del self.chunks[gone]
+            self.on_disk.discard(gone)
 
     def restart(self, *, wipe: bool) -> None:
         self.incarnation += 1
@@ -156,6 +169,7 @@ class Server:
         self.untold.clear()
         if wipe:
             self.chunks.clear()
+            self.on_disk.clear()
         elif self._rng.random() < 0.5:
             self.know_nothing_of_disks()
 
@@ -170,6 +184,12 @@ class Server:
         self.untold.clear()
 
     # ---------------------------------------------------------------- helpers
+
+    def _promote(self, found: list[bytes]) -> int:
+        """How many have to be read, which begins: head first, and some are there before the next question."""
+        away = [key for key in found if key in self.on_disk]
+        self.on_disk.difference_update(away[: self._tiers.randint(0, len(away))])
+        return len(away)
 
     def _keep(self, chunk: Chunk, place: tuple[bytes, int, int], item: Blocks, pages: list[Page]) -> None:
         key, rank, index = place

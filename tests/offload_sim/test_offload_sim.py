@@ -21,6 +21,7 @@ MUST_HAPPEN = (
     "lookups_unserved",
     "requests_unkeyed",
     "tokens_retrieved",
+    "tokens_from_disk",
     "tokens_stored",
     "below-min",
     "busy",

@@ -50,6 +50,10 @@ class Life:
     questions: int = 0
     """That it had to wait for, since it was told anything but to wait."""
     queued_s: float | None = None
+    from_disk: set[int] = field(default_factory=set)
+    """Tokens of which its answers have said that they are read from disk, since it was last preempted or retrieved."""
+    perhaps_from_disk: set[int] = field(default_factory=set)
+    """Beside them: of answers that came when it waited for them no more, or did."""
     summaries: int = 0
     finished: bool = False
 
@@ -64,6 +68,8 @@ class Watch:
         self._asked: dict[int, Life] = {}
         self._lent: dict[tuple[int, int], str] = {}
         """Leases that were granted and have not ended: incarnation and number, and who has it."""
+        self.brought = 0, 0
+        """Tokens of retrieves that went well, and those of them from disk."""
         self._forgotten: set[tuple[int, int]] = set()
         """By a server that was started anew."""
 
@@ -96,6 +102,10 @@ class Watch:
         if found.why not in {"", RECOVERING}:
             life.question = 0 if life.question == number else life.question
             return
+        if life.question == number and found.lease is not None:
+            first, each = found.chunks - found.lease.chunks_on_disk, self._options.chunk_tokens
+            tokens = life.from_disk if now_s < life.asked_due_s else life.perhaps_from_disk
+            tokens.update(range(first * each, found.chunks * each))
         anew = max(found.chunks, life.stored_since_asked, *life.storing.values())
         if life.question == number:
             life.unsure = anew if found.why else None
@@ -209,6 +219,7 @@ class Watch:
             require(NULL not in ids, "the null block is written")
             for block in ids:
                 require(self._pool.is_private(block), f"block {block} is written and is not the request's alone")
+        self._is_of_its_tiers(life, order)
         life.retrieving, life.answer = order.job, None
         self.jobs[order.job] = life, order
 
@@ -244,6 +255,9 @@ class Watch:
             self._lent[key] = "answer"
             if ok:
                 del self._lent[key]
+        if ok:
+            tokens = order.end_tokens - order.hbm_tokens
+            self.brought = self.brought[0] + tokens, self.brought[1] + order.disk_tokens
         if life.retrieving == order.job:
             life.retrieving = 0
             if not ok:
@@ -263,6 +277,8 @@ class Watch:
 
     def preempted(self, life: Life) -> None:
         life.answer, life.question, life.retrieving = None, 0, 0
+        life.from_disk.clear()
+        life.perhaps_from_disk.clear()
         life.questions, life.queued_s = 0, None
 
     def summed_up(self, summary: Summary) -> None:
@@ -272,6 +288,13 @@ class Watch:
         life.summaries += 1
 
     # ---------------------------------------------------------------- helpers
+
+    def _is_of_its_tiers(self, life: Life, order: RetrieveOrder) -> None:
+        tokens = set(range(order.hbm_tokens, order.end_tokens))
+        surely, at_most = len(tokens & life.from_disk), len(tokens & (life.from_disk | life.perhaps_from_disk))
+        require(surely <= order.disk_tokens <= at_most, f"{order.disk_tokens} from disk, expected {surely}")
+        life.from_disk.clear()
+        life.perhaps_from_disk.clear()
 
     def _new_number(self, number: int) -> None:
         require(number not in self._numbers, f"number {number} is used twice")

@@ -20,7 +20,9 @@ class World:
         self.options = draw_options(rng)
         self.ways = draw_ways(rng, self.options, 2 * TOKENS_MAX)
         self.day = draw_day(rng)
-        self.server = Server(self.options, self.day, rng)
+        self._tiers = Random(f"tiers {seed}")  # so that disks change nothing else of a seed
+        self.server = Server(self.options, self.day, rng, self._tiers)
+        self._demote = self._tiers.choice((0.0, 0.05, 0.5))
         self._pool = Pool(self.ways.blocks, self.options.ranks)
         self.engine = Engine(self.options, self.ways, day=self.day, rng=rng, server=self.server, pool=self._pool)
         self._prompts = Prompts(rng, TOKENS_MAX)
@@ -53,6 +55,7 @@ class World:
         self._mishap(rng.random(), day.evict, self.server.evict)
         self._mishap(rng.random(), day.restart, self._restart)
         self._mishap(rng.random(), 0.03, self.server.read_disks)
+        self._mishap(self._tiers.random(), self._demote, self.server.demote)
         self._mishap(rng.random(), day.down, self._up_or_down)
         self._mishap(rng.random(), day.leap, self._leap)
         self._mishap(rng.random(), day.forget, self._pool.forget)
@@ -144,6 +147,8 @@ class World:
         require(not without, f"requests {without} were not summed up once")
         seen = engine.offload.statistics
         require(seen.requests == len(engine.watch.lives) == engine.finished, "requests were miscounted")
+        brought = seen.tokens_retrieved, seen.tokens_from_disk
+        require(brought == engine.watch.brought, f"counts {brought} as brought, expected {engine.watch.brought}")
         require(seen.retrieves_in_flight == seen.stores_in_flight == 0, "jobs in flight were miscounted")
 
     def _check_what_is_held(self) -> None:

@@ -41,14 +41,20 @@ class Desk:
         return order
 
     def answer(
-        self, chunks: int, *, order: LookupOrder | None = None, why: str = "", ttl_s: float = 30.0
+        self,
+        chunks: int,
+        *,
+        order: LookupOrder | None = None,
+        why: str = "",
+        ttl_s: float = 30.0,
+        on_disk: int = 0,
     ) -> Lease | None:
         """As the server would: a lease for as many chunks as were wanted at least."""
         order = order if order is not None else self.lookup()
         lease = None
         if chunks >= max(1, order.chunks_wanted_min) and why in {"", RECOVERING}:
             self.leases += 1
-            lease = Lease(self.leases, chunks, 7, self.now_s + ttl_s)
+            lease = Lease(self.leases, chunks, 7, self.now_s + ttl_s, on_disk)
         self.offload.found(order.number, Found(chunks, lease, why))
         return lease
 
@@ -61,12 +67,19 @@ class Desk:
         self.offload.admitted(request, hbm_tokens=hbm)
 
     def retrieving(
-        self, request: str = "r", *, tokens: int, hbm: int = 0, found: int, tables: list[list[int]] | None = None
+        self,
+        request: str = "r",
+        *,
+        tokens: int,
+        hbm: int = 0,
+        found: int,
+        tables: list[list[int]] | None = None,
+        on_disk: int = 0,
     ) -> RetrieveOrder:
         """To a request that waits for its retrieve."""
         self.begin(request, tokens=tokens)
         assert self.match(request, tokens=tokens, hbm=hbm) is None
-        self.answer(found)
+        self.answer(found, on_disk=on_disk)
         assert self.match(request, tokens=tokens, hbm=hbm)
         order = self.offload.allocated(
             request, hbm_tokens=hbm, tables=tables or [table(-(-tokens // BLOCK))] * len(self.options.groups)

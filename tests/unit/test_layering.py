@@ -94,7 +94,7 @@ DOORS: dict[str, str] = {
 PURE = (
     *("kvserver.service", "kvserver.index", "kvserver.tiers", "kvserver.wire", "kvserver.transfer.layout"),
     *("kvclient.offload", "kvclient.offload_jobs", "kvclient.offload_questions", "kvclient.offload_ranges"),
-    *("kvclient.offload_request", "kvclient.offload_values"),
+    *("kvclient.offload_request", "kvclient.offload_tiers", "kvclient.offload_values"),
 )
 WORLD = {"asyncio", "mmap", "os", "pathlib", "random", "select", "selectors", "signal", "socket", "subprocess"} | {
     "threading",
