@@ -93,9 +93,6 @@ class Handshake(interface.KVConnectorHandshakeMetadata):
 class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
     """One half in the scheduler's process, one in each worker's."""
 
-    if hasattr(interface, "CacheHitSource"):
-        _cache_hit_source = interface.CacheHitSource.HOST
-
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
@@ -182,6 +179,10 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         tables = blocks.get_block_ids() if num_external_tokens else ()
         self._scheduler.allocated(request, tables, num_external_tokens)
+
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+        from_disk = min(self._scheduler.disk_tokens(request.request_id), num_external_tokens)
+        return versions.hit_sources(interface, num_external_tokens, from_disk=from_disk)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         def step() -> tuple[Iterator[Scheduled], Callable[[str], versions.Tables]]:

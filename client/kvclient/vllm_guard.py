@@ -64,6 +64,12 @@ class GuardedScheduler:
             name = request.request_id
             self._inert.owe(name, tables, hbm_tokens=hbm_tokens, external_tokens=external_tokens)
 
+    def disk_tokens(self, name: str) -> int:
+        with self._guard as serves:
+            if serves:
+                return self._half.disk_tokens(name)
+        return 0
+
     def step(
         self, read: Callable[[], tuple[Iterable[Scheduled], Callable[[str], Tables]]]
     ) -> tuple[tuple[RetrieveOrder, ...], tuple[StoreOrder, ...]]:

@@ -56,6 +56,8 @@ class _Live:
         self.key = b""
         """The last of them."""
         self.hbm_tokens = 0
+        self.disk_tokens = 0
+        """Of those that its last retrieve is to bring."""
 
 
 class Scheduler:
@@ -160,7 +162,12 @@ class Scheduler:
         )
         assert order is not None, "match() knew the engine's own tokens"
         self._known_tokens[request.request_id] = order.end_tokens
+        live.disk_tokens = order.disk_tokens
         self.untold.append(order)
+
+    def disk_tokens(self, name: str) -> int:
+        """After allocated(): how many of the tokens that are retrieved the server had on disk."""
+        return self._live[name].disk_tokens if name in self._live else 0
 
     def finished(self, name: str, tables: Sequence[Sequence[int]] = ()) -> None:
         """Finished or aborted. Jobs in flight go on: a retrieve's blocks stay until the worker has reported its end,

@@ -17,6 +17,8 @@ COUNTERS = {
     "tokens_hbm": "Of tokens_asked, those in the engine's own prefix cache.",
     "tokens_found": "Of tokens_asked, those that the server held, the engine's own included.",
     "tokens_retrieved": "Tokens whose KV was brought back from the server.",
+    "tokens_from_disk": "Of tokens_retrieved, those of chunks that the server had on disk alone when it was asked; "
+    "the others were in its DRAM. It says how many chunks: these are taken for the last of those that it found.",
     "tokens_stored": "Tokens of chunks that the server holds because of a store of this engine.",
     "lookups": "Lookups.",
     "tokens_looked_up": "Tokens that lookups asked for, again and again where a request waited.",

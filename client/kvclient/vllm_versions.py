@@ -46,6 +46,15 @@ def scales_kv_by_its_first_prompt(cache_config: Any) -> bool:
     return bool(getattr(cache_config, "calculate_kv_scales", False)) and "fp8" in str(cache_config.cache_dtype)
 
 
+def hit_sources(interface: Any, tokens: int, *, from_disk: int) -> dict[Any, int]:
+    """Tokens of a hit by where they were, in the engine's words; for releases that ask, which 0.32 is the first of."""
+    sources = getattr(interface, "CacheHitSource", None)
+    if sources is None:
+        return {}
+    told = {sources.HOST: tokens - from_disk, sources.DISK: from_disk}
+    return {source: count for source, count in told.items() if count}
+
+
 def replicas_of(kv_config: Any, *, ranks: int, heads: int) -> int:
     """Consecutive ranks that hold the same KV. heads: of KV, of the whole model; 0 for latent attention, which has
     none to share out."""

@@ -138,6 +138,7 @@ class Engine:
             tokens = self.match(asked)
             self.scheduler.allocated(asked, [TABLE], tokens)
             if tokens:
+                assert self.scheduler.disk_tokens(asked.request_id) == 0
                 self.waiting[asked.request_id] = set(range(RANKS))
         self.step({asked.request_id: 41 for asked in requests if asked.request_id not in self.waiting})
         for _ in range(4):
@@ -190,6 +191,7 @@ PLACES: dict[str, Callable[[Engine], tuple[Any, str]]] = {
             "new",
             "match",
             "allocated",
+            "disk_tokens",
             "step",
             "collect",
             "ended",

@@ -71,6 +71,21 @@ def test_a_prompt_that_is_held_is_retrieved_and_not_stored() -> None:
     assert bench.pool.pins == Counter()
 
 
+def test_what_comes_from_disk_is_known_when_it_is_allocated_and_counted_when_it_is_there() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    bench.server.chunks_on_disk = 1
+    assert bench.admit(asked, hbm_tokens=BLOCK) == 3 * CHUNK - BLOCK
+    assert bench.half.disk_tokens("r") == CHUNK
+    (order,), _ = bench.step()
+    assert "tokens_from_disk" not in bench.half.take_counts()
+    bench.half.ended([Report(order.job, 0, RetrieveResult(True, 9, ""), 0.0)])
+    counts = bench.half.take_counts()
+    assert (counts["tokens_retrieved"], counts["tokens_from_disk"]) == (3 * CHUNK - BLOCK, CHUNK)
+    bench.half.finished("r")
+    assert bench.half.disk_tokens("r") == 0
+
+
 def test_a_failed_retrieve_is_not_tried_again() -> None:
     bench, asked = Bench(), request()
     bench.hold(asked, 3)

@@ -1,5 +1,6 @@
 """What differs between vLLM's releases, with objects that look like each of them."""
 
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from kvclient.vllm_versions import (
     BlockTables,
     hash_block_tokens,
+    hit_sources,
     page_orders,
     replicas_of,
     scales_kv_by_its_first_prompt,
@@ -131,3 +133,25 @@ def test_an_engine_that_finds_the_scales_of_its_kv_by_itself_is_recognized(
     cache = SimpleNamespace(cache_dtype=cache_dtype, calculate_kv_scales=calculate)
     assert scales_kv_by_its_first_prompt(cache) == is_own
     assert not scales_kv_by_its_first_prompt(SimpleNamespace(cache_dtype="fp8")), "from 0.31 on there is no such way"
+
+
+class CacheHitSource(Enum):
+    """As 0.32 has it."""
+
+    DEVICE = "device"
+    HOST = "host"
+    P2P = "p2p"
+    DISK = "disk"
+    EXTERNAL_UNSPECIFIED = "external_unspecified"
+
+
+@pytest.mark.parametrize(
+    ("from_disk", "expected"), [(0, {"host": 28}), (12, {"host": 16, "disk": 12}), (28, {"disk": 28})]
+)
+def test_an_engine_that_asks_is_told_where_a_hit_was(from_disk: int, expected: dict[str, int]) -> None:
+    told = hit_sources(SimpleNamespace(CacheHitSource=CacheHitSource), 28, from_disk=from_disk)
+    assert {source.value: tokens for source, tokens in told.items()} == expected
+
+
+def test_an_engine_without_words_for_it_is_told_nothing() -> None:
+    assert hit_sources(SimpleNamespace(), 28, from_disk=12) == {}

@@ -28,6 +28,8 @@ class Server:
         self.asked = 0
         self.waited = 0
         self.leased = 0
+        self.chunks_on_disk = 0
+        """Of those that it finds, the last."""
         self.released: list[int] = []
         self.closed = False
         self.refusal: RequestError | None = None
@@ -75,7 +77,7 @@ class Server:
         if chunks < max(1, chunks_wanted_min):
             return Found(chunks, None)
         self.leased += 1
-        return Found(chunks, Lease(self.leased, chunks, 1, float("inf")))
+        return Found(chunks, Lease(self.leased, chunks, 1, float("inf"), min(chunks, self.chunks_on_disk)))
 
     def release(self, lease: Lease) -> None:
         self.released.append(lease.number)
