@@ -83,12 +83,14 @@ class Remote:
         return bool(self._llm.llm_engine.vllm_config.scheduler_config.async_scheduling)
 
     def metrics(self) -> dict[str, float]:
-        """Counters and gauges by name, summed over their labels."""
+        """Counters and gauges by name, summed over their labels; those with a source also by name:source."""
         found: dict[str, float] = {}
         for metric in self._llm.get_metrics():
             value = getattr(metric, "value", None)
             if value is not None:
-                found[metric.name] = found.get(metric.name, 0.0) + value
+                source = metric.labels.get("source")
+                for name in [metric.name, f"{metric.name}:{source}"] if source else [metric.name]:
+                    found[name] = found.get(name, 0.0) + value
         return found
 
     # requests one by one, for tests that abort them

@@ -5,6 +5,7 @@ The server writes through, is killed with its arena, and is started again at the
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -71,12 +72,17 @@ def ask(engine: Engine) -> Answer:
 
 
 def test_after_a_restart_the_prefix_comes_from_disk(engine: Engine, only_on_disk: Answer, server: Server) -> None:
-    read = disk_reads(server)
+    read, before = disk_reads(server), Brought.by(engine)
     found = ask(engine)
     assert found.cached_tokens == whole_chunks(LENGTH)
     assert_same(found, only_on_disk)
     assert disk_reads(server) == read + LENGTH // 256
+    assert before.grown(engine) == [whole_chunks(LENGTH)] * 2, "all of it from disk"
     until("the server to be at rest", lambda: settled(server))
+    engine.evict()
+    before = Brought.by(engine)
+    assert_same(ask(engine), only_on_disk)
+    assert before.grown(engine) == [whole_chunks(LENGTH), 0], "it is in DRAM now"
 
 
 def test_others_go_on_while_a_prefix_is_read(engine: Engine, only_on_disk: Answer, server: Server) -> None:
@@ -95,6 +101,31 @@ def test_others_go_on_while_a_prefix_is_read(engine: Engine, only_on_disk: Answe
     found = ask(engine)
     assert found.cached_tokens == whole_chunks(LENGTH)
     assert_same(found, only_on_disk)
+
+
+class Brought(NamedTuple):
+    """What an engine has counted of its hits."""
+
+    tokens: float
+    from_disk: float
+    by_source: tuple[float, ...]
+    """By vLLM itself, from 0.32 on: from disk, from DRAM."""
+
+    @classmethod
+    def by(cls, engine: Engine) -> "Brought":
+        counts = engine.call("metrics")
+        told = "vllm:prompt_tokens_cached_by_source"
+        by_source = tuple(counts[f"{told}:{source}"] for source in ("disk", "host")) if told in counts else ()
+        return cls(counts["vllm:kvserver_tokens_retrieved"], counts["vllm:kvserver_tokens_from_disk"], by_source)
+
+    def grown(self, engine: Engine) -> list[float]:
+        """Tokens since then: all, and those from disk."""
+        now = Brought.by(engine)
+        tokens, from_disk = now.tokens - self.tokens, now.from_disk - self.from_disk
+        if now.by_source:
+            told = [after - before for after, before in zip(now.by_source, self.by_source, strict=True)]
+            assert told == [from_disk, tokens - from_disk]
+        return [tokens, from_disk]
 
 
 def disk_reads(server: Server) -> int:
