@@ -47,6 +47,10 @@ class Life:
     """It was asked for, and the engine has not wanted to know yet."""
     ahead_s: float | None = None
     """When the question to `answer` was put, if nobody waited for it."""
+    told_nothing: Found | None = None
+    """The answer of which it was told that nothing follows: that stands while it is asked for anew."""
+    has_to_ask: bool = False
+    """It goes by such an answer that has grown old, so the next question is due at once."""
     questions: int = 0
     """That it had to wait for, since it was told anything but to wait."""
     queued_s: float | None = None
@@ -87,7 +91,7 @@ class Watch:
         require(not life.question or now_s >= life.asked_due_s, "two questions at a time")
         require(cut(order.keys) == life.keys[: len(cut(order.keys))] and order.keys != b"", "looked up by other keys")
         life.question, life.asked_due_s = order.number, now_s + self._options.lookup_deadline_s
-        life.stored_since_asked = 0
+        life.stored_since_asked, life.has_to_ask = 0, False
         life.questions += not is_ahead
         life.is_ahead, life.ahead_s = is_ahead, now_s if is_ahead else None
         self._asked[order.number] = life
@@ -145,7 +149,10 @@ class Watch:
             life.ahead_s = None if life.question else life.ahead_s  # somebody waits for the answer from now on
             self._has_to_wait(life, now_s, retrieves)
             return
-        require(not self._is_stale(life, tokens, hbm, now_s), "an answer from long ago is believed")
+        stands = not said and life.told_nothing is not None and life.told_nothing is life.answer
+        is_stale = self._is_stale(life, tokens, hbm, now_s)
+        require(not is_stale or (stands and not life.has_to_ask), "an answer from long ago is believed")
+        life.has_to_ask, life.told_nothing = is_stale, None if said else life.answer
         life.questions, life.queued_s = 0, None
         if said:
             require(life.reads and not life.failed and retrieves < self._options.retrieves_max, "may not retrieve")
