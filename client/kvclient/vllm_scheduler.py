@@ -253,6 +253,7 @@ class Scheduler:
                 self._begin_unkeyed(live.request, "reset")
             else:
                 self.new(live.request)
+        self._unpin()  # vLLM refuses to forget its blocks while some are held, and is asked again
 
     def close(self) -> None:
         self._asking.close()

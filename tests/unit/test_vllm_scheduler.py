@@ -48,6 +48,18 @@ def test_blocks_of_a_store_that_has_ended_are_free_for_the_next_request_before_i
     assert +bench.pool.pins == Counter()
 
 
+def test_a_reset_frees_blocks_of_stores_that_have_ended_and_were_not_reported_for_want_of_a_step() -> None:
+    bench, first = Bench(), request()
+    bench.admit(first)
+    _, (order,) = bench.step(r=20)
+    bench.half.finished("r", [bench.table])
+    bench.half.reset()
+    assert +bench.pool.pins != Counter()
+    bench.over = [(order.job, 0)]
+    bench.half.reset()
+    assert +bench.pool.pins == Counter()
+
+
 def test_blocks_of_a_store_stay_until_ranks_elsewhere_have_reported() -> None:
     bench, first = Bench(ranks=2), request()
     bench.admit(first)
