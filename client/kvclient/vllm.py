@@ -8,7 +8,7 @@ Importing it opens no socket: vLLM's API server imports it too. docs/vllm.md is 
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ from kvclient.identity import model_digest, settings_text
 from kvclient.keys import namespace_digest
 from kvclient.offload_ends import Ended, Ends, Report
 from kvclient.offload_guard import GuardedWorker
-from kvclient.offload_values import Options, RetrieveOrder, StoreOrder
+from kvclient.offload_values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.offload_worker import Worker
 from kvclient.settings import MIB
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
@@ -55,8 +55,9 @@ DRAFTS = ("draft_model", "eagle", "eagle3", "mtp")
 """Those that have: layers of a draft model, whose KV lies in the blocks of a prefix beside the model's own."""
 
 
-_here: "WeakValueDictionary[tuple[str, int], Ends]" = WeakValueDictionary()
-"""Engine and life -> the ends of its worker, where that is in the scheduler's process: with one rank it is."""
+_here: "WeakValueDictionary[tuple[str, int, str], Ends]" = WeakValueDictionary()
+"""Engine, life and socket -> the ends of its worker, where that is in the scheduler's process: with one rank it is. An
+engine may have a connector for each of several servers, whose jobs have the same numbers."""
 
 
 @dataclass
@@ -117,7 +118,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             event = _no_event if current_platform.is_cpu() else _recorded_event
             worker = Worker(self._client(rank=self._rank), rank=self._rank, event=event, log=log)
             self._worker = GuardedWorker(worker, log)
-            _here[self._engine, self._epoch] = worker.ends
+            _here[self._engine, self._epoch, self._settings.socket] = worker.ends
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -159,7 +160,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         return GuardedScheduler(half, self._groups)
 
     def _stores_over(self) -> list[tuple[int, int]]:
-        ends = _here.get((self._engine, self._epoch))
+        ends = _here.get((self._engine, self._epoch, self._settings.socket))
         return ends.stores_over() if ends is not None else []
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
@@ -334,13 +335,13 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         _, retrieved = self.get_finished(finished_req_ids)
-        failed = self._ended.failed if len(self._groups) > 1 else set()
+        failed = set() if _fails_by_block(self._groups) else self._ended.failed
         return interface.KVConnectorTransferResults(
             finished_sending=set(), finished_recving=retrieved or set(), failed_recving=failed
         )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._ended.failed_blocks if len(self._groups) == 1 else set()
+        return self._ended.failed_blocks if _fails_by_block(self._groups) else set()
 
     def build_connector_worker_meta(self) -> Reports | None:
         namespaces = frozenset() if self._has_told else frozenset({self._namespace})
@@ -388,6 +389,8 @@ def _check_supported(config: Any, kv_config: Any) -> None:
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise RequestError("unsupported", f"{name}={getattr(parallel, name)} is not supported yet; expected 1")
+    if parallel.distributed_executor_backend == "external_launcher" and parallel.tensor_parallel_size > 1:
+        raise RequestError("unsupported", "external_launcher: each rank's scheduler hears of its own rank alone")
     if speculation is not None and speculation.method not in SPECULATION + DRAFTS:
         expected = SPECULATION + DRAFTS
         raise RequestError("unsupported", f"speculative decoding by {speculation.method!r}; expected {expected}")
@@ -398,11 +401,17 @@ def _check_supported(config: Any, kv_config: Any) -> None:
         raise RequestError("unsupported", f"a draft model beside groups of kinds {sorted(kinds)}; expected full alone")
     if has_drafts and not versions.saves_behind_drafts(interface.KVConnectorBase_V1):
         raise RequestError("unsupported", "this release of vLLM may have blocks saved before a draft model computes")
-    if len(kv_config.kv_cache_groups) > 1 and not versions.reports_failed_requests(interface.KVConnectorBase_V1):
-        raise RequestError("unsupported", "this release of vLLM cannot be told of failed loads of a hybrid model")
+    if not (_fails_by_block(groups_of(kv_config)) or versions.reports_failed_requests(interface.KVConnectorBase_V1)):
+        raise RequestError("unsupported", "this release of vLLM cannot be told of failed loads of windows and states")
     if current_platform.is_cpu() and not versions.shares_cpu_memory(interface.KVConnectorBase_V1):
         raise RequestError("unsupported", "this release of vLLM cannot share the KV memory of a CPU engine")
     _device_kind()
+
+
+def _fails_by_block(groups: Sequence[Group]) -> bool:
+    """How vLLM is told of a load that failed. By block it goes on where the first of these begins, as if all before it
+    were there: of a window or a state it is not, even where that is the model's only group."""
+    return [group.kind for group in groups] == ["full"]
 
 
 def _device_kind() -> str:

@@ -28,7 +28,7 @@ class _Load:
         """Of the request when it was admitted. Once it has more, the step that loaded went well."""
         self.steps_left = DOUBTFUL_STEPS
         self.behind: set[int] = set()
-        """Blocks in which others have computed behind it since."""
+        """Blocks in which it and others have computed behind it since."""
 
 
 class Doubts:
@@ -69,6 +69,8 @@ class Doubts:
     def holds_back(self, name: str, table: Sequence[int], *, begin: int, end: int) -> bool:
         """Whether nothing may be stored of the request in this step."""
         held = name in self._loads
+        if held:  # the engine has its blocks in its prefix cache as well, and may lose it before they are computed anew
+            self._loads[name].behind.update(block for _, block in self._touched(table, begin, end))
         before = set(table[: -(-begin // self._block_tokens)])
         for owner, load in self._loads.items():
             if owner != name and not before.isdisjoint(load.blocks):
@@ -78,6 +80,13 @@ class Doubts:
             held = True
             self._wrong |= {block: 0 for _, block in self._touched(table, begin, end)}
         return held
+
+    def brought(self, table: Sequence[int], *, begin: int, end: int) -> None:
+        """Tokens [begin, end) come from elsewhere, and do not count before they are there. Whatever was in their blocks
+        is gone."""
+        if self._wrong:
+            for block in table[begin // self._block_tokens : end // self._block_tokens]:
+                self._wrong.pop(block, None)
 
     def forget(self, name: str, *, said_tokens: int) -> None:
         """The request has finished, or begins anew. A load of which nobody will hear any more counts as failed."""

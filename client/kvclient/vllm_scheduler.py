@@ -162,6 +162,7 @@ class Scheduler:
         )
         assert order is not None, "match() knew the engine's own tokens"
         self._known_tokens[request.request_id] = order.end_tokens
+        self._doubts.brought(_only_table(tables), begin=live.hbm_tokens, end=order.end_tokens)
         live.disk_tokens = order.disk_tokens
         self.untold.append(order)
 
@@ -383,8 +384,11 @@ class Scheduler:
 
     def _notice(self, item: Scheduled, tables_of: Any) -> None:
         known = self._known_tokens.pop(item.name, None)
-        if known is not None and not item.loads_within:
-            known = max(known, item.begin)  # what was brought between steps has not failed
+        if (
+            known is not None and not item.loads_within and known < item.begin
+        ):  # brought between steps: it has not failed
+            self._doubts.brought(_only_table(tables_of(item.name)), begin=known, end=item.begin)
+            known = item.begin
         live = self._live.get(item.name)
         if live is None or (known is None and not self._doubts):
             return

@@ -37,6 +37,14 @@ def llama() -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
+def mistral() -> Any:
+    """One group, of which all layers slide."""
+    config = transformers.MistralConfig(
+        intermediate_size=512, num_hidden_layers=4, num_key_value_heads=2, head_dim=64, sliding_window=128, **COMMON
+    )
+    return transformers.MistralForCausalLM(config)
+
+
 def gemma3() -> Any:
     """Three groups: twice sliding, then full attention."""
     config = transformers.Gemma3TextConfig(
@@ -154,6 +162,7 @@ def llama_long() -> Any:
 MODELS: dict[str, Callable[[], Any]] = {
     "llama": llama,
     "gemma3": gemma3,
+    "mistral": mistral,
     "mla": mla,
     "mla-long": mla_long,
     "mla-mtp": mla_mtp,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kvclient.offload_values import Statistics
+from kvclient.values import StoreResult
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORT = """
@@ -94,8 +95,17 @@ def test_the_benchmark_of_the_schedulers_calls_runs() -> None:
     assert {"tokens hit allocated/32768", "hashes hit step that loads/1024", "tokens hit decode/1024"} <= cases
 
 
+FULL = type("FullAttentionSpec", (SimpleNamespace,), {})(block_size=32)
+WINDOW = type("SlidingWindowSpec", (SimpleNamespace,), {})(block_size=32, sliding_window=128)
+
+
 def config(**more: Any) -> SimpleNamespace:
-    parallel = {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
+    parallel: dict[str, Any] = {
+        "pipeline_parallel_size": 1,
+        "decode_context_parallel_size": 1,
+        "prefill_context_parallel_size": 1,
+    }
+    parallel |= {"tensor_parallel_size": 1, "distributed_executor_backend": "mp"}
     parallel |= {name: more.pop(name) for name in list(more) if name in parallel}
     model = SimpleNamespace(runner_type="generate", is_prefix_caching_supported=True)
     engine = {"model_config": model, "parallel_config": SimpleNamespace(**parallel), "speculative_config": None}
@@ -108,6 +118,7 @@ def config(**more: Any) -> SimpleNamespace:
     [
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=2"),
+        ({"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2}, "external_launcher"),
         ({"speculative_config": SimpleNamespace(method="medusa")}, "medusa"),
         ({"speculative_config": SimpleNamespace(method="dflash")}, "dflash"),
         ({"model_config": SimpleNamespace(runner_type="pooling", is_prefix_caching_supported=False)}, "pools over all"),
@@ -116,14 +127,49 @@ def config(**more: Any) -> SimpleNamespace:
     ],
 )
 def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[str, Any], named: str) -> None:
-    groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=object())])
+    groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)])
     module._check_supported(config(speculative_config=SimpleNamespace(method="ngram")), groups)
     with pytest.raises(module.RequestError, match=named):
         module._check_supported(config(**wrong), groups)
 
 
+def test_windows_alone_are_refused_where_failed_loads_are_told_by_block(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM would go on as if all before the first block of the window were there."""
+    full, window = (SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=one)]) for one in (FULL, WINDOW))
+    monkeypatch.setattr(module.versions, "reports_failed_requests", lambda _: True)
+    module._check_supported(config(), window)
+    monkeypatch.setattr(module.versions, "reports_failed_requests", lambda _: False)
+    module._check_supported(config(), full)
+    with pytest.raises(module.RequestError, match="windows"):
+        module._check_supported(config(), window)
+
+
+def test_connectors_of_two_servers_do_not_take_each_others_stores_for_theirs(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two in one MultiConnector, the worker in the scheduler's process: jobs of both have the same numbers."""
+    transfer = {"engine_id": "e", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+    group = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)])
+    monkeypatch.setattr(module, "get_tensor_model_parallel_rank", lambda: 0)
+    workers = []
+    for path in ("/one", "/other"):
+        told = SimpleNamespace(kv_connector_extra_config={"socket": path}, **transfer)
+        engine = config(kv_transfer_config=told, instance_id="i")
+        workers.append(module.KvServerConnector(engine, module.interface.KVConnectorRole.WORKER, group))
+    one, other = workers
+    order = module.StoreOrder(7, "r", 0, b"", bytes(32), ())
+    other._worker._half.ends.note([order])
+    other._worker._half.ends.end(7, StoreResult(1, 1, 1, ""))
+    assert (one._stores_over(), other._stores_over()) == ([], [(7, 0)])
+    for worker in workers:
+        worker.shutdown()
+
+
 def test_drafts_beside_states_are_refused(module: Any) -> None:
-    spec = type("MambaSpec", (SimpleNamespace,), {})(mamba_type="gdn", shapes=(), dtypes=())
+    kept = {"block_size": 32, "mamba_cache_mode": "align", "num_speculative_blocks": 0}
+    spec = type("MambaSpec", (SimpleNamespace,), {})(mamba_type="gdn", shapes=(), dtypes=(), **kept)
     groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
     module._check_supported(config(), groups)
     with pytest.raises(module.RequestError, match="states"):
@@ -133,10 +179,8 @@ def test_drafts_beside_states_are_refused(module: Any) -> None:
 def test_a_draft_model_is_refused_beside_windows_and_where_it_would_be_saved_too_early(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = type("FullAttentionSpec", (SimpleNamespace,), {})(block_size=32)
-    window = type("SlidingWindowSpec", (SimpleNamespace,), {})(block_size=32, sliding_window=128)
-    plain = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=full)])
-    mixed = SimpleNamespace(kv_cache_groups=[*plain.kv_cache_groups, SimpleNamespace(kv_cache_spec=window)])
+    plain = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)])
+    mixed = SimpleNamespace(kv_cache_groups=[*plain.kv_cache_groups, SimpleNamespace(kv_cache_spec=WINDOW)])
     drafts = config(speculative_config=SimpleNamespace(method="eagle3"))
     module._check_supported(drafts, plain)
     with pytest.raises(module.RequestError, match="window"):

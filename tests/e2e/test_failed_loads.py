@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.e2e.checks import assert_same, prompt, settled, skip_what_does_not_run
-from tests.e2e.engine import RANK_FAILS, Answer, Engine, transfer_config
+from tests.e2e.engine import ONE_PROCESS, RANK_FAILS, Answer, Engine, transfer_config
 from tests.process.harness import Server, stop, until
 
 pytestmark = pytest.mark.long
@@ -26,6 +26,7 @@ class Case(NamedTuple):
 
 
 CASES = {
+    "windows alone": Case("mistral", {"block_size": 32, **ONE_PROCESS}),
     "windows-tp2": Case("gemma3", {"block_size": 32, "tensor_parallel_size": 2}),
     "states": Case("lfm2", {"block_size": 32, "prefix_cache_retention_interval": 256}),
 }

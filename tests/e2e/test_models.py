@@ -53,6 +53,7 @@ tokens a block has."""
 CASES = {
     "llama": Case("llama", {"block_size": 32}, LLAMA_BYTES),
     "gemma3": Case("gemma3", {"block_size": 32, **ONE_PROCESS}, 0, chunk_tokens=128),
+    "mistral": Case("mistral", {"block_size": 32, **ONE_PROCESS}, 0, chunk_tokens=128),
     "mla": Case("mla", {**LATENT, **ONE_PROCESS}, LATENT_BYTES, agrees_with_itself=False),
     "fp8": Case("llama", {"block_size": 64, "kv_cache_dtype": "fp8", **HASHES, **ONE_PROCESS}, LLAMA_BYTES // 4),
     "lfm2": Case(
@@ -76,7 +77,7 @@ CASES = {
 }
 
 
-LONG = ("tp2-mla", "qwen3-next", "lfm2")
+LONG = ("tp2-mla", "qwen3-next", "lfm2", "mistral")
 """Left to `make e2e-all`."""
 
 
@@ -240,6 +241,8 @@ def test_changed_bytes_change_the_output(engine: Engine, case: Case, computed: l
 def test_what_a_server_that_was_killed_has_on_disk_comes_back(
     engine: Engine, case: Case, computed: list[Answer], server: Server
 ) -> None:
+    if case.model == "mistral":
+        pytest.skip("a model without a full group is not written to disks: decision 0004")
     until("all chunks to be on disk", lambda: settled(server) and is_on_disk(server))
     server.kill()
     server.start()

@@ -10,6 +10,8 @@ TABLES = {
     "s": [*BROUGHT, 25, 26],
     "t": [*BROUGHT, 25, 36],
     "u": [*BROUGHT, 25, 36, 47],
+    "v": [*BROUGHT, 15, 56],
+    "w": [*BROUGHT, 15, 56],
 }
 
 
@@ -48,6 +50,27 @@ def test_a_block_that_is_computed_anew_in_two_steps_is_right_after_the_second(st
     assert steps.step(r=(18, 24)) == {"r"}
     steps.admit("t", 20)
     assert steps.step(t=(20, 22)) == {"t"}
+
+
+def test_what_it_computed_itself_behind_its_load_that_failed_is_wrong_until_it_is_computed_anew(steps: Steps) -> None:
+    """The engine has it in its prefix cache, and may take it up from there when the request is aborted meanwhile."""
+    assert steps.step(r=(0, 20)) == {"r"}
+    steps.doubts.forget("r", said_tokens=24)
+    steps.admit("v", 24)
+    assert steps.step(v=(24, 28)) == set()
+    steps.admit("w", 0)
+    assert steps.step(w=(0, 28)) == {"w"}
+    assert not steps.doubts._wrong.keys() & set(TABLES["w"])
+
+
+@pytest.mark.parametrize(("begin", "end", "is_right"), [(0, 20, True), (0, 23, False), (0, 24, True), (8, 24, False)])
+def test_a_block_is_right_once_something_else_was_brought_into_all_of_it(
+    steps: Steps, begin: int, end: int, is_right: bool
+) -> None:
+    steps.doubts.forget("r", said_tokens=24)
+    steps.doubts.brought(TABLES["r"], begin=begin, end=end)
+    steps.admit("v", end)
+    assert steps.step(v=(end, 28)) == ({"v"} if is_right else set())
 
 
 def test_of_a_block_in_two_parts_the_earlier_counts(steps: Steps) -> None:

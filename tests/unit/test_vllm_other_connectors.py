@@ -2,6 +2,8 @@
 
 import pytest
 
+from kvclient.offload_ends import Report
+from kvclient.values import RetrieveResult
 from kvclient.vllm_scheduler import Scheduled
 from tests.unit.vllm_rig import BLOCK, Bench, request
 
@@ -155,7 +157,38 @@ def test_blocks_into_which_another_load_goes_are_in_doubt_for_its_sake_alone() -
     assert beside.step(s=(41, 42)) == []
     assert beside.step(s=(42, 43)) == [("s", 0, 3)]
     beside.bench.half.finished("s")
+    beside.admit("t", [20, 21, *range(40, 49)], hbm=0)  # what "r" computed behind its load is given away
+    beside.step(t=(0, 41))
+    beside.bench.half.finished("t")
     assert not beside.bench.half._doubts
+
+
+def test_blocks_that_turned_out_wrong_are_right_when_this_connector_has_filled_them() -> None:
+    beside = Beside()
+    beside.admit("r", [*SHARED, 20, 21], hbm=0)
+    beside.step(r=(36, 41))
+    beside.bench.half.finished("r")  # nobody has heard of its load: it counts as failed
+    asked = request("n", 41, first=500)
+    beside.bench.hold(asked, 3)
+    beside.tables["n"] = [*SHARED, 30, 31, 32]  # given away
+    assert beside.bench.half.match(asked, 0) == (36, True)
+    beside.bench.half.allocated(asked, [beside.tables["n"]], 36)
+    ((order,), _) = beside.bench.step()
+    beside.bench.half.ended([Report(order.job, 0, RetrieveResult(True, 1, ""), 0.0)])
+    beside.bench.half.allocated(asked, (), 0)
+    asked.num_tokens, asked.all_token_ids = 48, [*asked.all_token_ids, *range(900, 907)]
+    assert beside.step(n=(36, 48)) == [("n", 3, 4)]
+
+
+def test_blocks_that_turned_out_wrong_are_right_when_another_connector_has_filled_them_between_steps() -> None:
+    beside = Beside()
+    beside.admit("r", [*SHARED, 20, 21], hbm=0)
+    beside.step(r=(36, 41))
+    beside.bench.half.finished("r")
+    beside.admit("s", [*SHARED, 30, 31], hbm=0)
+    items = [Scheduled("s", 36, 41, loads_within=False)]
+    _, (order,) = beside.bench.half.step(items, lambda name: [beside.tables[name]])
+    assert (order.first_chunk, order.chunks) == (0, 3)
 
 
 @pytest.mark.parametrize("is_told", [False, True])
@@ -177,7 +210,7 @@ def test_nothing_is_kept_of_doubts_that_are_over() -> None:
     beside.step(r=(0, 41), s=(41, 42))
     assert beside.bench.half._doubts
     beside.bench.half.finished("s")
-    beside.admit("t", [30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40], hbm=0)  # what "s" had is given away
+    beside.admit("t", [30, 31, 20, 21, *range(34, 41)], hbm=0)  # what both had is given away
     beside.step(t=(0, 41))
     beside.bench.half.finished("r")
     beside.bench.half.finished("t")
