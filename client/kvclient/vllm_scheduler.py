@@ -384,9 +384,8 @@ class Scheduler:
 
     def _notice(self, item: Scheduled, tables_of: Any) -> None:
         known = self._known_tokens.pop(item.name, None)
-        if (
-            known is not None and not item.loads_within and known < item.begin
-        ):  # brought between steps: it has not failed
+        if known is not None and known < item.begin and not item.loads_within:
+            # What was brought between steps has not failed.
             self._doubts.brought(_only_table(tables_of(item.name)), begin=known, end=item.begin)
             known = item.begin
         live = self._live.get(item.name)
