@@ -1,0 +1,163 @@
+"""vLLM's own scheduler, and both halves of the connector, made for a seed. Neither a model nor a worker is started."""
+
+import copy
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+from weakref import WeakValueDictionary
+
+import torch
+from vllm.config import KVTransferConfig, set_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.structured_output import StructuredOutputManager
+
+from kvclient import offload_asking, offload_ends, vllm, vllm_scheduler
+
+from .content import BLOCK_TOKENS
+from .server import Clock
+from .shapes import Kind, Options
+
+NAMESPACE = b"n" * 32
+HASH = get_hash_fn_by_name("sha256")
+
+
+@contextmanager
+def stand_ins(clock: Clock, client_of: Callable[[int], object]) -> Iterator[None]:
+    """In the place of what is outside: time, clients (by rank; -1: the scheduler's), the other half in this process.
+    Everything is as it was behind it."""
+
+    def client(connector: object, *, rank: int) -> object:
+        return client_of(rank)
+
+    with ExitStack() as stack:
+        for module in (vllm_scheduler, offload_ends, offload_asking):
+            stack.enter_context(mock.patch.object(module, "time", clock))
+        stack.enter_context(mock.patch.object(vllm.KvServerConnector, "_client", client))
+        stack.enter_context(mock.patch.object(vllm, "_here", WeakValueDictionary()))
+        for name in ("NONE_HASH", "_NONE_HASH_SEED"):
+            stack.enter_context(mock.patch.object(kv_cache_utils, name, None, create=True))
+        kv_cache_utils.init_none_hash(HASH)
+        # Of thousands of failed loads and lost servers, which are meant to be.
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.ERROR)
+        yield
+
+
+class Engine:
+    def __init__(self, options: Options, model: Path) -> None:
+        config, kv_config = _config(options, model), _kv_config(options)
+        kind = AsyncScheduler if options.is_async else Scheduler
+        with set_current_vllm_config(config):
+            self.scheduler: Any = kind(
+                config,
+                kv_config,
+                StructuredOutputManager(config),
+                block_size=BLOCK_TOKENS,
+                hash_block_size=BLOCK_TOKENS,
+                log_stats=True,
+            )
+        self.scheduler.use_v2_model_runner = options.has_new_runner
+        handshakes = {rank: vllm.Handshake(NAMESPACE) for rank in range(options.ranks)}
+        self.scheduler.connector.set_xfer_handshake_metadata(handshakes)
+        self.workers = [_worker(config, kv_config, rank) for rank in range(options.ranks)]
+        if options.ranks > 1:
+            vllm._here.clear()  # they would be other processes
+        self.aggregator: Any = KVOutputAggregator.from_connector(self.workers[0], options.ranks)
+        self.hasher: Any = kv_cache_utils.get_request_block_hasher(BLOCK_TOKENS, HASH)
+
+    @property
+    def pool(self) -> Any:
+        return self.scheduler.kv_cache_manager.block_pool
+
+    @property
+    def guarded(self) -> Any:
+        """The connector's half in the scheduler, GuardedScheduler."""
+        return self.scheduler.connector._scheduler
+
+    @property
+    def half(self) -> Any:
+        """What is guarded, kvclient.vllm_scheduler.Scheduler."""
+        return self.guarded._half
+
+    @property
+    def has_given_up(self) -> bool:
+        return self.guarded._guard.tripped or any(worker._worker.is_inert for worker in self.workers)
+
+    def close(self) -> None:
+        self.scheduler.shutdown()
+
+
+def _worker(config: Any, kv_config: Any, rank: int) -> Any:
+    """As it is when its KV is registered."""
+    with mock.patch.object(vllm, "get_tensor_model_parallel_rank", return_value=rank):
+        worker: Any = vllm.KvServerConnector(config, KVConnectorRole.WORKER, kv_config)
+    worker._namespace = NAMESPACE
+    worker._worker._half._cache = SimpleNamespace(problem=None)
+    return worker
+
+
+@functools.cache
+def _base(model: Path) -> Any:
+    """A valid configuration of vLLM, which takes a while to make; the seeds' differ in what no model is asked about."""
+    transfer = KVTransferConfig(
+        kv_connector="KvServerConnector", kv_connector_module_path="kvclient.vllm", kv_role="kv_both"
+    )
+    return EngineArgs(
+        model=str(model),
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        max_model_len=2048,
+        dtype="float32",
+        block_size=32,
+        kv_cache_memory_bytes=64 << 20,
+        max_num_seqs=8,
+        max_num_batched_tokens=2048,
+        enable_prefix_caching=True,
+        kv_transfer_config=transfer,
+    ).create_engine_config()
+
+
+def _config(options: Options, model: Path) -> Any:
+    config = copy.deepcopy(_base(model))
+    config.cache_config.block_size = BLOCK_TOKENS
+    config.cache_config.num_gpu_blocks = options.blocks
+    scheduling = config.scheduler_config
+    scheduling.max_num_batched_tokens = scheduling.max_num_scheduled_tokens = options.step_tokens
+    scheduling.max_num_seqs = options.running_max
+    scheduling.async_scheduling = options.is_async
+    scheduling.policy = "priority" if options.has_priorities else "fcfs"
+    config.parallel_config.tensor_parallel_size = options.ranks
+    transfer = config.kv_transfer_config
+    transfer.kv_role = options.role
+    transfer.kv_load_failure_policy = options.on_failed_loads
+    transfer.kv_connector_extra_config = {
+        "socket": "/nowhere",
+        "chunk_tokens": options.chunk_tokens,
+        "min_load_tokens": options.min_load_tokens,
+        "step_wait_us": options.step_wait_us,
+    }
+    return config
+
+
+def _kv_config(options: Options) -> Any:
+    groups = [KVCacheGroupSpec([f"layer{index}"], _spec(kind)) for index, kind in enumerate(options.groups)]
+    # Releases differ in whether it is said here.
+    said = {"hash_block_size": BLOCK_TOKENS} if "hash_block_size" in KVCacheConfig.__dataclass_fields__ else {}
+    return KVCacheConfig(num_blocks=options.blocks, kv_cache_tensors=[], kv_cache_groups=groups, **said)
+
+
+def _spec(kind: Kind) -> Any:
+    shape: dict[str, Any] = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    return SlidingWindowSpec(**shape, sliding_window=kind.window) if kind.window else FullAttentionSpec(**shape)

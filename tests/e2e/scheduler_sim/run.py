@@ -1,0 +1,49 @@
+"""Seeds, one after the other; what happened is counted."""
+
+import os
+import traceback
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from .content import Meanings, Slots
+from .engine import Engine, stand_ins
+from .jobs import Jobs, RankClient
+from .server import Clock, SchedulerClient, Server
+from .shapes import draw_day, draw_options
+from .world import Outside, World
+
+
+class Outcome(NamedTuple):
+    seed: int
+    counts: Counter[str]
+    problem: str
+    """Empty when all was well."""
+
+
+def run_seed(seed: int, events: int, model: Path) -> Outcome:
+    """So many events, then the end of everything. model: a folder, of which only the configuration is read."""
+    rng = Random(seed)
+    options, day = draw_options(rng), draw_day(rng)
+    clock, slots, meanings = Clock(), Slots(options.ranks, options.blocks), Meanings()
+    server = Server(options, rng, clock)
+    jobs = Jobs(options, day, rng=rng, server=server, slots=slots, meanings=meanings)
+    asking = SchedulerClient(server, rng, clock)
+    clients: dict[int, object] = {-1: asking} | {rank: RankClient(rank, jobs) for rank in range(options.ranks)}
+    outside = Outside(clock, server, asking, jobs, slots, meanings)
+    done = 0
+    with stand_ins(clock, clients.__getitem__), closing(Engine(options, model)) as engine:
+        try:
+            world = World(options, day, rng=rng, outside=outside, engine=engine)
+            while done < events:
+                world.event()
+                done += 1
+            world.end()
+        except Exception as problem:  # whatever it is, the seed must be told
+            where = traceback.extract_tb(problem.__traceback__)[-2:]
+            at = traceback.format_exc() if os.environ.get("SIM_TRACE") else f"{where[0].name}, {where[-1].name}"
+            said = f"event {done}: {type(problem).__name__}: {problem} [{at}] {options} {day}"
+            return Outcome(seed, Counter(), said)
+    return Outcome(seed, world.counts, "")

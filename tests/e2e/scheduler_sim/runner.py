@@ -1,0 +1,137 @@
+"""The played model runner: keeps its own tables, as vLLM's do, and computes only behind KV that is right."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput, ModelRunnerOutput
+
+from .content import BLOCK_TOKENS, NULL_BLOCK, Slots, kv, next_token, require
+from .engine import Engine
+from .shapes import Options
+
+
+@dataclass
+class Row:
+    """What it knows of a request."""
+
+    tokens: list[int]
+    tables: list[list[int]]
+    computed: int
+
+    def place(self, group: int, position: int) -> tuple[int, int]:
+        """Block and slot."""
+        block, slot = divmod(position, BLOCK_TOKENS)
+        return self.tables[group][block], slot
+
+
+class Runner:
+    def __init__(self, options: Options, engine: Engine, slots: Slots, *, meanwhile: Callable[[], None]) -> None:
+        """meanwhile: lets jobs go on, at any moment at which they might."""
+        self.weights = 0
+        self._options, self._engine, self._slots = options, engine, slots
+        self._meanwhile = meanwhile
+        self._rows: dict[str, Row] = {}
+
+    def execute(self, step: Any) -> Any:
+        """A step of all ranks, with the calls of vLLM's in their order."""
+        workers = self._engine.workers
+        orders = pickle.dumps(step.kv_connector_metadata)
+        for worker in workers:
+            told = pickle.loads(orders)
+            worker.handle_preemptions(told)
+            worker.bind_connector_metadata(told)
+        self._meanwhile()
+        self._read(step)
+        sampled = {name: self._compute(name, count) for name, count in step.num_scheduled_tokens.items()}
+        self._meanwhile()
+        for worker in workers:
+            worker.start_load_kv(None)
+            worker.wait_for_save()
+        self._meanwhile()
+        outputs = pickle.loads(pickle.dumps([_output(step, worker, sampled) for worker in workers]))
+        if len(outputs) == 1:
+            return outputs[0]
+        # Equal ones come out of one pickle as the same object, and the aggregator writes into the first.
+        return self._engine.aggregator.aggregate([copy.copy(output) for output in outputs])
+
+    # ---------------------------------------------------------------- what the scheduler says
+
+    def _read(self, step: Any) -> None:
+        for name in step.finished_req_ids:
+            self._rows.pop(name, None)
+        for new in step.scheduled_new_reqs:
+            tokens = new.prefill_token_ids if self._options.has_new_runner else new.prompt_token_ids
+            self._rows[new.req_id] = Row(list(tokens), _tables(new.block_ids), new.num_computed_tokens)
+        known = step.scheduled_cached_reqs
+        for name, blocks, computed in zip(known.req_ids, known.new_block_ids, known.num_computed_tokens, strict=True):
+            if name in known.resumed_req_ids:
+                self._rows[name] = Row(list(known.all_token_ids[name]), _tables(blocks), computed)
+            else:
+                self._go_on(self._rows[name], blocks, computed)
+
+    def _go_on(self, row: Row, blocks: Any, computed: int) -> None:
+        for table, more in zip(row.tables, blocks or [()] * len(row.tables), strict=True):
+            table.extend(more)
+        row.computed = computed
+
+    # ---------------------------------------------------------------- the model
+
+    def _compute(self, name: str, count: int) -> list[int]:
+        """So many tokens of a request; what is sampled behind the last one."""
+        row = self._rows[name]
+        begin, end = row.computed, row.computed + count
+        require(end <= len(row.tokens), f"{name} is to compute {count} tokens at {begin} of {len(row.tokens)}")
+        self._require_prefix(name, row, begin)
+        for group in range(len(self._options.groups)):
+            for position in range(begin, end):
+                block, slot = row.place(group, position)
+                self._slots.compute(block, slot, self._kv(row, group, position))
+        row.computed = end
+        if end < len(row.tokens):
+            return []
+        row.tokens.append(next_token(row.tokens))
+        return row.tokens[-1:]
+
+    def _require_prefix(self, name: str, row: Row, begin: int) -> None:
+        """All that the model attends to is what it computed, or what it would have."""
+        for group, kind in enumerate(self._options.groups):
+            for position in range(kind.first(begin), begin):
+                block, slot = row.place(group, position)
+                is_right = block != NULL_BLOCK and self._slots.hold(block, slot, self._kv(row, group, position))
+                require(
+                    is_right,
+                    f"{name} computes token {begin} behind wrong KV: group {group} token {position} block {block}",
+                )
+
+    def _kv(self, row: Row, group: int, position: int) -> bytes:
+        return kv(self.weights, group, row.tokens[: position + 1])
+
+
+def _tables(blocks: Any) -> list[list[int]]:
+    return [list(table) for table in blocks]
+
+
+def _output(step: Any, worker: Any, sampled: dict[str, list[int]]) -> Any:
+    told = KVConnectorOutput()
+    results = worker.get_transfer_results(step.finished_req_ids)
+    told.finished_sending = results.finished_sending
+    told.finished_recving = results.finished_recving
+    told.failed_recving = results.failed_recving
+    told.invalid_block_ids = worker.get_block_ids_with_load_errors()
+    told.kv_connector_stats = worker.get_kv_connector_stats()
+    told.kv_connector_worker_meta = worker.build_connector_worker_meta()
+    worker.clear_connector_metadata()
+    if not step.total_num_scheduled_tokens:
+        output = copy.copy(EMPTY_MODEL_RUNNER_OUTPUT)
+        output.kv_connector_output = None if told.is_empty() else told
+        return output
+    names = list(step.num_scheduled_tokens)
+    return ModelRunnerOutput(
+        req_ids=names,
+        req_id_to_index={name: index for index, name in enumerate(names)},
+        sampled_token_ids=[sampled[name] for name in names],
+        kv_connector_output=told,
+    )

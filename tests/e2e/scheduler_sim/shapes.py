@@ -1,0 +1,100 @@
+"""What differs from seed to seed: the engine's shapes and ways, and how bad a day it has."""
+
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+from .content import BLOCK_TOKENS
+
+WINDOW = 10
+
+
+class Kind(NamedTuple):
+    """Of a group of layers."""
+
+    window: int
+    """How many tokens it attends to, the present one included; 0: to all."""
+
+    def first(self, end: int) -> int:
+        """The first token whose KV is needed to compute what is behind `end` tokens."""
+        return max(0, end - (self.window - 1)) if self.window else 0
+
+
+FULL, SLIDING = Kind(0), Kind(WINDOW)
+
+
+@dataclass(frozen=True)
+class Options:
+    """As vLLM and the connector are set."""
+
+    is_async: bool
+    has_new_runner: bool
+    """A resumed request comes to it as if it were new."""
+    ranks: int
+    groups: tuple[Kind, ...]
+    chunk_tokens: int
+    blocks: int
+    step_tokens: int
+    running_max: int
+    role: str
+    has_priorities: bool
+    on_failed_loads: str
+    min_load_tokens: int
+    step_wait_us: int
+
+
+@dataclass(frozen=True)
+class Day:
+    """How often what goes wrong, as chances by event or job."""
+
+    abort: float
+    reset: float
+    forget: float
+    """The engine's own prefix cache is emptied."""
+    pause: float
+    unread: float
+    """A prompt whose log-probabilities are wanted: nothing may be read from a cache."""
+    load_fails: float
+    store_short: float
+    evict: float
+    restart: float
+    down: float
+    pace: float
+    """How much of what is under way happens between two calls of the engine."""
+    output_max: int
+
+
+def draw_options(rng: Random) -> Options:
+    groups = rng.choice(((FULL,), (FULL,), (FULL,), (FULL, SLIDING), (SLIDING,)))
+    return Options(
+        is_async=rng.random() < 0.6,
+        has_new_runner=rng.random() < 0.5,
+        ranks=rng.choice((1, 1, 2)),
+        groups=groups,
+        chunk_tokens=BLOCK_TOKENS * rng.choice((1, 2, 3) if groups == (FULL,) else (1, 2)),
+        blocks=rng.choice((24, 40, 90)),
+        step_tokens=rng.choice((8, 16, 64)),
+        running_max=rng.choice((2, 4, 8)),
+        role=rng.choice(("kv_both",) * 6 + ("kv_producer", "kv_consumer")),
+        has_priorities=rng.random() < 0.3,
+        on_failed_loads=rng.choice(("recompute", "recompute", "recompute", "fail")),
+        min_load_tokens=rng.choice((0, 0, 9)),
+        step_wait_us=rng.choice((0, 500)),
+    )
+
+
+def draw_day(rng: Random) -> Day:
+    return Day(
+        abort=rng.choice((0, 0.02, 0.08)),
+        reset=rng.choice((0, 0, 0.03)),
+        forget=rng.choice((0, 0.1, 0.4)),
+        pause=rng.choice((0, 0, 0.02)),
+        unread=rng.choice((0, 0, 0.2)),
+        load_fails=rng.choice((0, 0, 0.3, 1.0)),
+        store_short=rng.choice((0, 0, 0.3)),
+        evict=rng.choice((0, 0.05)),
+        restart=rng.choice((0, 0, 0.01)),
+        down=rng.choice((0, 0, 0.02)),
+        pace=rng.choice((0.1, 0.5, 0.9)),
+        output_max=rng.choice((3, 12, 40)),
+    )

@@ -1,0 +1,270 @@
+"""One seed: an engine, its users, a server, and what may happen next; then the end, at which nothing may be left."""
+
+from collections import Counter, deque
+from operator import attrgetter
+from random import Random
+from typing import Any, NamedTuple
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.scheduler import PauseState
+from vllm.v1.request import Request, RequestStatus
+
+from kvclient.keys import chunk_keys
+
+from .content import BLOCK_TOKENS, VOCABULARY, Meanings, Slots, continued, cut, require
+from .engine import Engine
+from .jobs import Jobs
+from .runner import Runner
+from .server import Clock, SchedulerClient, Server
+from .shapes import Day, Options
+
+PROMPT_MAX = 90
+LIVE_MAX = 10
+STEPS_TO_END_MAX = 6000
+LEFT_FREE = 4
+"""Blocks, so that the longest request can run to its end alone."""
+
+MUST_BE_EMPTY = attrgetter(
+    "_live",
+    "_known_tokens",
+    "_unnamed",
+    "untold",
+    "pins._held",
+    "pins._kept",
+    "_doubts._loads",
+    "_offload._requests",
+    "_offload._unasked",
+    "_offload._ahead",
+    "_offload._retrieves._jobs",
+    "_offload._stores._jobs",
+    "_offload._questions._in_flight",
+)
+"""Of the scheduler's half, behind the last request."""
+
+
+class Outside(NamedTuple):
+    """All that the engine does not belong to."""
+
+    clock: Clock
+    server: Server
+    client: SchedulerClient
+    jobs: Jobs
+    slots: Slots
+    meanings: Meanings
+
+
+class Asked(NamedTuple):
+    """By a user."""
+
+    request: Any
+    whole: list[int]
+    """The prompt, and all that will be said."""
+
+
+class World:
+    def __init__(self, options: Options, day: Day, *, rng: Random, outside: Outside, engine: Engine) -> None:
+        self.counts: Counter[str] = Counter()
+        self._options, self._day, self._rng = options, day, rng
+        self._outside, self._engine = outside, engine
+        self._scheduler = engine.scheduler
+        self._runner = Runner(options, engine, outside.slots, meanwhile=self._meanwhile)
+        self._live: dict[str, Asked] = {}
+        self._in_flight: deque[tuple[Any, Any]] = deque()
+        """Steps whose outputs the scheduler has not had; async scheduling is one ahead."""
+        self._prompts: list[list[int]] = []
+        self._names: list[str] = []
+        self._is_ending = False
+        outside.jobs.pool = engine.pool
+
+    def event(self) -> None:
+        rng, day, server = self._rng, self._day, self._outside.server
+        self._outside.clock.now_s += rng.random() * 0.003
+        if rng.random() < 0.15 and len(self._live) < LIVE_MAX:
+            self._arrive()
+        self._meanwhile()
+        if self._scheduler._pause_state != PauseState.UNPAUSED and rng.random() < 0.1:
+            self._scheduler.set_pause_state(PauseState.UNPAUSED)
+        self._step()
+        if rng.random() < day.abort:
+            self._abort()
+        if rng.random() < day.reset:
+            self._reset()
+        if rng.random() < day.evict:
+            server.evict()
+        if rng.random() < day.forget:
+            self._scheduler.reset_prefix_cache()
+        if rng.random() < day.restart:
+            self._restart()
+        if rng.random() < day.down:
+            self._up_or_down()
+        if rng.random() < day.pause:
+            self._scheduler.set_pause_state(rng.choice((PauseState.PAUSED_NEW, PauseState.PAUSED_ALL)))
+        if rng.random() < 0.01:
+            self._outside.clock.now_s += rng.choice((0.03, 0.3, 2.5))
+
+    def end(self) -> None:
+        """The server recovers, users wait for what they have asked; then everything must have come back."""
+        self._outside.server.is_up, self._outside.jobs.is_faulty, self._is_ending = True, False, True
+        self._scheduler.set_pause_state(PauseState.UNPAUSED)
+        for _ in range(STEPS_TO_END_MAX):
+            self._outside.clock.now_s += 0.003
+            for _ in range(3):
+                self._progress()
+            if not self._step() and not self._live:
+                break
+        else:
+            require(False, f"not at an end: {[(name, asked.request.status) for name, asked in self._live.items()]}")
+        self._require_nothing_left()
+        self.counts += self._outside.jobs.counts
+
+    # ---------------------------------------------------------------- users
+
+    def _arrive(self) -> None:
+        rng = self._rng
+        output = rng.randint(1, self._day.output_max)
+        prompt = self._prompt(output)
+        name = self._name()
+        wants_all = rng.random() < self._day.unread
+        sampling = SamplingParams(
+            temperature=0, max_tokens=output, ignore_eos=True, prompt_logprobs=0 if wants_all else None
+        )
+        request = Request(
+            name,
+            prompt,
+            sampling,
+            None,
+            block_hasher=self._engine.hasher,
+            priority=rng.randrange(3) if self._options.has_priorities else 0,
+            arrival_time=float(len(self._names)),
+        )
+        self._live[name] = asked = Asked(request, continued(prompt, output))
+        self._scheduler.add_request(request)
+        self._tell_meanings(asked)
+
+    def _prompt(self, output: int) -> list[int]:
+        """They share prefixes with each other, and fit into the pool."""
+        rng, chunk = self._rng, self._options.chunk_tokens
+        base: list[int] = []
+        if self._prompts and rng.random() < 0.8:
+            base = rng.choice(self._prompts[-8:])
+            if rng.random() < 0.5:
+                base = base[: rng.randint(1, len(base))]
+        fresh = rng.choice((0, 0, rng.randint(1, 30)))
+        prompt = (base + [rng.randrange(VOCABULARY) for _ in range(fresh)])[:PROMPT_MAX] or [1]
+        if rng.random() < 0.3:
+            prompt = prompt + [1] * (-len(prompt) % chunk)  # which has an end of its own
+        room = (self._options.blocks - LEFT_FREE) * BLOCK_TOKENS // len(self._options.groups) - 14
+        prompt = prompt[: max(1, room - output)]
+        self._prompts.append(prompt)
+        return prompt
+
+    def _name(self) -> str:
+        """A new one, or one whose bearer is gone; jobs of that one may still run."""
+        taken = {name for step, _ in self._in_flight for name in step.num_scheduled_tokens}
+        free = [name for name in self._names if name not in self._scheduler.requests and name not in taken]
+        name = self._rng.choice(free) if free and self._rng.random() < 0.3 else f"r{len(self._names)}"
+        self._names.append(name)
+        return name
+
+    def _tell_meanings(self, asked: Asked) -> None:
+        """What the keys of a request name: the weights at its begin, and the tokens that it will have."""
+        known = self._engine.half._live.get(asked.request.request_id)
+        if known is not None and known.extra is not None:
+            chunk = self._options.chunk_tokens
+            keys = cut(chunk_keys(asked.whole, chunk, extra=known.extra))
+            self._outside.meanings.tell(keys, self._runner.weights, asked.whole, chunk)
+
+    def _abort(self) -> None:
+        if self._live:
+            name = self._rng.choice(list(self._live))
+            self._scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            del self._live[name]
+            self.counts["aborted"] += 1
+
+    # ---------------------------------------------------------------- a step
+
+    def _step(self) -> bool:
+        """False: there was nothing to do."""
+        scheduler = self._scheduler
+        if scheduler.has_requests():
+            step = scheduler.schedule()
+            self.counts["preempted"] += len(step.preempted_req_ids or ())
+            self._meanwhile()
+            self._in_flight.append((step, self._runner.execute(step)))
+            if self._options.is_async and len(self._in_flight) == 1:
+                return True
+        elif not self._in_flight:
+            return False
+        self._meanwhile()
+        if not self._is_ending and self._rng.random() < self._day.abort:
+            self._abort()
+        said = scheduler.update_from_output(*self._in_flight.popleft())
+        for output in (output for outputs in said.values() for output in outputs.outputs):
+            if output.finish_reason is not None:
+                self._finish(output.request_id, str(output.finish_reason))
+        require(not self._engine.has_given_up, "the connector has a bug, and has given up")
+        return True
+
+    def _finish(self, name: str, why: str) -> None:
+        request, whole = self._live.pop(name)
+        if why == "length":
+            require(list(request.all_token_ids) == whole, f"{name} says something else")
+            self._prompts.append(whole[:PROMPT_MAX])
+        else:
+            may_fail = self._options.on_failed_loads == "fail"
+            require(may_fail and why == "error", f"{name} ends with {why}")
+        self.counts[f"finished: {why}"] += 1
+
+    def _meanwhile(self) -> None:
+        """What is under way goes on, a little or a lot."""
+        while self._rng.random() < self._day.pace:
+            self._outside.clock.now_s += self._rng.random() * 0.002
+            self._progress()
+
+    def _progress(self) -> None:
+        if self._rng.random() < 0.3:
+            self._outside.client.progress()
+        self._outside.jobs.progress()
+
+    # ---------------------------------------------------------------- what happens to it
+
+    def _reset(self) -> None:
+        """New weights, if vLLM says that nothing of the old ones is left in its pool."""
+        try:
+            is_done = self._scheduler.reset_prefix_cache(
+                reset_running_requests=self._rng.random() < 0.5, reset_connector=True
+            )
+        except RuntimeError:  # as it does where requests wait for loads
+            is_done = False
+        if is_done:
+            self.counts["resets"] += 1
+            self._runner.weights += 1
+        if self._engine.half._keyer._life:
+            # Requests that go on have other keys from now on.
+            for asked in self._live.values():
+                self._tell_meanings(asked)
+
+    def _restart(self) -> None:
+        self._outside.server.restart()
+        self._outside.client.lose_connection()
+        self.counts["restarts"] += 1
+
+    def _up_or_down(self) -> None:
+        server = self._outside.server
+        server.is_up = not server.is_up
+        if not server.is_up:
+            self._restart()
+
+    # ---------------------------------------------------------------- what must be true in the end
+
+    def _require_nothing_left(self) -> None:
+        server, engine = self._outside.server, self._engine
+        require(not self._outside.jobs.under_way, "jobs are left")
+        server.expire()
+        # An answer that has not been read may have brought one.
+        require(not server.leases or len(self._outside.client) > 0, f"leases {list(server.leases)} are left")
+        require(not any(MUST_BE_EMPTY(engine.half)), f"left: {MUST_BE_EMPTY(engine.half)}")
+        require(not engine.guarded._promised, f"promises {engine.guarded._promised} are left")
+        held = [block.block_id for block in engine.pool.blocks if block.ref_cnt and not block.is_null]
+        require(not held, f"blocks {held} belong to nobody")
+        require(engine.pool.get_num_free_blocks() == self._options.blocks - 1, "blocks were lost")

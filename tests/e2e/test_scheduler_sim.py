@@ -1,0 +1,43 @@
+"""A few seeds around vLLM's own scheduler; `python -m tests.e2e.scheduler_sim` runs as many as one likes.
+
+In a process of their own: to configure vLLM changes the environment and the logging of the process that does it.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MUST_HAPPEN = (
+    "aborted",
+    "finished: error",
+    "finished: length",
+    "loads",
+    "loads failed",
+    "preempted",
+    "resets",
+    "restarts",
+    "stores",
+    "stores short",
+)
+
+
+def test_sixty_seeds_compute_store_and_load_only_what_is_right(models: Path) -> None:
+    said = _run("tests.e2e.scheduler_sim", "--seeds", "60", "--model", str(models / "llama"))
+    assert "60 seeds, 0 failed" in said
+    assert [name for name in MUST_HAPPEN if not re.search(rf"^{name} +\d+$", said, re.MULTILINE)] == []
+
+
+def test_deliberate_bugs_are_noticed(models: Path) -> None:
+    said = _run("tests.e2e.scheduler_sim.drill", "--seeds", "60", "--model", str(models / "llama"))
+    assert " 0 survived" in said
+    assert re.search("not pinned .* nobody holds", said)
+
+
+def _run(module: str, *options: str) -> str:
+    """What it printed, whatever its exit status: a test that fails shows it."""
+    command = [sys.executable, "-m", module, *options]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert said.returncode in (0, 1), said.stderr[-4000:]
+    return said.stdout
