@@ -342,7 +342,7 @@ MUTATIONS = (
     Mutation(
         "a hole is stored as if it were held",
         RANGES,
-        "held = ids.index(options.null_block) if options.null_block in ids else len(ids)",
+        "held = ids.index(options.null_block) if _has_null(ids, options.null_block) else len(ids)",
         "held = len(ids)",
     ),
     Mutation(
