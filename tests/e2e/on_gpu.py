@@ -4,6 +4,8 @@
     python -m tests.e2e.on_gpu --kinds llama fp8 latent window    # the same of several kinds of KV
     python -m tests.e2e.on_gpu --ttft 8192 32768    # to the first token: computed, from HBM, evicted from there;
                                                     # without a connector, with vLLM's own offloading, with a server
+    python -m tests.e2e.on_gpu --misses 8192 32768  # prompts that nobody knows, by turns to an engine without any
+                                                    # connector and to one with a server, both there all the time
     python -m tests.e2e.on_gpu --rounds 33000       # on two GPUs, latent attention: a conversation whose second and
                                                     # third round find all before them in the server, to the token
     --graphs: both of it in vLLM's usual way, with compiled code and CUDA graphs. Else eager, which starts sooner.
@@ -68,6 +70,7 @@ GRAPHS: dict[str, object] = {
 """Graphs for the few tokens that are left behind a hit, too, which vLLM would leave out with so few sequences."""
 START_S = 400.0
 """Compiling is a part of it."""
+MODEL_ID: dict[str, object] = {"model_id": "dummy-8b"}
 OFFLOAD_GIB = 40
 RANKS = 2
 MORE_TOKENS = 1000
@@ -215,14 +218,10 @@ def rounds(checks: Checks, model: Path, tokens: int, graphs: dict[str, object]) 
         checks.check("changed bytes change the output", conversation.flipped)
 
 
-def ttft(
-    checks: Checks, lengths: list[int], arms: list[str], folder: Path, *, turns: int, graphs: dict[str, object]
-) -> None:
-    """One engine after the other, the same prompts: without any connector, with vLLM's own offloading to the CPU, and
-    with a server."""
+def llama_8b(folder: Path, longest: int, graphs: dict[str, object]) -> dict[str, object]:
+    """Of engines of that shape, whose pool is filled by the longest prompt. Writes the model's configuration."""
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
-    longest = max(lengths)
-    options: dict[str, object] = {
+    return {
         "load_format": "dummy",
         "dtype": "bfloat16",
         "block_size": BLOCK_TOKENS,
@@ -231,16 +230,24 @@ def ttft(
         "num_gpu_blocks_override": (longest + SPARE_TOKENS) // BLOCK_TOKENS,
         "kv_cache_memory_bytes": (longest + SPARE_TOKENS) * LLAMA_8B_TOKEN_BYTES,
         **graphs,
-        "disable_hybrid_kv_cache_manager": True,  # 0.20.2's own offloading asks for it
     }
+
+
+def ttft(
+    checks: Checks, lengths: list[int], arms: list[str], folder: Path, *, turns: int, graphs: dict[str, object]
+) -> None:
+    """One engine after the other, the same prompts: without any connector, with vLLM's own offloading to the CPU, and
+    with a server."""
+    longest = max(lengths)
+    options = llama_8b(folder, longest, graphs)
+    options["disable_hybrid_kv_cache_manager"] = True  # 0.20.2's own offloading asks for it
     with Server(arena_bytes=OFFLOAD_GIB << 30) as server:
         for arm in arms:
             if arm != "kvserver":
                 options["kv_transfer_config"] = None
             if arm == "native":
                 options["kv_offloading_size"] = OFFLOAD_GIB
-            connector: dict[str, object] = {"model_id": "dummy-8b"}
-            with Engine(folder, server.path, connector=connector, patient=False, start_s=START_S, **options) as engine:
+            with Engine(folder, server.path, connector=MODEL_ID, patient=False, start_s=START_S, **options) as engine:
                 if arm == "kvserver":
                     until("the cache to be registered", lambda: server.status().caches == 1, 120)
                 for tokens in lengths:
@@ -296,6 +303,46 @@ def first_token(engine: Engine, server: Server, *, tokens: int, longest: int, tu
     )
 
 
+def misses(checks: Checks, lengths: list[int], folder: Path, *, pairs: int, graphs: dict[str, object]) -> None:
+    """Two engines on one GPU, of which one at a time has something to do."""
+    options = llama_8b(folder, max(lengths), graphs)
+    options["gpu_memory_utilization"] = 0.4  # of what is there, must be free at the start of each
+    with (
+        Server(arena_bytes=OFFLOAD_GIB << 30) as server,
+        Engine(folder, server.path, connector=MODEL_ID, patient=False, start_s=START_S, **options) as ours,
+        Engine(folder, server.path, kv_transfer_config=None, start_s=START_S, **options) as bare,
+    ):
+        until("the cache to be registered", lambda: server.status().caches == 1, 120)
+        for tokens in lengths:
+            checks.check(
+                f"{tokens} tokens that nobody knows, milliseconds, {pairs} pairs by turns",
+                partial(by_turns, bare, ours, server, tokens=tokens, pairs=pairs),
+            )
+
+
+def by_turns(bare: Engine, ours: Engine, server: Server, *, tokens: int, pairs: int) -> str:
+    """Whoever is first in one pair is second in the next; both are asked for the same prompt."""
+    rows: dict[str, list[float]] = {"without": [], "with": []}
+    for pair in range(-1, pairs):
+        turn = [("without", bare), ("with", ours)]
+        for name, engine in turn if pair % 2 else reversed(turn):
+            began_s = time.perf_counter()
+            answer = engine.generate([prompt(tokens * 1000 + pair, tokens)], tokens=1)[0]
+            took_ms = (time.perf_counter() - began_s) * 1e3
+            assert answer.cached_tokens == 0, answer
+            until("the stores to end", lambda: settled(server), 60)
+            if pair >= 0:  # the first is for the kernels of this length
+                rows[name].append(took_ms)
+    ratios = [ours_ms / bare_ms for bare_ms, ours_ms in zip(rows["without"], rows["with"], strict=True)]
+    mean, error = statistics.mean(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
+    return (
+        ", ".join(
+            f"{name} {statistics.median(row):.1f} ({min(row):.1f} - {max(row):.1f})" for name, row in rows.items()
+        )
+        + f", with / without in a pair {mean:.4f} +- {error:.4f} ({min(ratios):.3f} - {max(ratios):.3f})"
+    )
+
+
 def retrieved_tokens(server: Server) -> int:
     count = server.status().counters["bytes_retrieved"]
     assert isinstance(count, int)
@@ -307,6 +354,8 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="folder of a model with weights; otherwise a tiny one is built")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=["llama"], metavar="KIND")
     parser.add_argument("--ttft", type=int, nargs="+", metavar="TOKENS")
+    parser.add_argument("--misses", type=int, nargs="+", metavar="TOKENS")
+    parser.add_argument("--pairs", type=int, default=20, help="of each length of --misses")
     parser.add_argument("--rounds", type=int, metavar="TOKENS", help="of the first round, on two GPUs")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--turns", type=int, default=5, help="of each arm and length")
@@ -317,6 +366,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kv-model-") as folder:
         if options.ttft:
             ttft(checks, options.ttft, options.arms, Path(folder), turns=options.turns, graphs=graphs)
+        elif options.misses:
+            misses(checks, options.misses, Path(folder), pairs=options.pairs, graphs=graphs)
         elif options.rounds:
             rounds(checks, options.model or built(Path(folder), "mla-long"), options.rounds, graphs)
         else:
