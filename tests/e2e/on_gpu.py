@@ -263,14 +263,9 @@ def first_token(engine: Engine, server: Server, *, tokens: int, longest: int, tu
     """Of a prompt that nobody knows; of one in HBM, right behind it and once it is stored; and of one of which all was
     pushed out of there. Where it came from is checked each time."""
 
-    def asked(seed: int, length: int = tokens) -> Answer:
-        return engine.generate([prompt(seed, length)], tokens=1)[0]
-
     def found(seed: int, cached_tokens: int, from_server: int) -> float:
         before = retrieved_tokens(server)
-        began_s = time.perf_counter()
-        answer = asked(seed)
-        took_ms = (time.perf_counter() - began_s) * 1e3
+        answer, took_ms = timed(engine, prompt(seed, tokens))
         assert cached_tokens <= answer.cached_tokens <= cached_tokens + BLOCK_TOKENS, (answer, cached_tokens)
         retrieved = retrieved_tokens(server) - before
         assert retrieved == from_server, (retrieved, from_server)
@@ -282,12 +277,12 @@ def first_token(engine: Engine, server: Server, *, tokens: int, longest: int, tu
 
     def push_out(turn: int) -> None:
         for filler, length in enumerate((longest, SPARE_TOKENS + BLOCK_TOKENS)):
-            asked(tokens * 100 + 60 + 20 * filler + turn, length)
+            timed(engine, prompt(tokens * 100 + 60 + 20 * filler + turn, length))
             quiet()
 
     in_pool = tokens - BLOCK_TOKENS  # of its own pool's last block vLLM would need the last token, and takes none of it
     rows: dict[str, list[float]] = {"computed": [], "HBM, at once": [], "HBM, stored": [], "evicted": []}
-    asked(tokens * 100 + 1)  # kernels for this length
+    timed(engine, prompt(tokens * 100 + 1, tokens))  # kernels for this length
     for turn in range(turns):
         seed = tokens * 100 + 10 + turn
         rows["computed"].append(found(seed, 0, 0))
@@ -326,9 +321,7 @@ def by_turns(bare: Engine, ours: Engine, server: Server, *, tokens: int, pairs: 
     for pair in range(-1, pairs):
         turn = [("without", bare), ("with", ours)]
         for name, engine in turn if pair % 2 else reversed(turn):
-            began_s = time.perf_counter()
-            answer = engine.generate([prompt(tokens * 1000 + pair, tokens)], tokens=1)[0]
-            took_ms = (time.perf_counter() - began_s) * 1e3
+            answer, took_ms = timed(engine, prompt(tokens * 1000 + pair, tokens))
             assert answer.cached_tokens == 0, answer
             until("the stores to end", lambda: settled(server), 60)
             if pair >= 0:  # the first is for the kernels of this length
@@ -341,6 +334,13 @@ def by_turns(bare: Engine, ours: Engine, server: Server, *, tokens: int, pairs: 
         )
         + f", with / without in a pair {mean:.4f} +- {error:.4f} ({min(ratios):.3f} - {max(ratios):.3f})"
     )
+
+
+def timed(engine: Engine, tokens: list[int]) -> tuple[Answer, float]:
+    """What the engine says first to them, and after how many milliseconds."""
+    began_s = time.perf_counter()
+    answer = engine.generate([tokens], tokens=1)[0]
+    return answer, (time.perf_counter() - began_s) * 1e3
 
 
 def retrieved_tokens(server: Server) -> int:
