@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.checked import CheckedServer
 from tests.process.harness import Server
 
 if importlib.util.find_spec("vllm") is None:
@@ -31,6 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """For all tests of a module, and so that all they store has room."""
-    with Server(arena_bytes=256 << 20) as running:
+    """For all tests of a module, and so that all they store has room. Whenever one waits for the server to be at rest,
+    its state is held against every invariant."""
+    with CheckedServer(arena_bytes=256 << 20) as running:
         yield running

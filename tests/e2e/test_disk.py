@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.checks import assert_same, prompt, settled, whole_chunks
 from tests.e2e.engine import Answer, Engine
+from tests.process.checked import CheckedServer
 from tests.process.harness import Server, resume, stop, until
 
 TOKENS = 8
@@ -21,7 +22,7 @@ OTHER = 300
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(
+    with CheckedServer(
         arena_bytes=64 << 20,
         disk_paths=str(tmp_path_factory.mktemp("disk")),
         disk_bytes=64 << 20,

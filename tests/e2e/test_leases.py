@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.checks import prompt, settled, whole_chunks
 from tests.e2e.engine import Engine
+from tests.process.checked import CheckedServer
 from tests.process.harness import Server, stopped, until
 
 LENGTH = 900
@@ -21,7 +22,7 @@ TTL_S = 4.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(arena_bytes=256 << 20, lease_ttl_ms=int(TTL_S * 1000)) as running:
+    with CheckedServer(arena_bytes=256 << 20, lease_ttl_ms=int(TTL_S * 1000)) as running:
         yield running
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.arena import flip_stored_bytes
 from tests.e2e.checks import CLOSE, assert_same, is_uniform, prompt, settled, skip_what_does_not_run, whole_chunks
 from tests.e2e.engine import ONE_PROCESS, Answer, Engine
+from tests.process.checked import CheckedServer
 from tests.process.harness import Server, until
 
 TOKENS = 12
@@ -93,7 +94,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """For all models, one after the other."""
-    with Server(
+    with CheckedServer(
         arena_bytes=256 << 20,
         disk_paths=str(tmp_path_factory.mktemp("disk")),
         disk_bytes=256 << 20,

@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.checks import assert_same, prompt, settled
 from tests.e2e.engine import Answer, Engine
+from tests.process.checked import CheckedServer
 from tests.process.harness import Server, resume, stop, until
 
 TOKENS = 200
@@ -25,7 +26,7 @@ BLOCKS = 44
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """Room for 64 chunks of 256 tokens, which is less than these tests store."""
-    with Server(arena_bytes=64 << 20) as running:
+    with CheckedServer(arena_bytes=64 << 20) as running:
         yield running
 
 

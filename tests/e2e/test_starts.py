@@ -9,6 +9,7 @@ import pytest
 from kvserver.wire import messages as wire
 from tests.e2e.checks import assert_same, prompt, settled, whole_chunks
 from tests.e2e.engine import Engine
+from tests.process.checked import CheckedServer
 from tests.process.harness import Server, until
 from tests.unit.fake_server import FakeServer
 
@@ -19,7 +20,7 @@ LENGTH = 600
 
 @pytest.fixture
 def unstarted() -> Iterator[Server]:
-    server = Server(arena_bytes=4 << 20, slab_bytes=2 << 20)
+    server = CheckedServer(arena_bytes=4 << 20, slab_bytes=2 << 20)
     server.path.parent.mkdir(mode=0o700)
     try:
         yield server

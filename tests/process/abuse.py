@@ -20,8 +20,9 @@ from kvserver._native import Board, create_memfd
 from kvserver.wire import messages as wire
 from kvserver.wire.codec import encode
 from kvserver.wire.messages import Buffer, GroupBlocks, GroupSpec, RegionRun
+from tests.process.checked import CheckedServer
 from tests.process.engine import Engine, prompt
-from tests.process.harness import OBSERVER_SESSIONS, RawLocal, RawSession, Server, descriptors_of, until
+from tests.process.harness import OBSERVER_SESSIONS, RawLocal, RawSession, descriptors_of, until
 
 STORY = prompt(901, chunks=5)
 CHUNK_TOKENS, BLOCKS, PAGE_BYTES = 6, 11, 129
@@ -38,7 +39,8 @@ class Victim:
     """A server whose attach_ttl is short, so that strangers and half sessions are gone soon."""
 
     def __init__(self, **settings: object) -> None:
-        self.server = Server(**{"attach_ttl_ms": 400, "arena_bytes": 16 << 20, "slab_bytes": 1 << 20, **settings})
+        small: dict[str, object] = {"attach_ttl_ms": 400, "arena_bytes": 16 << 20, "slab_bytes": 1 << 20}
+        self.server = CheckedServer(**{**small, **settings})
         self._kept_bytes: list[int] = []
         self._descriptors: dict[int, Counter[str]] = {}
 

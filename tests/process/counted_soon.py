@@ -3,29 +3,16 @@
 python -m tests.process.counted_soon serve --socket=...
 """
 
-import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
-from kvserver import cli, disk_hits, disk_mover, supervisor
+from kvserver import disk_hits, disk_mover
+from tests.process import stand_ins
 
 SAVE_AFTER_S = 0.5
 
 
-def serve() -> None:
-    spawn: Callable[..., Any] = supervisor.Supervisor._spawn
-
-    def spawn_hasty(self: supervisor.Supervisor, module: str, *rest: object) -> subprocess.Popen[bytes]:
-        child: subprocess.Popen[bytes] = spawn(self, __spec__.name if module == disk_mover.__name__ else module, *rest)
-        return child
-
-    supervisor.Supervisor._spawn = spawn_hasty  # type: ignore[assignment,method-assign]
-    cli.main()
-
-
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        serve()
+        stand_ins.serve({disk_mover.__name__: __spec__.name})
     disk_hits.SAVE_AFTER_S = SAVE_AFTER_S
     disk_mover.main()

@@ -12,10 +12,11 @@ from typing import Any
 
 from kvserver import server
 from kvserver.index.space import Node, Space
-from kvserver.service import recovery
+from kvserver.service import recovery, service
 from kvserver.service.disk_chunks import DiskChunks
 from kvserver.service.owners import DiskJob
 from kvserver.service.state import Core, DiskTier
+from tests.process.checked import checked
 from tests.process.disk_faults_program import FOLDER
 
 LINE = struct.Struct("<c32s32sB")
@@ -113,4 +114,5 @@ class Witness:
 
 if __name__ == "__main__":
     Witness(Path(os.environ[FOLDER])).watch()
+    service.status = checked
     server.main()

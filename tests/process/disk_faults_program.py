@@ -7,12 +7,9 @@ FOLDER is where witness and plan are (disk_faults_brain.py, disk_faults_mover.py
 """
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
-from kvserver import cli, supervisor
+from tests.process import stand_ins
 
 FOLDER = "KVSERVER_TESTS_FOLDER"
 """The environment variable that tells the two where they write and read."""
@@ -24,14 +21,7 @@ STAND_INS = {
 
 def main() -> None:
     os.environ[FOLDER] = sys.argv.pop(1)
-    spawn: Callable[..., Any] = supervisor.Supervisor._spawn
-
-    def spawn_stand_in(self: supervisor.Supervisor, module: str, *rest: object) -> subprocess.Popen[bytes]:
-        child: subprocess.Popen[bytes] = spawn(self, STAND_INS.get(module, module), *rest)
-        return child
-
-    supervisor.Supervisor._spawn = spawn_stand_in  # type: ignore[assignment,method-assign]
-    cli.main()
+    stand_ins.serve(STAND_INS)
 
 
 if __name__ == "__main__":

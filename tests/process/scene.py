@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kvclient import Blocks, Timeouts
 from kvserver.wire.status import Status
+from tests.process.checked import CheckedServer
 from tests.process.engine import LARGE, Engine, Prompt, prompt
 from tests.process.harness import (
     OBSERVER_SESSIONS,
@@ -268,7 +269,7 @@ def _in_flight(status: Status) -> int:
 
 @contextmanager
 def open_scene(**settings: object) -> Iterator[Scene]:
-    with Server(**{**SETTINGS, **settings}) as server:
+    with CheckedServer(**{**SETTINGS, **settings}) as server:
         scene = Scene(server)
         try:
             yield scene

@@ -1,0 +1,19 @@
+"""`kvserver serve` with processes of the tests in place of its own. Everything else is the product's."""
+
+import subprocess
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvserver import cli, supervisor
+
+
+def serve(modules: Mapping[str, str]) -> None:
+    """The command line of this process, with other modules as its children: by what the supervisor would start."""
+    spawn: Callable[..., Any] = supervisor.Supervisor._spawn
+
+    def spawn_stand_in(self: supervisor.Supervisor, module: str, *rest: object) -> subprocess.Popen[bytes]:
+        child: subprocess.Popen[bytes] = spawn(self, modules.get(module, module), *rest)
+        return child
+
+    supervisor.Supervisor._spawn = spawn_stand_in  # type: ignore[assignment,method-assign]
+    cli.main()
