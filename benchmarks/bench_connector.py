@@ -29,6 +29,7 @@ loads nothing. step behind the load: that in which the question is computed; it 
 import argparse
 import contextlib
 import itertools
+import logging
 import random
 import socket
 import statistics
@@ -372,6 +373,8 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="few calls: shows that it runs, measures nothing")
     parser.add_argument("--step-wait-us", type=int, default=0, help="as of the connector, whose default is 500")
     given = parser.parse_args()
+    for handler in logging.getLogger("vllm").handlers:
+        handler.setStream(sys.stderr)  # where a line for each request belongs
     requests, rounds = (3, 1) if given.smoke else (30, 5)
     config = f"{requests} requests a round, chunk {CHUNK}, block {BLOCK}, step wait {given.step_wait_us} us"
     rows = Rows("connector", as_json=given.json, config=config)

@@ -282,7 +282,7 @@ def first_token(engine: Engine, server: Server, *, tokens: int, longest: int, tu
 
     in_pool = tokens - BLOCK_TOKENS  # of its own pool's last block vLLM would need the last token, and takes none of it
     rows: dict[str, list[float]] = {"computed": [], "HBM, at once": [], "HBM, stored": [], "evicted": []}
-    timed(engine, prompt(tokens * 100 + 1, tokens))  # kernels for this length
+    engine.generate([prompt(tokens * 100 + 1, tokens)], tokens=2)  # kernels for this length, and for one token
     for turn in range(turns):
         seed = tokens * 100 + 10 + turn
         rows["computed"].append(found(seed, 0, 0))
