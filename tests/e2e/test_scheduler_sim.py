@@ -26,13 +26,24 @@ MUST_HAPPEN = (
 def test_sixty_seeds_compute_store_and_load_only_what_is_right(models: Path) -> None:
     said = _run("tests.e2e.scheduler_sim", "--seeds", "60", "--model", str(models / "llama"))
     assert "60 seeds, 0 failed" in said
-    assert [name for name in MUST_HAPPEN if not re.search(rf"^{name} +\d+$", said, re.MULTILINE)] == []
+    assert missing(MUST_HAPPEN, said) == []
+
+
+def test_beside_another_connector_that_fails_nothing_wrong_is_stored(models: Path) -> None:
+    said = _run("tests.e2e.scheduler_sim", "--beside", "--seeds", "40", "--model", str(models / "llama"))
+    assert "40 seeds, 0 failed" in said
+    assert missing(("brought by another", "not brought by another", "stores", "loads"), said) == []
 
 
 def test_deliberate_bugs_are_noticed(models: Path) -> None:
-    said = _run("tests.e2e.scheduler_sim.drill", "--seeds", "60", "--model", str(models / "llama"))
+    said = _run("tests.e2e.scheduler_sim.drill", "--seeds", "200", "--model", str(models / "llama"))
     assert " 0 survived" in said
     assert re.search("not pinned .* nobody holds", said)
+
+
+def missing(names: tuple[str, ...], said: str) -> list[str]:
+    """Of what was counted."""
+    return [name for name in names if not re.search(rf"^{name} +\d+$", said, re.MULTILINE)]
 
 
 def _run(module: str, *options: str) -> str:

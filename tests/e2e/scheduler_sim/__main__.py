@@ -16,6 +16,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--seed0", type=int, default=0)
     parser.add_argument("--events", type=int, default=400)
+    parser.add_argument("--beside", action="store_true", help="another connector in all of them, which fails at times")
     parser.add_argument("--model", type=Path, help="folder of a llama; without it one is made")
     options = parser.parse_args()
     if options.model is not None:
@@ -30,12 +31,12 @@ def _run(options: argparse.Namespace, model: Path) -> int:
     failed = 0
     began = time.monotonic()
     for seed in range(options.seed0, options.seed0 + options.seeds):
-        outcome = run_seed(seed, options.events, model)
+        outcome = run_seed(seed, options.events, model, beside=options.beside)
         counts += outcome.counts
         if outcome.problem:
             failed += 1
             print(f"seed {seed}: {outcome.problem}", flush=True)
-            again = f"--seeds 1 --seed0 {seed} --events {options.events}"
+            again = f"--seeds 1 --seed0 {seed} --events {options.events}{' --beside' * options.beside}"
             print(f"again: SIM_TRACE=1 python -m tests.e2e.scheduler_sim {again}", flush=True)
     for name, count in sorted(counts.items()):
         print(f"{name:<24}{count:>12}")

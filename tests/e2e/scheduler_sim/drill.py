@@ -13,6 +13,7 @@ from unittest import mock
 from kvclient import vllm
 from kvclient.offload import Offload
 from kvclient.offload_questions import Questions
+from kvclient.vllm_doubts import Doubts
 from kvclient.vllm_keys import Keyer
 from kvclient.vllm_pins import Pins
 
@@ -23,6 +24,7 @@ SEED0 = 500_000
 EVENTS = 400
 
 _computed = Offload.computed
+_failed = Doubts._failed
 
 
 class Bug(NamedTuple):
@@ -30,11 +32,22 @@ class Bug(NamedTuple):
     owner: Any
     attribute: str
     replacement: Any
+    beside: bool = False
+    """It matters beside another connector only."""
 
 
 def _freed_by_the_first(pins: Any, job: int, rank: int) -> None:
     if job in pins._held:
         pins._free(job)
+
+
+def _alone_is_wrong(doubts: Any, name: str, begin: int) -> None:
+    doubts._loads[name].behind.clear()
+    _failed(doubts, name, begin)
+
+
+def _forgotten(doubts: Any, name: str, *, said_tokens: int) -> None:
+    doubts._loads.pop(name, None)
 
 
 BUGS = (
@@ -54,6 +67,9 @@ BUGS = (
         "get_block_ids_with_load_errors",
         lambda connector: set(),
     ),
+    Bug("what another connector brings is there", Doubts, "holds_back", lambda doubts, *_, **__: False, True),
+    Bug("what is computed behind what it failed to bring is right", Doubts, "_failed", _alone_is_wrong, True),
+    Bug("what it failed to bring for a request that is gone is right", Doubts, "forget", _forgotten, True),
     # Was so once: wrong output, behind a window that was taken for a prefix.
     Bug("failed loads of windows alone are told by block", vllm, "_fails_by_block", lambda groups: len(groups) == 1),
 )
@@ -61,7 +77,7 @@ BUGS = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.scheduler_sim.drill", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=60, help="most seeds for one bug")
+    parser.add_argument("--seeds", type=int, default=200, help="most seeds for one bug")
     parser.add_argument("--model", type=Path, required=True, help="folder of a llama")
     options = parser.parse_args()
     survivors = 0
@@ -77,7 +93,7 @@ def _noticed(bug: Bug, seeds: int, model: Path) -> str:
     """By which seed, and what it said; empty when none did."""
     with mock.patch.object(bug.owner, bug.attribute, bug.replacement):
         for number in range(1, seeds + 1):
-            outcome = run_seed(SEED0 + number, EVENTS, model)
+            outcome = run_seed(SEED0 + number, EVENTS, model, beside=bug.beside)
             if outcome.problem:
                 return f"{number}: {outcome.problem}"
     return ""

@@ -15,6 +15,7 @@ import torch
 from vllm.config import KVTransferConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
@@ -26,6 +27,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from kvclient import offload_asking, offload_ends, vllm, vllm_scheduler
 
 from .content import BLOCK_TOKENS
+from .neighbour import Neighbour
 from .server import Clock
 from .shapes import Kind, Options
 
@@ -84,7 +86,7 @@ class Engine:
     @property
     def guarded(self) -> Any:
         """The connector's half in the scheduler, GuardedScheduler."""
-        return self.scheduler.connector._scheduler
+        return _ours(self.scheduler.connector)._scheduler
 
     @property
     def half(self) -> Any:
@@ -93,7 +95,7 @@ class Engine:
 
     @property
     def has_given_up(self) -> bool:
-        return self.guarded._guard.tripped or any(worker._worker.is_inert for worker in self.workers)
+        return self.guarded._guard.tripped or any(_ours(worker)._worker.is_inert for worker in self.workers)
 
     def close(self) -> None:
         self.scheduler.shutdown()
@@ -101,11 +103,24 @@ class Engine:
 
 def _worker(config: Any, kv_config: Any, rank: int) -> Any:
     """As it is when its KV is registered."""
+    kind = MultiConnector if config.kv_transfer_config.kv_connector == "MultiConnector" else vllm.KvServerConnector
     with mock.patch.object(vllm, "get_tensor_model_parallel_rank", return_value=rank):
-        worker: Any = vllm.KvServerConnector(config, KVConnectorRole.WORKER, kv_config)
-    worker._namespace = NAMESPACE
-    worker._worker._half._cache = SimpleNamespace(problem=None)
+        worker: Any = kind(config, KVConnectorRole.WORKER, kv_config)
+    for half in _connectors(worker):
+        if isinstance(half, Neighbour):
+            half.rank = rank
+        else:
+            half._namespace = NAMESPACE
+            half._worker._half._cache = SimpleNamespace(problem=None)
     return worker
+
+
+def _connectors(connector: Any) -> list[Any]:
+    return connector.sub_connectors if isinstance(connector, MultiConnector) else [connector]
+
+
+def _ours(connector: Any) -> Any:
+    return next(half for half in _connectors(connector) if not isinstance(half, Neighbour))
 
 
 @functools.cache
@@ -139,16 +154,32 @@ def _config(options: Options, model: Path) -> Any:
     scheduling.async_scheduling = options.is_async
     scheduling.policy = "priority" if options.has_priorities else "fcfs"
     config.parallel_config.tensor_parallel_size = options.ranks
-    transfer = config.kv_transfer_config
-    transfer.kv_role = options.role
-    transfer.kv_load_failure_policy = options.on_failed_loads
-    transfer.kv_connector_extra_config = {
-        "socket": "/nowhere",
-        "chunk_tokens": options.chunk_tokens,
-        "min_load_tokens": options.min_load_tokens,
-        "step_wait_us": options.step_wait_us,
-    }
+    config.kv_transfer_config = _transfer_config(options)
     return config
+
+
+def _transfer_config(options: Options) -> Any:
+    ours: dict[str, Any] = {
+        "kv_connector": "KvServerConnector",
+        "kv_connector_module_path": "kvclient.vllm",
+        "kv_role": options.role,
+        "kv_load_failure_policy": options.on_failed_loads,
+        "kv_connector_extra_config": {
+            "socket": "/nowhere",
+            "chunk_tokens": options.chunk_tokens,
+            "min_load_tokens": options.min_load_tokens,
+            "step_wait_us": options.step_wait_us,
+        },
+    }
+    if not options.beside:
+        return KVTransferConfig(**ours)
+    other = {"kv_connector": "Neighbour", "kv_connector_module_path": Neighbour.__module__, "kv_role": "kv_both"}
+    return KVTransferConfig(
+        kv_connector="MultiConnector",
+        kv_role="kv_both",
+        kv_load_failure_policy=options.on_failed_loads,
+        kv_connector_extra_config={"connectors": [other, ours] if options.beside == "before" else [ours, other]},
+    )
 
 
 def _kv_config(options: Options) -> Any:

@@ -23,10 +23,12 @@ class Outcome(NamedTuple):
     """Empty when all was well."""
 
 
-def run_seed(seed: int, events: int, model: Path) -> Outcome:
-    """So many events, then the end of everything. model: a folder, of which only the configuration is read."""
+def run_seed(seed: int, events: int, model: Path, *, beside: bool = False) -> Outcome:
+    """So many events, then the end of everything. model: a folder, of which only the configuration is read. beside:
+    there is another connector, and it fails at times; otherwise the seed decides."""
     rng = Random(seed)
-    options, day = draw_options(rng), draw_day(rng)
+    options = draw_options(rng, beside=beside)
+    day = draw_day(rng, options, beside=beside)
     clock, slots, meanings = Clock(), Slots(options.ranks, options.blocks), Meanings()
     server = Server(options, rng, clock)
     jobs = Jobs(options, day, rng=rng, server=server, slots=slots, meanings=meanings)

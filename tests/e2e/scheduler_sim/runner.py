@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ from .content import BLOCK_TOKENS, NULL_BLOCK, Slots, kv, next_token, require
 from .engine import Engine
 from .shapes import Options
 
+BEHIND_WRONG = b"behind wrong"
+"""What a model makes of KV that is not right: nobody may ever store it."""
+
 
 @dataclass
 class Row:
@@ -20,6 +23,7 @@ class Row:
     tokens: list[int]
     tables: list[list[int]]
     computed: int
+    prompt_tokens: int
 
     def place(self, group: int, position: int) -> tuple[int, int]:
         """Block and slot."""
@@ -28,11 +32,13 @@ class Row:
 
 
 class Runner:
-    def __init__(self, options: Options, engine: Engine, slots: Slots, *, meanwhile: Callable[[], None]) -> None:
-        """meanwhile: lets jobs go on, at any moment at which they might."""
+    def __init__(
+        self, options: Options, engine: Engine, slots: Slots, *, may_be_wrong: bool, meanwhile: Callable[[], None]
+    ) -> None:
+        """may_be_wrong: another connector may fail. meanwhile: lets jobs go on, at any moment at which they might."""
         self.weights = 0
         self._options, self._engine, self._slots = options, engine, slots
-        self._meanwhile = meanwhile
+        self._may_be_wrong, self._meanwhile = may_be_wrong, meanwhile
         self._rows: dict[str, Row] = {}
 
     def execute(self, step: Any) -> Any:
@@ -64,18 +70,27 @@ class Runner:
             self._rows.pop(name, None)
         for new in step.scheduled_new_reqs:
             tokens = new.prefill_token_ids if self._options.has_new_runner else new.prompt_token_ids
-            self._rows[new.req_id] = Row(list(tokens), _tables(new.block_ids), new.num_computed_tokens)
+            self._rows[new.req_id] = self._row(new.req_id, tokens, new.block_ids, new.num_computed_tokens)
         known = step.scheduled_cached_reqs
-        for name, blocks, computed in zip(known.req_ids, known.new_block_ids, known.num_computed_tokens, strict=True):
+        for name, blocks, computed, said in zip(
+            known.req_ids, known.new_block_ids, known.num_computed_tokens, known.num_output_tokens, strict=True
+        ):
             if name in known.resumed_req_ids:
-                self._rows[name] = Row(list(known.all_token_ids[name]), _tables(blocks), computed)
+                self._rows[name] = self._row(name, known.all_token_ids[name], blocks, computed)
             else:
-                self._go_on(self._rows[name], blocks, computed)
+                self._go_on(self._rows[name], blocks, computed, said)
 
-    def _go_on(self, row: Row, blocks: Any, computed: int) -> None:
+    def _row(self, name: str, tokens: Sequence[int], blocks: Any, computed: int) -> Row:
+        prompt_tokens = self._engine.scheduler.requests[name].num_prompt_tokens
+        return Row(list(tokens), [list(table) for table in blocks], computed, prompt_tokens)
+
+    def _go_on(self, row: Row, blocks: Any, computed: int, said: int) -> None:
+        """said: tokens of its output. Those that were sampled behind a load that failed within a step do not count."""
         for table, more in zip(row.tables, blocks or [()] * len(row.tables), strict=True):
             table.extend(more)
         row.computed = computed
+        if not self._options.is_async:
+            del row.tokens[row.prompt_tokens + said :]
 
     # ---------------------------------------------------------------- the model
 
@@ -84,34 +99,31 @@ class Runner:
         row = self._rows[name]
         begin, end = row.computed, row.computed + count
         require(end <= len(row.tokens), f"{name} is to compute {count} tokens at {begin} of {len(row.tokens)}")
-        self._require_prefix(name, row, begin)
+        is_right = self._is_behind_right(name, row, begin)
         for group in range(len(self._options.groups)):
             for position in range(begin, end):
                 block, slot = row.place(group, position)
-                self._slots.compute(block, slot, self._kv(row, group, position))
+                self._slots.compute(block, slot, self._kv(row, group, position) if is_right else BEHIND_WRONG)
         row.computed = end
         if end < len(row.tokens):
             return []
         row.tokens.append(next_token(row.tokens))
         return row.tokens[-1:]
 
-    def _require_prefix(self, name: str, row: Row, begin: int) -> None:
-        """All that the model attends to is what it computed, or what it would have."""
+    def _is_behind_right(self, name: str, row: Row, begin: int) -> bool:
+        """Whether all that the model attends to is what it computed, or what it would have. It must be, but behind what
+        another connector failed to bring: vLLM hears of that when the step is over."""
         for group, kind in enumerate(self._options.groups):
             for position in range(kind.first(begin), begin):
                 block, slot = row.place(group, position)
-                is_right = block != NULL_BLOCK and self._slots.hold(block, slot, self._kv(row, group, position))
-                require(
-                    is_right,
-                    f"{name} computes token {begin} behind wrong KV: group {group} token {position} block {block}",
-                )
+                if block == NULL_BLOCK or not self._slots.hold(block, slot, self._kv(row, group, position)):
+                    where = f"group {group} token {position} block {block}"
+                    require(self._may_be_wrong, f"{name} computes token {begin} behind wrong KV: {where}")
+                    return False
+        return True
 
     def _kv(self, row: Row, group: int, position: int) -> bytes:
         return kv(self.weights, group, row.tokens[: position + 1])
-
-
-def _tables(blocks: Any) -> list[list[int]]:
-    return [list(table) for table in blocks]
 
 
 def _output(step: Any, worker: Any, sampled: dict[str, list[int]]) -> Any:

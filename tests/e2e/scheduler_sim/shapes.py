@@ -41,6 +41,8 @@ class Options:
     on_failed_loads: str
     min_load_tokens: int
     step_wait_us: int
+    beside: str
+    """Where another connector stands: before ours, behind it, or nowhere ("")."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ class Day:
     """A prompt whose log-probabilities are wanted: nothing may be read from a cache."""
     load_fails: float
     store_short: float
+    gives: float
+    """The other connector has something of a prompt."""
+    gift_fails: float
     evict: float
     restart: float
     down: float
@@ -64,10 +69,12 @@ class Day:
     output_max: int
 
 
-def draw_options(rng: Random) -> Options:
-    groups = rng.choice(((FULL,), (FULL,), (FULL,), (FULL, SLIDING), (SLIDING,)))
+def draw_options(rng: Random, *, beside: bool) -> Options:
+    """beside: another connector may fail, as in draw_day()."""
+    groups = rng.choice(((FULL,), (FULL,), (FULL,), (FULL, SLIDING), (SLIDING,))) if not beside else (FULL,)
+    places = ("before", "before", "behind", "") if groups == (FULL,) else ("",)
     return Options(
-        is_async=rng.random() < 0.6,
+        is_async=rng.random() < 0.6 and not beside,
         has_new_runner=rng.random() < 0.5,
         ranks=rng.choice((1, 1, 2)),
         groups=groups,
@@ -80,10 +87,14 @@ def draw_options(rng: Random) -> Options:
         on_failed_loads=rng.choice(("recompute", "recompute", "recompute", "fail")),
         min_load_tokens=rng.choice((0, 0, 9)),
         step_wait_us=rng.choice((0, 500)),
+        beside=rng.choice(places[:3] if beside else places),
     )
 
 
-def draw_day(rng: Random) -> Day:
+def draw_day(rng: Random, options: Options, *, beside: bool) -> Day:
+    failures: tuple[float, ...] = (0.3, 1.0) if beside else (0, 0.3, 1.0)
+    if options.is_async or not options.beside:  # async, vLLM's own halves disagree about tokens behind such a failure
+        failures = (0,)
     return Day(
         abort=rng.choice((0, 0.02, 0.08)),
         reset=rng.choice((0, 0, 0.03)),
@@ -92,6 +103,8 @@ def draw_day(rng: Random) -> Day:
         unread=rng.choice((0, 0, 0.2)),
         load_fails=rng.choice((0, 0, 0.3, 1.0)),
         store_short=rng.choice((0, 0, 0.3)),
+        gives=rng.choice((0.2, 0.8)) if options.beside else 0,
+        gift_fails=rng.choice(failures),
         evict=rng.choice((0, 0.05)),
         restart=rng.choice((0, 0, 0.01)),
         down=rng.choice((0, 0, 0.02)),

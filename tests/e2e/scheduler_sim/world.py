@@ -14,6 +14,7 @@ from kvclient.keys import chunk_keys
 from .content import BLOCK_TOKENS, VOCABULARY, Meanings, Slots, continued, cut, require
 from .engine import Engine
 from .jobs import Jobs
+from .neighbour import Neighbour, Seed
 from .runner import Runner
 from .server import Clock, SchedulerClient, Server
 from .shapes import Day, Options
@@ -67,7 +68,10 @@ class World:
         self._options, self._day, self._rng = options, day, rng
         self._outside, self._engine = outside, engine
         self._scheduler = engine.scheduler
-        self._runner = Runner(options, engine, outside.slots, meanwhile=self._meanwhile)
+        self._runner = Runner(
+            options, engine, outside.slots, may_be_wrong=day.gift_fails > 0, meanwhile=self._meanwhile
+        )
+        Neighbour.seed = Seed(rng, day, outside.slots, lambda: self._runner.weights, self.counts)
         self._live: dict[str, Asked] = {}
         self._in_flight: deque[tuple[Any, Any]] = deque()
         """Steps whose outputs the scheduler has not had; async scheduling is one ahead."""

@@ -1,0 +1,129 @@
+"""Another connector beside ours, in vLLM's own MultiConnector: it has what it likes of a prompt, brings it within a
+step, and fails at times, of which vLLM hears when the step is over."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, ClassVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import base as interface
+
+from .content import BLOCK_TOKENS, Slots, kv
+from .jobs import GARBAGE
+from .shapes import Day
+
+
+@dataclass
+class Seed:
+    """What a Neighbour, which vLLM makes, cannot be given."""
+
+    rng: Random
+    day: Day
+    slots: Slots
+    weights: Callable[[], int]
+    """Of the engine, now."""
+    counts: Counter[str]
+
+
+@dataclass
+class Gift:
+    """To be brought in a step: whole blocks of a prompt."""
+
+    first_block: int
+    blocks: list[int]
+    """In the engine's pool."""
+    tokens: Sequence[int]
+    """Of the prompt, from its begin."""
+    weights: int
+    rank_that_fails: int
+    """-1: none does."""
+    good_blocks: int
+    """That it brings before it fails."""
+
+
+@dataclass
+class Gifts(interface.KVConnectorMetadata):
+    gifts: list[Gift] = field(default_factory=list)
+
+
+class Neighbour(interface.KVConnectorBase_V1, interface.SupportsHMA):
+    seed: ClassVar[Seed]
+    """That which runs: there is one at a time."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.rank = 0
+        self._ranks = vllm_config.parallel_config.tensor_parallel_size
+        self._offers: dict[str, int] = {}
+        """Behind how many tokens, by request."""
+        self._gifts: list[Gift] = []
+        self._failed: set[int] = set()
+
+    # ---------------------------------------------------------------- the scheduler's half
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        blocks_max = (request.num_prompt_tokens - 1 - num_computed_tokens) // BLOCK_TOKENS
+        if num_computed_tokens % BLOCK_TOKENS or blocks_max < 1 or self.seed.rng.random() > self.seed.day.gives:
+            return 0, False
+        self._offers[request.request_id] = num_computed_tokens
+        return self.seed.rng.randint(1, blocks_max) * BLOCK_TOKENS, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if not num_external_tokens:
+            return
+        first = self._offers.pop(request.request_id) // BLOCK_TOKENS
+        count = num_external_tokens // BLOCK_TOKENS
+        fails = self.seed.rng.random() < self.seed.day.gift_fails
+        self.seed.counts["brought by another"] += not fails
+        self.seed.counts["not brought by another"] += fails
+        self._gifts.append(
+            Gift(
+                first,
+                list(blocks.get_block_ids()[0][first : first + count]),
+                tuple(request.all_token_ids[: (first + count) * BLOCK_TOKENS]),
+                self.seed.weights(),
+                self.seed.rng.randrange(self._ranks) if fails else -1,
+                self.seed.rng.randrange(count),
+            )
+        )
+
+    def build_connector_meta(self, scheduler_output: Any) -> Gifts:
+        gifts, self._gifts = self._gifts, []
+        return Gifts(gifts)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, None
+
+    # ---------------------------------------------------------------- a worker's half
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        for gift in connector_metadata.gifts:
+            self._bring(gift)
+
+    def start_load_kv(self, forward_context: Any, **_: Any) -> None:
+        """Done: the played runner calls this behind the forward, as vLLM's for CPUs does."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None: ...
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None: ...
+
+    def wait_for_save(self) -> None: ...
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def _bring(self, gift: Gift) -> None:
+        good = len(gift.blocks) if gift.rank_that_fails != self.rank else gift.good_blocks
+        for index, block in enumerate(gift.blocks):
+            first = (gift.first_block + index) * BLOCK_TOKENS
+            held = [kv(gift.weights, 0, gift.tokens[: first + slot + 1]) for slot in range(BLOCK_TOKENS)]
+            self.seed.slots.overwrite(self.rank, block, held if index < good else GARBAGE)
+        self._failed.update(gift.blocks[good:])
