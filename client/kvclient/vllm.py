@@ -148,11 +148,11 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             adapters=adapter_settings(config.lora_config),
             names_media=names_media(config.model_config, config.cache_config),
         )
-        client = self._client(rank=-1)
         half = Scheduler(
-            client,
+            self._client(rank=-1),
             options,
             keyer,
+            is_async=bool(config.scheduler_config.async_scheduling),
             store_output=self._settings.store_output,
             step_wait_s=self._settings.step_wait_us / 1e6,
             stores_over=self._stores_over,

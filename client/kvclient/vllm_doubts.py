@@ -6,6 +6,10 @@ that takes; what others have computed behind them meanwhile stays, and is shared
 nothing is stored of a request behind one that is in doubt, or behind one that turned out wrong and was not computed
 since; and what is computed there is wrong as well.
 
+With asynchronous scheduling vLLM (0.20.2 to 0.32) does worse: it hears of the failure when it has scheduled the next
+step of these requests, leaves a token out, and takes that step's for it. From then on its scheduler and its workers
+count differently: what such a request computes, until it is admitted again, is not what its tokens say.
+
 Blocks are those of the one group that the model has. With several, vLLM does not survive such a failure.
 """
 
@@ -29,21 +33,26 @@ class _Load:
         self.steps_left = DOUBTFUL_STEPS
         self.behind: set[int] = set()
         """Blocks in which it and others have computed behind it since."""
+        self.followers: set[str] = set()
+        """These others."""
 
 
 class Doubts:
     """Of one engine. In each step, notice() for all requests, and then holds_back() for each."""
 
-    def __init__(self, block_tokens: int) -> None:
-        self._block_tokens = block_tokens
+    def __init__(self, block_tokens: int, *, is_async: bool = False) -> None:
+        """is_async: the engine schedules a step before the one ahead of it is over."""
+        self._block_tokens, self._is_async = block_tokens, is_async
         self._loads: dict[str, _Load] = {}
         """By the request for which they were made."""
         self._wrong: dict[int, int] = {}
         """Blocks that do not hold what the engine believes -> how many of their leading tokens are right."""
+        self._lost: set[str] = set()
+        """Requests of which the engine's scheduler and its workers count differently."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to look at but admissions."""
-        return bool(self._loads or self._wrong)
+        return bool(self._loads or self._wrong or self._lost)
 
     def notice(
         self, name: str, table: Sequence[int], *, begin: int, end: int, known: int | None, said_tokens: int
@@ -62,7 +71,7 @@ class Doubts:
             load.steps_left -= 1
             if not load.steps_left:
                 del self._loads[name]
-        if self._wrong and not self._is_behind_wrong(table, begin):
+        if self._wrong and name not in self._lost and not self._is_behind_wrong(table, begin):
             for place, block in self._touched(table, begin, end):
                 self._computed(block, until=end - place * self._block_tokens)
 
@@ -76,7 +85,8 @@ class Doubts:
             if owner != name and not before.isdisjoint(load.blocks):
                 held = True
                 load.behind.update(block for _, block in self._touched(table, begin, end))
-        if self._is_behind_wrong(table, begin):
+                load.followers.add(name)
+        if name in self._lost or self._is_behind_wrong(table, begin):
             held = True
             self._wrong |= {block: 0 for _, block in self._touched(table, begin, end)}
         return held
@@ -90,11 +100,16 @@ class Doubts:
 
     def forget(self, name: str, *, said_tokens: int) -> None:
         """The request has finished, or begins anew. A load of which nobody will hear any more counts as failed."""
+        self._lost.discard(name)
+        for other in self._loads.values():
+            other.followers.discard(name)
         load = self._loads.get(name)
-        if load is not None and said_tokens > load.said_tokens:
+        # Of an asynchronous engine the first token may be the next step's.
+        if load is not None and said_tokens > load.said_tokens + self._is_async:
             del self._loads[name]
         elif load is not None:
             self._failed(name, 0)
+            self._lost.discard(name)
 
     # ---------------------------------------------------------------- helpers
 
@@ -110,6 +125,8 @@ class Doubts:
         load = self._loads.pop(name)
         wrong = load.blocks[max(0, begin // self._block_tokens - load.first_place) :]
         self._wrong |= dict.fromkeys([*wrong, *load.behind], 0)
+        if self._is_async:
+            self._lost |= {name, *load.followers}
 
     def _touched(self, table: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int]]:
         """Places and blocks of tokens [begin, end)."""

@@ -70,17 +70,19 @@ class Scheduler:
         keyer: Keyer,
         *,
         store_output: bool,
+        is_async: bool = False,
         step_wait_s: float = 0.0,
         stores_over: Callable[[], Iterable[tuple[int, int]]] = tuple,
     ) -> None:
-        """step_wait_s: what a step that has other work may wait for answers, all its requests together.
+        """is_async: a step is scheduled before the one ahead of it is over.
+        step_wait_s: what a step that has other work may wait for answers, all its requests together.
         stores_over: (job, rank) of stores that have ended, of ranks in this process, before they report it."""
         self._stores_over = stores_over
         self._offload = Offload(options)
         self._asking = Asking(client, self._offload, log)
         self._holdings = Holdings(options.groups)
         self._chunk_tokens = options.chunk_tokens
-        self._doubts = Doubts(max(group.block_tokens for group in options.groups))
+        self._doubts = Doubts(max(group.block_tokens for group in options.groups), is_async=is_async)
         self._patience_s = options.lookup_deadline_s
         self._step_wait_s = self._step_wait_left_s = step_wait_s
         self._keyer = keyer

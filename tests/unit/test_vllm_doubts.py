@@ -16,8 +16,8 @@ TABLES = {
 
 
 class Steps:
-    def __init__(self) -> None:
-        self.doubts = Doubts(4)
+    def __init__(self, *, is_async: bool = False) -> None:
+        self.doubts = Doubts(4, is_async=is_async)
         self.known: dict[str, int] = {}
 
     def admit(self, name: str, known: int) -> None:
@@ -35,12 +35,23 @@ class Steps:
         }
 
 
-@pytest.fixture
-def steps() -> Steps:
-    steps = Steps()
+def loaded(*, is_async: bool = False) -> Steps:
+    """It said 24 tokens when it was admitted."""
+    steps = Steps(is_async=is_async)
     steps.admit("r", 0)
     assert steps.step(r=(20, 24)) == set()
     return steps
+
+
+@pytest.fixture
+def steps() -> Steps:
+    return loaded()
+
+
+@pytest.fixture
+def ahead() -> Steps:
+    """The engine schedules a step before the one ahead of it is over."""
+    return loaded(is_async=True)
 
 
 def test_a_block_that_is_computed_anew_in_two_steps_is_right_after_the_second(steps: Steps) -> None:
@@ -103,3 +114,77 @@ def test_a_request_that_is_admitted_anew_has_not_heard_of_its_load(steps: Steps)
     assert steps.step(s=(20, 22)) == set()
     assert steps.step(r=(24, 25), s=(22, 23)) == set()
     assert steps.step(r=(25, 26), s=(23, 24)) == set()
+
+
+def test_async_nothing_that_a_request_computes_behind_its_failed_load_is_right(ahead: Steps) -> None:
+    """vLLM leaves out a token of it, so that workers are a token further than the scheduler."""
+    assert ahead.step(r=(24, 25)) == set(), "scheduled before anybody has heard"
+    assert ahead.step(r=(0, 26)) == set()
+    assert ahead.step(r=(26, 27)) == set()
+    ahead.doubts.forget("r", said_tokens=27)
+    ahead.admit("v", 24)
+    assert ahead.step(v=(24, 28)) == set(), "its blocks are in the engine's prefix cache"
+    ahead.admit("w", 0)
+    assert ahead.step(w=(0, 28)) == {"w"}
+
+
+def test_async_what_it_computes_anew_is_no_better_for_one_that_comes_before_it_in_the_step(ahead: Steps) -> None:
+    assert ahead.step(r=(24, 25)) == set()
+    ahead.admit("v", 24)
+    assert ahead.step(v=(24, 28), r=(0, 26)) == set()
+
+
+def test_async_those_behind_it_are_set_back_as_well(ahead: Steps) -> None:
+    ahead.admit("s", 20)
+    assert ahead.step(s=(20, 22), r=(24, 25)) == set()
+    assert ahead.step(s=(20, 22), r=(0, 24)) == set()
+    ahead.admit("w", 0)
+    assert ahead.step(s=(22, 24), w=(0, 28)) == {"w"}
+
+
+def test_async_those_behind_one_that_is_gone_are_set_back_as_well(ahead: Steps) -> None:
+    """It was aborted before vLLM heard of its load, so one behind it computes what was not brought, a token further."""
+    ahead.admit("s", 20)
+    assert ahead.step(s=(20, 24)) == set()
+    ahead.doubts.forget("r", said_tokens=24)
+    assert ahead.step(s=(0, 25)) == set()
+    assert ahead.step(s=(25, 26)) == set()
+    ahead.admit("s", 0)
+    assert ahead.step(s=(0, 26)) == {"s"}
+
+
+def test_async_one_that_has_finished_behind_a_load_is_forgotten(ahead: Steps) -> None:
+    ahead.admit("s", 20)
+    assert ahead.step(s=(20, 24)) == set()
+    ahead.doubts.forget("s", said_tokens=25)
+    assert ahead.step(r=(0, 24)) == set()
+    ahead.doubts.forget("r", said_tokens=24)
+    assert not ahead.doubts._lost
+
+
+def test_async_a_request_that_is_admitted_anew_counts_like_its_workers(ahead: Steps) -> None:
+    assert ahead.step(r=(24, 25)) == set()
+    assert ahead.step(r=(0, 26)) == set()
+    ahead.admit("r", 0)
+    assert ahead.step(r=(0, 26)) == {"r"}
+    assert ahead.step(r=(26, 27)) == {"r"}
+
+
+def test_async_a_load_that_went_well_is_known_two_steps_later(ahead: Steps) -> None:
+    assert ahead.step(r=(24, 25)) == set()
+    assert ahead.step(r=(25, 26)) == {"r"}
+
+
+@pytest.mark.parametrize(("said_tokens", "is_right"), [(25, False), (26, True)])
+def test_async_one_token_does_not_say_that_the_load_went_well(ahead: Steps, said_tokens: int, is_right: bool) -> None:
+    """It may be the next step's."""
+    assert ahead.step(r=(24, 25)) == set()
+    ahead.doubts.forget("r", said_tokens=said_tokens)
+    ahead.admit("v", 24)
+    assert ahead.step(v=(24, 28)) == ({"v"} if is_right else set())
+
+
+def test_a_token_says_that_the_load_went_well(steps: Steps) -> None:
+    steps.doubts.forget("r", said_tokens=25)
+    steps.admit("v", 24)
+    assert steps.step(v=(24, 28)) == {"v"}

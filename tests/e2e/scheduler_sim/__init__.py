@@ -11,6 +11,6 @@ full attention, windows and both; all roles; aborts, preemptions, pauses, resets
 loads that fail, stores that are cut short, leases that are lost, evictions, a server that restarts or is away; vLLM's
 MultiConnector with another that brings what it likes within a step, or fails to (--beside: in all seeds).
 
-Left out: another connector's loads that fail with async scheduling, and those between steps; speculation, states,
-pipeline parallelism, releases before 0.31; what a copy does to bytes (tests/device); what a server does (tests/sim).
+Left out: another connector's loads between steps; speculation, states, pipeline parallelism, releases before 0.31; what
+a copy does to bytes (tests/device); what a server does (tests/sim).
 """
