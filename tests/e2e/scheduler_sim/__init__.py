@@ -9,8 +9,9 @@ block is held here. Whatever is computed behind, stored or loaded is compared wi
 Met: sync and async scheduling; the block tables of both model runners; one rank, and two with vLLM's own aggregator;
 full attention, windows and both; all roles; aborts, preemptions, pauses, resets with new weights, names used again;
 loads that fail, stores that are cut short, leases that are lost, evictions, a server that restarts or is away; vLLM's
-MultiConnector with another that brings what it likes within a step, or fails to (--beside: in all seeds).
+MultiConnector with another that brings what it likes, within a step or between steps, or fails to (--beside: in all
+seeds).
 
-Left out: another connector's loads between steps; speculation, states, pipeline parallelism, releases before 0.31; what
-a copy does to bytes (tests/device); what a server does (tests/sim).
+Left out: speculation, states, pipeline parallelism, releases before 0.31; what a copy does to bytes (tests/device);
+what a server does (tests/sim).
 """

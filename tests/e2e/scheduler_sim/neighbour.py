@@ -1,5 +1,5 @@
 """Another connector beside ours, in vLLM's own MultiConnector: it has what it likes of a prompt, brings it within a
-step, and fails at times, of which vLLM hears when the step is over."""
+step or between steps, and fails at times. Of a failure within a step vLLM hears when that step is over."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,6 +12,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base as interface
 from .content import BLOCK_TOKENS, Slots, kv
 from .jobs import GARBAGE
 from .shapes import Day
+
+BETWEEN = 0.3
+"""Of its loads are between steps."""
+ENDS = 0.3
+"""Chance of such a load in each step."""
 
 
 @dataclass
@@ -28,14 +33,16 @@ class Seed:
 
 @dataclass
 class Gift:
-    """To be brought in a step: whole blocks of a prompt."""
+    """To be brought: whole blocks of a prompt."""
 
+    request: str
+    is_between: bool
+    """Steps."""
     first_block: int
     blocks: list[int]
     """In the engine's pool."""
     tokens: Sequence[int]
     """Of the prompt, from its begin."""
-    weights: int
     rank_that_fails: int
     """-1: none does."""
     good_blocks: int
@@ -55,9 +62,10 @@ class Neighbour(interface.KVConnectorBase_V1, interface.SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self.rank = 0
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
-        self._offers: dict[str, int] = {}
-        """Behind how many tokens, by request."""
+        self._offers: dict[str, tuple[int, bool]] = {}
+        """Behind how many tokens, and whether between steps, by request."""
         self._gifts: list[Gift] = []
+        self._under_way: list[Gift] = []
         self._failed: set[int] = set()
 
     # ---------------------------------------------------------------- the scheduler's half
@@ -66,23 +74,27 @@ class Neighbour(interface.KVConnectorBase_V1, interface.SupportsHMA):
         blocks_max = (request.num_prompt_tokens - 1 - num_computed_tokens) // BLOCK_TOKENS
         if num_computed_tokens % BLOCK_TOKENS or blocks_max < 1 or self.seed.rng.random() > self.seed.day.gives:
             return 0, False
-        self._offers[request.request_id] = num_computed_tokens
-        return self.seed.rng.randint(1, blocks_max) * BLOCK_TOKENS, False
+        is_between = self.seed.rng.random() < BETWEEN
+        self._offers[request.request_id] = num_computed_tokens, is_between
+        return self.seed.rng.randint(1, blocks_max) * BLOCK_TOKENS, is_between
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if not num_external_tokens:
             return
-        first = self._offers.pop(request.request_id) // BLOCK_TOKENS
+        begin, is_between = self._offers.pop(request.request_id)
+        first = begin // BLOCK_TOKENS
         count = num_external_tokens // BLOCK_TOKENS
         fails = self.seed.rng.random() < self.seed.day.gift_fails
         self.seed.counts["brought by another"] += not fails
         self.seed.counts["not brought by another"] += fails
+        self.seed.counts["between steps"] += is_between
         self._gifts.append(
             Gift(
+                request.request_id,
+                is_between,
                 first,
                 list(blocks.get_block_ids()[0][first : first + count]),
                 tuple(request.all_token_ids[: (first + count) * BLOCK_TOKENS]),
-                self.seed.weights(),
                 self.seed.rng.randrange(self._ranks) if fails else -1,
                 self.seed.rng.randrange(count),
             )
@@ -105,7 +117,9 @@ class Neighbour(interface.KVConnectorBase_V1, interface.SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)
         for gift in connector_metadata.gifts:
-            self._bring(gift)
+            if not gift.is_between:
+                self._bring(gift)
+        self._under_way += [gift for gift in connector_metadata.gifts if gift.is_between]
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         """Done: the played runner calls this behind the forward, as vLLM's for CPUs does."""
@@ -116,6 +130,13 @@ class Neighbour(interface.KVConnectorBase_V1, interface.SupportsHMA):
 
     def wait_for_save(self) -> None: ...
 
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        ended = [gift for gift in self._under_way if self.seed.rng.random() < ENDS]
+        for gift in ended:
+            self._bring(gift)
+            self._under_way.remove(gift)
+        return None, {gift.request for gift in ended}
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         failed, self._failed = self._failed, set()
         return failed
@@ -124,6 +145,6 @@ class Neighbour(interface.KVConnectorBase_V1, interface.SupportsHMA):
         good = len(gift.blocks) if gift.rank_that_fails != self.rank else gift.good_blocks
         for index, block in enumerate(gift.blocks):
             first = (gift.first_block + index) * BLOCK_TOKENS
-            held = [kv(gift.weights, 0, gift.tokens[: first + slot + 1]) for slot in range(BLOCK_TOKENS)]
+            held = [kv(self.seed.weights(), 0, gift.tokens[: first + slot + 1]) for slot in range(BLOCK_TOKENS)]
             self.seed.slots.overwrite(self.rank, block, held if index < good else GARBAGE)
         self._failed.update(gift.blocks[good:])
