@@ -201,7 +201,9 @@ class World:
 
     def _give_up(self) -> None:
         """Those that vLLM does not schedule any more: it waits for the token that it has left out."""
-        self.counts["stuck by vLLM itself"] += sum(a.request.num_output_placeholders > 0 for a in self._live.values())
+        stuck = [name for name, asked in self._live.items() if asked.request.num_output_placeholders]
+        require(bool(stuck) or not self._live, f"not at an end: {list(self._live)}")
+        self.counts["stuck by vLLM itself"] += len(stuck)
         while self._live:
             self._abort()
 
