@@ -128,7 +128,7 @@ e2e: $(E2E_VENV)/vllm-$(VLLM)
 e2e-ci: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest $(WITH_TORCH)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 \
-		-k 'test_connector and not benchmark or test_models and llama' tests/e2e
+		-k 'test_connector and not benchmark or test_models and llama or test_scheduler_sim and not deliberate' tests/e2e
 
 # Of every other kind of KV, and of two ranks: the same tokens, and others when bytes are changed. And what goes wrong.
 e2e-ci-more: $(E2E_VENV)/vllm-$(VLLM)

@@ -24,7 +24,25 @@ class Step(interface.KVConnectorMetadata):
     blocks: set[int] = field(default_factory=set)
 
 
-class Unreliable(interface.KVConnectorBase_V1, interface.SupportsHMA):
+class LoadsOnly(interface.KVConnectorBase_V1, interface.SupportsHMA):
+    """Stores nothing, and holds no blocks."""
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, None
+
+    def wait_for_layer_load(self, layer_name: str) -> None: ...
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None: ...
+
+    def wait_for_save(self) -> None: ...
+
+
+class Unreliable(LoadsOnly):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._block_tokens = vllm_config.cache_config.block_size
@@ -48,14 +66,6 @@ class Unreliable(interface.KVConnectorBase_V1, interface.SupportsHMA):
         blocks, self._blocks = self._blocks, set()
         return Step(blocks)
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return False, None
-
-    def request_finished_all_groups(
-        self, request: Any, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
-        return False, None
-
     # worker
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
@@ -64,12 +74,6 @@ class Unreliable(interface.KVConnectorBase_V1, interface.SupportsHMA):
         self._blocks = step.blocks
         if self._blocks:
             log.info("brings nothing into %d blocks", len(self._blocks))
-
-    def wait_for_layer_load(self, layer_name: str) -> None: ...
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None: ...
-
-    def wait_for_save(self) -> None: ...
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         blocks, self._blocks = self._blocks, set()

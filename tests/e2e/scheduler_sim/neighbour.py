@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as interface
 
+from tests.e2e.other_connector import LoadsOnly
+
 from .content import BLOCK_TOKENS, Slots, kv
 from .jobs import GARBAGE
 from .shapes import Day
@@ -20,7 +22,7 @@ ENDS = 0.3
 
 
 @dataclass
-class Seed:
+class Played:
     """What a Neighbour, which vLLM makes, cannot be given."""
 
     rng: Random
@@ -54,9 +56,9 @@ class Gifts(interface.KVConnectorMetadata):
     gifts: list[Gift] = field(default_factory=list)
 
 
-class Neighbour(interface.KVConnectorBase_V1, interface.SupportsHMA):
-    seed: ClassVar[Seed]
-    """That which runs: there is one at a time."""
+class Neighbour(LoadsOnly):
+    played: ClassVar[Played]
+    """Of the seed that runs: there is one at a time."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -72,11 +74,11 @@ class Neighbour(interface.KVConnectorBase_V1, interface.SupportsHMA):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         blocks_max = (request.num_prompt_tokens - 1 - num_computed_tokens) // BLOCK_TOKENS
-        if num_computed_tokens % BLOCK_TOKENS or blocks_max < 1 or self.seed.rng.random() > self.seed.day.gives:
+        if num_computed_tokens % BLOCK_TOKENS or blocks_max < 1 or self.played.rng.random() > self.played.day.gives:
             return 0, False
-        is_between = self.seed.rng.random() < BETWEEN
+        is_between = self.played.rng.random() < BETWEEN
         self._offers[request.request_id] = num_computed_tokens, is_between
-        return self.seed.rng.randint(1, blocks_max) * BLOCK_TOKENS, is_between
+        return self.played.rng.randint(1, blocks_max) * BLOCK_TOKENS, is_between
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if not num_external_tokens:
@@ -84,10 +86,10 @@ class Neighbour(interface.KVConnectorBase_V1, interface.SupportsHMA):
         begin, is_between = self._offers.pop(request.request_id)
         first = begin // BLOCK_TOKENS
         count = num_external_tokens // BLOCK_TOKENS
-        fails = self.seed.rng.random() < self.seed.day.gift_fails
-        self.seed.counts["brought by another"] += not fails
-        self.seed.counts["not brought by another"] += fails
-        self.seed.counts["between steps"] += is_between
+        fails = self.played.rng.random() < self.played.day.gift_fails
+        self.played.counts["brought by another"] += not fails
+        self.played.counts["not brought by another"] += fails
+        self.played.counts["between steps"] += is_between
         self._gifts.append(
             Gift(
                 request.request_id,
@@ -95,22 +97,14 @@ class Neighbour(interface.KVConnectorBase_V1, interface.SupportsHMA):
                 first,
                 list(blocks.get_block_ids()[0][first : first + count]),
                 tuple(request.all_token_ids[: (first + count) * BLOCK_TOKENS]),
-                self.seed.rng.randrange(self._ranks) if fails else -1,
-                self.seed.rng.randrange(count),
+                self.played.rng.randrange(self._ranks) if fails else -1,
+                self.played.rng.randrange(count),
             )
         )
 
     def build_connector_meta(self, scheduler_output: Any) -> Gifts:
         gifts, self._gifts = self._gifts, []
         return Gifts(gifts)
-
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return False, None
-
-    def request_finished_all_groups(
-        self, request: Any, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
-        return False, None
 
     # ---------------------------------------------------------------- a worker's half
 
@@ -124,14 +118,8 @@ class Neighbour(interface.KVConnectorBase_V1, interface.SupportsHMA):
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         """Done: the played runner calls this behind the forward, as vLLM's for CPUs does."""
 
-    def wait_for_layer_load(self, layer_name: str) -> None: ...
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None: ...
-
-    def wait_for_save(self) -> None: ...
-
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        ended = [gift for gift in self._under_way if self.seed.rng.random() < ENDS]
+        ended = [gift for gift in self._under_way if self.played.rng.random() < ENDS]
         for gift in ended:
             self._bring(gift)
             self._under_way.remove(gift)
@@ -145,6 +133,6 @@ class Neighbour(interface.KVConnectorBase_V1, interface.SupportsHMA):
         good = len(gift.blocks) if gift.rank_that_fails != self.rank else gift.good_blocks
         for index, block in enumerate(gift.blocks):
             first = (gift.first_block + index) * BLOCK_TOKENS
-            held = [kv(self.seed.weights(), 0, gift.tokens[: first + slot + 1]) for slot in range(BLOCK_TOKENS)]
-            self.seed.slots.overwrite(self.rank, block, held if index < good else GARBAGE)
+            held = [kv(self.played.weights(), 0, gift.tokens[: first + slot + 1]) for slot in range(BLOCK_TOKENS)]
+            self.played.slots.overwrite(self.rank, block, held if index < good else GARBAGE)
         self._failed.update(gift.blocks[good:])

@@ -85,12 +85,12 @@ class Runner:
         return Row(list(tokens), [list(table) for table in blocks], computed, prompt_tokens)
 
     def _go_on(self, row: Row, blocks: Any, computed: int, said: int) -> None:
-        """said: tokens of its output. Those that were sampled behind a load that failed within a step do not count."""
+        """said: tokens of its output, also those under way. What was sampled behind a load that failed within a step
+        does not count."""
         for table, more in zip(row.tables, blocks or [()] * len(row.tables), strict=True):
             table.extend(more)
         row.computed = computed
-        if not self._options.is_async:
-            del row.tokens[row.prompt_tokens + said :]
+        del row.tokens[row.prompt_tokens + said :]
 
     # ---------------------------------------------------------------- the model
 

@@ -92,9 +92,7 @@ def draw_options(rng: Random, *, beside: bool) -> Options:
 
 
 def draw_day(rng: Random, options: Options, *, beside: bool) -> Day:
-    failures: tuple[float, ...] = (0.3, 1.0) if beside else (0, 0.3, 1.0)
-    if not options.beside:
-        failures = (0,)
+    failures: tuple[float, ...] = (0.3, 1.0) if beside else (0, 0.3, 1.0) if options.beside else (0,)
     return Day(
         abort=rng.choice((0, 0.02, 0.08)),
         reset=rng.choice((0, 0, 0.03)),

@@ -14,7 +14,7 @@ from kvclient.keys import chunk_keys
 from .content import BLOCK_TOKENS, VOCABULARY, Meanings, Slots, continued, cut, require
 from .engine import Engine
 from .jobs import Jobs
-from .neighbour import Neighbour, Seed
+from .neighbour import Neighbour, Played
 from .runner import Runner
 from .server import Clock, SchedulerClient, Server
 from .shapes import Day, Options
@@ -76,7 +76,7 @@ class World:
         """vLLM leaves a token out behind another connector's load that failed within a step: it hears of that when it
         has scheduled the next one, and takes the token of that one for the first. What it computes is of the tokens
         that it has sampled, at places that are off by one."""
-        Neighbour.seed = Seed(rng, day, outside.slots, lambda: self._runner.weights, self.counts)
+        Neighbour.played = Played(rng, day, outside.slots, lambda: self._runner.weights, self.counts)
         self._live: dict[str, Asked] = {}
         self._in_flight: deque[tuple[Any, Any]] = deque()
         """Steps whose outputs the scheduler has not had; async scheduling is one ahead."""
