@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE_LINES_MAX = 500
+FILE_LINES_MAX = 800
 
 EXCEPT_EXCEPTION = {"kvserver/cli.py": 1, "client/kvclient": 3}
 """Edges where any failure is turned into something else: a message for a person, a miss for an engine, and a job that
@@ -66,7 +66,7 @@ def test_no_notes_to_self() -> None:
 
 
 def test_files_are_rooms() -> None:
-    """At 500 lines, look for the second noun and give it a file of its own."""
+    """A file grows until it has a second subject. At 800 lines it has one: give that a file of its own."""
     long = {name: (ROOT / name).read_text().count("\n") for name in FILES if name.endswith(CODE)}
     assert {name: count for name, count in long.items() if count > FILE_LINES_MAX} == {}
 
