@@ -1,9 +1,7 @@
 """A supervisor with small stand-ins for its children, in a process of its own: one of its calls fails, or many do.
 
-    python supervisor_story.py DEVICE FIRST LAST ERRNO   # calls FIRST to LAST fail; with LAST 0, all for SHORTAGE_S
-
 Each line on standard output says what a child has seen: `brain PID`, `mover PID of BRAIN`, `quiet`. The last line is
-`calls N`. Whoever runs this kills processes and looks on.
+`calls N`. Whoever runs this kills processes and looks on (test_supervisor_faults.py).
 """
 
 import os
@@ -109,13 +107,13 @@ class Armed(supervisor.Supervisor):
         super()._start_brain_when_due()
 
 
-def main() -> None:
-    device, *numbers = sys.argv[1:]
-    Armed.faults = Faults(*map(int, numbers))
-    Armed.faults.first += 1
-    Armed.faults.last += 1 if Armed.faults.last else 0
+def run(device: str, first: int, last: int, number: int) -> None:
+    """Calls first to last fail; with last 0, all calls do from the first one on, for SHORTAGE_S."""
+    Armed.faults = Faults(first + 1, last + 1 if last else 0, number)
     logs.start(level="info", form="text", process="supervisor")
     subprocess.Popen = StandIn  # type: ignore[misc]
+    supervisor.BACKOFF_S = (0.0, 0.02, 0.05)  # type: ignore[assignment]
+    supervisor.QUIET_AGAIN_S = 0.05
     wishes = (encode(StartMover(number, device, "")) for number in range(1, MOVERS_MAX))  # type: ignore[arg-type]
     os.environ["WISHES"] = " ".join(wish.hex() for wish in wishes)
     disks = "/nowhere" if device == "disk" else ""
@@ -125,7 +123,3 @@ def main() -> None:
     ledger = os.open(Path(__file__), os.O_RDONLY)
     Armed(config, Held(arena, ledger, found=False, kept=False), grower, Manager({})).run()
     os.write(1, f"calls {Armed.faults.calls - 1}\n".encode())
-
-
-if __name__ == "__main__":
-    main()
