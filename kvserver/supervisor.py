@@ -37,6 +37,7 @@ import msgspec
 from kvserver import admin_tokens, disk_check, logs
 from kvserver.arena_files import ArenaFiles
 from kvserver.config import Config
+from kvserver.descriptors import raise_limit, share
 from kvserver.errors import ConfigError
 from kvserver.holding import Held, hold
 from kvserver.passing import CANNOT_START, Inheritance, Receiver, Sums, pair, send
@@ -84,7 +85,8 @@ def run(config: Config) -> int:
     disk_check.refuse(config)
     for directory, file_system in disk_check.make_missing(config):
         logs.event(logging.INFO, "disk directory made", ("path", directory), ("file_system", file_system))
-    _allow_descriptors()
+    raise_limit()
+    share(config, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     files = ArenaFiles(config) if config.arena_path else None
     held = hold(config, manager, files)
     grower = _grow(config, held.arena)
@@ -566,14 +568,8 @@ def _remove_sockets(config: Config) -> None:
                 os.unlink(path)
 
 
-def _allow_descriptors() -> None:
-    """As many as the machine allows; the usual soft limit is less than sessions_max needs. Children inherit it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def _grow(config: Config, arena: int) -> ArenaGrower:
     try:
         return ArenaGrower(arena, config.arena_bytes, config.slab_bytes, config.touch_threads, config.numa_node)
-    except OSError as problem:
-        raise ConfigError("arena-memory", f"numa_node={config.numa_node}: {problem.strerror}") from problem
+    except (OSError, RuntimeError) as problem:  # its threads may be what there is no room for
+        raise ConfigError("arena-memory", f"numa_node={config.numa_node}: {problem}") from problem
