@@ -23,8 +23,9 @@ from kvserver.wire.codec import Malformed, decode_request, encode
 from kvserver.wire.messages import Attach, Error, Hello, Lane, Request
 from kvserver.wire.orders import Alive, Copy, Order, Wish
 
-BACKLOG = 512
-"""Connections that wait at a door until they are accepted. They take no descriptor of ours."""
+BACKLOG = 4096
+"""Connections that wait at a door until they are accepted. They take no descriptor of ours; net.core.somaxconn may bound
+them to fewer. Beyond that a client that does not block hears EAGAIN, and tries again."""
 LINGERING_MODES = ("staged", "server-gather")
 LINGER_S = 0.001
 """After a copy of GPU memory was ordered, as movers and clients do: the end of 32 MiB comes 0.8 ms later, and to wake a

@@ -346,7 +346,6 @@ class Shell:
     def _show_strangers_out(self) -> None:
         """Connections are bounded, so whoever has no session after a while makes room for others."""
         since = time.monotonic() - self._config.attach_ttl_ms / 1000
-        self._zmq.show_out(since)
         for peer in [peer for peer, came in itertools.takewhile(lambda item: item[1] < since, self._strangers.items())]:
             self._close_local(peer)
 

@@ -13,7 +13,6 @@ dropped, and whoever sent them is told so.
 
 import asyncio
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,7 +36,6 @@ UNREAD_PEER_BYTES_MAX, UNREAD_BYTES_MAX = 1 << 20, 32 << 20
 class _Connection:
     end: socket.socket
     peer: int
-    heard_s: float
     stream: Stream = field(default_factory=lambda: Stream(FRAME_BYTES_MAX, DROPPED_BYTES_MAX))
     waiting: deque[memoryview] = field(default_factory=deque)
     """To be sent as soon as the peer reads."""
@@ -80,7 +78,7 @@ class ZmqDoor:
             except BlockingIOError:
                 return
             end.setblocking(False)
-            connection = _Connection(end, self._number(), time.monotonic())
+            connection = _Connection(end, self._number())
             self._connections[connection.peer] = connection
             self._add_stranger(connection)
             self._loop.add_reader(end, self._read, connection)
@@ -99,18 +97,12 @@ class ZmqDoor:
     def forget(self, peer: int) -> None:
         """Its session is over. Whoever is connected there is a stranger again, and somebody else."""
         if (connection := self._connections.pop(peer, None)) is not None:
-            connection.peer, connection.heard_s = self._number(), time.monotonic()
+            connection.peer = self._number()
             self._connections[connection.peer] = connection
             self._add_stranger(connection)
 
-    def show_out(self, since_s: float) -> None:
-        """Closes strangers that have been silent since then."""
-        while self._strangers and (first := next(iter(self._strangers))).heard_s < since_s:
-            self._close(first)
-
     def _heard(self, stranger: _Connection) -> None:
         """Others have been silent for longer."""
-        stranger.heard_s = time.monotonic()
         self._strangers[stranger] = self._strangers.pop(stranger)
 
     def _add_stranger(self, connection: _Connection) -> None:
