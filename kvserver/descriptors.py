@@ -14,8 +14,10 @@ from kvserver.config import Config
 from kvserver.errors import ConfigError
 
 LOCAL_CONNECTIONS_PER_SESSION = 4
-SESSION = 1 + LOCAL_CONNECTIONS_PER_SESSION + 2
-"""Its connection at the ZeroMQ door, those at the local one, its board, and a pidfd of its worker."""
+OFFERS_EACH = 2
+"""Descriptors that any session may have offered at any time, whatever others have."""
+SESSION = 1 + LOCAL_CONNECTIONS_PER_SESSION + 2 + OFFERS_EACH
+"""Its connection at the ZeroMQ door, those at the local one, its board, a pidfd of its worker, and offers."""
 OFFERS_PER_SESSION = 64
 OFFERS_MIN = 64
 STRANGERS_MIN, STRANGERS_MAX = 32, 1024
@@ -32,7 +34,7 @@ OTHERS = 192
 class Share:
     sessions: int
     offers: int
-    """Descriptors that were offered and are not registered yet, of all sessions together."""
+    """Descriptors that were offered and are with no mover yet, of all sessions together and beside OFFERS_EACH."""
     strangers: int
     """Connections without a session, at each of the two doors."""
 

@@ -24,8 +24,8 @@ from kvserver.wire.messages import Attach, Error, Hello, Lane, Request
 from kvserver.wire.orders import Alive, Copy, Order, Wish
 
 BACKLOG = 4096
-"""Connections that wait at a door until they are accepted. They take no descriptor of ours; net.core.somaxconn may bound
-them to fewer. Beyond that a client that does not block hears EAGAIN, and tries again."""
+"""Connections that wait at a door until they are accepted. They take no descriptor of ours. The kernel may
+bound them to fewer (net.core.somaxconn); a client that does not block hears EAGAIN then, and tries again."""
 LINGERING_MODES = ("staged", "server-gather")
 LINGER_S = 0.001
 """After a copy of GPU memory was ordered, as movers and clients do: the end of 32 MiB comes 0.8 ms later, and to wake a
@@ -130,7 +130,7 @@ class MoverDoor:
 
     A mover that cannot be told an order will never be right again: it is killed, and the supervisor reaps it."""
 
-    __slots__ = ("_awake", "_awake_until_s", "_killed", "_loop", "_waiting", "pidfd", "socket")
+    __slots__ = ("_awake", "_awake_until_s", "_killed", "_loop", "_waiting", "held", "pidfd", "socket")
 
     def __init__(self, end: socket.socket, pidfd: int, loop: asyncio.AbstractEventLoop) -> None:
         self.socket = end
@@ -139,6 +139,8 @@ class MoverDoor:
         self._waiting: deque[tuple[bytes, list[int]]] = deque()
         self._awake = False
         self._killed = False
+        self.held = 0
+        """Descriptors of orders that wait."""
         self._awake_until_s = 0.0
 
     def send(self, order: Order, descriptors: list[int]) -> None:
@@ -151,6 +153,7 @@ class MoverDoor:
             if not self._awake:
                 self._stay_awake()
         self._waiting.append((encode(order), descriptors))
+        self.held += len(descriptors)
         assert len(self._waiting) < ORDERS_WAITING_MAX
         if len(self._waiting) == 1:
             self._flush()
@@ -176,6 +179,7 @@ class MoverDoor:
         for _, descriptors in self._waiting:
             close_all(descriptors)
         self._waiting.clear()
+        self.held = 0
 
     def _stay_awake(self) -> None:
         """The loop looks for work instead of sleeping, for a while after the last such order."""
@@ -197,4 +201,5 @@ class MoverDoor:
                 break
             close_all(descriptors)
             self._waiting.popleft()
+            self.held -= len(descriptors)
         self._loop.remove_writer(self.socket)

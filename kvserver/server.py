@@ -13,7 +13,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Never
 
@@ -24,7 +25,7 @@ from kvserver import __version__, logs
 from kvserver.admin_door import AdminDoor, TellOutcome
 from kvserver.bounds import bounds_from
 from kvserver.config import Config
-from kvserver.descriptors import LOCAL_CONNECTIONS_PER_SESSION, Share, fit
+from kvserver.descriptors import LOCAL_CONNECTIONS_PER_SESSION, OFFERS_EACH, Share, fit
 from kvserver.doors import Board, MoverDoor, SupervisorDoor, open_door, read_request
 from kvserver.errors import ConfigError
 from kvserver.http import HttpServer, Snapshot, SnapshotBoard
@@ -124,7 +125,10 @@ class Shell:
         """Local connections that carry no descriptors, which makes receiving cheaper."""
         self._strangers: dict[int, float] = {}
         """Local connections without a session, longest first, and when they came (s)."""
-        self._descriptors: dict[int, int] = {}
+        self._descriptors: dict[int, tuple[int, int]] = {}
+        """Those that were offered and are not with a mover yet, by number, and the peer that each came from."""
+        self._offers: Counter[int] = Counter()
+        """Of each peer, how many of them."""
         self._operators: dict[int, TellOutcome] = {}
         """Peers that stand for one command each, and whom to tell its outcome."""
         self._boards: dict[int, Board] = {}
@@ -150,7 +154,7 @@ class Shell:
             AnswerWithMover: self._answer_with_mover,
             Instruct: self._instruct,
             Ask: lambda effect: self._supervisor.tell(effect.wish),
-            CloseDescriptors: lambda effect: close_all([self._descriptors.pop(number) for number in effect.numbers]),
+            CloseDescriptors: lambda effect: close_all(self._take_offered(effect.numbers)),
             CloseSession: self._close_session,
             Log: lambda effect: logs.event(effect.level, effect.event, *effect.fields),
             Audit: lambda effect: logs.audit(*effect.fields),
@@ -201,14 +205,14 @@ class Shell:
             self._answer(peer, malformed.reply)
             return
         number = -1
-        if isinstance(request, Offer) and len(self._descriptors) >= self._share.offers:
-            close_all(descriptors)
-            why = f"{len(self._descriptors)} descriptors of all sessions wait for a register, no more can"
-            self._answer(peer, Error(request.id, "resource", "descriptors", why))
-            return
         if isinstance(request, Offer) and len(descriptors) == 1:
+            if why := self._no_room_for_offer(peer):
+                close_all(descriptors)
+                self._answer(peer, Error(request.id, "resource", "descriptors", why))
+                return
             self._last_descriptor = number = self._last_descriptor + 1
-            self._descriptors[number] = descriptors[0]
+            self._descriptors[number] = descriptors[0], peer
+            self._offers[peer] += 1
         else:
             close_all(descriptors)
         if isinstance(request, Lookup):
@@ -220,6 +224,22 @@ class Shell:
                 self._service.lookup_took(ended_ns - began_ns)
         else:
             self._handle(events.Arrived(peer, request, number))
+
+    def _no_room_for_offer(self, peer: int) -> str:
+        """Empty when there is. Whoever has as many as there is room for gets no more, so nobody takes all of it."""
+        own, held = self._offers[peer], sum(door.held for door in self._movers.values())
+        free = self._share.offers - len(self._descriptors) - held
+        if own < max(free, OFFERS_EACH):
+            return ""
+        return f"{own} descriptors of this session wait for a register, and there is room for {max(free, 0)} of all"
+
+    def _take_offered(self, numbers: Sequence[int]) -> list[int]:
+        taken = [self._descriptors.pop(number) for number in numbers]
+        self._offers.subtract(peer for _, peer in taken)
+        for _, peer in taken:
+            if not self._offers[peer]:
+                del self._offers[peer]
+        return [descriptor for descriptor, _ in taken]
 
     def _next_peer(self) -> int:
         self._last_peer += 1
@@ -426,7 +446,7 @@ class Shell:
 
     def _instruct(self, effect: Instruct) -> None:
         """Sends an order; the descriptors that go with it are closed here afterwards."""
-        descriptors = [self._descriptors.pop(number) for number in effect.descriptors]
+        descriptors = self._take_offered(effect.descriptors)
         door = self._movers.get(effect.mover)
         if door is None:
             close_all(descriptors)

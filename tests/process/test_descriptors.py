@@ -141,12 +141,13 @@ def test_fewer_sessions_than_configured_is_said_by_name(server: LimitedServer) -
 def test_offers_of_all_sessions_together_are_bounded(server: LimitedServer) -> None:
     brain = server.brain_pid()
     memory = os.memfd_create("offered")
-    with RawSessions(server.path, 20) as sessions:
+    with RawSessions(server.path, 20) as sessions, RawSessions(server.path, 1) as late:
         replies = [session.local.ask(wire.Offer(5), [memory]) for session in sessions for _ in range(64)]  # type: ignore[union-attr]
         refused = [reply for reply in replies if isinstance(reply, wire.Error)]
         refusal(refused[-1], "resource", "descriptors", "wait for a register")
         assert len(replies) - len(refused) >= 64
         assert len(os.listdir(f"/proc/{brain}/fd")) < LIMIT - OTHERS / 2
+        assert isinstance(late[0].local.ask(wire.Offer(5), [memory]), wire.Offered), "some room is left for others"  # type: ignore[union-attr]
     until("their sessions to end", lambda: server.status().sessions == 1)
     with RawSessions(server.path, 1) as sessions:
         assert isinstance(sessions[0].local.ask(wire.Offer(5), [memory]), wire.Offered)  # type: ignore[union-attr]
