@@ -6,33 +6,26 @@ The supervisor holds the lock of the path, so a socket that lies there is one th
 
 import asyncio
 import grp
+import logging
 import os
+import signal
 import socket
 import stat
 import time
 from collections import deque
 from contextlib import suppress
 
-import zmq
-
+from kvserver import logs
 from kvserver.config import Config
 from kvserver.errors import ConfigError
-from kvserver.guests import Guests
 from kvserver.passing import close_all, send
 from kvserver.wire.codec import Malformed, decode_request, encode
-from kvserver.wire.messages import FRAME_BYTES_MAX, Attach, Error, Hello, Lane, Request
-from kvserver.wire.orders import Copy, Order
+from kvserver.wire.messages import Attach, Error, Hello, Lane, Request
+from kvserver.wire.orders import Alive, Copy, Order, Wish
 
-SENT_MAX = 1000
-"""Replies that wait for a ZeroMQ peer that does not read; what comes after them is dropped."""
-RECEIVED_MAX = 64
-"""Requests of a ZeroMQ peer that wait for the brain; further ones stay with the peer. Bounds the memory that one peer
-can take, since each may have ZMQ_FRAME_BYTES_MAX."""
-ZMQ_FRAME_BYTES_MAX = 2 * FRAME_BYTES_MAX
-"""ZeroMQ closes the connection of whoever sends more; up to here the refusal is a reply."""
-CONNECTIONS_PER_SESSION, CONNECTIONS_MIN = 2, 64
-"""At the ZeroMQ door: one, and another while a client that has lost its session opens the next."""
-LOCAL_BACKLOG = 128
+BACKLOG = 4096
+"""Connections that wait at a door until they are accepted. They take no descriptor of ours. The kernel may
+bound them to fewer (net.core.somaxconn); a client that does not block hears EAGAIN then, and tries again."""
 LINGERING_MODES = ("staged", "server-gather")
 LINGER_S = 0.001
 """After a copy of GPU memory was ordered, as movers and clients do: the end of 32 MiB comes 0.8 ms later, and to wake a
@@ -41,36 +34,17 @@ ORDERS_WAITING_MAX = 100_000
 """Orders that a stopped mover has not read; the jobs behind them are bounded per session."""
 
 
-def open_router(config: Config) -> tuple[zmq.Socket[bytes], Guests]:
-    """The ZeroMQ door, and who is connected there: look() at them now and then."""
-    make_way(config.socket)
-    router = zmq.Context(1).socket(zmq.ROUTER)
-    router.setsockopt(zmq.LINGER, 0)
-    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    router.setsockopt(zmq.SNDHWM, SENT_MAX)
-    router.setsockopt(zmq.RCVHWM, RECEIVED_MAX)
-    router.setsockopt(zmq.MAXMSGSIZE, ZMQ_FRAME_BYTES_MAX)
-    most = max(CONNECTIONS_MIN, config.sessions_max * CONNECTIONS_PER_SESSION)
-    guests = Guests(router, "connections refused", "requests", most)
-    try:
-        router.bind(f"ipc://{config.socket}")
-    except zmq.ZMQError as problem:
-        raise ConfigError("socket", f"ipc://{config.socket}: {problem}") from problem
-    admit(config, config.socket)
-    return router, guests
-
-
-def open_local(config: Config) -> socket.socket:
-    """The local door, listening."""
-    path = f"{config.socket}.local"
+def open_door(config: Config, suffix: str, kind: socket.SocketKind) -> socket.socket:
+    """A door, listening: the ZeroMQ door (SOCK_STREAM) has no suffix, the local one (SOCK_SEQPACKET) has `.local`."""
+    path = f"{config.socket}{suffix}"
     make_way(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
     try:
         listener.bind(path)
     except OSError as problem:
         raise ConfigError("socket", f"{path}: {problem.strerror}") from problem
     admit(config, path)
-    listener.listen(LOCAL_BACKLOG)
+    listener.listen(BACKLOG)
     return listener
 
 
@@ -87,10 +61,37 @@ def read_request(frame: bytes | memoryview, *, local: bool) -> Request:
     return request
 
 
-def tell(end: socket.socket, frame: bytes, flags: int = 0) -> None:
-    """Sends one frame to a supervisor that may be gone: whoever receives from the same socket learns that."""
-    with suppress(BrokenPipeError, ConnectionResetError):
-        end.send(frame, flags)
+class SupervisorDoor:
+    """The brain's way to the supervisor: wishes wait here while it does not read, or the kernel takes none."""
+
+    __slots__ = ("_end", "_waiting")
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._waiting: deque[bytes] = deque()
+        """At most a start and an end of each mover that there may be."""
+
+    def tell(self, wish: Wish) -> None:
+        self._waiting.append(encode(wish))
+        self.flush()
+
+    def alive(self) -> None:
+        """A supervisor that has not read the last one needs no other. Wishes that wait are tried again."""
+        if self.flush():
+            with suppress(OSError):
+                self._end.send(encode(Alive()), socket.MSG_DONTWAIT)
+
+    def flush(self) -> bool:
+        """Whether none waits any more."""
+        while self._waiting:
+            try:
+                self._end.send(self._waiting[0], socket.MSG_DONTWAIT)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # whoever receives from the same socket learns that it is gone
+            except OSError:
+                return False
+            self._waiting.popleft()
+        return True
 
 
 def make_way(path: str) -> None:
@@ -125,9 +126,11 @@ class Board:
 
 
 class MoverDoor:
-    """The brain's end of a mover's socket, and the orders that wait until the mover reads."""
+    """The brain's end of a mover's socket, and the orders that wait until the mover reads.
 
-    __slots__ = ("_awake", "_awake_until_s", "_loop", "_waiting", "pidfd", "socket")
+    A mover that cannot be told an order will never be right again: it is killed, and the supervisor reaps it."""
+
+    __slots__ = ("_awake", "_awake_until_s", "_killed", "_loop", "_waiting", "held", "pidfd", "socket")
 
     def __init__(self, end: socket.socket, pidfd: int, loop: asyncio.AbstractEventLoop) -> None:
         self.socket = end
@@ -135,15 +138,22 @@ class MoverDoor:
         self._loop = loop
         self._waiting: deque[tuple[bytes, list[int]]] = deque()
         self._awake = False
+        self._killed = False
+        self.held = 0
+        """Descriptors of orders that wait."""
         self._awake_until_s = 0.0
 
     def send(self, order: Order, descriptors: list[int]) -> None:
         """Sends an order, now or as soon as there is room; closes the descriptors afterwards."""
+        if self._killed:
+            close_all(descriptors)
+            return
         if isinstance(order, Copy) and order.mode in LINGERING_MODES:
             self._awake_until_s = time.monotonic() + LINGER_S
             if not self._awake:
                 self._stay_awake()
         self._waiting.append((encode(order), descriptors))
+        self.held += len(descriptors)
         assert len(self._waiting) < ORDERS_WAITING_MAX
         if len(self._waiting) == 1:
             self._flush()
@@ -152,10 +162,24 @@ class MoverDoor:
         """The mover is gone, and so are the orders that it has not read."""
         self._loop.remove_reader(self.socket)
         self._loop.remove_writer(self.socket)
-        for _, descriptors in self._waiting:
-            close_all(descriptors)
+        self._drop_orders()
         self.socket.close()
         os.close(self.pidfd)
+
+    def kill(self, why: str) -> None:
+        """Sends nothing any more. What the mover still reports counts until it is reaped."""
+        if not self._killed:
+            self._killed = True
+            logs.event(logging.ERROR, "mover killed", ("why", why))
+            self._drop_orders()
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def _drop_orders(self) -> None:
+        for _, descriptors in self._waiting:
+            close_all(descriptors)
+        self._waiting.clear()
+        self.held = 0
 
     def _stay_awake(self) -> None:
         """The loop looks for work instead of sleeping, for a while after the last such order."""
@@ -172,6 +196,10 @@ class MoverDoor:
             except BlockingIOError:
                 self._loop.add_writer(self.socket, self._flush)
                 return
+            except OSError as problem:
+                self.kill(f"it cannot be told an order: {problem}")
+                break
             close_all(descriptors)
             self._waiting.popleft()
+            self.held -= len(descriptors)
         self._loop.remove_writer(self.socket)

@@ -50,10 +50,15 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected SEQPACKET sockets with room for whole orders."""
+    """Two connected SEQPACKET sockets with room for whole orders. Raises OSError."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in ends:
-        widen(end)
+    try:
+        for end in ends:
+            widen(end)
+    except OSError:
+        for end in ends:
+            end.close()
+        raise
     return ends
 
 

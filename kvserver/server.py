@@ -1,7 +1,7 @@
 """The brain's process: the only file with sockets, clock and loop around the pure Service.
 
 Each callback drains a bounded number of messages, hands each to the service and carries its effects out in order, so
-that no peer can keep the brain to itself. Two doors bring requests: ZeroMQ and the local socket (wire/messages.py).
+that no peer can keep the brain to itself. Two doors bring requests: ZeroMQ (zmq_door.py) and the local socket.
 """
 
 import asyncio
@@ -13,19 +13,20 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Never
 
 import msgspec
 import uvloop
-import zmq
 
 from kvserver import __version__, logs
 from kvserver.admin_door import AdminDoor, TellOutcome
 from kvserver.bounds import bounds_from
 from kvserver.config import Config
-from kvserver.doors import Board, MoverDoor, open_local, open_router, read_request, tell
+from kvserver.descriptors import LOCAL_CONNECTIONS_PER_SESSION, OFFERS_EACH, Share, fit
+from kvserver.doors import Board, MoverDoor, SupervisorDoor, open_door, read_request
 from kvserver.errors import ConfigError
 from kvserver.http import HttpServer, Snapshot, SnapshotBoard
 from kvserver.passing import CANNOT_START, Inheritance, Receiver, close_all, die_with_parent, peer_pidfd, send, widen
@@ -67,23 +68,25 @@ from kvserver.wire.messages import (
 )
 from kvserver.wire.orders import (
     ORDER_BYTES_MAX,
-    Alive,
     FoundRecords,
     Grown,
+    KillMover,
     MoverReaped,
     MoverStarted,
     decode_news,
     decode_report,
 )
+from kvserver.wire.zmtp import Message
+from kvserver.zmq_door import ZmqDoor
 
-MESSAGES_PER_TURN = 32
-"""From one door, before others have their turn."""
+ACCEPTED_PER_TURN = 8
+"""At one door, before others have their turn."""
+MOVERS_DESCRIPTORS = 2
 REPORTS_PER_TURN = 8
 """From one mover. Each costs 0.2 ms with the orders that follow from it; with 32, retrieves took twice as long."""
 TICK_S = 0.05
 SNAPSHOT_TICKS = 5
 COLLECT_TICKS = 20
-LOCAL_CONNECTIONS_PER_SESSION = 4
 ADMISSIONS = (Attached, LaneOpen)
 """Replies after which a local connection belongs to a session."""
 DESCRIPTORS_MAX = 4
@@ -95,9 +98,11 @@ ACCEPT_AGAIN_S = 1.0
 class Shell:
     """Sockets, processes and time for one Service."""
 
-    def __init__(self, config: Config, control: socket.socket, ledger: Ledger, incarnation: int) -> None:
+    def __init__(self, config: Config, share: Share, control: socket.socket, ledger: Ledger, incarnation: int) -> None:
         self._config = config
+        self._share = share
         self._control = control
+        self._supervisor = SupervisorDoor(control)
         self._ledger = ledger
         self._loop = asyncio.get_running_loop()
         self._service = Service(
@@ -115,24 +120,30 @@ class Shell:
         self._receiver = Receiver(FRAME_BYTES_MAX + 1, DESCRIPTORS_MAX)
         self._report_receiver = Receiver(ORDER_BYTES_MAX, 4)
         self._last_peer = self._last_descriptor = self._ticks = 0
-        self._identities: dict[bytes, int] = {}
-        self._zmq_peers: dict[int, bytes] = {}
-        self._welcome: set[int] = set()
-        """ZeroMQ peers that have a session; others are forgotten after each answer."""
         self._locals: dict[int, socket.socket] = {}
         self._lanes: set[int] = set()
         """Local connections that carry no descriptors, which makes receiving cheaper."""
         self._strangers: dict[int, float] = {}
         """Local connections without a session, longest first, and when they came (s)."""
-        self._descriptors: dict[int, int] = {}
+        self._descriptors: dict[int, tuple[int, int]] = {}
+        """Those that were offered and are not with a mover yet, by number, and the peer that each came from."""
+        self._offers: Counter[int] = Counter()
+        """Of each peer, how many of them."""
         self._operators: dict[int, TellOutcome] = {}
         """Peers that stand for one command each, and whom to tell its outcome."""
         self._boards: dict[int, Board] = {}
         self._movers: dict[int, MoverDoor] = {}
         self._publisher: Publisher | None = None
         self._stopping = asyncio.Event()
-        self._router, self._guests = open_router(config)
-        self._listener = open_local(config)
+        self._zmq_listener = open_door(config, "", socket.SOCK_STREAM)
+        self._zmq = ZmqDoor(
+            self._zmq_listener,
+            self._loop,
+            self._next_peer,
+            self._arrived_by_zmq,
+            strangers_max=share.strangers,
+        )
+        self._listener = open_door(config, ".local", socket.SOCK_SEQPACKET)
         self._effects: dict[type, Callable[..., None]] = {
             Publish: lambda effect: self._ledger.seal(effect.records),
             Withdraw: lambda effect: self._ledger.clear(effect.offsets),
@@ -142,8 +153,8 @@ class Shell:
             AnswerWithBoard: self._answer_with_board,
             AnswerWithMover: self._answer_with_mover,
             Instruct: self._instruct,
-            Ask: lambda effect: tell(self._control, encode(effect.wish)),
-            CloseDescriptors: lambda effect: close_all([self._descriptors.pop(number) for number in effect.numbers]),
+            Ask: lambda effect: self._supervisor.tell(effect.wish),
+            CloseDescriptors: lambda effect: close_all(self._take_offered(effect.numbers)),
             CloseSession: self._close_session,
             Log: lambda effect: logs.event(effect.level, effect.event, *effect.fields),
             Audit: lambda effect: logs.audit(*effect.fields),
@@ -159,11 +170,10 @@ class Shell:
         http = self._start_http()
         self._loop.set_exception_handler(_die)
         self._loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
-        self._loop.add_reader(self._router.FD, self._drain_router)
-        self._loop.add_reader(self._listener, self._accept)
+        self._loop.add_reader(self._zmq_listener, self._accept, self._zmq_listener, self._zmq.accept)
+        self._loop.add_reader(self._listener, self._accept, self._listener, self._accept_local)
         self._loop.add_reader(self._control, self._take_news)
         self._tick()
-        self._drain_router()
         logs.event(logging.INFO, "server ready", ("socket", self._config.socket), ("http_port", self._config.http_port))
         await self._stopping.wait()
         if http is not None:
@@ -196,8 +206,13 @@ class Shell:
             return
         number = -1
         if isinstance(request, Offer) and len(descriptors) == 1:
+            if why := self._no_room_for_offer(peer):
+                close_all(descriptors)
+                self._answer(peer, Error(request.id, "resource", "descriptors", why))
+                return
             self._last_descriptor = number = self._last_descriptor + 1
-            self._descriptors[number] = descriptors[0]
+            self._descriptors[number] = descriptors[0], peer
+            self._offers[peer] += 1
         else:
             close_all(descriptors)
         if isinstance(request, Lookup):
@@ -210,46 +225,61 @@ class Shell:
         else:
             self._handle(events.Arrived(peer, request, number))
 
-    def _drain_router(self) -> None:
-        for _ in range(MESSAGES_PER_TURN):
-            try:
-                identity, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=True)
-            except zmq.Again:
-                return
-            peer = self._identities.get(identity)
-            stranger = peer is None
-            if peer is None:
-                self._last_peer = peer = self._last_peer + 1
-                self._identities[identity] = peer
-                self._zmq_peers[peer] = identity
-            if len(frames) == 1:
-                self._arrived(peer, frames[0], [])
-            else:
-                self._refuse_frame(peer, "frame", f"{len(frames)} parts; a message is one part")
-            if stranger and peer not in self._welcome:
-                self._forget_zmq(peer)
-        self._loop.call_soon(self._drain_router)
+    def _no_room_for_offer(self, peer: int) -> str:
+        """Empty when there is. Whoever has as many as there is room for gets no more, so nobody takes all of it."""
+        own, held = self._offers[peer], sum(door.held for door in self._movers.values())
+        free = self._share.offers - len(self._descriptors) - held
+        if own < max(free, OFFERS_EACH):
+            return ""
+        return f"{own} descriptors of this session wait for a register, and there is room for {max(free, 0)} of all"
 
-    def _accept(self) -> None:
-        for _ in range(MESSAGES_PER_TURN):
+    def _take_offered(self, numbers: Sequence[int]) -> list[int]:
+        taken = [self._descriptors.pop(number) for number in numbers]
+        self._offers.subtract(peer for _, peer in taken)
+        for _, peer in taken:
+            if not self._offers[peer]:
+                del self._offers[peer]
+        return [descriptor for descriptor, _ in taken]
+
+    def _next_peer(self) -> int:
+        self._last_peer += 1
+        return self._last_peer
+
+    def _arrived_by_zmq(self, peer: int, message: Message) -> None:
+        if message.parts > 1:
+            self._refuse_frame(peer, "frame", f"{message.parts} parts; a message is one part")
+        elif message.frame is None:
+            self._refuse_frame(peer, "frame-size", f"{message.bytes} bytes, at most {FRAME_BYTES_MAX} are read")
+        else:
+            self._arrived(peer, message.frame, [])
+
+    def _accept(self, listener: socket.socket, accept: Callable[[], None]) -> None:
+        try:
+            accept()
+        except OSError as problem:  # out of descriptors or memory, for now
+            logs.event(logging.WARNING, "connection not accepted", ("why", problem.strerror))
+            self._loop.remove_reader(listener)
+            self._loop.call_later(ACCEPT_AGAIN_S, self._loop.add_reader, listener, self._accept, listener, accept)
+
+    def _accept_local(self) -> None:
+        for _ in range(ACCEPTED_PER_TURN):
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError as problem:  # out of descriptors, for now
-                logs.event(logging.WARNING, "local connection not accepted", ("why", problem.strerror))
-                self._loop.remove_reader(self._listener)
-                self._loop.call_later(ACCEPT_AGAIN_S, self._loop.add_reader, self._listener, self._accept)
-                return
-            if len(self._locals) >= self._config.sessions_max * LOCAL_CONNECTIONS_PER_SESSION:
+            most = self._share.sessions * LOCAL_CONNECTIONS_PER_SESSION
+            if self._strangers and (len(self._strangers) >= self._share.strangers or len(self._locals) >= most):
+                self._close_local(next(iter(self._strangers)))
+            if len(self._locals) >= most:
                 with connection, suppress(OSError):
                     connection.send(
                         encode(Error(0, "resource", "connections", f"{len(self._locals)} are open, no more can be"))
                     )
                 continue
             connection.setblocking(False)
-            widen(connection)
-            self._last_peer = peer = self._last_peer + 1
+            with suppress(OSError):  # replies are smaller than what it has
+                widen(connection)
+            peer = self._next_peer()
             self._locals[peer] = connection
             self._strangers[peer] = time.monotonic()
             self._loop.add_reader(connection, self._drain_local, peer, connection)
@@ -285,6 +315,10 @@ class Shell:
                 frame, descriptors, _ = self._report_receiver.receive(door.socket)
             except BlockingIOError:
                 return
+            except OSError as problem:
+                self._loop.remove_reader(door.socket)
+                door.kill(f"its reports cannot be read: {problem}")
+                return
             close_all(descriptors)
             if not frame:
                 self._loop.remove_reader(door.socket)
@@ -300,6 +334,9 @@ class Shell:
             self._stopping.set()
             return
         match decode_news(frame):
+            case MoverStarted(mover) if len(descriptors) != MOVERS_DESCRIPTORS:
+                close_all(descriptors)  # there was no room for them
+                self._supervisor.tell(KillMover(mover))
             case MoverStarted(mover):
                 end = socket.socket(fileno=descriptors[0])
                 end.setblocking(False)
@@ -315,14 +352,12 @@ class Shell:
         self._loop.call_later(TICK_S, self._tick)
         self._handle(events.Tick())
         self._show_strangers_out()
-        self._guests.look()
         self._ticks += 1
         if self._ticks % SNAPSHOT_TICKS == 0:
             status = self._service.status(time.monotonic_ns())
             self._snapshots.publish(Snapshot(time.monotonic(), status, self._counters.copy()))
         if self._ticks % COLLECT_TICKS == 1:
-            with suppress(BlockingIOError):  # a supervisor that is stopped has enough of them
-                tell(self._control, encode(Alive()), socket.MSG_DONTWAIT)
+            self._supervisor.alive()
         if self._ticks % COLLECT_TICKS == 0:
             gc.collect(1)
             self._ledger.forget_pages()
@@ -336,7 +371,7 @@ class Shell:
 
     def _command(self, who: str, command: AnyCommand, tell: TellOutcome) -> None:
         """An operator's command came in over HTTP."""
-        self._last_peer = peer = self._last_peer + 1
+        peer = self._next_peer()
         self._operators[peer] = tell
         self._handle(events.Commanded(peer, who, command))
 
@@ -368,18 +403,10 @@ class Shell:
                 self._drop(reply)
                 self._loop.call_soon(self._close_local, peer)
             return
-        identity = self._zmq_peers.get(peer)
-        if identity is None:
-            self._drop(reply)
-            return
         if isinstance(reply, Welcome):
-            self._welcome.add(peer)
-        try:
-            self._router.send_multipart((identity, frame), zmq.NOBLOCK)
-        except zmq.ZMQError:
+            self._zmq.welcome(peer)
+        if not self._zmq.send(peer, frame):
             self._drop(reply)
-        if int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._loop.call_soon(self._drain_router)  # its descriptor is edge-triggered: nobody else would tell us
 
     def _drop(self, reply: Reply | Outcome) -> None:
         """A reply that nobody gets. A lease that nobody is told of would keep its chunks until its time is over."""
@@ -391,10 +418,12 @@ class Shell:
         connection = self._locals.get(effect.peer)
         if connection is None:
             return
-        board = self._boards[effect.session] = Board(create_memfd("kvserver-board", BOARD_WORDS * 8))
         try:
+            board = self._boards[effect.session] = Board(create_memfd("kvserver-board", BOARD_WORDS * 8))
             pidfd = peer_pidfd(connection)
-        except ProcessLookupError:
+        except OSError as problem:
+            if not isinstance(problem, ProcessLookupError):
+                logs.event(logging.WARNING, "worker not attached", ("session", effect.session), ("why", problem))
             self._loop.call_soon(self._handle, events.WorkerGone(effect.session))
             return
         if pidfd is None:
@@ -417,12 +446,17 @@ class Shell:
 
     def _instruct(self, effect: Instruct) -> None:
         """Sends an order; the descriptors that go with it are closed here afterwards."""
-        descriptors = [self._descriptors.pop(number) for number in effect.descriptors]
+        descriptors = self._take_offered(effect.descriptors)
         door = self._movers.get(effect.mover)
-        if effect.board and effect.board in self._boards:
-            descriptors.append(os.dup(self._boards[effect.board].descriptor))
         if door is None:
             close_all(descriptors)
+            return
+        try:
+            if effect.board and effect.board in self._boards:
+                descriptors.append(os.dup(self._boards[effect.board].descriptor))
+        except OSError as problem:
+            close_all(descriptors)
+            door.kill(f"it cannot be given a board: {problem}")
             return
         door.send(effect.order, descriptors)
 
@@ -439,7 +473,7 @@ class Shell:
             if peer in self._locals:
                 self._drop_local(peer)
             else:
-                self._forget_zmq(peer)
+                self._zmq.forget(peer)
 
     def _close_local(self, peer: int) -> None:
         if peer in self._locals:
@@ -457,12 +491,6 @@ class Shell:
         door = self._movers.pop(number, None)
         if door is not None:
             door.close()
-
-    def _forget_zmq(self, peer: int) -> None:
-        identity = self._zmq_peers.pop(peer, None)
-        if identity is not None:
-            del self._identities[identity]
-        self._welcome.discard(peer)
 
 
 def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -486,9 +514,10 @@ def main() -> Never:
 
     async def serve() -> None:
         ledger = Ledger(inherited.ledger, config.ledger_span_bytes)
-        await Shell(config, control, ledger, inherited.incarnation).run()
+        await Shell(config, share, control, ledger, inherited.incarnation).run()
 
     try:
+        config, share = fit(inherited.config)
         uvloop.run(serve())
     except ConfigError as error:
         logs.event(logging.ERROR, "brain cannot start", ("why", str(error)))

@@ -10,6 +10,8 @@ Rule 3: where the next start finds the arena, its bytes are summed when all othe
 first brain of that start begins (arena_sums.py). A second signal, or too long a wait, leaves that out.
 Rule 4: it blocks for nobody. What was killed and sleeps in the kernel, or is held by a debugger, is waited for in the
 loop; a stop leaves it behind after a while.
+Rule 5: a call that the kernel refuses (no process, memory or descriptor now) ends no more than the child it was for.
+What has to happen is tried again, less and less often, so the arena outlives every shortage.
 """
 
 import fcntl
@@ -24,6 +26,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +37,7 @@ import msgspec
 from kvserver import admin_tokens, disk_check, logs
 from kvserver.arena_files import ArenaFiles
 from kvserver.config import Config
+from kvserver.descriptors import raise_limit, share
 from kvserver.errors import ConfigError
 from kvserver.holding import Held, hold
 from kvserver.passing import CANNOT_START, Inheritance, Receiver, Sums, pair, send
@@ -64,6 +68,12 @@ EARLIER = 0
 QUIET = "kvserver.disk_quiet"
 STEADY_S = 30.0
 """A brain that lived this long starts again without a wait."""
+UNWATCHED_S, QUIET_AGAIN_S = 0.05, 1.0
+"""How often it looks for the end of a child without a pidfd; when it tries again to wait for devices."""
+BUG_S = 0.1
+"""A pause after an error that nobody expected, so that one which comes at every turn takes no whole core."""
+REFUSED = (OSError, subprocess.SubprocessError)
+"""What the start of a process may raise."""
 
 
 def run(config: Config) -> int:
@@ -75,7 +85,8 @@ def run(config: Config) -> int:
     disk_check.refuse(config)
     for directory, file_system in disk_check.make_missing(config):
         logs.event(logging.INFO, "disk directory made", ("path", directory), ("file_system", file_system))
-    _allow_descriptors()
+    raise_limit()
+    share(config, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     files = ArenaFiles(config) if config.arena_path else None
     held = hold(config, manager, files)
     grower = _grow(config, held.arena)
@@ -115,7 +126,8 @@ class _Child:
     def reap(self) -> str:
         """Of a process whose pidfd is readable: all of it has ended. Says how it ended."""
         status = self.process.poll()
-        os.close(self.pidfd)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
         if status is None:  # a debugger keeps what little is left; the next start of a process tries again
             return "while it was traced"
         return f"signal {-status}" if status < 0 else f"exit {status}"
@@ -134,6 +146,11 @@ class Supervisor:
         self._receiver = Receiver(ORDER_BYTES_MAX)
         self._movers: dict[int, _Child] = {}
         """Those that may still run: of this brain, or of the one before."""
+        self._unwatched: list[_Child] = []
+        """Killed as soon as they were started, because there was no pidfd for them."""
+        self._unquiet: dict[int, tuple[str, float]] = {}
+        """Disk movers that have ended, and nobody waits for their devices yet: how they ended, and when to try again.
+        """
         self._brain: _Child | None = None
         self._sums: _Child | None = None
         self._sums_due: Sums | None = "compare" if self._found else None
@@ -163,37 +180,62 @@ class Supervisor:
         if self._found and self._config.disk_directories:
             self._await_quiet(EARLIER, "with an earlier server")
         while not self._is_over():
-            self._start_sums_when_due()
-            self._start_brain_when_due()
-            for key, _ in self._selector.select(self._patience()):
-                key.data()
-            if _is_past(self._kill_at):
-                self._kill_all()
-            if _is_past(self._reap_at):
-                self._reap_at = None
-                self._tell_of_undead()
-                if self._stopping:
+            try:
+                if not self._turn():
                     break
+            except Exception as bug:  # the arena is worth more than this brain and what it knows
+                logging.getLogger("kvserver").critical("supervisor goes on after a bug", exc_info=bug)
+                if self._brain is not None:
+                    self._brain.kill()
+                time.sleep(BUG_S)
         for number in (signal.SIGTERM, signal.SIGINT):  # all others the interpreter gives up before it ends
             signal.signal(number, signal.SIG_IGN)
         logs.event(logging.INFO, "server stopped")
 
+    def _turn(self) -> bool:
+        """False when a stop leaves behind what does not end."""
+        self._reap_unwatched()
+        self._try_quiet_again()
+        self._start_sums_when_due()
+        self._start_brain_when_due()
+        for key, _ in self._selector.select(self._patience()):
+            key.data()
+        if _is_past(self._kill_at):
+            self._kill_all()
+        if _is_past(self._reap_at):
+            self._reap_at = None
+            self._tell_of_undead()
+            return not self._stopping
+        return True
+
     def _patience(self) -> float | None:
         if self._is_over():
             return 0.0  # sums could not be begun, and nobody is left who would end
-        start_at = None if self._movers or self._sums is not None else self._start_at
-        dues = [due for due in (start_at, self._kill_at, self._reap_at) if due is not None]
+        dues = [due for due in (self._kill_at, self._reap_at) if due is not None]
+        dues += [again for _, again in self._unquiet.values()]
+        if self._start_at is not None and not self._is_arena_used():
+            dues.append(self._start_at)
+        if self._unwatched:
+            dues.append(time.monotonic() + UNWATCHED_S)
         return max(0.0, min(dues) - time.monotonic()) if dues else None
+
+    def _is_arena_used(self) -> bool:
+        """By somebody who keeps a new brain from starting (rule 1)."""
+        return bool(self._movers or self._unwatched or self._unquiet or self._sums is not None)
 
     def _kill_all(self) -> None:
         """The brain too, if it still runs. The loop reaps them as they end."""
         self._kill_at = None
         for child in self._children():
             child.kill()
-        self._reap_at = time.monotonic() + REAP_S if self._children() else None
+        self._reap_at = time.monotonic() + REAP_S if self._children() or self._unquiet else None
 
     def _children(self) -> list[_Child]:
-        return [*self._movers.values(), *(child for child in (self._brain, self._sums) if child is not None)]
+        others = (child for child in (self._brain, self._sums) if child is not None)
+        return [*self._movers.values(), *self._unwatched, *others]
+
+    def _reap_unwatched(self) -> None:
+        self._unwatched = [child for child in self._unwatched if child.process.poll() is None]
 
     def _tell_of_undead(self) -> None:
         for child in self._children():
@@ -204,12 +246,12 @@ class Supervisor:
         self._sums_due = "put" if self._sums_at_stop else None
 
     def _is_over(self) -> bool:
-        return self._stopping and not self._children() and self._sums_due is None
+        return self._stopping and not self._children() and not self._unquiet and self._sums_due is None
 
     # ---------------------------------------------------------------- sums
 
     def _start_sums_when_due(self) -> None:
-        if self._sums_due is None or self._children():
+        if self._sums_due is None or self._children() or self._unquiet:
             return
         sums, self._sums_due = self._sums_due, None
         descriptors = (self._arena, self._ledger)
@@ -217,17 +259,15 @@ class Supervisor:
             parent=os.getpid(), arena=self._arena, ledger=self._ledger, sums=sums, config=self._config
         )
         try:
-            self._sums = self._spawn("kvserver.arena_sums", inheritance, descriptors, "sums")
-        except OSError as problem:  # as if it had been killed at once
-            logs.event(logging.WARNING, "sums left out", ("which", sums), ("why", problem.strerror))
+            self._sums = self._spawn("kvserver.arena_sums", inheritance, descriptors, "sums", self._on_sums_end)
+        except REFUSED as problem:  # as if it had been killed at once
+            logs.event(logging.WARNING, "sums left out", ("which", sums), ("why", problem))
             return
-        self._selector.register(self._sums.pidfd, selectors.EVENT_READ, self._on_sums_end)
         self._kill_at = time.monotonic() + SUMS_S[sums]
 
-    def _on_sums_end(self) -> None:
-        assert self._sums is not None
-        self._selector.unregister(self._sums.pidfd)
-        how = self._sums.reap()
+    def _on_sums_end(self, sums: _Child) -> None:
+        self._selector.unregister(sums.pidfd)
+        how = sums.reap()
         self._sums, self._kill_at, self._reap_at = None, None, None
         if how != "exit 0":
             logs.event(logging.WARNING, "sums cut short", ("how", how))
@@ -235,11 +275,19 @@ class Supervisor:
     # ---------------------------------------------------------------- brain
 
     def _start_brain_when_due(self) -> None:
-        if self._stopping or self._sums is not None or self._movers or not _is_past(self._start_at):
+        if self._stopping or self._is_arena_used() or not _is_past(self._start_at):
             return
-        self._start_at = None
         self._started = time.monotonic()
         self._incarnation += 1
+        try:
+            self._start_brain()
+        except REFUSED as problem:
+            self._start_again_later("brain not started", ("why", problem))
+            return
+        self._start_at = None
+        self._on_grown()
+
+    def _start_brain(self) -> None:
         ours, theirs = pair()
         inheritance = Inheritance(
             parent=os.getpid(),
@@ -248,45 +296,57 @@ class Supervisor:
             incarnation=self._incarnation,
             config=self._config,
         )
+        descriptors = (theirs.fileno(), self._ledger)
         with theirs:
-            self._brain = self._spawn("kvserver.server", inheritance, (theirs.fileno(), self._ledger), "brain")
-        ours.setblocking(False)
+            ours.setblocking(False)
+            try:
+                self._selector.register(ours, selectors.EVENT_READ, self._on_wish)
+                self._brain = self._spawn("kvserver.server", inheritance, descriptors, "brain", self._on_brain_end)
+            except REFUSED:
+                with suppress(KeyError):
+                    self._selector.unregister(ours)
+                ours.close()
+                raise
         self._control = ours
-        self._selector.register(ours, selectors.EVENT_READ, self._on_wish)
-        self._selector.register(self._brain.pidfd, selectors.EVENT_READ, self._on_brain_end)
-        self._on_grown()
 
-    def _on_brain_end(self) -> None:
-        assert self._brain is not None
+    def _on_brain_end(self, brain: _Child) -> None:
         assert self._control is not None
-        self._selector.unregister(self._brain.pidfd)
+        self._selector.unregister(brain.pidfd)
         self._selector.unregister(self._control)
         self._control.close()
-        how = self._brain.reap()
-        refused = self._brain.process.returncode == CANNOT_START
+        how = brain.reap()
         self._brain, self._control = None, None
         self._kill_all()
-        if refused:
+        if brain.process.returncode == CANNOT_START:
             self._begin_stop()
             self.status = CANNOT_START
-        if self._stopping:
-            return
+        if not self._stopping:
+            self._start_again_later("brain ended", ("how", how))
+
+    def _start_again_later(self, event: str, why: tuple[str, object]) -> None:
         lived = time.monotonic() - self._started
         self._crashes = 0 if lived >= STEADY_S else self._crashes + 1
         wait = BACKOFF_S[min(max(self._crashes - 1, 0), len(BACKOFF_S) - 1)]
         self._start_at = time.monotonic() + wait
-        logs.event(logging.ERROR, "brain ended", ("how", how), ("lived_s", f"{lived:.1f}"), ("restart_in_s", wait))
+        logs.event(logging.ERROR, event, why, ("lived_s", f"{lived:.1f}"), ("restart_in_s", wait))
 
     # ---------------------------------------------------------------- movers
 
     def _on_wish(self) -> None:
         if self._control is None:
             return  # the brain ended in the same turn
-        frame, _, _ = self._receiver.receive(self._control)
-        if not frame:
-            return  # the brain is ending; its pidfd tells the rest
-        match decode_wish(frame):
-            case StartMover() as wish:
+        try:
+            frame, _, _ = self._receiver.receive(self._control)
+            wish = decode_wish(frame) if frame else None
+        except BlockingIOError:
+            return
+        except (OSError, msgspec.MsgspecError) as problem:
+            self._kill_brain(f"its wishes cannot be read: {problem}")
+            return
+        match wish:
+            case None:
+                return  # the brain is ending; its pidfd tells the rest
+            case StartMover():
                 self._start_mover(wish)
             case KillMover(mover):
                 if mover in self._movers:
@@ -295,7 +355,11 @@ class Supervisor:
                 self._manager.alive()
 
     def _start_mover(self, wish: StartMover) -> None:
-        brains, movers = pair()
+        try:
+            brains, movers = pair()
+        except OSError as problem:
+            self._tell(MoverReaped(wish.mover, f"cannot be started: {problem}"))
+            return
         inheritance = Inheritance(
             parent=os.getpid(),
             control=movers.fileno(),
@@ -305,79 +369,127 @@ class Supervisor:
             device_id=wish.device_id,
             config=self._config,
         )
-        try:
-            module = "kvserver.disk_mover" if wish.device == "disk" else "kvserver.mover"
-            with movers:
-                child = self._spawn(module, inheritance, (movers.fileno(), self._arena), f"mover {wish.mover}")
-        except OSError as problem:  # no process or memory to be had now: the brain hears it as a mover that ended
-            brains.close()
-            self._tell(MoverReaped(wish.mover, f"cannot be started: {problem.strerror}"))
-            return
-        child.mover, child.disks = wish.mover, wish.device == "disk"
-        self._movers[wish.mover] = child
-        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_mover_end(child))
-        self._tell(MoverStarted(wish.mover, child.process.pid), brains.fileno(), child.pidfd)
-        brains.close()
+        module = "kvserver.disk_mover" if wish.device == "disk" else "kvserver.mover"
+        with brains, movers:
+            try:
+                descriptors = (movers.fileno(), self._arena)
+                child = self._spawn(module, inheritance, descriptors, f"mover {wish.mover}", self._on_mover_end)
+            except REFUSED as problem:  # the brain hears it as a mover that ended
+                self._tell(MoverReaped(wish.mover, f"cannot be started: {problem}"))
+                return
+            child.mover, child.disks = wish.mover, wish.device == "disk"
+            self._movers[wish.mover] = child
+            try:
+                self._send(MoverStarted(wish.mover, child.process.pid), brains.fileno(), child.pidfd)
+            except OSError as problem:  # too many descriptors are under way; the brain hears of its end
+                logs.event(logging.ERROR, "mover killed", ("mover", wish.mover), ("why", f"not handed over: {problem}"))
+                child.kill()
 
     def _on_mover_end(self, child: _Child) -> None:
         del self._movers[child.mover]
         self._selector.unregister(child.pidfd)
         how = child.reap()
-        if child.disks and self._await_quiet(child.mover, how):
-            return
-        self._reaped(child.mover, how)
+        if child.disks:
+            self._await_quiet(child.mover, how)
+        else:
+            self._reaped(child.mover, how)
 
     def _reaped(self, mover: int, how: str) -> None:
-        if not self._children():
+        if not self._children() and not self._unquiet:
             self._reap_at = None
         logs.event(logging.INFO, "mover reaped", ("mover", mover), ("how", how))
         self._tell(MoverReaped(mover, how))
 
-    def _await_quiet(self, mover: int, how: str) -> bool:
+    def _await_quiet(self, mover: int, how: str) -> None:
         """Starts what waits for devices, in the place of a mover that ended so. It has the arena, as a sign for the
-        next server that somebody may still write to it. False where there is no process to be had."""
+        next server that somebody may still write to it."""
         config = self._config
         command = [sys.executable, "-m", QUIET, config.log_level, config.log_format, *config.disk_directories]
         try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(self._arena,))
-        except OSError as problem:
-            logs.event(logging.ERROR, "disks not waited for", ("mover", mover), ("why", problem.strerror))
-            return False
-        child = _Child(process, os.pidfd_open(process.pid), f"end of mover {mover}", mover, ended=how)
+            child = self._watch(command, (self._arena,), f"end of mover {mover}", self._on_quiet)
+        except REFUSED as problem:
+            logs.event(logging.ERROR, "disks not waited for yet", ("mover", mover), ("why", problem))
+            self._unquiet[mover] = how, time.monotonic() + QUIET_AGAIN_S
+            return
+        child.mover, child.ended = mover, how
         self._movers[mover] = child
-        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_quiet(child))
-        return True
+
+    def _try_quiet_again(self) -> None:
+        for mover, (how, again) in list(self._unquiet.items()):
+            if _is_past(again):
+                del self._unquiet[mover]
+                self._await_quiet(mover, how)
 
     def _on_quiet(self, child: _Child) -> None:
         del self._movers[child.mover]
         self._selector.unregister(child.pidfd)
         child.reap()
         status = child.process.returncode
-        if status is not None and status < 0 and self._await_quiet(child.mover, child.ended):
-            return  # somebody killed it before it knew
-        self._reaped(child.mover, child.ended)
+        if status is not None and status < 0:  # somebody killed it before it knew
+            self._await_quiet(child.mover, child.ended)
+        else:
+            self._reaped(child.mover, child.ended)
 
-    def _spawn(self, module: str, inheritance: Inheritance, descriptors: tuple[int, ...], name: str) -> _Child:
+    # ---------------------------------------------------------------- processes
+
+    def _spawn(
+        self,
+        module: str,
+        inheritance: Inheritance,
+        descriptors: tuple[int, ...],
+        name: str,
+        on_end: Callable[[_Child], None],
+    ) -> _Child:
         command = [sys.executable, "-m", module, msgspec.json.encode(inheritance).decode()]
         environment = dict(os.environ)
         if inheritance.arena >= 0:  # it takes no commands, and loads drivers and libraries that are not ours
             environment.pop(admin_tokens.ENVIRONMENT, None)
+        child = self._watch(command, descriptors, name, on_end, environment)
+        logs.event(logging.INFO, "process started", ("name", name), ("pid", child.process.pid))
+        return child
+
+    def _watch(
+        self,
+        command: list[str],
+        descriptors: tuple[int, ...],
+        name: str,
+        on_end: Callable[[_Child], None],
+        environment: dict[str, str] | None = None,
+    ) -> _Child:
+        """Starts a process whose end the loop hears of. Raises REFUSED; no such process runs on then."""
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=environment)
-        logs.event(logging.INFO, "process started", ("name", name), ("pid", process.pid))
-        return _Child(process, os.pidfd_open(process.pid), name)
+        child = _Child(process, -1, name)
+        try:
+            child.pidfd = os.pidfd_open(process.pid)
+            self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: on_end(child))
+        except OSError:
+            if child.pidfd >= 0:
+                os.close(child.pidfd)
+            child.kill()
+            self._unwatched.append(child)
+            raise
+        return child
 
     # ---------------------------------------------------------------- news and signals
 
-    def _tell(self, news: MoverStarted | MoverReaped | Grown, *descriptors: int) -> None:
-        if self._control is None or self._brain is None:
-            return
+    def _tell(self, news: MoverReaped | Grown) -> None:
         try:
+            self._send(news)
+        except OSError as problem:
+            self._kill_brain(f"it cannot be told news: {problem}")
+
+    def _send(self, news: MoverStarted | MoverReaped | Grown, *descriptors: int) -> None:
+        """Raises OSError where a brain that lives is not told."""
+        if self._control is None:
+            return
+        with suppress(BrokenPipeError, ConnectionResetError):  # the brain is ending; its pidfd tells the rest
             send(self._control, encode(news), descriptors)
-        except (BrokenPipeError, ConnectionResetError):
-            return  # the brain is ending; its pidfd tells the rest
-        except BlockingIOError:  # thousands of news unread: it will never be right again, and nobody waits for it here
-            logs.event(logging.ERROR, "brain killed", ("why", "it does not read its news"))
-            self._brain.kill()
+
+    def _kill_brain(self, why: str) -> None:
+        """It will never be right again without what it has missed, and nobody waits for it here."""
+        assert self._brain is not None
+        logs.event(logging.ERROR, "brain killed", ("why", why))
+        self._brain.kill()
 
     def _on_grown(self) -> None:
         with suppress(BlockingIOError):  # nothing to read when called for a new brain, not for a change
@@ -385,7 +497,8 @@ class Supervisor:
         self._tell(Grown(self._grower.slabs_ready, self._grower.problem))
 
     def _on_signal(self) -> None:
-        os.read(self._signals, 64)
+        with suppress(BlockingIOError):
+            os.read(self._signals, 64)
         if self._stopping:
             self._sums_due = None
             self._kill_all()
@@ -455,14 +568,8 @@ def _remove_sockets(config: Config) -> None:
                 os.unlink(path)
 
 
-def _allow_descriptors() -> None:
-    """As many as the machine allows; the usual soft limit is less than sessions_max needs. Children inherit it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def _grow(config: Config, arena: int) -> ArenaGrower:
     try:
         return ArenaGrower(arena, config.arena_bytes, config.slab_bytes, config.touch_threads, config.numa_node)
-    except OSError as problem:
-        raise ConfigError("arena-memory", f"numa_node={config.numa_node}: {problem.strerror}") from problem
+    except (OSError, RuntimeError) as problem:  # its threads may be what there is no room for
+        raise ConfigError("arena-memory", f"numa_node={config.numa_node}: {problem}") from problem

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from kvserver.doors import CONNECTIONS_MIN
 from kvserver.wire import messages as wire
 from kvserver.wire.codec import encode
 from tests.process.abuse import NAMESPACE, STORY, Abuser, Victim, pack, refusal
@@ -75,38 +74,32 @@ def test_a_local_client_that_reads_nothing_loses_its_connection(victim: Victim, 
 
 
 def test_silent_connections_make_room_for_others(victim: Victim) -> None:
-    """As many as there may be, then one more: it is told, and after attach_ttl_ms there is room again."""
+    """As many as there may be, and then newer ones: who is silent for longest goes."""
     silent = [RawLocal(victim.path) for _ in range(LOCAL_MAX)]
+    with Abuser(victim, engine="prompt") as prompt_one:
+        prompt_one.register()
+    victim.serves()
+    with pytest.raises(ConnectionError):
+        silent[0].receive()
+    for connection in silent:  # after attach_ttl_ms all of them
+        with pytest.raises(ConnectionError):
+            connection.receive()
+        connection.close()
+
+
+def test_connections_with_a_session_are_bounded(victim: Victim) -> None:
+    """Nobody is put out for them: one more is told."""
+    session = RawSession(victim.path, engine="many-lanes")
+    lanes = [RawLocal(victim.path) for _ in range(LOCAL_MAX - HELD - 2)]
+    for lane in lanes:
+        assert isinstance(lane.ask(wire.Lane(1, session.welcome.session)), wire.LaneOpen)
     late = RawLocal(victim.path)
     refusal(late.receive()[0], "resource", "connections", "are open, no more can be")
     with pytest.raises(ConnectionError):
         late.receive()
     victim.serves()
-    for connection in silent[: LOCAL_MAX - HELD - 1]:
-        with pytest.raises(ConnectionError):
-            connection.receive()
-    with Abuser(victim, engine="patient") as patient:
-        patient.register()
-    for connection in silent:
+    for connection in (*lanes, late, session):
         connection.close()
-    late.close()
-
-
-def test_idle_zeromq_connections_are_bounded_and_those_before_them_are_served(victim: Victim) -> None:
-    """ZeroMQ has no bound, and ends the process that has no descriptor left for one more."""
-    descriptors = f"/proc/{victim.server.brain_pid()}/fd"
-    before = len(os.listdir(descriptors))
-    context = zmq.Context()
-    idle = [context.socket(zmq.DEALER) for _ in range(3 * CONNECTIONS_MIN)]
-    for each in idle:
-        each.setsockopt(zmq.RECONNECT_IVL, -1)
-        each.connect(f"ipc://{victim.path}")
-    until("those too many to be refused", lambda: "connections refused" in victim.server.log())
-    victim.serves()
-    until("them to be closed", lambda: len(os.listdir(descriptors)) <= before + CONNECTIONS_MIN)
-    context.destroy(linger=0)
-    with Abuser(victim, engine="later") as later:
-        later.register()
 
 
 def test_sessions_that_never_attach_make_room_for_others(victim: Victim) -> None:

@@ -35,7 +35,9 @@ BELOW: dict[str, str] = {
     "kvserver.http": "admin_door environment errors metrics page service wire",
     "kvserver.admin_tokens": "errors",
     "kvserver.admin_door": "admin_tokens config errors wire",
-    "kvserver.doors": "config errors guests passing wire",
+    "kvserver.doors": "config errors logs passing wire",
+    "kvserver.zmq_door": "wire",
+    "kvserver.descriptors": "config errors logs",
     "kvserver.guests": "",
     "kvserver.bounds": "config quotas service",
     "kvserver.disk_check": "config disk_leave errors paths sizes",
@@ -48,14 +50,15 @@ BELOW: dict[str, str] = {
     "kvserver.disk_mover": "config disk_hits disk_leave disk_notes errors logs passing transfer wire",
     "kvserver.event_replays": "wire",
     "kvserver.publisher": "config doors errors event_replays guests wire",
-    "kvserver.server": "publisher admin_door bounds config doors errors http logs passing service transfer wire",
+    "kvserver.server": "publisher admin_door bounds config descriptors doors errors http logs passing service transfer "
+    "wire zmq_door",
     "kvserver.mover": "config errors logs passing transfer wire",
     "kvserver.systemd": "",
     "kvserver.arena_files": "config errors paths",
     "kvserver.arena_sums": "logs passing transfer",
     "kvserver.holding": "arena_files config errors logs memory systemd transfer",
-    "kvserver.supervisor": "admin_tokens arena_files config disk_check errors holding logs passing systemd transfer "
-    "wire",
+    "kvserver.supervisor": "admin_tokens arena_files config descriptors disk_check errors holding logs passing systemd "
+    "transfer wire",
     "kvserver.doctor": "config disk_check doctor_device memory sizes",
     "kvserver.doctor_device": "config doctor_peers errors sizes",
     "kvserver.doctor_peers": "",
@@ -81,9 +84,9 @@ BELOW: dict[str, str] = {
 DOORS: dict[str, str] = {
     "kvserver._native": "kvserver.transfer.engines kvserver.doctor_device kvserver.doctor_trial kvserver.replay "
     "kvclient",
-    "zmq": "kvserver.server kvserver.publisher kvserver.doors kvserver.guests kvclient",
+    "zmq": "kvserver.publisher kvserver.guests kvclient",
     "uvloop": "kvserver.server",
-    "asyncio": "kvserver.server kvserver.http kvserver.admin_door kvserver.doors",
+    "asyncio": "kvserver.server kvserver.http kvserver.admin_door kvserver.doors kvserver.zmq_door",
     "typer": "kvserver.cli kvserver.cli_admin",
     "rich": "kvserver.showing kvserver.top",
     "prometheus_client": "kvserver.metrics",

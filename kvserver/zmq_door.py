@@ -1,0 +1,225 @@
+"""The ZeroMQ door: a listener of our own, and ZMTP spoken by us (wire/zmtp.py).
+
+libzmq accepts as fast as it can, keeps what it has read of everybody, and ends the process that is out of descriptors.
+Nothing there can be bounded from outside. Here are the bounds:
+
+Rule 1: a connection is read when the one before has had its turn, a few messages at a time.
+Rule 2: connections without a session are few; the one that is silent for longest makes room for a new one.
+Rule 3: unfinished requests take UNFINISHED_BYTES_MAX in all. Beyond that, who began first is closed: a request takes
+milliseconds to arrive.
+Rule 4: replies that nobody reads take UNREAD_PEER_BYTES_MAX for one peer, UNREAD_BYTES_MAX in all. Further ones are
+dropped, and whoever sent them is told so.
+"""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvserver.wire.messages import FRAME_BYTES_MAX
+from kvserver.wire.zmtp import Alien, Message, Stream, packed
+
+READ_BYTES = 256 << 10
+MESSAGES_PER_TURN = 4
+"""Of one connection, before others have their turn."""
+ACCEPTED_PER_TURN = 8
+DROPPED_BYTES_MAX = 2 * FRAME_BYTES_MAX
+"""Whoever sends a longer frame loses the connection; up to here the refusal is a reply."""
+UNFINISHED_BYTES_MAX = 32 << 20
+SMALL_BYTES = 4096
+"""As much of an unfinished request counts as nothing."""
+UNREAD_PEER_BYTES_MAX, UNREAD_BYTES_MAX = 1 << 20, 32 << 20
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    end: socket.socket
+    peer: int
+    stream: Stream = field(default_factory=lambda: Stream(FRAME_BYTES_MAX, DROPPED_BYTES_MAX))
+    waiting: deque[memoryview] = field(default_factory=deque)
+    """To be sent as soon as the peer reads."""
+    unread: int = 0
+    """Bytes of it."""
+    unfinished: int = 0
+    """What counts of what it has begun to ask."""
+    has_more: bool = False
+    """Messages have come that had no turn yet."""
+    closed: bool = False
+
+
+class ZmqDoor:
+    """Everybody who is connected, by number. Calls `arrived` for each message."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        number: Callable[[], int],
+        arrived: Callable[[int, Message], None],
+        *,
+        strangers_max: int,
+    ) -> None:
+        """Beside the strangers there is one connection for each session."""
+        self._listener, self._loop = listener, loop
+        self._number, self._arrived = number, arrived
+        self._strangers_max = strangers_max
+        self._connections: dict[int, _Connection] = {}
+        self._strangers: dict[_Connection, None] = {}
+        """Those that have been silent for longest come first."""
+        self._unfinished: dict[_Connection, None] = {}
+        self._unfinished_bytes = self._unread_bytes = 0
+
+    def accept(self) -> None:
+        """Takes in who waits at the listener. Raises OSError when there are no descriptors or memory for more."""
+        for _ in range(ACCEPTED_PER_TURN):
+            try:
+                end, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            end.setblocking(False)
+            connection = _Connection(end, self._number())
+            self._connections[connection.peer] = connection
+            self._add_stranger(connection)
+            self._loop.add_reader(end, self._read, connection)
+            self._send_replies(connection)
+
+    def send(self, peer: int, frame: bytes) -> bool:
+        """False when it was dropped: the peer has gone, or reads too little."""
+        connection = self._connections.get(peer)
+        return connection is not None and self._send(connection, packed(frame))
+
+    def welcome(self, peer: int) -> None:
+        """It has a session."""
+        if (connection := self._connections.get(peer)) is not None:
+            self._strangers.pop(connection, None)
+
+    def forget(self, peer: int) -> None:
+        """Its session is over. Whoever is connected there is a stranger again, and somebody else."""
+        if (connection := self._connections.pop(peer, None)) is not None:
+            connection.peer = self._number()
+            self._connections[connection.peer] = connection
+            self._add_stranger(connection)
+
+    def _heard(self, stranger: _Connection) -> None:
+        """Others have been silent for longer."""
+        self._strangers[stranger] = self._strangers.pop(stranger)
+
+    def _add_stranger(self, connection: _Connection) -> None:
+        if len(self._strangers) >= self._strangers_max:
+            self._close(next(iter(self._strangers)))
+        self._strangers[connection] = None
+
+    # ---------------------------------------------------------------- in
+
+    def _read(self, connection: _Connection) -> None:
+        if connection.closed or connection.has_more:
+            return
+        try:
+            data = connection.end.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close(connection)
+            return
+        connection.stream.feed(data)
+        self._take(connection)
+
+    def _take(self, connection: _Connection) -> None:
+        """A few of the messages that have come."""
+        connection.has_more = False
+        try:
+            for _ in range(MESSAGES_PER_TURN):
+                message = connection.stream.next()
+                if connection.stream.replies:
+                    self._send_replies(connection)
+                if message is None:
+                    self._count_unfinished(connection)
+                    return
+                if connection in self._strangers:
+                    self._heard(connection)
+                self._arrived(connection.peer, message)
+                if connection.closed:
+                    return
+        except Alien:
+            self._close(connection)
+            return
+        connection.has_more = True
+        self._loop.call_soon(self._take_more, connection)
+
+    def _take_more(self, connection: _Connection) -> None:
+        if not connection.closed:
+            self._take(connection)
+
+    def _count_unfinished(self, connection: _Connection) -> None:
+        held = connection.stream.held
+        count = held if held > SMALL_BYTES else 0
+        self._unfinished_bytes += count - connection.unfinished
+        connection.unfinished = count
+        if count:
+            self._unfinished.setdefault(connection)
+            while self._unfinished_bytes > UNFINISHED_BYTES_MAX:
+                self._close(next(iter(self._unfinished)))
+        else:
+            self._unfinished.pop(connection, None)
+
+    # ---------------------------------------------------------------- out
+
+    def _send_replies(self, connection: _Connection) -> None:
+        replies, connection.stream.replies = connection.stream.replies, b""
+        self._send(connection, replies)
+
+    def _send(self, connection: _Connection, data: bytes) -> bool:
+        if connection.closed:
+            return False
+        rest = memoryview(data)
+        if not connection.waiting:
+            try:
+                rest = rest[connection.end.send(data) :]
+            except BlockingIOError:
+                pass  # all of it waits
+            except OSError:
+                self._loop.call_soon(self._close, connection)
+                return False
+        elif connection.unread + len(rest) > UNREAD_PEER_BYTES_MAX or self._unread_bytes > UNREAD_BYTES_MAX:
+            return False
+        if rest:
+            if not connection.waiting:
+                self._loop.add_writer(connection.end, self._write, connection)
+            connection.waiting.append(rest)
+            connection.unread += len(rest)
+            self._unread_bytes += len(rest)
+        return True
+
+    def _write(self, connection: _Connection) -> None:
+        while connection.waiting:
+            data = connection.waiting[0]
+            try:
+                sent = connection.end.send(data)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._close(connection)
+                return
+            connection.unread -= sent
+            self._unread_bytes -= sent
+            if sent < len(data):
+                connection.waiting[0] = data[sent:]
+            else:
+                connection.waiting.popleft()
+        self._loop.remove_writer(connection.end)
+
+    def _close(self, connection: _Connection) -> None:
+        if connection.closed:
+            return
+        connection.closed = True
+        del self._connections[connection.peer]
+        self._strangers.pop(connection, None)
+        self._unfinished.pop(connection, None)
+        self._unfinished_bytes -= connection.unfinished
+        self._unread_bytes -= connection.unread
+        self._loop.remove_reader(connection.end)
+        self._loop.remove_writer(connection.end)
+        connection.end.close()
