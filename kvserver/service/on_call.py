@@ -44,7 +44,7 @@ def _of_movers(movers: Sequence[MoverStatus]) -> Iterator[str]:
 
 def _of_clears(owed: int) -> Iterator[str]:
     if owed:
-        yield f"{owed} clears are not durable yet, as no disk could note them: a restart may bring back what was cleared"
+        yield f"{owed} clears are not durable yet, as no disk could note them: a restart may bring that back"
 
 
 def _of_disks(disks: Sequence[DiskStatus], disk_state: str) -> Iterator[str]:
