@@ -336,8 +336,7 @@ class DiskTier:
         self.generation_max = 0
         """Of records that may be written: each device has noted it (disk.GENERATIONS)."""
         self.unnoted, self.owed = set[bytes](), set[bytes]()
-        """Of those, the ones whose note may not be durable yet; and the ones of these that somebody cleared who was told
-        that it is not durable."""
+        """Of those, the ones whose note may not be durable yet; of these, the ones whose clear was answered so."""
         self.notes_sent = 0
         """To the mover, and not answered."""
         self.silent_from_ns = 0
