@@ -283,6 +283,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return (self.disk_bytes - DISK_HEAD_BYTES) // self.disk_segment_bytes
 
     @property
+    def disk_store_bytes(self) -> int:
+        """What the files of one device take: whole segments."""
+        return DISK_HEAD_BYTES + self.disk_segments * self.disk_segment_bytes
+
+    @property
     def disk_room_bytes(self) -> int:
         """What records can use of all devices together: their segments, without the table of headers in each."""
         table_bytes = max(1, self.disk_segment_bytes // 64 // PAGE_BYTES) * PAGE_BYTES
