@@ -37,6 +37,8 @@ DEVICES_MAX = 64
 DISK_SEGMENTS_MAX = 1 << 20  # of a device; brain and mover keep something of each, also when it is empty
 DISK_HEAD_BYTES = 64 * KIB
 """No less than lies before the first segment of a device."""
+SUPERBLOCKS_BYTES = 16 * KIB
+"""What lies there: two of them in each of its two files."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -284,8 +286,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def disk_store_bytes(self) -> int:
-        """What the files of one device take: whole segments."""
-        return DISK_HEAD_BYTES + self.disk_segments * self.disk_segment_bytes
+        """What the files of one device take: superblocks and whole segments (csrc/disk/store_files.cpp)."""
+        segments = (self.disk_bytes - SUPERBLOCKS_BYTES) // self.disk_segment_bytes
+        return SUPERBLOCKS_BYTES + segments * self.disk_segment_bytes
 
     @property
     def disk_room_bytes(self) -> int:

@@ -102,7 +102,7 @@ def test_a_clear_that_no_disk_can_note_is_said_and_tried_again_until_one_can(dis
         engine.ready()
         store_slowly(server, engine, stories)
         with read_only(disk / "kvserver.notes"):
-            with pytest.raises(ResourceError, match="not durable yet on .*Read-only file system"):
+            with pytest.raises(ResourceError, match=r"not durable yet on .*Read-only file system"):
                 engine.client.clear(engine.namespace)
             assert found(engine, stories) == [0, 0]
             assert server.status().warnings[0].startswith(NOT_DURABLE)
