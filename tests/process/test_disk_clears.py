@@ -10,7 +10,7 @@ import pytest
 from kvclient import ResourceError
 from tests.full_disk import fill, make_room, mounted
 from tests.process.engine import NAMESPACE, Engine, Prompt, prompt
-from tests.process.harness import Server, until
+from tests.process.harness import until
 from tests.process.test_admin import ask
 from tests.process.test_disk import CHUNKS, SHAPE, disk_ready, small, store_slowly
 from tests.process.test_http_live import free_port
