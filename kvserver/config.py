@@ -37,6 +37,8 @@ DEVICES_MAX = 64
 DISK_SEGMENTS_MAX = 1 << 20  # of a device; brain and mover keep something of each, also when it is empty
 DISK_HEAD_BYTES = 64 * KIB
 """No less than lies before the first segment of a device."""
+SUPERBLOCKS_BYTES = 16 * KIB
+"""What lies there: two of them in each of its two files."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -281,6 +283,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def disk_segments(self) -> int:
         """Of each device; the beginning of its file is taken by what the file is."""
         return (self.disk_bytes - DISK_HEAD_BYTES) // self.disk_segment_bytes
+
+    @property
+    def disk_store_bytes(self) -> int:
+        """What the files of one device take: superblocks and whole segments (csrc/disk/store_files.cpp)."""
+        segments = (self.disk_bytes - SUPERBLOCKS_BYTES) // self.disk_segment_bytes
+        return SUPERBLOCKS_BYTES + segments * self.disk_segment_bytes
 
     @property
     def disk_room_bytes(self) -> int:

@@ -75,7 +75,7 @@ def problems(config: Config) -> Iterator[Problem]:
         except OSError as error:
             yield Problem("disk-path", f"{directory}: {error.strerror}")
     for file_system in file_systems.values():
-        yield from _too_small(file_system, config.disk_bytes)
+        yield from _too_small(file_system, config.disk_bytes, config.disk_store_bytes)
 
 
 def _unusable(directory: str) -> Problem | None:
@@ -136,9 +136,10 @@ def _add(file_systems: dict[int, FileSystem], number: int, directory: str, space
     file_system.directories.append(directory)
 
 
-def _too_small(file_system: FileSystem, disk_bytes: int) -> Iterator[Problem]:
+def _too_small(file_system: FileSystem, disk_bytes: int, store_bytes: int) -> Iterator[Problem]:
+    """store_bytes: what a store takes of disk_bytes. So one that is there fits where the rest is full."""
     directories = file_system.directories
-    needed_bytes = len(directories) * disk_bytes + file_system.notes_bytes
+    needed_bytes = len(directories) * store_bytes + file_system.notes_bytes
     if needed_bytes <= file_system.free_bytes + file_system.held_bytes:
         return
     where, count = (directories[0], "") if len(directories) == 1 else (

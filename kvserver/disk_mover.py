@@ -5,7 +5,6 @@ share: orders for it fail at once. It ends with the brain, as other movers do; w
 nobody, since the supervisor starts no other brain before this process is gone.
 """
 
-import errno
 import gc
 import logging
 import os
@@ -25,6 +24,7 @@ from kvserver import disk_leave, disk_notes, logs
 from kvserver.disk_hits import HitCounts
 from kvserver.disk_notes import Known
 from kvserver.passing import Inheritance, Receiver, close_all, die_with_parent, send
+from kvserver.tiers.prefix_notes import prefix_from
 from kvserver.transfer.disk import Unusable, completions, open_store
 from kvserver.transfer.engines import DiskEngine, DiskStore, DiskTelling
 from kvserver.wire.orders import (
@@ -61,8 +61,8 @@ RECORDS_A_REPORT = 256
 """The brain takes in one while others wait (server.py); at some 8 us a record that is 2 ms."""
 HASH_THREADS = 2
 ENGINE_REFUSED = "disk-engine:"
-FULL_AGAIN_S = 30.0
-"""So often it is looked whether a file system has room for notes again that had none."""
+NOTES_AGAIN_S, NOTES_AGAIN_S_MAX = 1.0, 64.0
+"""After a note could not be written it is looked so soon whether others can be; each time it takes twice as long."""
 DRAINED = f"it was drained; remove {disk_leave.MARK} there, while no server runs, to have it used again"
 
 FAULTS: dict[Fault, str] = {
@@ -85,8 +85,12 @@ class Device:
     drain: DrainState = ""
     hits: HitCounts | None = None
     """While it has a store, and they can be kept."""
-    full: bool = False
-    """Its file system had no room for a note."""
+    notes_problem: str = ""
+    """Why a note could not be written; looked at again until it can be."""
+    notes_again_s: float = 0.0
+    """When, by the monotonic clock."""
+    notes_wait_s: float = 0.0
+    """How long it was waited before."""
 
 
 @dataclass(slots=True)
@@ -115,8 +119,6 @@ class DiskMover:
         self._known: dict[bytes, Known] = {}
         """What the notes said that there were at the start; until the brain has asked."""
         self._damaged_notes = 0
-        self._try_again_s = 0.0
-        """When that is, by the monotonic clock."""
         self._devices = [Device(directory) for directory in config.disk_directories]
         for number, device in enumerate(self._devices):
             if disk_leave.is_marked(device.directory):
@@ -169,8 +171,7 @@ class DiskMover:
             return None
 
     def run(self) -> None:
-        """Until the brain's end of the socket closes, or a file system that was full is not any more: the next mover is
-        told all notes again that are not durable, and its devices take writes."""
+        """Until the brain's end of the socket closes."""
         backend = self._engine.backend if self._engine is not None else "no device"
         self._report(Ready(os.getpid(), backend, self._facts()))
         for number in range(len(self._devices)):
@@ -187,8 +188,7 @@ class DiskMover:
                     self._complete()
                 elif not self._take_order():
                     return
-            if self._has_room_again():
-                return
+            self._try_notes_again()
 
     def _facts(self) -> list[tuple[str, str]]:
         return [
@@ -249,53 +249,66 @@ class DiskMover:
 
     def _note(self, namespace: bytes, document: bytes, void: int) -> None:
         """Durable on every device that is open. Of the others nobody knows what they hold; what is void there is void
-        for as long as another device has the note, so only when none could write it is that said.
+        for as long as another device has the note, so only when none could write it is that said. Where none has room
+        for the note of a cleared prefix, all of its namespace becomes void, whose note is there already: that is less
+        to be found at the next start, and nothing of the prefix.
 
         In this loop, although it waits for the device: 2 ms on a virtual disk, 3 ms (12 at most) beside four readers.
         Reads go on meanwhile, only their reports wait; and Clears are as rare as new weights."""
-        kept = [
-            self._writes_notes(number, lambda at: disk_notes.save(at, namespace, document, void))
-            for number, device in enumerate(self._devices)
-            if device.drain != "drained"
-        ]
-        self._report(Noted(namespace, void, any(kept) or not kept))
+        numbers = [number for number, device in enumerate(self._devices) if device.drain != "drained"]
+        kept = self._save(numbers, namespace, document, void) or not numbers
+        prefix = prefix_from(document) if not kept else None
+        if prefix is not None and self._save(numbers, prefix.namespace, b"", void):
+            kept = True
+            logs.event(logging.WARNING, "prefix noted as its namespace", ("namespace", prefix.namespace[:6].hex()))
+        self._report(Noted(namespace, void, kept))
+
+    def _save(self, numbers: list[int], namespace: bytes, document: bytes, void: int) -> bool:
+        """Whether a device could keep it."""
+        kept = [self._writes_notes(n, lambda at: disk_notes.save(at, namespace, document, void)) for n in numbers]
+        return any(kept)
 
     def _forget(self, namespaces: list[bytes], void: int) -> None:
         """Where a note could not be written before, it may be of a namespace that lives: nothing is forgotten there."""
         for number, device in enumerate(self._devices):
-            if not device.problem:
+            if not device.problem and not device.notes_problem:
                 self._writes_notes(number, lambda at: disk_notes.forget(at, namespaces, void))
 
     def _writes_notes(self, number: int, write: Callable[[str], None]) -> bool:
-        """Whether a device did; one that fails takes no more writes."""
+        """Whether a device did; one that fails takes no more writes until notes can be written there again."""
         device = self._devices[number]
         if device.store is None:
             return False
         try:
             write(device.directory)
         except OSError as problem:
-            if not device.problem:
-                device.problem = f"its notes cannot be written: {problem.strerror}"
-                if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-                    device.full = True
-                    self._try_again_s = time.monotonic() + FULL_AGAIN_S
-                logs.event(logging.ERROR, "disk fails", ("directory", device.directory), ("why", device.problem))
+            if not device.notes_problem:
+                now_s = time.monotonic()
+                was_well = now_s - device.notes_again_s > NOTES_AGAIN_S_MAX
+                wait_s = 0.0 if was_well else min(2 * device.notes_wait_s, NOTES_AGAIN_S_MAX)
+                device.notes_wait_s = max(NOTES_AGAIN_S, wait_s)
+                device.notes_again_s = now_s + device.notes_wait_s
+                device.notes_problem = f"its notes cannot be written: {problem.strerror}"
+                logs.event(logging.ERROR, "disk fails", ("directory", device.directory), ("why", device.notes_problem))
                 self._tell_device(number)
             return False
         return True
 
-    def _has_room_again(self) -> bool:
-        """Whether notes can be written that could not be before, because their file system was full."""
-        full = [device for device in self._devices if device.full]
-        if not full or time.monotonic() < self._try_again_s:
-            return False
-        self._try_again_s = time.monotonic() + FULL_AGAIN_S
-        for device in full:
+    def _try_notes_again(self) -> None:
+        """Where they failed. A device that takes them is told what others know; the brain sends the rest again."""
+        for number, device in enumerate(self._devices):
+            now_s = time.monotonic()
+            if not device.notes_problem or now_s < device.notes_again_s:
+                continue
+            device.notes_wait_s = min(2 * device.notes_wait_s, NOTES_AGAIN_S_MAX)
+            device.notes_again_s = now_s + device.notes_wait_s
             with suppress(OSError):
                 disk_notes.try_to_write(device.directory)
-                logs.event(logging.INFO, "mover ends", ("why", f"{device.directory} has room for notes again"))
-                return True
-        return False
+                loaded, _ = self._load_notes()
+                disk_notes.complete(device.directory, disk_notes.together(list(loaded.values())))
+                device.notes_problem = ""
+                logs.event(logging.INFO, "notes written again", ("directory", device.directory))
+                self._tell_device(number)
 
     def _drain(self, number: int) -> None:
         """What cannot be marked is emptied all the same; but a restart would take it for an ordinary device. What is
@@ -318,7 +331,7 @@ class DiskMover:
         if device.store is None:
             self._tell_device(number)
             return
-        device.store, device.hits, device.full = None, None, False
+        device.store, device.hits, device.notes_problem = None, None, ""
         device.drain, device.problem = "drained", DRAINED
         try:
             disk_leave.erase(device.directory)
@@ -330,11 +343,12 @@ class DiskMover:
     def _tell_device(self, number: int) -> None:
         device = self._devices[number]
         file_bytes = device.store.file_bytes if device.store is not None else 0
-        self._report(DeviceIs(number, file_bytes, device.problem, device.drain))
+        self._report(DeviceIs(number, file_bytes, device.problem or device.notes_problem, device.drain))
 
-    def _read_notes(self) -> None:
-        """Each device is to know what the others know, since they may be gone the next time."""
+    def _load_notes(self) -> tuple[dict[int, dict[bytes, Known]], int]:
+        """By the number of the device; and how many cannot be read."""
         found: dict[int, dict[bytes, Known]] = {}
+        damaged = 0
         for number, device in enumerate(self._devices):
             if device.store is None:
                 continue
@@ -343,7 +357,12 @@ class DiskMover:
             except OSError as problem:
                 logs.event(logging.ERROR, "notes not read", ("directory", device.directory), ("why", problem.strerror))
                 found[number], broken = {}, 1
-            self._damaged_notes += broken
+            damaged += broken
+        return found, damaged
+
+    def _read_notes(self) -> None:
+        """Each device is to know what the others know, since they may be gone the next time."""
+        found, self._damaged_notes = self._load_notes()
         self._known = disk_notes.together(list(found.values()))
         for number, mine in found.items():
             if mine != self._known:
@@ -398,11 +417,12 @@ class DiskMover:
 
     def _patience_ms(self) -> int | None:
         """How long nothing is due but what comes."""
-        hits_ms = self._keep_hits()
-        if not any(device.full for device in self._devices):
-            return hits_ms
-        notes_ms = max(0, int((self._try_again_s - time.monotonic()) * 1000) + 1)
-        return notes_ms if hits_ms is None else min(hits_ms, notes_ms)
+        waits_ms = [wait_ms for wait_ms in (self._keep_hits(),) if wait_ms is not None]
+        now_s = time.monotonic()
+        for device in self._devices:
+            if device.notes_problem:
+                waits_ms.append(max(0, int((device.notes_again_s - now_s) * 1000) + 1))
+        return min(waits_ms, default=None)
 
     def _keep_hits(self) -> int | None:
         """Those that are due. Returns after how many milliseconds others are. A device that cannot keep them serves on,

@@ -3,14 +3,20 @@
 One small file each, written whole beside its old self, made durable, and renamed over it. A file that cannot be read
 back is left alone and told: without its note a namespace is not recovered, which costs hits and nothing else.
 
+A full file system has no room for a file beside the old one, and a Clear must hold there too. So a note that exists is
+then overwritten in place, by one write that is no shorter than what was there: a kill leaves the old or the new note.
+
 Notes are forgotten, or there would be more of them for ever. Whoever forgets one notes first up to where: of namespaces
 without a note beside it everything up to there is void. So a Clear stays one also for a device that was away and comes
 back with a note which the others have forgotten.
 """
 
+import errno
 import os
+import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -72,21 +78,37 @@ def save(directory: str, namespace: bytes, document: bytes, void: int) -> None:
         folder.mkdir(mode=0o700)
         make_durable(directory)
     path = folder / f"{namespace.hex()}.note"
-    if path.exists():
-        known = _read(path.read_bytes())
-        if known is not None:
-            document, void = document or known.document, max(void, known.void)
-            if (document, void) == (known.document, known.void):
-                make_durable(folder)  # whoever wrote it may not have come so far
-                return
+    known = _read(path.read_bytes()) if path.exists() else None
+    if known is not None:
+        document, void = document or known.document, max(void, known.void)
+        if (document, void) == (known.document, known.void):
+            _fsync(path)  # whoever wrote it may not have come so far
+            make_durable(folder)
+            return
     fresh = path.with_suffix(".new")
-    crc32 = _crc(namespace, document, void)
-    with fresh.open("wb") as file:
-        file.write(_encode(NoteFile(FORMAT, namespace, document, void, crc32)))
-        file.flush()
+    try:
+        with fresh.open("wb") as file:
+            file.write(_content(namespace, document, void))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        make_durable(folder)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink()
+        if known is None:
+            raise
+        _overwrite(path, _content(namespace, known.document, void))
+        if document != known.document:
+            raise
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    """Needs no room on the file system: the block is there. Durable when it returns. Raises OSError."""
+    with path.open("r+b", buffering=0) as file:
+        if file.write(content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(file.fileno())
-    fresh.replace(path)
-    make_durable(folder)
 
 
 def forget(directory: str, namespaces: Iterable[bytes], void: int) -> None:
@@ -142,7 +164,11 @@ def erase(directory: str) -> None:
 
 def make_durable(directory: str | Path) -> None:
     """Which files are in it. Raises OSError."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    _fsync(directory)
+
+
+def _fsync(path: str | Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -156,6 +182,12 @@ def _read(content: bytes) -> NoteFile | None:
         return None
     sound = note.format == FORMAT and note.crc32 == _crc(note.namespace, note.document, note.void)
     return note if sound else None
+
+
+def _content(namespace: bytes, document: bytes, void: int) -> bytes:
+    """A NoteFile whose length depends on its document alone: numbers are as long as they can be."""
+    before = b"".join((b"\x95", *map(_encode, (FORMAT, namespace, document))))
+    return before + struct.pack(">BQBI", 0xCF, void, 0xCE, _crc(namespace, document, void))
 
 
 def _crc(namespace: bytes, document: bytes, void: int) -> int:

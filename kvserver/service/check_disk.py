@@ -23,6 +23,7 @@ def check_disk(core: Core, tier: DiskTier) -> None:
     _check_drains(tier)
     _check_jobs(core, tier)
     _check_fetches(core, tier)
+    assert tier.owed <= tier.unnoted | tier.void_later, "a clear that is not durable is told again"
 
 
 def _check_node(space: Space, node: Node) -> None:

@@ -28,7 +28,7 @@ FORGOTTEN_AT_ONCE = 64
 OVER_MAXIMUM_AT_ONCE = 256
 """Chunks that a tenant gives up at a tick when its maximum is less than what was found of it."""
 CLEARS_MAX = 1024
-"""Clears that wait for the disks to note them; each is an order to their mover."""
+"""Clears that wait for the disks to note them, or that no disk could note yet; each is an order to their mover."""
 
 DiskReport = Moved | Noted | DeviceIs | FoundNote | Listed | FoundRecords
 
@@ -176,8 +176,12 @@ def _moved(core: Core, tier: DiskTier, job: DiskJob, moved: Moved, now_ns: int) 
 
 
 def _device_is(core: Core, tier: DiskTier, report: DeviceIs) -> None:
+    """A device that is well again is told what it may have missed."""
     disk_drain.said(core, tier, report)
+    is_mended = tier.problems[report.device] != "" and not report.problem
     tier.set_problem(report.device, report.problem)
+    for digest in sorted(tier.unnoted) if is_mended else ():
+        _note(core, tier, digest)
     core.log(
         "disk device",
         *core.named(report.device),
@@ -192,7 +196,8 @@ def _device_is(core: Core, tier: DiskTier, report: DeviceIs) -> None:
 
 def check_clears(core: Core, notes: int) -> None:
     """ResourceError when too many notes are waited for, with these. Nothing was cleared then."""
-    if core.disk is not None and sum(map(len, core.disk.clearing.values())) + notes > CLEARS_MAX:
+    tier = core.disk
+    if tier is not None and sum(map(len, tier.clearing.values())) + len(tier.owed) + notes > CLEARS_MAX:
         raise ResourceError("clears", f"more than {CLEARS_MAX} clears would wait for the disks")
 
 
@@ -285,6 +290,9 @@ def _noted(core: Core, tier: DiskTier, noted: Noted) -> None:
     tier.silent_from_ns = 0
     if noted.kept and noted.void == tier.noted.get(noted.namespace):
         tier.unnoted.discard(noted.namespace)
+        if noted.namespace in tier.owed:
+            tier.owed.discard(noted.namespace)
+            core.log("clear durable", ("namespace", noted.namespace[:6].hex()), ("left", len(tier.owed)))
     if noted.namespace == GENERATIONS and noted.kept:
         tier.generation_max = max(noted.void, tier.generation_max)
     waiting = tier.clearing.pop(noted.namespace, [])
@@ -295,14 +303,21 @@ def _noted(core: Core, tier: DiskTier, noted: Noted) -> None:
         if clearing not in later:
             del clearing.left[noted.namespace]
             if not noted.kept:
-                clearing.why = "no disk could note it"
+                tier.owed.add(noted.namespace)
+                clearing.why = _why_not_noted(core, tier)
             if not clearing.left:
                 _end(core, clearing)
 
 
+def _why_not_noted(core: Core, tier: DiskTier) -> str:
+    """With each device that has a problem: its directory, else its number."""
+    said = [f"{core.named(device)[-1][1]} ({problem})" for device, problem in enumerate(tier.problems) if problem]
+    return f"not durable yet on {' and '.join(said) or 'any device'}; it is tried again until it is"
+
+
 def _end(core: Core, clearing: Clearing) -> None:
     """All is noted, or nothing more is waited for. What is not durable is gone from memory, but after a restart of the
-    whole server it may be back."""
+    whole server it may be back, if that comes before the devices could be told."""
     core.timers.cancel("clear", clearing.number)
     done, why = clearing.done, clearing.why
     if not why:
@@ -316,6 +331,7 @@ def clear_overdue(core: Core, tier: DiskTier, number: int) -> None:
     """Nobody waits longer for the devices than for a job."""
     clearing = next(each for waiting in tier.clearing.values() for each in waiting if each.number == number)
     for digest in clearing.left:
+        tier.owed.add(digest)
         tier.clearing[digest].remove(clearing)
         if not tier.clearing[digest]:
             del tier.clearing[digest]

@@ -21,12 +21,15 @@ def warnings(
     movers: Sequence[MoverStatus],
     disks: Sequence[DiskStatus],
     disk_state: str,
+    clears_owed: int,
     drain: DrainState,
     drain_waits: str,
 ) -> list[str]:
-    """Worst first. Empty when nothing needs anybody. drain, drain_waits: of the whole server, as in Status."""
+    """Worst first. Empty when nothing needs anybody. clears_owed: namespaces and prefixes that were cleared, which no
+    disk could note. drain, drain_waits: of the whole server, as in Status."""
     return [
         *_of_movers(movers),
+        *_of_clears(clears_owed),
         *_of_disks(disks, disk_state),
         *_of_arena(arena),
         *_of_drain(drain, drain_waits),
@@ -37,6 +40,11 @@ def _of_movers(movers: Sequence[MoverStatus]) -> Iterator[str]:
     for mover in movers:
         if mover.state == "killed":
             yield f"mover {mover.mover} of {mover.device} was killed and has not ended yet: its jobs and caches wait"
+
+
+def _of_clears(owed: int) -> Iterator[str]:
+    if owed:
+        yield f"{owed} clears are not durable yet, as no disk could note them: a restart may bring that back"
 
 
 def _of_disks(disks: Sequence[DiskStatus], disk_state: str) -> Iterator[str]:

@@ -65,7 +65,13 @@ def status(core: Core, now_ns: int) -> Status:
         held_bytes=core.wishes.held_bytes,
         infinite_cache_hit_ratio=core.reuse.hit_ratios(),
         warnings=on_call.warnings(
-            arena, movers=movers, disks=disks, disk_state=disk_state, drain=drain, drain_waits=drain_waits
+            arena,
+            movers=movers,
+            disks=disks,
+            disk_state=disk_state,
+            clears_owed=len(core.disk.owed) if core.disk is not None else 0,
+            drain=drain,
+            drain_waits=drain_waits,
         ),
         troubles=on_call.troubles(core.counters, tenants),
         counters=core.counters.totals(),

@@ -335,8 +335,8 @@ class DiskTier:
         """Namespaces of which the devices have a note, or will: the generation up to which their records are void."""
         self.generation_max = 0
         """Of records that may be written: each device has noted it (disk.GENERATIONS)."""
-        self.unnoted: set[bytes] = set()
-        """Of those, the ones whose note may not be durable yet."""
+        self.unnoted, self.owed = set[bytes](), set[bytes]()
+        """Of those, the ones whose note may not be durable yet; of these, the ones whose clear was answered so."""
         self.notes_sent = 0
         """To the mover, and not answered."""
         self.silent_from_ns = 0

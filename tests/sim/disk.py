@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from kvserver.tiers.prefix_notes import prefix_from
 from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
 from kvserver.wire.orders import (
     ArenaReady,
@@ -62,6 +63,10 @@ class Devices:
     def __init__(self, segment_bytes: int) -> None:
         self.records: dict[tuple[int, int], Stored] = {}
         self.notes: dict[bytes, tuple[bytes, int]] = {}
+        self.notes_fail: Literal["", "full", "broken"] = ""
+        """A full file system has no room for a note that is not there yet; a broken one takes none."""
+        self.given_up: dict[bytes, int] = {}
+        """Namespace -> generation up to which it was made void, as a prefix of it was cleared that had no room."""
         self.drains: dict[int, DrainState] = {}
         """What the directory of a device says of it."""
         self._segment_bytes = segment_bytes
@@ -77,6 +82,18 @@ class Devices:
 
     def put(self, record: DiskRecord, blocks: list[Block], *, sound: bool) -> None:
         self.records[record.device, record.offset] = Stored(record, blocks, sound)
+
+    def note(self, namespace: bytes, document: bytes, void: int) -> bool:
+        """Whether it is durable, document and all."""
+        known = self.notes.get(namespace)
+        if self.notes_fail == "broken" or (self.notes_fail == "full" and known is None):
+            return False
+        kept, before = known or (b"", 0)
+        if self.notes_fail:
+            self.notes[namespace] = (kept, max(void, before))
+            return document in (b"", kept)
+        self.notes[namespace] = (document or kept, max(void, before))
+        return True
 
     def erase(self, device: int) -> None:
         self.drains[device] = "drained"
@@ -115,19 +132,24 @@ class SimDiskMover:
         self.inbox: deque[tuple[Order, Pool | None, Board | None]] = deque()
         self.reports: deque[Report] = deque()
         self.runs: list[DiskRun] = []
+        self._notes_at_start: dict[bytes, tuple[bytes, int]] = {}
+        self._notes_problem = False
+        """The devices were said to take no writes, since a note failed."""
         self._untold: list[list[DiskRecord]] = []
         """Chunks that Recover found, the first one last."""
         self._world = world
 
     @property
     def busy(self) -> bool:
-        return bool(self.inbox or self.runs) or self.state == "starting"
+        mends = self._notes_problem and not self._world.devices.notes_fail and self.state == "running"
+        return bool(self.inbox or self.runs) or mends or self.state == "starting"
 
     def step(self) -> None:
         """Something that the process does by itself."""
         if self.stopped or self.state == "reaped":
             return
         rng = self._world.rng
+        self._mend_notes()
         if self.state == "starting":
             self._start()
         elif self.state == "running" and self.inbox and (not self.runs or rng.random() < 0.5):
@@ -151,9 +173,18 @@ class SimDiskMover:
             self._world.supervisor.died(self)
             return
         self.state = "running"
+        self._notes_at_start = self._world.devices.notes.copy()
         self.reports.append(Ready(2000 + self.number, "simulated", []))
         for device in range(self._world.swarm.bounds.disk_devices):
             self._tell(device, "simulated" if self._world.chance("device-fails") else "")
+
+    def _mend_notes(self) -> None:
+        if self._world.devices.notes_fail and self._world.chance("notes-mended"):
+            self._world.devices.notes_fail = ""
+        if self._notes_problem and not self._world.devices.notes_fail and self.state == "running":
+            self._notes_problem = False
+            for device in range(self._world.swarm.bounds.disk_devices):
+                self._tell(device, "")
 
     def _tell(self, device: int, problem: str) -> None:
         state = self._world.devices.drains.get(device, "")
@@ -166,10 +197,8 @@ class SimDiskMover:
                 self.runs.append(DiskRun(job, "write", items_of(records)))
             case Promote(job, records):
                 self.runs.append(DiskRun(job, "read", items_of(records)))
-            case Note(namespace, document, void):
-                known = self._world.devices.notes.get(namespace, (b"", 0))
-                self._world.devices.notes[namespace] = (document or known[0], max(void, known[1]))
-                self.reports.append(Noted(namespace, void, kept=True))
+            case Note():
+                self._note(order)
             case ForgetNotes(namespaces, void):
                 self._forget(namespaces, void)
             case Recover():
@@ -186,8 +215,29 @@ class SimDiskMover:
             case _:
                 raise Wrong(f"{order} was sent to the mover of the disks")
 
+    def _note(self, note: Note) -> None:
+        """What has no room for a prefix makes its namespace void."""
+        world, devices = self._world, self._world.devices
+        if not devices.notes_fail and world.chance("notes-fail"):
+            devices.notes_fail = world.rng.choice(("full", "broken"))
+        kept = devices.note(note.namespace, note.document, note.void)
+        if not kept:
+            world.counts["disk note failed"] += 1
+            if not self._notes_problem:
+                self._notes_problem = True
+                for device in range(world.swarm.bounds.disk_devices):
+                    self._tell(device, "its notes cannot be written")
+            prefix = prefix_from(note.document)
+            if prefix is not None and devices.note(prefix.namespace, b"", note.void):
+                world.counts["disk prefix noted as its namespace"] += 1
+                devices.given_up[prefix.namespace] = max(note.void, devices.given_up.get(prefix.namespace, 0))
+                kept = True
+        self.reports.append(Noted(note.namespace, note.void, kept=kept))
+
     def _forget(self, namespaces: list[bytes], void: int) -> None:
         devices = self._world.devices
+        if self._notes_problem or devices.notes_fail:
+            return
         left = [stored.record for stored in devices.records.values() if stored.record.namespace in namespaces]
         if any(record.generation > void for record in left):
             raise Wrong("the note of a namespace is to be forgotten that has newer records")
@@ -209,8 +259,9 @@ class SimDiskMover:
         newest: dict[bytes, int] = {}
         for record in records:
             newest[record.namespace] = max(record.generation, newest.get(record.namespace, 0))
-        for namespace in sorted(devices.notes.keys() | newest.keys()):
-            document, void = devices.notes.get(namespace, (b"", newest.get(namespace, 0)))
+        notes, self._notes_at_start = self._notes_at_start, {}
+        for namespace in sorted(notes.keys() | newest.keys()):
+            document, void = notes.get(namespace, (b"", newest.get(namespace, 0)))
             self.reports.append(FoundNote(namespace, document, void, newest.get(namespace, 0)))
         self.reports.append(Listed(len(records), 0))
 

@@ -17,15 +17,17 @@ class Doubts:
         self._denied: set[tuple[bytes, bytes]] = set()
         """(namespace, key): lookups were told that it is not there."""
 
-    def told(self, found: Found, digest: bytes, keys: list[bytes], *, recovered: bool, hidden: bool) -> None:
-        """hidden: with quotas, a namespace that the engine does not see, of which it must learn nothing."""
+    def told(self, found: Found, digest: bytes, keys: list[bytes], *, held: int, recovered: bool, hidden: bool) -> None:
+        """held: chunks that DRAM and disks can serve as far as is known. The lookup may have found fewer: to decline a
+        read denies nothing. hidden: with quotas, a namespace that the engine does not see, of which it must learn
+        nothing."""
         missing = found.chunks < len(keys)
         if found.why and (recovered or not missing):
             raise Wrong(f"{found} to a lookup of {len(keys)} keys; what is on disk is known: {recovered}")
         if hidden and not found.why and not recovered:
             raise Wrong(f"{found} tells that there is nothing on disk in a namespace that the engine does not see")
-        if missing and not found.why and not recovered:
-            self._denied.add((digest, keys[found.chunks]))
+        if held < len(keys) and not found.why and not recovered:
+            self._denied.add((digest, keys[held]))
 
     def now_known(self, on_disk: AbstractSet[Shard], *, earlier: AbstractSet[Shard]) -> None:
         """Nothing of what the service says to be on disk, and did not say earlier, was denied."""

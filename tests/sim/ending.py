@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from . import inside
+from .disk_promises import Shard
 from .engines import SimEngine
 from .ledger import Both, servable, survivors
 from .memory import Wrong
@@ -36,6 +37,7 @@ def drain(world: "World") -> None:
     _until(world, lambda: not _may_give_up(world), "no tenant has more on disk than its maximum, and may give it up")
     drained = "what is drained is empty, or waits for its day"
     _until(world, lambda: inside.drains_are_over(world.shell.service), drained, DRAIN_ROUNDS)
+    _until(world, lambda: not inside.clears_are_owed(world.shell.service), "every clear is durable")
     if world.shell.descriptors:
         raise Wrong(f"descriptors {list(world.shell.descriptors)} were never closed")
     _restart(world)
@@ -54,7 +56,7 @@ def _restart(world: "World") -> None:
     serve it, the ledger and the devices, then the devices alone."""
     for wiped in (False, True):
         service, ledger = world.shell.service, world.ledger
-        kept = Both(ledger, set(inside.on_disk(service)))
+        kept = Both(ledger, _lasting(world))
         kept.keep_only(survivors(ledger, world.shapes) if not wiped else set())
         prefixes = inside.servable_prefixes(service)
         world.brain_died(wiped=wiped)
@@ -68,6 +70,12 @@ def _restart(world: "World") -> None:
             if after < wanted and not gave_way:
                 raise Wrong(f"after a restart {after} chunks of a prefix of {len(split)} are servable, not {wanted}")
             world.counts["prefixes served again from disk" if wiped else "prefixes served again"] += after > 0
+
+
+def _lasting(world: "World") -> set[Shard]:
+    """What is on disk, but for namespaces that were made void for one of their prefixes."""
+    on_disk, given_up = inside.on_disk(world.shell.service), world.devices.given_up
+    return {name for name, (_, generation) in on_disk.items() if generation > given_up.get(name[0], 0)}
 
 
 def _clear_everything(world: "World") -> None:

@@ -107,6 +107,12 @@ def may_leave_disk(service: Service) -> set[bytes]:
     }
 
 
+def clears_are_owed(service: Service) -> bool:
+    """Something was cleared that no disk could note yet, and whoever did it was told so."""
+    tier = _core(service).disk
+    return tier is not None and bool(tier.owed)
+
+
 def is_draining(service: Service) -> bool:
     """A device is being emptied."""
     tier = _core(service).disk

@@ -268,6 +268,18 @@ MUTATIONS = (
         unseen=True,
     ),
     Mutation(
+        "a leased namespace makes room for another",
+        "service/caches.py",
+        "{lease.space for lease in core.leases.values()} | ",
+        "",
+    ),
+    Mutation(
+        "a pinned namespace makes room for another",
+        "service/caches.py",
+        "    held |= {hold.space for hold in core.wishes.holds.values()}\n",
+        "",
+    ),
+    Mutation(
         "a namespace that has nothing never gets anything",
         ROOM,
         "            return stranger is not None and self._take_from_others(slot_bytes)\n",

@@ -252,4 +252,34 @@ MUTATIONS = (
         "tier.noted.setdefault(space.digest, 0)",
         unseen=True,
     ),
+    Mutation(
+        "an older note overwrites a later void",
+        "service/recovery.py",
+        "max(void, tier.noted.get(namespace, 0))",
+        "void",
+    ),
+    Mutation(
+        "a note that failed is not sent again when its device is well",
+        "service/disk.py",
+        "for digest in sorted(tier.unnoted) if is_mended else ():",
+        "for digest in ():",
+    ),
+    Mutation(
+        "a clear that no disk could note is said to be durable",
+        "service/disk.py",
+        "                clearing.why = _why_not_noted(core, tier)\n",
+        "                pass\n",
+    ),
+    Mutation(
+        "a note that failed is taken for durable",
+        "service/disk.py",
+        "if noted.kept and noted.void == tier.noted.get(noted.namespace):",
+        "if noted.void == tier.noted.get(noted.namespace):",
+    ),
+    Mutation(
+        "an earlier note makes a later clear durable",
+        "service/disk.py",
+        "if noted.kept and noted.void == tier.noted.get(noted.namespace):",
+        "if noted.kept:",
+    ),
 )

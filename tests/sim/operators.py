@@ -126,13 +126,22 @@ class Voided:
         self.chunks: set[Chunk] = set()
         self.unanswered: dict[int, set[Chunk]] = {}
         """By the peer that has not been told yet: the promise is not made before."""
+        self.owed: set[Chunk] = set()
+        """Of clears that no disk could note: the promise is made when one has, unless the brain dies before."""
 
     def stored(self, digest: bytes, key: bytes) -> None:
-        self.chunks.discard((digest, key))
-        for chunks in self.unanswered.values():
+        for chunks in (self.chunks, self.owed, *self.unanswered.values()):
             chunks.discard((digest, key))
 
-    def check(self, on_disk: dict[Name, tuple[int, int]]) -> None:
+    def brain_died(self) -> None:
+        self.unanswered.clear()
+        self.owed.clear()
+
+    def check(self, on_disk: dict[Name, tuple[int, int]], *, are_owed: bool) -> None:
+        """are_owed: the service says that some clear is not durable yet."""
+        if not are_owed:
+            self.chunks |= self.owed
+            self.owed.clear()
         for digest, key, _, _ in on_disk:
             if (digest, key) in self.chunks:
                 raise Wrong(f"chunk {path_of(key)} was cleared with its prefix, and is on disk again")
@@ -232,6 +241,9 @@ def after(world: "World", peer: int, outcome: Outcome) -> None:
     if not isinstance(outcome, Error):
         world.voided.chunks |= chunks
         world.counts["chunks voided on disk"] += len(chunks)
+    elif outcome.code == "disk-clear":
+        world.voided.owed |= chunks
+        world.counts["clears owed"] += 1
 
 
 def _records(world: "World") -> list[DiskRecord]:

@@ -243,7 +243,8 @@ class Promises:
         if is_chain(keys) and (found.chunks != wanted or found.chunks_on_disk != away):
             raise Wrong(f"a lookup of {len(keys)} keys found {found}; {wanted} are held, {away} of them on disk")
         hidden = bool(self.quotas) and not sees
-        self._doubts.told(found, request.namespace, keys, recovered=self.disk_recovered, hidden=hidden)
+        held = self._held(shape, request.namespace, keys) if sees and is_chain(keys) else found.chunks
+        self._doubts.told(found, request.namespace, keys, held=held, recovered=self.disk_recovered, hidden=hidden)
         if not 0 <= found.chunks <= len(keys):
             raise Wrong(f"a lookup of {len(keys)} keys found {found.chunks}")
         if (found.lease != 0) != (found.chunks >= max(1, request.chunks_wanted_min)):
@@ -269,6 +270,10 @@ class Promises:
         if serves(held, shape, digest, keys, found.chunks):
             return found.chunks, away_of(self._ledger, shape, digest, keys[: found.chunks])
         return shorter, 0
+
+    def _held(self, shape: Shape | None, digest: bytes, keys: list[bytes]) -> int:
+        """Chunks that a lookup would find if each read from disk were possible and worth it."""
+        return servable(Both(self._ledger, set(self.on_disk)), shape, digest, keys) if shape is not None else 0
 
     def knows_disks(self, on_disk: dict[Shard, tuple[int, int]], *, readable: bool, recovered: bool) -> None:
         self._doubts.now_known(on_disk.keys(), earlier=self.on_disk.keys())

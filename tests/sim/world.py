@@ -121,7 +121,7 @@ class World:
             inside.compare_with_ledger(self.shell.service, self.ledger, self.rng, self.arena, self.shapes)
             inside.compare_with_devices(self.shell.service, self.devices, self.shapes)
             self.heard.check(inside.told(self.shell.service), inside.untold(self.shell.service))
-            self.voided.check(inside.on_disk(self.shell.service))
+            self.voided.check(inside.on_disk(self.shell.service), are_owed=inside.clears_are_owed(self.shell.service))
         self._deliver_eagerly()
 
     def _start_brain(self, effects_left: int) -> Shell:
@@ -160,7 +160,7 @@ class World:
         if wiped or self.chance("memory-lost"):
             self._lose_memory()
         self.gone.clear()
-        self.voided.unanswered.clear()
+        self.voided.brain_died()
         for peer in list(self.mail):
             process = self.peers.get(peer)
             if process is None or peer != process.peer or self.rng.random() < 0.5:
@@ -266,6 +266,7 @@ class World:
     def be_calm(self) -> None:
         """Nothing new is begun and nothing goes wrong any more."""
         self.calm = True
+        self.devices.notes_fail = ""
         self.shell.effects_left = -1
 
     def grow(self, slabs: int) -> None:

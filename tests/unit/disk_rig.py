@@ -73,6 +73,8 @@ class DiskRig(Rig):
         """What the last Recover found."""
         self.notes_kept = True
         """Some device could write them."""
+        self.problem = ""
+        """Why devices take no writes."""
         self.unopened: set[int] = set()
         """Devices whose store the mover cannot open."""
         self.tells = True
@@ -103,6 +105,9 @@ class DiskRig(Rig):
         (mover,) = (mover.mover for mover in self.service.status(self.now_ns).movers if mover.device == "disk")
         self.handle(MoverGone(mover, "signal 9"))
         self.wait_ms(self.bounds.disk_restart_ms + 100)
+        self.tell_devices()
+
+    def tell_devices(self) -> None:
         (mover,) = (mover.mover for mover in self.service.status(self.now_ns).movers if mover.device == "disk")
         for device in range(self.bounds.disk_devices):
             self.report(mover, self._device_is(device))
@@ -164,7 +169,11 @@ class DiskRig(Rig):
         drain = self.drains.get(device, "")
         if device in self.unopened:
             return DeviceIs(device, 0, "foreign", drain)
-        return DeviceIs(device, 0, "drained", drain) if drain == "drained" else DeviceIs(device, 1 << 20, "", drain)
+        return (
+            DeviceIs(device, 0, "drained", drain)
+            if drain == "drained"
+            else DeviceIs(device, 1 << 20, self.problem, drain)
+        )
 
 
 def fill(client: Client, first: int = 1000, prompts: int = PROMPTS_OF_ARENA + 3) -> None:

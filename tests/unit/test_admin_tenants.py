@@ -117,7 +117,7 @@ def test_what_no_disk_notes_is_said_once(silent: bool) -> None:
         rig.wait_ms(rig.bounds.job_ttl_ms + 1_000)
         rig.answer_notes()
         (outcome,) = [answer for answer in rig.answers.values() if getattr(answer, "code", "") == "disk-clear"]
-    assert is_refusal(outcome, "device", "disk-clear", "in time" if silent else "could note it")
+    assert is_refusal(outcome, "device", "disk-clear", "in time" if silent else "not durable yet")
     assert (found(rig, "a", "chat"), found(rig, "b", "chat")) == (0, 0)
 
 

@@ -14,6 +14,7 @@ from kvserver import disk_check, disk_leave
 from kvserver.config import Config
 from kvserver.errors import ConfigError
 from kvserver.sizes import show_bytes
+from kvserver.transfer.disk import open_store
 
 
 def found(*directories: Path, disk_bytes: int = 1 << 20, disk_segment_bytes: int = 64 << 10) -> list[tuple[str, str]]:
@@ -146,7 +147,7 @@ def test_a_new_device_leaves_room_for_its_notes(tmp_path: Path, monkeypatch: pyt
     space = os.statvfs_result((real.f_bsize, real.f_frsize, real.f_blocks, blocks, blocks, *real[5:]))
     monkeypatch.setattr(os, "statvfs", lambda _: space)
     assert found(directory, disk_bytes=12 << 20) == []
-    ((code, message),) = found(directory, disk_bytes=(12 << 20) + 4096)
+    ((code, message),) = found(directory, disk_bytes=(12 << 20) + (64 << 10))
     assert code == "disk-space"
     assert message.endswith("do not fit with 8MiB for notes beside")
 
@@ -162,6 +163,17 @@ def test_what_a_store_has_already_counts_as_room(tmp_path: Path, name: str, monk
     monkeypatch.setattr(os, "statvfs", lambda _: no_room)
     assert found(directory, disk_bytes=1 << 20) == []
     assert f"0 bytes free and {taken:,} in stores" in found(directory, disk_bytes=2 << 20)[0][1]
+
+
+def test_a_store_that_is_there_fits_where_the_rest_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made of whole segments, and takes less than it might."""
+    (directory,) = made(tmp_path, "a")
+    sizes = {"capacity_bytes": 1 << 20, "segment_bytes": 96 << 10}
+    open_store(str(directory), device=0, **sizes)
+    real = os.statvfs(directory)
+    no_room = os.statvfs_result((real.f_bsize, real.f_frsize, real.f_blocks, 0, 0, *real[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: no_room)
+    assert found(directory, disk_bytes=1 << 20, disk_segment_bytes=96 << 10) == []
 
 
 def test_a_drained_directory_needs_no_room(tmp_path: Path) -> None:

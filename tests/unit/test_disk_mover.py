@@ -1,8 +1,8 @@
 """The disk mover itself, in a thread: what it finds on its devices, and what it says of those that cannot be used."""
 
-import errno
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -12,7 +12,9 @@ from kvserver import disk_hits, disk_leave, disk_mover, disk_notes
 from kvserver.config import Config
 from kvserver.disk_hits import HitCounts
 from kvserver.disk_mover import DiskMover
+from kvserver.disk_notes import Known
 from kvserver.passing import Inheritance, Receiver, pair, send
+from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_document, prefix_note
 from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
 from kvserver.transfer.engines import create_memfd
 from kvserver.wire.orders import (
@@ -36,6 +38,7 @@ from kvserver.wire.orders import (
     decode_report,
     encode,
 )
+from tests.full_disk import fill, make_room, mounted
 
 WAIT_S = 30
 NAMESPACE = b"n" * 32
@@ -70,11 +73,6 @@ class Brain:
         assert not self._thread.is_alive()
         self._its_end.close()
         os.close(self._arena)
-
-    def await_end(self) -> None:
-        """The mover ends by itself."""
-        self._thread.join(WAIT_S)
-        assert not self._thread.is_alive()
 
     def order(self, order: Order) -> None:
         send(self._end, encode(order))
@@ -133,45 +131,92 @@ def test_a_note_that_no_device_can_write_is_not_said_to_be_kept(places: tuple[Pa
             assert brain.next() == Noted(NAMESPACE, void, kept=False)
 
 
-def test_a_mover_whose_device_was_full_makes_way_for_another_when_there_is_room(
-    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That one is told all notes again which are not durable."""
-    place, _ = places
-    full = True
-    fsync = os.fsync
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes that failed are tried again at once, as often as it may be."""
+    monkeypatch.setattr(disk_mover, "NOTES_AGAIN_S", 0.01)
+    monkeypatch.setattr(disk_mover, "NOTES_AGAIN_S_MAX", 0.02)
 
-    def fails_when_full(descriptor: int) -> None:
-        if full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", fails_when_full)
-    monkeypatch.setattr(disk_mover, "FULL_AGAIN_S", 0.01)
-    with Brain(place) as brain:
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted("tmpfs", tmp_path, 4 << 20) as root:
+        yield root
+
+
+@pytest.mark.usefixtures("soon")
+def test_notes_are_written_again_when_a_full_device_has_room(disk: Path) -> None:
+    """The device is said to be well then, on which the brain sends again what is not durable."""
+    with Brain(disk) as brain:
         brain.devices(1)
-        brain.order(Note(NAMESPACE, b"document", 5))
-        (told,) = brain.devices(1)
-        assert "its notes cannot be written: No space left on device" in told.problem
-        assert brain.next() == Noted(NAMESPACE, 5, kept=False)
-        brain.order(Note(NAMESPACE, b"document", 6))
-        assert brain.next() == Noted(NAMESPACE, 6, kept=False), "it lives on"
-        full = False
-        brain.await_end()
-    assert not list(place.rglob("trial*"))
-
-
-def test_a_mover_whose_notes_fail_otherwise_stays(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    place, _ = places
-    monkeypatch.setattr(disk_mover, "FULL_AGAIN_S", 0.0)
-    blocked(place)
-    with Brain(place) as brain:
-        brain.devices(1)
-        for void in (5, 6, 7):
+        fill(disk)
+        for void in (5, 6):
             brain.order(Note(NAMESPACE, b"document", void))
             if void == 5:
-                brain.devices(1)
+                (told,) = brain.devices(1)
+                assert told.problem == "its notes cannot be written: No space left on device"
             assert brain.next() == Noted(NAMESPACE, void, kept=False)
+        make_room(disk)
+        (told,) = brain.devices(1)
+        assert told.problem == ""
+        brain.order(Note(NAMESPACE, b"document", 6))
+        assert brain.next() == Noted(NAMESPACE, 6, kept=True)
+    assert void_on(disk) == [6]
+    assert not list(disk.rglob("trial*"))
+
+
+@pytest.mark.usefixtures("soon")
+def test_notes_are_written_again_when_they_failed_for_another_reason(places: tuple[Path, Path]) -> None:
+    """A device that missed some learns them from the others."""
+    good, bad = places
+    blocked(bad)
+    with Brain(good, bad) as brain:
+        brain.devices(2)
+        brain.order(Note(NAMESPACE, b"document", 5))
+        assert "its notes cannot be written" in brain.devices(1)[0].problem
+        assert brain.next() == Noted(NAMESPACE, 5, kept=True)
+        (bad / disk_notes.FOLDER).unlink()
+        (told,) = brain.devices(1)
+        assert (told.device, told.problem) == (1, "")
+    assert (void_on(good), void_on(bad)) == ([5], [5])
+
+
+def test_a_namespace_is_cleared_durably_on_a_full_device(disk: Path) -> None:
+    with Brain(disk) as brain:
+        brain.devices(1)
+        brain.order(Note(NAMESPACE, b"document", 3))
+        assert brain.next() == Noted(NAMESPACE, 3, kept=True)
+        fill(disk)
+        brain.order(Note(NAMESPACE, b"document", 7))
+        assert brain.next() == Noted(NAMESPACE, 7, kept=True)
+    assert disk_notes.load(str(disk))[0] == {NAMESPACE: Known(b"document", 7)}
+
+
+def test_a_prefix_that_a_full_device_cannot_note_makes_its_namespace_void(disk: Path) -> None:
+    prefix = ClearedPrefix(NAMESPACE, b"k" * 32)
+    with Brain(disk) as brain:
+        brain.devices(1)
+        brain.order(Note(NAMESPACE, b"document", 3))
+        assert brain.next() == Noted(NAMESPACE, 3, kept=True)
+        fill(disk)
+        brain.order(Note(prefix_note(prefix), prefix_document(prefix), 7))
+        brain.devices(1)
+        assert brain.next() == Noted(prefix_note(prefix), 7, kept=True)
+    assert disk_notes.load(str(disk))[0] == {NAMESPACE: Known(b"document", 7)}
+
+
+def test_a_prefix_of_which_one_device_has_a_note_costs_nothing_else(places: tuple[Path, Path]) -> None:
+    good, bad = places
+    prefix = ClearedPrefix(NAMESPACE, b"k" * 32)
+    with Brain(good, bad) as brain:
+        brain.devices(2)
+        brain.order(Note(NAMESPACE, b"document", 3))
+        assert brain.next() == Noted(NAMESPACE, 3, kept=True)
+        (bad / disk_notes.FOLDER / f"{prefix_note(prefix).hex()}.new").mkdir()
+        brain.order(Note(prefix_note(prefix), prefix_document(prefix), 7))
+        brain.devices(1)
+        assert brain.next() == Noted(prefix_note(prefix), 7, kept=True)
+    assert void_on(bad) == [3]
 
 
 def test_where_every_device_was_drained_there_is_nothing_to_note(places: tuple[Path, Path]) -> None:

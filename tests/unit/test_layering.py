@@ -47,7 +47,7 @@ BELOW: dict[str, str] = {
     "kvserver.disk_notes": "",
     "kvserver.disk_quiet": "logs",
     "kvserver.disk_tool": "config disk_hits disk_leave disk_notes errors figures paths tiers transfer sizes",
-    "kvserver.disk_mover": "config disk_hits disk_leave disk_notes errors logs passing transfer wire",
+    "kvserver.disk_mover": "config disk_hits disk_leave disk_notes errors logs passing tiers transfer wire",
     "kvserver.event_replays": "wire",
     "kvserver.publisher": "config doors errors event_replays guests wire",
     "kvserver.server": "publisher admin_door bounds config descriptors doors errors http logs passing service transfer "

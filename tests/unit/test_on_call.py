@@ -34,16 +34,27 @@ def said(
     disks: tuple[DiskStatus, ...] = (DISK,),
     disk_state: str = "ready",
     *,
+    clears_owed: int = 0,
     drain: DrainState = "",
     drain_waits: str = "",
 ) -> list[str]:
-    return warnings(arena, movers=movers, disks=disks, disk_state=disk_state, drain=drain, drain_waits=drain_waits)
+    return warnings(
+        arena,
+        movers=movers,
+        disks=disks,
+        disk_state=disk_state,
+        clears_owed=clears_owed,
+        drain=drain,
+        drain_waits=drain_waits,
+    )
 
 
 def test_nothing_is_said_while_all_is_well() -> None:
     assert said() == []
     assert said(disks=(), disk_state="", movers=[]) == []
     assert said(disk_state="recovering") == []
+    (owed,) = said(clears_owed=3)
+    assert owed.startswith("3 clears are not durable yet")
     assert troubles(Counters(), []) == {}
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from kvserver.wire.messages import Clear
-from tests.unit.brain_rig import NAMESPACE, Client, Rig, chain
+from tests.unit.admin_rig import pinned
+from tests.unit.brain_rig import NAMESPACE, Client, Rig, chain, is_refusal
 
 MINUTE_MS = 60_000
 DIGESTS = [bytes([number]) * 32 for number in range(1, 4)]
@@ -42,6 +43,41 @@ def test_a_namespace_that_was_registered_for_longer_is_kept() -> None:
     newcomer = Client(rig, engine="newcomer").register(namespace=DIGESTS[2])
     assert newcomer.lookup(chain(0, 3), DIGESTS[0]).chunks == 3
     assert newcomer.lookup(chain(1, 3), DIGESTS[1]).chunks == 0
+
+
+def test_a_namespace_with_a_lease_is_kept_although_it_is_the_coldest() -> None:
+    rig = Rig(namespaces_max=2)
+    clients = [left_behind(rig, DIGESTS[number], number) for number in range(2)]
+    lease = clients[0].lookup(chain(0, 3), DIGESTS[0])
+    assert lease.lease
+    rig.wait_ms(7)
+    clients[1].release(clients[1].lookup(chain(1, 3), DIGESTS[1]))
+    Client(rig, engine="newcomer").register(namespace=DIGESTS[2])
+    assert clients[0].lookup(chain(0, 3), DIGESTS[0]).chunks == 3
+    assert clients[1].lookup(chain(1, 3), DIGESTS[1]).chunks == 0
+
+
+def test_a_namespace_with_a_pin_is_kept_although_it_is_the_coldest() -> None:
+    rig = Rig(namespaces_max=2)
+    clients = [left_behind(rig, digest, number) for number, digest in enumerate((NAMESPACE, DIGESTS[1]))]
+    assert pinned(rig, chain(0, 3)).chunks == 3
+    rig.wait_ms(7)
+    clients[1].release(clients[1].lookup(chain(1, 3), DIGESTS[1]))
+    Client(rig, engine="newcomer").register(namespace=DIGESTS[2])
+    assert clients[0].lookup(chain(0, 3), NAMESPACE).chunks == 3
+    assert clients[1].lookup(chain(1, 3), DIGESTS[1]).chunks == 0
+
+
+def test_where_every_namespace_has_a_lease_none_makes_room() -> None:
+    rig = Rig(namespaces_max=2)
+    clients = [left_behind(rig, DIGESTS[number], number) for number in range(2)]
+    leases = [clients[number].lookup(chain(number, 3), DIGESTS[number]) for number in range(2)]
+    assert all(found.lease for found in leases)
+    newcomer = Client(rig, engine="newcomer")
+    assert is_refusal(newcomer.ask(newcomer.registration(namespace=DIGESTS[2])), "resource", "namespaces")
+    clients[1].release(leases[1])
+    newcomer.register(namespace=DIGESTS[2])
+    assert clients[0].lookup(chain(0, 3), DIGESTS[0]).chunks == 3
 
 
 def test_a_cleared_namespace_makes_room_for_itself_again() -> None:

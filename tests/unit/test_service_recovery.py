@@ -215,6 +215,55 @@ def test_a_clear_that_no_disk_could_note_says_so() -> None:
     assert isinstance(client.ask(Clear(rig.number(), rig.notes[0].namespace)), Cleared)
 
 
+def test_a_clear_that_no_disk_could_note_is_told_again_until_one_can() -> None:
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    namespace = rig.notes[0].namespace
+    rig.notes_kept, rig.problem = False, "its notes cannot be written: No space left on device"
+    rig.tell_devices()
+    answer = client.ask(Clear(rig.number(), namespace))
+    assert is_refusal(
+        answer, "device", "disk-clear", "not durable yet on 0 (its notes cannot be written: No space left"
+    )
+    assert rig.service.status(rig.now_ns).warnings[0].startswith("1 clears are not durable yet")
+    told = len(rig.notes)
+    rig.tell_devices()
+    rig.wait_ms(100)
+    assert len(rig.notes) == told, "it is not well yet"
+    rig.notes_kept, rig.problem = True, ""
+    rig.tell_devices()
+    assert [(note.namespace, note.void) for note in rig.notes[told:]] == [(namespace, rig.notes[told - 1].void)]
+    assert rig.service.status(rig.now_ns).warnings == []
+    rig.tell_devices()
+    assert len(rig.notes) == told + 1
+    restart(rig)
+    assert Client(rig).register().lookup(keys).chunks == 0
+
+
+def test_clears_that_no_disk_could_note_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "CLEARS_MAX", 2)
+    rig = DiskRig()
+    client, warm = Client(rig).register(namespace=b"w" * 32), chain(77, CHUNKS)
+    spare = [Client(rig).register(namespace=name * 32) for name in (b"a", b"b")]
+    for engine in (client, *spare):
+        engine.store(warm)
+    rig.notes_kept = False
+    for name in (b"a", b"b"):
+        assert is_refusal(client.ask(Clear(rig.number(), name * 32)), "device", "disk-clear")
+    assert is_refusal(client.ask(Clear(rig.number(), b"w" * 32)), "resource", "clears")
+    assert client.lookup(warm, b"w" * 32).chunks == CHUNKS, "nothing was cleared"
+
+
+def test_of_two_notes_of_a_namespace_the_later_void_counts() -> None:
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    (first, *_) = rig.notes
+    assert isinstance(client.ask(Clear(rig.number(), first.namespace)), Cleared)
+    rig.notes.append(first)  # an older one is told last
+    restart(rig)
+    assert Client(rig).register().lookup(keys).chunks == 0
+
+
 def test_clears_that_wait_for_the_disks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is an order to a mover that may not read them."""
     monkeypatch.setattr(disk, "CLEARS_MAX", 2)

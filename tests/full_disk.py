@@ -1,0 +1,79 @@
+"""A small file system of its own that can be filled up, for tests: the kernel itself says that there is no room."""
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+BALLAST = "ballast"
+FILES_MAX = 300
+
+
+@contextmanager
+def mounted(kind: str, place: Path, size_bytes: int) -> Iterator[Path]:
+    """kind: tmpfs or ext4. Skips the test where nothing may be mounted."""
+    root = place / f"mounted-{kind}"
+    root.mkdir()
+    if kind == "tmpfs":
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(root)]
+    else:
+        image = place / "image"
+        with image.open("wb") as file:
+            file.truncate(size_bytes)
+        if shutil.which("mkfs.ext4") is None:
+            pytest.skip("there is no mkfs.ext4")
+        subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True)
+        command = ["mount", "-o", "loop", str(image), str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    try:
+        yield root
+    finally:
+        subprocess.run(["umount", "--lazy", str(root)], check=True)
+
+
+def fill(root: Path) -> None:
+    """Not a byte is left for another file, root's included."""
+    folder = root / BALLAST
+    folder.mkdir()
+    for size in (1 << 20, 4096, 1):
+        for number in range(FILES_MAX):
+            if not _fits(folder / f"{size}-{number}", size):
+                _sync(root)  # what was set aside for the worst case is given back
+                if not _has_room(folder):
+                    break
+    assert not _has_room(folder)
+
+
+def make_room(root: Path) -> None:
+    shutil.rmtree(root / BALLAST)
+    _sync(root)
+
+
+def _sync(root: Path) -> None:
+    """This file system alone: others may be busy."""
+    subprocess.run(["sync", "--file-system", str(root)], check=True)
+
+
+def _has_room(folder: Path) -> bool:
+    fits = _fits(folder / "trial", 1)
+    (folder / "trial").unlink(missing_ok=True)
+    return fits
+
+
+def _fits(path: Path, size: int) -> bool:
+    try:
+        with path.open("wb", buffering=0) as file:
+            written = file.write(bytes(size))
+            os.fsync(file.fileno())
+            return written == size
+    except OSError as problem:
+        if problem.errno != errno.ENOSPC:
+            raise
+        return False
