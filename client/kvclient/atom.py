@@ -17,14 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import atom
-from atom.kv_transfer.disaggregation.base import KVConnectorBase, KVConnectorSchedulerBase
-from atom.kv_transfer.disaggregation.types import (
-    ConnectorCompletion,
-    KVConnectorOutput,
-    LoadOperationId,
-    SaveOperationId,
-)
 
+from kvclient import atom_versions as versions
 from kvclient.atom_layout import Allocation, Layout, layout_of
 from kvclient.atom_namespace import code_digest, facts_of, model_id_of
 from kvclient.atom_process import SCHEDULER, WORKER, life_of
@@ -43,6 +37,17 @@ from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer, RetrieveResult
 from kvserver.errors import RequestError
 from kvserver.wire.messages import GroupSpec
 
+try:
+    from atom.kv_transfer.disaggregation.base import KVConnectorBase, KVConnectorSchedulerBase
+    from atom.kv_transfer.disaggregation.types import (
+        ConnectorCompletion,
+        KVConnectorOutput,
+        LoadOperationId,
+        SaveOperationId,
+    )
+except ImportError as problem:
+    raise versions.refusal(f"has not what its connectors are made of ({problem})") from problem
+
 log = logging.getLogger("atom.kvserver")
 
 SAID_TIMES = 8
@@ -59,6 +64,7 @@ class Engine:
     """What both halves take from ATOM's Config."""
 
     def __init__(self, config: Any) -> None:
+        versions.check_config(config)
         transfer: Mapping[str, Any] = config.kv_transfer_config or {}
         self.config = config
         self.settings: Settings = parse(transfer)
@@ -70,9 +76,8 @@ class Engine:
         self.stages = _count(config, "pipeline_parallel_size")
         self.tensor_ranks = _count(config, "tensor_parallel_size")
         self.ranks = self.stages * self.tensor_ranks
-        parallel = getattr(config, "parallel_config", None)
-        self.stage = int(getattr(parallel, "pipeline_parallel_rank", 0) or 0)
-        self.name = f"atom-dp{int(getattr(parallel, 'data_parallel_rank', 0) or 0)}"
+        self.stage = int(config.parallel_config.pipeline_parallel_rank or 0)
+        self.name = f"atom-dp{int(config.parallel_config.data_parallel_rank or 0)}"
 
     def life(self, generations: int) -> int:
         """The same in the scheduler and in all workers of this engine."""
@@ -100,6 +105,10 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
     is_offload = True
     """A request whose load has ended prefills the rest, instead of going on to decode."""
 
+    def __new__(cls, config: Any) -> Any:
+        versions.check_whole(cls)  # before Python says it in its own words
+        return super().__new__(cls)
+
     def __init__(self, config: Any) -> None:
         engine = Engine(config)
         options = Options(
@@ -112,7 +121,7 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
             # would have no KV.
             resumes_output=False,
             lookup_deadline_s=engine.settings.lookup_timeout_ms / 1000,
-            retrieves_max=max(32, int(getattr(config, "max_num_seqs", 0) or 0)),  # ATOM bounds what is parked
+            retrieves_max=max(32, int(config.max_num_seqs or 0)),  # ATOM bounds what is parked
             retrieve_wait_s=0.0,
         )
         self._half = Scheduler(engine.client(rank=-1, generations=SCHEDULER), options)
@@ -197,6 +206,16 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
             if serves:
                 self._half.finished(seq)
 
+    def source_blocks_released(self, seq: Seq) -> None:
+        """Since ATOM's #2167, in the place of a second request_finished(): of a sequence that has ended or was
+        preempted, whose blocks may be anybody's now."""
+        with self._guard as serves:
+            if serves:
+                self._half.released(seq)
+
+    def send_finished(self, req_id: Any) -> None:
+        """Since ATOM's #2167, of what goes to a decode node. Nothing of ours does."""
+
     def has_pending_work(self) -> bool:
         with self._guard as serves:
             if serves:
@@ -232,6 +251,10 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
     """In the process of each ModelRunner. Belongs to the thread that launches its forwards."""
 
     is_producer = False
+
+    def __new__(cls, config: Any) -> Any:
+        versions.check_whole(cls)
+        return super().__new__(cls)
 
     def __init__(self, config: Any) -> None:
         self._engine = Engine(config)
@@ -287,8 +310,8 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
             device=kind,
             tenant=engine.settings.tenant,
             staging_bytes=engine.settings.staging_mib * MIB,
-            tokens_max=int(getattr(engine.config, "max_model_len", 0) or 0),
-            model=label_of(getattr(engine.config, "model", "")),
+            tokens_max=int(engine.config.max_model_len or 0),
+            model=label_of(engine.config.model),
         )
         self._half(kind).register(spec)
         self._watched = _watch(kv_caches, self._given_back)
@@ -374,15 +397,15 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
 
 
 def _count(config: Any, name: str) -> int:
-    return int(getattr(config, name, 1) or 1)
+    return int(getattr(config, name) or 1)
 
 
 def _refuse_unsupported(config: Any) -> None:
     if _count(config, "prefill_context_parallel_size") > 1:
         raise RequestError("unsupported", "prefill_context_parallel_size > 1: which rank holds what is not known here")
-    if getattr(config, "enable_rapidserve", False):
+    if config.enable_rapidserve:
         raise RequestError("unsupported", "rapidserve: two processes share one KV cache, and only one schedules")
-    if getattr(getattr(config, "hf_config", None), "compress_ratios", None):
+    if getattr(config.hf_config, "compress_ratios", None):
         raise RequestError(
             "unsupported",
             "DeepSeek-V4 keeps compressor state and windows for each request beside its pages; kvserver stores blocks "

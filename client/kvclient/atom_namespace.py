@@ -35,7 +35,7 @@ def facts_of(
     model_id: tells the model, weights included, from all others. tenant: engines of different ones share nothing.
     sleeps: of this engine's life, and how often its cache was made anew; empty for the first."""
     settings = _settings(config.hf_config)
-    stages = int(getattr(config, "pipeline_parallel_size", 1) or 1)
+    stages = int(config.pipeline_parallel_size or 1)
     return {
         "facts": FACTS,
         "engine": ["atom", *(f"{name} {version}" for name, version in sorted(versions.items()))],
@@ -43,16 +43,16 @@ def facts_of(
         "weights_epoch": weights_epoch,
         "sleeps": sleeps,
         "settings": settings_text(settings),
-        "tokens_max": tokens_that_count(settings, int(getattr(config, "max_model_len", 0) or 0)),
-        "dtype": str(getattr(config, "torch_dtype", "")),
-        "cache_dtype": str(getattr(config, "kv_cache_dtype", "")),
-        "index_dtype": str(getattr(config, "index_cache_dtype", None)),
-        "online_quantization": settings_text(getattr(config, "online_quant_config", None)),
+        "tokens_max": tokens_that_count(settings, int(config.max_model_len or 0)),
+        "dtype": str(config.torch_dtype),
+        "cache_dtype": str(config.kv_cache_dtype),
+        "index_dtype": str(config.index_cache_dtype),
+        "online_quantization": settings_text(config.online_quant_config),
         "draft": _draft(getattr(config, "speculative_config", None)),
         "device": device,
         "block_tokens": int(config.kv_cache_block_size),
         "chunk_tokens": chunk_tokens,
-        "grid": [stages, *(int(getattr(config, f"{name}_parallel_size", 1) or 1) for name in GRID), replicas],
+        "grid": [stages, *(int(getattr(config, f"{name}_parallel_size") or 1) for name in GRID), replicas],
         "layout": list(layout.facts(pipeline_stages=stages)),
         **({"tenant": tenant} if tenant else {}),
     }

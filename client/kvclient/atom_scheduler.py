@@ -18,6 +18,7 @@ from kvclient.atom_aborts import Aborts
 from kvclient.atom_gaps import Gaps
 from kvclient.atom_jobs import AtomJobs
 from kvclient.atom_steps import NAMESPACE, Name, Seq, Step
+from kvclient.atom_versions import SEQUENCE, check_fields
 from kvclient.client import Client
 from kvclient.keys import chunk_keys
 from kvclient.offload import Offload
@@ -207,6 +208,14 @@ class Scheduler:
             self._store_due(life, time.monotonic())
         self._end(life)
 
+    def released(self, seq: Seq) -> None:
+        """Its blocks are not its own any more. One that was preempted goes on, and asks again; of one that has ended
+        nothing more can be stored."""
+        life = self._lives.get(id(seq))
+        if life is not None and seq.is_finished:
+            self._gaps.look()
+            self._end(life)
+
     def busy(self) -> bool:
         """Whether an idle engine has to go on polling. All of it ends by itself."""
         learns = not self.namespace and time.monotonic() < self._namespace_due_s
@@ -220,6 +229,7 @@ class Scheduler:
     def _life_of(self, seq: Seq) -> _Life:
         life = self._lives.get(id(seq))
         if life is None:
+            check_fields("Sequence", seq, SEQUENCE)
             life = self._lives[id(seq)] = _Life(seq, Name(seq.id, next(self._numbers)))
             self._begin(life)
         return life

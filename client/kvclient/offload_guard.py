@@ -13,6 +13,7 @@ from kvclient.offload_ends import Ended, Ends
 from kvclient.offload_values import RetrieveOrder, StoreOrder
 from kvclient.offload_worker import Worker
 from kvclient.values import CacheSpec
+from kvserver.errors import RequestError
 
 WHY = "connector-bug"
 
@@ -36,7 +37,8 @@ class Guard:
         if not isinstance(error, Exception):
             return False  # nothing, or what is meant to end the process
         if not self.tripped:
-            self._log.error("no cache from now on: a bug in the connector", exc_info=error)
+            why = error if isinstance(error, RequestError) else "a bug in the connector"
+            self._log.error("no cache from now on: %s", why, exc_info=error)
             self._untold = 1
             self.trip()
         return True

@@ -60,6 +60,12 @@ def config_of(server_path: str, shape: Shape, *, model: str, **options: Any) -> 
         "stop_token_ids": [],
         "scheduler_delay_factor": 0.0,
         "speculative_config": None,
+        "index_cache_dtype": None,
+        "torch_dtype": "bfloat16",
+        "online_quant_config": None,
+        "load_dummy": None,
+        "enable_rapidserve": False,
+        "prefill_context_parallel_size": 1,
         "deferred_output": False,
         "hf_config": SimpleNamespace(architectures=["LlamaForCausalLM"], sliding_window=None, layers=shape.layers),
         "tensor_parallel_size": 1,
@@ -88,10 +94,13 @@ class Rig:
         shape: Shape | None = None,
         tensor: int = 1,
         stages: int = 1,
+        tells_of_release: bool = False,
         **options: Any,
     ) -> None:
+        """tells_of_release: the stand-in's order of calls is that of ATOM since its #2167."""
         self.shape = shape if shape is not None else Shape()
         self._is_real = is_real
+        self._tells_of_release = tells_of_release
         self._server = server
         self._life = next(_lives)
         options.setdefault("chunk_tokens", 3 * self.shape.block_tokens * self.shape.contexts)
@@ -180,7 +189,8 @@ class Rig:
             from tests.atom_engine.real import RealScheduler  # noqa: PLC0415  (it needs all of ATOM)
 
             return RealScheduler(self.config)
-        return Scheduler(self.config, KVConnectorFactory.create_connector(self.config, role="scheduler"))
+        half = KVConnectorFactory.create_connector(self.config, role="scheduler")
+        return Scheduler(self.config, half, tells_of_release=self._tells_of_release)
 
     @contextmanager
     def _as_atom(self) -> Iterator[None]:

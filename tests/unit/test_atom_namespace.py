@@ -29,6 +29,10 @@ def digest(**changed: Any) -> bytes:
             "torch_dtype": "bfloat16",
             "max_model_len": 4096,
             "speculative_config": None,
+            "decode_context_parallel_size": 1,
+            "prefill_context_parallel_size": 1,
+            "index_cache_dtype": None,
+            "online_quant_config": None,
             **changed,
         }
     )
