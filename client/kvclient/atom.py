@@ -20,14 +20,15 @@ import atom
 
 from kvclient import atom_versions as versions
 from kvclient.atom_layout import Allocation, Layout, layout_of
-from kvclient.atom_namespace import code_digest, facts_of, model_id_of
-from kvclient.atom_process import SCHEDULER, WORKER, life_of
+from kvclient.atom_namespace import code_digest, facts_of, models_of
+from kvclient.atom_process import SCHEDULER, WORKER, ancestor, life_of
 from kvclient.atom_scheduler import Scheduler
 from kvclient.atom_settings import Settings, chosen_chunk_tokens, parse, role_of
 from kvclient.atom_steps import NAMESPACE, STORED, Name, Seq, Step
 from kvclient.client import Client
+from kvclient.file_times import began_ns
 from kvclient.identity import label_of
-from kvclient.keys import namespace_digest
+from kvclient.late_namespaces import namespace_of
 from kvclient.offload import CHAIN_GOES_ON
 from kvclient.offload_guard import WHY, Guard, GuardedWorker
 from kvclient.offload_values import Group, Options
@@ -271,7 +272,6 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         self._watched: weakref.finalize[..., Any] | None = None
         self._said: deque[KVConnectorOutput] = deque(maxlen=SAID_TIMES)
         """What was new in the last polls."""
-        self._unsaid: str = ""
         self._names: dict[int, Name] = {}
         """Of jobs in flight, whose they are."""
 
@@ -291,7 +291,7 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         facts = facts_of(
             engine.config,
             layout,
-            model_id=engine.settings.model_id or model_id_of(engine.config),
+            model_id=engine.settings.model_id,
             weights_epoch=engine.settings.weights_epoch,
             tenant=engine.settings.tenant,
             chunk_tokens=engine.chunk_tokens,
@@ -300,10 +300,13 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
             device=_device_name(kind),
             sleeps=[engine.name, engine.life(WORKER), self._registered] if self._registered or can_sleep else [],
         )
-        namespace = namespace_digest(facts)
+        models = [] if engine.settings.model_id else models_of(engine.config)
+        life, is_first = f"{engine.name} {engine.life(WORKER)}", self._rank == 0
+        since_ns = began_ns(ancestor(WORKER + (engine.stages > 1)))
+        namespace = namespace_of(facts, models, life=life, log=log, is_first=is_first, since_ns=since_ns)
         spec = CacheSpec(
             name="kv",
-            namespace=namespace,
+            namespace=b"",
             chunk_tokens=engine.chunk_tokens,
             buffers=_buffers(kind, layout.allocations),
             groups=[self._group(layout, blocks=num_blocks, replicas=replicas)],
@@ -313,13 +316,14 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
             tokens_max=int(engine.config.max_model_len or 0),
             model=label_of(engine.config.model),
         )
-        self._half(kind).register(spec)
+        half = self._half(kind)
+        half.register(spec, namespace)
         self._watched = _watch(kv_caches, self._given_back)
         self._registered += 1
-        self._unsaid = NAMESPACE + namespace.hex()
         if can_sleep:
             log.warning("this engine's weights can change; kvserver notices it only if the engine sleeps meanwhile")
-        log.info("cache described namespace=%s rank=%d facts=%s", namespace.hex()[:16], self._rank, _shown(facts))
+        known = half.namespace.hex()[:16] or "later"
+        log.info("cache described namespace=%s rank=%d facts=%s", known, self._rank, _shown(facts))
 
     def _given_back(self, thread: int) -> None:
         """ATOM has dropped its KV cache, which it tells nobody: what the server has mapped would stay allocated."""
@@ -363,9 +367,8 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
                 output.finished_saving.add(operation)  # also when it failed: its blocks are free
                 whole = not result.why or result.why in CHAIN_GOES_ON
                 output.connector_completions.add(ConnectorCompletion(STORED, operation, whole))
-        if self._unsaid:
-            output.finished_saving.add(SaveOperationId(self._unsaid, 0))
-            self._unsaid = ""
+        if namespace := self._worker.take_namespace():
+            output.finished_saving.add(SaveOperationId(NAMESPACE + namespace.hex(), 0))
         return output
 
     def get_finished_recv_blocks(self) -> list[int]:

@@ -77,6 +77,7 @@ class Scheduler:
         """Those of which chunks may become due, by id()."""
         self._sweep: Iterator[int] = iter(())
         self._namespace_due_s = time.monotonic() + NAMESPACE_WAIT_S
+        self._has_said = False
 
     @property
     def statistics(self) -> Statistics:
@@ -158,6 +159,11 @@ class Scheduler:
         self._aborts.look(runs=runs)
         self._end_the_unsaid()
         now_s = time.monotonic()
+        if not self.namespace and now_s >= self._namespace_due_s and not self._has_said:
+            self._has_said = True
+            log.warning(
+                "no cache yet: not all ranks have said the same namespace; weights are hashed, or ranks disagree"
+            )
         for life in list(self._storing.values()):
             self._store_due(life, now_s)
         step = Step(tuple(self.untold), tuple(self.untold_stores))

@@ -6,6 +6,7 @@ What is refused when the engine starts (settings, layouts, ranks that disagree) 
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
@@ -69,8 +70,18 @@ class GuardedWorker:
     def is_inert(self) -> bool:
         return self._inert is not None
 
-    def register(self, spec: CacheSpec) -> None:
-        self._half.register(spec)
+    def register(self, spec: CacheSpec, namespace: "Future[bytes]") -> None:
+        self._half.register(spec, namespace)
+
+    @property
+    def namespace(self) -> bytes:
+        return self._half.namespace
+
+    def take_namespace(self) -> bytes:
+        with self._guard as serves:
+            if serves:
+                return self._half.take_namespace()
+        return b""
 
     def unregister(self) -> None:
         """Also after a bug: memory that the engine gives back must not stay with the server."""
