@@ -108,6 +108,11 @@ def digest_of(files: ModelFiles, hashes: Hashes) -> bytes:
     return digest.digest()
 
 
+def model_digest(folder: Path) -> bytes:
+    """For who has the time: digest_of() of model_files(), with hashes that this machine keeps."""
+    return digest_of(model_files(folder), Hashes())
+
+
 def _looked_at(folder: Path, settings: list[Path], weights: list[Path]) -> ModelFiles:
     if not settings or not weights:
         raise RequestError(

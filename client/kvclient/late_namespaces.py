@@ -67,7 +67,9 @@ def namespace_of(
     def name() -> bytes:
         found, why = _digests(models, hashes(), saying, since_ns)
         if not why:
-            return namespace_digest({**facts, "files": found})
+            namespace = namespace_digest({**facts, "files": found})
+            saying.info("weights known namespace=%s", namespace.hex()[:16])
+            return namespace
         saying.warning(
             "the cache is shared with no other engine, as nobody can tell which weights this one has loaded: %s. Start "
             "the engine again, or say model_id in kv_connector_extra_config",

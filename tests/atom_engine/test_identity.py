@@ -1,5 +1,6 @@
 """Which model an ATOM engine has is told by its files, and its start does not wait for them to be hashed."""
 
+import itertools
 import random
 import struct
 import sys
@@ -81,8 +82,8 @@ def test_ranks_that_do_not_say_the_same_have_no_cache(
     make_rig: MakeRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One has found its files to be others than those that it may have loaded."""
-    only = iter([None, file_times.Doubt(tmp_path)])
-    with mock.patch.object(late_namespaces, "doubt", lambda path, since_ns: next(only, None)):
+    once = itertools.chain([file_times.Doubt(tmp_path)], itertools.repeat(None))
+    with mock.patch.object(late_namespaces, "doubt", side_effect=once):
         rig = make_rig(model=str(write(tmp_path / "m", trained_row(6))), by_files=True, tensor=2, is_late=True)
         (seq,) = rig.run_on(prompt(1, 300))
     for _ in range(30):

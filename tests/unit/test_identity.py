@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvclient.file_hashes import Changed, Hashes
-from kvclient.identity import adapter_files, digest_of, model_files
+from kvclient.identity import adapter_files, digest_of, model_digest, model_files
 from kvserver.errors import RequestError
 
 CONFIG = {"hidden_size": 48, "rope_theta": 10000.0, "transformers_version": "5.1", "_name_or_path": "/a"}
@@ -31,10 +31,6 @@ def write(folder: Path, *, config: object = CONFIG, weights: bytes | None = None
     return folder
 
 
-def model_digest(folder: Path, *, settings_in: Path | None = None) -> bytes:
-    return digest_of(model_files(folder, settings_in=settings_in), Hashes())
-
-
 def adapter_digest(folder: Path) -> bytes:
     return digest_of(adapter_files(folder), Hashes())
 
@@ -55,7 +51,7 @@ def test_a_models_settings_may_lie_apart_from_its_weights(tmp_path: Path) -> Non
     (settings / "modeling.py").write_text("pass")
     (whole / "modeling.py").write_text("pass")
     (weights / "config.json").unlink()
-    assert model_digest(weights, settings_in=settings) == model_digest(whole)
+    assert digest_of(model_files(weights, settings_in=settings), Hashes()) == model_digest(whole)
 
 
 @pytest.mark.parametrize("change", ["config", "one tensor", "a name", "a file more", "code", "images"])
