@@ -72,13 +72,15 @@ class Hashes:
         """folder: where they are kept, if not in the first of own_folders() that is there or can be made."""
         self._folder = folder if folder is not None else own_folder()
         self._settled_ns = int(settled_s * 1e9)
-        self._made: dict[FileId, Hashed] = {}
-        """By this process."""
+        self._known: dict[FileId, Hashed] = {}
+        """Known in this process."""
 
     def kept(self, seen: Seen, *, wants_sha256: bool = False) -> Hashed | None:
-        found = self._made.get(seen.id)
+        found = self._known.get(seen.id)
         if found is None and self._folder is not None:
             found = _read(self._folder / KEPT).get(_key(seen.id))
+        if found is not None:
+            self._known[seen.id] = found
         return None if found is None or (wants_sha256 and not found.sha256) else found
 
     def of(self, seen: Seen, *, wants_sha256: bool = False) -> Hashed:
@@ -88,7 +90,7 @@ class Hashes:
             with _locked(self._folder, 10 + seen.id.bytes / PATIENCE_BYTES_PER_S):
                 found = self.kept(seen, wants_sha256=wants_sha256)
                 if found is None:
-                    found = self._made[seen.id] = _hash(seen, wants_sha256=wants_sha256)
+                    found = self._known[seen.id] = _hash(seen, wants_sha256=wants_sha256)
                     self._keep(seen, found)
         if FileId.of(seen.path.stat()) != seen.id:
             raise Changed(str(seen.path))

@@ -60,7 +60,9 @@ def adapter_settings(lora_config: Any) -> str:
     return settings_text({**said, "target_modules": sorted(said["target_modules"] or ())})
 
 
-ADAPTER_WAIT_S = 0.05
+ADAPTERS_HASHED_MAX = 4
+"""At once. Requests of another adapter have no name meanwhile."""
+ADAPTER_WAIT_S = 0.25
 """What the first request of an adapter waits for its files to be hashed. Those of a larger one have no name until that
 is done; vLLM reads the same files for the same request, and takes longer."""
 
@@ -97,6 +99,7 @@ class Keyer:
         self._adapter_settings = adapters
         self._adapters: dict[int, _Adapter | None] = {}
         """By id, which is what vLLM knows them by; None: it was loaded in place."""
+        self._hashing: list[Future[bytes]] = []
 
     @property
     def takes_hashes(self) -> bool:
@@ -174,7 +177,11 @@ class Keyer:
             looks = adapter_looks(path)
             if number not in self._adapters:
                 files = adapter_files(path)
+                self._hashing = [running for running in self._hashing if not running.done()]
+                if len(self._hashing) >= ADAPTERS_HASHED_MAX:
+                    raise RequestError("lora", f"the files of {len(self._hashing)} other adapters are being hashed")
                 digest = in_background(lambda: digest_of(files, Hashes()))
+                self._hashing.append(digest)
                 self._adapters[number] = _Adapter(place, looks, digest)
                 wait([digest], ADAPTER_WAIT_S)
         except (OSError, RuntimeError) as problem:  # the latter: of a user who has no home
