@@ -234,7 +234,7 @@ class Bench:
         assert not stores, stores
 
     def _report(self, reports: list[Report]) -> None:
-        self.timed("reported", lambda: self.half.ended(reports, namespaces=set(), is_inert=False))
+        self.timed("reported", lambda: self.half.ended(reports, namespaces=(), is_inert=False))
 
     def _others(self) -> dict[str, int]:
         """Requests that decode beside the one that is measured, and their tokens in a step."""

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from kvclient.client import Client
 from kvclient.offload_ends import Report
@@ -27,7 +28,7 @@ class PlayedWorker:
         pool_bytes = blocks * PAGE_BYTES
         spec = CacheSpec(
             name="bench-connector",
-            namespace=namespace,
+            namespace=b"",
             chunk_tokens=chunk_tokens,
             buffers=[HostBuffer(create_memfd("bench-pool", pool_bytes), pool_bytes)],
             groups=[
@@ -39,7 +40,9 @@ class PlayedWorker:
             ],
         )
         self._worker = Worker(client, rank=0, event=lambda: None, log=log)
-        self._worker.register(spec)
+        named: Future[bytes] = Future()
+        named.set_result(namespace)
+        self._worker.register(spec, named)
 
     def carry_out(self, orders: Sequence[RetrieveOrder | StoreOrder]) -> list[Report]:
         """Waits for their ends, all of which are to be good ones."""

@@ -17,23 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import atom
-from atom.kv_transfer.disaggregation.base import KVConnectorBase, KVConnectorSchedulerBase
-from atom.kv_transfer.disaggregation.types import (
-    ConnectorCompletion,
-    KVConnectorOutput,
-    LoadOperationId,
-    SaveOperationId,
-)
 
+from kvclient import atom_versions as versions
 from kvclient.atom_layout import Allocation, Layout, layout_of
-from kvclient.atom_namespace import code_digest, facts_of, model_id_of
-from kvclient.atom_process import SCHEDULER, WORKER, life_of
+from kvclient.atom_namespace import code_digest, facts_of, models_of
+from kvclient.atom_process import SCHEDULER, WORKER, ancestor, life_of
 from kvclient.atom_scheduler import Scheduler
 from kvclient.atom_settings import Settings, chosen_chunk_tokens, parse, role_of
 from kvclient.atom_steps import NAMESPACE, STORED, Name, Seq, Step
 from kvclient.client import Client
+from kvclient.file_times import began_ns
 from kvclient.identity import label_of
-from kvclient.keys import namespace_digest
+from kvclient.late_namespaces import namespace_of
 from kvclient.offload import CHAIN_GOES_ON
 from kvclient.offload_guard import WHY, Guard, GuardedWorker
 from kvclient.offload_values import Group, Options
@@ -42,6 +37,17 @@ from kvclient.settings import MIB
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer, RetrieveResult
 from kvserver.errors import RequestError
 from kvserver.wire.messages import GroupSpec
+
+try:
+    from atom.kv_transfer.disaggregation.base import KVConnectorBase, KVConnectorSchedulerBase
+    from atom.kv_transfer.disaggregation.types import (
+        ConnectorCompletion,
+        KVConnectorOutput,
+        LoadOperationId,
+        SaveOperationId,
+    )
+except ImportError as problem:
+    raise versions.refusal(f"has not what its connectors are made of ({problem})") from problem
 
 log = logging.getLogger("atom.kvserver")
 
@@ -59,6 +65,7 @@ class Engine:
     """What both halves take from ATOM's Config."""
 
     def __init__(self, config: Any) -> None:
+        versions.check_config(config)
         transfer: Mapping[str, Any] = config.kv_transfer_config or {}
         self.config = config
         self.settings: Settings = parse(transfer)
@@ -70,9 +77,8 @@ class Engine:
         self.stages = _count(config, "pipeline_parallel_size")
         self.tensor_ranks = _count(config, "tensor_parallel_size")
         self.ranks = self.stages * self.tensor_ranks
-        parallel = getattr(config, "parallel_config", None)
-        self.stage = int(getattr(parallel, "pipeline_parallel_rank", 0) or 0)
-        self.name = f"atom-dp{int(getattr(parallel, 'data_parallel_rank', 0) or 0)}"
+        self.stage = int(config.parallel_config.pipeline_parallel_rank or 0)
+        self.name = f"atom-dp{int(config.parallel_config.data_parallel_rank or 0)}"
 
     def life(self, generations: int) -> int:
         """The same in the scheduler and in all workers of this engine."""
@@ -100,6 +106,10 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
     is_offload = True
     """A request whose load has ended prefills the rest, instead of going on to decode."""
 
+    def __new__(cls, config: Any) -> Any:
+        versions.check_whole(cls)  # before Python says it in its own words
+        return super().__new__(cls)
+
     def __init__(self, config: Any) -> None:
         engine = Engine(config)
         options = Options(
@@ -112,7 +122,7 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
             # would have no KV.
             resumes_output=False,
             lookup_deadline_s=engine.settings.lookup_timeout_ms / 1000,
-            retrieves_max=max(32, int(getattr(config, "max_num_seqs", 0) or 0)),  # ATOM bounds what is parked
+            retrieves_max=max(32, int(config.max_num_seqs or 0)),  # ATOM bounds what is parked
             retrieve_wait_s=0.0,
         )
         self._half = Scheduler(engine.client(rank=-1, generations=SCHEDULER), options)
@@ -197,6 +207,16 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
             if serves:
                 self._half.finished(seq)
 
+    def source_blocks_released(self, seq: Seq) -> None:
+        """Since ATOM's #2167, in the place of a second request_finished(): of a sequence that has ended or was
+        preempted, whose blocks may be anybody's now."""
+        with self._guard as serves:
+            if serves:
+                self._half.released(seq)
+
+    def send_finished(self, req_id: Any) -> None:
+        """Since ATOM's #2167, of what goes to a decode node. Nothing of ours does."""
+
     def has_pending_work(self) -> bool:
         with self._guard as serves:
             if serves:
@@ -233,6 +253,10 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
 
     is_producer = False
 
+    def __new__(cls, config: Any) -> Any:
+        versions.check_whole(cls)
+        return super().__new__(cls)
+
     def __init__(self, config: Any) -> None:
         self._engine = Engine(config)
         tensor_rank, tensor_ranks = _tensor_rank()
@@ -248,7 +272,6 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         self._watched: weakref.finalize[..., Any] | None = None
         self._said: deque[KVConnectorOutput] = deque(maxlen=SAID_TIMES)
         """What was new in the last polls."""
-        self._unsaid: str = ""
         self._names: dict[int, Name] = {}
         """Of jobs in flight, whose they are."""
 
@@ -268,7 +291,7 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
         facts = facts_of(
             engine.config,
             layout,
-            model_id=engine.settings.model_id or model_id_of(engine.config),
+            model_id=engine.settings.model_id,
             weights_epoch=engine.settings.weights_epoch,
             tenant=engine.settings.tenant,
             chunk_tokens=engine.chunk_tokens,
@@ -277,26 +300,30 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
             device=_device_name(kind),
             sleeps=[engine.name, engine.life(WORKER), self._registered] if self._registered or can_sleep else [],
         )
-        namespace = namespace_digest(facts)
+        models = [] if engine.settings.model_id else models_of(engine.config)
+        life, is_first = f"{engine.name} {engine.life(WORKER)}", self._rank == 0
+        since_ns = began_ns(ancestor(WORKER + (engine.stages > 1)))
+        namespace = namespace_of(facts, models, life=life, log=log, is_first=is_first, since_ns=since_ns)
         spec = CacheSpec(
             name="kv",
-            namespace=namespace,
+            namespace=b"",
             chunk_tokens=engine.chunk_tokens,
             buffers=_buffers(kind, layout.allocations),
             groups=[self._group(layout, blocks=num_blocks, replicas=replicas)],
             device=kind,
             tenant=engine.settings.tenant,
             staging_bytes=engine.settings.staging_mib * MIB,
-            tokens_max=int(getattr(engine.config, "max_model_len", 0) or 0),
-            model=label_of(getattr(engine.config, "model", "")),
+            tokens_max=int(engine.config.max_model_len or 0),
+            model=label_of(engine.config.model),
         )
-        self._half(kind).register(spec)
+        half = self._half(kind)
+        half.register(spec, namespace)
         self._watched = _watch(kv_caches, self._given_back)
         self._registered += 1
-        self._unsaid = NAMESPACE + namespace.hex()
         if can_sleep:
             log.warning("this engine's weights can change; kvserver notices it only if the engine sleeps meanwhile")
-        log.info("cache described namespace=%s rank=%d facts=%s", namespace.hex()[:16], self._rank, _shown(facts))
+        known = half.namespace.hex()[:16] or "later"
+        log.info("cache described namespace=%s rank=%d facts=%s", known, self._rank, _shown(facts))
 
     def _given_back(self, thread: int) -> None:
         """ATOM has dropped its KV cache, which it tells nobody: what the server has mapped would stay allocated."""
@@ -340,9 +367,8 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
                 output.finished_saving.add(operation)  # also when it failed: its blocks are free
                 whole = not result.why or result.why in CHAIN_GOES_ON
                 output.connector_completions.add(ConnectorCompletion(STORED, operation, whole))
-        if self._unsaid:
-            output.finished_saving.add(SaveOperationId(self._unsaid, 0))
-            self._unsaid = ""
+        if namespace := self._worker.take_namespace():
+            output.finished_saving.add(SaveOperationId(NAMESPACE + namespace.hex(), 0))
         return output
 
     def get_finished_recv_blocks(self) -> list[int]:
@@ -374,15 +400,15 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
 
 
 def _count(config: Any, name: str) -> int:
-    return int(getattr(config, name, 1) or 1)
+    return int(getattr(config, name) or 1)
 
 
 def _refuse_unsupported(config: Any) -> None:
     if _count(config, "prefill_context_parallel_size") > 1:
         raise RequestError("unsupported", "prefill_context_parallel_size > 1: which rank holds what is not known here")
-    if getattr(config, "enable_rapidserve", False):
+    if config.enable_rapidserve:
         raise RequestError("unsupported", "rapidserve: two processes share one KV cache, and only one schedules")
-    if getattr(getattr(config, "hf_config", None), "compress_ratios", None):
+    if getattr(config.hf_config, "compress_ratios", None):
         raise RequestError(
             "unsupported",
             "DeepSeek-V4 keeps compressor state and windows for each request beside its pages; kvserver stores blocks "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvclient.atom_layout import Layout
-from kvclient.identity import model_digest, settings_text, tokens_that_count
+from kvclient.identity import ModelFiles, hub_folder, model_files, settings_text, tokens_that_count
 from kvserver.errors import RequestError
 
 FACTS = 1
@@ -32,10 +32,11 @@ def facts_of(
 ) -> dict[str, object]:
     """Of ATOM's Config. The same in all ranks of an engine.
 
-    model_id: tells the model, weights included, from all others. tenant: engines of different ones share nothing.
+    model_id: tells the model, weights included, from all others; empty where its files do.
+    tenant: engines of different ones share nothing.
     sleeps: of this engine's life, and how often its cache was made anew; empty for the first."""
     settings = _settings(config.hf_config)
-    stages = int(getattr(config, "pipeline_parallel_size", 1) or 1)
+    stages = int(config.pipeline_parallel_size or 1)
     return {
         "facts": FACTS,
         "engine": ["atom", *(f"{name} {version}" for name, version in sorted(versions.items()))],
@@ -43,16 +44,16 @@ def facts_of(
         "weights_epoch": weights_epoch,
         "sleeps": sleeps,
         "settings": settings_text(settings),
-        "tokens_max": tokens_that_count(settings, int(getattr(config, "max_model_len", 0) or 0)),
-        "dtype": str(getattr(config, "torch_dtype", "")),
-        "cache_dtype": str(getattr(config, "kv_cache_dtype", "")),
-        "index_dtype": str(getattr(config, "index_cache_dtype", None)),
-        "online_quantization": settings_text(getattr(config, "online_quant_config", None)),
-        "draft": _draft(getattr(config, "speculative_config", None)),
+        "tokens_max": tokens_that_count(settings, int(config.max_model_len or 0)),
+        "dtype": str(config.torch_dtype),
+        "cache_dtype": str(config.kv_cache_dtype),
+        "index_dtype": str(config.index_cache_dtype),
+        "online_quantization": settings_text(config.online_quant_config),
+        "draft": _draft(config.speculative_config, model_id),
         "device": device,
         "block_tokens": int(config.kv_cache_block_size),
         "chunk_tokens": chunk_tokens,
-        "grid": [stages, *(int(getattr(config, f"{name}_parallel_size", 1) or 1) for name in GRID), replicas],
+        "grid": [stages, *(int(getattr(config, f"{name}_parallel_size") or 1) for name in GRID), replicas],
         "layout": list(layout.facts(pipeline_stages=stages)),
         **({"tenant": tenant} if tenant else {}),
     }
@@ -61,11 +62,15 @@ def facts_of(
 GRID = ("tensor", "decode_context", "prefill_context")
 
 
-def model_id_of(config: Any) -> str:
-    """The digest of the model's files. A name or a path says nothing about the weights behind it."""
-    if getattr(config, "load_dummy", None):
+def models_of(config: Any) -> list[ModelFiles]:
+    """The files of the model and of a draft model. A name or a path says nothing about the weights behind it."""
+    if config.load_dummy:
         raise RequestError("model-identity", "dummy weights are told by nothing: say model_id in the extra config")
-    return model_digest(_folder(str(config.model))).hex()
+    folders = [_folder(str(config.model), config.hf_config)]
+    speculation = config.speculative_config
+    if speculation is not None and speculation.model:
+        folders.append(_folder(str(speculation.model), getattr(speculation, "draft_model_hf_config", None)))
+    return [model_files(folder) for folder in dict.fromkeys(folders)]
 
 
 def code_digest(folder: Path) -> str:
@@ -78,19 +83,9 @@ def code_digest(folder: Path) -> str:
     return digest.hexdigest() if files else ""
 
 
-def _folder(model: str) -> Path:
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import snapshot_download  # noqa: PLC0415  (needed for names only, and slow to import)
-
-    try:
-        return Path(snapshot_download(model, local_files_only=True))
-    except (OSError, ValueError) as problem:
-        raise RequestError(
-            "model-identity",
-            f"the files of model {model!r} are not on this machine ({type(problem).__name__}), so that it cannot be "
-            "told from others of that name: say model_id in kv_connector_extra_config",
-        ) from problem
+def _folder(model: str, hf_config: Any) -> Path:
+    commit = getattr(hf_config, "_commit_hash", None)
+    return Path(model) if Path(model).is_dir() else hub_folder(model, revision=None, commit=commit)
 
 
 def _settings(hf_config: Any) -> object:
@@ -98,10 +93,9 @@ def _settings(hf_config: Any) -> object:
     return to_dict() if callable(to_dict) else dict(vars(hf_config))
 
 
-def _draft(speculative: Any) -> list[str]:
-    """Layers of a draft model are in the cache like any other."""
+def _draft(speculative: Any, model_id: str) -> list[str]:
+    """Layers of a draft model are in the cache like any other. With a model_id, which stands for its files as well, its
+    name is all that tells it."""
     if speculative is None:
         return []
-    model = str(getattr(speculative, "model", None) or "")
-    content = model_digest(Path(model)).hex() if model and Path(model).is_dir() else model
-    return [str(getattr(speculative, "method", "")), content]
+    return [str(speculative.method), *([str(speculative.model or "")] if model_id else [])]

@@ -17,12 +17,18 @@ SCHEDULER, WORKER = 0, 1
 def life_of(generations: int, *, name: str) -> int:
     """Names the ancestor, `generations` up, among all processes that this machine has ever had: by its id, the moment
     when it started, and the boot. 56 bits."""
-    pid = os.getpid()
-    for _ in range(generations):
-        pid = int(_stat(pid)[1])
+    pid = ancestor(generations)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     said = f"{name} {socket.gethostname()} {boot} {pid} {_stat(pid)[19]}"
     return int.from_bytes(hashlib.sha256(said.encode()).digest()[:7], "little")
+
+
+def ancestor(generations: int) -> int:
+    """Of this process: its id. 0 generations up is this process itself."""
+    pid = os.getpid()
+    for _ in range(generations):
+        pid = int(_stat(pid)[1])
+    return pid
 
 
 def _stat(pid: int) -> list[str]:

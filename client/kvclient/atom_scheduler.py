@@ -18,6 +18,7 @@ from kvclient.atom_aborts import Aborts
 from kvclient.atom_gaps import Gaps
 from kvclient.atom_jobs import AtomJobs
 from kvclient.atom_steps import NAMESPACE, Name, Seq, Step
+from kvclient.atom_versions import SEQUENCE, check_fields
 from kvclient.client import Client
 from kvclient.keys import chunk_keys
 from kvclient.offload import Offload
@@ -76,6 +77,7 @@ class Scheduler:
         """Those of which chunks may become due, by id()."""
         self._sweep: Iterator[int] = iter(())
         self._namespace_due_s = time.monotonic() + NAMESPACE_WAIT_S
+        self._has_said = False
 
     @property
     def statistics(self) -> Statistics:
@@ -157,6 +159,11 @@ class Scheduler:
         self._aborts.look(runs=runs)
         self._end_the_unsaid()
         now_s = time.monotonic()
+        if not self.namespace and now_s >= self._namespace_due_s and not self._has_said:
+            self._has_said = True
+            log.warning(
+                "no cache yet: not all ranks have said the same namespace; weights are hashed, or ranks disagree"
+            )
         for life in list(self._storing.values()):
             self._store_due(life, now_s)
         step = Step(tuple(self.untold), tuple(self.untold_stores))
@@ -207,6 +214,14 @@ class Scheduler:
             self._store_due(life, time.monotonic())
         self._end(life)
 
+    def released(self, seq: Seq) -> None:
+        """Its blocks are not its own any more. One that was preempted goes on, and asks again; of one that has ended
+        nothing more can be stored."""
+        life = self._lives.get(id(seq))
+        if life is not None and seq.is_finished:
+            self._gaps.look()
+            self._end(life)
+
     def busy(self) -> bool:
         """Whether an idle engine has to go on polling. All of it ends by itself."""
         learns = not self.namespace and time.monotonic() < self._namespace_due_s
@@ -220,6 +235,7 @@ class Scheduler:
     def _life_of(self, seq: Seq) -> _Life:
         life = self._lives.get(id(seq))
         if life is None:
+            check_fields("Sequence", seq, SEQUENCE)
             life = self._lives[id(seq)] = _Life(seq, Name(seq.id, next(self._numbers)))
             self._begin(life)
         return life

@@ -80,6 +80,8 @@ class Cache:
         """Of a GPU."""
         self.portable = portable
         """Of what is said to be portable."""
+        self.named = True
+        """The namespace is known. Until then no server hears of it."""
         self.wanted = True
         """Until unregister() or close()."""
         self.kept = False

@@ -131,19 +131,26 @@ class Client:
 
     # ---------------------------------------------------------------- caches
 
-    def register_cache(self, spec: CacheSpec) -> Cache:
+    def register_cache(self, spec: CacheSpec, *, namespace: "Future[bytes] | None" = None) -> Cache:
         """Registers now or as soon as there is a server, and again after every reconnect. Returns at once; of a GPU,
-        after its memory is exported, staging taken and the kernels loaded, for which the driver may need a second."""
+        after its memory is exported, staging taken and the kernels loaded, for which the driver may need a second.
+
+        namespace: takes the place of the spec's, and may come later; until then no server hears of the cache."""
         self._check_alive()
         if self._closed:
             raise RequestError("closed", f"cache {spec.name!r}: this client is closed")
-        if len(spec.namespace) != wire.NAMESPACE_BYTES:
+        if namespace is None and len(spec.namespace) != wire.NAMESPACE_BYTES:
             raise _wrong_namespace(spec.namespace)
         with self._caches_lock:
             if spec.name in self._caches:
                 raise RequestError("registered-twice", f"this client has a cache named {spec.name!r} already")
             cache = self._caches[spec.name] = prepare(spec)
+        cache.named = namespace is None
         self._loop.post(lambda: self._connection.add_cache(cache))
+        if namespace is not None:
+            namespace.add_done_callback(
+                lambda answer: self._loop.post(lambda: self._connection.name_cache(cache, answer))
+            )
         return cache
 
     def unregister(self, cache: Cache) -> "Future[bool]":

@@ -9,6 +9,7 @@ import itertools
 import logging
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 
 from kvclient.caches import Cache, Registration
 from kvclient.counters import Counters
@@ -76,6 +77,19 @@ class Connection:
             cache.device.attach(self.loop)
         if cache.portable is not None:
             cache.portable.attach(self.loop)
+        if self.session is not None and cache.named:
+            self._start_keeping(self.session, cache)
+
+    def name_cache(self, cache: Cache, answer: "Future[bytes]") -> None:
+        """The namespace of a cache that was added without one is known, or there will be none."""
+        if not cache.wanted:
+            return
+        problem = answer.exception()
+        if problem is not None:
+            log.error("cache without a namespace name=%s", cache.name, exc_info=problem)
+            cache.settle(None, RequestError("namespace", f"there is none: {problem!r}"))
+            return
+        cache.spec, cache.named = replace(cache.spec, namespace=answer.result()), True
         if self.session is not None:
             self._start_keeping(self.session, cache)
 
@@ -135,7 +149,8 @@ class Connection:
             log.info("connected server=%s incarnation=%d", session.welcome.server, session.welcome.incarnation)
             self.loop.start(self._keep_gate_open(session))
             for cache in self._caches:
-                self._start_keeping(session, cache)
+                if cache.named:
+                    self._start_keeping(session, cache)
             try:
                 await session.wait(Waiter())
             except Lost as lost:

@@ -1,18 +1,19 @@
 """Which model this is, told by its content: folders of one name may hold different weights, and one model may lie in
 many places.
 
-Read are config.json and what else shapes the computation, the name, size and header of every weight file, and samples
-of the weights: a few bytes out of every tensor where the file says where its tensors lie. A fine-tuned model has the
-names, sizes and headers of the model it was made of, and differs in nearly every byte of the tensors that it changed.
+What counts are config.json and what else shapes the computation, and every byte of every weight file: a model that was
+trained a little may differ from the one it was made of in a single row. Settings are read at once, and small; weights
+are hashed by file_hashes.py, which takes seconds to minutes the first time.
 """
 
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
 
+from kvclient.file_hashes import Hashes, Seen
 from kvserver.errors import RequestError
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -37,58 +38,91 @@ ROPES_OF_ANY_LENGTH = frozenset(
 TUNED_BY_LENGTH = frozenset({"llama4", "llama4_text"})
 """Kinds of models whose queries vLLM scales by position only where prompts may be longer than 32K tokens. It notes that
 in a copy of the settings."""
-HEADER_BYTES_MAX = 128 << 20
-"""Of a safetensors file; the format's own bound is 100 MB."""
-SAMPLE_BYTES = 256
-TENSORS_MAX = 1 << 16
-"""Of a file; of more than that some are sampled. A file of quantized experts has up to 20 thousand."""
-SAMPLES_MAX = 4096
-"""Of a file that does not say where its tensors lie. So many reads take 0.1 s when the pages are not in memory yet."""
 
-_TEXT = b"kvserver.model.1\0"
+_TEXT = b"kvserver.model.2\0"
 LABEL_BYTES_MAX = 128
 """The server takes no longer names."""
 
 
-def model_digest(folder: Path, *, settings_in: Path | None = None) -> bytes:
-    """32 bytes. RequestError("model-identity") when there is nothing that identifies a model: then say an id.
+class ModelFiles(NamedTuple):
+    """The files of a model or an adapter as they were when they were looked at."""
+
+    settings: tuple[tuple[Seen, bytes], ...]
+    """With what counts of their content."""
+    weights: tuple[tuple[Seen, str], ...]
+    """With their names below the model's folder."""
+
+    @property
+    def all(self) -> list[Seen]:
+        return [seen for seen, _ in (*self.settings, *self.weights)]
+
+
+def model_files(folder: Path, *, settings_in: Path | None = None) -> ModelFiles:
+    """RequestError("model-identity") when there is nothing that identifies a model: then say an id.
 
     settings_in: the folder that has all but the weights, if that is another."""
     others = settings_in or folder
     settings = [others / name for name in SETTINGS if (others / name).is_file()]
     settings += sorted(others.glob("*.py"))  # a model that brings its own code
     weights = sorted(path for path in _files(folder) if path.suffix in WEIGHTS and path.name not in NOT_WEIGHTS)
-    return _digest(folder, settings, weights)
+    return _looked_at(folder, settings, weights)
 
 
-def adapter_digest(folder: Path) -> bytes:
-    """Of a LoRA adapter, as model_digest()."""
+def adapter_files(folder: Path) -> ModelFiles:
+    """Of a LoRA adapter, as model_files()."""
     settings, weights = ([path for name in names if (path := folder / name).is_file()] for names in ADAPTER)
-    return _digest(folder, settings, weights)
+    return _looked_at(folder, settings, weights)
 
 
-def adapter_looks(folder: Path) -> list[object]:
+def adapter_looks(folder: Path) -> list[Seen]:
     """Differs when a file of a LoRA adapter was written anew. Reads nothing of them."""
-    stats = [(path.name, path.stat()) for names in ADAPTER for name in names if (path := folder / name).is_file()]
-    return [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats]
+    return [Seen.at(path) for names in ADAPTER for name in names if (path := folder / name).is_file()]
 
 
-def _digest(folder: Path, settings: list[Path], weights: list[Path]) -> bytes:
+def hub_folder(name: str, *, revision: str | None, commit: str | None, cache_folder: str | None = None) -> Path:
+    """Where this machine has a model of the Hugging Face hub. commit: the one that the engine has read the settings of,
+    where that is known: what a revision names may have changed since. RequestError when it is not here."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415  (needed for names only, and slow to import)
+
+    problem: Exception | None = None
+    for wanted in dict.fromkeys((commit, revision) if commit else (revision,)):  # settings may be another repository's
+        try:
+            return Path(snapshot_download(name, revision=wanted, cache_dir=cache_folder, local_files_only=True))
+        except (OSError, ValueError) as missing:
+            problem = missing
+    raise RequestError(
+        "model-identity",
+        f"the files of model {name!r} are not on this machine ({type(problem).__name__}), so that it cannot be "
+        "told from others of that name: say model_id in kv_connector_extra_config",
+    ) from problem
+
+
+def digest_of(files: ModelFiles, hashes: Hashes) -> bytes:
+    """32 bytes. OSError when a file cannot be read, Changed when one is another meanwhile; takes as long as hashing all
+    of them, unless that was done before."""
+    digest = hashlib.sha256(_TEXT)
+    for seen, content in files.settings:
+        _add(digest, seen.path.name.encode(), content)
+    for seen, name in files.weights:
+        _add(digest, name.encode(), struct.pack("<Q", seen.id.bytes), bytes.fromhex(hashes.of(seen).blake3))
+    return digest.digest()
+
+
+def model_digest(folder: Path) -> bytes:
+    """For who has the time: digest_of() of model_files(), with hashes that this machine keeps."""
+    return digest_of(model_files(folder), Hashes())
+
+
+def _looked_at(folder: Path, settings: list[Path], weights: list[Path]) -> ModelFiles:
     if not settings or not weights:
         raise RequestError(
             "model-identity",
             f"{str(folder)!r} has {len(settings)} files of settings and {len(weights)} of weights; expected both",
         )
-    digest = hashlib.sha256(_TEXT)
-    for path in settings:
-        _add(digest, path.name.encode(), _settings_content(path))
-    for path in weights:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            _add(digest, path.relative_to(folder).as_posix().encode(), struct.pack("<Q", size))
-            for piece in _weight_pieces(path, file, size):
-                _add(digest, piece)
-    return digest.digest()
+    return ModelFiles(
+        tuple((Seen.at(path), _settings_content(path)) for path in settings),
+        tuple((Seen.at(path), path.relative_to(folder).as_posix()) for path in weights),
+    )
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -152,45 +186,6 @@ def _rope_types(settings: object, *, in_rope: bool = False) -> set[str]:
 
 _NOTES = frozenset({"transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "max_model_len"})
 """The last: vLLM's, for models such as MiniMax. See tokens_that_count()."""
-
-
-def _weight_pieces(path: Path, file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The header, if it has one, and the samples."""
-    places: Sequence[int] = ()
-    if path.suffix == ".safetensors":
-        header = _safetensors_header(path, file, size)
-        yield header
-        places = _evenly(_tensor_middles(path, header), TENSORS_MAX)
-    if not places:
-        places = _evenly(range(0, size, max(SAMPLE_BYTES, size // SAMPLES_MAX)), SAMPLES_MAX)
-    places = sorted({min(place, max(0, size - SAMPLE_BYTES)) for place in places})
-    for place in places:
-        file.seek(place)
-        yield file.read(SAMPLE_BYTES)
-
-
-def _safetensors_header(path: Path, file: BinaryIO, size: int) -> bytes:
-    """The length (u64, little-endian) and the JSON behind it."""
-    file.seek(0)
-    head = file.read(8)
-    length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-    if not 2 <= length <= min(HEADER_BYTES_MAX, size - 8):
-        raise RequestError("model-identity", f"{str(path)!r} of {size} bytes has no safetensors header: {length=}")
-    return head + file.read(length)
-
-
-def _tensor_middles(path: Path, header: bytes) -> list[int]:
-    """Offsets in the file. The middle, because the edges of some tensors are padding."""
-    try:
-        tensors = json.loads(header[8:])
-        ends = [entry["data_offsets"] for name, entry in tensors.items() if name != "__metadata__"]
-        return [len(header) + (begin + end) // 2 for begin, end in ends]
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise RequestError("model-identity", f"{str(path)!r} has a broken safetensors header: {problem}") from problem
-
-
-def _evenly(places: Sequence[int], places_max: int) -> Sequence[int]:
-    return places[:: max(1, -(-len(places) // places_max))]
 
 
 def _add(digest: "hashlib._Hash", *pieces: bytes) -> None:

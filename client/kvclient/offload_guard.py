@@ -6,6 +6,7 @@ What is refused when the engine starts (settings, layouts, ranks that disagree) 
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +14,7 @@ from kvclient.offload_ends import Ended, Ends
 from kvclient.offload_values import RetrieveOrder, StoreOrder
 from kvclient.offload_worker import Worker
 from kvclient.values import CacheSpec
+from kvserver.errors import RequestError
 
 WHY = "connector-bug"
 
@@ -36,7 +38,8 @@ class Guard:
         if not isinstance(error, Exception):
             return False  # nothing, or what is meant to end the process
         if not self.tripped:
-            self._log.error("no cache from now on: a bug in the connector", exc_info=error)
+            why = error if isinstance(error, RequestError) else "a bug in the connector"
+            self._log.error("no cache from now on: %s", why, exc_info=error)
             self._untold = 1
             self.trip()
         return True
@@ -67,8 +70,18 @@ class GuardedWorker:
     def is_inert(self) -> bool:
         return self._inert is not None
 
-    def register(self, spec: CacheSpec) -> None:
-        self._half.register(spec)
+    def register(self, spec: CacheSpec, namespace: "Future[bytes]") -> None:
+        self._half.register(spec, namespace)
+
+    @property
+    def namespace(self) -> bytes:
+        return self._half.namespace
+
+    def take_namespace(self) -> bytes:
+        with self._guard as serves:
+            if serves:
+                return self._half.take_namespace()
+        return b""
 
     def unregister(self) -> None:
         """Also after a bug: memory that the engine gives back must not stay with the server."""

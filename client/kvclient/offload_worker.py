@@ -6,7 +6,7 @@ ended is collected once a step.
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from functools import partial
 
@@ -33,19 +33,39 @@ class Worker:
         self._event = event
         self._log = log
         self._cache: Cache | None = None
+        self._namespace: Future[bytes] | None = None
+        self._has_told = False
         self._stores: Sequence[StoreOrder] = ()
         self._said: set[str] = set()
 
-    def register(self, spec: CacheSpec) -> None:
-        """Waits a moment for a server that is there, so that the first requests hit; every job is a miss until it has
-        answered. A cache that was registered before is let go first: its memory is not the engine's any more."""
+    def register(self, spec: CacheSpec, namespace: "Future[bytes]") -> None:
+        """Waits a moment for a namespace and a server, so that the first requests hit; every job is a miss until both
+        are there. The spec's own namespace is of no account. A cache that was registered before is let go first: its
+        memory is not the engine's any more."""
         self.unregister()
-        self._cache = self._client.register_cache(spec)
+        self._namespace, self._has_told = namespace, False
+        self._cache = self._client.register_cache(spec, namespace=namespace)
         try:
-            if self._client.wait_connected(CONNECT_S):
+            is_connected = self._client.wait_connected(CONNECT_S)
+            if wait([namespace], CONNECT_S).done and is_connected:
                 self._cache.wait_registered(REGISTER_S)
         except KvError:
             self._say_problems()
+
+    @property
+    def namespace(self) -> bytes:
+        """Empty as long as there is none."""
+        future = self._namespace
+        return future.result() if future is not None and future.done() and future.exception() is None else b""
+
+    def take_namespace(self) -> bytes:
+        """Once for each register(): when the cache is registered under it, or no server is there that could do so.
+        Otherwise empty. Before that, what the scheduler looks up could not be retrieved."""
+        is_ready = self._cache is not None and (self._cache.registered or not self._client.connected)
+        if self._has_told or not is_ready or not self.namespace:
+            return b""
+        self._has_told = True
+        return self.namespace
 
     def unregister(self) -> None:
         """The engine gives its memory back: waits until nobody writes it any more and the server has let it go, or

@@ -17,7 +17,6 @@ from weakref import WeakValueDictionary
 
 import torch
 import vllm
-from huggingface_hub import snapshot_download
 from vllm import envs
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -28,8 +27,9 @@ from vllm.v1.core import kv_cache_utils
 
 from kvclient import vllm_versions as versions
 from kvclient.client import Client
-from kvclient.identity import model_digest, settings_text
-from kvclient.keys import namespace_digest
+from kvclient.file_times import began_ns
+from kvclient.identity import ModelFiles, hub_folder, model_files, settings_text
+from kvclient.late_namespaces import namespace_of
 from kvclient.offload_ends import Ended, Ends, Report
 from kvclient.offload_guard import GuardedWorker
 from kvclient.offload_values import Group, Options, RetrieveOrder, StoreOrder
@@ -73,8 +73,8 @@ class Reports(interface.KVConnectorWorkerMetadata):
     """From the workers to the scheduler."""
 
     reports: list[Report] = field(default_factory=list)
-    namespaces: frozenset[bytes] = frozenset()
-    """In the first of each rank, for where the handshake is somebody else's."""
+    namespaces: frozenset[tuple[int, bytes]] = frozenset()
+    """Once from each rank, as soon as its cache is registered under that."""
     is_inert: bool = False
     """A rank carries out nothing any more."""
 
@@ -89,6 +89,7 @@ class Handshake(interface.KVConnectorHandshakeMetadata):
     """What a worker tells the scheduler at the start."""
 
     namespace: bytes = b""
+    """Empty as long as the model's files are being hashed."""
 
 
 class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
@@ -111,8 +112,6 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
                 log.warning('kv_load_failure_policy is not "recompute": a request ends with an error when a load fails')
         else:
             self._zeros: SharedZeros | None = None
-            self._namespace = b""
-            self._has_told = False
             self._ended = Ended([], set(), set(), set(), {})
             self._rank = get_tensor_model_parallel_rank()
             event = _no_event if current_platform.is_cpu() else _recorded_event
@@ -168,7 +167,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         told = {item.namespace for item in metadata.values() if isinstance(item, Handshake)}
-        if told:
+        if told and b"" not in told:  # otherwise the ranks tell in their reports
             self._scheduler.use_namespace(told)
 
     def on_new_request(self, request: Any) -> None:
@@ -194,7 +193,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
     def update_connector_output(self, connector_output: Any) -> None:
         told = connector_output.kv_connector_worker_meta
         if told is not None:
-            self._scheduler.ended(told.reports, namespaces=set(told.namespaces), is_inert=told.is_inert)
+            self._scheduler.ended(told.reports, namespaces=told.namespaces, is_inert=told.is_inert)
 
     def take_events(self) -> Iterable[Any]:
         """Behind every step's forward. Of stored chunks the server tells, so an engine has nothing to say."""
@@ -255,7 +254,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         _check_draft_shards(config, replicas)
         facts = facts_of(
             config,
-            model_id=self._settings.model_id or _identity(config, config.model_config),
+            model_id=self._settings.model_id,
             weights_epoch=self._settings.weights_epoch,
             tenant=self._settings.tenant,
             groups=self._groups,
@@ -263,18 +262,23 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             states=states_of(self._kv_cache_config),
             chunk_tokens=self._chunk_tokens,
             replicas=replicas,
-            drafts=_drafts(config, self._settings.model_id),
+            drafts=_drafts(config),
             version=vllm.__version__,
             device=cpu_kind() if current_platform.is_cpu() else current_platform.get_device_name(),
             backends=_backends(config, layout),
             layout=versions.page_orders(self._kv_cache_config, layout.orders, os.environ),
             environment=environment_that_counts(os.environ, envs),
         )
-        self._namespace = namespace_digest(facts)
+        models = [] if self._settings.model_id else _model_files(config)
+        life, is_first = f"{self._engine} {self._epoch}", self._rank == 0
+        # The parent of several ranks began before all of them, and gives each the same answer.
+        has_siblings = self._ranks > 1 and config.parallel_config.distributed_executor_backend == "mp"
+        since_ns = began_ns(os.getppid() if has_siblings else os.getpid())
+        namespace = namespace_of(facts, models, life=life, log=log, is_first=is_first, since_ns=since_ns)
         self._worker.register(
             CacheSpec(
                 name="kv",
-                namespace=self._namespace,
+                namespace=b"",
                 chunk_tokens=self._chunk_tokens,
                 buffers=self._buffers(layout),
                 groups=group_specs(
@@ -290,11 +294,12 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
                 staging_bytes=self._settings.staging_mib * MIB,
                 tokens_max=config.model_config.max_model_len,
                 model=called(config.model_config),
-            )
+            ),
+            namespace,
         )
         log.info(
             "cache described namespace=%s chunk_tokens=%d groups=%s facts=%s",
-            self._namespace.hex()[:16],
+            self._worker.namespace.hex()[:16] or "later",
             self._chunk_tokens,
             [group.kind for group in self._groups],
             {name: value for name, value in facts.items() if name not in ("settings", "layers")},
@@ -310,7 +315,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
 
     def get_handshake_metadata(self) -> Handshake | None:
         """None inside of MultiConnector, which has one handshake for all its connectors."""
-        return Handshake(self._namespace) if get_kv_transfer_group() is self else None
+        return Handshake(self._worker.namespace) if get_kv_transfer_group() is self else None
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -344,8 +349,8 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         return self._ended.failed_blocks if _fails_by_block(self._groups) else set()
 
     def build_connector_worker_meta(self) -> Reports | None:
-        namespaces = frozenset() if self._has_told else frozenset({self._namespace})
-        self._has_told = True
+        namespace = self._worker.take_namespace()
+        namespaces = frozenset({(self._rank, namespace)}) if namespace else frozenset()
         told = Reports(self._ended.reports, namespaces, self._worker.is_inert)
         return told if told.reports or told.namespaces or told.is_inert else None
 
@@ -441,41 +446,32 @@ def _check_draft_shards(config: Any, replicas: int) -> None:
         raise RequestError("unsupported", f"ranks that hold the same KV ({replicas}), and not of both: {heads=}")
 
 
-def _drafts(config: Any, model_id: str) -> list[str]:
-    """The draft model, if there is one whose KV is cached. model_id: stands for its files as well."""
+def _drafts(config: Any) -> list[str]:
+    """The draft model, if there is one whose KV is cached, but for its files."""
     speculation = config.speculative_config
     if speculation is None or speculation.method not in DRAFTS:
         return []
     draft = speculation.draft_model_config
-    identity = model_id or _identity(config, draft)
-    return [speculation.method, identity, settings_text(draft.hf_config.to_dict()), str(draft.dtype)]
+    return [speculation.method, settings_text(draft.hf_config.to_dict()), str(draft.dtype)]
 
 
-def _identity(config: Any, model: Any) -> str:
-    """What a model's files say of it. --download-dir is where a model of the Hub has its weights, and nothing else."""
-    folder, download_folder = _model_folder(config, model), config.load_config.download_dir
-    if download_folder is None or Path(model.model).is_dir():
-        return model_digest(folder).hex()
-    return model_digest(_snapshot(model, download_folder), settings_in=folder).hex()
-
-
-def _model_folder(config: Any, model: Any) -> Path:
-    """Where a model's files are. A name or a path says nothing about the weights behind it, so they are looked at."""
+def _model_files(config: Any) -> list[ModelFiles]:
+    """Of the model, and of a draft model whose KV is cached. --download-dir is where a model of the Hub has its
+    weights, and nothing else."""
     check_told_by_files(config.load_config.load_format)
-    folder = Path(model.model)
-    return folder if folder.is_dir() else _snapshot(model, None)
+    models = [config.model_config, *([config.speculative_config.draft_model_config] if _drafts(config) else [])]
+    found = []
+    for model in models:
+        settings_in = Path(model.model) if Path(model.model).is_dir() else _snapshot(model, None)
+        apart = None if Path(model.model).is_dir() else config.load_config.download_dir
+        weights_in = settings_in if apart is None else _snapshot(model, apart)
+        found.append(model_files(weights_in, settings_in=settings_in))
+    return found
 
 
 def _snapshot(model: Any, cache_folder: str | None) -> Path:
-    try:
-        found = snapshot_download(model.model, revision=model.revision, cache_dir=cache_folder, local_files_only=True)
-    except (OSError, ValueError) as problem:
-        raise RequestError(
-            "model-identity",
-            f"the files of model {model.model!r} are not on this machine ({type(problem).__name__}), so that it cannot "
-            "be told from others of that name: say model_id in kv_connector_extra_config",
-        ) from problem
-    return Path(found)
+    commit = getattr(model.hf_config, "_commit_hash", None)
+    return hub_folder(model.model, revision=model.revision, commit=commit, cache_folder=cache_folder)
 
 
 def _kv_heads(model: Any) -> int:

@@ -85,15 +85,14 @@ class GuardedScheduler:
             if serves:
                 self._half.collect()
 
-    def ended(self, reports: Sequence[Report], *, namespaces: set[bytes], is_inert: bool) -> None:
-        """What the workers say. is_inert: of a rank, which fails every job."""
+    def ended(self, reports: Sequence[Report], *, namespaces: Iterable[tuple[int, bytes]], is_inert: bool) -> None:
+        """What the workers say. namespaces: by rank. is_inert: of a rank, which fails every job."""
         if is_inert and not self._guard.tripped:
             log.error("no cache from now on: a rank has said so, its log says why")
             self._guard.trip()
         with self._guard as serves:
             if serves:
-                if namespaces:
-                    self._half.use_namespace(namespaces)
+                self._half.learn(namespaces)
                 self._half.ended(reports)
                 return
         assert self._inert is not None

@@ -7,11 +7,14 @@ process), they are taken instead: the engine has computed them already.
 
 import secrets
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from kvclient.identity import adapter_digest, adapter_looks, settings_text
+from kvclient.file_hashes import Hashes, Seen
+from kvclient.identity import adapter_files, adapter_looks, digest_of, settings_text
 from kvclient.keys import Namer, Naming, chunk_keys, keys_from_block_hashes, namespace_digest
+from kvclient.late_namespaces import in_background
 from kvserver.errors import RequestError
 
 
@@ -57,14 +60,21 @@ def adapter_settings(lora_config: Any) -> str:
     return settings_text({**said, "target_modules": sorted(said["target_modules"] or ())})
 
 
+ADAPTERS_HASHED_MAX = 4
+"""At once. Requests of another adapter have no name meanwhile."""
+ADAPTER_WAIT_S = 0.25
+"""What the first request of an adapter waits for its files to be hashed. Those of a larger one have no name until that
+is done; vLLM reads the same files for the same request, and takes longer."""
+
+
 class _Adapter(NamedTuple):
     """One that was used."""
 
     place: tuple[str, str]
     """Name and path."""
-    looks: list[object]
+    looks: list[Seen]
     """Of its files then."""
-    digest: str
+    digest: "Future[bytes]"
 
 
 class Keyer:
@@ -89,6 +99,7 @@ class Keyer:
         self._adapter_settings = adapters
         self._adapters: dict[int, _Adapter | None] = {}
         """By id, which is what vLLM knows them by; None: it was loaded in place."""
+        self._hashing: list[Future[bytes]] = []
 
     @property
     def takes_hashes(self) -> bool:
@@ -165,7 +176,14 @@ class Keyer:
             path = Path(lora.lora_path).expanduser()
             looks = adapter_looks(path)
             if number not in self._adapters:
-                self._adapters[number] = _Adapter(place, looks, adapter_digest(path).hex())
+                files = adapter_files(path)
+                self._hashing = [running for running in self._hashing if not running.done()]
+                if len(self._hashing) >= ADAPTERS_HASHED_MAX:
+                    raise RequestError("lora", f"the files of {len(self._hashing)} other adapters are being hashed")
+                digest = in_background(lambda: digest_of(files, Hashes()))
+                self._hashing.append(digest)
+                self._adapters[number] = _Adapter(place, looks, digest)
+                wait([digest], ADAPTER_WAIT_S)
         except (OSError, RuntimeError) as problem:  # the latter: of a user who has no home
             raise RequestError("lora", f"the adapter cannot be read: {problem}") from problem
         known = self._adapters[number]
@@ -175,7 +193,11 @@ class Keyer:
             raise RequestError("lora", f"lora_int_id={number} was adapter {known.place}, and vLLM may have that still")
         if looks != known.looks:
             raise RequestError("lora", f"the files of adapter {lora.lora_name!r} have changed: load it from a new path")
-        return [known.digest, self._adapter_settings, bool(getattr(lora, "is_3d_lora_weight", False))]
+        if not known.digest.done():
+            raise RequestError("lora", f"the files of adapter {lora.lora_name!r} are being hashed")
+        if (why := known.digest.exception()) is not None:
+            raise RequestError("lora", f"the files of adapter {lora.lora_name!r} have changed or are gone: {why!r}")
+        return [known.digest.result().hex(), self._adapter_settings, bool(getattr(lora, "is_3d_lora_weight", False))]
 
 
 def _content_facts(request: Any) -> dict[str, object]:

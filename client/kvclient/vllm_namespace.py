@@ -80,7 +80,8 @@ def facts_of(
 ) -> dict[str, object]:
     """Of a VllmConfig. The same in all ranks of an engine.
 
-    model_id: tells the model, weights included, from all others. drafts: as much of a draft model, if it has KV.
+    model_id: tells the model, weights and drafts included, from all others; empty where their files do.
+    drafts: what but the files tells a draft model, if it has KV.
     tenant: engines of different ones share nothing. backends: of the attention of each layer.
     layout: how the elements of a page lie. environment: environment_that_counts()."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config

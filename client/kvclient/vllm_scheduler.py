@@ -88,6 +88,9 @@ class Scheduler:
         self._keyer = keyer
         self._store_output = store_output
         self._told: dict[str, int] = {}
+        self._ranks = options.ranks
+        self._said: dict[int, bytes] = {}
+        """By rank: the namespace."""
         self._live: dict[str, _Live] = {}
         self._known_tokens: dict[str, int] = {}
         """Of requests that were matched and do not compute yet: what the engine has, or is brought by us."""
@@ -108,6 +111,13 @@ class Scheduler:
         if len(namespaces) != 1:
             raise RequestError("namespace", f"the ranks say {len(namespaces)} namespaces; expected one")
         (self._asking.namespace,) = namespaces
+
+    def learn(self, namespaces: Iterable[tuple[int, bytes]]) -> None:
+        """Of single ranks, which may come to know theirs in different steps; used when all of them have said it."""
+        for rank, namespace in namespaces:
+            self._said[rank] = namespace
+            if len(self._said) == self._ranks:
+                self.use_namespace({*self._said.values(), *filter(None, [self._asking.namespace])})
 
     # ---------------------------------------------------------------- requests
 

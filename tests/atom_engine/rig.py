@@ -42,7 +42,8 @@ def prompt(seed: int, tokens: int) -> list[int]:
 
 def config_of(server_path: str, shape: Shape, *, model: str, **options: Any) -> Any:
     """ATOM's Config, as far as schedulers and connectors read it."""
-    extra = {"socket": server_path, "model_id": model, "min_load_tokens": 1, "lookup_timeout_ms": 3000}
+    extra = {"socket": server_path, "min_load_tokens": 1, "lookup_timeout_ms": 3000}
+    extra |= {} if options.pop("by_files", False) else {"model_id": model}
     extra |= {name: options.pop(name) for name in list(options) if name in EXTRAS}
     fields: dict[str, Any] = {
         "model": model,
@@ -60,6 +61,12 @@ def config_of(server_path: str, shape: Shape, *, model: str, **options: Any) -> 
         "stop_token_ids": [],
         "scheduler_delay_factor": 0.0,
         "speculative_config": None,
+        "index_cache_dtype": None,
+        "torch_dtype": "bfloat16",
+        "online_quant_config": None,
+        "load_dummy": None,
+        "enable_rapidserve": False,
+        "prefill_context_parallel_size": 1,
         "deferred_output": False,
         "hf_config": SimpleNamespace(architectures=["LlamaForCausalLM"], sliding_window=None, layers=shape.layers),
         "tensor_parallel_size": 1,
@@ -88,10 +95,16 @@ class Rig:
         shape: Shape | None = None,
         tensor: int = 1,
         stages: int = 1,
+        tells_of_release: bool = False,
+        is_late: bool = False,
         **options: Any,
     ) -> None:
+        """tells_of_release: the stand-in's order of calls is that of ATOM since its #2167.
+        is_late: nobody waits at the start for the ranks to have a namespace."""
         self.shape = shape if shape is not None else Shape()
         self._is_real = is_real
+        self._tells_of_release = tells_of_release
+        self._is_late = is_late
         self._server = server
         self._life = next(_lives)
         options.setdefault("chunk_tokens", 3 * self.shape.block_tokens * self.shape.contexts)
@@ -130,7 +143,8 @@ class Rig:
         self.connector = self.scheduler.kv_connector
         if self._is_served:
             assert self.connector._half._asking._client.wait_connected(WAIT_S)
-        self.idle_until("the ranks' namespace to be known", lambda: not self.connector.has_pending_work())
+        if not self._is_late:
+            self.idle_until("the ranks' namespace to be known", lambda: not self.connector.has_pending_work())
         return self
 
     def __exit__(
@@ -153,7 +167,7 @@ class Rig:
         with self._as_atom():
             for memory, worker in zip(self.memories, self.workers, strict=True):
                 worker.register_kv_caches(memory.kv_caches(), memory.transfer_tensors(), num_blocks=self.shape.blocks)
-        for worker in self.workers if self._is_served else ():
+        for worker in self.workers if self._is_served and not self._is_late else ():
             assert worker._worker._half._cache.wait_registered(WAIT_S)
 
     @property
@@ -180,7 +194,8 @@ class Rig:
             from tests.atom_engine.real import RealScheduler  # noqa: PLC0415  (it needs all of ATOM)
 
             return RealScheduler(self.config)
-        return Scheduler(self.config, KVConnectorFactory.create_connector(self.config, role="scheduler"))
+        half = KVConnectorFactory.create_connector(self.config, role="scheduler")
+        return Scheduler(self.config, half, tells_of_release=self._tells_of_release)
 
     @contextmanager
     def _as_atom(self) -> Iterator[None]:
@@ -213,6 +228,12 @@ class Rig:
         """Requests to their ends, and everything that follows from them."""
         seqs = [self.add(tokens, **options) for tokens in prompts]
         self.drain()
+        return seqs
+
+    def run_on(self, *prompts: Sequence[int], **options: Any) -> list[Any]:
+        """As run(), where the connector has something of its own to wait for."""
+        seqs = [self.add(tokens, **options) for tokens in prompts]
+        self.until("their ends", lambda: self.scheduler.is_idle and not self.scheduler.deferred)
         return seqs
 
     def abort(self, seq: Any) -> None:

@@ -26,8 +26,11 @@ class Batch(NamedTuple):
 
 
 class Scheduler:
-    def __init__(self, config: Any, connector: Any) -> None:
+    def __init__(self, config: Any, connector: Any, *, tells_of_release: bool = False) -> None:
+        """tells_of_release: since ATOM's #2167 source_blocks_released() is called wherever blocks go back, and
+        request_finished() only when a request ends, not again when its blocks go."""
         self.kv_connector = connector
+        self._tells_of_release = tells_of_release
         block_tokens = config.kv_cache_block_size * config.decode_context_parallel_size
         self.blocks = Blocks(config.num_kvcache_blocks, block_tokens)
         self.waiting: deque[Sequence] = deque()
@@ -176,7 +179,7 @@ class Scheduler:
                 chosen.pop(victim, None)
                 self.preemptions += 1
                 victim.status, victim.is_partial_prefill = Status.WAITING, False
-                self.blocks.deallocate(victim)
+                self._deallocate(victim)
                 self.waiting.appendleft(victim)
                 return True
         return False
@@ -216,9 +219,15 @@ class Scheduler:
     def release(self, seq: Sequence) -> None:
         if seq.id in self._aborted_loads or self.kv_connector.should_defer_free(seq):
             return
-        self.kv_connector.request_finished(seq)
+        if not self._tells_of_release:
+            self.kv_connector.request_finished(seq)
         self.deferred.pop(seq.id, None)
+        self._deallocate(seq)
+
+    def _deallocate(self, seq: Sequence) -> None:
         self.blocks.deallocate(seq)
+        if self._tells_of_release:
+            self.kv_connector.source_blocks_released(seq)
 
     def postprocess(self, batch: Batch) -> None:
         if batch.is_prefill:
@@ -249,4 +258,4 @@ class Scheduler:
         if self.kv_connector.should_defer_free(seq):
             self.deferred[seq.id] = seq
         else:
-            self.blocks.deallocate(seq)
+            self._deallocate(seq)

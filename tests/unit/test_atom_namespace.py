@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvclient.atom_layout import Allocation, Layout, Segment
-from kvclient.atom_namespace import code_digest, facts_of, model_id_of
+from kvclient.atom_namespace import code_digest, facts_of, models_of
 from kvclient.keys import namespace_digest
 from kvserver.errors import RequestError
 
@@ -29,6 +29,10 @@ def digest(**changed: Any) -> bytes:
             "torch_dtype": "bfloat16",
             "max_model_len": 4096,
             "speculative_config": None,
+            "decode_context_parallel_size": 1,
+            "prefill_context_parallel_size": 1,
+            "index_cache_dtype": None,
+            "online_quant_config": None,
             **changed,
         }
     )
@@ -98,7 +102,7 @@ def test_the_longest_prompt_counts_only_where_positions_are_encoded_by_it() -> N
 
 def test_dummy_weights_need_an_id() -> None:
     with pytest.raises(RequestError, match="model_id"):
-        model_id_of(SimpleNamespace(model="m", load_dummy="zero"))
+        models_of(SimpleNamespace(model="m", load_dummy="zero"))
 
 
 def test_code_counts_by_content(tmp_path: Path) -> None:

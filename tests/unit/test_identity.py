@@ -1,12 +1,14 @@
 """A model is told by its content: what changes KV changes the digest, what does not leaves it."""
 
 import json
+import random
 import struct
 from pathlib import Path
 
 import pytest
 
-from kvclient.identity import SAMPLES_MAX, adapter_digest, model_digest
+from kvclient.file_hashes import Changed, Hashes
+from kvclient.identity import adapter_files, digest_of, model_digest, model_files
 from kvserver.errors import RequestError
 
 CONFIG = {"hidden_size": 48, "rope_theta": 10000.0, "transformers_version": "5.1", "_name_or_path": "/a"}
@@ -29,6 +31,10 @@ def write(folder: Path, *, config: object = CONFIG, weights: bytes | None = None
     return folder
 
 
+def adapter_digest(folder: Path) -> bytes:
+    return digest_of(adapter_files(folder), Hashes())
+
+
 def test_copies_of_a_model_are_one_model(tmp_path: Path) -> None:
     one = write(tmp_path / "one")
     two = write(tmp_path / "two", config={**CONFIG, "transformers_version": "6.0", "_name_or_path": "/b"})
@@ -45,7 +51,7 @@ def test_a_models_settings_may_lie_apart_from_its_weights(tmp_path: Path) -> Non
     (settings / "modeling.py").write_text("pass")
     (whole / "modeling.py").write_text("pass")
     (weights / "config.json").unlink()
-    assert model_digest(weights, settings_in=settings) == model_digest(whole)
+    assert digest_of(model_files(weights, settings_in=settings), Hashes()) == model_digest(whole)
 
 
 @pytest.mark.parametrize("change", ["config", "one tensor", "a name", "a file more", "code", "images"])
@@ -67,41 +73,50 @@ def test_what_changes_the_bytes_changes_the_digest(tmp_path: Path, change: str) 
     assert model_digest(tmp_path / "model") != before
 
 
-@pytest.mark.parametrize("tensors", [511, 3 * SAMPLES_MAX + 5])
-def test_every_tensor_is_looked_at(tmp_path: Path, tensors: int) -> None:
-    """Also of quantized experts, of which a file may have many thousands."""
-    contents = {f"t{number}": bytes([number % 251]) * 803 for number in range(tensors)}
-    before = model_digest(write(tmp_path / "model", weights=safetensors(contents)))
-    for name in ("t0", "t77", "t78", f"t{tensors - 1}"):
-        changed = {**contents, name: b"\xff" * 803}
-        assert model_digest(write(tmp_path / "model", weights=safetensors(changed))) != before, name
+ROWS, ROW = 701, 58
 
 
-def test_weights_without_a_header_are_sampled(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / "pytorch_model.bin").write_bytes(bytes(100_000))
+@pytest.mark.parametrize("suffix", ["safetensors", "bin", "gguf", "pt"])
+@pytest.mark.parametrize("changed", [[0], [350], [ROWS - 1], [row for row in range(ROWS) if row != 350]], ids=len)
+def test_one_trained_row_is_another_model_and_so_is_all_but_one(
+    tmp_path: Path, changed: list[int], suffix: str
+) -> None:
+    """Also where a file does not say where its tensors lie."""
+    embedding = bytearray(random.Random(5).randbytes(ROWS * ROW))
+    folder = write(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / f"model.{suffix}").write_bytes(safetensors({"embed": bytes(embedding), "q": bytes(37)}))
     before = model_digest(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"\1" * 100_000)
+    for row in changed:
+        embedding[row * ROW] ^= 1
+    (folder / f"model.{suffix}").write_bytes(safetensors({"embed": bytes(embedding), "q": bytes(37)}))
     assert model_digest(folder) != before
 
 
-@pytest.mark.parametrize("weights", [b"", b"\0\0\0", struct.pack("<Q", 1 << 40) + b"{}", struct.pack("<Q", 2) + b"[]"])
-def test_a_broken_file_is_refused(tmp_path: Path, weights: bytes) -> None:
-    with pytest.raises(RequestError, match="safetensors header"):
-        model_digest(write(tmp_path / "model", weights=weights))
+def test_a_file_that_is_written_meanwhile_has_no_digest(tmp_path: Path) -> None:
+    files = model_files(write(tmp_path / "model"))
+    (tmp_path / "model" / "model.safetensors").write_bytes(safetensors({"q": b"another"}))
+    with pytest.raises(Changed, match=r"model\.safetensors"):
+        digest_of(files, Hashes())
+
+
+def test_a_part_in_a_folder_of_its_own_counts(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model")
+    before = model_digest(folder)
+    (folder / "vision").mkdir()
+    (folder / "vision" / "model.safetensors").write_bytes(safetensors({"v": bytes(21)}))
+    assert model_digest(folder) != before
 
 
 def test_a_folder_without_weights_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(RequestError, match="0 of weights"):
-        model_digest(tmp_path)
+        model_files(tmp_path)
 
 
 def test_an_adapter_is_told_by_its_weights(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 8}')
-    (tmp_path / "adapter_model.safetensors").write_bytes(safetensors({"a": bytes(70)}))
+    (tmp_path / "adapter_model.safetensors").write_bytes(safetensors({"a": bytes(7000)}))
     before = adapter_digest(tmp_path)
-    (tmp_path / "adapter_model.safetensors").write_bytes(safetensors({"a": b"\1" * 70}))
+    (tmp_path / "adapter_model.safetensors").write_bytes(safetensors({"a": bytes(6999) + b"\1"}))
     assert adapter_digest(tmp_path) != before

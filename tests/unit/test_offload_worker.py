@@ -15,7 +15,8 @@ from kvserver.errors import RequestError
 
 LOG = logging.getLogger("kvserver.test")
 LEASE = Lease(1, 3, 1, float("inf"))
-SPEC = CacheSpec(name="kv", namespace=b"n" * 32, chunk_tokens=12, buffers=[], groups=[])
+NAMESPACE = b"n" * 32
+SPEC = CacheSpec(name="kv", namespace=b"", chunk_tokens=12, buffers=[], groups=[])
 
 
 class Client:
@@ -25,7 +26,8 @@ class Client:
         self.is_there = is_there
         self.problem: RequestError | None = None
         self.refusal: RequestError | None = None
-        self.cache = SimpleNamespace(problem=None, wait_registered=self.wait_registered)
+        self.cache = SimpleNamespace(problem=None, wait_registered=self.wait_registered, registered=True)
+        self.connected = is_there
         self.waits: list[str] = []
         self.calls: list[tuple[str, object]] = []
         self.futures: list[Future[Any]] = []
@@ -40,8 +42,13 @@ class Client:
         self.waits.append("registered")
         return True
 
-    def register_cache(self, spec: CacheSpec) -> Any:
+    def register_cache(self, spec: CacheSpec, *, namespace: Future[bytes]) -> Any:
         return self.cache
+
+    def unregister(self, cache: object) -> Future[bool]:
+        done: Future[bool] = Future()
+        done.set_result(True)
+        return done
 
     def retrieve(self, cache: object, lease: Lease, blocks: Sequence[Blocks], *, after: object) -> Future[Any]:
         return self._begin("retrieve", after)
@@ -57,13 +64,20 @@ class Client:
         return self.futures[-1]
 
 
+def named() -> Future[bytes]:
+    """A namespace that is known."""
+    found: Future[bytes] = Future()
+    found.set_result(NAMESPACE)
+    return found
+
+
 class Bench:
     def __init__(self, *, registered: bool = True) -> None:
         self.client = Client()
         self.events = 0
         self.worker = Worker(self.client, rank=2, event=self.event, log=LOG)  # type: ignore[arg-type]
         if registered:
-            self.worker.register(SPEC)
+            self.worker.register(SPEC, named())
 
     def event(self) -> object:
         self.events += 1
@@ -174,15 +188,44 @@ def test_what_runs_is_not_given_up_with_the_rest() -> None:
 @pytest.mark.parametrize(("is_there", "waits"), [(True, ["connected", "registered"]), (False, ["connected"])])
 def test_an_engine_waits_for_a_server_only_if_there_is_one(is_there: bool, waits: list[str]) -> None:
     client = Client(is_there=is_there)
-    Worker(client, rank=0, event=object, log=LOG).register(SPEC)  # type: ignore[arg-type]
+    Worker(client, rank=0, event=object, log=LOG).register(SPEC, named())  # type: ignore[arg-type]
     assert client.waits == waits
 
 
 def test_an_engine_starts_when_the_server_refuses_it(caplog: pytest.LogCaptureFixture) -> None:
     client = Client()
     client.problem = RequestError("protocol", "another number")
-    Worker(client, rank=0, event=object, log=LOG).register(SPEC)  # type: ignore[arg-type]
+    Worker(client, rank=0, event=object, log=LOG).register(SPEC, named())  # type: ignore[arg-type]
     assert "another number" in caplog.text
+
+
+def test_a_namespace_that_comes_later_is_not_waited_for() -> None:
+    client, namespace = Client(), Future[bytes]()
+    worker = Worker(client, rank=0, event=object, log=LOG)  # type: ignore[arg-type]
+    worker.register(SPEC, namespace)
+    assert client.waits == ["connected"]
+    assert (worker.namespace, worker.take_namespace()) == (b"", b"")
+    namespace.set_result(NAMESPACE)
+    assert worker.namespace == NAMESPACE
+    assert [worker.take_namespace() for _ in range(3)] == [NAMESPACE, b"", b""]
+    worker.register(SPEC, named())
+    assert worker.take_namespace() == NAMESPACE, "again, for the memory is another"
+
+
+def test_the_namespace_is_told_when_a_server_that_is_there_has_the_cache() -> None:
+    bench = Bench()
+    bench.client.cache.registered = False
+    assert bench.worker.take_namespace() == b"", "what is looked up now could not be retrieved"
+    bench.client.connected = False
+    assert bench.worker.take_namespace() == NAMESPACE
+
+
+def test_without_a_namespace_nothing_is_told() -> None:
+    failed: Future[bytes] = Future()
+    failed.set_exception(ZeroDivisionError())
+    bench = Bench()
+    bench.worker.register(SPEC, failed)
+    assert (bench.worker.namespace, bench.worker.take_namespace()) == (b"", b"")
 
 
 def test_a_refusal_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -69,7 +69,7 @@ class Client:
     def wait_connected(self, timeout_s: float) -> bool:
         return True
 
-    def register_cache(self, spec: CacheSpec) -> Any:
+    def register_cache(self, spec: CacheSpec, *, namespace: Future[bytes]) -> Any:
         return self.cache
 
     def retrieve(self, cache: object, lease: object, blocks: Any, *, after: object) -> Future[Any]:
@@ -115,7 +115,9 @@ class Engine:
         ]
         self.workers = [GuardedWorker(worker, LOG) for worker in self.inner_workers]
         for worker in self.workers:
-            worker.register(SPEC)
+            namespace: Future[bytes] = Future()
+            namespace.set_result(NAMESPACE)
+            worker.register(SPEC, namespace)
         self.waiting: dict[str, set[int]] = {}
         """Requests that wait for a retrieve, and the ranks that have not reported."""
         self.hold(request("held"))
@@ -179,7 +181,7 @@ class Engine:
                 assert name in ended.failed or good, "told to go on with bytes that are not there"
                 assert name not in ended.failed or set(TABLE[1:9]) <= ended.failed_blocks
             self.waiting = {name: ranks for name, ranks in self.waiting.items() if ranks}
-            self.scheduler.ended(ended.reports, namespaces=set(), is_inert=worker.is_inert)
+            self.scheduler.ended(ended.reports, namespaces=(), is_inert=worker.is_inert)
             client.end_all()
         self.scheduler.collect()
 
@@ -308,9 +310,18 @@ def test_ranks_that_disagree_are_still_refused_at_the_start() -> None:
         Engine().scheduler.use_namespace({b"a" * 32, b"b" * 32})
 
 
+def test_ranks_that_come_to_disagree_end_the_cache_and_not_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine()
+    engine.scheduler.ended([], namespaces={(0, NAMESPACE)}, is_inert=False)
+    assert engine.scheduler.match(request("held"), 0)[0]
+    engine.scheduler.ended([], namespaces={(1, b"b" * 32)}, is_inert=False)
+    assert engine.scheduler.match(request("held"), 0) == (0, False)
+    assert "2 namespaces" in caplog.text
+
+
 def test_a_rank_without_a_cache_ends_it_for_all(caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine()
-    engine.scheduler.ended([], namespaces=set(), is_inert=True)
-    engine.scheduler.ended([], namespaces=set(), is_inert=True)
+    engine.scheduler.ended([], namespaces=(), is_inert=True)
+    engine.scheduler.ended([], namespaces=(), is_inert=True)
     assert engine.scheduler.match(request("held"), 0) == (0, False)
     assert len(caplog.records) == 1

@@ -3,12 +3,14 @@
 import json
 import os
 import struct
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kvclient import vllm_keys
 from kvclient.keys import LONG_TOKENS
 from kvclient.vllm_keys import Keyer, adapter_settings, names_media
 from kvserver.errors import RequestError
@@ -31,6 +33,12 @@ def request(tokens: int = 40, **more: object) -> Any:
         "prompt_embeds": None,
     }
     return SimpleNamespace(**{**fields, **more})
+
+
+@pytest.fixture(autouse=True)
+def hashes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is."""
+    monkeypatch.setattr(vllm_keys, "ADAPTER_WAIT_S", 60)
 
 
 def keyer(*, hashes: bool = False, adapters: str = "") -> Keyer:
@@ -170,6 +178,32 @@ def test_an_adapter_that_changes_under_its_name_has_none_any_more(tmp_path: Path
         names.extra(request(lora_request=lora))
     elsewhere = adapter(tmp_path / "b", 2, id_=2)
     assert keys_of(names, request(lora_request=elsewhere)) != first
+
+
+def test_an_adapter_has_no_name_while_it_is_hashed_and_others_wait_for_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[Future[bytes]] = []
+
+    def begin(work: object) -> Future[bytes]:
+        running.append(Future())
+        return running[-1]
+
+    monkeypatch.setattr(vllm_keys, "in_background", begin)
+    monkeypatch.setattr(vllm_keys, "ADAPTER_WAIT_S", 0)
+    names = keyer()
+    adapters = [adapter(tmp_path / str(number), number, id_=number) for number in range(6)]
+    for lora in adapters:
+        with pytest.raises(RequestError, match="hashed"):
+            names.extra(request(lora_request=lora))
+    assert len(running) == vllm_keys.ADAPTERS_HASHED_MAX < len(adapters)
+    running[2].set_result(b"digest")
+    running[3].set_exception(OSError("gone"))
+    assert names.extra(request(lora_request=adapters[2]))
+    for number, why in ((1, "being hashed"), (3, "gone"), (5, "being hashed")):
+        with pytest.raises(RequestError, match=why):
+            names.extra(request(lora_request=adapters[number]))
+    assert len(running) == 5
 
 
 def test_an_adapter_that_is_loaded_in_place_has_no_name_nor_has_its_id_from_then_on(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from kvclient.offload_ends import Report
 from kvclient.values import RetrieveResult, StoreResult
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
-from tests.unit.vllm_rig import BLOCK, CHUNK, Bench, request, stored
+from tests.unit.vllm_rig import BLOCK, CHUNK, NAMESPACE, Bench, request, stored
 
 
 def test_a_computed_prompt_is_stored_and_its_blocks_are_pinned_until_it_is() -> None:
@@ -168,6 +168,19 @@ def test_without_a_namespace_nothing_is_asked_or_stored() -> None:
 def test_ranks_that_disagree_are_refused() -> None:
     with pytest.raises(RequestError, match="2 namespaces"):
         Bench().half.use_namespace({b"a" * 32, b"b" * 32})
+
+
+def test_a_namespace_that_comes_later_is_used_when_all_ranks_have_said_it() -> None:
+    bench, first, second = Bench(ranks=2), request("a"), request("b")
+    bench.half._asking.namespace = b""
+    bench.hold(second, 1)
+    assert bench.admit(first) == 0
+    bench.half.learn([(1, NAMESPACE)])
+    bench.half.learn([])
+    assert bench.step(a=41) == ((), ())
+    assert bench.server.asked == 0
+    bench.half.learn([(0, NAMESPACE)])
+    assert bench.admit(second) > 0
 
 
 def test_an_unkeyed_request_is_counted_and_left_alone() -> None:

@@ -4,6 +4,7 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,8 +111,9 @@ def _worker(config: Any, kv_config: Any, rank: int) -> Any:
         if isinstance(half, Neighbour):
             half.rank = rank
         else:
-            half._namespace = NAMESPACE
-            half._worker._half._cache = SimpleNamespace(problem=None)
+            half._worker._half._namespace = Future()
+            half._worker._half._namespace.set_result(NAMESPACE)
+            half._worker._half._cache = SimpleNamespace(problem=None, registered=True)
     return worker
 
 
