@@ -21,9 +21,17 @@ class Guard:
     """`with guard as serves:` says whether the half still serves, and swallows an unexpected exception. Then on_bug is
     called before what follows the block."""
 
-    def __init__(self, on_bug: Callable[[], None], log: logging.Logger) -> None:
+    def __init__(
+        self,
+        on_bug: Callable[[], None],
+        log: logging.Logger,
+        *,
+        explain: Callable[[Exception], object] = lambda _: None,
+    ) -> None:
+        """explain: says of an exception what else it is than a bug of ours, if anything."""
         self.tripped = False
         self._on_bug = on_bug
+        self._explain = explain
         self._log = log
         self._untold = 0
 
@@ -36,7 +44,8 @@ class Guard:
         if not isinstance(error, Exception):
             return False  # nothing, or what is meant to end the process
         if not self.tripped:
-            self._log.error("no cache from now on: a bug in the connector", exc_info=error)
+            why = self._explain(error) or "a bug in the connector"
+            self._log.error("no cache from now on: %s", why, exc_info=error)
             self._untold = 1
             self.trip()
         return True

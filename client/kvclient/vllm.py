@@ -18,13 +18,6 @@ from weakref import WeakValueDictionary
 import torch
 import vllm
 from huggingface_hub import snapshot_download
-from vllm import envs
-from vllm.distributed.kv_transfer import get_kv_transfer_group
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1 import base as interface
-from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-from vllm.platforms import current_platform
-from vllm.v1.core import kv_cache_utils
 
 from kvclient import vllm_versions as versions
 from kvclient.client import Client
@@ -43,8 +36,26 @@ from kvclient.vllm_memory import SharedZeros
 from kvclient.vllm_namespace import called, check_told_by_files, cpu_kind, environment_that_counts, facts_of
 from kvclient.vllm_scheduler import Scheduled, Scheduler
 from kvclient.vllm_settings import parse
-from kvclient.vllm_stats import PromMetrics, Stats
 from kvserver.errors import RequestError
+
+with versions.reading(vllm.__version__):
+    from vllm import envs
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1 import base as interface
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorBase_V1,
+        KVConnectorHandshakeMetadata,
+        KVConnectorMetadata,
+        KVConnectorRole,
+        KVConnectorWorkerMetadata,
+        SupportsHMA,
+    )
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+    from vllm.platforms import current_platform
+    from vllm.v1.core import kv_cache_utils
+
+    from kvclient.vllm_stats import PromMetrics, Stats
 
 log = logging.getLogger("vllm.kvserver")
 
@@ -61,7 +72,7 @@ engine may have a connector for each of several servers, whose jobs have the sam
 
 
 @dataclass
-class Step(interface.KVConnectorMetadata):
+class Step(KVConnectorMetadata):
     """From the scheduler to each worker, once a step."""
 
     retrieves: tuple[RetrieveOrder, ...] = ()
@@ -69,7 +80,7 @@ class Step(interface.KVConnectorMetadata):
 
 
 @dataclass
-class Reports(interface.KVConnectorWorkerMetadata):
+class Reports(KVConnectorWorkerMetadata):
     """From the workers to the scheduler."""
 
     reports: list[Report] = field(default_factory=list)
@@ -78,22 +89,23 @@ class Reports(interface.KVConnectorWorkerMetadata):
     is_inert: bool = False
     """A rank carries out nothing any more."""
 
-    def aggregate(self, other: interface.KVConnectorWorkerMetadata) -> "Reports":
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "Reports":
         assert isinstance(other, Reports)
         is_inert = self.is_inert or other.is_inert
         return Reports(self.reports + other.reports, self.namespaces | other.namespaces, is_inert)
 
 
 @dataclass
-class Handshake(interface.KVConnectorHandshakeMetadata):
+class Handshake(KVConnectorHandshakeMetadata):
     """What a worker tells the scheduler at the start."""
 
     namespace: bytes = b""
 
 
-class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
+class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
     """One half in the scheduler's process, one in each worker's."""
 
+    @versions.reading(vllm.__version__)
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
@@ -103,14 +115,15 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         self._chunk_tokens = chosen_chunk_tokens(self._groups, self._settings.chunk_tokens)
         self._engine, self._epoch = _engine(vllm_config)
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
-        if role == interface.KVConnectorRole.SCHEDULER:
+        if role == KVConnectorRole.SCHEDULER:
+            versions.check_read_while_serving(vllm.__version__)
             states = {place: group.block_tokens for place, group in enumerate(self._groups) if group.kind == "state"}
             self._tables = versions.BlockTables(states)
             self._scheduler = self._scheduler_half(vllm_config, kv_cache_config)
             if getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
                 log.warning('kv_load_failure_policy is not "recompute": a request ends with an error when a load fails')
         else:
-            self._zeros: SharedZeros | None = None
+            self._zeros = self._shared_zeros() if current_platform.is_cpu() else None
             self._namespace = b""
             self._has_told = False
             self._ended = Ended([], set(), set(), set(), {})
@@ -157,7 +170,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             step_wait_s=self._settings.step_wait_us / 1e6,
             stores_over=self._stores_over,
         )
-        return GuardedScheduler(half, self._groups)
+        return GuardedScheduler(half, self._groups, release=vllm.__version__)
 
     def _stores_over(self) -> list[tuple[int, int]]:
         ends = _here.get((self._engine, self._epoch, self._settings.socket))
@@ -215,7 +228,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         return self._scheduler.busy()
 
     def get_kv_connector_stats(self) -> Stats | None:
-        if self.role == interface.KVConnectorRole.SCHEDULER:
+        if self.role == KVConnectorRole.SCHEDULER:
             counted: dict[str, Any] = dict(self._scheduler.take_counts())
         else:
             counted = {**self._ended.seconds, **self._worker.take_counts()}
@@ -243,12 +256,19 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
     # ---------------------------------------------------------------- worker
 
     def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
-        if not current_platform.is_cpu():
-            return None
-        self._zeros = SharedZeros()
         return self._zeros
 
+    def _shared_zeros(self) -> SharedZeros:
+        """Releases that do not ask for a context allocate the KV cache next, so they have it from now on."""
+        zeros = SharedZeros(versions.allocations(self._kv_cache_config))
+        if not versions.asks_where_to_allocate(KVConnectorBase_V1):
+            zeros.__enter__()
+        return zeros
+
+    @versions.reading(vllm.__version__)
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        if self._zeros is not None and not versions.asks_where_to_allocate(KVConnectorBase_V1):
+            self._zeros.__exit__(None, None, None)
         layout = layout_of(self._kv_cache_config, kv_caches)
         config = self._vllm_config
         replicas = versions.replicas_of(self._kv_cache_config, ranks=self._ranks, heads=_kv_heads(config.model_config))
@@ -303,10 +323,11 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
     def _buffers(self, layout: Layout) -> list[HostBuffer | DeviceBuffer]:
         if not current_platform.is_cpu():
             return [DeviceBuffer(found.address, found.bytes) for found in layout.allocations]
-        zeros = self._zeros
-        if zeros is None or [found.address for found in layout.allocations] != [zeros.address]:
-            raise RequestError("layout", "this release of vLLM does not allocate its KV cache where a connector says")
-        return [HostBuffer(zeros.descriptor, zeros.bytes)]
+        made = self._zeros.made if self._zeros is not None else {}
+        elsewhere = [found for found in layout.allocations if found.address not in made]
+        if elsewhere:
+            raise RequestError("layout", f"{elsewhere} of the KV cache are not where the connector said")
+        return [HostBuffer(*made[found.address]) for found in layout.allocations]
 
     def get_handshake_metadata(self) -> Handshake | None:
         """None inside of MultiConnector, which has one handshake for all its connectors."""
@@ -350,7 +371,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         return told if told.reports or told.namespaces or told.is_inert else None
 
     def shutdown(self) -> None:
-        if self.role == interface.KVConnectorRole.SCHEDULER:
+        if self.role == KVConnectorRole.SCHEDULER:
             self._scheduler.close()
         else:
             self._worker.close()
@@ -399,12 +420,10 @@ def _check_supported(config: Any, kv_config: Any) -> None:
     has_drafts = speculation is not None and speculation.method in DRAFTS
     if has_drafts and (kinds := {group.kind for group in groups_of(kv_config)}) != {"full"}:
         raise RequestError("unsupported", f"a draft model beside groups of kinds {sorted(kinds)}; expected full alone")
-    if has_drafts and not versions.saves_behind_drafts(interface.KVConnectorBase_V1):
+    if has_drafts and not versions.saves_behind_drafts(KVConnectorBase_V1):
         raise RequestError("unsupported", "this release of vLLM may have blocks saved before a draft model computes")
-    if not (_fails_by_block(groups_of(kv_config)) or versions.reports_failed_requests(interface.KVConnectorBase_V1)):
+    if not (_fails_by_block(groups_of(kv_config)) or versions.reports_failed_requests(KVConnectorBase_V1)):
         raise RequestError("unsupported", "this release of vLLM cannot be told of failed loads of windows and states")
-    if current_platform.is_cpu() and not versions.shares_cpu_memory(interface.KVConnectorBase_V1):
-        raise RequestError("unsupported", "this release of vLLM cannot share the KV memory of a CPU engine")
     _device_kind()
 
 

@@ -14,6 +14,7 @@ from kvclient.vllm_inert import InertScheduler
 from kvclient.vllm_keys import Request
 from kvclient.vllm_pins import Pool
 from kvclient.vllm_scheduler import Scheduled, Scheduler
+from kvclient.vllm_versions import lacking
 
 log = logging.getLogger("vllm.kvserver")
 
@@ -21,11 +22,12 @@ log = logging.getLogger("vllm.kvserver")
 class GuardedScheduler:
     """Scheduler for the engine's calls, or InertScheduler."""
 
-    def __init__(self, half: Scheduler, groups: Sequence[Group]) -> None:
+    def __init__(self, half: Scheduler, groups: Sequence[Group], *, release: str = "") -> None:
+        """release: of the engine."""
         self._half = half
         self._groups = groups
         self._inert: InertScheduler | None = None
-        self._guard = Guard(self._give_up, log)
+        self._guard = Guard(self._give_up, log, explain=lambda problem: lacking(problem, release))
         self._promised: dict[str, int] = {}
         """Requests of which match() has said that something can be retrieved, and their tokens in HBM."""
 

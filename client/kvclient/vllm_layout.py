@@ -1,8 +1,8 @@
 """Where the blocks of vLLM's groups lie in its KV memory, as the server is to know it.
 
-vLLM 0.31 and later place all layers in one allocation and say where (KVCacheTensor: offset, layer_stride,
-block_stride); earlier releases make one allocation or more. The shapes and strides of the tensors are what counts here,
-the engine's own description is compared with them. What is not understood is refused before any byte moves.
+vLLM 0.29 and later place all layers in one allocation and say where; earlier releases make one allocation or more, and
+some of them say less. The shapes and strides of the tensors are what counts here, the engine's own description is
+compared with them. What is not understood is refused before any byte moves.
 
 Objects of vLLM are told by what they have and by the names of their classes, so that this file needs no vLLM.
 """
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from kvclient.layouts import Tensor, region_runs
 from kvclient.offload_values import Group
+from kvclient.vllm_versions import layers_of, place_of
 from kvserver.errors import RequestError
 from kvserver.wire.messages import GroupSpec, RegionRun
 
@@ -143,7 +144,7 @@ def layout_of(config: Any, kv_caches: Mapping[str, Any]) -> Layout:
         runs: list[RegionRun] = []
         names: list[str] = []
         for tensor in config.kv_cache_tensors:
-            here = [name for name in _layers(tensor) if name in group.layer_names and name not in names]
+            here = [name for name in layers_of(tensor) if name in group.layer_names and name not in names]
             runs += _tensor_runs(memory, group, tensor, here)
             names += here
         if sorted(names) != sorted(group.layer_names):
@@ -215,11 +216,6 @@ class _Memory:
         return [_moved(run, start) for run in runs]
 
 
-def _layers(tensor: Any) -> list[str]:
-    layers = getattr(tensor, "layers", None)
-    return list(layers if layers is not None else tensor.shared_by)
-
-
 def _tensor_runs(memory: _Memory, group: Any, tensor: Any, names: list[str]) -> list[RegionRun]:
     """The runs of one KVCacheTensor. Only its own layers are joined: whether others continue it is luck."""
     per_layer = []
@@ -265,15 +261,11 @@ def _check_page(group: Any, name: str, runs: list[RegionRun]) -> None:
 
 def _check_place(tensor: Any, name: str, runs: list[RegionRun]) -> None:
     """Where releases describe it, the engine says the same."""
-    if not hasattr(tensor, "block_stride"):
+    wanted = place_of(tensor, name)
+    if wanted is None:
         return
-    place = _layers(tensor).index(name)
-    wanted = tensor.offset + place * tensor.layer_stride
-    if min(run.offset for run in runs) != wanted or {run.block_stride for run in runs} != {tensor.block_stride}:
-        raise RequestError(
-            "layout",
-            f"layer {name}: {runs[0]} was found; expected offset {wanted} and block_stride {tensor.block_stride}",
-        )
+    if min(run.offset for run in runs) != wanted.offset or {run.block_stride for run in runs} != {wanted.block_stride}:
+        raise RequestError("layout", f"layer {name}: {runs[0]} was found; expected {wanted}")
 
 
 def _joined(per_layer: list[list[RegionRun]]) -> list[RegionRun]:
