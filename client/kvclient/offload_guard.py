@@ -13,8 +13,14 @@ from kvclient.offload_ends import Ended, Ends
 from kvclient.offload_values import RetrieveOrder, StoreOrder
 from kvclient.offload_worker import Worker
 from kvclient.values import CacheSpec
+from kvserver.errors import RequestError
 
 WHY = "connector-bug"
+
+
+def refusal(problem: Exception) -> Exception | None:
+    """What is refused says itself what is wrong."""
+    return problem if isinstance(problem, RequestError) else None
 
 
 class Guard:
@@ -26,7 +32,7 @@ class Guard:
         on_bug: Callable[[], None],
         log: logging.Logger,
         *,
-        explain: Callable[[Exception], object] = lambda _: None,
+        explain: Callable[[Exception], Exception | None] = refusal,
     ) -> None:
         """explain: says of an exception what else it is than a bug of ours, if anything."""
         self.tripped = False
@@ -78,6 +84,12 @@ class GuardedWorker:
 
     def register(self, spec: CacheSpec) -> None:
         self._half.register(spec)
+
+    def attempt(self, call: Callable[[], None]) -> None:
+        """Something of the connector's that may end the cache, as a bug does."""
+        with self._guard as serves:
+            if serves:
+                call()
 
     def unregister(self) -> None:
         """Also after a bug: memory that the engine gives back must not stay with the server."""

@@ -29,6 +29,7 @@ from kvclient.offload_values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.offload_worker import Worker
 from kvclient.settings import MIB
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
+from kvclient.vllm_beside import Beside
 from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer, adapter_settings, names_media
 from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
@@ -124,8 +125,12 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
                 log.warning('kv_load_failure_policy is not "recompute": a request ends with an error when a load fails')
         else:
             self._zeros = self._shared_zeros() if current_platform.is_cpu() else None
+            self._beside = Beside(vllm_config.compilation_config.static_forward_context)
+            self._kv_caches: dict[str, Any] = {}
+            self._model, self._drafts = "", list[str]()
             self._namespace = b""
             self._has_told = False
+            self._steps = 0
             self._ended = Ended([], set(), set(), set(), {})
             self._rank = get_tensor_model_parallel_rank()
             event = _no_event if current_platform.is_cpu() else _recorded_event
@@ -269,13 +274,32 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self._zeros is not None and not versions.asks_where_to_allocate(KVConnectorBase_V1):
             self._zeros.__exit__(None, None, None)
-        layout = layout_of(self._kv_cache_config, kv_caches)
+        self._kv_caches, self._namespace, self._steps = kv_caches, b"", 0
+        self._beside.forget()
+        # Reads the model's files, which no request should wait for.
+        self._model = self._settings.model_id or _identity(self._vllm_config, self._vllm_config.model_config)
+        self._drafts = _drafts(self._vllm_config, self._settings.model_id)
+        self._describe_or_look()
+
+    def _describe_or_look(self) -> None:
+        """Registers the cache as soon as all is there that belongs to its blocks; from then on RequestError if more has
+        come. Engines may make such tensors as late as in the first forward with something to compute."""
+        blocks, block_tokens = self._kv_cache_config.num_blocks, [group.block_tokens for group in self._groups]
+        known = self._beside.known(self._kv_caches, blocks=blocks, block_tokens=block_tokens)
+        awaited = self._beside.awaited()
+        if awaited and not self._namespace:
+            log.info("no cache before the first forward: layer %s and others have no scales yet", awaited[0])
+        elif not self._namespace:
+            self._describe(layout_of(self._kv_cache_config, self._kv_caches, known))
+            self._beside.described(known)
+
+    def _describe(self, layout: Layout) -> None:
         config = self._vllm_config
         replicas = versions.replicas_of(self._kv_cache_config, ranks=self._ranks, heads=_kv_heads(config.model_config))
         _check_draft_shards(config, replicas)
         facts = facts_of(
             config,
-            model_id=self._settings.model_id or _identity(config, config.model_config),
+            model_id=self._model,
             weights_epoch=self._settings.weights_epoch,
             tenant=self._settings.tenant,
             groups=self._groups,
@@ -283,18 +307,19 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             states=states_of(self._kv_cache_config),
             chunk_tokens=self._chunk_tokens,
             replicas=replicas,
-            drafts=_drafts(config, self._settings.model_id),
+            drafts=self._drafts,
             version=vllm.__version__,
             device=cpu_kind() if current_platform.is_cpu() else current_platform.get_device_name(),
             backends=_backends(config, layout),
             layout=versions.page_orders(self._kv_cache_config, layout.orders, os.environ),
+            beside=layout.beside,
             environment=environment_that_counts(os.environ, envs),
         )
-        self._namespace = namespace_digest(facts)
+        namespace = namespace_digest(facts)
         self._worker.register(
             CacheSpec(
                 name="kv",
-                namespace=self._namespace,
+                namespace=namespace,
                 chunk_tokens=self._chunk_tokens,
                 buffers=self._buffers(layout),
                 groups=group_specs(
@@ -312,12 +337,13 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
                 model=called(config.model_config),
             )
         )
+        self._namespace = namespace
         log.info(
             "cache described namespace=%s chunk_tokens=%d groups=%s facts=%s",
-            self._namespace.hex()[:16],
+            namespace.hex()[:16],
             self._chunk_tokens,
             [group.kind for group in self._groups],
-            {name: value for name, value in facts.items() if name not in ("settings", "layers")},
+            {name: value for name, value in facts.items() if name not in ("settings", "layers", "beside")},
         )
 
     def _buffers(self, layout: Layout) -> list[HostBuffer | DeviceBuffer]:
@@ -329,9 +355,12 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             raise RequestError("layout", f"{elsewhere} of the KV cache are not where the connector said")
         return [HostBuffer(*made[found.address]) for found in layout.allocations]
 
+    @versions.reading(vllm.__version__)
     def get_handshake_metadata(self) -> Handshake | None:
-        """None inside of MultiConnector, which has one handshake for all its connectors."""
-        return Handshake(self._namespace) if get_kv_transfer_group() is self else None
+        """None inside of MultiConnector, which has one handshake for all its connectors, and where there is nothing to
+        say yet."""
+        self._describe_or_look()
+        return Handshake(self._namespace) if self._namespace and get_kv_transfer_group() is self else None
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -348,6 +377,9 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """Begins the stores; their blocks are pinned, so nothing waits."""
+        self._steps += 1
+        if self._steps & (self._steps - 1) == 0 or not self._namespace:
+            self._worker.attempt(self._describe_or_look)
         self._worker.computed()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
@@ -365,8 +397,8 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         return self._ended.failed_blocks if _fails_by_block(self._groups) else set()
 
     def build_connector_worker_meta(self) -> Reports | None:
-        namespaces = frozenset() if self._has_told else frozenset({self._namespace})
-        self._has_told = True
+        namespaces = frozenset({self._namespace}) if self._namespace and not self._has_told else frozenset()
+        self._has_told = self._has_told or bool(namespaces)
         told = Reports(self._ended.reports, namespaces, self._worker.is_inert)
         return told if told.reports or told.namespaces or told.is_inert else None
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from kvclient.offload_ends import Report
-from kvclient.offload_guard import Guard
+from kvclient.offload_guard import Guard, refusal
 from kvclient.offload_values import Group, RetrieveOrder, StoreOrder, Tables
 from kvclient.vllm_inert import InertScheduler
 from kvclient.vllm_keys import Request
@@ -27,7 +27,7 @@ class GuardedScheduler:
         self._half = half
         self._groups = groups
         self._inert: InertScheduler | None = None
-        self._guard = Guard(self._give_up, log, explain=lambda problem: lacking(problem, release))
+        self._guard = Guard(self._give_up, log, explain=lambda problem: lacking(problem, release) or refusal(problem))
         self._promised: dict[str, int] = {}
         """Requests of which match() has said that something can be retrieved, and their tokens in HBM."""
 

@@ -9,10 +9,12 @@ Objects of vLLM are told by what they have and by the names of their classes, so
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kvclient.layouts import Tensor, region_runs
 from kvclient.offload_values import Group
+from kvclient.vllm_beside import Held
 from kvclient.vllm_versions import layers_of, place_of
 from kvserver.errors import RequestError
 from kvserver.wire.messages import GroupSpec, RegionRun
@@ -45,6 +47,8 @@ class Layout(NamedTuple):
     """For each group, in the order of its regions: part of what makes bytes interchangeable."""
     orders: list[str]
     """Of each of these layers: its dimensions inside of a block, as they lie, with their sizes. Regions do not tell."""
+    beside: Sequence[str] = ()
+    """The same of what some of them keep beside their cache, by layer and attribute."""
 
 
 # ---------------------------------------------------------------- groups
@@ -134,8 +138,9 @@ def chosen_chunk_tokens(groups: Sequence[Group], wanted: int) -> int:
 # ---------------------------------------------------------------- memory
 
 
-def layout_of(config: Any, kv_caches: Mapping[str, Any]) -> Layout:
-    """Where the pages are. kv_caches: as vLLM gives them to register_kv_caches().
+def layout_of(config: Any, kv_caches: Mapping[str, Any], beside: Mapping[str, Held] = MappingProxyType({})) -> Layout:
+    """Where the pages are. kv_caches: as vLLM gives them to register_kv_caches(). beside: what layers keep for each
+    block that is in none of them, with the blocks in dimension 1.
 
     RequestError("layout") when tensors and description contradict each other, or are not understood."""
     memory = _Memory(config.num_blocks, kv_caches)
@@ -150,10 +155,17 @@ def layout_of(config: Any, kv_caches: Mapping[str, Any]) -> Layout:
         if sorted(names) != sorted(group.layer_names):
             missing = sorted(set(group.layer_names) - set(names))
             raise RequestError("layout", f"group {number}: no memory is described for layers {missing}")
+        runs += [run for name in names if name in beside for run in memory.part_runs(beside[name].tensor, block_dim=1)]
         regions.append(runs)
         layers.append(names)
     orders = [memory.order(name) for names in layers for name in names]
-    return Layout(memory.allocations, regions, layers, orders)
+    shown = [
+        f"{held.layer}.{held.attribute} {held.tensor.dtype} {_order(held.tensor, config.num_blocks, block_dim=1)}"
+        for names in layers
+        for name in names
+        if (held := beside.get(name)) is not None
+    ]
+    return Layout(memory.allocations, regions, layers, orders, shown)
 
 
 def group_specs(
@@ -190,18 +202,23 @@ class _Memory:
         if name not in self._kv_caches:
             raise RequestError("layout", f"layer {name} has no KV cache here")
         try:
-            return [run for part in self._parts(name) for run in self._part_runs(part)]
+            return [
+                run
+                for part in self._parts(name)
+                for run in self.part_runs(part, block_dim=_block_dimension(part, self._blocks))
+            ]
         except RequestError as problem:
             raise RequestError("layout", f"layer {name}: {problem}") from problem
 
     def order(self, name: str) -> str:
-        return "; ".join(_order(part, self._blocks) for part in self._parts(name))
+        parts = self._parts(name)
+        return "; ".join(_order(part, self._blocks, block_dim=_block_dimension(part, self._blocks)) for part in parts)
 
     def _parts(self, name: str) -> list[Any]:
         value = self._kv_caches[name]
         return list(value) if isinstance(value, list | tuple) else [value]
 
-    def _part_runs(self, part: Any) -> list[RegionRun]:
+    def part_runs(self, part: Any, *, block_dim: int | None) -> list[RegionRun]:
         storage = part.untyped_storage()
         allocation = Allocation(storage.data_ptr(), storage.nbytes())
         if allocation not in self.allocations:
@@ -210,7 +227,7 @@ class _Memory:
             part,
             buffer=self.allocations.index(allocation),
             blocks=self._blocks,
-            block_dim=_block_dimension(part, self._blocks),
+            block_dim=block_dim,
         )
         start = part.data_ptr() - allocation.address
         return [_moved(run, start) for run in runs]
@@ -239,10 +256,9 @@ def _block_dimension(part: Tensor, blocks: int) -> int | None:
     return 1 if len(shape) > 1 and shape[0] == 2 and shape[1] % blocks == 0 else None
 
 
-def _order(part: Tensor, blocks: int) -> str:
+def _order(part: Tensor, blocks: int, *, block_dim: int | None) -> str:
     """The dimensions of a block by their strides, those of one element left out, as "index:size"."""
-    place = _block_dimension(part, blocks)
-    of_blocks = part.shape.index(blocks) if place is None else place
+    of_blocks = part.shape.index(blocks) if block_dim is None else block_dim
     sizes = {index: size // blocks if index == of_blocks else size for index, size in enumerate(part.shape)}
     strides = part.stride()
     inside = sorted((index for index, size in sizes.items() if size > 1), key=lambda index: -strides[index])

@@ -76,13 +76,15 @@ def facts_of(
     device: str,
     backends: Sequence[str],
     layout: str,
+    beside: Sequence[str],
     environment: Mapping[str, str],
 ) -> dict[str, object]:
     """Of a VllmConfig. The same in all ranks of an engine.
 
     model_id: tells the model, weights included, from all others. drafts: as much of a draft model, if it has KV.
     tenant: engines of different ones share nothing. backends: of the attention of each layer.
-    layout: how the elements of a page lie. environment: environment_that_counts()."""
+    layout: how the elements of a page lie. beside: what layers keep for each block beside their caches.
+    environment: environment_that_counts()."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     settings = model.hf_config.to_dict()
     media = getattr(model, "multimodal_config", None)
@@ -110,6 +112,7 @@ def facts_of(
         **({"types": types} if (types := _cache_types(cache, config.attention_config)) else {}),
         **({"tuning": _tuning(model)} if is_tuned_by_length(settings) else {}),
         **({"drafts": list(drafts)} if drafts else {}),
+        **({"beside": list(beside)} if beside else {}),
         **({"tenant": tenant} if tenant else {}),
     }
 

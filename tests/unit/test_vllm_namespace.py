@@ -44,6 +44,7 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         "device": "d",
         "backends": ["F", "F"],
         "layout": "LBHNC",
+        "beside": [],
         "environment": {},
     }
     return namespace_digest(facts_of(config, **{**told, **more}))
@@ -64,6 +65,7 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         {"environment": {"VLLM_MARLIN_INPUT_DTYPE": "fp8"}},
         {"ranks": 2},
         {"layout": "LBNHC"},
+        {"beside": ["a.kv_scale torch.float32 0:2 2:3 3:16"]},
         {"model_id": "n"},
         {"weights_epoch": 1},
         {"tenant": "chat"},
