@@ -155,7 +155,8 @@ def layout_of(config: Any, kv_caches: Mapping[str, Any], beside: Mapping[str, He
         if sorted(names) != sorted(group.layer_names):
             missing = sorted(set(group.layer_names) - set(names))
             raise RequestError("layout", f"group {number}: no memory is described for layers {missing}")
-        runs += [run for name in names if name in beside for run in memory.part_runs(beside[name].tensor, block_dim=1)]
+        kept = [beside[name].tensor for name in names if name in beside]
+        runs += [run for tensor in kept for run in memory.part_runs(tensor, block_dim=1)]
         regions.append(runs)
         layers.append(names)
     orders = [memory.order(name) for names in layers for name in names]
