@@ -26,13 +26,13 @@ from atom.kv_transfer.disaggregation.types import (
 )
 
 from kvclient.atom_layout import Allocation, Layout, layout_of
-from kvclient.atom_namespace import code_digest, facts_of, model_id_of
+from kvclient.atom_namespace import facts_of, model_id_of
 from kvclient.atom_process import SCHEDULER, WORKER, life_of
 from kvclient.atom_scheduler import Scheduler
 from kvclient.atom_settings import Settings, chosen_chunk_tokens, parse, role_of
 from kvclient.atom_steps import NAMESPACE, STORED, Name, Seq, Step
 from kvclient.client import Client
-from kvclient.identity import label_of
+from kvclient.identity import code_digest, label_of
 from kvclient.keys import namespace_digest
 from kvclient.offload import CHAIN_GOES_ON
 from kvclient.offload_guard import WHY, Guard, GuardedWorker

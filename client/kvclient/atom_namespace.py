@@ -4,7 +4,6 @@ What is in doubt is in it: a fact too many costs a hit between engines that coul
 output. The server compares the sizes of pages besides, rank by rank.
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,16 +65,6 @@ def model_id_of(config: Any) -> str:
     if getattr(config, "load_dummy", None):
         raise RequestError("model-identity", "dummy weights are told by nothing: say model_id in the extra config")
     return model_digest(_folder(str(config.model))).hex()
-
-
-def code_digest(folder: Path) -> str:
-    """Of the Python files below a folder, by content; empty if there are none."""
-    digest = hashlib.sha256()
-    files = sorted(folder.rglob("*.py"))
-    for path in files:
-        digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size} ".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest() if files else ""
 
 
 def _folder(model: str) -> Path:

@@ -61,6 +61,16 @@ def model_digest(folder: Path, *, settings_in: Path | None = None) -> bytes:
     return _digest(folder, settings, weights)
 
 
+def code_digest(folder: Path) -> str:
+    """Of the Python files below a folder, by content; empty if there are none."""
+    digest = hashlib.sha256()
+    files = sorted(folder.rglob("*.py"))
+    for path in files:
+        digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size} ".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest() if files else ""
+
+
 def adapter_digest(folder: Path) -> bytes:
     """Of a LoRA adapter, as model_digest()."""
     settings, weights = ([path for name in names if (path := folder / name).is_file()] for names in ADAPTER)

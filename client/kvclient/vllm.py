@@ -34,7 +34,14 @@ from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer, adapter_settings, names_media
 from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
 from kvclient.vllm_memory import SharedZeros
-from kvclient.vllm_namespace import called, check_told_by_files, cpu_kind, environment_that_counts, facts_of
+from kvclient.vllm_namespace import (
+    backend_called,
+    called,
+    check_told_by_files,
+    cpu_kind,
+    environment_that_counts,
+    facts_of,
+)
 from kvclient.vllm_scheduler import Scheduled, Scheduler
 from kvclient.vllm_settings import parse
 from kvserver.errors import RequestError
@@ -538,7 +545,7 @@ def _backends(config: Any, layout: Layout) -> list[str]:
     layers = config.compilation_config.static_forward_context
     named = (layers.get(name) for names in layout.layers for name in names)
     found = (getattr(layer, "attn_backend", None) for layer in named)
-    return [backend.get_name() if backend is not None else "" for backend in found]
+    return [backend_called(backend) if backend is not None else "" for backend in found]
 
 
 def _recorded_event() -> object:

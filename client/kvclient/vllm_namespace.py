@@ -5,11 +5,12 @@ output. The server fixes the shapes of pages besides (the geometry of a namespac
 """
 
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvclient.identity import is_tuned_by_length, label_of, settings_text, tokens_that_count
+from kvclient.identity import code_digest, is_tuned_by_length, label_of, settings_text, tokens_that_count
 from kvclient.offload_values import Group
 from kvserver.errors import RequestError
 
@@ -121,6 +122,16 @@ def called(model: Any) -> str:
     """Of a ModelConfig: what users call it, the first of several names. No fact: it tells nothing of bytes."""
     served = getattr(model, "served_model_name", None) or model.model
     return label_of(served if isinstance(served, str) else served[0])
+
+
+def backend_called(backend: Any) -> str:
+    """Of an attention backend. One from elsewhere changes with releases of its own, so its code is in its name."""
+    name, module = str(backend.get_name()), str(backend.__module__)
+    if module.split(".", maxsplit=1)[0] == "vllm":
+        return name
+    file = getattr(sys.modules.get(module), "__file__", None)
+    code = code_digest(Path(file).parent) if file else ""
+    return f"{name} {module}.{backend.__qualname__} {code}"
 
 
 def _tuning(model: Any) -> str:
