@@ -21,7 +21,9 @@ starts.
 
 A first token's time counts from the sending of the request to the first token in the stream. Greedy answers to equal
 prompts are compared; prompts that were answered differently are asked again, alone; if answers differ then, the exit
-status is 1. So it is if an answer has not as many tokens as were asked for.
+status is 1. So it is if an answer has not as many tokens as were asked for, and if a load of kvserver failed, a request
+ended with an error of the engine, or prefix caching or chunked prefill is off. (Of an engine that is there already,
+whether it prefills in chunks cannot be asked.)
 """
 
 import argparse
@@ -39,6 +41,7 @@ from typing import Any
 
 from benchmarks.rows import Rows, say
 from benchmarks.vllm_load import model, report
+from benchmarks.vllm_load.counters import unclean
 from benchmarks.vllm_load.crowd import Outcome
 from benchmarks.vllm_load.endpoint import Endpoint, Form
 from benchmarks.vllm_load.engines import Arm, ArmKind, EngineOptions, Engines
@@ -102,7 +105,16 @@ def _tell(rounds: list[Round], agreement: Agreement, arms: Sequence[Arm], drawn:
         say(
             f"{outcome.ask.name}: {outcome.reply.output_tokens} tokens of output, asked for {outcome.ask.output_tokens}"
         )
-    return 1 if (agreement.differing_alone or other_length) and not given.allow_differences else 0
+    ours = {arm.name for arm in arms if arm.server_url}
+    failures = [
+        f"{each.arm}, round {each.number}: {why}"
+        for each in rounds
+        for why in unclean(each.counted, has_connector=each.arm in ours)
+    ]
+    for failure in failures:
+        say(f"not a clean run: {failure}")
+    is_unequal = (agreement.differing_alone or other_length) and not given.allow_differences
+    return 1 if is_unequal or failures else 0
 
 
 async def _measure(arms: Sequence[Arm], drawn: Any, given: argparse.Namespace) -> tuple[list[Round], Agreement]:
@@ -115,6 +127,8 @@ async def _measure(arms: Sequence[Arm], drawn: Any, given: argparse.Namespace) -
             )
             stack.push_async_callback(endpoint.close)
             await endpoint.begin()
+            if await endpoint.has_prefix_caching() is False:
+                raise RuntimeError(f"{arm.name}: {arm.url} has prefix caching off; engines are measured with it on")
             server = Endpoint(arm.server_url, form=Form.IDS) if arm.server_url else None
             if server:
                 stack.push_async_callback(server.close)

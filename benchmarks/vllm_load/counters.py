@@ -8,7 +8,8 @@ Counters = dict[str, float]
 """By name, or by name{label="value"} for the labels that are told apart below; summed over all other labels."""
 
 SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
-RESULT = re.compile(r'(?:^|,)result="([^"]*)"')
+RESULT = re.compile(r'(?:^|,)((?:finished_reason|result)="[^"]*")')
+PREFIX_CACHING = re.compile(r'^vllm:cache_config_info\{.*\benable_prefix_caching="(\w+)"', re.MULTILINE)
 
 OWN_ASKED = "vllm:prefix_cache_queries_total"
 OWN_HIT = "vllm:prefix_cache_hits_total"
@@ -16,6 +17,8 @@ EXTERNAL_ASKED = "vllm:external_prefix_cache_queries_total"
 EXTERNAL_HIT = "vllm:external_prefix_cache_hits_total"
 BROUGHT = "vllm:kvserver_tokens_retrieved_total"
 LOADS_FAILED = "vllm:kvserver_retrieves_failed_total"
+BUGS = "vllm:kvserver_bugs_total"
+REQUESTS_FAILED = 'vllm:request_success_total{finished_reason="error"}'
 SERVER_ASKED = "kvserver_lookup_chunks_total"
 SERVER_HIT = tuple(f'{SERVER_ASKED}{{result="{tier}"}}' for tier in ("dram", "disk"))
 WAITING = ("vllm:num_requests_running", "vllm:num_requests_waiting")
@@ -43,7 +46,7 @@ def parse(text: str) -> Counters:
             continue
         name, labels, value = sample.groups()
         result = RESULT.search(labels or "")
-        key = f'{name}{{result="{result[1]}"}}' if result else name
+        key = f"{name}{{{result[1]}}}" if result else name
         found[key] = found.get(key, 0.0) + float(value)
     return found
 
@@ -62,6 +65,30 @@ def hits(counted: Mapping[str, float]) -> Hits:
         brought=_share(counted.get(BROUGHT), asked),
         server=_share(sum(counted.get(name, 0.0) for name in SERVER_HIT), chunks),
     )
+
+
+def unclean(counted: Mapping[str, float], *, has_connector: bool) -> list[str]:
+    """Why what was measured meanwhile counts for nothing: loads failed, as our connector or vLLM counts them.
+
+    has_connector: of ours, which then has to tell."""
+    found = [
+        f"{counted[name]:.0f} {what}"
+        for name, what in (
+            (LOADS_FAILED, "loads failed"),
+            (REQUESTS_FAILED, "requests ended with an error of the engine"),
+            (BUGS, "bugs ended the connector's cache"),
+        )
+        if counted.get(name)
+    ]
+    if has_connector and LOADS_FAILED not in counted:
+        found.append(f"the engine does not count failed loads ({LOADS_FAILED})")
+    return found
+
+
+def has_prefix_caching(text: str) -> bool | None:
+    """What /metrics says of it; None where it says nothing."""
+    told = PREFIX_CACHING.search(text)
+    return None if told is None else told[1] == "True"
 
 
 def at_rest(counters: Mapping[str, float]) -> bool:

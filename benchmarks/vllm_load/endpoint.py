@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.vllm_load.counters import Counters, parse
+from benchmarks.vllm_load.counters import Counters, has_prefix_caching, parse
 from benchmarks.vllm_load.reply import Reading, Reply
 
 CONNECT_S = 10.0
@@ -104,11 +104,18 @@ class Endpoint:
 
     async def counters(self) -> Counters:
         """Of the engine; empty where there is no /metrics."""
+        return parse(await self._metrics())
+
+    async def has_prefix_caching(self) -> bool | None:
+        """None where the engine does not tell."""
+        return has_prefix_caching(await self._metrics())
+
+    async def _metrics(self) -> str:
         try:
             answer = await self._http.get("/metrics", timeout=CONTROL_S)
         except httpx.HTTPError:
-            return {}
-        return parse(answer.text) if answer.status_code == httpx.codes.OK else {}
+            return ""
+        return answer.text if answer.status_code == httpx.codes.OK else ""
 
     def _request(self, prompt: list[int], output_tokens: int) -> tuple[str, dict[str, Any]]:
         body = {"model": self._model, "stream": True, "temperature": 0, **self._optional}

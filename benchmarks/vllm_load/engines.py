@@ -10,6 +10,7 @@ They differ in nothing but what is said about a connector:
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -35,7 +36,8 @@ STOP_S_MAX = 20.0
 POLL_S = 0.3
 LOG_TAIL_BYTES = 6000
 GIB = 1 << 30
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+FEATURES = ("enable_prefix_caching", "enable_chunked_prefill")
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "INFO"}
 
 
 class ArmKind(StrEnum):
@@ -109,6 +111,7 @@ class Engines:
         began_s = time.monotonic()
         engine = self._stack.enter_context(_Process(arguments, self._folder / f"{kind}.log"))
         _wait(f"http://{HOST}:{port}/health", engine.problem)
+        check_features(engine.log_path.read_text(errors="replace"))
         say(f"{kind}: up after {time.monotonic() - began_s:.0f} s, log {engine.log_path}")
         return Arm(kind.value, f"http://{HOST}:{port}", server_url)
 
@@ -125,6 +128,15 @@ def engine_arguments(options: EngineOptions, port: int) -> list[str]:
         *(("--load-format", "dummy") if options.model_id else ()),
         *shlex.split(options.engine_arguments),
     ]
+
+
+def check_features(log: str) -> None:
+    """RuntimeError unless vLLM, which may turn either off by itself, says at its start that both are on."""
+    for feature in FEATURES:
+        said = re.findall(rf"{feature}=(True|False)", log)
+        if said[-1:] != ["True"]:
+            found = said[-1] if said else "nothing"
+            raise RuntimeError(f"vLLM's log says {found} of {feature}; engines are measured with it on")
 
 
 def connector_config(options: EngineOptions, server: Path) -> dict[str, object]:

@@ -20,14 +20,14 @@ import atom
 
 from kvclient import atom_versions as versions
 from kvclient.atom_layout import Allocation, Layout, layout_of
-from kvclient.atom_namespace import code_digest, facts_of, models_of
+from kvclient.atom_namespace import facts_of, models_of
 from kvclient.atom_process import SCHEDULER, WORKER, ancestor, life_of
 from kvclient.atom_scheduler import Scheduler
 from kvclient.atom_settings import Settings, chosen_chunk_tokens, parse, role_of
 from kvclient.atom_steps import NAMESPACE, STORED, Name, Seq, Step
 from kvclient.client import Client
 from kvclient.file_times import began_ns
-from kvclient.identity import label_of
+from kvclient.identity import code_digest, label_of
 from kvclient.late_namespaces import namespace_of
 from kvclient.offload import CHAIN_GOES_ON
 from kvclient.offload_guard import WHY, Guard, GuardedWorker

@@ -4,7 +4,6 @@ What is in doubt is in it: a fact too many costs a hit between engines that coul
 output. The server compares the sizes of pages besides, rank by rank.
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,16 +70,6 @@ def models_of(config: Any) -> list[ModelFiles]:
     if speculation is not None and speculation.model:
         folders.append(_folder(str(speculation.model), getattr(speculation, "draft_model_hf_config", None)))
     return [model_files(folder) for folder in dict.fromkeys(folders)]
-
-
-def code_digest(folder: Path) -> str:
-    """Of the Python files below a folder, by content; empty if there are none."""
-    digest = hashlib.sha256()
-    files = sorted(folder.rglob("*.py"))
-    for path in files:
-        digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size} ".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest() if files else ""
 
 
 def _folder(model: str, hf_config: Any) -> Path:

@@ -68,6 +68,16 @@ def model_files(folder: Path, *, settings_in: Path | None = None) -> ModelFiles:
     return _looked_at(folder, settings, weights)
 
 
+def code_digest(folder: Path) -> str:
+    """Of the Python files below a folder, by content; empty if there are none."""
+    digest = hashlib.sha256()
+    files = sorted(folder.rglob("*.py"))
+    for path in files:
+        digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size} ".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest() if files else ""
+
+
 def adapter_files(folder: Path) -> ModelFiles:
     """Of a LoRA adapter, as model_files()."""
     settings, weights = ([path for name in names if (path := folder / name).is_file()] for names in ADAPTER)

@@ -19,13 +19,26 @@ from kvserver.errors import RequestError
 WHY = "connector-bug"
 
 
+def refusal(problem: Exception) -> Exception | None:
+    """What is refused says itself what is wrong."""
+    return problem if isinstance(problem, RequestError) else None
+
+
 class Guard:
     """`with guard as serves:` says whether the half still serves, and swallows an unexpected exception. Then on_bug is
     called before what follows the block."""
 
-    def __init__(self, on_bug: Callable[[], None], log: logging.Logger) -> None:
+    def __init__(
+        self,
+        on_bug: Callable[[], None],
+        log: logging.Logger,
+        *,
+        explain: Callable[[Exception], Exception | None] = refusal,
+    ) -> None:
+        """explain: says of an exception what else it is than a bug of ours, if anything."""
         self.tripped = False
         self._on_bug = on_bug
+        self._explain = explain
         self._log = log
         self._untold = 0
 
@@ -38,7 +51,7 @@ class Guard:
         if not isinstance(error, Exception):
             return False  # nothing, or what is meant to end the process
         if not self.tripped:
-            why = error if isinstance(error, RequestError) else "a bug in the connector"
+            why = self._explain(error) or "a bug in the connector"
             self._log.error("no cache from now on: %s", why, exc_info=error)
             self._untold = 1
             self.trip()
@@ -82,6 +95,12 @@ class GuardedWorker:
             if serves:
                 return self._half.take_namespace()
         return b""
+
+    def attempt(self, call: Callable[[], None]) -> None:
+        """Something of the connector's that may end the cache, as a bug does."""
+        with self._guard as serves:
+            if serves:
+                call()
 
     def unregister(self) -> None:
         """Also after a bug: memory that the engine gives back must not stay with the server."""

@@ -17,13 +17,6 @@ from weakref import WeakValueDictionary
 
 import torch
 import vllm
-from vllm import envs
-from vllm.distributed.kv_transfer import get_kv_transfer_group
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1 import base as interface
-from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-from vllm.platforms import current_platform
-from vllm.v1.core import kv_cache_utils
 
 from kvclient import vllm_versions as versions
 from kvclient.client import Client
@@ -36,15 +29,41 @@ from kvclient.offload_values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.offload_worker import Worker
 from kvclient.settings import MIB
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
+from kvclient.vllm_beside import Beside
 from kvclient.vllm_guard import GuardedScheduler
 from kvclient.vllm_keys import Keyer, adapter_settings, names_media
 from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
 from kvclient.vllm_memory import SharedZeros
-from kvclient.vllm_namespace import called, check_told_by_files, cpu_kind, environment_that_counts, facts_of
+from kvclient.vllm_namespace import (
+    backend_called,
+    called,
+    check_told_by_files,
+    cpu_kind,
+    environment_that_counts,
+    facts_of,
+)
 from kvclient.vllm_scheduler import Scheduled, Scheduler
 from kvclient.vllm_settings import parse
-from kvclient.vllm_stats import PromMetrics, Stats
 from kvserver.errors import RequestError
+
+with versions.reading(vllm.__version__):
+    from vllm import envs
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1 import base as interface
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorBase_V1,
+        KVConnectorHandshakeMetadata,
+        KVConnectorMetadata,
+        KVConnectorRole,
+        KVConnectorWorkerMetadata,
+        SupportsHMA,
+    )
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+    from vllm.platforms import current_platform
+    from vllm.v1.core import kv_cache_utils
+
+    from kvclient.vllm_stats import PromMetrics, Stats
 
 log = logging.getLogger("vllm.kvserver")
 
@@ -61,7 +80,7 @@ engine may have a connector for each of several servers, whose jobs have the sam
 
 
 @dataclass
-class Step(interface.KVConnectorMetadata):
+class Step(KVConnectorMetadata):
     """From the scheduler to each worker, once a step."""
 
     retrieves: tuple[RetrieveOrder, ...] = ()
@@ -69,7 +88,7 @@ class Step(interface.KVConnectorMetadata):
 
 
 @dataclass
-class Reports(interface.KVConnectorWorkerMetadata):
+class Reports(KVConnectorWorkerMetadata):
     """From the workers to the scheduler."""
 
     reports: list[Report] = field(default_factory=list)
@@ -78,23 +97,24 @@ class Reports(interface.KVConnectorWorkerMetadata):
     is_inert: bool = False
     """A rank carries out nothing any more."""
 
-    def aggregate(self, other: interface.KVConnectorWorkerMetadata) -> "Reports":
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "Reports":
         assert isinstance(other, Reports)
         is_inert = self.is_inert or other.is_inert
         return Reports(self.reports + other.reports, self.namespaces | other.namespaces, is_inert)
 
 
 @dataclass
-class Handshake(interface.KVConnectorHandshakeMetadata):
+class Handshake(KVConnectorHandshakeMetadata):
     """What a worker tells the scheduler at the start."""
 
     namespace: bytes = b""
     """Empty as long as the model's files are being hashed."""
 
 
-class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
+class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
     """One half in the scheduler's process, one in each worker's."""
 
+    @versions.reading(vllm.__version__)
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
@@ -104,14 +124,19 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         self._chunk_tokens = chosen_chunk_tokens(self._groups, self._settings.chunk_tokens)
         self._engine, self._epoch = _engine(vllm_config)
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
-        if role == interface.KVConnectorRole.SCHEDULER:
+        if role == KVConnectorRole.SCHEDULER:
+            versions.check_read_while_serving(vllm.__version__)
             states = {place: group.block_tokens for place, group in enumerate(self._groups) if group.kind == "state"}
             self._tables = versions.BlockTables(states)
             self._scheduler = self._scheduler_half(vllm_config, kv_cache_config)
             if getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
                 log.warning('kv_load_failure_policy is not "recompute": a request ends with an error when a load fails')
         else:
-            self._zeros: SharedZeros | None = None
+            self._zeros = self._shared_zeros() if current_platform.is_cpu() else None
+            self._beside = Beside(vllm_config.compilation_config.static_forward_context)
+            self._kv_caches: dict[str, Any] = {}
+            self._is_described = False
+            self._steps = 0
             self._ended = Ended([], set(), set(), set(), {})
             self._rank = get_tensor_model_parallel_rank()
             event = _no_event if current_platform.is_cpu() else _recorded_event
@@ -156,7 +181,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             step_wait_s=self._settings.step_wait_us / 1e6,
             stores_over=self._stores_over,
         )
-        return GuardedScheduler(half, self._groups)
+        return GuardedScheduler(half, self._groups, release=vllm.__version__)
 
     def _stores_over(self) -> list[tuple[int, int]]:
         ends = _here.get((self._engine, self._epoch, self._settings.socket))
@@ -214,7 +239,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         return self._scheduler.busy()
 
     def get_kv_connector_stats(self) -> Stats | None:
-        if self.role == interface.KVConnectorRole.SCHEDULER:
+        if self.role == KVConnectorRole.SCHEDULER:
             counted: dict[str, Any] = dict(self._scheduler.take_counts())
         else:
             counted = {**self._ended.seconds, **self._worker.take_counts()}
@@ -242,13 +267,36 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
     # ---------------------------------------------------------------- worker
 
     def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
-        if not current_platform.is_cpu():
-            return None
-        self._zeros = SharedZeros()
         return self._zeros
 
+    def _shared_zeros(self) -> SharedZeros:
+        """Releases that do not ask for a context allocate the KV cache next, so they have it from now on."""
+        zeros = SharedZeros(versions.allocations(self._kv_cache_config))
+        if not versions.asks_where_to_allocate(KVConnectorBase_V1):
+            zeros.__enter__()
+        return zeros
+
+    @versions.reading(vllm.__version__)
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        layout = layout_of(self._kv_cache_config, kv_caches)
+        if self._zeros is not None and not versions.asks_where_to_allocate(KVConnectorBase_V1):
+            self._zeros.__exit__(None, None, None)
+        self._kv_caches, self._is_described, self._steps = kv_caches, False, 0
+        self._beside.forget()
+        self._describe_or_look()
+
+    def _describe_or_look(self) -> None:
+        """Registers the cache as soon as all is there that belongs to its blocks; from then on RequestError if more has
+        come. Engines may make such tensors as late as in the first forward with something to compute."""
+        blocks, block_tokens = self._kv_cache_config.num_blocks, [group.block_tokens for group in self._groups]
+        known = self._beside.known(self._kv_caches, blocks=blocks, block_tokens=block_tokens)
+        awaited = self._beside.awaited()
+        if awaited and not self._is_described:
+            log.info("no cache before the first forward: layer %s and others have no scales yet", awaited[0])
+        elif not self._is_described:
+            self._describe(layout_of(self._kv_cache_config, self._kv_caches, known))
+            self._beside.described(known)
+
+    def _describe(self, layout: Layout) -> None:
         config = self._vllm_config
         replicas = versions.replicas_of(self._kv_cache_config, ranks=self._ranks, heads=_kv_heads(config.model_config))
         _check_draft_shards(config, replicas)
@@ -267,6 +315,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             device=cpu_kind() if current_platform.is_cpu() else current_platform.get_device_name(),
             backends=_backends(config, layout),
             layout=versions.page_orders(self._kv_cache_config, layout.orders, os.environ),
+            beside=layout.beside,
             environment=environment_that_counts(os.environ, envs),
         )
         models = [] if self._settings.model_id else _model_files(config)
@@ -297,25 +346,30 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
             ),
             namespace,
         )
+        self._is_described = True
         log.info(
             "cache described namespace=%s chunk_tokens=%d groups=%s facts=%s",
             self._worker.namespace.hex()[:16] or "later",
             self._chunk_tokens,
             [group.kind for group in self._groups],
-            {name: value for name, value in facts.items() if name not in ("settings", "layers")},
+            {name: value for name, value in facts.items() if name not in ("settings", "layers", "beside")},
         )
 
     def _buffers(self, layout: Layout) -> list[HostBuffer | DeviceBuffer]:
         if not current_platform.is_cpu():
             return [DeviceBuffer(found.address, found.bytes) for found in layout.allocations]
-        zeros = self._zeros
-        if zeros is None or [found.address for found in layout.allocations] != [zeros.address]:
-            raise RequestError("layout", "this release of vLLM does not allocate its KV cache where a connector says")
-        return [HostBuffer(zeros.descriptor, zeros.bytes)]
+        made = self._zeros.made if self._zeros is not None else {}
+        elsewhere = [found for found in layout.allocations if found.address not in made]
+        if elsewhere:
+            raise RequestError("layout", f"{elsewhere} of the KV cache are not where the connector said")
+        return [HostBuffer(*made[found.address]) for found in layout.allocations]
 
+    @versions.reading(vllm.__version__)
     def get_handshake_metadata(self) -> Handshake | None:
-        """None inside of MultiConnector, which has one handshake for all its connectors."""
-        return Handshake(self._worker.namespace) if get_kv_transfer_group() is self else None
+        """None inside of MultiConnector, which has one handshake for all its connectors, and where there is nothing to
+        say yet."""
+        self._describe_or_look()
+        return Handshake(self._worker.namespace) if self._is_described and get_kv_transfer_group() is self else None
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -332,6 +386,9 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
 
     def wait_for_save(self) -> None:
         """Begins the stores; their blocks are pinned, so nothing waits."""
+        self._steps += 1
+        if self._steps & (self._steps - 1) == 0 or not self._is_described:
+            self._worker.attempt(self._describe_or_look)
         self._worker.computed()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
@@ -355,7 +412,7 @@ class KvServerConnector(interface.KVConnectorBase_V1, interface.SupportsHMA):
         return told if told.reports or told.namespaces or told.is_inert else None
 
     def shutdown(self) -> None:
-        if self.role == interface.KVConnectorRole.SCHEDULER:
+        if self.role == KVConnectorRole.SCHEDULER:
             self._scheduler.close()
         else:
             self._worker.close()
@@ -404,12 +461,10 @@ def _check_supported(config: Any, kv_config: Any) -> None:
     has_drafts = speculation is not None and speculation.method in DRAFTS
     if has_drafts and (kinds := {group.kind for group in groups_of(kv_config)}) != {"full"}:
         raise RequestError("unsupported", f"a draft model beside groups of kinds {sorted(kinds)}; expected full alone")
-    if has_drafts and not versions.saves_behind_drafts(interface.KVConnectorBase_V1):
+    if has_drafts and not versions.saves_behind_drafts(KVConnectorBase_V1):
         raise RequestError("unsupported", "this release of vLLM may have blocks saved before a draft model computes")
-    if not (_fails_by_block(groups_of(kv_config)) or versions.reports_failed_requests(interface.KVConnectorBase_V1)):
+    if not (_fails_by_block(groups_of(kv_config)) or versions.reports_failed_requests(KVConnectorBase_V1)):
         raise RequestError("unsupported", "this release of vLLM cannot be told of failed loads of windows and states")
-    if current_platform.is_cpu() and not versions.shares_cpu_memory(interface.KVConnectorBase_V1):
-        raise RequestError("unsupported", "this release of vLLM cannot share the KV memory of a CPU engine")
     _device_kind()
 
 
@@ -483,7 +538,7 @@ def _backends(config: Any, layout: Layout) -> list[str]:
     layers = config.compilation_config.static_forward_context
     named = (layers.get(name) for names in layout.layers for name in names)
     found = (getattr(layer, "attn_backend", None) for layer in named)
-    return [backend.get_name() if backend is not None else "" for backend in found]
+    return [backend_called(backend) if backend is not None else "" for backend in found]
 
 
 def _recorded_event() -> object:

@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from kvclient.offload_ends import Report
-from kvclient.offload_guard import Guard
+from kvclient.offload_guard import Guard, refusal
 from kvclient.offload_values import Group, RetrieveOrder, StoreOrder, Tables
 from kvclient.vllm_inert import InertScheduler
 from kvclient.vllm_keys import Request
 from kvclient.vllm_pins import Pool
 from kvclient.vllm_scheduler import Scheduled, Scheduler
+from kvclient.vllm_versions import lacking
 
 log = logging.getLogger("vllm.kvserver")
 
@@ -21,11 +22,12 @@ log = logging.getLogger("vllm.kvserver")
 class GuardedScheduler:
     """Scheduler for the engine's calls, or InertScheduler."""
 
-    def __init__(self, half: Scheduler, groups: Sequence[Group]) -> None:
+    def __init__(self, half: Scheduler, groups: Sequence[Group], *, release: str = "") -> None:
+        """release: of the engine."""
         self._half = half
         self._groups = groups
         self._inert: InertScheduler | None = None
-        self._guard = Guard(self._give_up, log)
+        self._guard = Guard(self._give_up, log, explain=lambda problem: lacking(problem, release) or refusal(problem))
         self._promised: dict[str, int] = {}
         """Requests of which match() has said that something can be retrieved, and their tokens in HBM."""
 

@@ -1,18 +1,21 @@
 """Where the blocks of vLLM's groups lie in its KV memory, as the server is to know it.
 
-vLLM 0.31 and later place all layers in one allocation and say where (KVCacheTensor: offset, layer_stride,
-block_stride); earlier releases make one allocation or more. The shapes and strides of the tensors are what counts here,
-the engine's own description is compared with them. What is not understood is refused before any byte moves.
+vLLM 0.29 and later place all layers in one allocation and say where; earlier releases make one allocation or more, and
+some of them say less. The shapes and strides of the tensors are what counts here, the engine's own description is
+compared with them. What is not understood is refused before any byte moves.
 
 Objects of vLLM are told by what they have and by the names of their classes, so that this file needs no vLLM.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kvclient.layouts import Tensor, region_runs
 from kvclient.offload_values import Group
+from kvclient.vllm_beside import Held
+from kvclient.vllm_versions import layers_of, place_of
 from kvserver.errors import RequestError
 from kvserver.wire.messages import GroupSpec, RegionRun
 
@@ -44,6 +47,8 @@ class Layout(NamedTuple):
     """For each group, in the order of its regions: part of what makes bytes interchangeable."""
     orders: list[str]
     """Of each of these layers: its dimensions inside of a block, as they lie, with their sizes. Regions do not tell."""
+    beside: Sequence[str] = ()
+    """The same of what some of them keep beside their cache, by layer and attribute."""
 
 
 # ---------------------------------------------------------------- groups
@@ -133,8 +138,9 @@ def chosen_chunk_tokens(groups: Sequence[Group], wanted: int) -> int:
 # ---------------------------------------------------------------- memory
 
 
-def layout_of(config: Any, kv_caches: Mapping[str, Any]) -> Layout:
-    """Where the pages are. kv_caches: as vLLM gives them to register_kv_caches().
+def layout_of(config: Any, kv_caches: Mapping[str, Any], beside: Mapping[str, Held] = MappingProxyType({})) -> Layout:
+    """Where the pages are. kv_caches: as vLLM gives them to register_kv_caches(). beside: what layers keep for each
+    block that is in none of them, with the blocks in dimension 1.
 
     RequestError("layout") when tensors and description contradict each other, or are not understood."""
     memory = _Memory(config.num_blocks, kv_caches)
@@ -143,16 +149,24 @@ def layout_of(config: Any, kv_caches: Mapping[str, Any]) -> Layout:
         runs: list[RegionRun] = []
         names: list[str] = []
         for tensor in config.kv_cache_tensors:
-            here = [name for name in _layers(tensor) if name in group.layer_names and name not in names]
+            here = [name for name in layers_of(tensor) if name in group.layer_names and name not in names]
             runs += _tensor_runs(memory, group, tensor, here)
             names += here
         if sorted(names) != sorted(group.layer_names):
             missing = sorted(set(group.layer_names) - set(names))
             raise RequestError("layout", f"group {number}: no memory is described for layers {missing}")
+        kept = [beside[name].tensor for name in names if name in beside]
+        runs += [run for tensor in kept for run in memory.part_runs(tensor, block_dim=1)]
         regions.append(runs)
         layers.append(names)
     orders = [memory.order(name) for names in layers for name in names]
-    return Layout(memory.allocations, regions, layers, orders)
+    shown = [
+        f"{held.layer}.{held.attribute} {held.tensor.dtype} {_order(held.tensor, config.num_blocks, block_dim=1)}"
+        for names in layers
+        for name in names
+        if (held := beside.get(name)) is not None
+    ]
+    return Layout(memory.allocations, regions, layers, orders, shown)
 
 
 def group_specs(
@@ -189,18 +203,23 @@ class _Memory:
         if name not in self._kv_caches:
             raise RequestError("layout", f"layer {name} has no KV cache here")
         try:
-            return [run for part in self._parts(name) for run in self._part_runs(part)]
+            return [
+                run
+                for part in self._parts(name)
+                for run in self.part_runs(part, block_dim=_block_dimension(part, self._blocks))
+            ]
         except RequestError as problem:
             raise RequestError("layout", f"layer {name}: {problem}") from problem
 
     def order(self, name: str) -> str:
-        return "; ".join(_order(part, self._blocks) for part in self._parts(name))
+        parts = self._parts(name)
+        return "; ".join(_order(part, self._blocks, block_dim=_block_dimension(part, self._blocks)) for part in parts)
 
     def _parts(self, name: str) -> list[Any]:
         value = self._kv_caches[name]
         return list(value) if isinstance(value, list | tuple) else [value]
 
-    def _part_runs(self, part: Any) -> list[RegionRun]:
+    def part_runs(self, part: Any, *, block_dim: int | None) -> list[RegionRun]:
         storage = part.untyped_storage()
         allocation = Allocation(storage.data_ptr(), storage.nbytes())
         if allocation not in self.allocations:
@@ -209,15 +228,10 @@ class _Memory:
             part,
             buffer=self.allocations.index(allocation),
             blocks=self._blocks,
-            block_dim=_block_dimension(part, self._blocks),
+            block_dim=block_dim,
         )
         start = part.data_ptr() - allocation.address
         return [_moved(run, start) for run in runs]
-
-
-def _layers(tensor: Any) -> list[str]:
-    layers = getattr(tensor, "layers", None)
-    return list(layers if layers is not None else tensor.shared_by)
 
 
 def _tensor_runs(memory: _Memory, group: Any, tensor: Any, names: list[str]) -> list[RegionRun]:
@@ -243,10 +257,9 @@ def _block_dimension(part: Tensor, blocks: int) -> int | None:
     return 1 if len(shape) > 1 and shape[0] == 2 and shape[1] % blocks == 0 else None
 
 
-def _order(part: Tensor, blocks: int) -> str:
+def _order(part: Tensor, blocks: int, *, block_dim: int | None) -> str:
     """The dimensions of a block by their strides, those of one element left out, as "index:size"."""
-    place = _block_dimension(part, blocks)
-    of_blocks = part.shape.index(blocks) if place is None else place
+    of_blocks = part.shape.index(blocks) if block_dim is None else block_dim
     sizes = {index: size // blocks if index == of_blocks else size for index, size in enumerate(part.shape)}
     strides = part.stride()
     inside = sorted((index for index, size in sizes.items() if size > 1), key=lambda index: -strides[index])
@@ -265,15 +278,11 @@ def _check_page(group: Any, name: str, runs: list[RegionRun]) -> None:
 
 def _check_place(tensor: Any, name: str, runs: list[RegionRun]) -> None:
     """Where releases describe it, the engine says the same."""
-    if not hasattr(tensor, "block_stride"):
+    wanted = place_of(tensor, name)
+    if wanted is None:
         return
-    place = _layers(tensor).index(name)
-    wanted = tensor.offset + place * tensor.layer_stride
-    if min(run.offset for run in runs) != wanted or {run.block_stride for run in runs} != {tensor.block_stride}:
-        raise RequestError(
-            "layout",
-            f"layer {name}: {runs[0]} was found; expected offset {wanted} and block_stride {tensor.block_stride}",
-        )
+    if min(run.offset for run in runs) != wanted.offset or {run.block_stride for run in runs} != {wanted.block_stride}:
+        raise RequestError("layout", f"layer {name}: {runs[0]} was found; expected {wanted}")
 
 
 def _joined(per_layer: list[list[RegionRun]]) -> list[RegionRun]:

@@ -5,11 +5,12 @@ output. The server fixes the shapes of pages besides (the geometry of a namespac
 """
 
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvclient.identity import is_tuned_by_length, label_of, settings_text, tokens_that_count
+from kvclient.identity import code_digest, is_tuned_by_length, label_of, settings_text, tokens_that_count
 from kvclient.offload_values import Group
 from kvserver.errors import RequestError
 
@@ -76,6 +77,7 @@ def facts_of(
     device: str,
     backends: Sequence[str],
     layout: str,
+    beside: Sequence[str],
     environment: Mapping[str, str],
 ) -> dict[str, object]:
     """Of a VllmConfig. The same in all ranks of an engine.
@@ -83,7 +85,8 @@ def facts_of(
     model_id: tells the model, weights and drafts included, from all others; empty where their files do.
     drafts: what but the files tells a draft model, if it has KV.
     tenant: engines of different ones share nothing. backends: of the attention of each layer.
-    layout: how the elements of a page lie. environment: environment_that_counts()."""
+    layout: how the elements of a page lie. beside: what layers keep for each block beside their caches.
+    environment: environment_that_counts()."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     settings = model.hf_config.to_dict()
     media = getattr(model, "multimodal_config", None)
@@ -111,6 +114,7 @@ def facts_of(
         **({"types": types} if (types := _cache_types(cache, config.attention_config)) else {}),
         **({"tuning": _tuning(model)} if is_tuned_by_length(settings) else {}),
         **({"drafts": list(drafts)} if drafts else {}),
+        **({"beside": list(beside)} if beside else {}),
         **({"tenant": tenant} if tenant else {}),
     }
 
@@ -119,6 +123,16 @@ def called(model: Any) -> str:
     """Of a ModelConfig: what users call it, the first of several names. No fact: it tells nothing of bytes."""
     served = getattr(model, "served_model_name", None) or model.model
     return label_of(served if isinstance(served, str) else served[0])
+
+
+def backend_called(backend: Any) -> str:
+    """Of an attention backend. One from elsewhere changes with releases of its own, so its code is in its name."""
+    name, module = str(backend.get_name()), str(backend.__module__)
+    if module.split(".", maxsplit=1)[0] == "vllm":
+        return name
+    file = getattr(sys.modules.get(module), "__file__", None)
+    code = code_digest(Path(file).parent) if file else ""
+    return f"{name} {module}.{backend.__qualname__} {code}"
 
 
 def _tuning(model: Any) -> str:

@@ -1,13 +1,40 @@
 """What differs between the releases of vLLM that are supported, found out by looking, not by their numbers.
 
-Written against 0.20.2, 0.31.0 and 0.32.0. Each difference has its function here and nowhere else.
+Written against 0.20.2 to 0.32.0. Each difference has its function here and nowhere else. What a release lacks and the
+connector needs is refused by name of the release and the field.
 """
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from kvclient.vllm_scheduler import Scheduled
+from kvserver.errors import RequestError
+
+READ_WHILE_SERVING = {
+    "vllm.v1.core.sched.output.SchedulerOutput": (
+        "scheduled_new_reqs",
+        "scheduled_cached_reqs",
+        "num_scheduled_tokens",
+        "scheduled_spec_decode_tokens",
+    ),
+    "vllm.v1.core.sched.output.NewRequestData": ("req_id", "block_ids", "num_computed_tokens"),
+    "vllm.v1.core.sched.output.CachedRequestData": (
+        "req_ids",
+        "resumed_req_ids",
+        "new_block_ids",
+        "num_computed_tokens",
+    ),
+    "vllm.v1.core.kv_cache_manager.KVCacheBlocks": ("get_block_ids",),
+    "vllm.v1.core.block_pool.BlockPool": ("touch", "free_blocks"),
+    "vllm.v1.outputs.KVConnectorOutput": ("kv_connector_worker_meta",),
+    "vllm.v1.request.Request": ("num_tokens",),
+}
+"""vLLM's classes, and what is read of their objects. (What these only get when they are made is not seen here.)"""
 
 DEFAULT_SEED = "vllm-none-hash"
 """Starts the engine's block hashes when nobody has chosen a seed. Releases before it had none take a random one."""
@@ -18,14 +45,63 @@ NULL = 0
 Tables = Sequence[Sequence[int]]
 
 
+@contextmanager
+def reading(release: str) -> Iterator[None]:
+    """Within it, or within a function that it decorates: what this release of vLLM lacks is a RequestError."""
+    try:
+        yield
+    except (AttributeError, ImportError) as problem:
+        lack = lacking(problem, release)
+        if lack is None:
+            raise
+        raise lack from problem
+
+
+def lacking(problem: BaseException, release: str) -> RequestError | None:
+    """The refusal that an exception amounts to, if something was read of the engine and not found."""
+    if isinstance(problem, ImportError):
+        return _refusal(release, str(problem))
+    if not isinstance(problem, AttributeError) or problem.name is None:
+        return None
+    holder = _named(problem.obj)
+    return None if holder.startswith(("kvclient.", "kvserver.")) else _lack(release, holder, problem.name)
+
+
+def check_read_while_serving(release: str) -> None:
+    """When the engine starts. RequestError where a class of vLLM has not what will be read of its objects."""
+    for path, wanted in READ_WHILE_SERVING.items():
+        module, _, name = path.rpartition(".")
+        found = getattr(import_module(module), name)
+        fields = {field.name for field in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set()
+        for field in wanted:
+            if field not in fields and not hasattr(found, field):
+                raise _lack(release, path, field)
+
+
+def _named(owner: object) -> str:
+    """A module, a class or an object, as "module.Class"."""
+    if isinstance(owner, ModuleType):
+        return owner.__name__
+    kind = owner if isinstance(owner, type) else type(owner)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _lack(release: str, holder: str, field: str) -> RequestError:
+    return _refusal(release, f"{holder} has no {field!r}, which the connector reads")
+
+
+def _refusal(release: str, what: str) -> RequestError:
+    return RequestError("vllm-release", f"vLLM {release}: {what}; docs/vllm.md says which releases have been run")
+
+
 def reports_failed_requests(base: type) -> bool:
     """Whether a failed retrieve can be reported by request. Otherwise only by block ids, which are unambiguous for a
     single group only."""
     return hasattr(base, "get_transfer_results")
 
 
-def shares_cpu_memory(base: type) -> bool:
-    """Whether a connector may say where the KV cache is allocated."""
+def asks_where_to_allocate(base: type) -> bool:
+    """Whether a connector may say where the KV cache is allocated. From 0.31 on."""
     return hasattr(base, "get_mem_pool_context")
 
 
@@ -84,6 +160,39 @@ def hash_block_tokens(kv_config: Any, cache_config: Any, kv_cache_utils: Any) ->
     if cache_config.prefix_caching_hash_algo != "sha256_cbor" or not common_seed or "PYTHONHASHSEED" in os.environ:
         return 0
     return int(tokens)
+
+
+class Place(NamedTuple):
+    """Where a layer's blocks lie in their allocation, as the engine says."""
+
+    offset: int
+    """Of block 0."""
+    block_stride: int
+
+
+def layers_of(tensor: Any) -> list[str]:
+    """Of a KVCacheTensor. Releases before 0.29 say shared_by, and mean layers whose bytes are the same."""
+    layers = getattr(tensor, "layers", None)
+    return list(layers if layers is not None else tensor.shared_by)
+
+
+def place_of(tensor: Any, layer: str) -> Place | None:
+    """What a KVCacheTensor says of one of its layers, or None.
+
+    From 0.29 on its layers lie evenly behind each other. 0.24 to 0.28 say where the bytes begin that all of them share,
+    if several KVCacheTensors lie in one allocation, and otherwise 0. Releases before say nothing."""
+    if hasattr(tensor, "layers"):
+        return Place(tensor.offset + layers_of(tensor).index(layer) * tensor.layer_stride, tensor.block_stride)
+    if getattr(tensor, "block_stride", 0):
+        return Place(tensor.offset, tensor.block_stride)
+    return None
+
+
+def allocations(kv_config: Any) -> list[int]:
+    """The bytes of each allocation that a KVCacheConfig leads to."""
+    tensors = kv_config.kv_cache_tensors
+    is_one = any(hasattr(tensor, "layers") or getattr(tensor, "block_stride", 0) for tensor in tensors)
+    return [tensor.size for tensor in (tensors[:1] if is_one else tensors)]
 
 
 class BlockTables:

@@ -4,8 +4,8 @@
 # Published (ATOM as a plug-in of vLLM, with LMCache, container rocm/atom-dev:vllm-latest): MiniMax-M2.5 in FP8, tensor
 # parallel 2, 78 % of GPU memory, a CPU tier of 64 GB, chunks of 256 tokens, and an NVMe tier in the third arm. This is
 # the same with kvserver in LMCache's place; it has not been run on that hardware. That container had vLLM 0.19.1, which is
-# older than the oldest that is supported: use a ROCm build of vLLM 0.20.2 or newer, for all arms (README.md). The load,
-# one arm after the other:
+# older than the oldest that is supported: use a ROCm build of vLLM 0.27.1, which ATOM's plug-in pins, for all arms
+# (README.md). The load, one arm after the other:
 #
 #   python -m benchmarks.bench_vllm trace --preset mi300x --seed 42 --url ARM=http://localhost:8000
 set -euo pipefail

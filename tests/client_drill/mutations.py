@@ -20,6 +20,8 @@ TESTS = {
     "loop.py": ("client_loop", "client_guests"),
     "vllm_pins.py": ("vllm_pins",),
     "vllm_hbm.py": ("vllm_hbm",),
+    "vllm_beside.py": ("vllm_beside",),
+    "vllm_layout.py": ("vllm_layout", "vllm_beside"),
     "sequences.py": ("client_sequences",),
     "session.py": ("client_jobs", "client_connection"),
     "doors.py": ("client_lookup", "client_jobs", "client_connection"),
@@ -419,5 +421,54 @@ MUTATIONS = (
     ),
     Mutation(
         "a pidfd is closed under its job", "caches.py", "if self._retired and self.users == 0:", "if self._retired:"
+    ),
+    # ------------------------------------------------------------ vllm_beside.py, vllm_layout.py
+    Mutation(
+        "weights count as tensors that came with the cache",
+        "vllm_beside.py",
+        "is_new = str(held.tensor.device) in devices and _identity(held) not in self._before",
+        "is_new = str(held.tensor.device) in devices",
+    ),
+    Mutation(
+        "what lies on another device counts",
+        "vllm_beside.py",
+        "is_new = str(held.tensor.device) in devices and _identity(held) not in self._before",
+        "is_new = _identity(held) not in self._before",
+    ),
+    Mutation(
+        "a tensor counts blocks only where there is one row for each",
+        "vllm_beside.py",
+        "size and size % blocks == 0 and any(tokens % (size // blocks) == 0 for tokens in block_tokens)",
+        "size == blocks",
+    ),
+    Mutation(
+        "views of a registered cache count",
+        "vllm_beside.py",
+        " and _memory(held.tensor) not in covered:",
+        ":",
+    ),
+    Mutation(
+        "scales that move are not noticed",
+        "vllm_beside.py",
+        "if self._described not in (None, where):",
+        "if False:",
+    ),
+    Mutation(
+        "every engine's kv_scale is taken for ATOM's",
+        "vllm_beside.py",
+        "type(layer).__module__.startswith(ATOM)",
+        "True",
+    ),
+    Mutation(
+        "scales are described and not stored",
+        "vllm_layout.py",
+        "runs += [run for tensor in kept for run in memory.part_runs(tensor, block_dim=1)]",
+        "pass",
+    ),
+    Mutation(
+        "an engine's scales are in no namespace",
+        "vllm_layout.py",
+        "return Layout(memory.allocations, regions, layers, orders, shown)",
+        "return Layout(memory.allocations, regions, layers, orders)",
     ),
 )

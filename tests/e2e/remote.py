@@ -82,6 +82,14 @@ class Remote:
         """Whether a step is scheduled while the one before it runs."""
         return bool(self._llm.llm_engine.vllm_config.scheduler_config.async_scheduling)
 
+    def features(self) -> dict[str, bool]:
+        """Of vLLM's usual ones, those that it turns off by itself where it has to."""
+        config = self._llm.llm_engine.vllm_config
+        return {
+            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
+        }
+
     def metrics(self) -> dict[str, float]:
         """Counters and gauges by name, summed over their labels; those with a source also by name:source."""
         found: dict[str, float] = {}

@@ -110,6 +110,7 @@ def config(**more: Any) -> SimpleNamespace:
     model = SimpleNamespace(runner_type="generate", is_prefix_caching_supported=True)
     engine = {"model_config": model, "parallel_config": SimpleNamespace(**parallel), "speculative_config": None}
     engine["cache_config"] = SimpleNamespace(cache_dtype="auto")
+    engine["compilation_config"] = SimpleNamespace(static_forward_context={})
     return SimpleNamespace(**{**engine, **more})
 
 
@@ -151,7 +152,7 @@ def test_connectors_of_two_servers_do_not_take_each_others_stores_for_theirs(
 ) -> None:
     """Two in one MultiConnector, the worker in the scheduler's process: jobs of both have the same numbers."""
     transfer = {"engine_id": "e", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
-    group = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)])
+    group = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)], kv_cache_tensors=[])
     monkeypatch.setattr(module, "get_tensor_model_parallel_rank", lambda: 0)
     workers = []
     for path in ("/one", "/other"):

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kvclient.atom_layout import Allocation, Layout, Segment
-from kvclient.atom_namespace import code_digest, facts_of, models_of
+from kvclient.atom_namespace import facts_of, models_of
+from kvclient.identity import code_digest
 from kvclient.keys import namespace_digest
 from kvserver.errors import RequestError
 

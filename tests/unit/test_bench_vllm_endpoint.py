@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.vllm_load.counters import at_rest, difference, hits, parse
+from benchmarks import bench_vllm
+from benchmarks.vllm_load.counters import at_rest, difference, has_prefix_caching, hits, parse, unclean
 from benchmarks.vllm_load.endpoint import Endpoint, Form
+from benchmarks.vllm_load.engines import Arm
 from benchmarks.vllm_load.reply import Reading, Reply
 
 
@@ -103,6 +105,31 @@ def test_hits_are_those_since_the_last_scrape_and_unknown_without_questions() ->
     assert hits({}) == (None, None, None, None)
 
 
+def test_requests_that_ended_with_an_error_are_told_apart() -> None:
+    counters = parse(
+        'vllm:request_success_total{engine="0",finished_reason="error",model_name="m"} 2\n'
+        'vllm:request_success_total{engine="1",finished_reason="error",model_name="m"} 1\n'
+        'vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 9\n'
+    )
+    assert unclean(counters, has_connector=False) == ["3 requests ended with an error of the engine"]
+
+
+@pytest.mark.parametrize(("said", "expected"), [("True", True), ("False", False), (None, None)])
+def test_whether_an_engine_has_a_prefix_cache_is_what_its_metrics_say(said: str | None, expected: bool | None) -> None:
+    text = f'vllm:cache_config_info{{block_size="32",enable_prefix_caching="{said}",engine="0"}} 1.0\n' if said else ""
+    assert has_prefix_caching(METRICS + text) is expected
+
+
+def test_an_engine_that_has_none_is_not_measured() -> None:
+    async def story() -> None:
+        async with served(set()) as (server, _):
+            server.metrics += 'vllm:cache_config_info{enable_prefix_caching="False",engine="0"} 1.0\n'
+            await bench_vllm._measure([Arm("slow", server.url)], None, bench_vllm._parser().parse_args(["misses"]))
+
+    with pytest.raises(RuntimeError, match=r"slow: .* has prefix caching off"):
+        bounded(story())
+
+
 def test_an_engine_is_at_rest_when_nothing_runs_or_waits() -> None:
     assert not at_rest(parse(METRICS))
     assert at_rest({"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0})
@@ -115,6 +142,8 @@ class Server:
     def __init__(self, unknown: set[str]) -> None:
         self.unknown = unknown
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.metrics = METRICS
+        self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while head := await reader.readuntil(b"\r\n\r\n") if not reader.at_eof() else b"":
@@ -133,7 +162,7 @@ class Server:
         if path == "/v1/models":
             return 200, json.dumps({"data": [{"id": "the-model"}]})
         if path == "/metrics":
-            return 200, METRICS
+            return 200, self.metrics
         self.asked.append((path, body))
         if refused := self.unknown & set(body):
             return 400, f"unknown field {refused}"
@@ -146,7 +175,8 @@ async def served(unknown: set[str], form: Form = Form.IDS) -> AsyncIterator[tupl
     server = Server(unknown)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
-    endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", form=form, request_s_max=20)
+    server.url = f"http://127.0.0.1:{port}"
+    endpoint = Endpoint(f"{server.url}/v1", form=form, request_s_max=20)
     try:
         yield server, endpoint
     finally:

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import xml.etree.ElementTree as ET
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from benchmarks.vllm_load import chart, report
 from benchmarks.vllm_load.asks import Ask, Line, Phase, Span, Workload, token_ids
 from benchmarks.vllm_load.counters import Counters
 from benchmarks.vllm_load.crowd import Outcome
-from benchmarks.vllm_load.engines import Arm, EngineOptions, connector_config, engine_arguments
+from benchmarks.vllm_load.engines import Arm, EngineOptions, check_features, connector_config, engine_arguments
 from benchmarks.vllm_load.recorded import PRESETS, Recorded
 from benchmarks.vllm_load.reply import Reply
 from benchmarks.vllm_load.rounds import Agreement, Rounds, disagreements
@@ -229,6 +230,50 @@ def test_answers_that_are_not_as_long_as_asked_for_fail_the_run(
     told = bench_vllm._tell(rounds, Agreement(0, 0, 0), [Arm("none", "http://a")], bench_vllm._workload(given), given)
     assert told == status
     assert (f"a: {tokens} tokens of output, asked for 3" in capsys.readouterr().err) == (tokens != 3)
+
+
+@pytest.mark.parametrize(
+    ("arm", "counted", "why"),
+    [
+        ("kvserver", {"vllm:kvserver_retrieves_failed_total": 0.0}, ""),
+        ("kvserver", {"vllm:kvserver_retrieves_failed_total": 2.0}, "2 loads failed"),
+        (
+            "kvserver",
+            {
+                "vllm:kvserver_retrieves_failed_total": 0.0,
+                'vllm:request_success_total{finished_reason="error"}': 3.0,
+                'vllm:request_success_total{finished_reason="length"}': 9.0,
+            },
+            "3 requests ended with an error",
+        ),
+        ("kvserver", {"vllm:kvserver_retrieves_failed_total": 0.0, "vllm:kvserver_bugs_total": 1.0}, "1 bugs"),
+        ("kvserver", {}, "the engine does not count failed loads"),
+        ("none", {}, ""),
+    ],
+)
+@pytest.mark.parametrize("words", [[], ["--allow-differences"]])
+def test_a_load_that_failed_within_a_measured_round_fails_the_run(
+    arm: str, counted: Counters, why: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = [Arm("none", "http://a"), Arm("kvserver", "http://b", "http://c")]
+    given = bench_vllm._parser().parse_args(["misses", "--url", "http://a", *words])
+    whole = outcome("a", ttft_s=1.0, total_s=2.0, prompt_tokens=10, output_tokens=3)
+    measured = dataclasses.replace(a_round(arm, outcomes=[whole]), counted=counted)
+    told = bench_vllm._tell([measured], Agreement(0, 0, 0), arms, bench_vllm._workload(given), given)
+    assert told == bool(why)
+    assert (f"not a clean run: {arm}, round 0: {why}" in capsys.readouterr().err) == bool(why)
+
+
+@pytest.mark.parametrize("off", ["", "enable_prefix_caching", "enable_chunked_prefill"])
+def test_an_engine_without_prefix_caching_or_chunked_prefill_is_not_measured(off: str) -> None:
+    """Whatever it was told: vLLM turns either off by itself where it has to."""
+    log = "INFO non-default args: {'enable_prefix_caching': True}\nINFO Initializing a V1 LLM engine with config: m"
+    for feature in ("enable_prefix_caching", "enable_chunked_prefill"):
+        log += f", {feature}={feature != off}"
+    with pytest.raises(RuntimeError, match=f"False of {off}") if off else nullcontext():
+        check_features(log)
+    with pytest.raises(RuntimeError, match="nothing of enable_prefix_caching"):
+        check_features("INFO: up")
 
 
 def test_files_have_a_line_for_each_request_and_two_charts(tmp_path: Path) -> None:

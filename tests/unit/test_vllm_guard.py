@@ -105,7 +105,7 @@ class Engine:
         options = Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),), ranks=RANKS, engine_steps_back=True, null_block=0)
         self.keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0)
         self.inner = Scheduler(self.server, options, self.keyer, store_output=True)  # type: ignore[arg-type]
-        self.scheduler = GuardedScheduler(self.inner, options.groups)
+        self.scheduler = GuardedScheduler(self.inner, options.groups, release="0.99.1")
         self.scheduler.use_pool(self.pool)
         self.scheduler.use_namespace({NAMESPACE})
         self.clients = [Client() for _ in range(RANKS)]
@@ -293,6 +293,17 @@ def test_a_bug_in_what_the_engine_tells_is_caught_as_well() -> None:
     assert (order.request, order.refused, stores) == ("held", "connector-bug", ())
     assert [(item.first_block, list(item.block_ids)) for item in order.blocks] == [(1, TABLE[1:9])]
     assert engine.scheduler.step(broken) == ((), ())
+
+
+def test_a_field_that_the_engines_release_lacks_is_named_in_the_line_that_ends_the_cache(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Engine()
+    engine.scheduler.step(lambda: SimpleNamespace().scheduled_new_reqs)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "no cache from now on" in line
+    assert "vLLM 0.99.1" in line
+    assert "'scheduled_new_reqs'" in line
 
 
 def test_what_was_promised_and_not_ordered_fails_behind_the_engines_own_prefix() -> None:

@@ -153,6 +153,39 @@ def test_keys_and_values_apart_and_an_allocation_a_layer() -> None:
     assert layout.allocations == storages
 
 
+def shared(*layers: str, **more: object) -> SimpleNamespace:
+    """A KVCacheTensor of releases before 0.29: its layers have the same bytes, in groups that take turns."""
+    return SimpleNamespace(shared_by=list(layers), size=BLOCKS * PAGE, **more)
+
+
+def test_releases_that_name_no_stride_of_layers_may_have_an_allocation_for_each() -> None:
+    """As vLLM 0.24 to 0.28 show it: a block stride of 0 says that nothing else lies there."""
+    spec = FullAttentionSpec(block_size=16, page_size_bytes=PAGE)
+    found = config([group(spec, "a", "b")], [shared(name, offset=0, block_stride=0) for name in "ab"])
+    storages = [Storage(BASE * (at + 1), BLOCKS * PAGE) for at in range(2)]
+    caches = {name: dense(0, storage) for name, storage in zip("ab", storages, strict=True)}
+    layout = layout_of(found, caches)
+    assert layout.regions == [[RegionRun(buffer, 0, 1, 0, PAGE, PAGE) for buffer in range(2)]]
+    assert layout.allocations == storages
+
+
+def test_or_say_where_each_begins_in_the_blocks_of_one_allocation() -> None:
+    """0.24 to 0.28 as well, for models whose layers differ."""
+    storage = Storage(BASE, 3 * BLOCKS * PAGE)
+    spec = FullAttentionSpec(block_size=16, page_size_bytes=PAGE)
+    tensors = [shared(name, offset=at * PAGE, block_stride=3 * PAGE) for at, name in ((0, "a"), (2, "b"))]
+    caches = {
+        name: Tensor((BLOCKS, 3, 16, 5), (720, 80, 5, 1), at * PAGE, storage) for at, name in ((0, "a"), (2, "b"))
+    }
+    found = config([group(spec, "a", "b")], tensors)
+    assert layout_of(found, caches).regions == [
+        [RegionRun(0, 0, 1, 0, 3 * PAGE, PAGE), RegionRun(0, 2 * PAGE, 1, 0, 3 * PAGE, PAGE)]
+    ]
+    tensors[1].offset -= PAGE
+    with pytest.raises(RequestError, match="layer b"):
+        layout_of(found, caches)
+
+
 def test_in_which_order_a_page_has_heads_and_tokens_is_told_since_its_regions_do_not() -> None:
     """Releases before 0.31 say it nowhere, and choose it by an environment variable or a connector beside."""
     storage = Storage(BASE, 2 * BLOCKS * PAGE)

@@ -1,14 +1,22 @@
 """Whatever shapes KV is in the namespace; what does not is not, so that engines share."""
 
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvclient.keys import namespace_digest
 from kvclient.offload_values import Group
-from kvclient.vllm_namespace import called, check_told_by_files, cpu_kind, environment_that_counts, facts_of
+from kvclient.vllm_namespace import (
+    backend_called,
+    called,
+    check_told_by_files,
+    cpu_kind,
+    environment_that_counts,
+    facts_of,
+)
 from kvserver.errors import RequestError
 
 SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0}}
@@ -44,6 +52,7 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         "device": "d",
         "backends": ["F", "F"],
         "layout": "LBHNC",
+        "beside": [],
         "environment": {},
     }
     return namespace_digest(facts_of(config, **{**told, **more}))
@@ -64,6 +73,7 @@ def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
         {"environment": {"VLLM_MARLIN_INPUT_DTYPE": "fp8"}},
         {"ranks": 2},
         {"layout": "LBNHC"},
+        {"beside": ["a.kv_scale torch.float32 0:2 2:3 3:16"]},
         {"model_id": "n"},
         {"weights_epoch": 1},
         {"tenant": "chat"},
@@ -220,3 +230,26 @@ def test_a_model_is_called_what_its_users_call_it_in_no_more_bytes_than_the_serv
     served: object, label: str
 ) -> None:
     assert called(SimpleNamespace(model="/models/Llama 8B", served_model_name=served)) == label
+
+
+def test_a_backend_that_is_not_vllms_own_is_told_by_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two releases of a plug-in lay pages out in two ways, under one name."""
+
+    class Backend:
+        @staticmethod
+        def get_name() -> str:
+            return "CUSTOM"
+
+    Backend.__module__ = "vllm.v1.attention.backends.flash_attn"
+    assert backend_called(Backend) == "CUSTOM"
+    Backend.__module__ = "plugin.attention"
+    names = []
+    for release in ("one", "two"):
+        module = ModuleType("plugin.attention")
+        module.__file__ = str(tmp_path / release / "attention.py")
+        (tmp_path / release).mkdir()
+        Path(module.__file__).write_text(f"x = '{release}'")
+        monkeypatch.setitem(sys.modules, "plugin.attention", module)
+        names.append(backend_called(Backend))
+    assert len({"CUSTOM", *names}) == 3
+    assert backend_called(Backend) == names[1]

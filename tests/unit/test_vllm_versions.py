@@ -1,20 +1,30 @@
 """What differs between vLLM's releases, with objects that look like each of them."""
 
+import sys
+from dataclasses import make_dataclass
 from enum import Enum
-from types import SimpleNamespace
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kvclient import vllm_versions
+from kvclient.vllm_layout import groups_of
+from kvclient.vllm_namespace import called
 from kvclient.vllm_versions import (
     BlockTables,
+    allocations,
+    check_read_while_serving,
     hash_block_tokens,
     hit_sources,
     page_orders,
+    reading,
     replicas_of,
     scales_kv_by_its_first_prompt,
     scheduled,
 )
+from kvserver.errors import RequestError
 
 COMMON_SEED = SimpleNamespace(DEFAULT_NONE_HASH_SEED="vllm-none-hash")
 
@@ -155,3 +165,73 @@ def test_an_engine_that_asks_is_told_where_a_hit_was(from_disk: int, expected: d
 
 def test_an_engine_without_words_for_it_is_told_nothing() -> None:
     assert hit_sources(SimpleNamespace(), 28, from_disk=12) == {}
+
+
+# ---------------------------------------------------------------- what a release lacks
+
+
+class KVCacheConfig(SimpleNamespace):
+    """Of a release that nobody has seen."""
+
+
+def test_a_field_that_a_release_lacks_is_refused_by_its_name_and_the_releases() -> None:
+    with (
+        pytest.raises(RequestError, match=r"vLLM 0\.99\.1: .*KVCacheConfig has no 'kv_cache_groups'"),
+        reading("0.99.1"),
+    ):
+        groups_of(KVCacheConfig())
+
+
+def test_wherever_it_is_read() -> None:
+    read = reading("0.99.1")(called)
+    with pytest.raises(RequestError, match=r"vLLM 0\.99\.1: .*KVCacheConfig has no 'model'"):
+        read(KVCacheConfig())
+
+
+def test_a_module_that_a_release_lacks_is_refused_as_well() -> None:
+    with pytest.raises(RequestError, match=r"vLLM 0\.99\.1: No module named 'vllm_of_tomorrow'"), reading("0.99.1"):
+        import_module("vllm_of_tomorrow")
+
+
+def test_a_bug_of_ours_is_not_taken_for_a_release_that_is_unknown() -> None:
+    ours = BlockTables({})
+    with pytest.raises(AttributeError, match="no_such_thing"), reading("0.99.1"):
+        ours.no_such_thing  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.fixture
+def engine_classes(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    """vLLM's classes with what is read of their objects, some of it as fields, some as methods."""
+    modules: dict[str, ModuleType] = {}
+    for path, names in vllm_versions.READ_WHILE_SERVING.items():
+        module, _, name = path.rpartition(".")
+        made = modules.setdefault(module, ModuleType(module))
+        is_record = name.endswith(("Output", "Data"))
+        found = make_dataclass(name, names) if is_record else type(name, (), dict.fromkeys(names, len))
+        setattr(made, name, found)
+    for name, made in modules.items():
+        monkeypatch.setitem(sys.modules, name, made)
+    return modules
+
+
+def test_what_steps_will_read_is_looked_for_when_the_engine_starts(engine_classes: dict[str, ModuleType]) -> None:
+    check_read_while_serving("0.99.1")
+    output, pool = engine_classes["vllm.v1.core.sched.output"], engine_classes["vllm.v1.core.block_pool"]
+    cached = output.CachedRequestData
+    output.CachedRequestData = make_dataclass("CachedRequestData", ["req_ids", "new_block_ids", "num_computed_tokens"])
+    with pytest.raises(RequestError, match=r"vLLM 0\.99\.1: .*CachedRequestData has no 'resumed_req_ids'"):
+        check_read_while_serving("0.99.1")
+    output.CachedRequestData = cached
+    del pool.BlockPool.touch
+    with pytest.raises(RequestError, match=r"vLLM 0\.99\.1: .*BlockPool has no 'touch'"):
+        check_read_while_serving("0.99.1")
+
+
+def test_the_allocations_of_a_cache_are_one_or_one_for_each_of_its_tensors() -> None:
+    def sizes(*tensors: dict[str, object]) -> list[int]:
+        return allocations(SimpleNamespace(kv_cache_tensors=[SimpleNamespace(**each) for each in tensors]))
+
+    assert sizes({"size": 70}, {"size": 90}) == [70, 90]
+    assert sizes({"size": 70, "block_stride": 0}, {"size": 90, "block_stride": 0}) == [70, 90]
+    assert sizes({"size": 160, "block_stride": 20}, {"size": 160, "block_stride": 20}) == [160]
+    assert sizes({"size": 160, "layers": ["a"]}, {"size": 160, "layers": ["b"]}) == [160]

@@ -1,0 +1,46 @@
+"""Our connector in an engine whose attention keeps something for each block that vLLM does not register.
+
+vLLM loads these by kv_connector_module_path. What a forward would do, they do where vLLM calls them behind one.
+"""
+
+from typing import Any
+
+import torch
+
+from kvclient.vllm import KvServerConnector
+
+
+class KeepsMoreFromTheStart(KvServerConnector):
+    """A layer has a tensor of its own when the caches are registered."""
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        keep_more(self, kv_caches)
+        super().register_kv_caches(kv_caches)
+
+
+class KeepsMoreLater(KvServerConnector):
+    """It comes with the first forward that has something to compute."""
+
+    def wait_for_save(self) -> None:
+        keep_more(self, self._kv_caches)
+        super().wait_for_save()
+
+
+class HasScalesLater(KvServerConnector):
+    """A layer says that it will have scales; with the first forward it has."""
+
+    def __init__(self, config: Any, role: Any, kv_config: Any) -> None:
+        super().__init__(config, role, kv_config)
+        self.awaited = ["model.layers.0.self_attn.attn"]
+        if hasattr(self, "_beside"):
+            self._beside.awaited = lambda: self.awaited  # type: ignore[method-assign]
+
+    def wait_for_save(self) -> None:
+        self.awaited = []
+        super().wait_for_save()
+
+
+def keep_more(connector: Any, kv_caches: dict[str, Any]) -> None:
+    name = sorted(kv_caches)[-1]
+    layer = connector._vllm_config.compilation_config.static_forward_context[name]
+    layer.impl.more = torch.zeros(connector._kv_cache_config.num_blocks, 3)
