@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from kvserver.errors import RequestError
 
 ATOM = "atom.plugin.vllm."
+ATOM_STATES = ATOM + "deepseek_v4_bridge"
+"""Whose layer looks like one of full attention and has a state of each request in its cache, outside of blocks."""
 ATOM_SCALES = frozenset({"kv_scale", "k_scale", "v_scale"})
 
 
@@ -48,6 +50,11 @@ class Beside:
         """By layer, what is to be stored with its blocks. RequestError("layout") names what cannot be.
 
         caches: as vLLM registers them. block_tokens: of each group."""
+        for name, layer in self._layers.items():
+            if type(layer).__module__ == ATOM_STATES:
+                raise RequestError(
+                    "layout", f"layer {name} is DeepSeek-V4 of ATOM's plug-in, whose states of requests are in no block"
+                )
         known = {
             name: _atom_scales(name, layer, caches, blocks=blocks, block_tokens=block_tokens)
             for name, layer in self._layers.items()

@@ -178,6 +178,17 @@ def test_scales_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
         known(beside, caches)
 
 
+def test_deepseek_v4_of_atoms_plug_in_is_refused_since_its_states_are_in_no_block() -> None:
+    """Its one layer describes itself as full attention."""
+
+    class AtomDeepseekV4ProxyAttention(Layer):
+        __module__ = "atom.plugin.vllm.deepseek_v4_bridge"
+
+    beside, caches = bound(proxy=AtomDeepseekV4ProxyAttention())
+    with pytest.raises(RequestError, match="layer proxy is DeepSeek-V4"):
+        known(beside, caches)
+
+
 def test_another_engines_scales_of_that_name_are_not_taken_for_atoms() -> None:
     layer = Layer(kv_cache_dtype="fp8", k_scale=None, v_scale=None, kv_scale=Tensor())
     beside, caches = bound(a=layer)
