@@ -1,7 +1,8 @@
 """The brain's process: the only file with sockets, clock and loop around the pure Service.
 
-Each callback drains a bounded number of messages, hands each to the service and carries its effects out in order, so
-that no peer can keep the brain to itself. Two doors bring requests: ZeroMQ and the local socket (wire/messages.py).
+Two doors bring requests: ZeroMQ (router.py) and the local socket (wire/messages.py). Each request is handed to the
+service and its effects are carried out in order. Clients have turns by the time that they cost (turns.py): a light one
+is served as soon as its request is seen, the others wait in a line, of which each round of the loop takes a slice.
 """
 
 import asyncio
@@ -15,11 +16,11 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Never
 
 import msgspec
 import uvloop
-import zmq
 
 from kvserver import __version__, logs
 from kvserver.admin_door import AdminDoor, TellOutcome
@@ -28,8 +29,19 @@ from kvserver.config import Config
 from kvserver.doors import Board, MoverDoor, open_local, open_router, read_request, tell
 from kvserver.errors import ConfigError
 from kvserver.http import HttpServer, Snapshot, SnapshotBoard
-from kvserver.passing import CANNOT_START, Inheritance, Receiver, close_all, die_with_parent, peer_pidfd, send, widen
+from kvserver.passing import (
+    CANNOT_START,
+    Inheritance,
+    Receiver,
+    close_all,
+    die_with_parent,
+    peer_pid,
+    peer_pidfd,
+    send,
+    widen,
+)
 from kvserver.publisher import Publisher
+from kvserver.router import Received, Router, client_of
 from kvserver.service import events
 from kvserver.service.effects import (
     Answer,
@@ -51,6 +63,7 @@ from kvserver.service.effects import (
 )
 from kvserver.service.service import Service
 from kvserver.transfer.engines import Ledger, create_memfd
+from kvserver.turns import Turns
 from kvserver.wire.admin import AnyCommand, Outcome
 from kvserver.wire.codec import Malformed, encode
 from kvserver.wire.messages import (
@@ -78,6 +91,8 @@ from kvserver.wire.orders import (
 
 MESSAGES_PER_TURN = 32
 """From one door, before others have their turn."""
+SLICE_NS = 1_000_000
+"""From one door, and from the line of those who have cost much: so long do others wait, and for one request more."""
 REPORTS_PER_TURN = 8
 """From one mover. Each costs 0.2 ms with the orders that follow from it; with 32, retrieves took twice as long."""
 TICK_S = 0.05
@@ -115,11 +130,14 @@ class Shell:
         self._receiver = Receiver(FRAME_BYTES_MAX + 1, DESCRIPTORS_MAX)
         self._report_receiver = Receiver(ORDER_BYTES_MAX, 4)
         self._last_peer = self._last_descriptor = self._ticks = 0
-        self._identities: dict[bytes, int] = {}
-        self._zmq_peers: dict[int, bytes] = {}
-        self._welcome: set[int] = set()
-        """ZeroMQ peers that have a session; others are forgotten after each answer."""
+        self._turns: Turns[Callable[[], None]] = Turns(time.monotonic_ns())
+        self._line_planned = False
+        """The loop will serve those who wait in the line."""
+        self._router_planned = False
+        """The loop will look for messages at the ZeroMQ door, or one of them waits in the line."""
         self._locals: dict[int, socket.socket] = {}
+        self._clients: dict[int, int] = {}
+        """Local connection -> number of the process at its other end, as in router.Guest."""
         self._lanes: set[int] = set()
         """Local connections that carry no descriptors, which makes receiving cheaper."""
         self._strangers: dict[int, float] = {}
@@ -131,7 +149,8 @@ class Shell:
         self._movers: dict[int, MoverDoor] = {}
         self._publisher: Publisher | None = None
         self._stopping = asyncio.Event()
-        self._router, self._guests = open_router(config)
+        router, self._guests = open_router(config)
+        self._router = Router(router, self._next_peer)
         self._listener = open_local(config)
         self._effects: dict[type, Callable[..., None]] = {
             Publish: lambda effect: self._ledger.seal(effect.records),
@@ -159,11 +178,11 @@ class Shell:
         http = self._start_http()
         self._loop.set_exception_handler(_die)
         self._loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
-        self._loop.add_reader(self._router.FD, self._drain_router)
+        self._loop.add_reader(self._router.descriptor, self._look_at_router)
         self._loop.add_reader(self._listener, self._accept)
         self._loop.add_reader(self._control, self._take_news)
         self._tick()
-        self._drain_router()
+        self._look_at_router()
         logs.event(logging.INFO, "server ready", ("socket", self._config.socket), ("http_port", self._config.http_port))
         await self._stopping.wait()
         if http is not None:
@@ -210,25 +229,70 @@ class Shell:
         else:
             self._handle(events.Arrived(peer, request, number))
 
+    def _next_peer(self) -> int:
+        self._last_peer += 1
+        return self._last_peer
+
+    def _look_at_router(self) -> None:
+        if not self._router_planned and self._router.has_messages:
+            self._router_planned = True
+            self._loop.call_soon(self._drain_router)
+
     def _drain_router(self) -> None:
+        """Until nothing more has come, the slice is over, or a message has to wait in the line: then no other can be
+        read, as libzmq does not say beforehand whose the next one is."""
+        until_ns = time.monotonic_ns() + SLICE_NS
         for _ in range(MESSAGES_PER_TURN):
-            try:
-                identity, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=True)
-            except zmq.Again:
+            received = self._router.receive()
+            if received is None:
+                self._router_planned = False
                 return
-            peer = self._identities.get(identity)
-            stranger = peer is None
-            if peer is None:
-                self._last_peer = peer = self._last_peer + 1
-                self._identities[identity] = peer
-                self._zmq_peers[peer] = identity
-            if len(frames) == 1:
-                self._arrived(peer, frames[0], [])
-            else:
-                self._refuse_frame(peer, "frame", f"{len(frames)} parts; a message is one part")
-            if stranger and peer not in self._welcome:
-                self._forget_zmq(peer)
+            if not self._turns.at_once(received.guest.client):
+                self._stand_in_line(received.guest.client, partial(self._serve_message_in_line, received))
+                return
+            if self._serve_message(received) >= until_ns:
+                break
         self._loop.call_soon(self._drain_router)
+
+    def _serve_message_in_line(self, received: Received) -> None:
+        self._serve_message(received)
+        self._loop.call_soon(self._drain_router)
+
+    def _serve_message(self, received: Received) -> int:
+        """Returns the time when that is done (ns)."""
+        began_ns, errors = time.monotonic_ns(), self._counters.errors["request"]
+        guest = received.guest
+        if not received.whole:
+            pass  # its other parts come first
+        elif received.parts > 1:
+            self._refuse_frame(guest.peer, "frame", f"{received.parts} parts; a message is one part")
+        else:
+            self._arrived(guest.peer, received.frame, [])
+        if received.whole and not guest.stays:
+            self._router.forget(guest.peer)
+        return self._charge(guest.client, began_ns, errors)
+
+    def _charge(self, client: int, began_ns: int, errors: int) -> int:
+        ended_ns = time.monotonic_ns()
+        self._turns.served(client, ended_ns - began_ns, refused=self._counters.errors["request"] > errors)
+        return ended_ns
+
+    def _stand_in_line(self, client: int, serve: Callable[[], None]) -> None:
+        self._turns.wait(client, serve)
+        if not self._line_planned:
+            self._line_planned = True
+            self._loop.call_soon(self._serve_line)
+
+    def _serve_line(self) -> None:
+        """A slice of it, before the loop looks who else has come."""
+        until_ns = time.monotonic_ns() + SLICE_NS
+        while (serve := self._turns.next()) is not None:
+            serve()
+            if time.monotonic_ns() >= until_ns:
+                break
+        self._line_planned = bool(self._turns)
+        if self._line_planned:
+            self._loop.call_soon(self._serve_line)
 
     def _accept(self) -> None:
         for _ in range(MESSAGES_PER_TURN):
@@ -249,13 +313,33 @@ class Shell:
                 continue
             connection.setblocking(False)
             widen(connection)
-            self._last_peer = peer = self._last_peer + 1
+            peer = self._next_peer()
             self._locals[peer] = connection
+            self._clients[peer] = client_of(peer_pid(connection), connection.fileno())
             self._strangers[peer] = time.monotonic()
-            self._loop.add_reader(connection, self._drain_local, peer, connection)
+            self._loop.add_reader(connection, self._look_at_local, peer, connection)
 
-    def _drain_local(self, peer: int, connection: socket.socket) -> None:
+    def _look_at_local(self, peer: int, connection: socket.socket) -> None:
         """One message: a lane has one request in flight, and the loop asks again for whoever has more."""
+        client = self._clients[peer]
+        if self._turns.at_once(client):
+            self._serve_local(peer, connection)
+        else:
+            self._loop.remove_reader(connection)
+            self._stand_in_line(client, partial(self._serve_local_in_line, peer, connection))
+
+    def _serve_local_in_line(self, peer: int, connection: socket.socket) -> None:
+        if self._locals.get(peer) is connection:
+            self._serve_local(peer, connection)
+        if self._locals.get(peer) is connection:
+            self._loop.add_reader(connection, self._look_at_local, peer, connection)
+
+    def _serve_local(self, peer: int, connection: socket.socket) -> None:
+        began_ns, errors, client = time.monotonic_ns(), self._counters.errors["request"], self._clients[peer]
+        self._receive_local(peer, connection)
+        self._charge(client, began_ns, errors)
+
+    def _receive_local(self, peer: int, connection: socket.socket) -> None:
         descriptors: list[int] = []
         try:
             if peer in self._lanes:
@@ -314,6 +398,8 @@ class Shell:
     def _tick(self) -> None:
         self._loop.call_later(TICK_S, self._tick)
         self._handle(events.Tick())
+        self._turns.tick()
+        self._complain()
         self._show_strangers_out()
         self._guests.look()
         self._ticks += 1
@@ -328,6 +414,19 @@ class Shell:
             self._ledger.forget_pages()
             gc.freeze()  # what lived through it is index; a full collection over it would stop the brain for a second
 
+    def _complain(self) -> None:
+        """Whoever takes much of the brain's time is named, so that a human can find it."""
+        complaint = self._turns.complaint(time.monotonic_ns())
+        if complaint is not None:
+            logs.event(
+                logging.WARNING,
+                "client takes much time",
+                ("pid", complaint.client if complaint.client > 0 else "unknown"),
+                ("requests_per_s", round(complaint.requests_per_s)),
+                ("refused_per_s", round(complaint.refused_per_s)),
+                ("time_percent", round(complaint.time_percent)),
+            )
+
     def _show_strangers_out(self) -> None:
         """Connections are bounded, so whoever has no session after a while makes room for others."""
         since = time.monotonic() - self._config.attach_ttl_ms / 1000
@@ -336,7 +435,7 @@ class Shell:
 
     def _command(self, who: str, command: AnyCommand, tell: TellOutcome) -> None:
         """An operator's command came in over HTTP."""
-        self._last_peer = peer = self._last_peer + 1
+        peer = self._next_peer()
         self._operators[peer] = tell
         self._handle(events.Commanded(peer, who, command))
 
@@ -368,18 +467,11 @@ class Shell:
                 self._drop(reply)
                 self._loop.call_soon(self._close_local, peer)
             return
-        identity = self._zmq_peers.get(peer)
-        if identity is None:
-            self._drop(reply)
-            return
         if isinstance(reply, Welcome):
-            self._welcome.add(peer)
-        try:
-            self._router.send_multipart((identity, frame), zmq.NOBLOCK)
-        except zmq.ZMQError:
+            self._router.keep(peer)
+        if not self._router.send(peer, frame):
             self._drop(reply)
-        if int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._loop.call_soon(self._drain_router)  # its descriptor is edge-triggered: nobody else would tell us
+        self._look_at_router()  # its descriptor is edge-triggered: nobody else would tell us
 
     def _drop(self, reply: Reply | Outcome) -> None:
         """A reply that nobody gets. A lease that nobody is told of would keep its chunks until its time is over."""
@@ -439,7 +531,7 @@ class Shell:
             if peer in self._locals:
                 self._drop_local(peer)
             else:
-                self._forget_zmq(peer)
+                self._router.forget(peer)
 
     def _close_local(self, peer: int) -> None:
         if peer in self._locals:
@@ -448,6 +540,7 @@ class Shell:
 
     def _drop_local(self, peer: int) -> None:
         connection = self._locals.pop(peer)
+        del self._clients[peer]
         self._lanes.discard(peer)
         self._strangers.pop(peer, None)
         self._loop.remove_reader(connection)
@@ -457,12 +550,6 @@ class Shell:
         door = self._movers.pop(number, None)
         if door is not None:
             door.close()
-
-    def _forget_zmq(self, peer: int) -> None:
-        identity = self._zmq_peers.pop(peer, None)
-        if identity is not None:
-            del self._identities[identity]
-        self._welcome.discard(peer)
 
 
 def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

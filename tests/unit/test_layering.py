@@ -48,7 +48,10 @@ BELOW: dict[str, str] = {
     "kvserver.disk_mover": "config disk_hits disk_leave disk_notes errors logs passing transfer wire",
     "kvserver.event_replays": "wire",
     "kvserver.publisher": "config doors errors event_replays guests wire",
-    "kvserver.server": "publisher admin_door bounds config doors errors http logs passing service transfer wire",
+    "kvserver.turns": "",
+    "kvserver.router": "",
+    "kvserver.server": "publisher admin_door bounds config doors errors http logs passing router service transfer turns "
+    "wire",
     "kvserver.mover": "config errors logs passing transfer wire",
     "kvserver.systemd": "",
     "kvserver.arena_files": "config errors paths",
@@ -81,7 +84,7 @@ BELOW: dict[str, str] = {
 DOORS: dict[str, str] = {
     "kvserver._native": "kvserver.transfer.engines kvserver.doctor_device kvserver.doctor_trial kvserver.replay "
     "kvclient",
-    "zmq": "kvserver.server kvserver.publisher kvserver.doors kvserver.guests kvclient",
+    "zmq": "kvserver.publisher kvserver.doors kvserver.guests kvserver.router kvclient",
     "uvloop": "kvserver.server",
     "asyncio": "kvserver.server kvserver.http kvserver.admin_door kvserver.doors",
     "typer": "kvserver.cli kvserver.cli_admin",
