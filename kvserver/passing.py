@@ -120,8 +120,20 @@ def peer_pidfd(end: socket.socket) -> int | None:
     except ProcessLookupError:
         raise
     except OSError:  # before Linux 6.5: by number, which cannot be another process yet while the connection is new
-        pid, _, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid = peer_pid(end)
         return os.pidfd_open(pid) if pid else None
+
+
+def peer_pid(end: socket.socket) -> int:
+    """Number of the process that made the connection; 0 when it lives in a process namespace that we cannot see."""
+    pid, _, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
+
+
+def client_of(end: socket.socket) -> int:
+    """The number by which the other end has its turns: its process; of one that we cannot see, a negative number that
+    is the connection's own."""
+    return peer_pid(end) or -1 - end.fileno()
 
 
 def die_with_parent(parent: int) -> None:

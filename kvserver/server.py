@@ -1,7 +1,8 @@
 """The brain's process: the only file with sockets, clock and loop around the pure Service.
 
-Each callback drains a bounded number of messages, hands each to the service and carries its effects out in order, so
-that no peer can keep the brain to itself. Two doors bring requests: ZeroMQ (zmq_door.py) and the local socket.
+Two doors bring requests: ZeroMQ (zmq_door.py) and the local socket. Each request is handed to the service and its
+effects are carried out in order. Clients have turns by the time that they cost (line.py), so that none keeps the brain
+to itself.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Never
 
 import msgspec
@@ -29,7 +31,18 @@ from kvserver.descriptors import LOCAL_CONNECTIONS_PER_SESSION, OFFERS_EACH, Sha
 from kvserver.doors import Board, MoverDoor, SupervisorDoor, open_door, read_request
 from kvserver.errors import ConfigError
 from kvserver.http import HttpServer, Snapshot, SnapshotBoard
-from kvserver.passing import CANNOT_START, Inheritance, Receiver, close_all, die_with_parent, peer_pidfd, send, widen
+from kvserver.line import Line
+from kvserver.passing import (
+    CANNOT_START,
+    Inheritance,
+    Receiver,
+    client_of,
+    close_all,
+    die_with_parent,
+    peer_pidfd,
+    send,
+    widen,
+)
 from kvserver.publisher import Publisher
 from kvserver.service import events
 from kvserver.service.effects import (
@@ -121,6 +134,8 @@ class Shell:
         self._report_receiver = Receiver(ORDER_BYTES_MAX, 4)
         self._last_peer = self._last_descriptor = self._ticks = 0
         self._locals: dict[int, socket.socket] = {}
+        self._clients: dict[int, int] = {}
+        """Local connection -> number of the process at its other end (passing.client_of)."""
         self._lanes: set[int] = set()
         """Local connections that carry no descriptors, which makes receiving cheaper."""
         self._strangers: dict[int, float] = {}
@@ -135,12 +150,14 @@ class Shell:
         self._movers: dict[int, MoverDoor] = {}
         self._publisher: Publisher | None = None
         self._stopping = asyncio.Event()
+        self._line = Line(self._loop, lambda: self._counters.errors["request"])
         self._zmq_listener = open_door(config, "", socket.SOCK_STREAM)
         self._zmq = ZmqDoor(
             self._zmq_listener,
             self._loop,
             self._next_peer,
             self._arrived_by_zmq,
+            self._line,
             strangers_max=share.strangers,
         )
         self._listener = open_door(config, ".local", socket.SOCK_SEQPACKET)
@@ -281,10 +298,25 @@ class Shell:
                 widen(connection)
             peer = self._next_peer()
             self._locals[peer] = connection
+            self._clients[peer] = client_of(connection)
             self._strangers[peer] = time.monotonic()
-            self._loop.add_reader(connection, self._drain_local, peer, connection)
+            self._loop.add_reader(connection, self._look_at_local, peer, connection)
 
-    def _drain_local(self, peer: int, connection: socket.socket) -> None:
+    def _look_at_local(self, peer: int, connection: socket.socket) -> None:
+        client = self._clients[peer]
+        if self._line.at_once(client):
+            self._line.serve(client, partial(self._receive_local, peer, connection))
+        else:
+            self._loop.remove_reader(connection)
+            self._line.wait(client, partial(self._receive_local_in_line, peer, connection))
+
+    def _receive_local_in_line(self, peer: int, connection: socket.socket) -> None:
+        if self._locals.get(peer) is connection:
+            self._receive_local(peer, connection)
+        if self._locals.get(peer) is connection:
+            self._loop.add_reader(connection, self._look_at_local, peer, connection)
+
+    def _receive_local(self, peer: int, connection: socket.socket) -> None:
         """One message: a lane has one request in flight, and the loop asks again for whoever has more."""
         descriptors: list[int] = []
         try:
@@ -351,6 +383,7 @@ class Shell:
     def _tick(self) -> None:
         self._loop.call_later(TICK_S, self._tick)
         self._handle(events.Tick())
+        self._line.tick()
         self._show_strangers_out()
         self._ticks += 1
         if self._ticks % SNAPSHOT_TICKS == 0:
@@ -482,6 +515,7 @@ class Shell:
 
     def _drop_local(self, peer: int) -> None:
         connection = self._locals.pop(peer)
+        del self._clients[peer]
         self._lanes.discard(peer)
         self._strangers.pop(peer, None)
         self._loop.remove_reader(connection)

@@ -3,7 +3,7 @@
 libzmq accepts as fast as it can, keeps what it has read of everybody, and ends the process that is out of descriptors.
 Nothing there can be bounded from outside. Here are the bounds:
 
-Rule 1: a connection is read when the one before has had its turn, a few messages at a time.
+Rule 1: a connection is read when its client's turn has come (line.py), one message at a time.
 Rule 2: connections without a session are few; the one that is silent for longest makes room for a new one.
 Rule 3: unfinished requests take UNFINISHED_BYTES_MAX in all. Beyond that, who began first is closed: a request takes
 milliseconds to arrive.
@@ -16,13 +16,14 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+from kvserver.line import Line
+from kvserver.passing import client_of
 from kvserver.wire.messages import FRAME_BYTES_MAX
 from kvserver.wire.zmtp import Alien, Message, Stream, packed
 
 READ_BYTES = 256 << 10
-MESSAGES_PER_TURN = 4
-"""Of one connection, before others have their turn."""
 ACCEPTED_PER_TURN = 8
 DROPPED_BYTES_MAX = 2 * FRAME_BYTES_MAX
 """Whoever sends a longer frame loses the connection; up to here the refusal is a reply."""
@@ -36,6 +37,8 @@ UNREAD_PEER_BYTES_MAX, UNREAD_BYTES_MAX = 1 << 20, 32 << 20
 class _Connection:
     end: socket.socket
     peer: int
+    client: int
+    """Number of the process at the other end (passing.client_of)."""
     stream: Stream = field(default_factory=lambda: Stream(FRAME_BYTES_MAX, DROPPED_BYTES_MAX))
     waiting: deque[memoryview] = field(default_factory=deque)
     """To be sent as soon as the peer reads."""
@@ -44,7 +47,7 @@ class _Connection:
     unfinished: int = 0
     """What counts of what it has begun to ask."""
     has_more: bool = False
-    """Messages have come that had no turn yet."""
+    """More has come than the last message, and the loop or the line will look at it."""
     closed: bool = False
 
 
@@ -57,11 +60,12 @@ class ZmqDoor:
         loop: asyncio.AbstractEventLoop,
         number: Callable[[], int],
         arrived: Callable[[int, Message], None],
+        line: Line,
         *,
         strangers_max: int,
     ) -> None:
         """Beside the strangers there is one connection for each session."""
-        self._listener, self._loop = listener, loop
+        self._listener, self._loop, self._line = listener, loop, line
         self._number, self._arrived = number, arrived
         self._strangers_max = strangers_max
         self._connections: dict[int, _Connection] = {}
@@ -78,10 +82,10 @@ class ZmqDoor:
             except BlockingIOError:
                 return
             end.setblocking(False)
-            connection = _Connection(end, self._number())
+            connection = _Connection(end, self._number(), client_of(end))
             self._connections[connection.peer] = connection
             self._add_stranger(connection)
-            self._loop.add_reader(end, self._read, connection)
+            self._loop.add_reader(end, self._readable, connection)
             self._send_replies(connection)
 
     def send(self, peer: int, frame: bytes) -> bool:
@@ -112,46 +116,60 @@ class ZmqDoor:
 
     # ---------------------------------------------------------------- in
 
-    def _read(self, connection: _Connection) -> None:
-        if connection.closed or connection.has_more:
+    def _readable(self, connection: _Connection) -> None:
+        if not connection.has_more:
+            self._take_turn(connection)
+
+    def _take_turn(self, connection: _Connection) -> None:
+        if connection.closed:
             return
+        if self._line.at_once(connection.client):
+            self._line.serve(connection.client, partial(self._serve, connection))
+        else:
+            self._loop.remove_reader(connection.end)
+            self._line.wait(connection.client, partial(self._serve_in_line, connection))
+
+    def _serve_in_line(self, connection: _Connection) -> None:
+        if not connection.closed:
+            self._serve(connection)
+        if not connection.closed:
+            self._loop.add_reader(connection.end, self._readable, connection)
+
+    def _serve(self, connection: _Connection) -> None:
+        """The next message, if there is one as a whole."""
+        if not connection.has_more and not self._receive(connection):
+            return
+        connection.has_more = False
+        try:
+            message = connection.stream.next()
+        except Alien:
+            self._close(connection)
+            return
+        if connection.stream.replies:
+            self._send_replies(connection)
+        if message is None:
+            self._count_unfinished(connection)
+            return
+        if connection in self._strangers:
+            self._heard(connection)
+        self._arrived(connection.peer, message)
+        if not connection.closed:
+            connection.has_more = True
+            self._loop.call_soon(self._take_turn, connection)
+
+    def _receive(self, connection: _Connection) -> bool:
+        """Whether anything has come."""
         try:
             data = connection.end.recv(READ_BYTES)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._close(connection)
-            return
+            return False
         connection.stream.feed(data)
-        self._take(connection)
-
-    def _take(self, connection: _Connection) -> None:
-        """A few of the messages that have come."""
-        connection.has_more = False
-        try:
-            for _ in range(MESSAGES_PER_TURN):
-                message = connection.stream.next()
-                if connection.stream.replies:
-                    self._send_replies(connection)
-                if message is None:
-                    self._count_unfinished(connection)
-                    return
-                if connection in self._strangers:
-                    self._heard(connection)
-                self._arrived(connection.peer, message)
-                if connection.closed:
-                    return
-        except Alien:
-            self._close(connection)
-            return
-        connection.has_more = True
-        self._loop.call_soon(self._take_more, connection)
-
-    def _take_more(self, connection: _Connection) -> None:
-        if not connection.closed:
-            self._take(connection)
+        return True
 
     def _count_unfinished(self, connection: _Connection) -> None:
         held = connection.stream.held

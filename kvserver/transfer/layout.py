@@ -29,7 +29,10 @@ BYTES_MAX = 1 << 50
 """No offset, stride or size is larger; keeps every product far inside int64."""
 
 REGIONS_MAX = 1 << 16
-"""Regions of all groups together: the check for overlaps takes about 1 us for each."""
+"""Regions of all groups together."""
+MIXED_REGIONS_MAX = 1 << 12
+"""Of them, those of runs that reach into each other: to compare them one by one takes about 2 us for each, on the only
+thread that decides."""
 
 PageShape = tuple[tuple[int, int], ...]
 """(regions, page_bytes) of each run, in order: what must be equal for two ranks' shards to be interchangeable."""
@@ -89,6 +92,7 @@ class Layout:
             _group_layout(index, group, register.chunk_tokens, register.buffers)
             for index, group in enumerate(register.groups)
         ]
+        _check_overlap(register.groups)
         return Layout(Geometry(register.chunk_tokens, tuple(shapes)), tuple(groups))
 
 
@@ -126,22 +130,32 @@ def _group_layout(index: int, group: GroupSpec, chunk_tokens: int, buffers: list
     if not group.regions:
         raise RequestError("layout", f"{where}.regions is empty, expected at least one run")
     for number, run in enumerate(group.regions):
-        _check_run(f"{where}.regions[{number}]", run, group.blocks, buffers)
-    _check_overlap(where, group.regions, group.blocks)
+        _check_run(where, number, run, group.blocks, buffers)
     pages = tuple((run.regions, run.page_bytes) for run in group.regions)
     blocks_per_chunk = chunk_tokens // group.block_tokens
     shard_bytes = blocks_per_chunk * sum(regions * page_bytes for regions, page_bytes in pages)
     return GroupLayout(blocks_per_chunk, group.blocks, group.shard, group.writer, pages, shard_bytes)
 
 
-def _check_run(where: str, run: RegionRun, blocks: int, buffers: list[Buffer]) -> None:
-    _require("layout", f"{where}.buffer", run.buffer, 0, len(buffers) - 1)
-    _require("layout", f"{where}.regions", run.regions, 1, 1 << 20)
-    _require("layout", f"{where}.page_bytes", run.page_bytes, 1, BYTES_MAX)
-    for name in ("offset", "region_stride", "block_stride"):
-        _require("layout", f"{where}.{name}", getattr(run, name), 0, BYTES_MAX)
+def _check_run(group: str, number: int, run: RegionRun, blocks: int, buffers: list[Buffer]) -> None:
+    fits = (
+        0 <= run.buffer < len(buffers)
+        and 0 < run.regions <= REGIONS_MAX
+        and 0 < run.page_bytes <= BYTES_MAX
+        and 0 <= run.offset <= BYTES_MAX
+        and 0 <= run.region_stride <= BYTES_MAX
+        and 0 <= run.block_stride <= BYTES_MAX
+    )
+    if not fits:  # there can be thousands of runs, so the words for a refusal are only made for one
+        where = f"{group}.regions[{number}]"
+        _require("layout", f"{where}.buffer", run.buffer, 0, len(buffers) - 1)
+        _require("layout", f"{where}.regions", run.regions, 1, REGIONS_MAX)
+        _require("layout", f"{where}.page_bytes", run.page_bytes, 1, BYTES_MAX)
+        for name in ("offset", "region_stride", "block_stride"):
+            _require("layout", f"{where}.{name}", getattr(run, name), 0, BYTES_MAX)
     end = _end(run, blocks)
     if end > buffers[run.buffer].bytes:
+        where = f"{group}.regions[{number}]"
         raise RequestError("layout", f"{where} ends at {end}, beyond its buffer of {buffers[run.buffer].bytes} bytes")
 
 
@@ -149,15 +163,64 @@ def _end(run: RegionRun, blocks: int) -> int:
     return run.offset + (run.regions - 1) * run.region_stride + (blocks - 1) * run.block_stride + run.page_bytes
 
 
-def _check_overlap(where: str, runs: list[RegionRun], blocks: int) -> None:
-    """No two pages of a group share a byte (groups may alias each other: one block id belongs to one group at a time).
+def _check_overlap(groups: list[GroupSpec]) -> None:
+    """No two pages of a group share a byte. Groups may alias each other: a block id belongs to one group at a time."""
+    mixed = [_mixed(group.regions, group.blocks) for group in groups]
+    regions = sum(
+        group.regions[number].regions for group, numbers in zip(groups, mixed, strict=True) for number in numbers
+    )
+    _require("layout", "regions of runs that reach into each other", regions, 0, MIXED_REGIONS_MAX)
+    for index, (group, numbers) in enumerate(zip(groups, mixed, strict=True)):
+        _check_regions(f"groups[{index}]", numbers, group.regions, group.blocks)
 
-    Every region is an arithmetic progression of pages. Progressions whose extents are apart cannot meet; those whose
+
+def _mixed(runs: list[RegionRun], blocks: int) -> list[int]:
+    """The runs that have to be compared region by region. Most have extents of their own, and cannot meet others."""
+    order = sorted((run.buffer, run.offset, number) for number, run in enumerate(runs))
+    cluster: list[int] = []
+    reach = -1
+    mixed: list[int] = []
+    for buffer, start, number in order:
+        if cluster and (buffer != runs[cluster[0]].buffer or start >= reach):
+            mixed += _unclear(cluster, runs, blocks)
+            cluster, reach = [], -1
+        cluster.append(number)
+        reach = max(reach, _end(runs[number], blocks))
+    return mixed + _unclear(cluster, runs, blocks)
+
+
+def _unclear(cluster: list[int], runs: list[RegionRun], blocks: int) -> list[int]:
+    """Those runs of a cluster that have to be looked at region by region."""
+    if len(cluster) == 1 and _is_apart(runs[cluster[0]], blocks):
+        return []
+    stride = runs[cluster[0]].block_stride
+    spans = []
+    for number in cluster:
+        run = runs[number]
+        width = (run.regions - 1) * run.region_stride + run.page_bytes
+        within_a_block = run.page_bytes <= run.region_stride or run.regions == 1
+        if blocks == 1 or run.block_stride != stride or width > stride or not within_a_block:
+            return cluster
+        spans.append((run.offset % stride, run.offset % stride + width))
+    spans.sort()
+    disjoint = all(end <= begin for (_, end), (begin, _) in pairwise(spans)) and spans[-1][1] <= spans[0][0] + stride
+    return [] if disjoint else cluster
+
+
+def _is_apart(run: RegionRun, blocks: int) -> bool:
+    """The extents of its regions are, and so are the pages of each."""
+    extent = (blocks - 1) * run.block_stride + run.page_bytes
+    pages_apart = blocks == 1 or run.page_bytes <= run.block_stride
+    return pages_apart and (run.regions == 1 or extent <= run.region_stride)
+
+
+def _check_regions(where: str, numbers: list[int], runs: list[RegionRun], blocks: int) -> None:
+    """Every region is an arithmetic progression of pages. Progressions whose extents are apart cannot meet; those whose
     extents touch must share one stride and keep to disjoint parts of it."""
     regions = sorted(
-        (run.buffer, run.offset + region * run.region_stride, number)
-        for number, run in enumerate(runs)
-        for region in range(run.regions)
+        (runs[number].buffer, runs[number].offset + region * runs[number].region_stride, number)
+        for number in numbers
+        for region in range(runs[number].regions)
     )
     cluster: list[tuple[int, int, int]] = []
     reach = -1
@@ -168,7 +231,8 @@ def _check_overlap(where: str, runs: list[RegionRun], blocks: int) -> None:
             cluster, reach = [], -1
         cluster.append(entry)
         reach = max(reach, start + (blocks - 1) * runs[number].block_stride + runs[number].page_bytes)
-    _check_cluster(where, cluster, runs, blocks)
+    if cluster:
+        _check_cluster(where, cluster, runs, blocks)
 
 
 def _check_cluster(where: str, cluster: list[tuple[int, int, int]], runs: list[RegionRun], blocks: int) -> None:

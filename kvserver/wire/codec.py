@@ -1,15 +1,33 @@
 """Frames to messages and back, with the refusals that a client can cause."""
 
+from typing import Annotated
+
 import msgspec
 
 from kvserver.errors import DeviceError, RequestError, ResourceError
-from kvserver.wire.messages import FRAME_BYTES_MAX, PROTOCOL, Error, Reply, Request
+from kvserver.wire.messages import FRAME_BYTES_MAX, PROTOCOL, REGISTER_BYTES_MAX, Error, Reply, Request
 
 _decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-encode = msgspec.msgpack.Encoder().encode
+
+
+class _Head(msgspec.Struct, array_like=True):
+    """The first fields of any array; the others are skipped."""
+
+    tag: msgspec.Raw = msgspec.Raw()
+    id: msgspec.Raw = msgspec.Raw()
+    third: msgspec.Raw = msgspec.Raw()
+
 
 ID_MAX = (1 << 63) - 1
+_head_decoder = msgspec.msgpack.Decoder(_Head)
+_id_decoder = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=0, le=ID_MAX)], strict=True)
+encode = msgspec.msgpack.Encoder().encode
+HELLO = msgspec.Raw(encode("hello"))
+
+SHOWN_BYTES = 1000
+REGISTER, TAG_BYTES = b"register", 16
+"""A frame that has this word so near its beginning is a Register, or no request."""
 MESSAGE_CHARS_MAX = 500
 """Of what came, a refusal quotes this much: its frame must fit wherever the reply travels."""
 
@@ -26,6 +44,9 @@ def decode_request(frame: bytes | memoryview) -> Request:
     """Raises Malformed for anything that is not exactly a request of this protocol version."""
     if len(frame) > FRAME_BYTES_MAX:
         raise Malformed(Error(0, "request", "frame-size", f"{len(frame)} bytes, at most {FRAME_BYTES_MAX} are read"))
+    if len(frame) > REGISTER_BYTES_MAX and REGISTER in bytes(frame[:TAG_BYTES]):  # it has many pieces to decode
+        text = f"{len(frame)} bytes of register, at most {REGISTER_BYTES_MAX} are read"
+        raise Malformed(Error(_id(_head(frame)), "request", "frame-size", text))
     try:
         request: Request = _decoder.decode(frame)
         return request
@@ -52,16 +73,39 @@ def protocol_mismatch(got: object) -> RequestError:
 
 def _explain(frame: bytes | memoryview, problem: Exception) -> Error:
     """Finds the request's id where there is one, and names a Hello of another protocol as what it is."""
-    try:
-        raw = msgspec.msgpack.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raw = None
-    if not isinstance(raw, list) or not raw:
+    head = _head(frame)
+    if head is None:
         return Error(0, "request", "frame", _clipped(f"not a msgpack array [tag, id, ...]: {problem}"))
-    request_id = raw[1] if len(raw) > 1 and type(raw[1]) is int and 0 <= raw[1] <= ID_MAX else 0
-    if raw[0] == "hello" and len(raw) > 2 and raw[2] != PROTOCOL:
-        return error_reply(request_id, protocol_mismatch(raw[2]))
-    return Error(request_id, "request", "frame", _clipped(str(problem)))
+    said = memoryview(head.third)
+    if head.tag == HELLO and said and said != encode(PROTOCOL):
+        return error_reply(_id(head), protocol_mismatch(_shown(said)))
+    return Error(_id(head), "request", "frame", _clipped(str(problem)))
+
+
+def _head(frame: bytes | memoryview) -> _Head | None:
+    """The first fields of what is not a request. The others are skipped: to decode them can take 100 ms."""
+    try:
+        head = _head_decoder.decode(frame)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return head if memoryview(head.tag) else None
+
+
+def _id(head: _Head | None) -> int:
+    try:
+        return _id_decoder.decode(head.id) if head is not None else 0
+    except msgspec.MsgspecError:
+        return 0
+
+
+def _shown(field: memoryview) -> object:
+    """What a field holds, or the beginning of it where it is long."""
+    if len(field) > SHOWN_BYTES:
+        return bytes(field[:SHOWN_BYTES])
+    try:
+        return msgspec.msgpack.decode(field)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return bytes(field)
 
 
 def _clipped(message: str) -> str:

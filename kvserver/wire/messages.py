@@ -13,7 +13,7 @@ Units: tokens, blocks, chunks and bytes are counts. A key is KEY_BYTES long, key
 order. Block ids are packed little-endian int32. Unknown fields, unknown tags and wrong types are refused.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -25,6 +25,8 @@ NAMESPACE_BYTES = 32
 SESSION_BYTES = 16
 FRAME_BYTES_MAX = 1 << 20
 """A longer frame is refused before it is decoded."""
+REGISTER_BYTES_MAX = 1 << 18
+"""The same of a Register. With all that it may have it takes 250 KB."""
 CHUNKS_MAX = 4096
 """Keys in one request."""
 BLOCKS_MAX = 65_536
@@ -33,6 +35,9 @@ PLACES_MAX = BLOCKS_MAX * 3 // 2
 """Block ids, and twice the chunks that they touch, in one request, all groups together: so many fit one order to a
 mover. Only chunks of less than four blocks ever meet it."""
 GROUPS_MAX = 16
+RANGES_MAX = 256
+"""Block ranges of a store or retrieve are refused before they are decoded where there are more. There may be one for
+each group."""
 REGION_RUNS_MAX = 4096
 BUFFERS_MAX = 256
 """Allocations of one cache. A host cache has fewer, as each needs a descriptor."""
@@ -136,6 +141,8 @@ class Limits(Frame, frozen=True):
     """Stores and retrieves in flight for one session."""
     lease_ttl_ms: int
 
+
+Ranges = Annotated[list[GroupBlocks], msgspec.Meta(max_length=RANGES_MAX)]
 
 # ---------------------------------------------------------------- requests
 
@@ -252,7 +259,7 @@ class Store(Frame, tag="store", frozen=True):
     parent: bytes
     """Key of chunk first_chunk - 1; empty when first_chunk is 0."""
     keys: bytes
-    groups: list[GroupBlocks]
+    groups: Ranges
     """Whole chunks. Full groups cover all keys; window and state groups may cover a part, or be absent."""
 
 
@@ -265,7 +272,7 @@ class Retrieve(Frame, tag="retrieve", frozen=True):
     word: int
     generation: int
     deadline_ms: int
-    groups: list[GroupBlocks]
+    groups: Ranges
     more: bool
     """This rank will retrieve under the same lease again."""
 

@@ -1,5 +1,6 @@
 """Registrations that are wrong: one typed error each, which says what was expected and what came."""
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -453,6 +454,31 @@ def test_a_mover_that_keeps_a_dead_clients_cache_is_killed(scene: Scene) -> None
     rig.wait_ms(2 * rig.bounds.mover_grace_ms)
     assert rig.kills == 1
     assert rig.facts()["stores"] == 0
+
+
+def test_runs_with_extents_of_their_own_are_not_compared_region_by_region() -> None:
+    """65,536 regions one by one would keep the server busy for a quarter of a second."""
+    runs = [RegionRun(0, number * 16, 16, 1, 65_536, 1) for number in range(4096)]
+    group = change(FULL, blocks=1 << 20, regions=runs)
+    request = Register(
+        1, "kv", NAMESPACE, 6, "host", "", "", "direct", "", [Buffer(1, b"", 1 << 50)], [group], [], 0, ""
+    )
+    tracemalloc.start()
+    assert len(Layout.parse(request).groups[0].pages) == 4096
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 3_000_000
+
+
+def test_regions_of_runs_that_reach_into_each_other_are_bounded_over_all_groups() -> None:
+    runs = [RegionRun(0, number, 16, 128, 4096, 1) for number in range(128)]
+    group = change(FULL, blocks=3, regions=runs)
+    buffers = [Buffer(1, b"", 1 << 40)]
+    request = Register(1, "kv", NAMESPACE, 6, "host", "", "", "direct", "", buffers, [group] * 2, [], 0, "")
+    assert len(Layout.parse(request).groups) == 2
+    more = change(request, groups=[group, group, change(group, regions=runs[:2])])
+    with pytest.raises(RequestError, match=r"reach into each other=4128 must be in \[0, 4096\]"):
+        Layout.parse(more)
 
 
 def test_a_layout_is_checked_in_a_moment_however_many_regions_it_has() -> None:

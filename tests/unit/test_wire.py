@@ -1,6 +1,7 @@
 """What goes over the wire: the bytes of every frame, and what is answered to bytes that are no frame."""
 
 import random
+import tracemalloc
 from typing import get_args
 
 import msgspec
@@ -14,6 +15,7 @@ from kvserver.wire.messages import (
     FRAME_BYTES_MAX,
     GROUPS_MAX,
     HANDLE_BYTES,
+    NAME_BYTES_MAX,
     PLACES_MAX,
     REGION_RUNS_MAX,
     Attach,
@@ -22,6 +24,7 @@ from kvserver.wire.messages import (
     Frame,
     GroupSpec,
     RegionRun,
+    Register,
     Reply,
     Request,
     Staging,
@@ -169,7 +172,7 @@ def test_a_frame_that_is_too_long_is_refused_unread() -> None:
         ["x" * 500_000, 1],
         ["hello", 1, "y" * 500_000],
         ["hello", 1, list(range(100_000))],
-        ["register", 1, "n", b"", 1, "z" * 500_000, "", "", "direct", "", [], [], [], 0, ""],
+        ["register", 1, "n", b"", 1, "z" * 200_000, "", "", "direct", "", [], [], [], 0, ""],
     ],
 )
 def test_a_refusal_quotes_only_the_beginning_of_what_came(fields: list[object]) -> None:
@@ -177,6 +180,45 @@ def test_a_refusal_quotes_only_the_beginning_of_what_came(fields: list[object]) 
     assert reply.id == 1
     assert len(reply.message) <= MESSAGE_CHARS_MAX + 30
     assert "characters)" in reply.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["lookup", 5, b"n", [{1: 1}] * 250_000],
+        [{7: {}}] * 200_000,
+        ["register", 5, *([[[[]]]] * 300_000)],
+        ["store", 5, 1, 1, 1, 1, 0, b"", b"", [[0, 0, b""]] * 200_000],
+    ],
+)
+def test_a_refusal_does_not_build_what_it_refuses(fields: list[object]) -> None:
+    """Objects of 1 MiB of nonsense would keep the server busy for 100 ms, again and again."""
+    frame = encode(fields)
+    tracemalloc.start()
+    reply = refusal(frame)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 300_000
+    assert reply.id == (5 if fields[1] == 5 else 0)
+
+
+def test_a_register_that_is_longer_than_any_can_be_is_refused_with_its_id() -> None:
+    run = RegionRun(255, 1 << 50, 16, 1 << 50, 1 << 50, 1 << 50)
+    buffers = [Buffer(-1, bytes(HANDLE_BYTES), 1 << 50)] * BUFFERS_MAX
+    names = ["n" * NAME_BYTES_MAX] * 3
+    group = GroupSpec(1 << 20, 1 << 30, "window", 1 << 30, 256, 255, 256, 255, [run] * (REGION_RUNS_MAX // GROUPS_MAX))
+
+    def register(groups: int) -> bytes:
+        return encode(
+            Register(
+                1 << 60, names[0], bytes(32), 1 << 20, "rocm", "u" * 65, "legacy", "staged", names[1], buffers,
+                [group] * groups, [], 1 << 40, names[2],
+            )
+        )  # fmt: skip
+
+    assert isinstance(decode_request(register(GROUPS_MAX)), Register)
+    reply = refusal(register(2 * GROUPS_MAX))
+    assert (reply.id, reply.code) == (1 << 60, "frame-size")
 
 
 def test_numbers_that_are_too_large_or_negative_are_no_ids() -> None:
