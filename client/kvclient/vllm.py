@@ -9,7 +9,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             if getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
                 log.warning('kv_load_failure_policy is not "recompute": a request ends with an error when a load fails')
         else:
+            self._allocating = ExitStack()
             self._zeros = self._shared_zeros() if current_platform.is_cpu() else None
             self._beside = Beside(vllm_config.compilation_config.static_forward_context)
             self._kv_caches: dict[str, Any] = {}
@@ -273,13 +274,12 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         """Releases that do not ask for a context allocate the KV cache next, so they have it from now on."""
         zeros = SharedZeros(versions.allocations(self._kv_cache_config))
         if not versions.asks_where_to_allocate(KVConnectorBase_V1):
-            zeros.__enter__()
+            self._allocating.enter_context(zeros)
         return zeros
 
     @versions.reading(vllm.__version__)
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        if self._zeros is not None and not versions.asks_where_to_allocate(KVConnectorBase_V1):
-            self._zeros.__exit__(None, None, None)
+        self._allocating.close()
         self._kv_caches, self._is_described, self._steps = kv_caches, False, 0
         self._beside.forget()
         self._describe_or_look()
@@ -290,9 +290,9 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         blocks, block_tokens = self._kv_cache_config.num_blocks, [group.block_tokens for group in self._groups]
         known = self._beside.known(self._kv_caches, blocks=blocks, block_tokens=block_tokens)
         awaited = self._beside.awaited()
-        if awaited and not self._is_described:
+        if awaited and self._steps == 0:
             log.info("no cache before the first forward: layer %s and others have no scales yet", awaited[0])
-        elif not self._is_described:
+        if not (awaited or self._is_described):
             self._describe(layout_of(self._kv_cache_config, self._kv_caches, known))
             self._beside.described(known)
 

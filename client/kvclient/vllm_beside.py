@@ -43,8 +43,8 @@ class Beside:
         """Of layers whose known tensors the server has been told of: where these are."""
 
     def awaited(self) -> list[str]:
-        """Layers that will have known tensors, and have none yet."""
-        return [name for name, layer in self._layers.items() if _has_atom_scales(layer) and layer.k_scale is None]
+        """Layers whose scales come with their first forward, which has not been yet."""
+        return [name for name, layer in self._layers.items() if _awaits_atom_scales(layer) or _resets_scales(layer)]
 
     def known(self, caches: Mapping[str, Any], *, blocks: int, block_tokens: Sequence[int]) -> dict[str, Held]:
         """By layer, what is to be stored with its blocks. RequestError("layout") names what cannot be.
@@ -93,6 +93,17 @@ def _has_atom_scales(layer: Any) -> bool:
         and vars(layer).keys() >= ATOM_SCALES
         and getattr(layer, "kv_cache_dtype", "") == "fp8"
     )
+
+
+def _awaits_atom_scales(layer: Any) -> bool:
+    return _has_atom_scales(layer) and layer.k_scale is None
+
+
+def _resets_scales(layer: Any) -> bool:
+    """vLLM's Triton attention keeps scales for each token and head in the pages themselves (--kv-cache-dtype
+    int8_per_token_head and the like), and in its first forward it writes 1 over all of them, loaded ones too."""
+    impl = getattr(layer, "impl", None)
+    return bool(getattr(impl, "_is_per_token_head_quant", False)) and getattr(impl, "_k_scale_cache", 0) is None
 
 
 def _atom_scales(name: str, layer: Any, caches: Mapping[str, Any], *, blocks: int, block_tokens: Sequence[int]) -> Held:

@@ -178,6 +178,17 @@ def test_scales_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
         known(beside, caches)
 
 
+def test_scales_in_the_pages_are_awaited_since_the_first_forward_resets_those_of_all_blocks() -> None:
+    """As vLLM's Triton attention does."""
+    layer, other = Layer(), Layer()
+    layer.impl = SimpleNamespace(_is_per_token_head_quant=True, _k_scale_cache=None)
+    other.impl = SimpleNamespace(_is_per_token_head_quant=False, _k_scale_cache=None)
+    beside, caches = bound(a=layer, b=other)
+    assert beside.awaited() == ["a"]
+    layer.impl._k_scale_cache = caches["a"][0]
+    assert (beside.awaited(), known(beside, caches)) == ([], {})
+
+
 def test_deepseek_v4_of_atoms_plug_in_is_refused_since_its_states_are_in_no_block() -> None:
     """Its one layer describes itself as full attention."""
 
