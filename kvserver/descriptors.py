@@ -24,8 +24,8 @@ STRANGERS_MIN, STRANGERS_MAX = 32, 1024
 """At each of the two doors."""
 MOVERS = 2 * 64
 """A socket and a pidfd of each that there may be (state.Bounds)."""
-EVENTS = 256
-"""Subscribers at the two sockets, and those that are being refused."""
+EVENTS = 1300
+"""Subscribers at the two sockets, those that are being refused, and what ZeroMQ accepts before it tells (guests.py)."""
 OTHERS = 192
 """HTTP (64), the log, the ledger, libraries, and descriptors that are open for a moment."""
 

@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 import time
+from functools import partial
 
 import zmq
 
@@ -25,7 +26,7 @@ BACKLOG_BATCHES = 10_000
 """Handed over and not sent yet. Further ones are lost, and their sequences missed by everybody."""
 SENT_MAX = 1_000
 """Messages that ZeroMQ keeps for a subscriber that does not read. What it has missed then, it asks for."""
-REQUESTS_MAX = 64
+REQUESTS_MAX, REQUESTS_PER_TURN = 64, 256
 CONNECTIONS_MAX = 32
 """At each of the two sockets."""
 HANDSHAKE_MS = 5_000
@@ -47,11 +48,19 @@ class Publisher:
             if path := _path(endpoint):
                 make_way(path)
         self._context = zmq.Context(1)
+        self._context.setsockopt(zmq.RCVHWM, 1)  # of monitors: ZeroMQ accepts no more than it can tell
         self._sender, self._replayer = self._socket(zmq.PUB), self._socket(zmq.ROUTER)
-        sockets = ("events", self._sender), ("replays", self._replayer)
-        self._guests = [Guests(bound, "events refused", name, CONNECTIONS_MAX) for name, bound in sockets]
-        self._bind(self._sender, config.events_endpoint, config)
-        self._bind(self._replayer, replays, config)
+        doors = ("events", self._sender, config.events_endpoint), ("replays", self._replayer, replays)
+        self._guests = [
+            Guests(bound, "events refused", name, CONNECTIONS_MAX, partial(_bind, bound, endpoint, config))
+            for name, bound, endpoint in doors
+        ]
+        for _, bound, endpoint in doors:
+            try:
+                _bind(bound, endpoint, config)
+            except zmq.ZMQError as problem:
+                self._context.destroy(linger=0)
+                raise ConfigError("events-endpoint", f"events_endpoint: {endpoint}: {problem}") from None
         self._batches: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sequence = 0
@@ -101,8 +110,9 @@ class Publisher:
                     said_s = time.monotonic()
             for guests in self._guests:
                 guests.look()
+            self._sender.getsockopt(zmq.EVENTS)  # takes in subscriptions, also of those that are to go
             if self._replayer in ready:
-                self._take_request()
+                self._take_requests()
             patience_ms = SOON_MS if self._replays.turn() else min(2 * patience_ms, LATER_MS)
             if self._lost != lost:
                 lost = self._lost
@@ -112,12 +122,16 @@ class Publisher:
         self._replays.keep(sequence, payload)
         self._sender.send_multipart((TOPIC, _packed(sequence), payload))
 
-    def _take_request(self) -> None:
-        identity, *frames = self._replayer.recv_multipart()
-        if (
-            len(frames) == 2 and not frames[0] and len(frames[1]) == SEQUENCE_BYTES
-        ):  # what is none would understand nothing
-            self._replays.ask(identity, int.from_bytes(frames[1], "big"))
+    def _take_requests(self) -> None:
+        for _ in range(REQUESTS_PER_TURN):
+            try:
+                identity, *frames = self._replayer.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if (
+                len(frames) == 2 and not frames[0] and len(frames[1]) == SEQUENCE_BYTES
+            ):  # others would understand nothing
+                self._replays.ask(identity, int.from_bytes(frames[1], "big"))
 
     def _tell(self, identity: bytes, sequence: bytes, payload: bytes) -> Sent:
         try:
@@ -140,19 +154,17 @@ class Publisher:
         made.setsockopt(zmq.RCVHWM, REQUESTS_MAX)
         made.setsockopt(zmq.MAXMSGSIZE, 4096)
         made.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        made.setsockopt(zmq.ZAP_DOMAIN, b"kvserver")  # refuses ZMTP 1 and 2, where any bytes are messages
         if kind == zmq.ROUTER:
             made.setsockopt(zmq.ROUTER_MANDATORY, 1)
         return made
 
-    def _bind(self, bound: "zmq.Socket[bytes]", endpoint: str, config: Config) -> None:
-        """A path is open to whom the doors of engines are."""
-        try:
-            bound.bind(endpoint)
-        except zmq.ZMQError as problem:
-            self._context.destroy(linger=0)
-            raise ConfigError("events-endpoint", f"events_endpoint: {endpoint}: {problem}") from None
-        if path := _path(endpoint):
-            admit(config, path)
+
+def _bind(bound: "zmq.Socket[bytes]", endpoint: str, config: Config) -> None:
+    """A path is open to whom the doors of engines are. Raises zmq.ZMQError."""
+    bound.bind(endpoint)
+    if path := _path(endpoint):
+        admit(config, path)
 
 
 def replay_endpoint(endpoint: str) -> str:

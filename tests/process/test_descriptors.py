@@ -163,3 +163,36 @@ def test_a_limit_that_is_too_low_is_refused_by_name() -> None:
         assert "sessions_max=1024" in server.log()
     finally:
         server.close()
+
+
+class EventsServer(LimitedServer):
+    limit = 2200
+
+
+@pytest.mark.parametrize("suffix", ["", ".replay"])
+def test_no_sequence_of_connections_at_the_events_ends_the_brain(tmp_path: Path, suffix: str) -> None:
+    """There ZeroMQ accepts by itself. ZMTP 1 takes any bytes for messages, of which each keeps a descriptor busy."""
+    path = f"{tmp_path}/events"
+    zmtp1 = b"\1\0" + (b"\x20" + bytes(32)) * 500
+    with EventsServer(events_endpoint=f"ipc://{path}") as server:
+        brain = server.brain_pid()
+        before = memory_bytes(brain)
+        for said in (zmtp1, GREETING + READY + 200 * packed(bytes(40)), b""):
+            held = []
+            for _ in range(3000):
+                with suppress(OSError):  # nobody listens for a while
+                    held.append(connected(Path(f"{path}{suffix}")))
+                    say(held[-1], said)
+            assert len(os.listdir(f"/proc/{brain}/fd")) < EventsServer.limit - OTHERS / 2
+            assert memory_bytes(brain) < before + GROWTH_BYTES_MAX
+            for end in held:
+                end.close()
+            until("the door to be open again", lambda: _greeted(f"{path}{suffix}"))
+        assert server.status().sessions == 1
+        assert server.brain_pid() == brain
+
+
+def _greeted(path: str) -> bool:
+    with suppress(OSError), connected(path) as end:
+        return end.recv(1) == b"\xff"
+    return False
