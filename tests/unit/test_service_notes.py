@@ -89,6 +89,27 @@ def test_another_mover_is_told_only_what_may_not_be_durable() -> None:
     assert isinstance(rig.answers[client.peer, clear.id], Cleared)
 
 
+def test_the_note_of_an_earlier_clear_does_not_make_a_later_one_durable() -> None:
+    rig = DiskRig(disk_restart_ms=1_000)
+    client = written(rig, "a")
+    rig.notes_answered = False
+    clears = [Clear(rig.number(), namespace("a")) for _ in range(2)]
+    for clear in clears:
+        assert client.ask(clear) is None
+        client.store(chain(ord("b"), CHUNKS))
+    first, later = [(mover, noted) for mover, noted in rig.noting if noted.namespace == namespace("a")][:2]
+    rig.report(*first)
+    assert isinstance(rig.answers[client.peer, clears[0].id], Cleared)
+    rig.noting.clear()
+    told = len(rig.orders)
+    rig.handle(MoverGone(first[0], "signal 9"))
+    rig.wait_ms(1_200)
+    again = [order.void for order in rig.orders[told:] if isinstance(order, Note) and order.namespace == namespace("a")]
+    assert again == [later[1].void]
+    rig.answer_notes()
+    assert isinstance(rig.answers[client.peer, clears[1].id], Cleared)
+
+
 def test_a_namespace_of_which_a_rank_is_missing_keeps_the_document_that_there_is() -> None:
     """Without the shapes of all shards nothing of it would be found at a start."""
     rig = DiskRig()
