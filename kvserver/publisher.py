@@ -48,7 +48,6 @@ class Publisher:
             if path := _path(endpoint):
                 make_way(path)
         self._context = zmq.Context(1)
-        self._context.setsockopt(zmq.RCVHWM, 1)  # of monitors: ZeroMQ accepts no more than it can tell
         self._sender, self._replayer = self._socket(zmq.PUB), self._socket(zmq.ROUTER)
         doors = ("events", self._sender, config.events_endpoint), ("replays", self._replayer, replays)
         self._guests = [
