@@ -26,7 +26,7 @@ BACKLOG_BATCHES = 10_000
 """Handed over and not sent yet. Further ones are lost, and their sequences missed by everybody."""
 SENT_MAX = 1_000
 """Messages that ZeroMQ keeps for a subscriber that does not read. What it has missed then, it asks for."""
-REQUESTS_MAX, REQUESTS_PER_TURN = 64, 256
+REQUESTS_MAX = 64
 CONNECTIONS_MAX = 32
 """At each of the two sockets."""
 HANDSHAKE_MS = 5_000
@@ -48,7 +48,6 @@ class Publisher:
             if path := _path(endpoint):
                 make_way(path)
         self._context = zmq.Context(1)
-        self._context.setsockopt(zmq.RCVHWM, 1)  # of monitors: ZeroMQ accepts no more than it can tell
         self._sender, self._replayer = self._socket(zmq.PUB), self._socket(zmq.ROUTER)
         doors = ("events", self._sender, config.events_endpoint), ("replays", self._replayer, replays)
         self._guests = [
@@ -112,7 +111,7 @@ class Publisher:
                 guests.look()
             self._sender.getsockopt(zmq.EVENTS)  # takes in subscriptions, also of those that are to go
             if self._replayer in ready:
-                self._take_requests()
+                self._take_request()
             patience_ms = SOON_MS if self._replays.turn() else min(2 * patience_ms, LATER_MS)
             if self._lost != lost:
                 lost = self._lost
@@ -122,16 +121,10 @@ class Publisher:
         self._replays.keep(sequence, payload)
         self._sender.send_multipart((TOPIC, _packed(sequence), payload))
 
-    def _take_requests(self) -> None:
-        for _ in range(REQUESTS_PER_TURN):
-            try:
-                identity, *frames = self._replayer.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            if (
-                len(frames) == 2 and not frames[0] and len(frames[1]) == SEQUENCE_BYTES
-            ):  # others would understand nothing
-                self._replays.ask(identity, int.from_bytes(frames[1], "big"))
+    def _take_request(self) -> None:
+        identity, *frames = self._replayer.recv_multipart()
+        if len(frames) == 2 and not frames[0] and len(frames[1]) == SEQUENCE_BYTES:  # others would understand nothing
+            self._replays.ask(identity, int.from_bytes(frames[1], "big"))
 
     def _tell(self, identity: bytes, sequence: bytes, payload: bytes) -> Sent:
         try:
