@@ -29,8 +29,8 @@ class KeepsMoreLater(KvServerConnector):
 class HasScalesLater(KvServerConnector):
     """A layer says that it will have scales; with the first forward it has."""
 
-    def __init__(self, config: Any, role: Any, kv_config: Any) -> None:
-        super().__init__(config, role, kv_config)
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
         self.awaited = ["model.layers.0.self_attn.attn"]
         if hasattr(self, "_beside"):
             self._beside.awaited = lambda: self.awaited  # type: ignore[method-assign]
