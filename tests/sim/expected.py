@@ -89,7 +89,6 @@ EXPECTED = (
     *(f"disk refused {reason}" for reason in ("budget", "late", "second-touch", "room", "shape")),
     *(f"drained {end}" for end in ("moved", "kept", "given-up")),
     "chunks voided on disk",
-    "clears owed",
     *(f"disk {what}" for what in ("note failed", "prefix noted as its namespace")),
     "told by a later brain",
     "told of disk",

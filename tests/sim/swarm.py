@@ -75,8 +75,8 @@ CHANCES = {
     "disk-torn": 0.02,
     "device-fails": 0.05,
     "memory-lost": 0.15,
-    "notes-fail": 0.05,
-    "notes-mended": 0.1,
+    "notes-fail": 0.3,
+    "notes-mended": 0.03,
 }
 
 
