@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import os
 import random
 import resource
@@ -66,6 +67,32 @@ def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
         open_store(tmp_path)
     store.close()
     open_store(tmp_path).close()
+
+
+def test_a_refused_store_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+    """In use, of another kind, of somebody else, without headers, without a directory."""
+    in_use, foreign, unknown, bare = (tmp_path / name for name in ("in use", "foreign", "unknown", "bare"))
+    for directory in (in_use, foreign, unknown, bare):
+        directory.mkdir()
+        if directory != unknown:
+            open_store(directory).close()
+    (foreign / DiskStore.FILE).write_bytes(bytes(BLOCK) + (foreign / DiskStore.FILE).read_bytes()[BLOCK:])
+    (foreign / DiskStore.HEADERS).write_bytes((bare / DiskStore.HEADERS).read_bytes())
+    (unknown / DiskStore.FILE).write_bytes(b"a letter" * 4096)
+    (bare / DiskStore.HEADERS).unlink()
+    held = open_store(in_use)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for directory, code in ((in_use, "locked"), (foreign, "foreign"), (unknown, "unknown"), (bare, "foreign")):
+        with pytest.raises(ValueError, match=f"disk-{code}"):
+            open_to_read(directory)
+        if directory != bare:
+            with pytest.raises(ValueError, match=f"disk-{code}"):
+                open_store(directory)
+    with pytest.raises(FileNotFoundError):
+        open_store(tmp_path / "nowhere")
+    assert len(os.listdir("/proc/self/fd")) == before
+    held.close()
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:

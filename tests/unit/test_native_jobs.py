@@ -238,6 +238,7 @@ def test_a_pool_that_was_truncated_fails_the_job_and_nothing_else(kind: Kind) ->
         job, generation = session.submit(kind, CACHE, all_big(), word=2)
         (end,) = session.wait()
         assert (end[0], end[1], end[4]) == (job, "failed", "pool-shrunk")
+        assert end[2] <= 5 * BIG_PAGE, "bytes that were copied: not more than there were"
         assert "buffer 0" in end[5]
         assert session.board.state(2) == (generation, FAILED)
         assert session.run(kind, CACHE, [CopyGroup(0, 0, (0, 4), (0, BIG_PAGE))])[1] == "done"
