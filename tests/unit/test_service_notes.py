@@ -89,6 +89,37 @@ def test_another_mover_is_told_only_what_may_not_be_durable() -> None:
     assert isinstance(rig.answers[client.peer, clear.id], Cleared)
 
 
+def test_a_note_is_told_again_when_only_an_earlier_one_of_its_namespace_is_durable() -> None:
+    rig = DiskRig(disk_restart_ms=1_000)
+    client = written(rig, "a")
+    rig.notes_answered = False
+    clears = [Clear(rig.number(), namespace("a")) for _ in range(2)]
+    for clear in clears:
+        assert client.ask(clear) is None
+    earlier, later = [noted for noted in rig.noting if noted[1].namespace == namespace("a")]
+    assert earlier[1].void < later[1].void
+    rig.noting = [earlier]
+    rig.answer_notes()
+    assert isinstance(rig.answers[client.peer, clears[0].id], Cleared)
+    told = len(rig.orders)
+    rig.handle(MoverGone(earlier[0], "signal 9"))
+    rig.wait_ms(1_200)
+    again = [order for order in rig.orders[told:] if isinstance(order, Note)]
+    assert [(names([note.namespace]), note.void) for note in again] == [("a", later[1].void)]
+    rig.answer_notes()
+    assert isinstance(rig.answers[client.peer, clears[1].id], Cleared)
+
+
+def test_a_mover_that_says_that_no_device_kept_a_note_has_answered() -> None:
+    rig = DiskRig(disk_job_ms=500)
+    client = written(rig, "a")
+    rig.notes_kept = False
+    assert is_refusal(client.ask(Clear(rig.number(), namespace("a"))), "device", "disk-clear")
+    before = [(mover.mover, mover.state) for mover in rig.service.status(rig.now_ns).movers]
+    rig.wait_ms(1_700)
+    assert [(mover.mover, mover.state) for mover in rig.service.status(rig.now_ns).movers] == before
+
+
 def test_a_namespace_of_which_a_rank_is_missing_keeps_the_document_that_there_is() -> None:
     """Without the shapes of all shards nothing of it would be found at a start."""
     rig = DiskRig()
