@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := $(VENV)/bin
 STAMP := $(VENV)/installed
 CPP = $(wildcard csrc/*.cpp csrc/*.h csrc/disk/*.cpp csrc/disk/*.h csrc/gpu/*.cpp csrc/gpu/*.h tests/simdriver/*.cpp tests/simdriver/*.h \
-	tests/simdriver/*/*.cpp tests/device/*.cpp tests/gpu/*.cpp)
+	tests/simdriver/*/*.cpp tests/device/*.cpp tests/gpu/*.cpp tests/unit/*.cpp)
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/disk/* csrc/gpu/* csrc/gpu/objects/* csrc/vendor/*)
 
 .PHONY: help install demo test sim faults leaks drill drill-device test-asan bench objects lint format clean

@@ -17,13 +17,16 @@ class DiskFaults:
     def plan(
         self,
         nth: int,
-        kind: Literal["error", "short", "torn", "flip", "misdirect", "stall"],
+        kind: Literal["error", "short", "ragged", "torn", "flip", "misdirect", "stall"],
         errno: int = 5,
         lasting: bool = False,
     ) -> None:
         """The nth request, and with `lasting` all after it. error: fails with errno, nothing is done. short: half of it
-        is done, and said so. torn: half of it is done, and success is said (a read: of a write). flip: one bit is
-        wrong. misdirect: it goes one block further. stall: nothing happens before release()."""
+        is done, and said so. ragged: it says that it stopped in the middle of a block. torn: half of it is done, and
+        success is said (a read: of a write). flip: one bit is wrong. misdirect: it goes one block further. stall:
+        nothing happens before release().
+
+        Payloads whose offset, length or memory is no whole number of blocks are refused with EINVAL, as by O_DIRECT."""
     def release(self) -> None:
         """Ends all stalls, those that are planned as well."""
     @property

@@ -42,11 +42,12 @@ struct PyStore {
 Fault fault_from(const std::string& kind) {
     if (kind == "error") return Fault::ERROR;
     if (kind == "short") return Fault::SHORT;
+    if (kind == "ragged") return Fault::RAGGED;
     if (kind == "torn") return Fault::TORN;
     if (kind == "flip") return Fault::FLIP;
     if (kind == "misdirect") return Fault::MISDIRECT;
     if (kind == "stall") return Fault::STALL;
-    bad_argument("kind=" + kind + " must be error, short, torn, flip, misdirect or stall");
+    bad_argument("kind=" + kind + " must be error, short, ragged, torn, flip, misdirect or stall");
 }
 
 Choice choice_from(const std::string& engine) {

@@ -1,6 +1,7 @@
 #include "disk/faults.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <unordered_map>
 #include <utility>
@@ -103,8 +104,9 @@ class FaultyIo : public Io {
         uint64_t number = 0;
         const Faults::Planned planned = faults_->next(request, number);
         auto passed = std::make_unique<Passed>(Passed{{request}, &request, planned, number, {}});
-        if (planned.fault == Fault::ERROR) {
-            passed->changed.result = -planned.error;
+        const bool refused = planned.fault != Fault::ERROR && !is_aligned(request);
+        if (planned.fault == Fault::ERROR || refused) {
+            passed->changed.result = refused ? -EINVAL : -planned.error;
             ended_.push_back(std::move(passed));
             io_->wake();
             return;
@@ -146,6 +148,12 @@ class FaultyIo : public Io {
         std::unique_ptr<Block[]> copy;
     };
 
+    // What O_DIRECT asks of a request. Here it holds for every file system that a test may run on.
+    static bool is_aligned(const Request& request) {
+        const auto memory = reinterpret_cast<uintptr_t>(request.memory);
+        return request.file == File::HEADERS || (request.offset | memory | request.bytes) % BLOCK_BYTES == 0;
+    }
+
     // Half of a block is nothing at all.
     void pass_on(Request& changed) {
         if (changed.bytes != 0) {
@@ -179,6 +187,7 @@ class FaultyIo : public Io {
                 break;
             case Fault::NONE:
             case Fault::ERROR:
+            case Fault::RAGGED:
             case Fault::STALL:
                 break;
         }
@@ -188,6 +197,7 @@ class FaultyIo : public Io {
         Request& asked = *passed.asked;
         asked.result = passed.changed.result;
         if (asked.result < 0) return;
+        if (passed.planned.fault == Fault::RAGGED) asked.result = asked.bytes / 2 + 7;
         if (passed.planned.fault == Fault::TORN && asked.direction == Direction::WRITE) asked.result = asked.bytes;
         if (passed.planned.fault == Fault::FLIP && asked.direction == Direction::READ) flip(asked, passed.number);
         if (asked.direction == Direction::WRITE && asked.result == asked.bytes) faults_->ended(passed.number);

@@ -17,7 +17,7 @@
 
 namespace kv::disk {
 
-enum class Fault { NONE, ERROR, SHORT, TORN, FLIP, MISDIRECT, STALL };
+enum class Fault { NONE, ERROR, SHORT, RAGGED, TORN, FLIP, MISDIRECT, STALL };
 
 class Faults {
   public:

@@ -195,6 +195,7 @@ void Lane::begin(Item& item) {
     }
     if (!serves(item) || !extent_of(item).holds(item.record.shard)) {
         end(item, Outcome::STALE);
+        io_->wake();  // no request ends for it, and more items may be queued than were looked at
         return;
     }
     extent_of(item).busy = true;

@@ -282,4 +282,18 @@ MUTATIONS = (
         "if noted.kept and noted.void == tier.noted.get(noted.namespace):",
         "if noted.kept:",
     ),
+    Mutation(
+        "an earlier note that is durable counts for a later one",
+        "service/disk.py",
+        "noted.void == tier.noted.get(noted.namespace)",
+        "noted.void <= tier.noted.get(noted.namespace, 0)",
+        unseen=True,
+    ),
+    Mutation(
+        "a note that no device kept is still waited for",
+        "service/disk.py",
+        "    tier.notes_sent -= 1\n    tier.silent_from_ns = 0\n",
+        "    tier.notes_sent -= noted.kept\n    tier.silent_from_ns = 0\n",
+        unseen=True,
+    ),
 )

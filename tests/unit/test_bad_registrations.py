@@ -245,7 +245,14 @@ def test_geometry_that_differs_from_the_namespace_is_refused(
     )
 
 
-@pytest.mark.parametrize("changes", [{"page_bytes": 128}, {"regions": 1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"page_bytes": 128},
+        {"regions": 1},
+        {"regions": 1, "page_bytes": 2 * PAGE_BYTES, "block_stride": 260},  # the same number of bytes
+    ],
+)
 def test_pages_that_differ_from_the_namespace_are_refused(scene: Scene, changes: dict[str, int]) -> None:
     descriptors = [scene.culprit.offer()]
     run = change(RUN, **changes)

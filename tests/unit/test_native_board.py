@@ -5,14 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import struct
+import subprocess
 from collections.abc import Callable, Iterator
 from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
 
 import pytest
 
 from kvserver.transfer.engines import ABANDONED, DONE, FAILED, FREE, LIVE, SUBMITTED, Board, create_memfd
+from tests.gpu.table import ROOT, build_program
 
 WORDS = 13
+ROOMS = ("board", "shared_memory", "check")
 ENDS = (FREE, DONE, ABANDONED, FAILED)
 
 
@@ -136,6 +140,20 @@ def test_two_processes_racing_for_a_word_agree_on_who_won(fd: int) -> None:
     other.join(60)
     assert other.exitcode == 0
     assert (mine, won.value) == (RACES, RACES)
+
+
+CANNOT_STEP = 77
+
+
+def test_exactly_one_side_gets_a_word_at_whatever_instruction_the_other_is_interrupted() -> None:
+    """In C++, by the processor's trap flag: the program compares the answers of both with the word."""
+    sources = [Path(__file__).with_name("word_steps.cpp"), *(ROOT / "csrc" / f"{room}.cpp" for room in ROOMS)]
+    program = build_program("word_steps", sources)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=100, check=False)
+    if done.returncode == CANNOT_STEP:
+        pytest.skip("only x86-64 is stepped like this")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert int(done.stdout) > 100, "orders that were tried"
 
 
 def count_up(fd: int, times: int, begun: Synchronized[int]) -> None:

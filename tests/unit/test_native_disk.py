@@ -2,10 +2,12 @@
 
 import os
 import random
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from native_disk_rig import (
@@ -18,13 +20,14 @@ from native_disk_rig import (
     SIZES,
     STALE,
     Extent,
+    Kind,
     Record,
     Rig,
     filled,
     kept,
     open_store,
 )
-from native_rig import until
+from native_rig import WAIT_MS, until
 
 from kvserver._native import DiskEngine, DiskFaults, DiskStore, create_memfd, xxh3
 
@@ -96,6 +99,33 @@ def test_reading_something_else_than_the_extent_holds_is_stale(tmp_path: Path) -
         rig.engine.submit(77, "read", packed)
         assert rig.wait(1) == [(77, 0, STALE, 0)]
     assert rig.run("read", [one]) == [DONE]
+    rig.close()
+
+
+@pytest.mark.parametrize("kind", ["read", "withdraw"])
+@pytest.mark.parametrize("engine", ["auto", "threads"])
+def test_any_number_of_records_that_are_stale_end_without_a_request(
+    tmp_path: Path, engine: Literal["auto", "threads"], kind: Kind
+) -> None:
+    """More than a lane looks at in one turn: no request ends after which it would look at the others."""
+    rig = Rig(open_store(tmp_path), engine=engine)
+    rig.engine.submit(7, kind, Record(Extent(0, 0, 0, SMALL), 1).packed(0) * 331)
+    assert {(job, outcome) for job, _, outcome, _ in rig.wait(331)} == {(7, STALE)}
+    rig.close()
+
+
+def test_items_that_have_ended_make_room_for_others(tmp_path: Path) -> None:
+    """There may be 2^20 at a time, of all jobs; here that many end, and another."""
+    rig = Rig(open_store(tmp_path))
+    at_once = 1 << 17
+    stale = Record(Extent(0, 0, 0, SMALL), 1).packed(0) * at_once
+    for job in range(9):
+        rig.engine.submit(job, "withdraw", stale)
+        left = at_once * DiskEngine.COMPLETION_BYTES
+        while left:
+            assert select.select([rig.engine.eventfd], [], [], WAIT_MS / 1000)[0]
+            os.eventfd_read(rig.engine.eventfd)
+            left -= len(rig.engine.completions(at_once))
     rig.close()
 
 

@@ -26,8 +26,8 @@ from native_rig import until
 from kvserver._native import DiskFaults
 
 SMALL, LARGE = SIZES
-Fault = Literal["error", "short", "torn", "flip", "misdirect"]
-HONEST = ("error", "short")
+Fault = Literal["error", "short", "ragged", "torn", "flip", "misdirect"]
+HONEST = ("error", "short", "ragged")
 """The device says itself that it failed."""
 
 FIRST = [Record(Extent(0, 0, position, SMALL), 10 + position) for position in range(4)] + [
@@ -112,15 +112,16 @@ def test_whatever_goes_wrong_is_a_miss(tmp_path: Path, fault: Fault, lasting: bo
             assert not told.withdrawn & set(found)
     assert seen >= ({IO_ERROR} if fault == "error" else set())
     # One request that was cut short is made good by another.
-    assert (SHORT in seen) == (fault == "short")
+    assert (SHORT in seen) == (fault in ("short", "ragged"))
     assert (CHECKSUM in seen) == (fault not in HONEST)
 
 
 @pytest.mark.parametrize("nth", [2, 4])
-def test_a_payload_that_is_cut_short_is_moved_on(tmp_path: Path, nth: int) -> None:
-    """The label, the payload, the header; the payload again, to read it."""
+@pytest.mark.parametrize("fault", ["short", "ragged"])
+def test_a_payload_that_is_cut_short_is_moved_on_from_a_whole_block(tmp_path: Path, fault: Fault, nth: int) -> None:
+    """The label, the payload, the header; the payload again, to read it. The device refuses what O_DIRECT would."""
     faults = DiskFaults()
-    faults.plan(nth, "short")
+    faults.plan(nth, fault)
     rig = Rig(open_store(tmp_path, faults=faults))
     assert rig.run("write", FIRST[4:5]) == [DONE]
     assert rig.run("read", FIRST[4:5]) == [DONE]

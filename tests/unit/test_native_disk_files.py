@@ -2,10 +2,13 @@
 
 import contextlib
 import errno
+import gc
 import os
 import random
 import resource
 import struct
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +69,66 @@ def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
         open_store(tmp_path)
     store.close()
     open_store(tmp_path).close()
+
+
+TELL_SYNCED = """
+#include <cstdio>
+#include <unistd.h>
+extern "C" int fdatasync(int fd) {
+    char link[64], path[4096];
+    std::snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    const ssize_t bytes = readlink(link, path, sizeof path);
+    std::fprintf(stderr, "%.*s\\n", bytes < 0 ? 0 : static_cast<int>(bytes), path);
+    return fsync(fd);
+}
+"""
+
+
+def test_a_flush_reaches_both_files(tmp_path: Path) -> None:
+    """No test can cut the power: what the process asks of the system is what there is to see."""
+    library, directory = tmp_path / "synced.so", tmp_path / "store"
+    directory.mkdir()
+    command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
+    subprocess.run(command, input=TELL_SYNCED, text=True, check=True)
+    script = (
+        "import sys; sys.path[:0] = sys.argv[2:]\n"
+        "from pathlib import Path; from native_disk_rig import *\n"
+        "open_store(Path(sys.argv[1])).flush()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(directory), str(Path(__file__).parent)],
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(done.stderr.split("\n")) >= {str(directory / name) for name in (DiskStore.FILE, DiskStore.HEADERS)}
+
+
+def test_a_refused_store_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+    """In use, of another kind, of somebody else, without headers, without a directory."""
+    in_use, foreign, unknown, bare = (tmp_path / name for name in ("in use", "foreign", "unknown", "bare"))
+    for directory in (in_use, foreign, unknown, bare):
+        directory.mkdir()
+        if directory != unknown:
+            open_store(directory).close()
+    (foreign / DiskStore.FILE).write_bytes(bytes(BLOCK) + (foreign / DiskStore.FILE).read_bytes()[BLOCK:])
+    (foreign / DiskStore.HEADERS).write_bytes((bare / DiskStore.HEADERS).read_bytes())
+    (unknown / DiskStore.FILE).write_bytes(b"a letter" * 4096)
+    (bare / DiskStore.HEADERS).unlink()
+    held = open_store(in_use)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for directory, code in ((in_use, "locked"), (foreign, "foreign"), (unknown, "unknown"), (bare, "foreign")):
+        with pytest.raises(ValueError, match=f"disk-{code}"):
+            open_to_read(directory)
+        if directory != bare:
+            with pytest.raises(ValueError, match=f"disk-{code}"):
+                open_store(directory)
+    with pytest.raises(FileNotFoundError):
+        open_store(tmp_path / "nowhere")
+    assert len(os.listdir("/proc/self/fd")) == before
+    held.close()
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:

@@ -77,6 +77,11 @@ def test_a_report_has_what_fits_and_one_chunk_at_least() -> None:
     assert max(sizes) == 7
 
 
+def test_a_report_that_fits_exactly_is_not_cut() -> None:
+    records = [record(name) for name in "abcdefg"]
+    assert [len(report) for report in reports(telling(records), 3)] == [3, 3, 1]
+
+
 def test_of_a_chunk_with_too_many_records_the_newest_are_told() -> None:
     records = [record("a", generation=generation) for generation in (3, 9, 1, 7, 5)]
     (told,) = reports(telling(records, chunk_most=3), MANY)

@@ -46,6 +46,20 @@ def test_every_slab_becomes_real_in_order(threads: int) -> None:
     os.close(fd)
 
 
+def test_a_slab_of_several_steps_is_announced_when_all_of_it_is_real() -> None:
+    slab, slabs = 33 << 20, 2
+    fd = create_memfd("arena", slabs * slab)
+    grower = ArenaGrower(fd, slabs * slab, slab, 1)
+    ready = 0
+    while ready < slabs:
+        assert select.select([grower.eventfd], [], [], 30)[0], grower.problem
+        os.eventfd_read(grower.eventfd)
+        ready = grower.slabs_ready
+        assert real_bytes(fd) >= ready * slab
+    grower.close()
+    os.close(fd)
+
+
 @settings(max_examples=10)
 @given(st.sets(st.integers(0, ARENA // 4096 - 1), max_size=40))
 def test_content_that_is_there_is_kept(pages: set[int]) -> None:

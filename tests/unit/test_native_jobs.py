@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,28 @@ def test_a_store_that_is_abandoned_under_way_never_says_done() -> None:
     pool.close()
 
 
+def test_a_job_that_is_cancelled_between_two_pieces_ends_and_so_does_its_word() -> None:
+    """The only worker has turned to a retrieve: nobody copies the store when it is cancelled."""
+    pool = Memory(BIG_POOL)
+    seen: set[str] = set()
+    with rig(BIG_POOL, 1) as session:
+        session.map(CACHE, [BIG], [pool])
+        while "abandoned" not in seen:
+            store, stored = session.submit("store", CACHE, all_big(), word=0)
+            while session.board.state(0) == (stored, LIVE):
+                pass
+            retrieve, retrieved = session.submit("retrieve", CACHE, all_big(), word=1)
+            while session.board.state(1) == (retrieved, LIVE):
+                pass
+            session.engine.cancel(store)
+            ends = {job: status for job, status, *_ in session.wait(2)}
+            assert ends[retrieve] == "done"
+            ended = {"abandoned": FAILED, "done": DONE}[ends[store]]  # it may have been copied before
+            assert [session.board.state(word) for word in (0, 1)] == [(stored, ended), (retrieved, DONE)]
+            seen.add(ends[store])
+    pool.close()
+
+
 def test_a_running_retrieve_cannot_be_abandoned() -> None:
     pool = Memory(BIG_POOL)
     seen: set[int] = set()
@@ -191,6 +214,20 @@ def dropped_board(session: Rig) -> str:
     return ""
 
 
+def test_a_cache_is_unmapped_after_its_last_job_when_all_memory_is_there() -> None:
+    """Nothing is left to be faulted in: the thread that unmaps waits for nothing but to be told."""
+    pool = Memory(BIG_POOL)
+    pool.fill(3)
+    with rig(BIG_POOL, 1) as session:
+        session.arena.fill(4)
+        session.map(CACHE, [BIG], [pool])
+        time.sleep(0.3)  # that long it looks again and again whether memory is there: what it was told shows later
+        job, _ = session.submit("store", CACHE, all_big())
+        session.engine.unmap_cache(CACHE)
+        assert [(number, status) for number, status, *_ in session.wait(2)] == [(job, "done"), (CACHE, "unmapped")]
+    pool.close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pool_that_was_truncated_fails_the_job_and_nothing_else(kind: Kind) -> None:
     pool, other = Memory(BIG_POOL), Memory(POOL)
@@ -201,6 +238,7 @@ def test_a_pool_that_was_truncated_fails_the_job_and_nothing_else(kind: Kind) ->
         job, generation = session.submit(kind, CACHE, all_big(), word=2)
         (end,) = session.wait()
         assert (end[0], end[1], end[4]) == (job, "failed", "pool-shrunk")
+        assert end[2] <= 5 * BIG_PAGE, "bytes that were copied: not more than there were"
         assert "buffer 0" in end[5]
         assert session.board.state(2) == (generation, FAILED)
         assert session.run(kind, CACHE, [CopyGroup(0, 0, (0, 4), (0, BIG_PAGE))])[1] == "done"

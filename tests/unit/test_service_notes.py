@@ -110,6 +110,16 @@ def test_the_note_of_an_earlier_clear_does_not_make_a_later_one_durable() -> Non
     assert isinstance(rig.answers[client.peer, clears[1].id], Cleared)
 
 
+def test_a_mover_that_says_that_no_device_kept_a_note_has_answered() -> None:
+    rig = DiskRig(disk_job_ms=500)
+    client = written(rig, "a")
+    rig.notes_kept = False
+    assert is_refusal(client.ask(Clear(rig.number(), namespace("a"))), "device", "disk-clear")
+    before = [(mover.mover, mover.state) for mover in rig.service.status(rig.now_ns).movers]
+    rig.wait_ms(1_700)
+    assert [(mover.mover, mover.state) for mover in rig.service.status(rig.now_ns).movers] == before
+
+
 def test_a_namespace_of_which_a_rank_is_missing_keeps_the_document_that_there_is() -> None:
     """Without the shapes of all shards nothing of it would be found at a start."""
     rig = DiskRig()
