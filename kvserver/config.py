@@ -236,6 +236,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 30_000
     http_host: Annotated[str, About("Address for /healthz, /readyz, /metrics and /status.")] = "127.0.0.1"
     http_port: Annotated[int, About("Port for them. 0: none.", most=65_535)] = 9710
+    http_names: Annotated[
+        str,
+        About(
+            "Names, with commas between them, by which others ask for these pages: those that a DNS gives to this "
+            "machine, or a proxy or service to it. IP addresses, localhost, the hostname and http_host are known. "
+            "A request for another name is refused, since a web page of a stranger may have sent it."
+        ),
+    ] = ""
     events_endpoint: Annotated[
         str,
         About(

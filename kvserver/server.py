@@ -176,7 +176,10 @@ class Shell:
         if not self._config.http_port:
             return None
         admin = AdminDoor(self._config, self._command)
-        http = HttpServer(self._snapshots, host=self._config.http_host, port=self._config.http_port, admin=admin)
+        config = self._config
+        http = HttpServer(
+            self._snapshots, host=config.http_host, port=config.http_port, names=config.http_names, admin=admin
+        )
         http.start()
         return http
 
