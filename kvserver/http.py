@@ -6,8 +6,8 @@ request, GET or HEAD, without a body.
 
 A new connection is always taken in. There are at most SILENT_MAX that have not said yet what they want, and
 ANSWERED_MAX that are being answered; beyond that the oldest of the same kind is put out. A flood of silent connections
-therefore puts out silent ones. /healthz is answered in the same step in which its request has been read: the answer fits into the
-socket's buffer, so it needs no place among the others and waits for nobody.
+therefore puts out silent ones. /healthz is answered in the same step in which its request has been read: the answer
+fits into the socket's buffer, so it needs no place among the others and waits for nobody.
 
 /          A page for people that shows /status over time, see page/.
 /healthz   200 while the brain publishes, else 503 with the age of its last snapshot.
