@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvserver.own_files import create, write_whole
+
 FOLDER = "kvserver.notes"
 NOTE_BYTES_MAX = 1 << 20
 TRIAL_BYTES = 1 << 18
@@ -79,13 +81,8 @@ def save(directory: str, namespace: bytes, document: bytes, void: int) -> None:
             if (document, void) == (known.document, known.void):
                 make_durable(folder)  # whoever wrote it may not have come so far
                 return
-    fresh = path.with_suffix(".new")
     crc32 = _crc(namespace, document, void)
-    with fresh.open("wb") as file:
-        file.write(_encode(NoteFile(FORMAT, namespace, document, void, crc32)))
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    write_whole(path, _encode(NoteFile(FORMAT, namespace, document, void, crc32)), durable=True)
     make_durable(folder)
 
 
@@ -121,8 +118,9 @@ def try_to_write(directory: str) -> None:
     folder = Path(directory) / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     trial = folder / "trial.new"
+    trial.unlink(missing_ok=True)
     try:
-        with trial.open("wb") as file:
+        with create(trial) as file:
             file.write(bytes(TRIAL_BYTES))
             file.flush()
             os.fsync(file.fileno())

@@ -311,8 +311,8 @@ class Shell:
             case MoverReaped(mover, how):
                 self._close_mover(mover)
                 self._handle(events.MoverGone(mover, how))
-            case Grown(slabs, problem):
-                self._handle(events.ArenaGrew(slabs, problem))
+            case Grown(slabs, problem, placement):
+                self._handle(events.ArenaGrew(slabs, problem, placement))
 
     def _tick(self) -> None:
         self._loop.call_later(TICK_S, self._tick)

@@ -103,23 +103,23 @@ def test_a_slab_that_does_not_fit_into_memory_is_not_begun() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arena", "slab", "threads", "node", "why"),
+    ("arena", "slab", "threads", "nodes", "why"),
     [
-        (ARENA, 0, 1, -1, "slab_bytes=0"),
-        (ARENA, SLAB + 4096, 1, -1, "multiple of slab_bytes"),
-        (ARENA, 1000, 1, -1, "slab_bytes=1000"),
-        (0, SLAB, 1, -1, "arena_bytes=0"),
+        (ARENA, 0, 1, [], "slab_bytes=0"),
+        (ARENA, SLAB + 4096, 1, [], "multiple of slab_bytes"),
+        (ARENA, 1000, 1, [], "slab_bytes=1000"),
+        (0, SLAB, 1, [], "arena_bytes=0"),
         (2 * ARENA, SLAB, 1, -1, f"file={ARENA}"),
-        (ARENA, SLAB, 0, -1, "threads=0"),
-        (ARENA, SLAB, 65, -1, "threads=65"),
-        (ARENA, SLAB, 1, -2, "numa_node=-2"),
-        (ARENA, SLAB, 1, 1024, "numa_node=1024"),
+        (ARENA, SLAB, 0, [], "threads=0"),
+        (ARENA, SLAB, 65, [], "threads=65"),
+        (ARENA, SLAB, 1, [0, -2], "numa_node=-2"),
+        (ARENA, SLAB, 1, [1024], "numa_node=1024"),
     ],
 )
-def test_impossible_options_are_refused(arena: int, slab: int, threads: int, node: int, why: str) -> None:
+def test_impossible_options_are_refused(arena: int, slab: int, threads: int, nodes: list[int], why: str) -> None:
     fd = create_memfd("arena", ARENA)
     with pytest.raises(ValueError, match=why):
-        ArenaGrower(fd, arena, slab, threads, node)
+        ArenaGrower(fd, arena, slab, threads, nodes)
     assert real_bytes(fd) == 0
     os.close(fd)
 
@@ -127,5 +127,13 @@ def test_impossible_options_are_refused(arena: int, slab: int, threads: int, nod
 def test_a_numa_node_that_does_not_exist_is_an_error() -> None:
     fd = create_memfd("arena", ARENA)
     with pytest.raises(OSError, match="NUMA node 1000"):
-        ArenaGrower(fd, ARENA, SLAB, 1, 1000)
+        ArenaGrower(fd, ARENA, SLAB, 1, [1000])
+    os.close(fd)
+
+
+def test_several_nodes_have_the_pages_in_turn() -> None:
+    """Node 1000 is not there, so that a policy which knows only the first node would be taken."""
+    fd = create_memfd("arena", ARENA)
+    with pytest.raises(OSError, match="NUMA node 0,1000"):
+        ArenaGrower(fd, ARENA, SLAB, 1, [0, 1000])
     os.close(fd)
