@@ -199,7 +199,8 @@ def test_an_events_endpoint_that_is_taken_fails() -> None:
         port = taken.getsockname()[1]
         for asked in (port, port - 1):
             verdict, text = doctor.events_endpoint(Config(events_endpoint=f"tcp://127.0.0.1:{asked}"))
-            assert (verdict, text) == ("fail", f"events_endpoint: tcp://127.0.0.1:{port}: Address already in use")
+            assert verdict == "fail"
+            assert text.startswith(f"events_endpoint: tcp://127.0.0.1:{port}: Address already in use")
     assert doctor.events_endpoint(Config())[0] == "ok"
 
 

@@ -141,7 +141,7 @@ def test_doctor_says_which_nodes_and_why(two: Machine, monkeypatch: pytest.Monke
     two.add("0000:17:00.0", 0)
     two.add("0000:9a:00.0", 1)
     monkeypatch.setattr(doctor.numa, "place", lambda config: place(config, two.root))
-    monkeypatch.setattr(doctor.numa, "gpus", lambda: gpus(two.root))
+    monkeypatch.setattr(doctor.numa, "gpus", lambda *_: gpus(two.root))
     monkeypatch.setattr(doctor, "_refused_nodes", lambda nodes: "")
     said = "nodes 0, 1 in turn: GPU 0000:17:00.0 on 0, GPU 0000:9a:00.0 on 1"
     assert doctor.memory_nodes(Config()) == ("ok", f"{said}; each GPU has a part of every chunk near")
