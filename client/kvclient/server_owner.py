@@ -37,7 +37,7 @@ def check(connected: socket.socket, path: str) -> None:
     trusted = trusted_users(os.stat(directory), os.stat(os.path.join(directory, "..")), me=os.geteuid())
     if user in trusted:
         return
-    unmapped = ", which stands for every user that this container does not know" if user == _overflow_user() else ""
+    unmapped = " (nobody, or a user that this container does not know)" if user == _overflow_user() else ""
     raise RequestError(
         "server-owner",
         f"user {user}{unmapped} listens at {path}; expected user {' or '.join(map(str, sorted(trusted)))}. A server of "
