@@ -58,7 +58,7 @@ def _server(status: Status) -> Iterator[str]:
         f"slabs {arena.slabs_ready} of {arena.slabs_total} x {show_bytes(arena.slab_bytes)}"
     )
     if arena.placement:
-        yield f"          on {arena.placement}" if arena.placement[0] == "n" else f"          {arena.placement}"
+        yield f"          memory: {arena.placement}"
     if arena.problem:
         yield f"          stopped growing: {arena.problem}"
     yield from _disks(status)

@@ -1,12 +1,15 @@
 """Where the arena is put, on machines that are made of files: which GPUs count, and which memory is near them."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from kvserver import doctor, numa
+from kvserver import doctor, numa, supervisor
 from kvserver.config import Config
-from kvserver.numa import Gpu, gpus, place
+from kvserver.errors import ConfigError
+from kvserver.numa import Gpu, Placement, gpus, place
+from kvserver.transfer.engines import create_memfd
 
 NVIDIA, AMD, ASPEED = "0x10de", "0x1002", "0x1a03"
 
@@ -153,6 +156,23 @@ def test_doctor_says_which_nodes_and_why(two: Machine, monkeypatch: pytest.Monke
     assert verdict == "warn"
     assert text == f"{said}: Operation not permitted; in a container it takes the capability SYS_NICE"
     assert doctor.memory_nodes(Config(numa_node=0))[0] == "fail"
+
+
+def test_nodes_that_the_kernel_refuses_are_given_up_unless_they_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container without SYS_NICE: a cache far from its GPUs is better than none."""
+    config = Config(arena_bytes=3 << 20, slab_bytes=1 << 20)
+    arena = create_memfd("arena", config.arena_bytes)
+    monkeypatch.setattr(supervisor.numa, "place", lambda _: Placement((1000,), "GPU 0000:17:00.0 on 1000"))
+    grower, placement = supervisor._grow(config, arena)
+    grower.close()
+    assert str(placement).startswith("wherever the kernel puts it: not on the nodes of the GPUs, as the kernel refused")
+    assert [record.getMessage() for record in caplog.records] == ["arena not near GPUs"]
+    monkeypatch.setattr(supervisor.numa, "place", lambda _: Placement((1000,), "numa_node", asked_for=True))
+    with pytest.raises(ConfigError, match="NUMA node 1000"):
+        supervisor._grow(config, arena)
+    os.close(arena)
 
 
 def test_this_machine_has_some_placement() -> None:
