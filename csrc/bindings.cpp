@@ -150,11 +150,12 @@ void bind_grower(nb::module_& module) {
     nb::class_<Grower>(module, "ArenaGrower")
         .def(
             "__init__",
-            [](Grower* self, int fd, uint64_t arena_bytes, uint64_t slab_bytes, int threads, int numa_node) {
+            [](Grower* self, int fd, uint64_t arena_bytes, uint64_t slab_bytes, int threads,
+               const std::vector<int>& numa_nodes) {
                 ReleaseGil released;
-                new (self) Grower(fd, kv::GrowerOptions{arena_bytes, slab_bytes, threads, numa_node});
+                new (self) Grower(fd, kv::GrowerOptions{arena_bytes, slab_bytes, threads, numa_nodes});
             },
-            "fd"_a, "arena_bytes"_a, "slab_bytes"_a, "threads"_a, "numa_node"_a = -1)
+            "fd"_a, "arena_bytes"_a, "slab_bytes"_a, "threads"_a, "numa_nodes"_a = std::vector<int>{})
         .def_prop_ro("eventfd", [](Grower& grower) { return grower.get().eventfd(); })
         .def_prop_ro("slabs_ready",
                      [](Grower& grower) {

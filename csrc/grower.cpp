@@ -33,16 +33,27 @@ constexpr int NICENESS = 10;
 
 // From linux/mempolicy.h: libnuma is not needed for one call.
 constexpr int POLICY_PREFERRED = 1;
+constexpr int POLICY_INTERLEAVE = 3;
 constexpr int NODES_MAX = 1024;
 
-void prefer_node(const Mapping& arena, int node) {
-    if (node >= NODES_MAX) bad_argument(format("numa_node=%d must be below %d", node, NODES_MAX));
-    unsigned long mask[NODES_MAX / (8 * sizeof(unsigned long))] = {};
+std::string shown(const std::vector<int>& nodes) {
+    std::string text;
+    for (const int node : nodes) text += (text.empty() ? "" : ",") + std::to_string(node);
+    return text;
+}
+
+// Both policies take memory elsewhere when these nodes have no more.
+void place(const Mapping& arena, const std::vector<int>& nodes) {
     constexpr int bits = 8 * sizeof(unsigned long);
-    mask[node / bits] = 1ul << (node % bits);
+    unsigned long mask[NODES_MAX / bits] = {};
+    for (const int node : nodes) {
+        if (node < 0 || node >= NODES_MAX) bad_argument(format("numa_node=%d must be in [0, %d)", node, NODES_MAX));
+        mask[node / bits] |= 1ul << (node % bits);
+    }
+    const int policy = nodes.size() == 1 ? POLICY_PREFERRED : POLICY_INTERLEAVE;
     // The policy belongs to the shared memory, not to this mapping: it holds for whoever touches a page.
-    if (::syscall(SYS_mbind, arena.data(), arena.bytes(), POLICY_PREFERRED, mask, NODES_MAX + 1, 0) != 0) {
-        throw_errno(format("placing the arena on NUMA node %d (-1 lets the kernel choose)", node));
+    if (::syscall(SYS_mbind, arena.data(), arena.bytes(), policy, mask, NODES_MAX + 1, 0) != 0) {
+        throw_errno("placing the arena on NUMA node " + shown(nodes));
     }
 }
 
@@ -73,21 +84,20 @@ std::optional<uint64_t> room_bytes(int fd) {
 ArenaGrower::ArenaGrower(int fd, const GrowerOptions& options)
     : options_(options), file_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), event_(create_eventfd()) {
     if (file_.get() < 0) throw_errno("duplicating the arena's descriptor");
-    const auto [arena_bytes, slab_bytes, threads, numa_node] = options;
+    const auto& [arena_bytes, slab_bytes, threads, numa_nodes] = options;
     if (slab_bytes == 0 || slab_bytes % SLOT_ALIGN != 0 || arena_bytes == 0 || arena_bytes % slab_bytes != 0) {
         bad_argument(format("arena_bytes=%" PRIu64 " must be a multiple of slab_bytes=%" PRIu64 ", that of %" PRIu64,
                             arena_bytes, slab_bytes, SLOT_ALIGN));
     }
     if (threads < 1 || threads > THREADS_MAX)
         bad_argument(format("threads=%d must be in [1, %d]", threads, THREADS_MAX));
-    if (numa_node < -1) bad_argument(format("numa_node=%d must be at least -1", numa_node));
     const uint64_t present = file_bytes(fd);
     if (present < arena_bytes) {
         bad_argument(format("arena_bytes=%" PRIu64 " must be in (0, file=%" PRIu64 "]", arena_bytes, present));
     }
     arena_ = Mapping(fd, arena_bytes, "the arena");
     arena_.prefer_huge_pages();
-    if (numa_node >= 0) prefer_node(arena_, numa_node);
+    if (!numa_nodes.empty()) place(arena_, numa_nodes);
     on_huge_pages_ = on_huge_pages(fd);
     slab_missing_.assign(arena_bytes / slab_bytes, slab_bytes);
     for (int i = 0; i < threads; ++i) threads_.push_back(start_thread(format("kv-grow-%d", i), [this] { grow(); }));

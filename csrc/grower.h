@@ -21,13 +21,13 @@ struct GrowerOptions {
     uint64_t arena_bytes;
     uint64_t slab_bytes;  // divides arena_bytes
     int threads;
-    int numa_node;  // -1: wherever the kernel puts it
+    std::vector<int> numa_nodes;  // one: preferred; several: page by page in turn; none: wherever the kernel puts it
 };
 
 // Thread-safe. Threads run at lower priority, so that serving comes first.
 class ArenaGrower {
   public:
-    // Maps the arena and starts. std::system_error when the NUMA node is refused: nothing falls back in silence.
+    // Maps the arena and starts. std::system_error when the NUMA nodes are refused: nothing falls back in silence.
     ArenaGrower(int fd, const GrowerOptions& options);
     // Stops after the steps under way, joins, unmaps.
     ~ArenaGrower();

@@ -4,6 +4,7 @@ Numbers are bytes unless the name says otherwise. Every call that can take longe
 GIL. Bad arguments raise ValueError naming what was expected and what came; the system's refusals raise OSError.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 from kvserver._native_disk import DiskEngine as DiskEngine
@@ -28,9 +29,12 @@ def free_huge_pages(huge_page_bytes: int) -> int:
 
 class ArenaGrower:
     """Touches an arena slab by slab from the front, in parallel, in the background (MADV_POPULATE_WRITE, after mbind
-    when numa_node >= 0). Content that is there already is kept. Running out of memory stops growth, not the process."""
+    where there are numa_nodes: one is preferred, several have its pages in turn). Content that is there already is
+    kept. Running out of memory stops growth, not the process."""
 
-    def __init__(self, fd: int, arena_bytes: int, slab_bytes: int, threads: int, numa_node: int = -1) -> None: ...
+    def __init__(
+        self, fd: int, arena_bytes: int, slab_bytes: int, threads: int, numa_nodes: Sequence[int] = ()
+    ) -> None: ...
     @property
     def eventfd(self) -> int:
         """Readable when slabs_ready or problem changed; read it to reset."""

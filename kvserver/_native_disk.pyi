@@ -80,6 +80,7 @@ class DiskStore:
 
         ValueError with a code in front: "disk-locked" (another process has it), "disk-foreign" (another fingerprint,
         format version or segment_bytes, or damaged), "disk-unknown" (a file of that name is no store of ours),
+        "disk-owner" (it belongs to another user, or others may read or write it),
         "disk-size" (not one segment, or impossible), "disk-filesystem" (it cannot preallocate). OSError: ENOSPC
         (nothing is left behind then), EROFS, EACCES, ENOENT and others."""
     @staticmethod
@@ -100,6 +101,10 @@ class DiskStore:
     @property
     def created(self) -> bool:
         """It is new: there is nothing to recover."""
+    @property
+    def segments_cut(self) -> int:
+        """Segments of which one file had lost its part when the store was opened; 0 for one that was resized in
+        order, which keeps both files alike. What they held is gone."""
     @property
     def direct(self) -> bool:
         """O_DIRECT works. Otherwise the page cache takes part, which costs memory and copies; say so."""

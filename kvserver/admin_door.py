@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -59,6 +59,13 @@ class Said(NamedTuple):
     headers: tuple[str, ...] = ()
 
 
+class Body(Protocol):
+    """What comes behind a request's head."""
+
+    async def readexactly(self, count: int, /) -> bytes:
+        """Raises asyncio.IncompleteReadError when the connection ends before."""
+
+
 class Wrong(Exception):
     """The request is not carried out."""
 
@@ -88,7 +95,7 @@ class AdminDoor:
         self._refused = 0
         self._refused_s = float("-inf")
 
-    async def answer(self, head: bytes, reader: asyncio.StreamReader, address: str, limit: asyncio.Timeout) -> Said:
+    async def answer(self, head: bytes, reader: Body, address: str, limit: asyncio.Timeout) -> Said:
         """The answer to one request's head, which ends in an empty line. address: who asks. limit: until when the
         connection lives; whoever may command gets more time."""
         try:
@@ -119,7 +126,7 @@ class AdminDoor:
             raise Wrong(HTTPStatus.UNAUTHORIZED, "token", "expected a header Authorization: Bearer with a known token")
         return who
 
-    async def _read(self, head: bytes, reader: asyncio.StreamReader) -> tuple[str, bytes]:
+    async def _read(self, head: bytes, reader: Body) -> tuple[str, bytes]:
         request = _VERB.match(head)
         if request is None:
             raise Wrong(HTTPStatus.NOT_FOUND, "verb", "expected POST /admin/VERB; docs/admin.md has the verbs")

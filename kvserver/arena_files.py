@@ -14,12 +14,12 @@ SIGBUS. The arena grows slab by slab, by calls that can be refused.
 import fcntl
 import os
 import secrets
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvserver.config import PAGE_BYTES, Config
 from kvserver.errors import ConfigError
+from kvserver.own_files import directory_problem, file_problem
 from kvserver.paths import holder_of, mount_of
 
 ARENA, LEDGER = "kvserver-arena", "kvserver-ledger"
@@ -142,15 +142,9 @@ class ArenaFiles:
             descriptor = self._directories[what].open(name)
         except OSError as problem:
             raise ConfigError("arena-path", f"{path}: {problem.strerror}") from problem
-        status = os.fstat(descriptor)
-        mode = stat.S_IMODE(status.st_mode)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or mode & 0o077:
+        if wrong := file_problem(path, os.fstat(descriptor)):
             os.close(descriptor)
-            raise ConfigError(
-                "arena-path",
-                f"{path} belongs to user {status.st_uid} and has mode {mode:04o}; expected a file of user "
-                f"{os.geteuid()} with mode 0600",
-            )
+            raise ConfigError("arena-path", wrong)
         return descriptor
 
 
@@ -181,14 +175,8 @@ def _claim(path: str) -> _Directory:
 def _check(directory: _Directory) -> None:
     if directory.kind not in ("tmpfs", "hugetlbfs"):
         raise ConfigError("arena-path", f"{directory.path} is on {directory.kind}; expected tmpfs or hugetlbfs")
-    status = os.fstat(directory.descriptor)
-    mode = stat.S_IMODE(status.st_mode)
-    if status.st_uid != os.geteuid() or mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(
-            "arena-path",
-            f"{directory.path} belongs to user {status.st_uid} and has mode {mode:04o}; expected user {os.geteuid()} "
-            f"and nobody else to write to it (a directory of its own, which the server makes with 0700)",
-        )
+    if problem := directory_problem(directory.path, os.fstat(directory.descriptor)):
+        raise ConfigError("arena-path", problem)
 
 
 def _check_pages(config: Config, arena: _Directory, ledger: _Directory) -> None:

@@ -18,7 +18,7 @@ from kvserver import quotas
 from kvserver.config_file import read_table
 from kvserver.config_keys import About, Key, declared
 from kvserver.errors import ConfigError
-from kvserver.paths import check_directory, check_socket, default_cache_dir, default_socket
+from kvserver.paths import check_directory, check_socket, default_cache_dir, default_socket, replay_endpoint
 from kvserver.sizes import GIB, KIB, MIB, TIB, show_bytes
 from kvserver.wire.messages import BOARD_WORDS
 
@@ -27,6 +27,7 @@ HUGE_PAGE_BYTES = (0, 2 * MIB, GIB)
 DAY_MS = 86_400_000
 
 SLAB_BYTES_AUTO_MAX = 256 * MIB
+SLABS_MAX = 1 << 20  # the brain keeps something of each, also when it is empty
 SLABS_AUTO_MIN = 16
 """The slab that is chosen when none is given: small enough that 16 of them fit, so that several shard sizes can share
 the arena, and large enough that a big arena has few of them."""
@@ -96,7 +97,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = ""
     numa_node: Annotated[
         int,
-        About("NUMA node that the arena is taken from while it has memory. -1: wherever the kernel puts it.", -1, 1023),
+        About(
+            "NUMA node that the arena is taken from while it has memory. -1: that of the GPUs, and where they are on "
+            "several, these in turn; wherever the kernel puts it without GPUs, or under numactl.",
+            -1,
+            1023,
+        ),
     ] = -1
     touch_threads: Annotated[
         int, About("Threads that touch new memory of the arena. 0: half the cores, 4 at most.", most=256)
@@ -238,6 +244,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 30_000
     http_host: Annotated[str, About("Address for /healthz, /readyz, /metrics and /status.")] = "127.0.0.1"
     http_port: Annotated[int, About("Port for them. 0: none.", most=65_535)] = 9710
+    http_names: Annotated[
+        str,
+        About(
+            "Names, with commas between them, by which others ask for these pages: those that a DNS gives to this "
+            "machine, or a proxy or service to it. IP addresses, localhost, the hostname and http_host are known. "
+            "A request for another name is refused, since a web page of a stranger may have sent it."
+        ),
+    ] = ""
     events_endpoint: Annotated[
         str,
         About(
@@ -259,12 +273,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         for key in KEYS:
             key.check(getattr(self, key.name))
+        if 0 < self.slab_bytes < PAGE_BYTES:
+            raise ConfigError("config-slab", f"slab_bytes={self.slab_bytes} must be 0, or {PAGE_BYTES} at least")
         self._choose()
         _check_arena(self)
         check_socket(self.socket)
         _check_disk(self)
         _check_policy(self)
         _check_tenants(self)
+        if self.events_endpoint:
+            replay_endpoint(self.events_endpoint)
         if not self.http_host:
             raise ConfigError("config-http", 'http_host="" must be an address; http_port=0 turns HTTP off')
 
@@ -376,6 +394,12 @@ def _check_arena(config: Config) -> None:
         raise ConfigError(
             "config-arena",
             f"arena_bytes={show_bytes(arena)} must hold a slab of slab_bytes={show_bytes(slab)} at least",
+        )
+    if (slabs := arena // slab) > SLABS_MAX:
+        raise ConfigError(
+            "config-slab",
+            f"arena_bytes={show_bytes(arena)} are {slabs:,} slabs of slab_bytes={show_bytes(slab)}; there may be "
+            f"{SLABS_MAX:,}",
         )
     check_directory("arena_path", config.arena_path)
     check_directory("ledger_path", config.ledger_path)

@@ -4,13 +4,15 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvserver import disk_leave
 from kvserver.config import Config
 from kvserver.errors import ConfigError
-from kvserver.paths import holder_of, is_locked, mount_of, opened
+from kvserver.own_files import OTHERS_READ, OTHERS_WRITE, directory_problem, file_problem
+from kvserver.paths import MEMORY_FILE_SYSTEMS, holder_of, is_locked, mount_of, opened, takes_memory
 from kvserver.sizes import show_bytes
 
 NOTES_BYTES = 8 << 20
@@ -54,6 +56,17 @@ def make_missing(config: Config) -> Iterator[tuple[str, str]]:
             yield directory, mount_of(descriptor).file_system
 
 
+def warnings(config: Config) -> Iterator[tuple[str, str]]:
+    """Directories, made or to be made, that can be used and are no disks, and what follows from that. They are not
+    refused: a trial on a machine without a disk to spare is one, and so are tests where /tmp is memory."""
+    for directory in config.disk_directories:
+        there = directory if os.path.lexists(directory) else os.path.dirname(directory)
+        with suppress(OSError), opened(there) as descriptor:
+            file_system = mount_of(descriptor).file_system
+            if file_system in MEMORY_FILE_SYSTEMS:
+                yield directory, takes_memory(file_system)
+
+
 def problems(config: Config) -> Iterator[Problem]:
     """What is wrong with the directories; nothing when a device can be opened or made in each of them."""
     file_systems: dict[int, FileSystem] = {}
@@ -83,11 +96,31 @@ def _unusable(directory: str) -> Problem | None:
         return Problem("disk-path", f"{directory} is no directory")
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
         return Problem("disk-path", f"{directory} cannot be written to: mounted read-only, or no permission")
+    if foreign := _foreign(directory):
+        return Problem("disk-owner", foreign)
     with opened(directory) as descriptor:
         if is_locked(descriptor):
             holder = holder_of(descriptor)
             return Problem("disk-locked", f"{directory} belongs to another server that lives{holder}")
     return None
+
+
+def _foreign(directory: str) -> str:
+    """Why the directory, or a name in it that we use, is not ours alone; empty when all is. As strict as arena_path."""
+    if problem := directory_problem(directory, os.stat(directory)):
+        return problem
+    notes = os.path.join(directory, disk_leave.NOTES)
+    if os.path.lexists(notes):
+        found = os.lstat(notes)
+        if stat.S_ISLNK(found.st_mode):
+            return f"{notes} is a link; move it away"
+        if problem := directory_problem(notes, found):
+            return problem
+    for names, forbidden in ((disk_leave.SECRET_FILES, OTHERS_READ), (disk_leave.OPEN_FILES, OTHERS_WRITE)):
+        for path in (os.path.join(directory, name) for name in names):
+            if os.path.lexists(path) and (problem := file_problem(path, os.lstat(path), forbidden=forbidden)):
+                return problem
+    return ""
 
 
 # ---------------------------------------------------------------- what is missing

@@ -13,6 +13,8 @@ from typing import Self
 
 import msgspec
 
+from kvserver.own_files import write_whole
+
 FILE = "kvserver.hits"
 FORMAT = 1
 SAVE_AFTER_S = 10.0
@@ -97,10 +99,9 @@ class HitCounts:
 
     def save(self) -> None:
         """Raises OSError."""
-        fresh = self._path.with_suffix(".hits.new")
         crc32 = _crc(self.since_s, self.by_namespace)
-        fresh.write_bytes(_encode(HitsFile(FORMAT, self.since_s, self.by_namespace, crc32)))
-        fresh.replace(self._path)
+        content = _encode(HitsFile(FORMAT, self.since_s, self.by_namespace, crc32))
+        write_whole(self._path, content, durable=False)
         self.kept = True
         self._changed = False
         self._saved_s = time.monotonic()

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvserver import disk_hits, disk_notes
+from kvserver.own_files import write_whole
 
 MARK = "kvserver.drained"
 STORE_FILES = ("kvserver.headers", "kvserver.store")
@@ -19,6 +20,13 @@ TEXT = """\
 `kvserver disk drain` has been asked to empty this directory, or has done so: then no other file of kvserver is here.
 To have it used again, stop the server and remove this file.
 """
+
+
+SECRET_FILES = tuple(name + end for name in STORE_FILES for end in ("", UNFINISHED))
+"""With what engines have stored. Nobody else may read them."""
+OPEN_FILES = tuple(name + end for name in (MARK, disk_hits.FILE) for end in ("", UNFINISHED))
+"""With counts. Earlier versions made them as the umask had it."""
+NOTES = disk_notes.FOLDER
 
 
 def is_marked(directory: str) -> bool:
@@ -34,11 +42,7 @@ def mark(directory: str) -> None:
     """Durable when it returns. Raises OSError."""
     if is_marked(directory):
         return
-    path = Path(directory) / MARK
-    with path.open("w") as file:
-        file.write(TEXT)
-        file.flush()
-        os.fsync(file.fileno())
+    write_whole(Path(directory) / MARK, TEXT.encode(), durable=True)
     disk_notes.make_durable(directory)
 
 
@@ -50,6 +54,10 @@ def erase(directory: str) -> None:
     for name in STORE_FILES:
         for path in (os.path.join(directory, name + UNFINISHED), os.path.join(directory, name)):
             with suppress(FileNotFoundError):
-                os.truncate(path, 0)
+                descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    os.truncate(descriptor, 0)
+                finally:
+                    os.close(descriptor)
                 os.unlink(path)
     disk_notes.make_durable(directory)

@@ -24,12 +24,14 @@ from kvserver import disk_leave, disk_notes, logs
 from kvserver.disk_hits import HitCounts
 from kvserver.disk_notes import Known
 from kvserver.passing import Inheritance, Receiver, close_all, die_with_parent, send
+from kvserver.paths import MEMORY_FILE_SYSTEMS, mount_of, opened, takes_memory
 from kvserver.tiers.prefix_notes import prefix_from
 from kvserver.transfer.disk import Unusable, completions, open_store
 from kvserver.transfer.engines import DiskEngine, DiskStore, DiskTelling
 from kvserver.wire.orders import (
     DISK_ITEMS_MAX,
     ORDER_BYTES_MAX,
+    WARNING_FACT,
     ArenaReady,
     Cancel,
     Demote,
@@ -136,7 +138,7 @@ class DiskMover:
                     engine=config.disk_engine,
                 )
                 self._found.append(found)
-                _tell_size(device.directory, before_bytes, device.store.file_bytes)
+                _tell_size(device.directory, before_bytes, device.store)
                 counts = HitCounts.begin if device.store.created else HitCounts.load
                 device.hits = counts(device.directory)
             except Unusable as why:
@@ -195,7 +197,7 @@ class DiskMover:
             (f"device {number} {name}", value)
             for number, device in enumerate(self._devices)
             if device.store is not None
-            for name, value in device.store.facts
+            for name, value in (*device.store.facts, *_warnings(device.directory))
         ]
 
     # ---------------------------------------------------------------- orders
@@ -458,11 +460,20 @@ def _file_bytes(directory: str) -> int:
         return 0
 
 
-def _tell_size(directory: str, before_bytes: int, now_bytes: int) -> None:
-    """What was behind the end of a device that has become smaller is gone."""
-    if before_bytes not in (0, now_bytes):
-        level = logging.WARNING if now_bytes < before_bytes else logging.INFO
-        facts = ("directory", directory), ("from_bytes", before_bytes), ("bytes", now_bytes)
+def _warnings(directory: str) -> list[tuple[str, str]]:
+    with opened(directory) as descriptor:
+        file_system = mount_of(descriptor).file_system
+    return [(WARNING_FACT, takes_memory(file_system))] if file_system in MEMORY_FILE_SYSTEMS else []
+
+
+def _tell_size(directory: str, before_bytes: int, store: DiskStore) -> None:
+    """What was behind the end of a device that has become smaller is gone. A file that is shorter than the other one
+    was cut by somebody, or by a file system that was repaired: no change of disk_bytes does that."""
+    facts = ("directory", directory), ("from_bytes", before_bytes), ("bytes", store.file_bytes)
+    if store.segments_cut:
+        logs.event(logging.WARNING, "disk was cut", *facts, ("segments_lost", store.segments_cut))
+    elif before_bytes not in (0, store.file_bytes):
+        level = logging.WARNING if store.file_bytes < before_bytes else logging.INFO
         logs.event(level, "disk resized", *facts)
 
 

@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvserver.own_files import create, write_whole
+
 FOLDER = "kvserver.notes"
 NOTE_BYTES_MAX = 1 << 20
 TRIAL_BYTES = 1 << 18
@@ -85,17 +87,12 @@ def save(directory: str, namespace: bytes, document: bytes, void: int) -> None:
             _fsync(path)  # whoever wrote it may not have come so far
             make_durable(folder)
             return
-    fresh = path.with_suffix(".new")
     try:
-        with fresh.open("wb") as file:
-            file.write(_content(namespace, document, void))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
+        write_whole(path, _content(namespace, document, void), durable=True)
         make_durable(folder)
     except OSError:
         with suppress(OSError):
-            fresh.unlink()
+            path.with_name(f"{path.name}.new").unlink()
         if known is None:
             raise
         _overwrite(path, _content(namespace, known.document, void))
@@ -143,8 +140,9 @@ def try_to_write(directory: str) -> None:
     folder = Path(directory) / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     trial = folder / "trial.new"
+    trial.unlink(missing_ok=True)
     try:
-        with trial.open("wb") as file:
+        with create(trial) as file:
             file.write(bytes(TRIAL_BYTES))
             file.flush()
             os.fsync(file.fileno())

@@ -17,13 +17,16 @@ import resource
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from kvserver import disk_check, doctor_device
+from kvserver import disk_check, doctor_device, numa
 from kvserver.config import Config
+from kvserver.errors import ConfigError
 from kvserver.memory import RESERVE_BYTES, read_memory
+from kvserver.own_files import directory_problem
+from kvserver.paths import check_cache_directory, replay_endpoint
 from kvserver.sizes import show_bytes
 
 ZEROMQ_MS = 2000
@@ -163,6 +166,41 @@ def http_port(config: Config) -> Answer:
     return "ok", f"{config.http_host}:{config.http_port} is free"
 
 
+def events_endpoint(config: Config) -> Answer:
+    """Both endpoints can be had. A path is only looked at: to bind it would take it from a server that lives."""
+    if not config.events_endpoint:
+        return "ok", "none: nothing is published"
+    endpoints = config.events_endpoint, replay_endpoint(config.events_endpoint)
+    if config.events_endpoint.startswith("ipc://"):
+        directory = os.path.dirname(config.events_endpoint.removeprefix("ipc://"))
+        if not os.access(directory, os.W_OK | os.X_OK):
+            return "fail", f"{directory} of events_endpoint is not there, or cannot be written to"
+        return "ok", " and ".join(endpoints)
+    zmq = importlib.import_module("zmq")
+    with zmq.Context() as context, context.socket(zmq.PUB) as probe:
+        for endpoint in endpoints:
+            try:
+                probe.bind(endpoint)
+            except zmq.ZMQError as error:
+                return _unless_it_runs(config), f"events_endpoint: {endpoint}: {error}"
+    return "ok", f"{' and '.join(endpoints)} are free"
+
+
+def cache_directory(config: Config) -> Answer:
+    """What is kept there saves time at each start; a GPU runs kernels from it, so nobody else may write there."""
+    directory = Path(config.cache_dir)
+    try:
+        check_cache_directory(config.cache_dir)
+    except ConfigError as error:
+        return "fail", error.message
+    there = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return "warn", f"{there} cannot be written to: kernels are compiled, and devices measured, at each start"
+    if there == directory and (problem := directory_problem(str(directory), directory.stat())):
+        return "warn", problem
+    return "ok", str(directory)
+
+
 def memory(config: Config) -> Answer:
     """The arena fits in what is free. Huge pages are counted by their own check."""
     if config.huge_page_bytes:
@@ -202,12 +240,34 @@ def _unreserved_huge_pages(config: Config) -> str:
     return f"{said}: Linux gives none; a virtual disk may read at half its rate" if config.disk_directories else said
 
 
-def numa(config: Config) -> Answer:
-    if config.numa_node < 0:
-        return "ok", "any node"
-    if not Path(f"/sys/devices/system/node/node{config.numa_node}").exists():
+def memory_nodes(config: Config) -> Answer:
+    """Where the arena's memory will be, and why. Nodes that were asked for have to be there."""
+    if config.numa_node >= 0 and not Path(f"/sys/devices/system/node/node{config.numa_node}").exists():
         return "fail", f"this machine has no NUMA node {config.numa_node}"
-    return "ok", f"node {config.numa_node}"
+    placement = numa.place(config)
+    if not placement.nodes:
+        return "ok", str(placement)
+    if refused := _refused_nodes(placement.nodes):
+        said = f"{placement}: {refused}; in a container it takes the capability SYS_NICE"
+        return ("fail" if placement.asked_for else "warn"), said
+    far = [f"GPU {gpu.address} on {gpu.node}" for gpu in numa.gpus() if gpu.node >= 0]
+    if placement.asked_for and any(not each.endswith(f" {config.numa_node}") for each in far):
+        return "warn", f"{placement}, with {', '.join(far)}: copies of the others cross the link between the sockets"
+    return "ok", f"{placement}{'; each GPU has a part of every chunk near' if len(placement.nodes) > 1 else ''}"
+
+
+def _refused_nodes(nodes: Sequence[int]) -> str:
+    """Why memory cannot be placed there; empty where it can be. Tried with an arena of one page."""
+    native = importlib.import_module("kvserver._native")
+    descriptor = os.memfd_create("kvserver-doctor", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, native.SLOT_ALIGN)
+        native.ArenaGrower(descriptor, native.SLOT_ALIGN, native.SLOT_ALIGN, 1, nodes).close()
+    except OSError as problem:
+        return problem.strerror or str(problem)
+    finally:
+        os.close(descriptor)
+    return ""
 
 
 def locked_memory(config: Config) -> Answer:
@@ -270,6 +330,9 @@ def disks(config: Config) -> Answer:
         return "fail", wrong
     if not config.disk_directories:
         return "ok", "no disk tier"
+    memory_backed = "; ".join(f"{directory}: {why}" for directory, why in disk_check.warnings(config))
+    if memory_backed:
+        return "warn", memory_backed
     devices = f"{len(config.disk_directories)} devices of {show_bytes(config.disk_bytes)}"
     missing = ", ".join(directory for directory in config.disk_directories if not os.path.exists(directory))
     return "ok", f"{devices}; the server will make {missing}" if missing else devices
@@ -304,11 +367,13 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("socket", socket_owner),
     ("socket group", socket_group),
     ("http port", http_port),
+    ("events endpoint", events_endpoint),
+    ("cache directory", cache_directory),
     ("memory", memory),
     ("huge pages", huge_pages),
     ("disk", disks),
     ("disk engine", disk_engine),
-    ("numa", numa),
+    ("numa", memory_nodes),
     ("locked memory", locked_memory),
     ("open files", open_files),
     ("memfd", memfd_seals),
@@ -326,7 +391,7 @@ def _owner(config: Config) -> str:
     """The process number of the server that lives at the socket; empty when there is none."""
     if not os.path.exists(_lock_of(config)):
         return ""
-    descriptor = os.open(_lock_of(config), os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(_lock_of(config), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,8 +1,13 @@
 """/, /healthz, /readyz, /metrics, /status and /env, from the brain's process and never at the brain's expense.
 
 The brain publishes an immutable snapshot several times a second; a thread with an event loop of its own answers from
-the last one. It never calls into the service, and waits for nobody: every connection has CONNECTION_S in all, there
-are at most CONNECTIONS_MAX (the oldest makes room for a new one), one request each, GET or HEAD, without a body.
+the last one. It never calls into the service, and waits for nobody: every connection has CONNECTION_S in all, and one
+request, GET or HEAD, without a body.
+
+A new connection is always taken in. There are at most SILENT_MAX that have not said yet what they want, and
+ANSWERED_MAX that are being answered; beyond that the oldest of the same kind is put out. A flood of silent connections
+therefore puts out silent ones. /healthz is answered in the same step in which its request has been read: the answer
+fits into the socket's buffer, so it needs no place among the others and waits for nobody.
 
 /          A page for people that shows /status over time, see page/.
 /healthz   200 while the brain publishes, else 503 with the age of its last snapshot.
@@ -11,6 +16,8 @@ are at most CONNECTIONS_MAX (the oldest makes room for a new one), one request e
 /metrics   Prometheus text, see metrics.py.
 /status    JSON, see wire/status.py.
 /env       JSON: the brain's environment, see environment.py. Secrets are not in it.
+
+All but /healthz and /readyz are for those only who know a name of this server (http_names.py).
 
 metrics.py is imported on this thread: prometheus_client takes 50 ms, which no start of the brain waits for.
 
@@ -21,6 +28,7 @@ keep-alive or TLS should think again.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import re
@@ -37,6 +45,7 @@ import msgspec
 from kvserver import admin_door
 from kvserver.environment import shown_environment
 from kvserver.errors import ConfigError
+from kvserver.http_names import Names
 from kvserver.page import page
 from kvserver.service.counters import Counters
 from kvserver.wire.status import Status, encode_status
@@ -45,9 +54,19 @@ FRESH_S = 2.0
 """A brain whose last snapshot is older is stuck; it publishes at least every PUBLISH_S."""
 PUBLISH_S = 0.25
 
-CONNECTIONS_MAX = 64
+SILENT_MAX = 448
+"""A flood that opens 10,000 connections a second leaves each of them 45 ms to say what it wants."""
+ANSWERED_MAX = 64
+ACCEPTS_PER_TURN = 32
+"""Then those that are there already have their turn."""
+BACKLOG = 4096
+"""Linux cuts it to net.core.somaxconn. Whoever does not fit has to try again, one second later."""
+ACCEPT_AGAIN_S = 0.05
 CONNECTION_S = 2.0
+CROWDED_S = 60.0
+"""At most one line in this time about connections that were put out."""
 HEAD_BYTES_MAX = 8192
+HEAD_END = b"\r\n\r\n"
 LEFTOVER_BYTES_MAX = 1 << 20
 """Unread input that is thrown away before closing, so that a refusal reaches its client; a reset would overtake it."""
 CLOSE_S = 5.0
@@ -57,6 +76,8 @@ SWITCH_S = 0.0005
 may take; rendering /metrics takes about 1 ms."""
 
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.[01]\r\n")
+_PROBE = re.compile(rb"(?:GET|HEAD) /(?:healthz|readyz)[? ]")
+"""What tells nothing that a stranger could use, and whose failure has a server restarted."""
 _BODY = re.compile(rb"\r\n(?:content-length:[ \t]*0*[1-9]|transfer-encoding:)", re.IGNORECASE)
 
 JSON = "application/json"
@@ -97,6 +118,95 @@ class Answer(NamedTuple):
     """What may be done there."""
 
 
+class _Ended(Exception):
+    """The client closed before it had said all."""
+
+
+class _Client:
+    """One connection, as coroutines of the HTTP thread use it: what is there already is read without a wait."""
+
+    def __init__(self, end: socket.socket, address: str) -> None:
+        self.end = end
+        self.address = address
+        self._loop = asyncio.get_running_loop()
+        self._unread = bytearray()
+
+    @property
+    def has_said_more(self) -> bool:
+        """Something has come that nobody has read yet."""
+        try:
+            return bool(self.end.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
+    async def head(self) -> bytes:
+        """A request up to its empty line; without one where there are HEAD_BYTES_MAX already. Raises _Ended."""
+        while (at := self._unread.find(HEAD_END)) < 0 and len(self._unread) <= HEAD_BYTES_MAX:
+            await self._read_more()
+        count = at + len(HEAD_END) if 0 <= at <= HEAD_BYTES_MAX else 0
+        return self._take(count)
+
+    async def readexactly(self, count: int) -> bytes:
+        """As asyncio.StreamReader has it, for admin_door.py."""
+        try:
+            while len(self._unread) < count:
+                await self._read_more()
+        except _Ended:
+            raise asyncio.IncompleteReadError(bytes(self._unread), count) from None
+        return self._take(count)
+
+    async def say(self, answer: bytes) -> None:
+        """Sends all of it, and then waits until the client closes, or has sent more than it is worth waiting for."""
+        await self._loop.sock_sendall(self.end, answer)
+        self.end.shutdown(socket.SHUT_WR)
+        left = LEFTOVER_BYTES_MAX
+        while left > 0 and (piece := await self._loop.sock_recv(self.end, left)):
+            left -= len(piece)
+
+    async def _read_more(self) -> None:
+        piece = await self._loop.sock_recv(self.end, HEAD_BYTES_MAX)
+        if not piece:
+            raise _Ended
+        self._unread += piece
+
+    def _take(self, count: int) -> bytes:
+        taken = bytes(self._unread[:count])
+        del self._unread[:count]
+        return taken
+
+
+class _Crowd:
+    """Connections of one kind, oldest first, and what becomes of them when they are too many."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._clients: dict[asyncio.Task[None], _Client] = {}
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def add(self, task: asyncio.Task[None], client: _Client) -> bool:
+        """Whether another one had to go."""
+        crowded = len(self._clients) >= self._most and self.put_one_out()
+        self._clients[task] = client
+        return crowded
+
+    def remove(self, task: asyncio.Task[None]) -> None:
+        self._clients.pop(task, None)
+
+    def put_one_out(self) -> bool:
+        """The oldest that has said nothing new; the oldest of all where all have. False where there is none.
+
+        Who has just said something is read in the next turn, and would have been put out for our slowness."""
+        task = next((task for task, client in self._clients.items() if not client.has_said_more), None)
+        task = task or next(iter(self._clients), None)
+        if task is None:
+            return False
+        del self._clients[task]
+        task.cancel()
+        return True
+
+
 class HttpServer:
     """The thread. The port is taken by the constructor, so that a bad one stops the start; close() gives it back."""
 
@@ -106,22 +216,31 @@ class HttpServer:
         *,
         host: str,
         port: int,
+        names: str = "",
         admin: admin_door.AdminDoor | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """admin: answers what is below /admin/; without it there is nothing."""
+        """names: by which others may call it, with commas between them (http_names.py).
+        admin: answers what is below /admin/; without it there is nothing."""
         self._admin = admin
+        self._names = Names(host, names)
         self._pages = Pages(board, clock_s)
         self._listener = _listen(host, port)
         self._loop = asyncio.SelectorEventLoop()
         self._closing = asyncio.Event()
-        self._connections: dict[asyncio.Task[None], None] = {}
+        self._silent, self._answered = _Crowd(SILENT_MAX), _Crowd(ANSWERED_MAX)
+        self._put_out = 0
+        self._told_s = float("-inf")
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     @property
     def port(self) -> int:
         port: int = self._listener.getsockname()[1]
         return port
+
+    @property
+    def connections(self) -> int:
+        return len(self._silent) + len(self._answered)
 
     def start(self) -> None:
         sys.setswitchinterval(SWITCH_S)
@@ -143,52 +262,64 @@ class HttpServer:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, sock=self._listener, limit=HEAD_BYTES_MAX)
+        accepting = asyncio.create_task(self._accept())
         await self._closing.wait()
-        server.close()
+        accepting.cancel()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    # ---------------------------------------------------------------- connections
+
+    async def _accept(self) -> None:
+        while True:
+            for _ in range(ACCEPTS_PER_TURN):
+                try:
+                    end, address = await self._loop.sock_accept(self._listener)
+                except OSError as problem:
+                    if problem.errno != errno.ECONNABORTED and not self._silent.put_one_out():
+                        await asyncio.sleep(ACCEPT_AGAIN_S)  # no descriptor is left, and none of them is ours
+                    break
+                self._take_in(_Client(end, str(address[0])))
+            await asyncio.sleep(0)
+
+    def _take_in(self, client: _Client) -> None:
+        task = self._loop.create_task(self._converse(client))
+        task.add_done_callback(lambda _: client.end.close())  # also of one that was put out before it began
+        self._note_put_out(self._silent.add(task, client))
+
+    async def _converse(self, client: _Client) -> None:
         """One connection from its beginning to its end."""
-        if len(self._connections) >= CONNECTIONS_MAX:
-            oldest = next(iter(self._connections))
-            del self._connections[oldest]
-            oldest.cancel()
         task = asyncio.current_task()
         assert task is not None
-        self._connections[task] = None
         try:
             async with asyncio.timeout(CONNECTION_S) as limit:
-                await self._exchange(reader, writer, limit)
-        except (TimeoutError, OSError) as error:
+                head = await client.head()
+                self._silent.remove(task)
+                self._note_put_out(self._answered.add(task, client))
+                answer = await self._answer(head, client, limit)
+                await client.say(_frame(answer, with_body=not head.startswith(b"HEAD ")))
+        except (_Ended, TimeoutError, OSError) as error:
             log.debug("http connection ended early", extra={"fields": (("why", repr(error)),)})
         finally:
-            self._connections.pop(task, None)
-            writer.transport.abort()
+            self._silent.remove(task)
+            self._answered.remove(task)
 
-    async def _exchange(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: asyncio.Timeout
-    ) -> None:
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            head = b""
-            answer = _refusal(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has {HEAD_BYTES_MAX} bytes at most"
-            )
-        except asyncio.IncompleteReadError:
-            return
-        else:
-            if self._admin is not None and admin_door.PATH.match(head):
-                address = (writer.get_extra_info("peername") or ("",))[0]  # None: it was gone at once
-                said = await self._admin.answer(head, reader, address, limit)
-                answer = Answer(said.status, JSON, said.body, headers=said.headers, allow="POST")
-            else:
-                answer = self._pages.answer(head)
-        writer.transport.set_write_buffer_limits(high=0)  # drained means that the kernel has all of it
-        writer.write(_frame(answer, with_body=not head.startswith(b"HEAD ")))
-        await writer.drain()
-        writer.write_eof()
-        await _throw_away(reader)
+    def _note_put_out(self, crowded: bool) -> None:
+        """One line a minute at most: whoever floods the port must not fill the log."""
+        self._put_out += crowded
+        now_s = time.monotonic()
+        if self._put_out and now_s - self._told_s >= CROWDED_S:
+            fields = ("put_out", self._put_out), ("silent", len(self._silent)), ("answered", len(self._answered))
+            log.warning("http crowded", extra={"fields": fields})
+            self._put_out, self._told_s = 0, now_s
+
+    async def _answer(self, head: bytes, client: _Client, limit: asyncio.Timeout) -> Answer:
+        if not head:
+            return _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has {HEAD_BYTES_MAX} bytes at most")
+        if _PROBE.match(head) is None and (problem := self._names.problem(head)):
+            return _refusal(*problem)
+        if self._admin is None or not admin_door.PATH.match(head):
+            return self._pages.answer(head)
+        said = await self._admin.answer(head, client, client.address, limit)
+        return Answer(said.status, JSON, said.body, headers=said.headers, allow="POST")
 
 
 class Pages:
@@ -268,7 +399,9 @@ class Pages:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address, family=family, backlog=CONNECTIONS_MAX)
+        listener = socket.create_server(address, family=family, backlog=BACKLOG)
+        listener.setblocking(False)
+        return listener
     except OSError as error:
         raise ConfigError(
             "http-port", f"cannot listen on http_host={host} http_port={port}: {error.strerror or error}"
@@ -297,10 +430,3 @@ def _frame(answer: Answer, *, with_body: bool) -> bytes:
     ]
     head = "\r\n".join([*lines, "", ""]).encode()
     return head + answer.body if with_body else head
-
-
-async def _throw_away(reader: asyncio.StreamReader) -> None:
-    """Reads until the client closes, or has sent more than it is worth waiting for."""
-    left = LEFTOVER_BYTES_MAX
-    while left > 0 and (piece := await reader.read(left)):
-        left -= len(piece)

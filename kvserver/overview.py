@@ -57,6 +57,8 @@ def _server(status: Status) -> Iterator[str]:
         f"arena     {size(arena.used_bytes)} used of {size(arena.ready_bytes)} ready of {size(arena.total_bytes)}, "
         f"slabs {arena.slabs_ready} of {arena.slabs_total} x {show_bytes(arena.slab_bytes)}"
     )
+    if arena.placement:
+        yield f"          memory: {arena.placement}"
     if arena.problem:
         yield f"          stopped growing: {arena.problem}"
     yield from _disks(status)

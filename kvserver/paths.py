@@ -1,4 +1,4 @@
-"""Where a server's files may be."""
+"""Where a server's files and endpoints may be."""
 
 import fcntl
 import os
@@ -46,6 +46,35 @@ def check_directory(key: str, directory: str) -> None:
     """Raises ConfigError unless it is the absolute path of a directory, or empty."""
     if directory and (not directory.startswith("/") or "\0" in directory or os.path.normpath(directory) == "/"):
         raise ConfigError("config-path", f"{key}={directory!r} must be the absolute path of a directory below /")
+
+
+def replay_endpoint(endpoint: str) -> str:
+    """Where to ask for what was missed. Raises ConfigError unless the endpoint is tcp://HOST:PORT or ipc://PATH."""
+    if endpoint.startswith("ipc:///"):
+        return f"{endpoint}.replay"
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not endpoint.startswith("tcp://") or not host or not port.isdecimal() or not 1 <= int(port) < 65_535:
+        raise ConfigError("events-endpoint", f"events_endpoint={endpoint!r} must be tcp://HOST:PORT or ipc:///PATH")
+    return f"tcp://{host}:{int(port) + 1}"
+
+
+def check_cache_directory(directory: str) -> None:
+    """Raises ConfigError where it can never become a directory. One that cannot be written to costs time only."""
+    try:
+        is_directory = Path(directory).is_dir() or not os.path.lexists(directory)
+    except OSError:
+        is_directory = False
+    above = next((parent for parent in Path(directory).parents if os.path.lexists(parent)), Path("/"))
+    if not is_directory or not above.is_dir():
+        raise ConfigError("cache-dir", f"cache_dir={directory!r}: expected a directory, or the name of one to be made")
+
+
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
+
+
+def takes_memory(file_system: str) -> str:
+    """What is wrong with a disk tier there."""
+    return f"it lies on {file_system}: what is on this disk takes memory beside the arena, and is lost with the machine"
 
 
 class Mount(NamedTuple):

@@ -20,6 +20,7 @@ from kvserver.doors import admit, make_way
 from kvserver.errors import ConfigError
 from kvserver.event_replays import REPLAY_AHEAD, Replays, Sent
 from kvserver.guests import Guests
+from kvserver.paths import replay_endpoint
 from kvserver.wire.kv_events import SEQUENCE_BYTES, TOPIC, Batch, KvEvent, encode_batch
 
 BACKLOG_BATCHES = 10_000
@@ -158,16 +159,6 @@ def _bind(bound: "zmq.Socket[bytes]", endpoint: str, config: Config) -> None:
     bound.bind(endpoint)
     if path := _path(endpoint):
         admit(config, path)
-
-
-def replay_endpoint(endpoint: str) -> str:
-    """Where to ask for what was missed. Raises ConfigError unless the endpoint is tcp://HOST:PORT or ipc://PATH."""
-    if endpoint.startswith("ipc:///"):
-        return f"{endpoint}.replay"
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not endpoint.startswith("tcp://") or not host or not port.isdecimal() or not 1 <= int(port) < 65_535:
-        raise ConfigError("events-endpoint", f"events_endpoint={endpoint!r} must be tcp://HOST:PORT or ipc:///PATH")
-    return f"tcp://{host}:{int(port) + 1}"
 
 
 def _path(endpoint: str) -> str:

@@ -203,7 +203,10 @@ class Shell:
         if not self._config.http_port:
             return None
         admin = AdminDoor(self._config, self._command)
-        http = HttpServer(self._snapshots, host=self._config.http_host, port=self._config.http_port, admin=admin)
+        config = self._config
+        http = HttpServer(
+            self._snapshots, host=config.http_host, port=config.http_port, names=config.http_names, admin=admin
+        )
         http.start()
         return http
 
@@ -377,8 +380,8 @@ class Shell:
             case MoverReaped(mover, how):
                 self._close_mover(mover)
                 self._handle(events.MoverGone(mover, how))
-            case Grown(slabs, problem):
-                self._handle(events.ArenaGrew(slabs, problem))
+            case Grown(slabs, problem, placement):
+                self._handle(events.ArenaGrew(slabs, problem, placement))
 
     def _tick(self) -> None:
         self._loop.call_later(TICK_S, self._tick)

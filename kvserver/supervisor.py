@@ -34,13 +34,15 @@ from types import FrameType
 
 import msgspec
 
-from kvserver import admin_tokens, disk_check, logs
+from kvserver import admin_tokens, disk_check, logs, numa
 from kvserver.arena_files import ArenaFiles
 from kvserver.config import Config
 from kvserver.descriptors import raise_limit, share
 from kvserver.errors import ConfigError
 from kvserver.holding import Held, hold
+from kvserver.own_files import OTHERS_WRITE, file_problem
 from kvserver.passing import CANNOT_START, Inheritance, Receiver, Sums, pair, send
+from kvserver.paths import check_cache_directory
 from kvserver.systemd import Manager
 from kvserver.transfer.engines import ArenaGrower
 from kvserver.wire.orders import (
@@ -82,16 +84,25 @@ def run(config: Config) -> int:
     manager = Manager(os.environ)
     lock = _claim_socket(config)
     admin_tokens.load(config.admin_token_file, os.environ)
+    check_cache_directory(config.cache_dir)
     disk_check.refuse(config)
+    for directory, why in disk_check.warnings(config):
+        logs.event(logging.WARNING, "disk is memory", ("directory", directory), ("why", why))
     for directory, file_system in disk_check.make_missing(config):
         logs.event(logging.INFO, "disk directory made", ("path", directory), ("file_system", file_system))
     raise_limit()
     share(config, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     files = ArenaFiles(config) if config.arena_path else None
     held = hold(config, manager, files)
-    grower = _grow(config, held.arena)
-    logs.event(logging.INFO, "arena begun", ("bytes", config.arena_bytes), ("slab_bytes", config.slab_bytes))
-    supervisor = Supervisor(config, held, grower, manager)
+    grower, placement = _grow(config, held.arena)
+    logs.event(
+        logging.INFO,
+        "arena begun",
+        ("bytes", config.arena_bytes),
+        ("slab_bytes", config.slab_bytes),
+        ("memory", placement),
+    )
+    supervisor = Supervisor(config, held, grower, manager, str(placement))
     try:
         supervisor.run()
     finally:
@@ -136,12 +147,14 @@ class _Child:
 class Supervisor:
     """One loop over the brain's socket, the children's pidfds, the arena's growth and signals."""
 
-    def __init__(self, config: Config, held: Held, grower: ArenaGrower, manager: Manager) -> None:
+    def __init__(self, config: Config, held: Held, grower: ArenaGrower, manager: Manager, placement: str) -> None:
+        """placement: where the arena's memory is, in words."""
         self._config = config
         self._arena, self._ledger = held.arena, held.ledger
         self._found = held.found
         self._grower = grower
         self._manager = manager
+        self._placement = placement
         self._selector = selectors.DefaultSelector()
         self._receiver = Receiver(ORDER_BYTES_MAX)
         self._movers: dict[int, _Child] = {}
@@ -494,7 +507,7 @@ class Supervisor:
     def _on_grown(self) -> None:
         with suppress(BlockingIOError):  # nothing to read when called for a new brain, not for a change
             os.eventfd_read(self._grower.eventfd)
-        self._tell(Grown(self._grower.slabs_ready, self._grower.problem))
+        self._tell(Grown(self._grower.slabs_ready, self._grower.problem, self._placement))
 
     def _on_signal(self) -> None:
         with suppress(BlockingIOError):
@@ -530,7 +543,7 @@ def _claim_socket(config: Config) -> int:
     try:
         path.parent.mkdir(mode=0o750 if shared else 0o700, parents=True, exist_ok=True)
         _check_directory(path.parent)
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = _open_lock(f"{path}.lock")
         if shared:
             os.chown(path.parent, -1, grp.getgrnam(config.socket_group).gr_gid)
     except KeyError:
@@ -545,6 +558,15 @@ def _claim_socket(config: Config) -> int:
         raise ConfigError("socket-in-use", f"{path} belongs to a server that lives (process {owner})") from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _open_lock(path: str) -> int:
+    """In a sticky directory somebody may have made it before us, or a link by which we would overwrite another file."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if problem := file_problem(path, os.fstat(lock), forbidden=OTHERS_WRITE):
+        os.close(lock)
+        raise ConfigError("socket", problem)
     return lock
 
 
@@ -568,8 +590,16 @@ def _remove_sockets(config: Config) -> None:
                 os.unlink(path)
 
 
-def _grow(config: Config, arena: int) -> ArenaGrower:
+def _grow(config: Config, arena: int) -> tuple[ArenaGrower, numa.Placement]:
+    """Nodes that nobody asked for are given up where the kernel refuses them, as container runtimes have it do."""
+    placement = numa.place(config)
+    sizes = config.arena_bytes, config.slab_bytes, config.touch_threads
     try:
-        return ArenaGrower(arena, config.arena_bytes, config.slab_bytes, config.touch_threads, config.numa_node)
+        return ArenaGrower(arena, *sizes, placement.nodes), placement
     except (OSError, RuntimeError) as problem:  # its threads may be what there is no room for
-        raise ConfigError("arena-memory", f"numa_node={config.numa_node}: {problem}") from problem
+        if placement.asked_for or not placement.nodes or isinstance(problem, RuntimeError):
+            raise ConfigError("arena-memory", f"numa_node={config.numa_node}: {problem}") from problem
+        refused = str(problem)
+    without = numa.Placement((), f"not on the nodes of the GPUs, as the kernel refused it ({refused}); {placement.why}")
+    logs.event(logging.WARNING, "arena not near GPUs", ("wanted", placement), ("why", refused))
+    return ArenaGrower(arena, *sizes), without

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import zmq
 
+from kvclient import server_owner
 from kvclient.counters import Counters
 from kvclient.loop import Loop, Lost, Source, Trouble, Waiter
 from kvserver.errors import RequestError
@@ -108,10 +109,12 @@ class LocalTransport:
     for_guests = True
 
     def __init__(self, path: str) -> None:
+        """OSError when nobody listens, RequestError when it is somebody who may not be the server."""
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             self.socket.connect(path)
-        except OSError:
+            server_owner.check(self.socket, path)
+        except (OSError, RequestError):
             self.socket.close()
             raise
 

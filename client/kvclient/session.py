@@ -37,7 +37,7 @@ class Session:
     """Free job words, longest unused first. A word comes back when its job has ended, never before."""
 
     def __init__(self, loop: Loop, counters: Counters, path: str, ids: "itertools.count[int]") -> None:
-        """Lost when nobody listens."""
+        """Lost when nobody listens, RequestError when it is somebody who may not be the server."""
         self.lost: Lost | None = None
         self.ready = False
         """open() has returned, and nothing is lost yet."""

@@ -158,6 +158,7 @@ void bind_store(nb::module_& module) {
         .def_prop_ro("segment_bytes", [](PyStore& self) { return self.get()->geometry().segment_bytes; })
         .def_prop_ro("file_bytes", [](PyStore& self) { return self.get()->geometry().file_bytes(); })
         .def_prop_ro("created", [](PyStore& self) { return self.get()->created(); })
+        .def_prop_ro("segments_cut", [](PyStore& self) { return self.get()->segments_cut(); })
         .def_prop_ro("direct", [](PyStore& self) { return self.get()->direct(); })
         .def_prop_ro("facts", [](PyStore& self) { return facts_of(*self.get()); })
         .def_prop_ro("damaged", [](PyStore& self) { return self.get()->damaged(); })

@@ -82,6 +82,7 @@ class Store {
     const StoreId& id() const { return files_.store; }
     const std::string& directory() const { return directory_; }
     bool created() const { return files_.created; }
+    uint64_t segments_cut() const { return files_.segments_cut; }
     bool direct() const { return files_.direct; }
     std::vector<SegmentState>& segments() { return segments_; }
 

@@ -72,6 +72,17 @@ void preallocate(int fd, uint64_t bytes, const std::string& path) {
     throw_errno(format("preallocating %" PRIu64 " bytes for %s", bytes, path.c_str()));
 }
 
+// Who else may write to a record may have another engine read it; who may read it reads what engines were told.
+void check_ours(int fd, const std::string& path) {
+    struct stat status{};
+    if (::fstat(fd, &status) != 0) throw_errno("looking at " + path);
+    if (!S_ISREG(status.st_mode)) throw Refusal("disk-unknown", path + " is no plain file");
+    if (status.st_uid == ::geteuid() && (status.st_mode & 077) == 0) return;
+    throw Refusal("disk-owner",
+                  format("%s belongs to user %u and has mode %04o; expected a file of user %u with mode 0600",
+                         path.c_str(), status.st_uid, status.st_mode & 07777, ::geteuid()));
+}
+
 // Grows or shrinks, and makes real what was lost of the file.
 void resize(int fd, uint64_t bytes, const std::string& path) {
     if (file_bytes(fd) > bytes && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw_errno("shortening " + path);
@@ -112,6 +123,7 @@ void create(const Named& named, uint64_t bytes, const Superblock& superblock, Le
     const Descriptor file(
         ::openat(fresh.directory, fresh.name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (file.get() < 0) throw_errno("creating " + fresh.path());
+    check_ours(file.get(), fresh.path());
     try {
         resize(file.get(), bytes, fresh.path());
         write_superblocks(file.get(), superblock, fresh.path());
@@ -238,9 +250,11 @@ class Opening {
         if (!exists(payloads())) create_both();
         files_.payloads = open_direct(payloads(), O_RDWR, files_.direct);
         check_payloads();
+        check_ours(files_.payloads.get(), payloads().path());
         if (!exists(headers())) create_headers();
         files_.headers = open_cached(headers(), O_RDWR);
         check_same_store(files_.headers.get(), headers(), superblock_.store);
+        check_ours(files_.headers.get(), headers().path());
         resize_both();
         files_.store = superblock_.store;
         return std::move(files_);
@@ -289,6 +303,9 @@ class Opening {
         const uint64_t payloads_before = file_bytes(payloads_fd);
         const uint64_t whole_rows = whole_parts(payloads_fd, files_.geometry.row_bytes());
         const uint64_t headers_before = file_bytes(headers_fd);
+        // Both files grow and shrink together, so one with fewer segments than the other was cut.
+        const uint64_t whole_tables = whole_parts(headers_fd, Geometry::table_bytes(files_.geometry.segment_bytes));
+        files_.segments_cut = std::max(whole_rows, whole_tables) - std::min(whole_rows, whole_tables);
         try {
             resize(headers_fd, files_.geometry.header_file_bytes(), headers().path());
             wipe_labels(whole_rows);

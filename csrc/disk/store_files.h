@@ -26,15 +26,16 @@ struct StoreFiles {
     Geometry geometry;
     StoreId store;
     bool created;
-    bool direct;  // of payloads
+    bool direct;            // of payloads
+    uint64_t segments_cut;  // that one of the files had, and the other one had lost
 };
 
 // Who may be at work on a store while it is read. SERVER: no lock, so each entry is read as of another moment, and some
 // while it is written.
 enum class Company { NONE, SERVER };
 
-// Refusal: "disk-size", "disk-locked", "disk-foreign", "disk-unknown", "disk-filesystem". std::system_error: the
-// system's own. Nothing is changed then, and nothing new left behind.
+// Refusal: "disk-size", "disk-locked", "disk-foreign", "disk-unknown", "disk-owner", "disk-filesystem".
+// std::system_error: the system's own. Nothing is changed then, and nothing new left behind.
 StoreFiles open_store_files(const FileOptions& options);
 
 // The same store as it was left, for whoever looks at it: nothing is made, resized or written, and the sizes are those

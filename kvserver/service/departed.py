@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from kvserver.index.space import Node
 
 DEPARTED_MAX = 65_536
-"""Some 20 MB. Of a prompt the head goes last, and it is the chunk that the next lookup misses."""
+"""Some 24 MB. Of a prompt the head goes last, and it is the chunk that the next lookup misses."""
 
 Cause = Literal[
     "store", "promote", "index", "disk", "lost", "died", "failed", "abandoned", "deadline", "cleared"
@@ -21,28 +21,26 @@ counters.DISCARD_REASONS."""
 class Departure(NamedTuple):
     """A chunk's way out of the index."""
 
-    namespace: bytes
     cause: Cause
     at_ns: int
 
 
 class Departed:
-    """The last keys that left, as many as the index holds at most, and DEPARTED_MAX."""
+    """The last chunks that left, by namespace and key, as many as the index holds at most, and DEPARTED_MAX."""
 
     def __init__(self, chunks_max: int) -> None:
         self._most = min(DEPARTED_MAX, chunks_max)
-        self._known: OrderedDict[bytes, Departure] = OrderedDict()
+        self._known: OrderedDict[tuple[bytes, bytes], Departure] = OrderedDict()
 
     def add(self, nodes: Iterable[tuple[bytes, Node, Cause]], now_ns: int) -> None:
         """nodes: namespace, chunk and cause."""
         known = self._known
         for namespace, node, cause in nodes:
-            known[node.key] = Departure(namespace, cause, now_ns)
-            known.move_to_end(node.key)
+            known[namespace, node.key] = Departure(cause, now_ns)
+            known.move_to_end((namespace, node.key))
         while len(known) > self._most:
             known.popitem(last=False)
 
     def get(self, namespace: bytes, key: bytes) -> Departure | None:
         """The last time that this chunk of the namespace left, as far as it is remembered."""
-        departure = self._known.get(key)
-        return departure if departure is not None and departure.namespace == namespace else None
+        return self._known.get((namespace, key))

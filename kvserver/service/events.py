@@ -63,6 +63,8 @@ class ArenaGrew(NamedTuple):
 
     slabs: int
     problem: str
+    placement: str = ""
+    """On which memory nodes it lies, for /status."""
 
 
 class Tick(NamedTuple):

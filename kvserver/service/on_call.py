@@ -8,7 +8,7 @@ wrong only in proportion to traffic is left to the alerts (deploy/prometheus), w
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvserver.service.counters import Counters
-from kvserver.wire.orders import DrainState
+from kvserver.wire.orders import WARNING_FACT, DrainState
 from kvserver.wire.status import ArenaStatus, DiskStatus, MoverStatus, TenantStatus
 
 BAD_RECORDS = ("io", "checksum", "stale", "short", "lost")
@@ -40,6 +40,9 @@ def _of_movers(movers: Sequence[MoverStatus]) -> Iterator[str]:
     for mover in movers:
         if mover.state == "killed":
             yield f"mover {mover.mover} of {mover.device} was killed and has not ended yet: its jobs and caches wait"
+        for name, why in mover.facts.items():
+            if name.endswith(f" {WARNING_FACT}"):
+                yield f"{name.removesuffix(f' {WARNING_FACT}')} of mover {mover.mover}: {why}"
 
 
 def _of_clears(owed: int) -> Iterator[str]:

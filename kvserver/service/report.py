@@ -88,6 +88,7 @@ def _arena(core: Core) -> ArenaStatus:
         slabs_total=pool.slabs_total,
         slabs_ready=pool.slabs_ready,
         problem=core.arena_problem,
+        placement=core.arena_placement,
     )
 
 
@@ -125,8 +126,8 @@ def _disk(core: Core, tier: DiskTier, device: int, now_ns: int) -> DiskStatus:
         faults=placement.faults,
         daily_write_bytes=placement.budget.daily_bytes,
         budget_bytes=placement.budget.left_bytes(now_ns),
-        write_bytes_per_s=placement.writes.bytes_per_s,
-        read_bytes_per_s=placement.reads.bytes_per_s,
+        write_bytes_per_s=placement.writes.bytes_per_s if placement.writes.measured else 0.0,
+        read_bytes_per_s=placement.reads.bytes_per_s if placement.reads.measured else 0.0,
     )
 
 

@@ -124,9 +124,9 @@ class Service:
                     movers.gone(core, mover, how, now_ns)
                     if core.disk is not None and core.disk.mover is mover:
                         disk.gone(core, core.disk, now_ns)
-            case ArenaGrew(slabs, problem):
+            case ArenaGrew(slabs, problem, placement):
                 core.chunks.pool.grow(slabs)
-                core.arena_problem = problem
+                core.arena_problem, core.arena_placement = problem, placement
                 movers.arena_grew(core)
         disk.turn(core, now_ns)
         if core.chunks.changes:

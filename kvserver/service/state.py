@@ -445,7 +445,7 @@ class Core:
         self.untold: list[tuple[Space, list[Node]]] = []
         """Chunks that an earlier brain left, the next one last, of which subscribers were not told yet."""
         self.effects: list[Effect] = []
-        self.arena_problem = ""
+        self.arena_problem = self.arena_placement = ""
         self.lines = RequestLines(bounds.request_lines)
         first_lease = int.from_bytes(random_bytes(6), "big") << 8  # no lease of an earlier brain names one of ours
         self._last = {"session": 0, "cache": 0, "mover": 0, "lease": first_lease, "job": 0, "disk": 0, "hold": 0}

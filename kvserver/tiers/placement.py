@@ -63,6 +63,8 @@ class Rate:
 
     def __init__(self) -> None:
         self.bytes_per_s = float(RATE_AT_FIRST)
+        self.measured = False
+        """Until then it is a guess, by which is decided and which nobody is shown."""
         self._busy_since_ns = 0
         self._bytes = 0
         self._pending = 0
@@ -79,6 +81,7 @@ class Rate:
         self._bytes += moved_bytes
         took_ns = now_ns - self._busy_since_ns
         if self._bytes >= RATE_BYTES_MIN and took_ns > 0:
+            self.measured = True
             self.bytes_per_s += RATE_WEIGHT * (self._bytes * 1e9 / took_ns - self.bytes_per_s)
             self._busy_since_ns, self._bytes = now_ns, 0
 

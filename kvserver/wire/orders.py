@@ -13,6 +13,9 @@ from kvserver.wire.messages import Buffer, DeviceKind, Frame, GroupSpec, Mode, S
 ORDER_BYTES_MAX = 400_000
 """An order fits one message in the default socket buffer of a non-root process (2 x wmem_max = 425,984)."""
 
+WARNING_FACT = "warning"
+"""Last word of the name of a fact in Ready that a person on call should see."""
+
 JobKind = Literal["store", "retrieve"]
 MoverKind = DeviceKind | Literal["disk"]
 
@@ -321,6 +324,8 @@ class Grown(Frame, tag="grown", frozen=True):
     slabs: int
     problem: str
     """Why growth stopped early; empty while all is well."""
+    placement: str = ""
+    """On which memory nodes the arena lies, and why, in words."""
 
 
 News = MoverStarted | MoverReaped | Grown

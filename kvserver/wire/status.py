@@ -27,6 +27,8 @@ class ArenaStatus(msgspec.Struct, frozen=True, kw_only=True):
     slabs_ready: int
     problem: str = ""
     """Why the arena stopped growing; empty while all is well."""
+    placement: str = ""
+    """On which memory nodes (NUMA) it lies, and why."""
 
 
 class SlotSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +68,7 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     budget_bytes: int = 0
     """Of those, what may be written now; 0 where there is no limit."""
     write_bytes_per_s: float
-    """As measured, as is the next; a guess until then."""
+    """As measured, as is the next; 0 until then."""
     read_bytes_per_s: float
 
 

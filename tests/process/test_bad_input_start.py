@@ -197,6 +197,23 @@ def test_the_socket_of_another_user_can_be_neither_used_nor_taken(folder: Path) 
         server.start()
 
 
+def test_a_lock_that_leads_elsewhere_is_not_followed(folder: Path) -> None:
+    """In a sticky directory anybody may have made it, and we would empty a file of our user."""
+    folder.chmod(0o1777)
+    precious = folder / "precious"
+    precious.write_text("years of work")
+    (folder / "kv.sock.lock").symlink_to(precious)
+    said = complaint(refused(f"--socket={folder}/kv.sock", *SMALL))
+    assert said == f"socket: {folder}/kv.sock: Too many levels of symbolic links"
+    assert precious.read_text() == "years of work"
+
+
+def test_a_cache_directory_that_is_a_file_is_refused(folder: Path) -> None:
+    (folder / "file").touch()
+    said = complaint(refused(f"--socket={folder}/kv.sock", *SMALL, f"--cache-dir={folder}/file"))
+    assert said.startswith(f"cache-dir: cache_dir='{folder}/file': expected a directory")
+
+
 # ---------------------------------------------------------------- the machine
 
 

@@ -131,6 +131,7 @@ def test_files_that_are_not_ours_are_left_alone(tmp_path: Path, stories: list[Pr
 
 def test_a_file_of_that_name_that_is_no_store_is_set_aside_and_said(tmp_path: Path) -> None:
     (tmp_path / "kvserver.store").write_bytes(b"a letter" * 4000)
+    (tmp_path / "kvserver.store").chmod(0o600)
     with small([tmp_path]) as server:
         status = disk_ready(server)
         assert not status.disks[0].takes_writes

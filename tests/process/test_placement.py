@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from kvserver import numa
 from kvserver._native import free_huge_pages
+from kvserver.config import Config
 from tests.process.engine import Engine, prompt
 from tests.process.harness import Server, kill, until
 
@@ -30,15 +32,19 @@ def arena_of(pid: int) -> tuple[str, set[int]]:
 
 
 @needs_numa_maps
-@pytest.mark.parametrize(("node", "policy"), [(0, "prefer:0"), (-1, "default")])
-def test_the_arena_is_placed_as_configured(node: int, policy: str) -> None:
+@pytest.mark.parametrize("node", [0, -1])
+def test_the_arena_is_placed_as_configured_and_status_says_where(node: int) -> None:
     """A mover maps it later and for itself; the policy is the memory's own, so it is seen there as well."""
     story = prompt(1, chunks=3)
+    placement = numa.place(Config(numa_node=node))
+    shown = ",".join(map(str, placement.nodes))
+    policy = "default" if not shown else f"prefer:{shown}" if len(placement.nodes) == 1 else f"interleave:{shown}"
     with Server(arena_bytes=16 * MIB, slab_bytes=MIB, numa_node=node) as server, Engine(server.path) as engine:
         engine.ready().store(story)
         until("the arena to be touched", lambda: server.status().arena.slabs_ready == 16)
         found, nodes = arena_of(server.mover_pid())
         assert found == policy
+        assert server.status().arena.placement == str(placement)
         assert nodes, "the mover has written a chunk"
         assert node == -1 or nodes == {node}
         assert engine.retrieve(story) == 3

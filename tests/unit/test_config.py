@@ -65,7 +65,7 @@ def test_what_the_server_chose_is_said() -> None:
         (3 * MIB, 0, 10 * MIB, 3 * MIB, 9 * MIB),
         (5000, 0, 5 * MIB + 1, 8192, 5 * MIB),
         (3 * MIB, 2 * MIB, 9 * MIB, 4 * MIB, 8 * MIB),
-        (1, 0, MIB + 4095, 4096, MIB),
+        (4096, 0, MIB + 4095, 4096, MIB),
         (GIB, GIB, 3 * GIB - 1, GIB, 2 * GIB),
     ],
 )
@@ -78,6 +78,27 @@ def test_sizes_are_cut_to_whole_pages_and_whole_slabs_and_it_is_said(
     up = f", rounded up from {slab} bytes" if slab_bytes != slab else ""
     assert origins["slab_bytes"] == f"--slab-bytes{up}"
     assert origins["arena_bytes"] == f"--arena-bytes, rounded down from {arena} bytes"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("slab_bytes = 1", "slab_bytes=1 must be 0, or 4096 at least"),
+        ('slab_bytes = 4095\narena_bytes = "2MiB"', "slab_bytes=4095 must be 0, or 4096 at least"),
+        (
+            'slab_bytes = 5000\narena_bytes = "9GiB"',
+            "arena_bytes=9GiB are 1,179,648 slabs of slab_bytes=8KiB; there may be 1,048,576",
+        ),
+        ('events_endpoint = "http://x:1"', "events_endpoint='http://x:1' must be tcp://HOST:PORT or ipc:///PATH"),
+        ('events_endpoint = "tcp://x:65535"', "events_endpoint='tcp://x:65535' must be tcp://HOST:PORT"),
+        ('events_endpoint = "ipc://x"', "events_endpoint='ipc://x' must be tcp://HOST:PORT or ipc:///PATH"),
+    ],
+)
+def test_values_that_no_server_can_use_are_refused_before_it_starts(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "k.toml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path / "k.toml", {})
+    assert said in refused.value.message
 
 
 @pytest.mark.parametrize(

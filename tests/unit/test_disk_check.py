@@ -5,12 +5,13 @@ import fcntl
 import os
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvserver import disk_check, disk_leave
+from kvserver import disk_check, disk_leave, doctor
 from kvserver.config import Config
 from kvserver.errors import ConfigError
 from kvserver.sizes import show_bytes
@@ -48,6 +49,65 @@ def test_each_bad_directory_is_named(tmp_path: Path) -> None:
     assert [code for code, _ in codes] == ["disk-path", "disk-path", "disk-locked"]
     for (_, message), says in zip(codes, ("is missing", "no directory", f"(process {os.getpid()})"), strict=True):
         assert says in message
+
+
+def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    """They could put other bytes, or links, in the place of what we wrote."""
+    for mode in (0o770, 0o702, 0o1777):
+        (directory,) = made(tmp_path, f"{mode:o}")
+        directory.chmod(mode)
+        says = f"{directory} belongs to user {os.geteuid()} and has mode {mode:04o}; expected user {os.geteuid()} and "
+        ((code, message),) = found(directory)
+        assert (code, message[: len(says)]) == ("disk-owner", says)
+        directory.chmod(0o755)
+        assert found(directory) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("name", [".", "kvserver.store", "kvserver.notes/", "kvserver.hits", "kvserver.drained"])
+def test_what_belongs_to_another_user_is_refused(tmp_path: Path, name: str) -> None:
+    (directory,) = made(tmp_path, "a")
+    path = directory / name
+    path.mkdir(exist_ok=True) if name.endswith("/") else path.touch(0o600)
+    assert found(directory) == []
+    os.chown(path, 65_534, 65_534)
+    ((code, message),) = found(directory)
+    assert code == "disk-owner"
+    assert message.startswith(f"{path} belongs to user 65534 (nobody, or a user that this container does not know)")
+
+
+@pytest.mark.parametrize("name", ["kvserver.store", "kvserver.headers", "kvserver.store.new", "kvserver.headers.new"])
+def test_a_store_that_others_may_read_is_refused(tmp_path: Path, name: str) -> None:
+    """It holds what users of the engine have said."""
+    (directory,) = made(tmp_path, "a")
+    (directory / name).touch()
+    (directory / name).chmod(0o640)
+    ((code, message),) = found(directory)
+    assert code == "disk-owner"
+    assert message.endswith(f"has mode 0640; expected a file of user {os.geteuid()} with mode 0600")
+
+
+@pytest.mark.parametrize("name", ["kvserver.store", "kvserver.hits", "kvserver.hits.new", "kvserver.notes"])
+def test_a_link_under_a_name_of_ours_is_refused(tmp_path: Path, name: str) -> None:
+    (directory,) = made(tmp_path, "a")
+    (tmp_path / "precious").write_text("years of work")
+    (directory / name).symlink_to(tmp_path / "precious")
+    ((code, message),) = found(directory)
+    assert code == "disk-owner"
+    assert message.startswith(f"{directory / name} is ")
+
+
+def test_memory_that_is_named_as_a_disk_is_warned_of(tmp_path: Path) -> None:
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        here, to_be_made = Path(name), Path("/dev/shm/kvserver-to-be-made")
+        config = Config(disk_paths=f"{here},{to_be_made}", disk_bytes=1 << 20, disk_segment_bytes=64 << 10)
+        warned = dict(disk_check.warnings(config))
+        assert list(warned) == [str(here), str(to_be_made)]
+        assert all(why.startswith("it lies on tmpfs: what is on this disk takes memory") for why in warned.values())
+        verdict, text = doctor.disks(config)
+        assert (verdict, str(here) in text) == ("warn", True)
 
 
 @pytest.fixture
@@ -157,6 +217,7 @@ def test_what_a_store_has_already_counts_as_room(tmp_path: Path, name: str, monk
     """Also what a server left that died while it made one: the next one removes that."""
     (directory,) = made(tmp_path, "a")
     (directory / name).write_bytes(bytes(1 << 20))
+    (directory / name).chmod(0o600)
     taken = (directory / name).stat().st_blocks * 512
     real = os.statvfs(directory)
     no_room = os.statvfs_result((real.f_bsize, real.f_frsize, real.f_blocks, 0, 0, *real[5:]))
@@ -180,7 +241,7 @@ def test_a_drained_directory_needs_no_room(tmp_path: Path) -> None:
     (directory,) = made(tmp_path, "a")
     disk_leave.mark(str(directory))
     assert found(directory, disk_bytes=200 << 40, disk_segment_bytes=1 << 30) == []
-    (directory / "kvserver.store").touch()
+    (directory / "kvserver.store").touch(0o600)
     assert [code for code, _ in found(directory, disk_bytes=200 << 40, disk_segment_bytes=1 << 30)] == ["disk-space"]
 
 

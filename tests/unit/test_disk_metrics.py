@@ -2,11 +2,13 @@
 
 import re
 
+import pytest
 from brain_rig import Client, chain, ids
 from disk_rig import CHUNKS, DiskRig, fill
 
 from kvserver.metrics import render
 from kvserver.overview import overview
+from kvserver.tiers import placement
 from kvserver.wire.messages import Drain, GroupBlocks
 
 PAGE = 4096
@@ -24,7 +26,7 @@ def read_back(client: Client, keys: bytes) -> None:
     client.ask(client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * found.chunks)))))
 
 
-def test_writes_and_reads_show_in_bytes_fill_and_rates_of_their_device() -> None:
+def test_writes_and_reads_show_in_bytes_and_fill_of_their_device() -> None:
     rig = DiskRig(disk_directories=("/mnt/a",))
     client, keys = Client(rig).register(), chain(1, CHUNKS)
     client.store(keys)
@@ -39,8 +41,21 @@ def test_writes_and_reads_show_in_bytes_fill_and_rates_of_their_device() -> None
     assert seen['disk_takes_writes{device="0"}'] == 1
     assert seen['disk_total_bytes{device="0"}'] == 200 * (20 << 10)
     assert 0 < seen["arena_clean_bytes"] <= seen['arena_bytes{state="used"}']
-    assert seen['disk_write_bytes_per_second{device="0"}'] > 0
     assert any("/mnt/a" in line for line in overview(rig.service.status(rig.now_ns)))
+
+
+def test_a_rate_shows_when_it_was_measured_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guess is what is decided by until then; shown, it would be a rate of a device that may never have opened."""
+    monkeypatch.setattr(placement, "RATE_BYTES_MIN", PAGE)
+    rig = DiskRig()
+    rig.disk_works = False
+    Client(rig).register().store(chain(1, CHUNKS))
+    assert metrics(rig)['disk_write_bytes_per_second{device="0"}'] == 0
+    assert metrics(rig)['disk_read_bytes_per_second{device="0"}'] == 0
+    rig.now_ns += 1_000_000
+    rig.finish_disk()
+    assert metrics(rig)['disk_write_bytes_per_second{device="0"}'] > 0
+    assert metrics(rig)['disk_read_bytes_per_second{device="0"}'] == 0
 
 
 def test_what_waits_to_be_written_shows_as_queued() -> None:

@@ -1,6 +1,7 @@
 """The disk mover itself, in a thread: what it finds on its devices, and what it says of those that cannot be used."""
 
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,13 @@ class Brain:
         self._its_end.close()
         os.close(self._arena)
 
+    def facts(self) -> list[tuple[str, str]]:
+        self._thread.start()
+        ready = self.next()
+        self.__exit__()
+        assert isinstance(ready, Ready)
+        return ready.facts
+
     def order(self, order: Order) -> None:
         send(self._end, encode(order))
 
@@ -101,6 +109,35 @@ def blocked(directory: Path) -> None:
 
 def void_on(directory: Path) -> list[int]:
     return [note.void for note in disk_notes.load(str(directory))[0].values()]
+
+
+def test_a_store_that_was_cut_is_a_warning_and_one_that_grew_is_none(
+    places: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    def serve() -> None:
+        with Brain(*places) as brain:
+            assert [device.problem for device in brain.devices(2)] == ["", ""]
+
+    caplog.set_level(logging.INFO)
+    serve()
+    serve()
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+    size = (places[1] / "kvserver.store").stat().st_size
+    os.truncate(places[1] / "kvserver.store", size // 2)
+    serve()
+    (told,) = [record for record in caplog.records if record.levelno > logging.INFO]
+    assert (told.levelname, told.getMessage()) == ("WARNING", "disk was cut")
+    fields = dict(told.__dict__["fields"])
+    assert (fields["directory"], fields["bytes"] - fields["from_bytes"]) == (str(places[1]), size - size // 2)
+    assert fields["segments_lost"] > 5
+
+
+def test_a_device_in_memory_says_so_among_its_facts() -> None:
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        brain = Brain(Path(name))
+        assert dict(brain.facts())["device 0 warning"].startswith("it lies on tmpfs: ")
 
 
 def test_a_note_that_one_device_cannot_write_is_kept_by_the_other(places: tuple[Path, Path]) -> None:

@@ -161,8 +161,7 @@ def test_huge_pages_that_are_not_there_fail() -> None:
 
 
 def test_a_numa_node_that_is_not_there_fails() -> None:
-    assert doctor.numa(Config())[0] == "ok"
-    assert doctor.numa(Config(numa_node=1023)) == ("fail", "this machine has no NUMA node 1023")
+    assert doctor.memory_nodes(Config(numa_node=1023)) == ("fail", "this machine has no NUMA node 1023")
 
 
 def test_too_few_descriptors_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,3 +192,31 @@ def test_a_kernel_without_peer_pidfd_is_a_warning(monkeypatch: pytest.MonkeyPatc
 
 def test_assertions_must_be_on() -> None:
     assert doctor.interpreter(Config())[0] == "ok"
+
+
+def test_an_events_endpoint_that_is_taken_fails() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for asked in (port, port - 1):
+            verdict, text = doctor.events_endpoint(Config(events_endpoint=f"tcp://127.0.0.1:{asked}"))
+            assert verdict == "fail"
+            assert text.startswith(f"events_endpoint: tcp://127.0.0.1:{port}: Address already in use")
+    assert doctor.events_endpoint(Config())[0] == "ok"
+
+
+def test_an_events_path_needs_its_directory(tmp_path: Path) -> None:
+    there, absent = (Config(events_endpoint=f"ipc://{tmp_path}/{name}") for name in ("e", "absent/e"))
+    assert doctor.events_endpoint(there)[0] == "ok"
+    assert doctor.events_endpoint(absent)[0] == "fail"
+    assert list(tmp_path.iterdir()) == [], "it was only looked at"
+
+
+def test_a_cache_directory_that_can_never_be_one_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file", "file/below"):
+        verdict, text = doctor.cache_directory(Config(cache_dir=f"{tmp_path}/{name}"))
+        assert (verdict, f"cache_dir='{tmp_path}/{name}': expected a directory" in text) == ("fail", True)
+    assert doctor.cache_directory(Config(cache_dir=f"{tmp_path}/to/be/made"))[0] == "ok"
+    tmp_path.chmod(0o777)
+    verdict, text = doctor.cache_directory(Config(cache_dir=str(tmp_path)))
+    assert (verdict, "mode 0777" in text) == ("warn", True)

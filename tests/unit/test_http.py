@@ -4,6 +4,7 @@ import base64
 import hashlib
 import http.client
 import json
+import logging
 import re
 import socket
 import threading
@@ -15,7 +16,7 @@ import pytest
 from kvserver import http as http_pages
 from kvserver import metrics
 from kvserver.errors import ConfigError
-from kvserver.http import CONNECTIONS_MAX, FRESH_S, HEAD_BYTES_MAX, HttpServer, Snapshot, SnapshotBoard
+from kvserver.http import ANSWERED_MAX, FRESH_S, HEAD_BYTES_MAX, SILENT_MAX, HttpServer, Snapshot, SnapshotBoard
 from kvserver.service.counters import Counters
 from kvserver.wire.status import ArenaStatus, MoverStatus, SlotSize, Status, decode_status
 
@@ -70,10 +71,10 @@ class Clock:
 class Site:
     """A running server with its board and clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: str = "") -> None:
         self.board = SnapshotBoard()
         self.clock = Clock()
-        self.server = HttpServer(self.board, host="127.0.0.1", port=0, clock_s=self.clock)
+        self.server = HttpServer(self.board, host="127.0.0.1", port=0, names=names, clock_s=self.clock)
         self.server.start()
 
     def publish(self, status: Status | None = None, counters: Counters | None = None) -> None:
@@ -175,7 +176,7 @@ def test_metrics_are_rendered_once_however_many_ask(site: Site, monkeypatch: pyt
 def test_head_has_the_length_of_the_body_and_no_body(site: Site) -> None:
     site.publish()
     length = len(site.get("/status")[1])
-    answer = site.say(b"HEAD /status HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = site.say(b"HEAD /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert f"Content-Length: {length}\r\n".encode() in answer
     assert answer.endswith(b"\r\n\r\n")
@@ -242,13 +243,103 @@ def test_silent_clients_do_not_delay_others_and_the_oldest_makes_room(
 ) -> None:
     monkeypatch.setattr(http_pages, "CONNECTION_S", 10 * WAIT_S)
     site.publish()
-    with_nothing_to_say = [site.connect() for _ in range(3 * CONNECTIONS_MAX)]
+    with_nothing_to_say = [site.connect() for _ in range(SILENT_MAX + 3)]
     try:
         assert site.get("/healthz")[0] == 200
         assert with_nothing_to_say[0].recv(1) == b"", "the oldest silent client should have been turned away"
     finally:
         for client in with_nothing_to_say:
             client.close()
+
+
+def test_a_request_that_has_come_is_answered_however_many_connections_came_behind_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, go_on = threading.Event(), threading.Event()
+
+    def render(status: Status, counters: Counters, age_s: float) -> bytes:
+        busy.set()
+        assert go_on.wait(WAIT_S)
+        return b""
+
+    monkeypatch.setattr(metrics, "render", render)
+    site.publish()
+    with site.connect() as slow, site.connect() as probe:
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert busy.wait(WAIT_S)
+        probe.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        behind = [site.connect() for _ in range(SILENT_MAX + 77)]
+        go_on.set()
+        try:
+            assert _all_of(probe).startswith(b"HTTP/1.1 200 OK\r\n")
+        finally:
+            for client in behind:
+                client.close()
+
+
+def test_a_flood_is_told_in_one_line_and_without_a_traceback(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http_pages, "CONNECTION_S", 10 * WAIT_S)
+    site.publish()
+    clients = [site.connect() for _ in range(SILENT_MAX + 55)]
+    try:
+        assert site.get("/healthz")[0] == 200, "answered, so all before it have been taken in"
+    finally:
+        for client in clients:
+            client.close()
+    site.server.close()
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [(record.levelname, record.getMessage()) for record in told] == [("WARNING", "http crowded")]
+
+
+def test_health_is_answered_beside_clients_that_read_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "render", lambda status, counters, age_s: b"x" * (5 << 20))
+    site.publish()
+    deaf = [site.connect() for _ in range(ANSWERED_MAX + 5)]
+    try:
+        for client in deaf:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert [site.get("/healthz")[0] for _ in range(3)] == [200] * 3
+        assert _ends(deaf[0]), "the oldest should have made room"
+    finally:
+        for client in deaf:
+            client.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"evil.example", 421),
+        (b"evil.example:9710", 421),
+        (b"localhost.evil.example", 421),
+        (b"127.0.0.1.evil.example", 421),
+        (b"1.2.3", 421),
+        (b"", 421),
+        (b"localhost\r\nHost: evil.example", 400),
+        (b"localhost", 200),
+        (b"LocalHost.:9710", 200),
+        (b"app.localhost:1", 200),
+        (b"127.3.2.1:9710", 200),
+        (b"10.7.0.3:9710", 200),
+        (b"[::1]:9710", 200),
+        (b"[fd00::7]", 200),
+        (b"kv.cluster.example:9710", 200),
+        (socket.gethostname().encode() + b":9710", 200),
+    ],
+)
+@pytest.mark.parametrize("path", [b"/", b"/env", b"/status", b"/metrics"])
+def test_a_browser_reads_nothing_under_a_name_that_is_not_ours(path: bytes, host: bytes, status: int) -> None:
+    site = Site(names="gpu.example, kv.cluster.example")
+    try:
+        site.publish()
+        answer = site.say(b"GET " + path + b" HTTP/1.1\r\nHost: " + host + b"\r\nAccept: */*\r\n\r\n")
+        assert int(answer.split()[1]) == status
+        assert status == 200 or json.loads(answer.partition(b"\r\n\r\n")[2]).keys() == {"error"}
+        health = site.say(b"GET /healthz HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+        assert health.startswith(b"HTTP/1.1 200 OK\r\n"), "a probe that fails would have the server restarted"
+    finally:
+        site.server.close()
 
 
 def test_a_silent_client_is_closed_in_bounded_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +365,7 @@ def test_a_client_that_never_reads_is_closed(site: Site, monkeypatch: pytest.Mon
         assert asked.wait(WAIT_S)
         monkeypatch.setattr(http_pages, "CONNECTION_S", WAIT_S)
         assert site.get("/healthz")[0] == 200
-        _wait_until(lambda: not site.server._connections)
+        _wait_until(lambda: not site.server.connections)
         assert _ends(deaf)
 
 

@@ -131,6 +131,42 @@ def test_a_refused_store_leaves_no_descriptor_behind(tmp_path: Path) -> None:
     held.close()
 
 
+@pytest.mark.parametrize("name", HALVES)
+def test_a_store_that_others_may_read_or_write_is_refused_and_left_as_it_is(tmp_path: Path, name: str) -> None:
+    store_with(tmp_path, filled())
+    before = (tmp_path / name).read_bytes()
+    (tmp_path / name).chmod(0o604)
+    with pytest.raises(ValueError, match=rf"disk-owner: {tmp_path}/{name} belongs to user \d+ and has mode 0604"):
+        open_store(tmp_path)
+    assert (tmp_path / name).read_bytes() == before
+    (tmp_path / name).chmod(0o600)
+    assert kept(tmp_path) == dict.fromkeys(filled(), DONE)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_an_unfinished_store_of_another_user_is_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / f"{DiskStore.FILE}.new").touch(0o600)
+    os.chown(tmp_path / f"{DiskStore.FILE}.new", 65_534, 65_534)
+    with pytest.raises(ValueError, match=r"disk-owner: .*\.new belongs to user 65534"):
+        open_store(tmp_path)
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_a_file_that_was_cut_is_told_from_a_store_that_was_resized(tmp_path: Path, name: str) -> None:
+    store_with(tmp_path, filled())
+    for segments in (7, 3, 5):
+        store = open_store(tmp_path, segments=segments)
+        assert (store.segments_cut, store.segments) == (0, segments)
+        store.close()
+    os.truncate(tmp_path / name, HEADS + 3 * HALVES[name] - 1)
+    store = open_store(tmp_path, segments=5)
+    assert store.segments_cut == 3, "two of five were whole"
+    store.close()
+    store = open_store(tmp_path, segments=5)
+    assert store.segments_cut == 0, "it is whole again"
+    store.close()
+
+
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").write_bytes(b"mine")
     (tmp_path / "sub").mkdir()
@@ -252,8 +288,9 @@ def test_headers_without_their_store_are_replaced(tmp_path: Path) -> None:
     """What a server leaves that died while it made a store, or a user who removed one of two files."""
     store_with(tmp_path, filled())
     (tmp_path / DiskStore.FILE).unlink()
-    (tmp_path / f"{DiskStore.FILE}.new").write_bytes(b"half")
-    (tmp_path / f"{DiskStore.HEADERS}.new").write_bytes(b"half")
+    for name in HALVES:
+        (tmp_path / f"{name}.new").write_bytes(b"half")
+        (tmp_path / f"{name}.new").chmod(0o600)
     store = open_store(tmp_path)
     assert store.created
     assert store.recover() == b""
@@ -269,6 +306,7 @@ def test_a_store_that_was_being_made_is_taken_over(tmp_path: Path) -> None:
     store_with(other, filled())
     for name in HALVES:
         (made / f"{name}.new").write_bytes((other / name).read_bytes() + b"of a larger one")
+        (made / f"{name}.new").chmod(0o600)
     with (made / f"{DiskStore.FILE}.new").open() as begun:  # held, or another file could get its number
         store = open_store(made)
         assert (made / DiskStore.FILE).samefile(f"/proc/self/fd/{begun.fileno()}")

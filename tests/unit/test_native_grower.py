@@ -3,6 +3,7 @@
 import os
 import select
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -117,23 +118,23 @@ def test_a_slab_that_does_not_fit_into_memory_is_not_begun() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arena", "slab", "threads", "node", "why"),
+    ("arena", "slab", "threads", "nodes", "why"),
     [
-        (ARENA, 0, 1, -1, "slab_bytes=0"),
-        (ARENA, SLAB + 4096, 1, -1, "multiple of slab_bytes"),
-        (ARENA, 1000, 1, -1, "slab_bytes=1000"),
-        (0, SLAB, 1, -1, "arena_bytes=0"),
-        (2 * ARENA, SLAB, 1, -1, f"file={ARENA}"),
-        (ARENA, SLAB, 0, -1, "threads=0"),
-        (ARENA, SLAB, 65, -1, "threads=65"),
-        (ARENA, SLAB, 1, -2, "numa_node=-2"),
-        (ARENA, SLAB, 1, 1024, "numa_node=1024"),
+        (ARENA, 0, 1, [], "slab_bytes=0"),
+        (ARENA, SLAB + 4096, 1, [], "multiple of slab_bytes"),
+        (ARENA, 1000, 1, [], "slab_bytes=1000"),
+        (0, SLAB, 1, [], "arena_bytes=0"),
+        (2 * ARENA, SLAB, 1, [], f"file={ARENA}"),
+        (ARENA, SLAB, 0, [], "threads=0"),
+        (ARENA, SLAB, 65, [], "threads=65"),
+        (ARENA, SLAB, 1, [0, -2], "numa_node=-2"),
+        (ARENA, SLAB, 1, [1024], "numa_node=1024"),
     ],
 )
-def test_impossible_options_are_refused(arena: int, slab: int, threads: int, node: int, why: str) -> None:
+def test_impossible_options_are_refused(arena: int, slab: int, threads: int, nodes: list[int], why: str) -> None:
     fd = create_memfd("arena", ARENA)
     with pytest.raises(ValueError, match=why):
-        ArenaGrower(fd, arena, slab, threads, node)
+        ArenaGrower(fd, arena, slab, threads, nodes)
     assert real_bytes(fd) == 0
     os.close(fd)
 
@@ -141,5 +142,17 @@ def test_impossible_options_are_refused(arena: int, slab: int, threads: int, nod
 def test_a_numa_node_that_does_not_exist_is_an_error() -> None:
     fd = create_memfd("arena", ARENA)
     with pytest.raises(OSError, match="NUMA node 1000"):
-        ArenaGrower(fd, ARENA, SLAB, 1, 1000)
+        ArenaGrower(fd, ARENA, SLAB, 1, [1000])
+    os.close(fd)
+
+
+@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="a kernel without NUMA")
+@pytest.mark.parametrize(("nodes", "policy"), [([], "default"), ([0], "prefer:0"), ([0, 1000], "interleave:0")])
+def test_one_node_is_preferred_and_several_have_the_pages_in_turn(nodes: list[int], policy: str) -> None:
+    """Linux leaves out a node that is not there beside one that is."""
+    fd = create_memfd("arena-on-nodes", ARENA)
+    grower = ArenaGrower(fd, ARENA, SLAB, 1, nodes)
+    (line,) = [line for line in Path("/proc/self/numa_maps").read_text().splitlines() if "arena-on-nodes" in line]
+    assert line.split()[1] == policy
+    grower.close()
     os.close(fd)

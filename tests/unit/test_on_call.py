@@ -58,6 +58,11 @@ def test_nothing_is_said_while_all_is_well() -> None:
     assert troubles(Counters(), []) == {}
 
 
+def test_what_a_mover_warns_of_is_said_with_its_device() -> None:
+    facts = {"device 3 file": "/mnt/a/kvserver.store", "device 3 warning": "it lies on tmpfs"}
+    assert said(movers=[msgspec.structs.replace(MOVERS[0], facts=facts)]) == ["device 3 of mover 1: it lies on tmpfs"]
+
+
 def test_each_thing_that_is_wrong_is_said_worst_first() -> None:
     killed = msgspec.structs.replace(MOVERS[0], state="killed")
     failing = msgspec.structs.replace(DISK, takes_writes=False, problem="5 writes in a row failed")

@@ -179,6 +179,25 @@ def test_explain_knows_a_chunk_from_the_middle_of_a_prompt_and_one_that_has_left
     assert (cleared.why, cleared.cause) == ("gone", "cleared")
 
 
+def test_a_key_that_left_two_namespaces_is_remembered_in_both() -> None:
+    """Prompts have the same keys under each namespace, as for two models with one tokenizer."""
+    rig = Rig()
+    first, second = Client(rig).register(), Client(rig, engine="other").register(namespace=bytes(32))
+    keys = chain(1, 3)
+    first.store(keys)
+    second.store(keys)
+    first.ask(Clear(rig.number(), NAMESPACE))
+    rig.now_ns += 3_000_000_000
+    first.ask(Clear(rig.number(), bytes(32)))
+    rig.now_ns += 5_000_000_000
+    for namespace, gone_s in ((NAMESPACE, 8), (bytes(32), 5)):
+        (said,) = explained(first, keys, namespace)
+        assert (said.why, said.cause) == ("gone", "cleared")
+        assert gone_s <= said.gone_s < gone_s + 1
+    (stranger,) = explained(first, keys, bytes([7]) * 32)
+    assert (stranger.why, stranger.cause) == ("namespace", "")
+
+
 def test_explain_without_keys_tells_the_namespaces_and_an_unknown_one_is_said_so() -> None:
     rig = Rig()
     client = Client(rig).register()

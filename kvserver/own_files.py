@@ -1,0 +1,65 @@
+"""Files and directories that must be ours alone, and how a file is written where nobody can put a link in its way.
+
+Whoever else may write to a directory can exchange what lies in it: bytes that engines are told are theirs, or a link by
+which we overwrite a file of somebody. So a directory of ours belongs to us, and nobody else may write to it.
+"""
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OTHERS_READ = 0o077
+"""Read, and everything else."""
+
+
+def shown_user(user: int) -> str:
+    """A user as a message names it. The kernel shows one number for all users that this namespace does not map."""
+    with suppress(OSError, ValueError):
+        if user == int(Path("/proc/sys/kernel/overflowuid").read_text()):
+            return f"{user} (nobody, or a user that this container does not know)"
+    return str(user)
+
+
+def directory_problem(path: str, found: os.stat_result) -> str:
+    """Why a directory is not ours alone; empty when it is."""
+    if found.st_uid == os.geteuid() and not found.st_mode & OTHERS_WRITE:
+        return ""
+    return (
+        f"{path} belongs to user {shown_user(found.st_uid)} and has mode {stat.S_IMODE(found.st_mode):04o}; expected "
+        f"user {os.geteuid()} and nobody else to write to it (a directory of its own, which the server makes with 0700)"
+    )
+
+
+def file_problem(path: str, found: os.stat_result, *, forbidden: int = OTHERS_READ) -> str:
+    """Why a file is not ours alone; empty when it is. found: of the name itself, not of what a link leads to.
+    forbidden: what others may not do with it."""
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISREG(found.st_mode):
+        return f"{path} is no plain file; move it away"
+    if found.st_uid == os.geteuid() and not mode & forbidden:
+        return ""
+    return (
+        f"{path} belongs to user {shown_user(found.st_uid)} and has mode {mode:04o}; expected a file of user "
+        f"{os.geteuid()} with mode 0600"
+    )
+
+
+def write_whole(path: Path, content: bytes, *, durable: bool) -> None:
+    """Puts a new file in the place of `path`. What has the name of the unfinished one is removed first and never
+    opened. Raises OSError."""
+    unfinished = path.with_name(f"{path.name}.new")
+    unfinished.unlink(missing_ok=True)
+    with create(unfinished) as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def create(path: Path) -> BinaryIO:
+    """A new file for writing, with mode 0600. Raises OSError, FileExistsError also for a link that leads nowhere."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
