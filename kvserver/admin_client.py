@@ -91,18 +91,36 @@ def read_token(path: str) -> str:
     return lines[0].rpartition(":")[2].strip() if ": " in lines[0] else lines[0]
 
 
+LEFT = {
+    "no-disk": "there is no disk tier",
+    "room": "all that may go from the disks was used later, or is guaranteed",
+    "second-touch": "nobody has asked for it again (disk_admission)",
+    "shape": "its namespaces fit no disk",
+    "device": "their device takes no writes",
+    "budget": "the daily bytes of the devices are spent",
+    "late": "it was not written in time",
+    "other": "it is in use, or of no whole chunk",
+}
+"""Why a drained server still holds something in DRAM alone (Status.drain_left), in words."""
+
+
+def left_in_words(left: Mapping[str, int]) -> str:
+    """What could not be drained; empty when all was."""
+    return "; ".join(f"{count:,} bytes: {LEFT.get(why, why)}" for why, count in left.items())
+
+
 def wait_drained(
     client: AdminClient, show: Callable[[str], None], *, sleep_s: Callable[[float], None] = time.sleep
-) -> int:
-    """Until the server is drained; returns the bytes that only DRAM holds then. Raises ResourceError when somebody has
-    it go on, or it is another server by now."""
+) -> dict[str, int]:
+    """Until the server is drained; returns the bytes that only DRAM holds then, by why they could not be written.
+    Raises ResourceError when somebody has it go on, or it is another server by now."""
     said, polls = "", 0
     while True:
         status = client.status()
         polls += 1
         line = f"waits for {status['drain_waits']}, {status['dirty_bytes']:,} bytes are in DRAM alone"
         if status["drain"] == "drained":
-            return int(status["dirty_bytes"])
+            return dict(status["drain_left"])
         if status["drain"] != "draining" and (said or polls > STALE_POLLS):
             raise ResourceError("not-draining", "the server takes stores again")
         if status["drain"] and line != said:

@@ -128,14 +128,20 @@ def drain(
     url: Url = URL,
     token_file: TokenFile = "",
 ) -> None:
-    """Take no more stores and write to disk what DRAM alone holds, so that the server can be stopped."""
-    from kvserver.admin_client import wait_drained
+    """Take no more stores and write to disk what DRAM alone holds, so that the server can be stopped. Exit 1: the disks
+    did not take all of it."""
+    from kvserver.admin_client import left_in_words, wait_drained
 
     client = _client(url, token_file)
     client.command("drain", {})
     if wait:
         left = wait_drained(client, lambda line: typer.echo(line, err=True))
-        typer.echo(f"drained: the server may be stopped; {left:,} bytes are in DRAM alone")
+        if not left:
+            typer.echo("drained: the server may be stopped; nothing is in DRAM alone")
+            return
+        typer.echo(f"drained, and this is still in DRAM alone: {left_in_words(left)}")
+        if "no-disk" not in left:  # there a drain has nothing to write
+            raise typer.Exit(1)
 
 
 @app.command()

@@ -341,6 +341,8 @@ class SnapshotCollector(Collector):
         yield _counter(
             "disk_refused_chunks", "Chunks that left DRAM unwritten, by reason.", "reason", seen.disk_refused
         )
+        text = "Of the bytes written to disk, those of records that moved so that a segment could change its size."
+        yield _counter("disk_rewritten_bytes", text, value=seen.disk_rewritten_bytes)
         yield _counter("disk_faults", "Records that were not written or read, by fault.", "fault", seen.disk_faults)
         text = "Headers, labels and notes that were damaged at the start, or could not be read."
         yield _counter("disk_damaged_headers", text, value=seen.disk_damaged)
@@ -361,6 +363,8 @@ class SnapshotCollector(Collector):
         yield gauge("total_bytes", "Bytes of all segments of a device.", lambda disk: disk.total_bytes)
         text = "1 while a device takes writes, else 0; /status says why."
         yield gauge("takes_writes", text, lambda disk: disk.takes_writes)
+        text = "Seconds for which a device has taken no write although writes wait for it, else 0; /status says why."
+        yield gauge("stalled_seconds", text, lambda disk: disk.stalled_s)
         yield gauge("draining", "1 while a device is drained or has been, else 0.", lambda disk: disk.drain != "")
         yield gauge("queued_bytes", "Bytes ordered to be written and not written yet.", lambda disk: disk.queued_bytes)
         text = "Bytes that may be written in 24 hours (disk_daily_write_bytes); 0: no limit."

@@ -16,9 +16,10 @@ from typing import Protocol
 
 from kvserver.index.space import READY, Node, Space
 
-DRAM, DIRTY, DISK, REFUSED, NO_ROOM = 1, 2, 4, 8, 16
-"""Bits of Node.queued. REFUSED, NO_ROOM: it shall not be written to disk, for all that is known of it; since what lies
-there was used later, or its own device takes nothing."""
+DRAM, DIRTY, DISK, REFUSED, NO_ROOM, PARKED = 1, 2, 4, 8, 16, 128
+"""Bits of Node.queued; arc.py has two more. REFUSED, NO_ROOM: it shall not be written to disk, for all that is known of
+it; since what lies there was used later, or its own device takes nothing. PARKED: its write waits for a segment to be
+emptied."""
 
 
 def evictable(node: Node) -> bool:
@@ -35,7 +36,7 @@ def evictable(node: Node) -> bool:
 
 def dirty(node: Node) -> bool:
     """It may leave DRAM, something of it would be lost, and it was not refused."""
-    return evictable(node) and node.in_dram & ~node.on_disk != 0 and not node.queued & (REFUSED | NO_ROOM)
+    return evictable(node) and node.in_dram & ~node.on_disk != 0 and not node.queued & (REFUSED | NO_ROOM | PARKED)
 
 
 def droppable(node: Node) -> bool:
@@ -101,6 +102,10 @@ class LeafLru:
             else:
                 return node
         return None
+
+    def among_the_coldest(self, most: int) -> list[Node]:
+        """Some that may go, at most so many, which are about the coldest; in no order."""
+        return [node for _, _, node in self._heap[:most] if self._may_go(node)]
 
     def __len__(self) -> int:
         return len(self._heap)

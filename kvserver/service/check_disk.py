@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from kvserver.index.eviction import DIRTY, DISK, dirty, droppable
+from kvserver.index.eviction import DIRTY, DISK, PARKED, dirty, droppable
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space
 from kvserver.service.disk_room import device_of
 from kvserver.service.owners import DiskJob
@@ -21,6 +21,7 @@ def check_disk(core: Core, tier: DiskTier) -> None:
     _check_extents(core, tier, spaces)
     _check_accounts(tier)
     _check_drains(tier)
+    _check_emptying(tier)
     _check_jobs(core, tier)
     _check_fetches(core, tier)
     assert tier.owed <= tier.unnoted | tier.void_later, "a clear that is not durable is told again"
@@ -118,6 +119,17 @@ def _check_drains(tier: DiskTier) -> None:
         if drain.erasing or drain.state == "drained":
             assert not tier.chunks.extents.pools[device].bytes_used, "nothing is erased that somebody holds"
         assert not (drain.state == "drained" and drain.moving)
+
+
+def _check_emptying(tier: DiskTier) -> None:
+    """A segment that is emptied gives nothing, or has been taken by whoever it was for; writes wait for it alone."""
+    emptying = tier.chunks.room.emptying
+    for device, pool in enumerate(tier.chunks.extents.pools):
+        closed = [segment for segment in range(pool.slabs_total) if pool.is_closed(segment)]
+        assert closed == [emptying[device].segment] if device in emptying and closed else not closed
+    assert tier.parked.keys() <= emptying.keys(), "nobody waits for a segment that nobody empties"
+    for leaves in tier.parked.values():
+        assert all(leaf.queued & PARKED for leaf in leaves)
 
 
 def _check_jobs(core: Core, tier: DiskTier) -> None:

@@ -77,6 +77,7 @@ class Counters:
         "disk_reads",
         "disk_recovered",
         "disk_refused",
+        "disk_rewritten_bytes",
         "disk_writes",
         "disk_written_bytes",
         "errors",
@@ -151,6 +152,9 @@ class Counters:
         self.disk_writes = 0
         """Chunks that were written to disk, and disk_written_bytes their bytes."""
         self.disk_written_bytes = 0
+        self.disk_rewritten_bytes = 0
+        """Of these, or still to be written, the bytes of records that moved within their device, so that a segment
+        could change its size."""
         self.disk_reads = 0
         """Chunks that were read from disk into DRAM, and disk_read_bytes their bytes."""
         self.disk_read_bytes = 0

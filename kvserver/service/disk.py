@@ -10,10 +10,11 @@ from hashlib import sha256
 from itertools import islice
 
 from kvserver.errors import DeviceError, ResourceError
-from kvserver.service import disk_drain, disk_reads, disk_writes, movers, recovery
+from kvserver.service import disk_drain, disk_reads, disk_segments, disk_writes, movers, recovery
 from kvserver.service.documents import document_of
 from kvserver.service.owners import DiskJob
 from kvserver.service.state import MILLISECOND_NS, Clearing, Core, DiskTier, Mover
+from kvserver.tiers.placement import STALLED_NS
 from kvserver.tiers.prefix_notes import prefix_document
 from kvserver.tiers.records import encode_document
 from kvserver.wire.orders import DeviceIs, ForgetNotes, FoundNote, FoundRecords, Listed, Moved, Note, Noted, Recover
@@ -44,8 +45,7 @@ def turn(core: Core, now_ns: int) -> None:
         tier.noted[GENERATIONS] = core.chunks.generation + GENERATIONS_AHEAD
         _note(core, tier, GENERATIONS)
     if tier.recovered:
-        disk_writes.choose(core, tier, now_ns)
-        disk_writes.start(core, tier, now_ns)
+        disk_writes.turn(core, tier, now_ns)
 
 
 def tick(core: Core, now_ns: int) -> None:
@@ -61,7 +61,21 @@ def tick(core: Core, now_ns: int) -> None:
     if tier.readable and tier.recovered:
         _forget_notes(core, tier)
         _heed_silence(core, tier, now_ns)
+    disk_segments.tick(core, tier, now_ns)
     disk_drain.turn(core, tier, now_ns)
+    for device in range(core.bounds.disk_devices):
+        _tell_of_stall(core, tier, device, now_ns)
+
+
+def _tell_of_stall(core: Core, tier: DiskTier, device: int, now_ns: int) -> None:
+    """One line when a device takes nothing although writes wait for it, and one when that is over."""
+    stalled_ns, why = tier.stalled(device, now_ns)
+    if stalled_ns >= STALLED_NS and device not in tier.told_stalled:
+        tier.told_stalled.add(device)
+        core.log("disk takes nothing", *core.named(device), ("why", why), level=logging.WARNING)
+    elif stalled_ns < STALLED_NS and device in tier.told_stalled:
+        tier.told_stalled.discard(device)
+        core.log("disk takes writes again", *core.named(device))
 
 
 def _heed_silence(core: Core, tier: DiskTier, now_ns: int) -> None:
@@ -96,6 +110,7 @@ def gone(core: Core, tier: DiskTier, now_ns: int) -> None:
     assert tier.mover is not None
     core.timers.cancel("recover", tier.mover.number)
     disk_drain.gone(core, tier)
+    disk_segments.gone(core, tier)
     tier.mover = None
     tier.notes_sent = tier.silent_from_ns = 0
     tier.start_at_ns = now_ns + core.bounds.disk_restart_ms * MILLISECOND_NS
@@ -134,6 +149,7 @@ def reported(core: Core, tier: DiskTier, report: DiskReport, now_ns: int) -> Non
             job = tier.chunks.jobs.get(report.job)
             if job is not None:
                 _moved(core, tier, job, report, now_ns)
+                disk_segments.turn(core, tier, now_ns)
                 disk_drain.turn(core, tier, now_ns)
         case Noted():
             _noted(core, tier, report)

@@ -14,7 +14,7 @@ A job pins its node, so slots are not freed under a write nor extents under a re
 their extents go leaf first: what is on disk is closed under prefixes, until something is lost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from kvserver.index.eviction import DIRTY, NO_ROOM, REFUSED, LeafLru, dirty
@@ -69,12 +69,14 @@ class DiskChunks:
 
     def coldest_dirty(self) -> tuple[Space, Node] | None:
         """The leaf of DRAM that would be lost next."""
-        best: tuple[Space, Node] | None = None
+        return min(self.dirty_spaces(), key=lambda found: found[1].used, default=None)
+
+    def dirty_spaces(self) -> Iterator[tuple[Space, Node]]:
+        """Of each namespace the leaf of DRAM that would be lost next."""
         for space, order in self._dirty.items():
             node = order.coldest()
-            if node is not None and (best is None or node.used < best[1].used):
-                best = space, node
-        return best
+            if node is not None:
+                yield space, node
 
     def device_of(self, node: Node) -> int:
         """The device of a node that has extents."""
@@ -101,9 +103,9 @@ class DiskChunks:
 
     # ---------------------------------------------------------------- writes
 
-    def begin_write(self, job: DiskJob, used: int) -> bool:
+    def begin_write(self, job: DiskJob, used: int, *, moves: bool = False) -> bool:
         """Takes extents for every shard of the job's groups, which are in DRAM; all of them or none. What was used
-        before `used` may go for them."""
+        before `used` may go for them. moves: only extents that are free, for what moves within its device."""
         space, node = job.space, job.node
         assert node not in self.busy
         self._take_parts(job)
@@ -111,7 +113,7 @@ class DiskChunks:
         space.set_written(node, written=True)
         for part in job.parts:
             wanted = self.room.wanted(job.device, space.parts[part].slot_bytes, used, node.tenant)
-            extent = self.room.take(wanted, job)
+            extent = self.room.take_free(wanted, job) if moves else self.room.take(wanted, job)
             if extent is None:
                 for mine in job.extents:
                     self.extents.free(mine)
@@ -146,15 +148,16 @@ class DiskChunks:
 
     # ---------------------------------------------------------------- reads
 
-    def begin_read(self, job: DiskJob) -> bool:
-        """Takes slots for every shard that is on disk and not in DRAM; all of them or none."""
+    def begin_read(self, job: DiskJob, *, spares_dirty: bool = False) -> bool:
+        """Takes slots for every shard that is on disk and not in DRAM; all of them or none. spares_dirty: nothing that
+        is not on disk goes for them."""
         space, node = job.space, job.node
         assert node not in self.busy
         assert node.disk is not None
         self._take_parts(job)
         self._chunks.pin(node)
         for part in job.parts:
-            slot = self._chunks.room.take(space.parts[part].slot_bytes, job)
+            slot = self._chunks.room.take(space.parts[part].slot_bytes, job, spares_dirty=spares_dirty)
             if slot is None:
                 for mine in job.slots:
                     self._chunks.pool.free(mine)

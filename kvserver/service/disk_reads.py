@@ -56,14 +56,17 @@ def _account(core: Core, space: Space) -> str:
     return core.chunks.accounts.of_space(space).name if core.chunks.accounts is not None else ""
 
 
-def order(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> bool:
-    """Orders the read of groups (bits) of one chunk; False when no slots can be had for them."""
+def order(
+    core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int, spares_dirty: bool = False
+) -> bool:
+    """Orders the read of groups (bits) of one chunk; False when no slots can be had for them. spares_dirty: nothing
+    that is not on disk goes for them."""
     assert node.disk is not None
     assert tier.mover is not None
     job = DiskJob(
         core.number("disk"), "read", space, node, tier.chunks.device_of(node), groups, node.disk.generation, now_ns
     )
-    if not tier.chunks.begin_read(job):
+    if not tier.chunks.begin_read(job, spares_dirty=spares_dirty):
         return False
     assert len(job.parts) <= DISK_ITEMS_MAX
     tier.placements[job.device].reads.began(now_ns)

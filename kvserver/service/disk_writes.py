@@ -8,7 +8,7 @@ a disk.
 
 import logging
 
-from kvserver.index.eviction import NO_ROOM, REFUSED
+from kvserver.index.eviction import NO_ROOM, PARKED, REFUSED
 from kvserver.index.space import READY, Node, Space
 from kvserver.service.disk_chunks import records_of
 from kvserver.service.documents import document_of
@@ -23,10 +23,20 @@ LOOK_AGAIN_MS = 1
 """After nothing was due: what lookups and ends of copies change of that in a millisecond is not worth looks at each."""
 REFUSALS_A_LOOK = 64
 """Leaves that are refused in one event; thousands may be due at once, and others wait."""
+PARKED_A_LOOK = 64
+"""Chains that are put aside in one event since their device empties a segment; others are written meanwhile."""
 PAUSE_MS = 100
 """After a refusal, before something else is chosen. Not where tenants have quotas and one has no room: others may."""
 FAILURES_MAX = 8
 """Jobs in a row that a device fails before it takes no more writes."""
+
+
+def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """Chooses what is written next, and orders it, as far as devices take it."""
+    for _ in range(PARKED_A_LOOK):
+        choose(core, tier, now_ns)
+        if not _start(core, tier, now_ns):
+            return
 
 
 def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
@@ -61,7 +71,7 @@ def _is_due(core: Core, leaf: Node, now_ns: int) -> bool:
     """Whether the coldest leaf that would be lost is among the coldest share of DRAM, by the time since its last use:
     what is free counts as colder than all. The bytes that are clean say nothing, since what was read from disk is clean
     and the warmest of all."""
-    if core.bounds.disk_write_through or core.wishes.drain:
+    if core.bounds.disk_write_through or core.wishes.drain or (core.disk and now_ns < core.disk.hurry_until_ns):
         return True
     pool = core.chunks.pool
     ready_bytes = pool.slabs_ready * pool.slab_bytes
@@ -73,20 +83,27 @@ def _is_due(core: Core, leaf: Node, now_ns: int) -> bool:
     return leaf.used <= oldest_ns + (now_ns - oldest_ns) * ahead_percent // 100
 
 
-def start(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """Orders what is queued, as far as devices take it."""
+def _start(core: Core, tier: DiskTier, now_ns: int) -> bool:
+    """Orders what is queued, as far as devices take it. True when the chain was put aside, and another may go."""
     most_bytes = core.bounds.arena_bytes // WRITING_SHARE
     while tier.writes:
         writing = [job.bytes for job in tier.chunks.jobs.values() if job.kind == "write"]
         if len(writing) >= core.bounds.disk_jobs_max or sum(writing) >= most_bytes:
-            return
+            return False
         node, (space, used) = next(iter(tier.writes.items()))
         if node in tier.chunks.busy and _is_wanted(core, space, node):
-            return  # it is being read
+            return False  # it is being read
         if _is_wanted(core, space, node) and _parent_claims(node):
-            blocked = _order(core, tier, space, node, used=used, now_ns=now_ns)
+            device = _device_for(tier, node)
+            blocked = _order(core, tier, space, node, device=device, used=used, now_ns=now_ns)
+            if device is not None:
+                tier.placements[device].heard(blocked, now_ns)
             if blocked == "queue":
-                return
+                return False
+            if blocked == "segment":
+                assert device is not None
+                _park(tier, device)
+                return True
             tier.chunks.blocked = blocked
             if blocked == "device" and any(tier.chunks.extents.takes_writes):  # its own: others may
                 node.queued |= NO_ROOM
@@ -96,8 +113,25 @@ def start(core: Core, tier: DiskTier, now_ns: int) -> None:
                 tier.writes = {}
                 is_tenants_own = blocked == "room" and tier.chunks.accounts is not None
                 tier.wait_until_ns = now_ns + (LOOK_AGAIN_MS if is_tenants_own else PAUSE_MS) * MILLISECOND_NS
-                return
+                return False
         del tier.writes[node]
+    return False
+
+
+def _park(tier: DiskTier, device: int) -> None:
+    """The chain that is queued waits until the device has emptied a segment."""
+    leaf = next(reversed(tier.writes))
+    tier.parked.setdefault(device, {})[leaf] = tier.writes[leaf][0]
+    leaf.queued |= PARKED
+    tier.writes = {}
+
+
+def take_up(core: Core, tier: DiskTier, device: int) -> None:
+    """What waited for a segment of this device waits no longer."""
+    for leaf, space in tier.parked.pop(device, {}).items():
+        leaf.queued &= ~PARKED
+        if leaf.state == READY and core.chunks.spaces.get(space.digest) is space:
+            tier.chunks.offer(space, leaf)
 
 
 def _is_wanted(core: Core, space: Space, node: Node) -> bool:
@@ -112,11 +146,14 @@ def _parent_claims(node: Node) -> bool:
     return parent.depth == 0 or (parent.disk is not None and parent.disk.claims)
 
 
-def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, used: int, now_ns: int) -> str:
-    """Orders the write of one chunk. Returns why not (placement.REFUSALS, or "queue"); empty when it was ordered."""
-    extents = tier.chunks.extents
-    device = tier.chunks.device_of(node) if node.on_disk else extents.device_for(node.key)
-    if device is None or not extents.takes_writes[device]:
+def _device_for(tier: DiskTier, node: Node) -> int | None:
+    """Where a chunk is written, with what it has on disk already; None: no device takes writes."""
+    return tier.chunks.device_of(node) if node.on_disk else tier.chunks.extents.device_for(node.key)
+
+
+def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, device: int | None, used: int, now_ns: int) -> str:
+    """Orders the write of one chunk. Returns why not (see order(), or "device"); empty when it was ordered."""
+    if device is None or not tier.chunks.extents.takes_writes[device]:
         return "device"
     generation = core.chunks.generation = core.chunks.generation + 1
     if node.on_disk:
@@ -127,8 +164,9 @@ def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, used: int, n
     return order(core, tier, job, used=used, now_ns=now_ns)
 
 
-def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int) -> str:
-    """Orders a write for which what was used before `used` may go. Returns why not, as above."""
+def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int, moves: bool = False) -> str:
+    """Orders a write for which what was used before `used` may go; moves: for which nothing goes. Returns why not
+    (placement.REFUSALS; "queue"; "segment": one of its device is being emptied), empty when it was ordered."""
     assert tier.mover is not None
     if job.generation > tier.generation_max:
         return "queue"
@@ -136,8 +174,8 @@ def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int) -
     refusal = tier.placements[job.device].refusal(count, now_ns)
     if refusal:
         return refusal
-    if not tier.chunks.begin_write(job, used):
-        return "room"
+    if not tier.chunks.begin_write(job, used, moves=moves):
+        return "segment" if job.device in tier.chunks.room.emptying and not moves else "room"
     assert job.bytes == count
     tier.placements[job.device].ordered(count, now_ns)
     note(core, tier, job)

@@ -8,11 +8,19 @@ wrong only in proportion to traffic is left to the alerts (deploy/prometheus), w
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvserver.service.counters import Counters
+from kvserver.tiers.placement import STALLED_NS
 from kvserver.wire.orders import WARNING_FACT, DrainState
 from kvserver.wire.status import ArenaStatus, DiskStatus, MoverStatus, TenantStatus
 
 BAD_RECORDS = ("io", "checksum", "stale", "short", "lost")
 """Faults of a disk's records; `cancelled` is nobody's fault."""
+
+STALLS = {
+    "room": "nothing that lies there may go for them",
+    "segment": "a segment is being emptied for records of their size",
+    "queue": "it does not write what is queued",
+}
+"""DiskStatus.stalled_why in words."""
 
 
 def warnings(
@@ -56,6 +64,9 @@ def _of_disks(disks: Sequence[DiskStatus], disk_state: str) -> Iterator[str]:
     for disk in disks:
         if disk.problem:
             yield f"disk {disk.device} takes no writes: {disk.problem}"
+        elif disk.stalled_s * 1e9 >= STALLED_NS:
+            why = STALLS.get(disk.stalled_why, disk.stalled_why)
+            yield f"disk {disk.device} has taken nothing for {disk.stalled_s:.0f} s although writes wait: {why}"
 
 
 def _of_arena(arena: ArenaStatus) -> Iterator[str]:

@@ -61,6 +61,7 @@ def status(core: Core, now_ns: int) -> Status:
         drain=drain,
         drain_waits=drain_waits,
         dirty_bytes=dirty_bytes(core),
+        drain_left=dict(core.wishes.drain_left),
         holds=_holds(core, now_ns),
         held_bytes=core.wishes.held_bytes,
         infinite_cache_hit_ratio=core.reuse.hit_ratios(),
@@ -111,6 +112,7 @@ def _disks(core: Core, tier: DiskTier, now_ns: int) -> list[DiskStatus]:
 def _disk(core: Core, tier: DiskTier, device: int, now_ns: int) -> DiskStatus:
     pool, placement, drain = tier.chunks.extents.pools[device], tier.placements[device], tier.drains.get(device)
     directories = core.bounds.disk_directories
+    stalled_ns, stalled_why = tier.stalled(device, now_ns)
     return DiskStatus(
         device=device,
         directory=directories[device] if directories else "",
@@ -120,6 +122,8 @@ def _disk(core: Core, tier: DiskTier, device: int, now_ns: int) -> DiskStatus:
         problem=tier.problems[device],
         drain=drain.state if drain is not None else "",
         drain_waits=drain.waits if drain is not None else "",
+        stalled_s=stalled_ns / 1e9,
+        stalled_why=stalled_why,
         queued_bytes=placement.queued_bytes,
         written_bytes=placement.written_bytes,
         read_bytes=placement.read_bytes,

@@ -96,6 +96,8 @@ class Room:
         self._takeover_pause = 0
         self._need: Need = "store"
         """Of whoever room is being made for."""
+        self._spares_dirty = False
+        """For it nothing goes that would be lost with DRAM."""
 
     def add_space(self, space: Space) -> None:
         self._orders[space] = self._policy.add_space(space)
@@ -109,8 +111,16 @@ class Room:
         if evictable(node) and space in self._orders:
             self._orders[space].offer(node)
 
-    def take(self, slot_bytes: int, owner: SlotOwner) -> int | None:
-        """A slot that now belongs to `owner`; whatever has to go for it goes. None when nothing can go."""
+    def take(self, slot_bytes: int, owner: SlotOwner, *, spares_dirty: bool = False) -> int | None:
+        """A slot that now belongs to `owner`; whatever has to go for it goes. None when nothing can go. spares_dirty:
+        only what is on disk as well may go."""
+        self._spares_dirty = spares_dirty
+        try:
+            return self._take_for(slot_bytes, owner)
+        finally:
+            self._spares_dirty = False
+
+    def _take_for(self, slot_bytes: int, owner: SlotOwner) -> int | None:
         self._need = "promote" if isinstance(owner, DiskJob) else "store"
         if self._accounts is None:
             return self._take(slot_bytes, owner)
@@ -162,6 +172,12 @@ class Room:
         self._evict(*min(victims, key=lambda victim: self._rank(victim.node)))
         return True
 
+    def let_go(self, space: Space, node: Node) -> None:
+        """Takes a chunk out of DRAM that was brought there for its disk's sake, where that loses nothing."""
+        self._need = "promote"
+        if evictable(node) and not _is_dirty(node):
+            self._evict(space, node)
+
     def coldest_used(self, default: int) -> int:
         """When the chunk that goes next was used last; default: nothing can go."""
         return min((victim.node.used for victim in self._leaves()), default=default)
@@ -177,8 +193,10 @@ class Room:
 
     def _may_go(self) -> Iterator[Victim]:
         """Those of them that may go for whoever room is being made for."""
-        claim = self._claim
-        return self._leaves() if claim is None else filter(lambda victim: claim.allows(*victim), self._leaves())
+        claim, spares_dirty = self._claim, self._spares_dirty
+        for victim in self._leaves():
+            if (claim is None or claim.allows(*victim)) and not (spares_dirty and _is_dirty(victim.node)):
+                yield victim
 
     def _coldest(self) -> Victim | None:
         return min(self._may_go(), key=lambda victim: self._rank(victim.node), default=None)
@@ -322,7 +340,7 @@ class Room:
                 too_warm = colder_than is not None and self._rank(node) >= colder_than
                 if node.pins or node.state != READY or too_warm:
                     return Closure(_victims(doomed), "stays")
-                if _holds_up(node):
+                if _holds_up(node) or (self._spares_dirty and _is_dirty(node)):
                     return Closure(_victims(doomed), "stays")
                 if len(doomed) == chunks_max:
                     return Closure(_victims(doomed), "dear")
@@ -348,6 +366,11 @@ class Room:
             self._arc.evicted(space, node, freed_bytes)
         self._counters.evicted_for[self._need] += 1
         self._counters.evicted_bytes += freed_bytes
+
+
+def _is_dirty(node: Node) -> bool:
+    """Something of it would be lost with DRAM."""
+    return node.in_dram & ~node.on_disk != 0
 
 
 def _victims(doomed: dict[Node, Space]) -> list[Victim]:

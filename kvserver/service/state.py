@@ -291,7 +291,7 @@ class Drain:
 class DiskTier:
     """What is on disk, what is to be written and read, and the process that does it."""
 
-    def __init__(self, bounds: Bounds, chunks: Chunks, counters: Counters, now_ns: int) -> None:
+    def __init__(self, bounds: Bounds, chunks: Chunks, counters: Counters, now_ns: int) -> None:  # noqa: PLR0915 - one statement for each
         self.chunks = disk_chunks(
             chunks,
             counters,
@@ -325,6 +325,12 @@ class DiskTier:
         self.reads: dict[Node, tuple[Space, int]] = {}
         """To be read, in this order: groups (bits)."""
         self.waiters: dict[Node, list[Fetch]] = {}
+        self.parked: dict[int, dict[Node, Space]] = {}
+        """Device -> leaves of chains whose writes wait until it has emptied a segment."""
+        self.hurry_until_ns = 0
+        """Until then everything is written that may be: what moves to empty a segment needs DRAM without loss."""
+        self.told_stalled: set[int] = set()
+        """Devices of which the log says so."""
         self.wait_until_ns = 0
         """Nothing new is chosen to be written before."""
         self.starved: set[str] = set()
@@ -358,6 +364,12 @@ class DiskTier:
         """Why the device takes no writes; empty: it takes them, unless it is drained."""
         self.problems[device] = problem
         self.chunks.extents.takes_writes[device] = not problem and device not in self.drains
+
+    def stalled(self, device: int, now_ns: int) -> tuple[int, str]:
+        """For how long (ns) the device has taken no write although writes wait for it, and why."""
+        if not self.chunks.extents.takes_writes[device]:
+            return 0, ""
+        return self.placements[device].stalled(now_ns, waits=bool(self.parked.get(device)))
 
     def asked_for(self, tail: Node) -> None:
         """Somebody wants the prefix that ends there: what kept it from being written may be otherwise now."""

@@ -38,3 +38,5 @@ class Wishes:
     """Whether the server takes no stores any more, so that it can be stopped without loss."""
     drain_waits: str = ""
     """What draining waits for."""
+    drain_left: dict[str, int] = field(default_factory=dict)
+    """Bytes that DRAM alone held when the server was drained, by why."""

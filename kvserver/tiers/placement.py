@@ -19,6 +19,11 @@ RATE_WEIGHT = 0.2
 RATE_BYTES_MIN = 1 << 20
 """Fewer bytes say little about a rate."""
 
+STALLED_NS = 10_000_000_000
+"""Somebody is told when a device takes nothing for so long although writes wait for it."""
+FRESH_NS = 2_000_000_000
+"""A write that was refused within this time still waits."""
+
 Refusal = Literal["", "budget", "queue", "second-touch"]
 REFUSALS = ("budget", "late", "second-touch", "room", "device", "shape")
 """Why chunks left DRAM and are not on disk. late: the queue was not so far yet. room, device and shape are found by
@@ -122,6 +127,24 @@ class Placement:
         self.faults = 0
         """Reads and writes with a record that did not go well."""
         self._queue_s = queue_ms / 1000
+        self._refused_since_ns = self._refused_at_ns = 0
+        """The first and the last refusal since something was taken; 0: none."""
+        self._why = ""
+
+    def heard(self, refusal: str, now_ns: int) -> None:
+        """How a write ended that somebody wanted: it was ordered (empty), or why not."""
+        if refusal not in ("room", "segment", "queue"):  # of the others everybody is told, or has wished them
+            self._refused_since_ns = 0
+            return
+        self._refused_since_ns = self._refused_since_ns or now_ns
+        self._refused_at_ns, self._why = now_ns, refusal
+
+    def stalled(self, now_ns: int, *, waits: bool = False) -> tuple[int, str]:
+        """For how long (ns) nothing was taken although writes wait, and why; (0, "") when all is well. waits: writes
+        are known to wait, also where none was refused lately."""
+        if not self._refused_since_ns or not (waits or now_ns - self._refused_at_ns <= FRESH_NS):
+            return 0, ""
+        return now_ns - self._refused_since_ns, self._why
 
     def refusal(self, count: int, now_ns: int) -> Refusal:
         """Why so many bytes must not be written now; empty when they may. An idle device takes one write of any

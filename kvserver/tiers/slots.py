@@ -57,6 +57,10 @@ class SlotPool(Generic[Owner]):
         """Ready slabs that serve no size; the last one is taken next."""
         self._open: dict[int, dict[int, _Slab[Owner]]] = {}
         """slot_bytes -> slabs with a free slot, by index."""
+        self._closed: dict[int, int] = {}
+        """Slabs that are being emptied and give no slot, and the size of slots that they shall serve then."""
+        self._free: dict[int, int] = {}
+        """slot_bytes -> free slots in slabs that serve it, also in a closed one."""
 
     def grow(self, slabs_ready: int) -> None:
         """The first `slabs_ready` slabs may be used from now on."""
@@ -70,6 +74,9 @@ class SlotPool(Generic[Owner]):
         slabs = self._open.get(slot_bytes)
         if slabs:
             slab = next(iter(slabs.values()))
+        elif (index := self._emptied_for(slot_bytes)) is not None:
+            del self._closed[index]
+            slab = self._start(index, slot_bytes)
         elif self._empty:
             slab = self._start(self._empty.popitem()[0], slot_bytes)
         else:
@@ -82,6 +89,7 @@ class SlotPool(Generic[Owner]):
         assert slab.owners[position] is None
         slab.owners[position] = owner
         slab.used += 1
+        self._free[slot_bytes] -= 1
         self.bytes_used += slot_bytes
         if slab.full:
             del self._open[slot_bytes][slab.index]
@@ -93,15 +101,19 @@ class SlotPool(Generic[Owner]):
         assert slab.owners[position] is not None
         slab.owners[position] = None
         slab.free[position] = None
-        if slab.full:
+        closed = slab.index in self._closed
+        if slab.full and not closed:
             self._open.setdefault(slab.slot_bytes, {})[slab.index] = slab
         slab.used -= 1
+        self._free[slab.slot_bytes] += 1
         self.bytes_used -= slab.slot_bytes
         if slab.used == 0:
             self._slabs[slab.index] = None
-            del self._open[slab.slot_bytes][slab.index]
-            if slab.index < self.slabs_ready:
-                self._empty[slab.index] = None
+            self._free[slab.slot_bytes] -= len(slab.owners)
+            if not closed:
+                del self._open[slab.slot_bytes][slab.index]
+                if slab.index < self.slabs_ready:
+                    self._empty[slab.index] = None
 
     def hand_over(self, offset: int, owner: Owner) -> None:
         """The slot belongs to another owner from now on."""
@@ -141,13 +153,75 @@ class SlotPool(Generic[Owner]):
             del slab.free[position]
         slab.owners[position] = owner
         slab.used += 1
+        self._free[slot_bytes] -= 1
         self.bytes_used += slot_bytes
         if slab.full:
             del self._open[slot_bytes][index]
         return True
 
     def has_room(self, slot_bytes: int) -> bool:
-        return bool(self._empty) or bool(self._open.get(slot_bytes))
+        return bool(self._empty) or bool(self._open.get(slot_bytes)) or self._emptied_for(slot_bytes) is not None
+
+    # ---------------------------------------------------------------- slabs that change their size
+
+    def close(self, slab_index: int, for_bytes: int) -> None:
+        """The slab gives no slot any more. Once it is empty, it serves slots of that size and no others."""
+        slab = self._slabs[slab_index]
+        assert slab is not None
+        assert slab_index not in self._closed
+        self._closed[slab_index] = for_bytes
+        if not slab.full:
+            del self._open[slab.slot_bytes][slab_index]
+
+    def reopen(self, slab_index: int) -> None:
+        """The slab is as any other again. Nothing happens to one that is not closed."""
+        if self._closed.pop(slab_index, None) is None:
+            return
+        slab = self._slabs[slab_index]
+        if slab is None:
+            self._empty[slab_index] = None
+        elif not slab.full:
+            self._open.setdefault(slab.slot_bytes, {})[slab_index] = slab
+
+    def is_closed(self, slab_index: int) -> bool:
+        return slab_index in self._closed
+
+    def slab_slot_bytes(self, slab_index: int) -> int:
+        """The size that a slab serves; 0: none yet."""
+        slab = self._slabs[slab_index]
+        return 0 if slab is None else slab.slot_bytes
+
+    def spare(self, slab_index: int) -> int:
+        """Slots that are free in other slabs, beyond those that the slots taken in this one would need there."""
+        slab = self._slabs[slab_index]
+        return self._free[slab.slot_bytes] - len(slab.owners) if slab is not None else 0
+
+    def nearly_full(self, slot_bytes: int, share: int) -> bool:
+        """Fewer slots of this size can be had at once than this part (1 / share) of a slab's."""
+        if self._empty or self._emptied_for(slot_bytes) is not None:
+            return False
+        return self._free.get(slot_bytes, 0) * share < self.slots_per_slab(slot_bytes)
+
+    def movable(self, slot_bytes: int, most: int) -> list[int]:
+        """Slabs of other sizes whose slots would all find a place in other slabs of their size, the emptiest first."""
+        sizes = {
+            size
+            for size, free in self._free.items()
+            if size != slot_bytes and free and free >= self.slots_per_slab(size)
+        }
+        if not sizes:
+            return []
+        slabs = (slab for slab in self._slabs if slab and slab.slot_bytes in sizes and slab.index not in self._closed)
+        return [slab.index for slab in nsmallest(most, slabs, key=lambda slab: slab.used * slab.slot_bytes)]
+
+    def _emptied_for(self, slot_bytes: int) -> int | None:
+        """A closed slab that is empty and shall serve this size."""
+        for index, size in self._closed.items():
+            if size == slot_bytes and self._slabs[index] is None:
+                return index
+        return None
+
+    # ---------------------------------------------------------------- what there is
 
     def slabs_of_other_sizes(self, slot_bytes: int) -> Iterator[int]:
         """Slabs that serve another size, for taking one over."""
@@ -196,14 +270,20 @@ class SlotPool(Generic[Owner]):
             assert slab.used == sum(owner is not None for owner in slab.owners) > 0
             assert slab.used + len(slab.free) == slab.fresh
             assert all(slab.owners[position] is None for position in slab.free)
-            assert slab.full != (index in self._open.get(slab.slot_bytes, {}))
-        assert sorted(self._empty) == [i for i in range(self.slabs_ready) if self._slabs[i] is None]
+            assert slab.full or (index in self._open.get(slab.slot_bytes, {})) != (index in self._closed)
+            assert not (slab.full and index in self._open.get(slab.slot_bytes, {}))
+        empty = sorted(self._empty.keys() | {index for index in self._closed if self._slabs[index] is None})
+        assert empty == [i for i in range(self.slabs_ready) if self._slabs[i] is None]
+        for slot_bytes, free in self._free.items():
+            of_size = [slab for slab in self._slabs if slab is not None and slab.slot_bytes == slot_bytes]
+            assert free == sum(len(slab.owners) - slab.used for slab in of_size)
         assert self.bytes_used == sum(slot_bytes for _, slot_bytes, _ in self.taken())
 
     def _start(self, index: int, slot_bytes: int) -> _Slab[Owner]:
         slab: _Slab[Owner] = _Slab(index, slot_bytes, self.slots_per_slab(slot_bytes))
         self._slabs[index] = slab
         self._open.setdefault(slot_bytes, {})[index] = slab
+        self._free[slot_bytes] = self._free.get(slot_bytes, 0) + len(slab.owners)
         return slab
 
     def _find(self, offset: int) -> tuple[_Slab[Owner], int]:

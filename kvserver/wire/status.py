@@ -55,7 +55,13 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     drain: DrainState = ""
     """draining: its chunks are moved to other places. drained: it holds nothing, and may be taken away."""
     drain_waits: str = ""
-    """What draining waits for: budget or queue of another device, slots of the arena, its own store to be open."""
+    """What draining waits for: budget or queue of another device, or a segment that is emptied there, slots of the
+    arena, its own store to be open."""
+    stalled_s: float = 0.0
+    """For how long it has taken no write although writes wait for it; 0 while all is well."""
+    stalled_why: str = ""
+    """room: nothing there may go for them. segment: one is being emptied for them. queue: it does not write what it
+    was told to."""
     queued_bytes: int
     """Ordered and not yet written."""
     written_bytes: int = 0
@@ -237,6 +243,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     (tiers/placement.py)."""
     dirty_bytes: int = 0
     """Of the arena's used bytes, those that would be lost with it; without a disk all of them."""
+    drain_left: dict[str, int] = {}
+    """Of a drained server: the same by why it could not be written (no-disk, other, and as counters.disk_refused)."""
     holds: list[HoldStatus] = []
     held_bytes: int = 0
     """What they keep, each chunk once."""

@@ -84,6 +84,7 @@ EXPECTED = (
     "accounts that gave to others",
     "accounts that gave to others on disk",
     "blocks compared",
+    "counted disk_rewritten_bytes",
     *(f"disk_{name}" for name in ("writes", "reads", "evictions", "lost", "recovered")),
     *(f"disk {what}" for what in ("rot", "torn", "fault io", "fault checksum")),
     *(f"disk refused {reason}" for reason in ("budget", "late", "second-touch", "room", "shape")),

@@ -6,6 +6,7 @@ from kvserver.index.coverage import servable_chunks
 from kvserver.index.eviction import droppable
 from kvserver.index.space import ABSENT, READY, Node
 from kvserver.service import kv_events
+from kvserver.service.disk_room import DiskRoom
 from kvserver.service.owners import SEALED
 from kvserver.service.service import Service
 from kvserver.service.state import Core
@@ -122,6 +123,11 @@ def is_draining(service: Service) -> bool:
 def disk_is_recovered(service: Service) -> bool:
     tier = _core(service).disk
     return tier is not None and tier.recovered
+
+
+def disk_room(service: Service) -> DiskRoom | None:
+    tier = _core(service).disk
+    return tier.chunks.room if tier is not None else None
 
 
 def told(service: Service) -> set[tuple[bytes, bytes, str]]:
@@ -281,7 +287,13 @@ def leftovers(service: Service) -> str:
 def is_idle(service: Service) -> bool:
     core = _core(service)
     tables = (core.sessions, core.caches, core.jobs, core.leases, core.engines, core.tokens)
-    disk_busy = core.disk is not None and (core.disk.chunks.jobs or core.disk.writes or not core.disk.recovered)
+    disk_busy = core.disk is not None and (
+        core.disk.chunks.jobs
+        or core.disk.writes
+        or core.disk.parked
+        or core.disk.chunks.room.emptying
+        or not core.disk.recovered
+    )
     return (
         not any(tables)
         and not core.wishes.holds

@@ -418,7 +418,7 @@ MUTATIONS = (
     Mutation(
         "an emptied slab is forgotten",
         "tiers/slots.py",
-        "            if slab.index < self.slabs_ready:\n                self._empty[slab.index] = None\n",
+        "                if slab.index < self.slabs_ready:\n                    self._empty[slab.index] = None\n",
         "",
     ),
     Mutation(

@@ -178,7 +178,9 @@ MUTATIONS = (
         'return "leases" if not core.chunks and',
         unseen=True,
     ),
-    Mutation("draining writes nothing", "service/disk_writes.py", "or core.wishes.drain:", "or False:", unseen=True),
+    Mutation(
+        "draining writes nothing", "service/disk_writes.py", "or core.wishes.drain or (core", "or (core", unseen=True
+    ),
     Mutation(
         "a drain keeps its holds",
         DRAIN,

@@ -198,8 +198,8 @@ MUTATIONS = (
     Mutation(
         "write before everything on disk is known",
         "service/disk.py",
-        "    if tier.recovered:\n        disk_writes.choose",
-        "    if True:\n        disk_writes.choose",
+        "    if tier.recovered:\n        disk_writes.turn",
+        "    if True:\n        disk_writes.turn",
     ),
     Mutation(
         "a chunk that moves keeps its old extents",
@@ -295,5 +295,29 @@ MUTATIONS = (
         "    tier.notes_sent -= 1\n    tier.silent_from_ns = 0\n",
         "    tier.notes_sent -= noted.kept\n    tier.silent_from_ns = 0\n",
         unseen=True,
+    ),
+    Mutation(
+        "a segment that is emptied gives extents",
+        "tiers/slots.py",
+        "            del self._open[slab.slot_bytes][slab_index]\n\n    def reopen",
+        "            pass\n\n    def reopen",
+    ),
+    Mutation(
+        "leaves on other devices stay",
+        "service/disk_room.py",
+        "return self._coldest_above(wanted, self._coldest(wanted)) or self._any_leaf(wanted)",
+        "return self._coldest(wanted)",
+    ),
+    Mutation(
+        "chunks go although a segment could be emptied",
+        "service/disk_room.py",
+        "            if movable or not self._drop_next(wanted):\n",
+        "            if not self._drop_next(wanted):\n",
+    ),
+    Mutation(
+        "nobody takes up what waited for a segment",
+        "service/disk_segments.py",
+        "    disk_writes.take_up(core, tier, device)\n\n\ndef _go_on",
+        "\n\ndef _go_on",
     ),
 )

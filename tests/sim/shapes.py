@@ -55,19 +55,20 @@ class Shape:
         payload = self.blocks_per_chunk(group) * shape.regions * shape.page_bytes[shard]
         return -(-payload // SLOT_ALIGN) * SLOT_ALIGN
 
+    def parts(self) -> list[tuple[int, int]]:
+        """(group, shard) of each part of a chunk."""
+        return [(group, shard) for group, shape in enumerate(self.groups) for shard in range(shape.shards)]
+
     def chunk_units(self) -> int:
         """Slot units of one chunk with all its groups and shards."""
-        parts = ((group, shard) for group, shape in enumerate(self.groups) for shard in range(shape.shards))
-        return sum(self.slot_bytes(group, shard) for group, shard in parts) // SLOT_ALIGN
+        return sum(self.slot_bytes(*part) for part in self.parts()) // SLOT_ALIGN
 
     def slot_units_max(self) -> int:
-        parts = ((group, shard) for group, shape in enumerate(self.groups) for shard in range(shape.shards))
-        return max(self.slot_bytes(group, shard) for group, shard in parts) // SLOT_ALIGN
+        return max(self.slot_bytes(*part) for part in self.parts()) // SLOT_ALIGN
 
     def chunk_slabs(self, slab_units: int) -> int:
         """Slabs that one chunk fills, one size of slots in each."""
-        parts = ((group, shard) for group, shape in enumerate(self.groups) for shard in range(shape.shards))
-        sizes = Counter(self.slot_bytes(group, shard) // SLOT_ALIGN for group, shard in parts)
+        sizes = Counter(self.slot_bytes(*part) // SLOT_ALIGN for part in self.parts())
         return sum(-(-count // (slab_units // units)) for units, count in sizes.items())
 
 
@@ -97,6 +98,12 @@ SHAPES = (
     ),
     Shape("window", 6, 1, (_group(2, "window", 1, 1, 211, window=13),)),
 )
+OF_SEVERAL_SIZES = (
+    Shape("one-unit", 6, 1, (_group(3, "full", 1, 1, 1501),)),
+    Shape("two-units", 4, 1, (_group(2, "full", 1, 1, 3001),)),
+    Shape("three-units", 9, 1, (_group(3, "full", 1, 1, 4003),)),
+)
+"""Each with one rank and records of one size, so that much is stored in a short time."""
 
 
 def register_frame(

@@ -65,6 +65,7 @@ from .memory import Pool, Wrong
 from .processes import Received
 from .promises import CacheFacts, Promises
 from .quota_promises import Quotas
+from .room_promises import RoomPromises
 from .tenants import namespaces_of
 
 if TYPE_CHECKING:
@@ -98,6 +99,10 @@ class Shell:
             documents=sorted(ledger.documents.items()),
             records=ledger.packed(),
         )
+        room = inside.disk_room(self.service)
+        if room is not None:
+            sizes = {shape.slot_bytes(*part) for shape in world.shapes.values() for part in shape.parts()}
+            RoomPromises(room, bounds, len(sizes))
         leases = {"lease_ttl_ms": bounds.lease_ttl_ms, "lease_extended_ms": bounds.lease_extended_ms}
         self.promises = Promises(ledger, world.shapes, **leases)
         self.promises.quotas = Quotas(bounds.tenants, ledger, world.shapes)

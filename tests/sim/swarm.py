@@ -9,7 +9,7 @@ from random import Random
 from kvserver.service.state import Bounds
 from kvserver.tiers.slots import SLOT_ALIGN
 
-from .shapes import SHAPES, Shape
+from .shapes import OF_SEVERAL_SIZES, SHAPES, Shape
 from .tenants import draw_disk_quotas, draw_quotas
 
 ACTS = {
@@ -91,18 +91,22 @@ class Swarm:
         self.chances = {name: min(0.9, chance * _strength(rng)) for name, chance in CHANCES.items()}
         self.has_disk = rng.random() < 0.6
         self.shapes = self._shapes(rng, WITH_FULL_GROUP if self.has_disk and rng.random() < 0.9 else SHAPES)
+        self.mixes_sizes = self.has_disk and rng.random() < 0.25
+        """Models with records of several sizes come one after the other, to several devices that are too small."""
+        if self.mixes_sizes:
+            self.shapes = rng.sample(OF_SEVERAL_SIZES, len(OF_SEVERAL_SIZES))
         if self.has_disk:
             for name in ("plan-store", "plan-lookup", "mover"):
                 self.acts[name] = max(
                     4.0, 3 * self.acts[name]
                 )  # chunks must be stored, leave DRAM and be asked for again
-            if rng.random() < 0.5:
+            if self.mixes_sizes or rng.random() < 0.5:
                 self._be_gentle(rng)
-            if rng.random() < 0.3:
+            if not self.mixes_sizes and rng.random() < 0.3:
                 self.acts["drain"] = 0.3
-        self.begins_cold = self.has_disk and rng.random() < 0.5
+        self.begins_cold = self.has_disk and (self.mixes_sizes or rng.random() < 0.5)
         """The devices hold what an earlier life left behind."""
-        self.reads_much = self.begins_cold and rng.random() < 0.6
+        self.reads_much = self.begins_cold and not self.mixes_sizes and rng.random() < 0.6
         if self.reads_much:
             self._read_much(rng)
         self.has_quotas = len(self.shapes) > 1 and rng.random() < (0.3 if self.begins_cold else 0.5)
@@ -123,6 +127,9 @@ class Swarm:
         self.words = rng.choice((2, 5, 11))
         self.step_ms = rng.choice((1, 3, 10))
         """Mean time between two steps; all other times are so many steps."""
+        if self.mixes_sizes:
+            self.engines, self.depth, self.fanout = 2, rng.choice((2, 4, 6)), 3
+            self.acts["plan-store"], self.acts["mover"], self.acts["tick"] = 20.0, 90.0, 9.0
         self.bounds = self._bounds(rng)
         self.slabs_at_start = rng.choice((0, 1, *[self.bounds.arena_bytes // self.bounds.slab_bytes] * 5))
 
@@ -174,7 +181,7 @@ class Swarm:
             sessions_max=self._tight(rng, (9, 11), 64),
             caches_max=self._tight(rng, (3, 5), 64),
             namespaces_max=5 if self.begins_cold else self._tight(rng, (1, 2), 5),
-            chunks_max=rng.choice((3, 7, 1000, 1000, 1000, 1000)),
+            chunks_max=1000 if self.mixes_sizes else rng.choice((3, 7, 1000, 1000, 1000, 1000)),
             leases_max=self._tight(rng, (1, 4), 64),
             jobs_max=self._tight(rng, (1, 2), 16),
             descriptors_max=rng.choice((3, 7)),
@@ -217,14 +224,14 @@ class Swarm:
             return {}
         largest = max(shape.slot_units_max() for shape in self.shapes)
         segment_units = 1 + (largest + 1) * rng.choice((1, 2, 3)) + rng.choice((0, 1))
-        segments = rng.choice((9, 17, 29) if self.begins_cold else (2, 5, 9, 17))
+        segments = rng.choice((3, 4, 5) if self.mixes_sizes else (9, 17, 29) if self.begins_cold else (2, 5, 9, 17))
         return {
-            "disk_devices": rng.choice((1, 1, 2, 3)),
+            "disk_devices": rng.choice((1, 1, 2, 2, 3, 8) if self.mixes_sizes else (1, 1, 2, 3)),
             "disk_device_bytes": segments * segment_units * SLOT_ALIGN,
             "disk_segment_bytes": segment_units * SLOT_ALIGN,
-            "disk_write_through": rng.random() < 0.4,
-            "disk_second_touch": rng.random() < 0.2,
-            "disk_daily_write_bytes": rng.choice((0, 0, 0, 24 * 7 * SLOT_ALIGN)),
+            "disk_write_through": self.mixes_sizes or rng.random() < 0.4,
+            "disk_second_touch": not self.mixes_sizes and rng.random() < 0.2,
+            "disk_daily_write_bytes": 0 if self.mixes_sizes else rng.choice((0, 0, 0, 24 * 7 * SLOT_ALIGN)),
             "disk_clean_percent": rng.choice((10, 50, 90)),
             "disk_jobs_max": rng.choice((1, 3, 32)),
             "disk_job_ms": self.ms(rng.choice((150, 1500))),

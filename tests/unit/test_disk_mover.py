@@ -1,5 +1,6 @@
 """The disk mover itself, in a thread: what it finds on its devices, and what it says of those that cannot be used."""
 
+import logging
 import os
 import tempfile
 import threading

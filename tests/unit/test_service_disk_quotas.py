@@ -203,6 +203,7 @@ def test_a_guarantee_on_disk_holds_when_another_size_wants_segments() -> None:
     for seed in range(EXTENTS):
         rig.now_ns += 1_000_000
         chat.ask(chat.storing(chain(7000 + seed, 1), GroupBlocks(0, 0, ids(0, 1, 2))))
+        rig.wait_ms(100)  # a segment is emptied
         assert chunks_of(rig, "agents") >= 10
     assert chunks_of(rig, "agents") < 10 + 2 * EXTENTS_A_SEGMENT
     assert account(rig, "default").held_bytes > EXTENTS * EXTENT_BYTES // 2
