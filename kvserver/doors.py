@@ -24,7 +24,8 @@ from kvserver.wire.messages import FRAME_BYTES_MAX, Attach, Error, Hello, Lane, 
 from kvserver.wire.orders import Copy, Order
 
 SENT_MAX = 1000
-"""Replies that wait for a ZeroMQ peer that does not read; what comes after them is dropped."""
+"""Replies that wait for a ZeroMQ peer that does not read; what comes after them is dropped. Each has 4 KiB at most
+(router.LONG_BYTES), and most have 30 bytes."""
 RECEIVED_MAX = 64
 """Requests of a ZeroMQ peer that wait for the brain; further ones stay with the peer. Bounds the memory that one peer
 can take, since each may have ZMQ_FRAME_BYTES_MAX."""

@@ -4,22 +4,17 @@ libzmq takes one message of each connection in turn. It says with a message over
 process; that is asked once for each connection.
 """
 
-import fcntl
-import struct
-import termios
+import select
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
 import zmq
 
-UNREAD_MAX = 64 << 10
-"""Bytes in the kernel's buffer of a connection, which its client has not read; it gets no further replies then. libzmq
-would keep 1000 replies for it, whatever their size."""
+LONG_BYTES = 4 << 10
+"""A longer reply is only for a peer that reads. Of shorter ones libzmq keeps doors.SENT_MAX for one that does not."""
 PARTS_PER_TURN = 256
 """Parts of a message are thrown away, as a request has one."""
-_UNREAD = termios.TIOCOUTQ
-_NO_BYTES = struct.pack("i", 0)
 
 
 class Guest:
@@ -88,10 +83,16 @@ class Router:
     def knows(self, peer: int) -> bool:
         return peer in self._by_peer
 
+    def reads(self, peer: int) -> bool:
+        """Whether the peer has read so much that the kernel takes more for it. What libzmq has on the way is not known,
+        so this is asked for long replies alone: for short ones a peer may be late."""
+        guest = self._by_peer.get(peer)
+        return guest is None or has_room(guest.descriptor)
+
     def send(self, peer: int, frame: bytes) -> bool:
         """False when the reply is lost: the peer is gone, or does not read."""
         guest = self._by_peer.get(peer)
-        if guest is None or unread_bytes(guest.descriptor) > UNREAD_MAX:
+        if guest is None:
             return False
         try:
             self._socket.send(guest.identity, zmq.SNDMORE | zmq.NOBLOCK)
@@ -127,11 +128,13 @@ class Router:
         return received
 
 
-def unread_bytes(descriptor: int) -> int:
-    """What the other end of a Unix socket has not read yet; 0 where that cannot be said."""
-    with suppress(OSError, ValueError):
-        return int(struct.unpack("i", fcntl.ioctl(descriptor, _UNREAD, _NO_BYTES))[0])
-    return 0
+def has_room(descriptor: int) -> bool:
+    """Whether a socket can be written to; True where that cannot be said."""
+    if descriptor < 0:
+        return True
+    asked = select.poll()
+    asked.register(descriptor, select.POLLOUT)
+    return bool(asked.poll(0))
 
 
 def _sender(part: zmq.Frame) -> tuple[int, int]:

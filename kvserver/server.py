@@ -41,7 +41,7 @@ from kvserver.passing import (
     widen,
 )
 from kvserver.publisher import Publisher
-from kvserver.router import Received, Router, client_of
+from kvserver.router import LONG_BYTES, Received, Router, client_of
 from kvserver.service import events
 from kvserver.service.effects import (
     Answer,
@@ -469,6 +469,9 @@ class Shell:
             return
         if isinstance(reply, Welcome):
             self._router.keep(peer)
+        if len(frame) > LONG_BYTES and not self._router.reads(peer):
+            self._counters.errors["resource"] += 1
+            frame = encode(Error(reply.id, "resource", "unread", "the replies before this one were not read yet"))
         if not self._router.send(peer, frame):
             self._drop(reply)
         self._look_at_router()  # its descriptor is edge-triggered: nobody else would tell us

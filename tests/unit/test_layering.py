@@ -50,8 +50,8 @@ BELOW: dict[str, str] = {
     "kvserver.publisher": "config doors errors event_replays guests wire",
     "kvserver.turns": "",
     "kvserver.router": "",
-    "kvserver.server": "publisher admin_door bounds config doors errors http logs passing router service transfer turns "
-    "wire",
+    "kvserver.server": "publisher admin_door bounds config doors errors http logs passing router service transfer "
+    "turns wire",
     "kvserver.mover": "config errors logs passing transfer wire",
     "kvserver.systemd": "",
     "kvserver.arena_files": "config errors paths",
