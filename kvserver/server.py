@@ -54,6 +54,7 @@ from kvserver.service.effects import (
     CloseSession,
     DropNamespace,
     Effect,
+    GoOn,
     Instruct,
     Log,
     Publish,
@@ -164,6 +165,7 @@ class Shell:
             Ask: lambda effect: tell(self._control, encode(effect.wish)),
             CloseDescriptors: lambda effect: close_all([self._descriptors.pop(number) for number in effect.numbers]),
             CloseSession: self._close_session,
+            GoOn: self._go_on,
             Log: lambda effect: logs.event(effect.level, effect.event, *effect.fields),
             Audit: lambda effect: logs.audit(*effect.fields),
             ChangeLogLevel: lambda effect: logs.set_level(effect.level),
@@ -520,6 +522,9 @@ class Shell:
             close_all(descriptors)
             return
         door.send(effect.order, descriptors)
+
+    def _go_on(self, _effect: GoOn) -> None:
+        self._loop.call_soon(self._handle, events.GoOn())
 
     # ---------------------------------------------------------------- ends
 

@@ -65,8 +65,12 @@ class ArenaGrew(NamedTuple):
     problem: str
 
 
+class GoOn(NamedTuple):
+    """The effect of that name was carried out."""
+
+
 class Tick(NamedTuple):
     """Time has passed."""
 
 
-Event = Arrived | Commanded | PeerGone | Unheard | WorkerGone | Reported | MoverGone | ArenaGrew | Tick
+Event = Arrived | Commanded | PeerGone | Unheard | WorkerGone | Reported | MoverGone | ArenaGrew | GoOn | Tick
