@@ -56,6 +56,7 @@ from kvserver.service.effects import (
     CloseSession,
     DropNamespace,
     Effect,
+    GoOn,
     Instruct,
     Log,
     Publish,
@@ -90,7 +91,7 @@ from kvserver.wire.orders import (
     decode_report,
 )
 from kvserver.wire.zmtp import Message
-from kvserver.zmq_door import ZmqDoor
+from kvserver.zmq_door import LONG_BYTES, ZmqDoor
 
 ACCEPTED_PER_TURN = 8
 """At one door, before others have their turn."""
@@ -173,6 +174,7 @@ class Shell:
             Ask: lambda effect: self._supervisor.tell(effect.wish),
             CloseDescriptors: lambda effect: close_all(self._take_offered(effect.numbers)),
             CloseSession: self._close_session,
+            GoOn: self._go_on,
             Log: lambda effect: logs.event(effect.level, effect.event, *effect.fields),
             Audit: lambda effect: logs.audit(*effect.fields),
             ChangeLogLevel: lambda effect: logs.set_level(effect.level),
@@ -441,6 +443,9 @@ class Shell:
             return
         if isinstance(reply, Welcome):
             self._zmq.welcome(peer)
+        if len(frame) > LONG_BYTES and not self._zmq.reads(peer):
+            self._counters.errors["resource"] += 1
+            frame = encode(Error(reply.id, "resource", "unread", "the replies before this one were not read yet"))
         if not self._zmq.send(peer, frame):
             self._drop(reply)
 
@@ -495,6 +500,9 @@ class Shell:
             door.kill(f"it cannot be given a board: {problem}")
             return
         door.send(effect.order, descriptors)
+
+    def _go_on(self, _effect: GoOn) -> None:
+        self._loop.call_soon(self._handle, events.GoOn())
 
     # ---------------------------------------------------------------- ends
 

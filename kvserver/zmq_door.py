@@ -31,6 +31,8 @@ UNFINISHED_BYTES_MAX = 32 << 20
 SMALL_BYTES = 4096
 """As much of an unfinished request counts as nothing."""
 UNREAD_PEER_BYTES_MAX, UNREAD_BYTES_MAX = 1 << 20, 32 << 20
+LONG_BYTES = 4096
+"""A longer reply is only for a peer that reads(); another is refused in few bytes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +94,11 @@ class ZmqDoor:
         """False when it was dropped: the peer has gone, or reads too little."""
         connection = self._connections.get(peer)
         return connection is not None and self._send(connection, packed(frame))
+
+    def reads(self, peer: int) -> bool:
+        """Whether the kernel has taken all replies of the peer."""
+        connection = self._connections.get(peer)
+        return connection is not None and not connection.waiting
 
     def welcome(self, peer: int) -> None:
         """It has a session."""

@@ -15,6 +15,8 @@ def check_disk(core: Core, tier: DiskTier) -> None:
     for space in spaces:
         for node in [space.root, *space.nodes.values()]:
             _check_node(space, node)
+            if space not in core.chunks.emptying:
+                _check_orders(node)
         away = sum(node.away for node in space.nodes.values())
         assert away == space.away, "what is on disk alone is counted"
     _check_totals(core, tier, spaces)
@@ -44,9 +46,13 @@ def _check_node(space: Space, node: Node) -> None:
         extents = [disk.extents[part] if disk.extents else ABSENT for part in space.group_parts(group)]
         on_disk = bool(disk.groups >> group & 1)
         assert all((extent != ABSENT) == on_disk for extent in extents), "a group is on disk with all its shards"
+
+
+def _check_orders(node: Node) -> None:
     if droppable(node):
         assert node.queued & DISK, "the order knows all extents that may go"
-        assert disk.ordered_at == device_of(node), "and it is the order of their device"
+        assert node.disk is not None
+        assert node.disk.ordered_at == device_of(node), "and it is the order of their device"
     assert node.queued & DIRTY or not dirty(node), "the order knows all that is dirty"
 
 

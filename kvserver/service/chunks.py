@@ -12,12 +12,14 @@ published after the bytes are final and withdrawn before the slot is used again;
 carried out by the shell before anything else that the same event decided (see effects.py).
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, Protocol
 
 from kvserver.index.arc import Arc
 from kvserver.index.coverage import servable_chunks
+from kvserver.index.eviction import LeafLru
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space, settle
 from kvserver.service.accounts import Accounts, ChargedPool
 from kvserver.service.counters import Counters
@@ -41,6 +43,17 @@ class DiskSide(Protocol):
     def drop_any(self, tenant: int) -> bool: ...
 
 
+@dataclass(slots=True)
+class Emptying:
+    """What was cleared and is being forgotten."""
+
+    reason: Cause
+    kept: list[Node]
+    """Chunks that something still needed when their turn came."""
+    order: LeafLru
+    """Nothing is asked of it any more."""
+
+
 class Chunks:
     """All namespaces and the arena."""
 
@@ -50,6 +63,7 @@ class Chunks:
         arena_bytes: int,
         slab_bytes: int,
         chunks_max: int,
+        forget_chunks: int,
         counters: Counters,
         accounts: Accounts | None,
         eviction_policy: Literal["lru", "arc"],
@@ -67,11 +81,14 @@ class Chunks:
         self.cut_from: dict[Space, tuple[Space, Node]] = {}
         """Of what was cut off: where it was, and the chunk above. That one is pinned as long, because who reads what
         was cut off may read the chunks above as well."""
+        self.emptying: dict[Space, Emptying] = {}
+        """Of those what was cleared and is still being forgotten, the oldest first."""
         self.pendings: dict[Node, Pending] = {}
         self.orphans: dict[int, list[int]] = {}
         """Job -> slots that are freed when its copy has ended."""
         self.marks: Marks[Node] = Marks(arena_bytes, chunks_max)
         self.chunks_max = chunks_max
+        self._forget_chunks = forget_chunks
         self.chunks = 0
         self.pins = 0
         """Of all nodes. Counted where a pin is set and taken away, so that one that is never taken away shows."""
@@ -106,9 +123,10 @@ class Chunks:
             self.disk.add_space(space)
 
     def clear(self, space: Space, reason: Cause) -> int:
-        """Forgets a namespace: nothing that it holds now is ever served again. Returns how many chunks went.
+        """Forgets a namespace: nothing that it holds now is ever served again. Returns how many chunks go: some now,
+        others with each empty(). Running retrieves finish; their chunks stay in a retired space until then.
 
-        Running retrieves finish; their chunks stay in a retired space until then."""
+        With quotas all go now, as what a tenant holds for nothing is counted chunk by chunk; and with arc."""
         assert self.spaces.get(space.digest) is space
         chunks = len(space.nodes)
         del self.spaces[space.digest]
@@ -119,14 +137,45 @@ class Chunks:
             if node.state != GONE:
                 self.discard(space, node, reason)
         self._counters.discarded[reason] += len(space.nodes)
-        self.gone.extend((space.digest, node, reason) for node in islice(space.nodes.values(), DEPARTED_MAX))
-        for node in sorted(space.nodes.values(), key=lambda node: -node.depth):
-            self._shrink_retired(space, node)
-        for node in space.nodes.values():  # what a retrieve still reads must not come back with the next brain
-            self.withdrawn.extend(offset for offset in node.slots if offset != ABSENT)
-        self.withdrawn.extend(self.marks.places[node] for node in space.nodes.values() if node in self.marks)
-        self._forget_if_empty(space)
+        if self.accounts is None and self.arc is None:
+            self.emptying[space] = Emptying(reason, [], self.room.hand_over(space))
+            if self.disk is not None:
+                self.disk.drop_space(space)
+            self._empty(space, self._forget_chunks)
+        else:
+            self.emptying[space] = Emptying(reason, [], LeafLru())
+            self._empty(space, chunks)
         return chunks
+
+    def going(self, digests: Container[bytes]) -> list[Space]:
+        """What was cleared of these namespaces and is still being forgotten."""
+        return [space for space in self.emptying if space.digest in digests]
+
+    def empty(self) -> None:
+        """Forgets some more of what was cleared."""
+        if self.emptying:
+            self._empty(next(iter(self.emptying)), self._forget_chunks)
+
+    def _empty(self, space: Space, chunks: int) -> None:
+        """The chunks that came last go first, so children before their parents. What something still needs stays behind
+        those that are left, and goes with its last pin."""
+        going = self.emptying[space]
+        kept = going.kept = [node for node in going.kept if node.state != GONE]
+        doomed = list(islice(reversed(space.nodes.values()), len(kept), len(kept) + chunks))
+        self.gone.extend((space.digest, node, going.reason) for node in doomed[:DEPARTED_MAX])
+        for node in doomed:
+            if node.children is None and not node.pins:
+                self.remove(space, node)
+                continue
+            kept.append(node)
+            # What a retrieve still reads must not come back with the next brain.
+            self.withdrawn.extend(offset for offset in node.slots if offset != ABSENT)
+            if node in self.marks:
+                self.withdrawn.append(self.marks.places[node])
+        going.order.let_go(2 * chunks)
+        if len(kept) == len(space.nodes) and not len(going.order):
+            del self.emptying[space]
+            self._forget_if_empty(space)
 
     # ---------------------------------------------------------------- lookup and pins
 
@@ -171,6 +220,8 @@ class Chunks:
         node = space.nodes.get(key)
         if node is not None:
             return node if node.parent is parent else None
+        if self.chunks >= self.chunks_max:
+            self.empty()
         while self.chunks >= self.chunks_max:
             if not self._shrink_index(tenant):
                 return None
@@ -197,7 +248,10 @@ class Chunks:
             for part in space.group_parts(group):
                 if part in pending.parts:
                     continue
-                offset = self.room.take(space.parts[part].slot_bytes, pending)
+                slot_bytes = space.parts[part].slot_bytes
+                if self.emptying and not self.pool.has_room(slot_bytes):
+                    self.empty()
+                offset = self.room.take(slot_bytes, pending)
                 if offset is None:
                     for mine in taken.values():
                         self.pool.free(mine)
@@ -476,7 +530,7 @@ class Chunks:
             at = parent
 
     def _forget_if_empty(self, space: Space) -> None:
-        if not space.nodes and space in self.retired:
+        if not space.nodes and space in self.retired and space not in self.emptying:
             self.retired.remove(space)
             self.room.drop_space(space)
             if self.disk is not None:

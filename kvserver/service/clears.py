@@ -1,10 +1,13 @@
 """Forgetting whole namespaces: one, or all of a tenant.
 
-Memory forgets at once; who asked is answered when the devices have noted it (disk.py), of several namespaces together.
+No lookup finds anything of them from then on. Their chunks go in pieces, as a million takes seconds, and with them
+their entries in the ledger. Who asked is answered when all are gone and the devices have noted it (disk.py), of several
+namespaces together.
 """
 
 from kvserver.errors import ResourceError
 from kvserver.service import disk, holds, kv_events, namespaces
+from kvserver.service.effects import GoOn
 from kvserver.service.leases import check_namespace
 from kvserver.service.leases import end as end_lease
 from kvserver.service.state import Clearing, Core, check_name
@@ -17,7 +20,8 @@ def clear(core: Core, peer: int, request_id: int, namespace: bytes, now_ns: int)
     """Forgets every chunk of a namespace; leases and holds on it end, registrations stay."""
     check_namespace(namespace)
     disk.check_clears(core, 1)
-    clearing = Clearing(peer, Cleared(request_id, _forget(core, namespace)), core.number("disk"))
+    done = Cleared(request_id, _forget(core, namespace))
+    clearing = Clearing(peer, done, core.number("disk"), spaces=core.chunks.going([namespace]))
     disk.answer_when_void(core, clearing, [namespace], now_ns)
 
 
@@ -32,11 +36,28 @@ def clear_tenant(core: Core, peer: int, request_id: int, tenant: str, now_ns: in
     left_out = tier.left_out if tier is not None else {}
     digests = [*dict.fromkeys(digest for table in (tags, left_out) for digest in table if table[digest].may_be(tag))]
     disk.check_clears(core, len(digests))
-    chunks = sum(_forget(core, digest) for digest in digests)
-    clearing = Clearing(peer, TenantCleared(request_id, chunks, len(digests)), core.number("disk"))
+    done = TenantCleared(request_id, sum(_forget(core, digest) for digest in digests), len(digests))
+    clearing = Clearing(peer, done, core.number("disk"), spaces=core.chunks.going(digests))
     if tier is not None and not tier.all_known:
         clearing.why = "what lies on a device that could not be opened is not known; clear again when it is back"
     disk.answer_when_void(core, clearing, digests, now_ns)
+
+
+def go_on(core: Core) -> None:
+    """Some more chunks of what was cleared go."""
+    core.going = False
+    core.chunks.empty()
+
+
+def turn(core: Core) -> None:
+    """At the end of each event: who waits only for chunks to go is answered when they are gone."""
+    if core.clears_going:
+        going, core.clears_going = core.clears_going, []
+        for clearing in going:
+            disk.end(core, clearing)
+    if core.chunks.emptying and not core.going:
+        core.going = True
+        core.effects.append(GoOn())
 
 
 def _forget(core: Core, namespace: bytes) -> int:

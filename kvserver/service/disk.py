@@ -234,7 +234,7 @@ def answer_when_void(core: Core, clearing: Clearing, digests: Iterable[bytes], n
     tier = core.disk
     known = [digest for digest in digests if tier is not None and _is_known(tier, digest)]
     if tier is None or not known:
-        _end(core, clearing)
+        end(core, clearing)
         return
     clearing.left = dict.fromkeys(known, 0)
     core.timers.set(now_ns + core.bounds.job_ttl_ms * MILLISECOND_NS, "clear", clearing.number)
@@ -322,7 +322,7 @@ def _noted(core: Core, tier: DiskTier, noted: Noted) -> None:
                 tier.owed.add(noted.namespace)
                 clearing.why = _why_not_noted(core, tier)
             if not clearing.left:
-                _end(core, clearing)
+                end(core, clearing)
 
 
 def _why_not_noted(core: Core, tier: DiskTier) -> str:
@@ -331,10 +331,13 @@ def _why_not_noted(core: Core, tier: DiskTier) -> str:
     return f"not durable yet on {' and '.join(said) or 'any device'}; it is tried again until it is"
 
 
-def _end(core: Core, clearing: Clearing) -> None:
+def end(core: Core, clearing: Clearing) -> None:
     """All is noted, or nothing more is waited for. What is not durable is gone from memory, but after a restart of the
     whole server it may be back, if that comes before the devices could be told."""
     core.timers.cancel("clear", clearing.number)
+    if any(space in core.chunks.emptying for space in clearing.spaces):
+        core.clears_going.append(clearing)
+        return
     done, why = clearing.done, clearing.why
     if not why:
         core.answer(clearing.peer, done)
@@ -352,4 +355,4 @@ def clear_overdue(core: Core, tier: DiskTier, number: int) -> None:
         if not tier.clearing[digest]:
             del tier.clearing[digest]
     clearing.why = "the disks have not confirmed it in time"
-    _end(core, clearing)
+    end(core, clearing)

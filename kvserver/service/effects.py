@@ -86,6 +86,10 @@ class CloseSession(NamedTuple):
     peers: tuple[int, ...]
 
 
+class GoOn(NamedTuple):
+    """Something is to be gone on with in pieces: the event of that name shall come, after others that wait."""
+
+
 class Log(NamedTuple):
     """One line per state change: `event key=value …`."""
 
@@ -124,6 +128,7 @@ Effect = (
     | Ask
     | CloseDescriptors
     | CloseSession
+    | GoOn
     | Log
     | Audit
     | Tell

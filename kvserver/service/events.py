@@ -67,8 +67,12 @@ class ArenaGrew(NamedTuple):
     """On which memory nodes it lies, for /status."""
 
 
+class GoOn(NamedTuple):
+    """The effect of that name was carried out."""
+
+
 class Tick(NamedTuple):
     """Time has passed."""
 
 
-Event = Arrived | Commanded | PeerGone | Unheard | WorkerGone | Reported | MoverGone | ArenaGrew | Tick
+Event = Arrived | Commanded | PeerGone | Unheard | WorkerGone | Reported | MoverGone | ArenaGrew | GoOn | Tick

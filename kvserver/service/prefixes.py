@@ -37,7 +37,8 @@ def clear(core: Core, peer: int, request_id: int, prefix: ClearedPrefix, now_ns:
     if noted and tier is not None:
         tier.cleared[digest] = prefix
         tier.noted.setdefault(digest, 0)
-    clearing = Clearing(peer, Cleared(request_id, chunks), core.number("disk"))
+    going = core.chunks.going([prefix.namespace])
+    clearing = Clearing(peer, Cleared(request_id, chunks), core.number("disk"), spaces=going)
     disk.answer_when_void(core, clearing, [digest] if noted else [], now_ns)
 
 

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from kvserver.index.arc import Arc
-from kvserver.index.eviction import EvictionPolicy, Lru, evictable
+from kvserver.index.eviction import EvictionPolicy, LeafLru, Lru, evictable
 from kvserver.index.space import READY, Node, Space
 from kvserver.service.accounts import Account, Accounts, Claim
 from kvserver.service.counters import Counters
@@ -101,6 +101,12 @@ class Room:
 
     def add_space(self, space: Space) -> None:
         self._orders[space] = self._policy.add_space(space)
+
+    def hand_over(self, space: Space) -> LeafLru:
+        """Gives up the order of a namespace that is no more, least recently used; the caller lets its entries go."""
+        order = self._orders.pop(space)
+        assert isinstance(order, LeafLru)
+        return order
 
     def drop_space(self, space: Space) -> None:
         self._policy.drop_space(space)

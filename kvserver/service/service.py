@@ -34,6 +34,7 @@ from kvserver.service.events import (
     Arrived,
     Commanded,
     Event,
+    GoOn,
     MoverGone,
     PeerGone,
     Reported,
@@ -111,6 +112,8 @@ class Service:
                 admin.command(core, event, now_ns)
             case Tick():
                 self._tick(now_ns)
+            case GoOn():
+                clears.go_on(core)
             case PeerGone(peer):
                 sessions.peer_gone(core, peer, now_ns)
             case Unheard(lease):
@@ -129,6 +132,7 @@ class Service:
                 core.arena_problem, core.arena_placement = problem, placement
                 movers.arena_grew(core)
         disk.turn(core, now_ns)
+        clears.turn(core)
         if core.chunks.changes:
             kv_events.tell(core, core.chunks.changes)
         if core.chunks.gone:

@@ -48,6 +48,8 @@ class Bounds:
     prefix_notes_kept: int = 512
     """Of notes of cleared prefixes beyond these, those go that say nothing any more (prefixes.py)."""
     chunks_max: int = 4_000_000
+    forget_chunks: int = 256
+    """Chunks of a cleared namespace that are forgotten in one go; each takes some 8 us."""
     leases_max: int = 4096
     jobs_max: int = 64
     """In flight for one session."""
@@ -264,6 +266,8 @@ class Clearing:
     there is on disk."""
     why: str = ""
     """Why it is not durable, or not all of it."""
+    spaces: list[Space] = field(default_factory=list)
+    """What was cleared; its chunks may still be going."""
 
 
 @dataclass(slots=True, eq=False)
@@ -436,6 +440,7 @@ class Core:
             arena_bytes=bounds.arena_bytes,
             slab_bytes=bounds.slab_bytes,
             chunks_max=bounds.chunks_max,
+            forget_chunks=bounds.forget_chunks,
             counters=self.counters,
             accounts=Accounts(bounds.tenants) if bounds.tenants else None,
             eviction_policy=bounds.eviction_policy,
@@ -454,6 +459,10 @@ class Core:
         self.leases: dict[int, Lease] = {}
         self.jobs: dict[int, Job] = {}
         self.wishes = Wishes()
+        self.going = False
+        """GoOn is under way."""
+        self.clears_going: list[Clearing] = []
+        """Those whose chunks are still going, and which wait for nothing else."""
         self.untold: list[tuple[Space, list[Node]]] = []
         """Chunks that an earlier brain left, the next one last, of which subscribers were not told yet."""
         self.effects: list[Effect] = []

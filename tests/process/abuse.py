@@ -78,6 +78,10 @@ class Victim:
             assert os.path.exists(f"/proc/{pid}"), "a process of the server died"
             what = f"the descriptors of process {pid} to be closed"
             until(what, lambda pid=pid, before=before: _descriptors(pid) <= before)  # type: ignore[misc]
+        self.unharmed_memory()
+
+    def unharmed_memory(self) -> None:
+        """Neither brain nor mover has grown much, or died."""
         if self._kept_bytes:
             assert (self.server.brain_pid(), self.server.mover_pid()) == self.processes
             for pid, kept_bytes in zip(self.processes, self._kept_bytes, strict=True):

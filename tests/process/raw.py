@@ -21,10 +21,12 @@ WAIT_S = 20.0
 class RawPeer:
     """The ZeroMQ door without kvclient. Sends anything, and reads what comes back."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, received_max: int = 1000) -> None:
+        """received_max: replies that ZeroMQ takes in before they are asked for."""
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVHWM, received_max)
         self.socket.connect(f"ipc://{path}")
         self._last_id = 0
 
@@ -98,8 +100,9 @@ class RawSession:
         ranks: int = 1,
         rank: int = 0,
         within_s: float = WAIT_S,
+        received_max: int = 1000,
     ) -> None:
-        self.zmq = RawPeer(path)
+        self.zmq = RawPeer(path, received_max=received_max)
         self.board = -1
         self.local: RawLocal | None = None
         due_s = time.monotonic() + within_s

@@ -8,6 +8,7 @@ import zmq
 
 from kvserver.wire import messages as wire
 from kvserver.wire.codec import encode
+from kvserver.zmq_door import LONG_BYTES
 from tests.process.abuse import NAMESPACE, STORY, Abuser, Victim, pack, refusal
 from tests.process.engine import prompt
 from tests.process.harness import RawLocal, RawPeer, RawSession, stopped, until
@@ -40,7 +41,7 @@ def victim(running: Victim) -> Iterator[Victim]:
 
 
 def test_a_zeromq_client_that_reads_nothing_costs_nobody_anything(victim: Victim) -> None:
-    """Its replies fill what one peer is allowed, and are dropped from there on."""
+    """Short replies fill what one peer is allowed, and are dropped from there on. Long ones are refused before."""
     peer = RawPeer(victim.path)
     peer.socket.setsockopt(zmq.RCVHWM, 1)  # for connections from here on
     peer.socket.disconnect(f"ipc://{victim.path}")
@@ -54,6 +55,34 @@ def test_a_zeromq_client_that_reads_nothing_costs_nobody_anything(victim: Victim
     until("the replies that do not fit to be dropped", lambda: _counter(victim, "replies_dropped") > dropped)
     victim.serves()
     peer.close()
+
+
+def test_long_replies_that_nobody_reads_take_no_memory_and_each_request_is_answered() -> None:
+    """What a peer has not read is in the kernel's buffer, and the server keeps no further status documents for it."""
+    deaf, asked = 12, 900
+    with Victim(sessions_max=2 * deaf) as victim:
+        sessions = [
+            RawSession(victim.path, engine=f"{number:03}" + "e" * 120, received_max=1) for number in range(deaf)
+        ]
+        for session in sessions:
+            for number in range(asked):
+                session.zmq.send(encode(wire.Status(2 + number)))
+        until("most of them to be refused", lambda: _refused(victim) > deaf * asked // 2)
+        victim.serves()
+        victim.unharmed_memory()
+        refused = 0
+        for session in sessions:
+            replies = [session.zmq.receive() for _ in range(asked)]
+            assert [reply.id for reply in replies] == list(range(2, 2 + asked))
+            assert isinstance(replies[0], wire.StatusIs)
+            assert len(replies[0].document) > LONG_BYTES
+            errors = [reply for reply in replies if not isinstance(reply, wire.StatusIs)]
+            for error in errors:
+                refusal(error, "resource", "unread", "not read yet")
+            refused += len(errors)
+            session.close()
+        assert refused > deaf * asked // 2
+        victim.unharmed()
 
 
 @pytest.mark.parametrize("kind", ["attached", "lane", "stranger"])
@@ -194,6 +223,12 @@ def _counter(victim: Victim, name: str) -> int:
     count = victim.server.status().counters[name]
     assert isinstance(count, int)
     return count
+
+
+def _refused(victim: Victim) -> int:
+    errors = victim.server.status().counters["errors"]
+    assert isinstance(errors, dict)
+    return int(errors["resource"])
 
 
 def _is_welcome(peer: RawPeer) -> bool:

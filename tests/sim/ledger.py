@@ -82,6 +82,22 @@ class Ledger:
         if self.held.get(name) == offset:
             del self.held[name]
 
+    def doom(self, digest: bytes) -> list[Record]:
+        """What it has of a namespace that was cleared: nothing of that is served, and it goes by and by."""
+        doomed = [record for record in self.records.values() if record.namespace == digest]
+        for name in [name for name in self.held if name[0] == digest]:
+            del self.held[name]
+        return doomed
+
+    def read_again(self) -> None:
+        """As a new brain does. What was doomed and had not gone is held, unless something newer is."""
+        self.held.clear()
+        for offset, record in self.records.items():
+            name = (record.namespace, record.key, record.group, record.shard)
+            rival = self.held.get(name)
+            if rival is None or self.records[rival].generation < record.generation:
+                self.held[name] = offset
+
     @property
     def slots(self) -> set[int]:
         """Offsets of what is sealed, without marks."""

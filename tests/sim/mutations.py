@@ -348,8 +348,26 @@ MUTATIONS = (
     Mutation(
         "a cleared chunk comes back with the next brain",
         CHUNKS,
-        "            self.withdrawn.extend(offset for offset in node.slots if offset != ABSENT)\n",
-        "            pass\n",
+        "            self.withdrawn.extend(offset for offset in node.slots if offset != ABSENT)\n            if node",
+        "            if node",
+    ),
+    Mutation(
+        "what was cleared is answered before it is gone from the ledger",
+        "service/disk.py",
+        "    if any(space in core.chunks.emptying for space in clearing.spaces):\n",
+        "    if False:\n",
+    ),
+    Mutation(
+        "a clear does not wait for an earlier one of the same namespace",
+        CHUNKS,
+        "return [space for space in self.emptying if space.digest in digests]",
+        "return [space for space in self.emptying if space.digest in digests][-1:]",
+    ),
+    Mutation(
+        "what was cleared never goes on",
+        "service/clears.py",
+        "        core.effects.append(GoOn())\n",
+        "        pass\n",
     ),
     Mutation(
         "withdraw after the order that writes",
@@ -390,8 +408,8 @@ MUTATIONS = (
     Mutation(
         "marks of a cleared namespace come back with the next brain",
         CHUNKS,
-        "for node in space.nodes.values() if node in self.marks)",
-        "for node in space.nodes.values() if node is self)",
+        "                self.withdrawn.append(self.marks.places[node])\n",
+        "                pass\n",
     ),
     Mutation("restore without marks", RESTORE, "or not (present or mark != ABSENT):", "or not present:"),
     Mutation(

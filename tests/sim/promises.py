@@ -1,10 +1,12 @@
 """What is held against every event and effect, kept by the simulator itself and not read out of the service."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvserver.service.admin import COMMAND_ID
 from kvserver.service.effects import Answer, Effect, Instruct
+from kvserver.tiers.records import Record
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.admin import AnyCommand, Command, Outcome
 from kvserver.wire.messages import (
@@ -156,6 +158,10 @@ class Promises:
         self.writing: dict[int, int] = {}
         """Arena unit -> the job that may write there."""
         self.reading: dict[int, list[int]] = {}
+        self._doomed: list[Record] = []
+        """What the ledger had of namespaces when they were cleared."""
+        self._clears_asked: dict[tuple[int, int], int] = {}
+        """(peer, request id) -> how much of that must be gone when it is answered."""
         self.cleared_jobs: set[int] = set()
         """Jobs that were in flight when their namespace was cleared."""
         self.jobs_ever: dict[int, SessionFacts] = {}
@@ -203,6 +209,13 @@ class Promises:
                 for asked in waiting:
                     asked.excused = True
 
+    def check_gone(self, peer: int, request_id: int, digests: Sequence[bytes]) -> None:
+        """Whoever cleared is answered when no later brain finds anything of what there was then."""
+        count = self._clears_asked.pop((peer, request_id), None)
+        doomed = [record for record in self._doomed[:count] if record.namespace in digests]
+        if any(self._ledger.records.get(record.offset) is record for record in doomed):
+            raise Wrong("who cleared a namespace was answered, and the ledger still holds some of what it had")
+
     def _check_answer(self, peer: int, request: Request | AnyCommand, reply: Reply | Outcome, now_ns: int) -> None:
         if isinstance(request, Command):
             self.operators.answered(request, reply, now_ns)  # type: ignore[arg-type]
@@ -219,10 +232,12 @@ class Promises:
                 if lease is not None and lease.expires_ns > now_ns and lease.engine is not self.by_peer[peer].engine:
                     raise Wrong(f"lease {request.lease} was released by another engine")
 
-    def cleared(self, namespace: bytes) -> None:
-        """A Clear was accepted: everything of the namespace is forgotten now, whenever the answer comes."""
-        if any(digest == namespace for digest, *_ in self._ledger.held):
-            raise Wrong("a namespace was cleared, and the ledger still holds some of it")
+    def cleared(self, peer: int, request_id: int, namespace: bytes, *, answered: bool) -> None:
+        """A Clear was accepted: nothing of the namespace is served from now on, whenever the answer comes."""
+        self._doomed += self._ledger.doom(namespace)
+        self._clears_asked[peer, request_id] = len(self._doomed)
+        if answered:
+            self.check_gone(peer, request_id, [namespace])
         self._end_leases([n for n, lease in self.leases.items() if lease.digest == namespace])
         self.operators.cleared(namespace, ())
         self.disk.was_cleared(namespace)

@@ -7,6 +7,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
+from kvserver.service.admin import COMMAND_ID
 from kvserver.service.effects import (
     Answer,
     AnswerWithBoard,
@@ -18,6 +19,7 @@ from kvserver.service.effects import (
     CloseSession,
     DropNamespace,
     Effect,
+    GoOn,
     Instruct,
     Log,
     Publish,
@@ -26,6 +28,7 @@ from kvserver.service.effects import (
     Withdraw,
 )
 from kvserver.service.events import ArenaGrew, Arrived, Commanded, Event, MoverGone, PeerGone, Reported, Tick, Unheard
+from kvserver.service.events import GoOn as GoneOn
 from kvserver.service.service import Service
 from kvserver.tiers.records import NO_GROUP, unpack_disk
 from kvserver.wire.admin import AnyCommand, ClearNamespace, ClearTenant, Command, NewWeights, Outcome
@@ -90,6 +93,7 @@ class Shell:
         """Movers that are not gone; True while orders may be sent."""
         self._killed: list[int] = []
         bounds, ledger = world.swarm.bounds, world.ledger
+        ledger.read_again()
         expected = survivors(ledger, world.shapes)
         self.service = Service(
             bounds,
@@ -186,9 +190,11 @@ class Shell:
         if shortages:
             self._check_disk_quotas(event, effects, shortages, was_draining=was_draining)
         if isinstance(event, Arrived) and isinstance(event.request, Clear) and not _refuses(effects, event.request.id):
-            self.promises.cleared(event.request.namespace)
+            self.promises.cleared(
+                event.peer, event.request.id, event.request.namespace, answered=_answers(effects, event.peer)
+            )
         if isinstance(event, Commanded) and not _refuses_now(effects, event.peer):
-            self._commanded(event.command)
+            self._commanded(event.peer, event.command, answered=_answers(effects, event.peer))
         self.promises.operators.check(world.now_ns)
         if isinstance(event, Reported) and isinstance(event.report, Moved):
             self.promises.disk.ended(event.report, inside.on_disk(self.service))
@@ -251,18 +257,18 @@ class Shell:
         )
         self._world.counts["accounts that gave to others on disk"] += gave
 
-    def _commanded(self, command: AnyCommand) -> None:
+    def _commanded(self, peer: int, command: AnyCommand, *, answered: bool) -> None:
         match command:
             case NewWeights(namespace=namespace):
-                self.promises.cleared(namespace)
+                self.promises.cleared(peer, COMMAND_ID, namespace, answered=answered)
                 self.promises.operators.weights_changed(command, self._world.now_ns)
             case ClearNamespace(namespace, b""):
-                self.promises.cleared(namespace)
+                self.promises.cleared(peer, COMMAND_ID, namespace, answered=answered)
             case ClearNamespace(namespace, key):
                 self.promises.prefix_cleared(namespace, key)
             case ClearTenant(tenant):
                 for namespace in namespaces_of(tenant, self._world.shapes):
-                    self.promises.cleared(namespace)
+                    self.promises.cleared(peer, COMMAND_ID, namespace, answered=answered)
             case _:
                 pass
 
@@ -337,6 +343,8 @@ class Shell:
                 self.promises.closed(session)
             case Tell(events):
                 self._world.heard.take(events)
+            case GoOn():
+                self._world.gone.append(GoneOn())
             case Log() | Audit() | ChangeLogLevel():
                 pass
 
@@ -386,6 +394,12 @@ class Shell:
             case Stored():
                 self._world.counts[f"why {reply.why}"] += 1
         request = self.promises.answered(peer, reply, self._world.now_ns)
+        if not isinstance(reply, Error):
+            match request:
+                case Clear(_, namespace) | ClearNamespace(namespace) | NewWeights(namespace=namespace):
+                    self.promises.check_gone(peer, reply.id, [namespace])
+                case ClearTenant(tenant):
+                    self.promises.check_gone(peer, reply.id, namespaces_of(tenant, self._world.shapes))
         if isinstance(request, Command):
             operators.after(self._world, peer, reply)  # type: ignore[arg-type]
             return
@@ -422,6 +436,10 @@ def _refuses_now(effects: list[Effect], peer: int) -> bool:
     """Nothing was done. What is only not durable, was."""
     errors = [e.reply.code for e in effects if isinstance(e, Answer) and e.peer == peer and isinstance(e.reply, Error)]
     return errors not in ([], ["disk-clear"])
+
+
+def _answers(effects: list[Effect], peer: int) -> bool:
+    return any(isinstance(e, Answer) and e.peer == peer and not isinstance(e.reply, Error) for e in effects)
 
 
 def _refuses(effects: list[Effect], request_id: int) -> bool:

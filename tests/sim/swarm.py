@@ -182,6 +182,7 @@ class Swarm:
             caches_max=self._tight(rng, (3, 5), 64),
             namespaces_max=5 if self.begins_cold else self._tight(rng, (1, 2), 5),
             chunks_max=1000 if self.mixes_sizes else rng.choice((3, 7, 1000, 1000, 1000, 1000)),
+            forget_chunks=rng.choice((1, 2, 3, 256)),
             leases_max=self._tight(rng, (1, 4), 64),
             jobs_max=self._tight(rng, (1, 2), 16),
             descriptors_max=rng.choice((3, 7)),
