@@ -27,6 +27,7 @@ from benchmarks.rows import Rows  # noqa: E402
 from benchmarks.serving import serving  # noqa: E402
 from kvclient.atom import KvServerScheduler  # noqa: E402
 from kvclient.atom_steps import NAMESPACE  # noqa: E402
+from kvclient.atom_versions import CONFIG, PARALLEL  # noqa: E402
 
 RUNNING = 256
 LENGTHS = (1024, 8192, 131_072)
@@ -35,12 +36,13 @@ ARENA_BYTES = 64 << 20
 
 
 def scheduler_at(socket: str) -> KvServerScheduler:
-    config = SimpleNamespace(
-        kv_cache_block_size=BLOCK,
-        max_num_seqs=RUNNING,
-        kv_transfer_config={"kv_connector_extra_config": {"socket": socket, "model_id": "bench"}},
-    )
-    half = KvServerScheduler(config)
+    said = {
+        "kv_cache_block_size": BLOCK,
+        "max_num_seqs": RUNNING,
+        "kv_transfer_config": {"kv_connector_extra_config": {"socket": socket, "model_id": "bench"}},
+        "parallel_config": SimpleNamespace(**dict.fromkeys(PARALLEL, 0)),
+    }
+    half = KvServerScheduler(SimpleNamespace(**(dict.fromkeys(CONFIG) | said)))
     half.process_completions(KVConnectorOutput(finished_saving={SaveOperationId(NAMESPACE + "6e" * 32, 0)}))
     return half
 
@@ -48,6 +50,7 @@ def scheduler_at(socket: str) -> KvServerScheduler:
 def sequence(name: int, tokens: int) -> Any:
     return SimpleNamespace(
         id=name,
+        status=None,
         token_ids=list(range(name, name + tokens)),
         num_tokens=tokens,
         num_prompt_tokens=tokens,

@@ -5,11 +5,12 @@ One message is one frame; descriptors travel beside it (SCM_RIGHTS) and arrive c
 
 import ctypes
 import os
+import select
 import signal
 import socket
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -128,6 +129,18 @@ def peer_pid(end: socket.socket) -> int:
     """Number of the process that made the connection; 0 when it lives in a process namespace that we cannot see."""
     pid, _, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
+
+
+def broken(ends: Iterable[socket.socket]) -> list[socket.socket]:
+    """Those whose other end has gone without reading all that it was sent.
+
+    To be asked now and then: libuv stops to watch a socket that is in error and calls for it once more. Where that call
+    reads what had come before the end, nobody would hear of the end."""
+    poll = select.poll()
+    by_descriptor = {end.fileno(): end for end in ends}
+    for descriptor in by_descriptor:
+        poll.register(descriptor, 0)
+    return [by_descriptor[descriptor] for descriptor, what in poll.poll(0) if what & select.POLLERR]
 
 
 def client_of(end: socket.socket) -> int:

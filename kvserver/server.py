@@ -36,6 +36,7 @@ from kvserver.passing import (
     CANNOT_START,
     Inheritance,
     Receiver,
+    broken,
     client_of,
     close_all,
     die_with_parent,
@@ -396,10 +397,17 @@ class Shell:
             self._snapshots.publish(Snapshot(time.monotonic(), status, self._counters.copy()))
         if self._ticks % COLLECT_TICKS == 1:
             self._supervisor.alive()
+            self._close_broken()
         if self._ticks % COLLECT_TICKS == 0:
             gc.collect(1)
             self._ledger.forget_pages()
             gc.freeze()  # what lived through it is index; a full collection over it would stop the brain for a second
+
+    def _close_broken(self) -> None:
+        self._zmq.close_broken()
+        peers = {connection: peer for peer, connection in self._locals.items()}
+        for end in broken(peers):
+            self._close_local(peers[end])
 
     def _show_strangers_out(self) -> None:
         """Connections are bounded, so whoever has no session after a while makes room for others."""

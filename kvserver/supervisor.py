@@ -597,9 +597,9 @@ def _grow(config: Config, arena: int) -> tuple[ArenaGrower, numa.Placement]:
     try:
         return ArenaGrower(arena, *sizes, placement.nodes), placement
     except (OSError, RuntimeError) as problem:  # its threads may be what there is no room for
+        refused = problem.strerror if isinstance(problem, OSError) else str(problem)
         if placement.asked_for or not placement.nodes or isinstance(problem, RuntimeError):
-            raise ConfigError("arena-memory", f"numa_node={config.numa_node}: {problem}") from problem
-        refused = str(problem)
+            raise ConfigError("arena-memory", f"numa_node={config.numa_node}: {refused}") from problem
     without = numa.Placement((), f"not on the nodes of the GPUs, as the kernel refused it ({refused}); {placement.why}")
     logs.event(logging.WARNING, "arena not near GPUs", ("wanted", placement), ("why", refused))
     return ArenaGrower(arena, *sizes), without

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kvserver.line import Line
-from kvserver.passing import client_of
+from kvserver.passing import broken, client_of
 from kvserver.wire.messages import FRAME_BYTES_MAX
 from kvserver.wire.zmtp import Alien, Message, Stream, packed
 
@@ -111,6 +111,12 @@ class ZmqDoor:
             connection.peer = self._number()
             self._connections[connection.peer] = connection
             self._add_stranger(connection)
+
+    def close_broken(self) -> None:
+        """To be called now and then (passing.broken)."""
+        by_end = {connection.end: connection for connection in self._connections.values()}
+        for end in broken(by_end):
+            self._close(by_end[end])
 
     def _heard(self, stranger: _Connection) -> None:
         """Others have been silent for longer."""

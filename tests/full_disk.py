@@ -20,7 +20,7 @@ def mounted(kind: str, place: Path, size_bytes: int) -> Iterator[Path]:
     root = place / f"mounted-{kind}"
     root.mkdir()
     if kind == "tmpfs":
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(root)]
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0700", "none", str(root)]
     else:
         image = place / "image"
         with image.open("wb") as file:

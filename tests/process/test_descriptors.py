@@ -14,7 +14,16 @@ from kvserver.wire.codec import encode
 from kvserver.wire.zmtp import GREETING, packed
 from tests.process.abuse import memory_bytes, refusal
 from tests.process.engine import Engine, prompt
-from tests.process.harness import WAIT_S, RawPeer, RawSession, Server, until
+from tests.process.harness import (
+    OBSERVER_SESSIONS,
+    WAIT_S,
+    RawPeer,
+    RawSession,
+    Server,
+    descriptors_of,
+    stopped,
+    until,
+)
 
 LIMIT = 700
 GROWTH_BYTES_MAX = 100 << 20
@@ -51,6 +60,21 @@ def connected(path: Path | str, kind: socket.SocketKind = socket.SOCK_STREAM) ->
     end.connect(str(path))
     end.settimeout(WAIT_S)
     return end
+
+
+def test_a_client_that_leaves_between_two_looks_of_the_brain_leaves_no_descriptor(server: LimitedServer) -> None:
+    """What it said, and that it has gone without reading, come to the brain at once."""
+    brain = server.brain_pid()
+    until("nobody else to be there", lambda: server.status().sessions == OBSERVER_SESSIONS)
+    before = len(descriptors_of(brain))
+    ends = [connected(server.path) for _ in range(5)]
+    for end in ends:
+        assert end.recv(1) == GREETING[:1], "the rest of its greeting stays unread"
+    with stopped(brain):
+        for end in ends:
+            say(end, GREETING[:10])
+            end.close()
+    until("the brain to close them", lambda: len(descriptors_of(brain)) <= before)
 
 
 def say(end: socket.socket, said: bytes) -> None:

@@ -2,7 +2,18 @@
 
 SEEDS_FOR_ALL = 1000
 
-_EVENTS = ("Arrived", "Commanded", "PeerGone", "Unheard", "WorkerGone", "Reported", "MoverGone", "ArenaGrew", "Tick")
+_EVENTS = (
+    "Arrived",
+    "Commanded",
+    "PeerGone",
+    "Unheard",
+    "WorkerGone",
+    "Reported",
+    "MoverGone",
+    "ArenaGrew",
+    "Tick",
+    "GoOn",
+)
 _REQUESTS = (
     "Hello", "Attach", "Lane", "Offer", "Watch", "Register", "Unregister", "Lookup", "Release", "Store", "Retrieve",
     "Clear", "Drain", "Explain", "Status",
@@ -14,7 +25,7 @@ _REPLIES = (
 )  # fmt: skip
 _EFFECTS = (
     "Publish", "Withdraw", "PutNamespace", "DropNamespace", "Answer", "AnswerWithBoard", "AnswerWithMover", "Instruct",
-    "Ask", "CloseDescriptors", "CloseSession", "Log", "Audit", "ChangeLogLevel", "Tell",
+    "Ask", "CloseDescriptors", "CloseSession", "Log", "Audit", "ChangeLogLevel", "Tell", "GoOn",
 )  # fmt: skip
 _COMMANDS = (
     "ClearNamespace", "ClearTenant", "Pin", "Unpin", "Warm", "DrainServer", "Resume", "NewWeights", "SetLogLevel",

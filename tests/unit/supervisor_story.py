@@ -119,7 +119,7 @@ def run(device: str, first: int, last: int, number: int) -> None:
     disks = "/nowhere" if device == "disk" else ""
     config = Config(arena_bytes=ARENA_BYTES, slab_bytes=SLAB_BYTES, disk_paths=disks)
     arena = create_memfd("arena", ARENA_BYTES, 0)
-    grower = ArenaGrower(arena, ARENA_BYTES, SLAB_BYTES, 1, -1)
+    grower = ArenaGrower(arena, ARENA_BYTES, SLAB_BYTES, 1)
     ledger = os.open(Path(__file__), os.O_RDONLY)
-    Armed(config, Held(arena, ledger, found=False, kept=False), grower, Manager({})).run()
+    Armed(config, Held(arena, ledger, found=False, kept=False), grower, Manager({}), "anywhere").run()
     os.write(1, f"calls {Armed.faults.calls - 1}\n".encode())

@@ -250,7 +250,7 @@ def test_a_prefix_of_which_one_device_has_a_note_costs_nothing_else(places: tupl
         brain.devices(2)
         brain.order(Note(NAMESPACE, b"document", 3))
         assert brain.next() == Noted(NAMESPACE, 3, kept=True)
-        (bad / disk_notes.FOLDER / f"{prefix_note(prefix).hex()}.new").mkdir()
+        (bad / disk_notes.FOLDER / f"{prefix_note(prefix).hex()}.note.new").mkdir()
         brain.order(Note(prefix_note(prefix), prefix_document(prefix), 7))
         brain.devices(1)
         assert brain.next() == Noted(prefix_note(prefix), 7, kept=True)

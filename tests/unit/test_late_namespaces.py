@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import struct
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -175,6 +176,7 @@ def test_a_file_that_goes_is_shared_with_nobody_and_ends_nothing(tmp_path: Path)
 def hub(root: Path, *, honest: bool = True, fill: int = 1) -> Path:
     """A model that was downloaded just now."""
     plain = write(root / "plain", fill)
+    _only_entries_change_above(root)
     repository = root / "models--who--what"
     snapshot = repository / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
@@ -188,6 +190,14 @@ def hub(root: Path, *, honest: bool = True, fill: int = 1) -> Path:
         (repository / "blobs" / blob).write_bytes((plain / name).read_bytes())
         (snapshot / name).symlink_to(f"../../blobs/{blob}")
     return snapshot
+
+
+def _only_entries_change_above(root: Path) -> None:
+    """Test runners set modes of the folders that they make, and such a folder may be another one."""
+    for folder in root.parents:
+        if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):
+            with tempfile.TemporaryDirectory(dir=folder):
+                pass
 
 
 def test_what_an_engine_has_just_downloaded_is_told_by_its_names(tmp_path: Path) -> None:
