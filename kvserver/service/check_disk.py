@@ -26,6 +26,7 @@ def check_disk(core: Core, tier: DiskTier) -> None:
     _check_emptying(tier)
     _check_jobs(core, tier)
     _check_fetches(core, tier)
+    assert all(tier.clearing.values()), "a note is waited for by somebody"
     assert tier.owed <= tier.unnoted | tier.void_later, "a clear that is not durable is told again"
 
 

@@ -20,6 +20,7 @@ DRIVER, IMPORTS, EXPORTER = "csrc/gpu/driver.cpp", "csrc/gpu/imports.cpp", "csrc
 ENGINE, REGISTERED, BOUNCE = "csrc/gpu/device_engine.cpp", "csrc/gpu/registered_link.cpp", "csrc/gpu/bounce_link.cpp"
 FACTS, HANDLES, KERNELS = "csrc/gpu/facts.cpp", "csrc/gpu/handles.cpp", "csrc/gpu/kernels.cpp"
 LIBRARY, PUMP = "csrc/gpu/library.cpp", "csrc/gpu/pump.cpp"
+JOB = "csrc/gpu/device_job.cpp"
 WATCH, COPIER, CLIENT = "csrc/gpu/event_watch.cpp", "csrc/gpu/staged_copier.cpp", "client/kvclient/device.py"
 
 GIL = """
@@ -313,6 +314,13 @@ MUTATIONS = (
         '            "most.",\n            most=GIB,',
         '            "most.",\n            most=64 * GIB,',
         traps("gibibyte"),
+    ),
+    Mutation(
+        "a segment that the client faulted stays in use",
+        JOB,
+        "        case PackState::FAULT:\n            packer_->recycle(flight.segment);\n",
+        "        case PackState::FAULT:\n",
+        ("device/test_engine_jobs.py -k faulted",),
     ),
     Mutation(
         "kernels are kept whatever compiled them",

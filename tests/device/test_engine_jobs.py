@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvserver.transfer.engines import ABANDONED, DONE, FAILED, SUBMITTED
+from kvserver.wire.messages import STAGING_SEGMENTS
 from tests.device.conftest import VENDORS
 from tests.device.mover_rig import RETRIEVE, STORE, Halves
 from tests.device.simulated import HANG, STICKY, Machine
@@ -16,6 +17,8 @@ from tests.process.harness import until
 LANES = {"store": STORE, "retrieve": RETRIEVE}
 SMALL, LARGE = 333, 70_001
 """Page sizes: a job of LARGE ones has several segments (420 KB a chunk, segments of 1 MiB)."""
+SEGMENTS = STAGING_SEGMENTS // len(LANES)
+"""Of a lane."""
 
 
 @pytest.fixture(scope="module", params=VENDORS)
@@ -176,6 +179,18 @@ def test_a_fault_of_the_client_fails_its_job_only(halves: Halves, kind: str) -> 
     job = halves.submit(kind, cache, 1)
     serve(halves, cache, lane)
     assert halves.wait(job)[1] == "done"
+
+
+@pytest.mark.parametrize("kind", ["store", "retrieve"])
+def test_segments_that_a_client_faulted_serve_the_jobs_after_them(halves: Halves, kind: str) -> None:
+    cache = halves.map(SMALL, staged=True)
+    for _ in range(SEGMENTS):
+        job = halves.submit(kind, cache, 1)
+        halves.rig.call("take", cache, LANES[kind])
+        halves.rig.call("fault", cache, LANES[kind])
+        assert halves.wait(job)[1] == "failed"
+    for _ in range(SEGMENTS):
+        assert run(halves, kind, cache, "staged", packed_by_client=True) == "staged"
 
 
 @pytest.mark.parametrize("kind", ["store", "retrieve"])

@@ -32,7 +32,7 @@ UNIT_TESTS = tuple(
         *("arc", "index", "slots", "layout", "marks", "placement", "extents"),
         *("service_timers", "service_namespaces", "service_room", "service_pins", "service_restore", "service_disk"),
         *("service_disk_prefix", "service_tenants_disk", "service_disk_quotas", "service_notes", "service_tenants"),
-        *("service_recovery", "service_kv_events"),
+        *("service_recovery", "service_kv_events", "service_disk_writes", "bad_registrations", "bad_transfers"),
         *("admin_holds", "admin_clears", "admin_notes", "admin_tenants", "admin_drain"),
     )
 )

@@ -332,7 +332,34 @@ MUTATIONS = (
         "        movers.drop_board(core, mover, session)\n",
         "        pass\n",
     ),
+    Mutation(
+        "a board goes with the first of its session's caches",
+        MOVERS,
+        "    if any(other.session is session for other in mover.caches.values()):\n        return\n",
+        "",
+    ),
+    Mutation(
+        "one job too many for a session",
+        TRANSFERS,
+        "if len(session.jobs) >= core.bounds.jobs_max:",
+        "if len(session.jobs) > core.bounds.jobs_max:",
+        unseen=True,
+    ),
     # ------------------------------------------------------------ the ledger
+    Mutation(
+        "the last record of the ledger counts as the newest",
+        RESTORE,
+        "core.chunks.generation = max(core.chunks.generation, record.generation)",
+        "core.chunks.generation = record.generation",
+        unseen=True,
+    ),
+    Mutation(
+        "a restored chunk that clashes keeps its other slots",
+        CHUNKS,
+        "                for mine in taken:\n                    self.pool.free(mine)\n",
+        "",
+        unseen=True,
+    ),
     Mutation(
         "forget Withdraw on eviction",
         CHUNKS,

@@ -320,4 +320,26 @@ MUTATIONS = (
         "    disk_writes.take_up(core, tier, device)\n\n\ndef _go_on",
         "\n\ndef _go_on",
     ),
+    Mutation(
+        "failures of any device count for the first",
+        "service/disk.py",
+        "judge(core, tier, job.device, moved)",
+        "judge(core, tier, 0, moved)",
+        unseen=True,
+    ),
+    Mutation(
+        "a clear that was answered late is still in the table",
+        "service/disk.py",
+        "        if not tier.clearing[digest]:\n            del tier.clearing[digest]\n",
+        "",
+    ),
+    Mutation(
+        "a recovered chunk that clashes keeps its other extents",
+        "service/disk_chunks.py",
+        "                for mine in extents[:number]:\n"
+        "                    if mine != ABSENT:\n"
+        "                        self.extents.free(mine)\n",
+        "",
+        unseen=True,
+    ),
 )

@@ -50,6 +50,7 @@ from kvserver.wire.orders import (
     Copy,
     Demote,
     Done,
+    DropBoard,
     FoundNote,
     FoundRecords,
     KillMover,
@@ -65,6 +66,7 @@ from . import inside, operators
 from .board import Board
 from .ledger import offsets_in, records_in, survivors
 from .memory import Pool, Wrong
+from .movers import SimMover
 from .processes import Received
 from .promises import CacheFacts, Promises
 from .quota_promises import Quotas
@@ -379,6 +381,8 @@ class Shell:
             case Demote() | Promote():
                 self.promises.disk.ordered(order)
         mover = self._world.supervisor.movers.get(effect.mover)
+        if isinstance(order, DropBoard) and isinstance(mover, SimMover) and mover.maps(order.session):
+            raise Wrong(f"the board of session {order.session} was dropped while a cache of it is mapped")
         if mover is not None and mover.state in ("starting", "running"):
             mover.inbox.append((order, pools[0] if pools else None, self.boards.get(effect.board)))
         elif isinstance(order, Copy):

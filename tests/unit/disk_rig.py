@@ -4,6 +4,7 @@ from brain_rig import SLAB_BYTES, Client, Rig, chain
 
 from kvserver.service.disk import GENERATIONS
 from kvserver.service.events import MoverGone
+from kvserver.tiers.extents import DEVICES_MAX
 from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
 from kvserver.transfer.engines import DiskTelling
 from kvserver.wire.orders import (
@@ -81,6 +82,8 @@ class DiskRig(Rig):
         """False: the mover names what it found, and tells no chunk of it."""
         self.fault: Fault | None = None
         """What happens to the first record of each job."""
+        self.faulty: set[int] = set(range(DEVICES_MAX))
+        """The devices to whose jobs that happens."""
         super().__init__(**{**DISK, **bounds})
         self.wait_ms(50)
 
@@ -91,7 +94,8 @@ class DiskRig(Rig):
             records = list(unpack_disk(order.records))
             if isinstance(order, Demote):
                 self.devices.update({(record.device, record.offset): record for record in records})
-            fault: Fault | None = "checksum" if records[0].key == unreadable else self.fault
+            fault = self.fault if records[0].device in self.faulty else None
+            fault = "checksum" if records[0].key == unreadable else fault
             faults = [ItemFault(0, fault)] if fault is not None else []
             self.report(mover, Moved(order.job, faults, 1))
 

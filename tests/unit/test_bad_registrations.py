@@ -28,7 +28,7 @@ from kvserver.wire.messages import (
     Unregistered,
     Watch,
 )
-from kvserver.wire.orders import MapFailed
+from kvserver.wire.orders import MapFailed, Unmapped
 from tests.unit.bad_scene import HUGE, Scene, change
 from tests.unit.brain_rig import (
     ARENA_BYTES,
@@ -417,6 +417,19 @@ def test_the_board_of_an_ended_session_goes_even_when_its_caches_went_before(sce
     assert scene.rig.boards_dropped() == 0
     scene.rig.peer_gone(scene.culprit.local)
     assert scene.rig.boards_dropped() == 1
+
+
+def test_the_board_of_an_ended_session_goes_with_its_last_cache(scene: Scene) -> None:
+    rig = scene.rig
+    caches = [scene.culprit.register(name=name).cache for name in ("kv", "draft")]
+    rig.movers_copy = False
+    assert scene.keeper.ask(scene.keeper.storing(chain(9, 1), GroupBlocks(0, 0, ids(0, 1, 2)))) is None
+    rig.peer_gone(scene.culprit.local)
+    boards = []
+    for cache in caches:
+        boards.append(rig.boards_dropped())
+        rig.report(1, Unmapped(cache))
+    assert [*boards, rig.boards_dropped()] == [0, 0, 1]
 
 
 def test_unregistering_and_watching_are_for_ones_own_caches(scene: Scene) -> None:

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvserver.transfer.engines import SLOT_ALIGN, Ledger, create_memfd
+from tests.process.harness import until
 from tests.unit.test_native_ledger import ENTRIES, RECORD
 
 PLACES, MARKS = 67, 5
@@ -177,6 +179,39 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(memory: Memory, arena_
     with pytest.raises(ValueError, match="must be in"):
         memory.ledger.put_sums(memory.arena, arena_bytes, threads)
     assert memory.ledger.scan() == RECORDS + MARK.record
+
+
+def test_a_slot_that_cannot_be_read_is_given_up_and_no_other() -> None:
+    """Memory is lost below the last slot while the first, which is large, is read."""
+    units = 1 << 14
+    slots = [Slot(0, units, 7), Slot(units, 1, 99)]
+    span_bytes = (units + 1) * SLOT_ALIGN
+    for _ in range(50):  # whoever cuts the arena may come too late
+        arena = os.memfd_create("arena")
+        os.ftruncate(arena, span_bytes)
+        file = create_memfd("ledger", Ledger.file_bytes(span_bytes))
+        ledger = Ledger(file, span_bytes)
+        ledger.seal(b"".join(slot.record for slot in slots))
+        with ThreadPoolExecutor(1) as cutter:
+            cut = cutter.submit(cut_once_read, arena, units * SLOT_ALIGN)
+            summed = ledger.put_sums(arena, span_bytes, 1)
+            cut.result()
+        left = ledger.scan()
+        damaged = ledger.damaged
+        ledger.close()
+        os.close(file)
+        os.close(arena)
+        if summed[2]:
+            break
+    assert summed == (1, 7, 1)
+    assert left == b""
+    assert damaged == 1, "the one that has a sum, which nobody has compared"
+
+
+def cut_once_read(arena: int, size: int) -> None:
+    """Cuts a sparse file as soon as somebody has read of it."""
+    until("the arena to be read", lambda: os.fstat(arena).st_blocks > 0)
+    os.ftruncate(arena, size)
 
 
 def test_whoever_is_killed_while_he_sums_or_compares_loses_nothing() -> None:

@@ -1,5 +1,6 @@
 """What is written to disk, when and in which order, as the brain decides it."""
 
+import pytest
 from brain_rig import FULL, STATE, Client, chain, ids, key
 from disk_rig import CHUNKS, PROMPTS_OF_ARENA, SEGMENT_BYTES, DiskRig, fill
 
@@ -78,6 +79,18 @@ def test_what_belongs_on_a_device_that_takes_nothing_does_not_hold_up_what_other
     client.ask(client.storing(other, blocks))
     rig.wait_ms(500)
     assert rig.keys_written() == [keys, other]
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_only_the_device_that_fails_again_and_again_takes_no_more_writes(broken: int) -> None:
+    rig = DiskRig(disk_devices=2, disk_jobs_max=1)
+    rig.fault, rig.faulty = "io", {broken}
+    fill(Client(rig).register())
+    shown = rig.service.status(rig.now_ns).disks
+    assert [disk.takes_writes for disk in shown] == [device != broken for device in (0, 1)]
+    assert "in a row failed" in shown[broken].problem
+    written = [records[0].device for records in rig.written]
+    assert written.count(1 - broken) > written.count(broken) > 0
 
 
 def test_a_chunk_for_which_too_little_goes_does_not_push_it_off_again_and_again() -> None:

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from admin_rig import clear_prefix
 from brain_rig import CHUNK_TOKENS, FULL, NAMESPACE, PAGE_BYTES, SLAB_BYTES, WINDOW, Client, chain, ids, is_refusal, key
-from disk_quota_rig import client_of, quota, rig_with, stored, tier_of
-from disk_rig import CHUNKS, SEGMENT_BYTES, DiskRig, cold_prompt, fill, restart
+from disk_quota_rig import WIDE, client_of, quota, rig_with, stored, tier_of
+from disk_rig import CHUNKS, EXTENT_BYTES, SEGMENT_BYTES, DiskRig, cold_prompt, fill, restart
 
 from kvserver.service import disk
 from kvserver.service.events import ArenaGrew, MoverGone
@@ -148,6 +148,24 @@ def moved_in_part(rig: DiskRig) -> tuple[Client, bytes]:
     newer = full._replace(generation=full.generation + 1, offset=150 * SEGMENT_BYTES)
     rig.devices[0, newer.offset] = newer
     return client, keys
+
+
+def test_a_chunk_whose_extents_clash_with_others_takes_none() -> None:
+    """A record says that one of the two lies in a segment whose extents have another size."""
+    rig = DiskRig()
+    client, keys = Client(rig).register((FULL, WIDE), buffer_bytes=20_000), chain(1, 2)
+    client.ask(client.storing(keys, GroupBlocks(0, 0, ids(*range(6))), GroupBlocks(1, 0, ids(*range(6)))))
+    records = {(record.key, record.group): record for record in rig.devices.values()}
+    assert len(records) == 4
+    narrow, wide = records[key(keys, 1), 0], records[key(keys, 1), 1]
+    del rig.devices[0, wide.offset]
+    moved = wide._replace(offset=narrow.offset // SEGMENT_BYTES * SEGMENT_BYTES + 3 * EXTENT_BYTES)
+    rig.devices[0, moved.offset] = moved
+    restart(rig)
+    assert rig.service.counters.disk_recovered == 1
+    (device,) = rig.service.status(rig.now_ns).disks
+    assert device.used_bytes == 3 * EXTENT_BYTES
+    assert Client(rig).lookup(keys).chunks == 1
 
 
 def test_a_move_that_ended_half_way_does_not_hide_the_chunk_that_is_whole() -> None:

@@ -15,11 +15,13 @@ from kvserver.service.service import Service
 from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, pack, unpack_all
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.transfer.engines import Ledger, create_memfd
-from kvserver.wire.messages import KEY_BYTES, Clear, GroupBlocks, GroupSpec, Stored
+from kvserver.wire.messages import KEY_BYTES, Clear, GroupBlocks, GroupSpec, RegionRun, Stored
 from tests.unit.brain_rig import ARENA_BYTES, FULL, NAMESPACE, STATE, Client, Rig, chain, ids, key
 
 CHUNKS_MAX = 23
 SPAN_BYTES = ARENA_BYTES + CHUNKS_MAX * SLOT_ALIGN
+WIDE = GroupSpec(6, 2, "full", 0, 1, 0, 1, 0, [RegionRun(0, 5001, 1, 0, SLOT_ALIGN + 1, SLOT_ALIGN + 1)])
+"""Two units a slot."""
 
 
 class KeepingService(Service):
@@ -162,6 +164,35 @@ def test_a_chain_with_a_hole_in_it_is_given_up_whole(descriptor: int) -> None:
     again = Life(descriptor)
     assert {record.key for record in again.records()} == {key(keys, 0), key(keys, 1)}
     assert again.facts()["used_bytes"] == 0
+
+
+def test_what_is_stored_next_is_newer_than_all_that_was_restored(descriptor: int) -> None:
+    """The newest record need not lie last."""
+    life, first, second = Life(descriptor), chain(1, 3), chain(2, 2)
+    engine(life, FULL).store(first)
+    newest = min(life.records(), key=lambda record: record.offset)._replace(generation=1000)
+    life.ledger.clear(array("q", [newest.offset]).tobytes())
+    life.ledger.seal(pack(newest))
+    again = Life(descriptor)
+    engine(again, FULL).store(second)
+    stored = [record.generation for record in again.records() if record.key in (key(second, 0), key(second, 1))]
+    assert len(stored) == 2
+    assert min(stored) > newest.generation
+
+
+def test_a_chunk_whose_slots_clash_with_others_takes_none(descriptor: int) -> None:
+    """The ledger says that one of the two lies in a slab whose slots have another size."""
+    life, keys = Life(descriptor), chain(1, 2)
+    client = Client(life).register((FULL, WIDE), buffer_bytes=14_000)
+    reply = client.ask(client.storing(keys, GroupBlocks(0, 0, ids(*range(6))), GroupBlocks(1, 0, ids(0, 1))))
+    assert reply.chunks == 2
+    (wide,) = (record for record in life.records() if (record.key, record.group) == (key(keys, 1), 1))
+    life.ledger.clear(array("q", [wide.offset]).tobytes())
+    life.ledger.seal(pack(wide._replace(offset=6 * SLOT_ALIGN)))
+    again = Life(descriptor)
+    assert Client(again).lookup(keys).chunks == 1
+    assert again.facts()["used_bytes"] == 3 * SLOT_ALIGN
+    assert {record.key for record in again.records()} == {key(keys, 0)}
 
 
 def test_of_two_marks_of_a_chunk_one_stays(descriptor: int) -> None:
