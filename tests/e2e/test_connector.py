@@ -213,17 +213,21 @@ def test_vllm_finds_it_by_its_name_as_well(module: Any) -> None:
 
 
 def test_dummy_weights_need_a_name(module: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.bin").write_bytes(b"weights")
     engine = SimpleNamespace(
-        model_config=SimpleNamespace(model=str(tmp_path), revision=None),
-        load_config=SimpleNamespace(load_format="dummy"),
+        model_config=SimpleNamespace(model=str(tmp_path), revision=None, hf_config=None),
+        load_config=SimpleNamespace(load_format="dummy", download_dir=None),
+        speculative_config=None,
     )
     with pytest.raises(module.RequestError, match="model_id"):
-        module._model_folder(engine, engine.model_config)
+        module._model_files(engine)
     engine.load_config.load_format = "auto"
-    assert module._model_folder(engine, engine.model_config) == tmp_path
+    (found,) = module._model_files(engine)
+    assert [seen.path for seen, _ in found.weights] == [tmp_path / "model.bin"]
     engine.model_config.model = "nobody/has-this"
     with pytest.raises(module.RequestError, match="model_id"):
-        module._model_folder(engine, engine.model_config)
+        module._model_files(engine)
 
 
 def test_weights_are_looked_at_where_they_were_downloaded(
@@ -234,17 +238,15 @@ def test_weights_are_looked_at_where_they_were_downloaded(
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.bin").write_bytes(weights)
     (tmp_path / "hub" / "config.json").write_text("{}")
+    hub = importlib.import_module("huggingface_hub")
+    monkeypatch.setattr(hub, "snapshot_download", lambda _, *, cache_dir, **__: cache_dir or str(tmp_path / "hub"))
+    model = SimpleNamespace(model="org/model", revision=None, hf_config=None)
 
-    def found(model: str, *, cache_dir: str | None, **_: object) -> str:
-        return cache_dir or str(tmp_path / "hub")
-
-    monkeypatch.setattr(module, "snapshot_download", found)
-    model = SimpleNamespace(model="org/model", revision=None)
-
-    def identity(folder: str | None) -> str:
+    def weights(folder: str | None) -> bytes:
         load = SimpleNamespace(load_format="auto", download_dir=folder)
-        return str(module._identity(SimpleNamespace(load_config=load), model))
+        engine = SimpleNamespace(model_config=model, load_config=load, speculative_config=None)
+        ((seen, _),) = module._model_files(engine)[0].weights
+        return bytes(seen.path.read_bytes())
 
-    before, now = identity(None), identity(str(tmp_path / "mine"))
-    (tmp_path / "hub" / "model.bin").write_bytes(b"now")
-    assert before != now == identity(None)
+    assert weights(None) == b"before"
+    assert weights(str(tmp_path / "mine")) == b"now"

@@ -111,6 +111,7 @@ def _worker(config: Any, kv_config: Any, rank: int) -> Any:
         if isinstance(half, Neighbour):
             half.rank = rank
         else:
+            half._is_described = True
             half._worker._half._namespace = Future()
             half._worker._half._namespace.set_result(NAMESPACE)
             half._worker._half._cache = SimpleNamespace(problem=None, registered=True)
