@@ -69,7 +69,7 @@ def verify(config: Config, tell: Callable[[int, int], None], say: Say) -> Counte
 
 def said(counts: Counter[str]) -> str:
     """What verify() counted, in words."""
-    return ", ".join(f"{count:,} {fault}" for fault, count in (+counts).items()) or "no records"
+    return ", ".join(f"{count:,} {fault}" for fault, count in (+counts).most_common()) or "no records"
 
 
 def _opened(config: Config, failed: list[str], say: Say, *, alone: bool) -> Iterator[Device]:
