@@ -1,4 +1,4 @@
-"""What the connector needs of ATOM, found by looking: a release that lacks any of it is refused by name.
+"""The fields and methods that the connector needs of ATOM. A release that lacks one is refused by name.
 
 ATOM runs from checkouts, and names in it change. A field that is missing and read as its default would give wrong pages
 under a right name, so what is read has to be there.
@@ -79,7 +79,7 @@ def check_config(config: Any) -> None:
 
 
 def check_whole(kind: type) -> None:
-    """Of a connector: ATOM's base classes demand nothing that it does not have."""
+    """RequestError when ATOM's base classes demand a method that the connector does not have."""
     lacking = sorted(getattr(kind, "__abstractmethods__", ()))
     if lacking:
         raise RequestError(

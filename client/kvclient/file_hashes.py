@@ -66,7 +66,7 @@ class Changed(Exception):
 
 
 class Hashes:
-    """Of files on this machine. Calls may take minutes."""
+    """The hashes of files on this machine. Calls may take minutes."""
 
     def __init__(self, folder: Path | None = None, *, settled_s: float = SETTLED_S) -> None:
         """folder: where they are kept, if not in the first of own_folders() that is there or can be made."""
@@ -146,7 +146,7 @@ def _key(id_: FileId) -> str:
 
 
 def _read(path: Path) -> dict[str, Hashed]:
-    """What is kept, oldest first; nothing of what is damaged or somebody else's."""
+    """The kept hashes, oldest first. A file that is damaged or somebody else's has none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -204,7 +204,7 @@ def threads() -> int:
 
 
 def _hash(seen: Seen, *, wants_sha256: bool) -> Hashed:
-    """By read() and not by mmap: a file that is cut short meanwhile is an error, and not the end of the process."""
+    """Uses read(), not mmap: a file that is cut short meanwhile is an error, and not the end of the process."""
     content = blake3(max_threads=threads())
     sha256 = hashlib.sha256() if wants_sha256 else None
     piece = memoryview(bytearray(min(PIECE_BYTES, max(1, seen.id.bytes))))

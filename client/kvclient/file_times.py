@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CLOCK_NS = 2_000_000_000
-"""By how much a file system's time may lie behind: some count in steps of a second or two."""
+"""A file system's time may lie behind by so much: some count in steps of a second or two."""
 LINKS_MAX = 40
 _SHA256, _GIT_SHA1 = 64, 40
 _SNAPSHOT = re.compile(r"[0-9a-f]{40}")
