@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -10,6 +10,7 @@ from kvclient.offload_values import Group
 from kvclient.vllm_layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
 from kvserver.errors import RequestError
 from kvserver.wire.messages import RegionRun
+from tests.unit.vllm_tensors import Storage
 
 BASE = 1 << 20
 BLOCKS = 7
@@ -28,17 +29,6 @@ class MambaSpec(SimpleNamespace): ...
 
 
 class SinkFullAttentionSpec(FullAttentionSpec): ...
-
-
-class Storage(NamedTuple):
-    address: int
-    bytes: int
-
-    def data_ptr(self) -> int:
-        return self.address
-
-    def nbytes(self) -> int:
-        return self.bytes
 
 
 @dataclass(frozen=True)
