@@ -1,14 +1,19 @@
 """Which chunks have left the index lately, when and why: what a lookup that ends early, and `kvserver explain`, say of
-the chunk that is missing. The oldest are forgotten; nothing is decided by it."""
+the missing chunk. Nothing is decided by it.
 
-from collections import OrderedDict
+A table of fixed size, because one that grows and shrinks with each eviction takes ten times its size from the heap. A
+chunk may be in one of four places, chosen by its namespace and key, and takes the one whose chunk left first.
+"""
+
+from array import array
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from kvserver.index.space import Node
 
-DEPARTED_MAX = 65_536
-"""Some 24 MB. Of a prompt the head goes last, and it is the chunk that the next lookup misses."""
+DEPARTED_MAX = 131_072
+"""2.1 MiB. The head of a prompt leaves last, and it is the chunk that the next lookup misses."""
+WAYS = 4
 
 Cause = Literal[
     "store", "promote", "index", "disk", "lost", "died", "failed", "abandoned", "deadline", "cleared"
@@ -16,6 +21,8 @@ Cause = Literal[
 """store, promote, index: it made room, in DRAM for a store or for what was read from disk, or in the index. disk: it
 was on disk alone and made room there, or its device was drained. lost: it could not be read. The others are
 counters.DISCARD_REASONS."""
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+NUMBERS = {cause: number for number, cause in enumerate(CAUSES)}
 
 
 class Departure(NamedTuple):
@@ -26,21 +33,40 @@ class Departure(NamedTuple):
 
 
 class Departed:
-    """The last chunks that left, by namespace and key, as many as the index holds at most, and DEPARTED_MAX."""
+    """The chunks that left last, by namespace and key: about as many as the index holds, and DEPARTED_MAX at most."""
 
     def __init__(self, chunks_max: int) -> None:
-        self._most = min(DEPARTED_MAX, chunks_max)
-        self._known: OrderedDict[tuple[bytes, bytes], Departure] = OrderedDict()
+        self._rows = 1 << max(0, (min(DEPARTED_MAX, chunks_max) // WAYS - 1).bit_length())
+        places = self._rows * WAYS
+        self._names = array("Q", bytes(8 * places))
+        """What stands for namespace and key; 0 where nothing is remembered."""
+        self._at_ns = array("q", bytes(8 * places))
+        self._causes = bytearray(places)
 
     def add(self, nodes: Iterable[tuple[bytes, Node, Cause]], now_ns: int) -> None:
         """nodes: namespace, chunk and cause."""
-        known = self._known
+        names, at_ns = self._names, self._at_ns
         for namespace, node, cause in nodes:
-            known[namespace, node.key] = Departure(cause, now_ns)
-            known.move_to_end((namespace, node.key))
-        while len(known) > self._most:
-            known.popitem(last=False)
+            name = _name(namespace, node.key)
+            chosen = first = name % self._rows * WAYS
+            for place in range(first, first + WAYS):
+                if names[place] == name:
+                    chosen = place
+                    break
+                if at_ns[place] < at_ns[chosen]:
+                    chosen = place
+            names[chosen], at_ns[chosen], self._causes[chosen] = name, now_ns, NUMBERS[cause]
 
     def get(self, namespace: bytes, key: bytes) -> Departure | None:
         """The last time that this chunk of the namespace left, as far as it is remembered."""
-        return self._known.get((namespace, key))
+        name = _name(namespace, key)
+        first = name % self._rows * WAYS
+        for place in range(first, first + WAYS):
+            if self._names[place] == name:
+                return Departure(CAUSES[self._causes[place]], self._at_ns[place])
+        return None
+
+
+def _name(namespace: bytes, key: bytes) -> int:
+    """64 bits of both, which are digests; never 0."""
+    return (int.from_bytes(namespace[:8]) ^ int.from_bytes(key[:8])) or 1

@@ -6,10 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 import msgspec
-import pytest
 from brain_rig import Client, Rig, chain, ids
 
-from kvserver.service import departed
 from kvserver.service.service import Service
 from kvserver.service.state import Bounds
 from kvserver.wire.messages import Found, GroupBlocks
@@ -104,13 +102,10 @@ class Traffic:
         self.rig.peer_gone(visitor.local)
 
 
-def test_tables_hold_what_is_held_and_nothing_of_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has left is remembered as well, up to a bound, which is reached before it is looked at first."""
-    monkeypatch.setattr(departed, "DEPARTED_MAX", 101)
+def test_tables_hold_what_is_held_and_nothing_of_what_is_over() -> None:
     traffic = Traffic()
     traffic.run(ROUNDS // 4)
     facts, before = traffic.rig.facts(), entries(traffic.rig.service)
-    assert before["Departed._known"] >= departed.DEPARTED_MAX
     assert before["Space.nodes"] == facts["chunks"] > 50
     traffic.run(ROUNDS)
     assert traffic.rig.facts() == facts
