@@ -110,7 +110,7 @@ def test_tables_hold_what_is_held_and_nothing_of_what_is_over(monkeypatch: pytes
     traffic = Traffic()
     traffic.run(ROUNDS // 4)
     facts, before = traffic.rig.facts(), entries(traffic.rig.service)
-    assert before["Departed._known"] >= departed.DEPARTED_MAX
+    assert before["Departed._pages"] >= departed.DEPARTED_MAX
     assert before["Space.nodes"] == facts["chunks"] > 50
     traffic.run(ROUNDS)
     assert traffic.rig.facts() == facts
