@@ -126,7 +126,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cache_dir: Annotated[
         str,
         About(
-            "Directory for compiled kernels and measurements of devices, made when it is missing. Empty: "
+            "Directory for compiled kernels, measurements of devices, and clears that no disk could note, made when it "
+            "is missing. Empty: "
             "/var/cache/kvserver for root, else kvserver in $XDG_CACHE_HOME or ~/.cache."
         ),
     ] = ""

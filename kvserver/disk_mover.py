@@ -122,6 +122,7 @@ class DiskMover:
         """What the notes said that there were at the start; until the brain has asked."""
         self._damaged_notes = 0
         self._devices = [Device(directory) for directory in config.disk_directories]
+        self._aside = disk_notes.aside_of(config.cache_dir, config.disk_directories)
         for number, device in enumerate(self._devices):
             if disk_leave.is_marked(device.directory):
                 device.drain = "draining"
@@ -130,20 +131,22 @@ class DiskMover:
                     continue
             before_bytes = _file_bytes(device.directory)
             try:
-                device.store, found = open_store(
+                store, found = open_store(
                     device.directory,
                     device=number,
                     capacity_bytes=config.disk_bytes,
                     segment_bytes=config.disk_segment_bytes,
                     engine=config.disk_engine,
                 )
+                _check_notes(device.directory)
+                device.store = store
                 self._found.append(found)
                 _tell_size(device.directory, before_bytes, device.store)
                 counts = HitCounts.begin if device.store.created else HitCounts.load
                 device.hits = counts(device.directory)
             except Unusable as why:
                 device.problem = str(why)
-                logs.event(logging.ERROR, "disk not usable", ("directory", device.directory), ("why", why))
+                logs.event(logging.ERROR, "disk not usable", ("directory", device.directory), ("why", device.problem))
         self._engine = self._open_engine(inherited)
 
     def _open_engine(self, inherited: Inheritance) -> DiskEngine | None:
@@ -260,10 +263,29 @@ class DiskMover:
         numbers = [number for number, device in enumerate(self._devices) if device.drain != "drained"]
         kept = self._save(numbers, namespace, document, void) or not numbers
         prefix = prefix_from(document) if not kept else None
+        if not kept:
+            self._keep_aside(namespace, document if prefix is not None else b"", void)
         if prefix is not None and self._save(numbers, prefix.namespace, b"", void):
             kept = True
             logs.event(logging.WARNING, "prefix noted as its namespace", ("namespace", prefix.namespace[:6].hex()))
         self._report(Noted(namespace, void, kept))
+
+    def _keep_aside(self, namespace: bytes, document: bytes, void: int) -> None:
+        """For the next start. It is not said to be kept: whoever takes the devices elsewhere finds nothing of it."""
+        facts = ("namespace", namespace[:6].hex()), ("directory", self._aside)
+        try:
+            disk_notes.save_aside(self._aside, namespace, document, void)
+        except OSError as problem:
+            logs.event(logging.ERROR, "note not kept aside", *facts, ("why", problem.strerror))
+        else:
+            logs.event(logging.WARNING, "note kept aside", *facts)
+
+    def _load_aside(self) -> dict[bytes, Known]:
+        try:
+            return disk_notes.load_aside(self._aside)
+        except OSError as problem:
+            logs.event(logging.ERROR, "notes not read", ("directory", self._aside), ("why", problem.strerror))
+            return {}
 
     def _save(self, numbers: list[int], namespace: bytes, document: bytes, void: int) -> bool:
         """Whether a device could keep it."""
@@ -363,12 +385,16 @@ class DiskMover:
         return found, damaged
 
     def _read_notes(self) -> None:
-        """Each device is to know what the others know, since they may be gone the next time."""
+        """Each device is to know what the others know, since they may be gone the next time. What was kept aside goes
+        when all of them know it."""
         found, self._damaged_notes = self._load_notes()
-        self._known = disk_notes.together(list(found.values()))
-        for number, mine in found.items():
-            if mine != self._known:
-                self._writes_notes(number, lambda at: disk_notes.complete(at, self._known))
+        aside = self._load_aside()
+        self._known = disk_notes.together([*found.values(), aside])
+        lacking = [number for number, mine in found.items() if mine != self._known]
+        told = [self._writes_notes(n, lambda at: disk_notes.complete(at, self._known)) for n in lacking]
+        if aside and all(told) and all(device.store or device.drain == "drained" for device in self._devices):
+            with suppress(OSError):
+                disk_notes.erase(self._aside)
 
     def _recover(self) -> None:
         telling = self._telling = DiskTelling(self._found, chunk_most=DISK_ITEMS_MAX)
@@ -458,6 +484,15 @@ def _file_bytes(directory: str) -> int:
         return sum(os.stat(os.path.join(directory, name)).st_size for name in disk_leave.STORE_FILES)
     except OSError:
         return 0
+
+
+def _check_notes(directory: str) -> None:
+    """Raises Unusable."""
+    try:
+        disk_notes.try_to_overwrite(directory)
+    except OSError as problem:
+        why = "nothing of it is served, as it may lack the note of a clear"
+        raise Unusable(f"its notes cannot be written: {problem.strerror}; {why}") from problem
 
 
 def _warnings(directory: str) -> list[tuple[str, str]]:

@@ -9,6 +9,9 @@ then overwritten in place, by one write that is no shorter than what was there: 
 Notes are forgotten, or there would be more of them for ever. Whoever forgets one notes first up to where: of namespaces
 without a note beside it everything up to there is void. So a Clear stays one also for a device that was away and comes
 back with a note which the others have forgotten.
+
+What no device could note is kept aside, in a directory on another disk, which is read like one more device. So a Clear
+stays one where all devices were read-only, or failed, and the server starts again when they are well.
 """
 
 import errno
@@ -23,10 +26,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvserver.own_files import create, write_whole
+from kvserver.own_files import create, directory_problem, write_whole
 
 FOLDER = "kvserver.notes"
 NOTE_BYTES_MAX = 1 << 20
+ASIDE_MAX = 4096
+"""Notes that are kept aside. Whoever clears more while no device takes a note is told so, as ever."""
 TRIAL_BYTES = 1 << 18
 """Of an ordinary note some 100."""
 
@@ -148,6 +153,39 @@ def try_to_write(directory: str) -> None:
             os.fsync(file.fileno())
     finally:
         trial.unlink(missing_ok=True)
+
+
+def try_to_overwrite(directory: str) -> None:
+    """Writes a note as it is, where there is one. Raises OSError where not even that is taken: then other notes that
+    should be there may be missing."""
+    for path in sorted((Path(directory) / FOLDER).glob("*.note"))[:1]:
+        _overwrite(path, path.read_bytes())
+
+
+def aside_of(cache_directory: str, directories: Sequence[str]) -> str:
+    """Where the notes are kept that none of these devices could write."""
+    devices = sha256("\0".join(sorted(directories)).encode()).hexdigest()
+    return os.path.join(cache_directory, f"notes-{devices[:16]}")
+
+
+def load_aside(directory: str) -> dict[bytes, Known]:
+    """What is kept aside; nothing where others could have written it. Raises OSError."""
+    folder = Path(directory) / FOLDER
+    if not folder.is_dir() or any(directory_problem(str(at), at.lstat()) for at in (Path(directory), folder)):
+        return {}
+    return load(directory)[0]
+
+
+def save_aside(directory: str, namespace: bytes, document: bytes, void: int) -> None:
+    """Durable when it returns. Raises OSError."""
+    path = Path(directory)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if problem := directory_problem(directory, path.lstat()):
+        raise PermissionError(errno.EPERM, problem)
+    make_durable(path.parent)
+    if len(load(directory)[0]) >= ASIDE_MAX:
+        raise OSError(errno.EDQUOT, f"{ASIDE_MAX} notes are kept there already")
+    save(directory, namespace, document, void)
 
 
 def erase(directory: str) -> None:

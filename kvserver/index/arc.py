@@ -21,7 +21,7 @@ import heapq
 from collections import OrderedDict
 from typing import NamedTuple
 
-from kvserver.index.eviction import DRAM, LeafLru, evictable
+from kvserver.index.eviction import DRAM, LeafLru, Leftover, evictable
 from kvserver.index.space import Node, Space
 
 FREQUENT, FREQUENT_LEAF = 32, 64
@@ -50,6 +50,17 @@ class Ghost(NamedTuple):
     serial: int
     """Ghosts with a smaller one are older, in whatever namespace."""
     slot_bytes: int
+
+
+class Ghosts(OrderedDict[bytes, Ghost]):
+    """Of one namespace and half, oldest first."""
+
+    slot_bytes = 0
+    """That they had."""
+
+    def let_go(self, entries: int) -> None:
+        for _ in range(entries):
+            self.popitem()
 
 
 def entry_mark(node: Node) -> int:
@@ -89,14 +100,14 @@ class ArcOrder:
     def __init__(self, arc: "Arc") -> None:
         self._arc = arc
         self._recent, self._frequent = HalfOrder(frequent=False), HalfOrder(frequent=True)
-        self.ghosts: dict[Half, OrderedDict[bytes, Ghost]] = {
-            arc.recent: OrderedDict(),
-            arc.frequent: OrderedDict(),
-        }
-        """By the half that they left, oldest first."""
+        self.ghosts = {arc.recent: Ghosts(), arc.frequent: Ghosts()}
+        """By the half that they left."""
 
     def offer(self, node: Node) -> None:
         (self._frequent if node.queued & FREQUENT else self._recent).offer(node)
+
+    def leftovers(self) -> list[Leftover]:
+        return [self._recent, self._frequent, *self.ghosts.values()]
 
     def __len__(self) -> int:
         return len(self._recent) + len(self._frequent)
@@ -129,12 +140,10 @@ class Arc:
         return order
 
     def drop_space(self, space: Space) -> None:
-        """Its ghosts go; what it still has in DRAM, since something reads it, is counted until it goes too."""
-        order = self.orders.pop(space, None)
-        if order is not None:
-            for half, ghosts in order.ghosts.items():
-                half.ghosts -= len(ghosts)
-                half.ghost_bytes -= sum(ghost.slot_bytes for ghost in ghosts.values())
+        """Its ghosts count no more. What it still has in DRAM is counted until it goes."""
+        for half, ghosts in self.orders.pop(space).ghosts.items():
+            half.ghosts -= len(ghosts)
+            half.ghost_bytes -= ghosts.slot_bytes
 
     def rank(self, node: Node) -> int:
         """All of the half that gives, by last use, then all of the other."""
@@ -186,6 +195,7 @@ class Arc:
         half = self.frequent if node.queued & FREQUENT else self.recent
         self._serial += 1
         order.ghosts[half][node.key] = Ghost(self._serial, slot_bytes)
+        order.ghosts[half].slot_bytes += slot_bytes
         half.ghosts += 1
         half.ghost_bytes += slot_bytes
         self._trim()
@@ -219,8 +229,10 @@ class Arc:
         self._forget(half, ghosts, next(iter(ghosts)))
 
     @staticmethod
-    def _forget(half: Half, ghosts: OrderedDict[bytes, Ghost], key: bytes) -> None:
-        half.ghost_bytes -= ghosts.pop(key).slot_bytes
+    def _forget(half: Half, ghosts: Ghosts, key: bytes) -> None:
+        slot_bytes = ghosts.pop(key).slot_bytes
+        ghosts.slot_bytes -= slot_bytes
+        half.ghost_bytes -= slot_bytes
         half.ghosts -= 1
 
 
@@ -229,5 +241,5 @@ def _held_bytes(space: Space, node: Node) -> int:
     return space.group_bytes(node.present & node.in_dram)
 
 
-def _first(table: OrderedDict[bytes, Ghost]) -> Ghost:
+def _first(table: Ghosts) -> Ghost:
     return next(iter(table.values()))

@@ -47,8 +47,20 @@ def droppable(node: Node) -> bool:
     return disk.groups & ~node.in_dram == 0 or node.children is None
 
 
+class Leftover(Protocol):
+    """What is kept of a namespace that was cleared, and goes in pieces: all at once would take 1 s for a million."""
+
+    def let_go(self, entries: int) -> None:
+        """Drops so many entries, which there are."""
+
+    def __len__(self) -> int: ...
+
+
 class EvictionPolicy(Protocol):
     """The order of one namespace."""
+
+    def leftovers(self) -> list[Leftover]:
+        """All that it consists of, for whoever drops it; nothing more is asked of it."""
 
     def offer(self, node: Node) -> None:
         """`node` may go from now on."""
@@ -64,7 +76,7 @@ class Policy(Protocol):
         """A namespace's order, without nodes."""
 
     def drop_space(self, space: Space) -> None:
-        """The namespace was cleared, or is gone. May come twice."""
+        """The namespace was cleared."""
 
     @property
     def rank(self) -> Callable[[Node], int]:
@@ -111,8 +123,10 @@ class LeafLru:
         return len(self._heap)
 
     def let_go(self, entries: int) -> None:
-        """Drops some entries of a namespace that is no more. All at once would take 1 s for a million."""
         del self._heap[-entries:]
+
+    def leftovers(self) -> list[Leftover]:
+        return [self]
 
     def _forget(self, node: Node) -> None:
         """Its entry is gone; the next offer makes another."""

@@ -154,6 +154,9 @@ class Space:
         self.root = Node(b"", None, 0, 0)
         self.root.state = READY
         self.nodes: dict[bytes, Node] = {}
+        self.doomed: dict[bytes, Node] = {}
+        """Of a namespace that was cleared: nodes that go in their turn, the last first. What something still needs when
+        its turn comes moves to `nodes`."""
         self.parts: list[Part] = []
         self.part_of: list[int] = []
         """Group -> its first part; part_of[g] + shard is the part."""
@@ -179,11 +182,31 @@ class Space:
         self.only_full = self.needed == (1 << len(geometry.groups)) - 1
         self.away = 0
         """Nodes of which something is on disk alone."""
+        self.dram_bytes = 0
+        """Slot bytes of what nodes have in DRAM."""
+        self.disk_bytes = 0
+        """And of what they have on disk."""
 
     @property
     def complete(self) -> bool:
         """Every shard's size is known, so whole chunks can be reserved."""
         return all(part.pages is not None for part in self.parts)
+
+    def all_nodes(self) -> Iterator[Node]:
+        yield from self.nodes.values()
+        yield from self.doomed.values()
+
+    def doom(self) -> None:
+        """Nothing is asked of the namespace any more."""
+        self.doomed, self.nodes = self.nodes, self.doomed
+
+    def next_doomed(self) -> Node:
+        """The one that goes next; its children went before. It is in `nodes` from now on.
+
+        popitem() alone is quick here: an iterator from the end steps over all that went before."""
+        key, node = self.doomed.popitem()
+        self.nodes[key] = node
+        return node
 
     def successor(self) -> "Space":
         """The same namespace without its chunks, for the caches that go on using it."""
@@ -217,7 +240,8 @@ class Space:
         assert not node.on_disk
         parent = node.parent
         assert parent is not None
-        del self.nodes[node.key]
+        if self.doomed.pop(node.key, None) is None:
+            del self.nodes[node.key]
         self._detach(node, parent)
         node.parent = None
         node.state = GONE
@@ -254,6 +278,9 @@ class Space:
         for at in self.subtree(node):
             other.nodes[at.key] = self.nodes.pop(at.key)
             at.present, at.state = 0, WAITING
+            for space, sign in ((self, -1), (other, 1)):
+                space.dram_bytes += sign * space.group_bytes(at.in_dram)
+                space.disk_bytes += sign * space.group_bytes(at.on_disk)
         self._detach(node, parent)
         root = other.root
         root.depth, root.state = parent.depth, WAITING
@@ -277,6 +304,7 @@ class Space:
         node.disk = disk = OnDisk()
         disk.groups, disk.extents, disk.generation = groups, extents, generation
         disk.keeps = disk.cold = True
+        self.disk_bytes += self.group_bytes(groups)
         if parent.disk is None:
             parent.disk = OnDisk()
         parent.disk.children += 1
@@ -288,10 +316,16 @@ class Space:
         assert node.parent is not None
         disk = node.disk = node.disk or OnDisk()
         before = disk.claims
+        self.disk_bytes += self.group_bytes(groups) - self.group_bytes(disk.groups)
         disk.groups, disk.extents, disk.generation = groups, extents if groups else (), generation
         disk.keeps = groups != 0 and groups & self.needed == self.needed
         _claim(node.parent, disk.claims - before)
         return settle(node)
+
+    def put_in_dram(self, node: Node, groups: int) -> None:
+        """What the node has in DRAM from now on."""
+        self.dram_bytes += self.group_bytes(groups) - self.group_bytes(node.in_dram)
+        node.in_dram = groups
 
     @staticmethod
     def set_written(node: Node, written: bool) -> None:
@@ -304,10 +338,14 @@ class Space:
 
     def group_bytes(self, groups: int) -> int:
         """Slot bytes of these groups (bits) of a chunk."""
-        numbers = range(len(self.geometry.groups))
-        return sum(
-            self.parts[part].slot_bytes for group in numbers if groups >> group & 1 for part in self.group_parts(group)
-        )
+        total = group = 0
+        while groups:
+            if groups & 1:
+                for part in self._group_parts[group]:
+                    total += self.parts[part].slot_bytes
+            groups >>= 1
+            group += 1
+        return total
 
     def make_ready(self, node: Node) -> list[Node]:
         """Called when a node may have become ready; returns the nodes that did, parents first."""

@@ -116,6 +116,10 @@ class Accounts:
         """What of a chunk is in this tier (bits)."""
         return node.in_dram if self._tier == "dram" else node.on_disk
 
+    def held_bytes(self, space: Space) -> int:
+        """Slot bytes of what a namespace has in this tier."""
+        return space.dram_bytes if self._tier == "dram" else space.disk_bytes
+
     def may_ever_hold(self, space: Space, chunk_bytes: int) -> bool:
         """A chunk of so many bytes is not more than the maximum of whoever the namespace belongs to."""
         most_bytes = self.of_space(space).max_bytes
@@ -124,16 +128,16 @@ class Accounts:
     def spares(self, space: Space, retired: Iterable[Space]) -> bool:
         """All that a namespace holds here may go for another tenant."""
         account = self.of_space(space)
-        held_bytes = sum(space.group_bytes(self.groups(node)) for node in space.nodes.values())
-        return held_bytes <= account.spare_bytes - self.leaving(retired).get(account, 0)
+        return self.held_bytes(space) <= account.spare_bytes - self.leaving(retired).get(account, 0)
 
     def leaving(self, retired: Iterable[Space]) -> dict[Account, int]:
-        """Bytes that accounts hold for nothing: of cleared namespaces, until the retrieves that read them are over."""
+        """Bytes that accounts hold for nothing: of cleared namespaces, until their turn comes and the retrieves that
+        read them are over."""
         bytes_of: dict[Account, int] = {}
         for space in retired:
-            for node in space.nodes.values():
-                account = self.of_owner(node)
-                bytes_of[account] = bytes_of.get(account, 0) + space.group_bytes(self.groups(node))
+            if held_bytes := self.held_bytes(space):
+                account = self.of_space(space)
+                bytes_of[account] = bytes_of.get(account, 0) + held_bytes
         return bytes_of
 
     def admits(self, space: Space, tag: int) -> bool:

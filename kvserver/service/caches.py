@@ -29,8 +29,8 @@ TOKENS_MAX = 1 << 40
 def register(core: Core, session: Session, peer: int, request: Register, now_ns: int) -> None:
     """Checks a cache against its namespace and has the device's mover map it; the reply comes when that is done."""
     _check_request(core, session, request)
+    descriptors = device_check.descriptors(session, request)  # before the layout, which can take 4 ms
     layout = Layout.parse(request)
-    descriptors = device_check.descriptors(session, request)
     _check_fit(core, request, layout)
     tenant = tag_of(request.tenant)
     space = _space_for(core, request.namespace, layout, tenant)

@@ -37,9 +37,12 @@ def _check_tree(core: Core) -> None:
     for space in _spaces(core):
         reached = space.subtree(space.root)[1:]
         total += len(reached)
-        assert len(reached) == len(space.nodes), "every node hangs in the tree"
+        assert len(reached) == len(space.nodes) + len(space.doomed), "every node hangs in the tree"
+        assert not space.doomed or space in core.chunks.emptying, "what was cleared goes"
+        assert space.dram_bytes == sum(space.group_bytes(node.in_dram) for node in reached), "what it holds is counted"
+        assert space.disk_bytes == sum(space.group_bytes(node.on_disk) for node in reached)
         for node in reached:
-            assert space.nodes[node.key] is node
+            assert (space.doomed if node.key in space.doomed else space.nodes)[node.key] is node
             assert node.parent is not None
             assert node.depth == node.parent.depth + 1
             assert node.state in (WAITING, READY)
@@ -64,7 +67,7 @@ def _check_slots(core: Core) -> None:
     chunks.pool.check()
     held: Counter[int] = Counter()
     for space in _spaces(core):
-        for node in space.nodes.values():
+        for node in space.all_nodes():
             held.update(slot for slot in node.slots if slot != ABSENT)
     for pending in chunks.pendings.values():
         assert pending.slots.keys() == pending.parts.keys()
@@ -104,7 +107,7 @@ def _check_accounts(core: Core) -> None:
         assert account.held_bytes == held[account.name], "an account holds its slots of complete chunks"
         assert account.reserved_bytes == reserved[account.name], "an account has reserved its other slots"
     for space in _spaces(core):
-        for node in space.nodes.values():
+        for node in space.all_nodes():
             assert accounts.of(node.tenant) is accounts.of_space(space), "a namespace has one account"
 
 
@@ -114,7 +117,7 @@ def _check_marks(core: Core) -> None:
     chunks.marks.check()
     for space in _spaces(core):
         assert space.slot_sizes == {part.slot_bytes for part in space.parts if part.pages is not None}
-        for node in space.nodes.values():
+        for node in space.all_nodes():
             pending = chunks.pendings.get(node)
             if node.present or node in chunks.marks or (pending and SEALED in pending.parts.values()):
                 parent = node.parent
@@ -134,11 +137,11 @@ def _check_pins(core: Core) -> None:
     pins.update(core.chunks.pendings.keys())
     for rest, (space, above) in core.chunks.cut_from.items():
         assert rest in core.chunks.retired
-        assert space.nodes[above.key] is above
+        assert (space.doomed if above.key in space.doomed else space.nodes)[above.key] is above
         pins[above] += 1
     if core.disk is not None:
         pins.update(job.node for job in core.disk.chunks.jobs.values())
-    counted = {node: node.pins for space in _spaces(core) for node in space.nodes.values() if node.pins}
+    counted = {node: node.pins for space in _spaces(core) for node in space.all_nodes() if node.pins}
     assert counted == dict(pins), "pins = leases + holds + retrieves + incomplete chunks + disk jobs + cuts"
     assert core.chunks.pins == pins.total(), "no pin that was set is forgotten"
     for lease in core.leases.values():

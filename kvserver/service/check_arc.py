@@ -17,7 +17,7 @@ def _check_halves(spaces: Iterable[Space], arc: Arc) -> None:
     """Whatever is in DRAM is in one half, and counted there; the frequent are closed under prefixes."""
     held_bytes = {arc.recent: 0, arc.frequent: 0}
     for space in spaces:
-        for node in space.nodes.values():
+        for node in space.all_nodes():
             frequent = node.queued & FREQUENT
             held_bytes[arc.frequent if frequent else arc.recent] += space.group_bytes(node.present & node.in_dram)
             above = node.parent

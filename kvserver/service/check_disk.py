@@ -13,11 +13,11 @@ def check_disk(core: Core, tier: DiskTier) -> None:
     """Raises AssertionError at the first thing that does not hold."""
     spaces = [*core.chunks.spaces.values(), *core.chunks.retired]
     for space in spaces:
-        for node in [space.root, *space.nodes.values()]:
+        for node in [space.root, *space.all_nodes()]:
             _check_node(space, node)
             if space not in core.chunks.emptying:
                 _check_orders(node)
-        away = sum(node.away for node in space.nodes.values())
+        away = sum(node.away for node in space.all_nodes())
         assert away == space.away, "what is on disk alone is counted"
     _check_totals(core, tier, spaces)
     _check_extents(core, tier, spaces)
@@ -63,7 +63,7 @@ def _check_totals(core: Core, tier: DiskTier, spaces: list[Space]) -> None:
     clean_bytes = held = 0
     for space in spaces:
         lives = core.chunks.spaces.get(space.digest) is space
-        for node in space.nodes.values():
+        for node in space.all_nodes():
             held += node.on_disk != 0
             clean_bytes += space.group_bytes(node.present & node.in_dram & node.on_disk)
             assert not lives or node.present == node.in_dram | node.on_disk, "what is present is somewhere"
@@ -81,7 +81,7 @@ def _check_extents(core: Core, tier: DiskTier, spaces: list[Space]) -> None:
     tier.chunks.extents.check()
     held: Counter[int] = Counter()
     for space in spaces:
-        for node in space.nodes.values():
+        for node in space.all_nodes():
             if node.disk is not None:
                 held.update(extent for extent in node.disk.extents if extent != ABSENT)
     for job in tier.chunks.jobs.values():
@@ -145,7 +145,7 @@ def _check_jobs(core: Core, tier: DiskTier) -> None:
         assert job.number == number
         assert tier.chunks.busy[job.node] is job
         assert job.node.state != GONE
-        assert job.space.nodes[job.node.key] is job.node
+        assert job.node in job.space.all_nodes()
         assert job.node.pins, "a chunk stays while it is written or read"
         if job.kind == "write":
             queued[job.device] += job.bytes

@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 from kvserver.index.arc import Arc
 from kvserver.index.coverage import servable_chunks
-from kvserver.index.eviction import LeafLru
+from kvserver.index.eviction import Leftover
 from kvserver.index.space import ABSENT, GONE, READY, Node, Space, settle
 from kvserver.service.accounts import Accounts, ChargedPool
 from kvserver.service.counters import Counters
@@ -35,7 +35,7 @@ class DiskSide(Protocol):
     """What is asked here of disk_chunks.py, which stands above this file."""
 
     def add_space(self, space: Space) -> None: ...
-    def drop_space(self, space: Space) -> None: ...
+    def drop_space(self, space: Space) -> list[Leftover]: ...
     def offer(self, space: Space, node: Node) -> None: ...
     def free_extents(self, space: Space, node: Node) -> None: ...
     def why_not(self, space: Space, node: Node) -> str: ...
@@ -43,15 +43,16 @@ class DiskSide(Protocol):
     def drop_any(self, tenant: int) -> bool: ...
 
 
+ENTRIES_A_CHUNK = 4
+"""To drop as many entries of orders takes about as long as to forget a chunk."""
+
+
 @dataclass(slots=True)
 class Emptying:
     """What was cleared and is being forgotten."""
 
     reason: Cause
-    kept: list[Node]
-    """Chunks that something still needed when their turn came."""
-    order: LeafLru
-    """Nothing is asked of it any more."""
+    leftovers: list[Leftover]
 
 
 class Chunks:
@@ -83,6 +84,8 @@ class Chunks:
         was cut off may read the chunks above as well."""
         self.emptying: dict[Space, Emptying] = {}
         """Of those what was cleared and is still being forgotten, the oldest first."""
+        self._ahead = forget_chunks
+        """Chunks of these that may still be forgotten ahead of their turn in this event."""
         self.pendings: dict[Node, Pending] = {}
         self.orphans: dict[int, list[int]] = {}
         """Job -> slots that are freed when its copy has ended."""
@@ -123,28 +126,19 @@ class Chunks:
             self.disk.add_space(space)
 
     def clear(self, space: Space, reason: Cause) -> int:
-        """Forgets a namespace: nothing that it holds now is ever served again. Returns how many chunks go: some now,
-        others with each empty(). Running retrieves finish; their chunks stay in a retired space until then.
-
-        With quotas all go now, as what a tenant holds for nothing is counted chunk by chunk; and with arc."""
+        """Forgets a namespace: nothing that it holds now is ever served again. Returns how many chunks go, some with
+        each empty(). Running retrieves finish; their chunks stay in a retired space until then."""
         assert self.spaces.get(space.digest) is space
         chunks = len(space.nodes)
         del self.spaces[space.digest]
         self.retired.append(space)
-        if self.arc is not None:
-            self.arc.drop_space(space)
         for node in [pending.node for pending in self.pendings.values() if pending.space is space]:
             if node.state != GONE:
                 self.discard(space, node, reason)
         self._counters.discarded[reason] += len(space.nodes)
-        if self.accounts is None and self.arc is None:
-            self.emptying[space] = Emptying(reason, [], self.room.hand_over(space))
-            if self.disk is not None:
-                self.disk.drop_space(space)
-            self._empty(space, self._forget_chunks)
-        else:
-            self.emptying[space] = Emptying(reason, [], LeafLru())
-            self._empty(space, chunks)
+        leftovers = self.room.drop_space(space) + (self.disk.drop_space(space) if self.disk is not None else [])
+        self.emptying[space] = Emptying(reason, leftovers)
+        space.doom()
         return chunks
 
     def going(self, digests: Container[bytes]) -> list[Space]:
@@ -153,29 +147,69 @@ class Chunks:
 
     def empty(self) -> None:
         """Forgets some more of what was cleared."""
-        if self.emptying:
-            self._empty(next(iter(self.emptying)), self._forget_chunks)
+        chunks = self._forget_chunks
+        entries = ENTRIES_A_CHUNK * chunks
+        while self.emptying and chunks > 0 and entries > 0:
+            space, going = next(iter(self.emptying.items()))
+            before = len(space.doomed)
+            self._empty(space, chunks)
+            chunks -= before - len(space.doomed)
+            if not space.doomed:
+                entries -= 1 + self._let_go(going, entries)
+            if not space.doomed and not going.leftovers:
+                del self.emptying[space]
+                self._forget_if_empty(space)
+
+    def event_ended(self) -> None:
+        self._ahead = self._forget_chunks
 
     def _empty(self, space: Space, chunks: int) -> None:
-        """The chunks that came last go first, so children before their parents. What something still needs stays behind
-        those that are left, and goes with its last pin."""
-        going = self.emptying[space]
-        kept = going.kept = [node for node in going.kept if node.state != GONE]
-        doomed = list(islice(reversed(space.nodes.values()), len(kept), len(kept) + chunks))
-        self.gone.extend((space.digest, node, going.reason) for node in doomed[:DEPARTED_MAX])
-        for node in doomed:
+        """The chunks that came last go first, so children before their parents. What something still needs stays, and
+        goes with its last pin."""
+        reason = self.emptying[space].reason
+        for _ in range(min(chunks, len(space.doomed))):
+            node = space.next_doomed()
+            self.gone.append((space.digest, node, reason))
             if node.children is None and not node.pins:
                 self.remove(space, node)
                 continue
-            kept.append(node)
             # What a retrieve still reads must not come back with the next brain.
             self.withdrawn.extend(offset for offset in node.slots if offset != ABSENT)
             if node in self.marks:
                 self.withdrawn.append(self.marks.places[node])
-        going.order.let_go(2 * chunks)
-        if len(kept) == len(space.nodes) and not len(going.order):
-            del self.emptying[space]
-            self._forget_if_empty(space)
+
+    @staticmethod
+    def _let_go(going: Emptying, entries: int) -> int:
+        """Drops some of what was kept for a namespace that has gone; returns how much."""
+        left = entries
+        while left and going.leftovers:
+            count = min(left, len(going.leftovers[-1]))
+            going.leftovers[-1].let_go(count)
+            left -= count
+            if not len(going.leftovers[-1]):
+                going.leftovers.pop()
+        return entries - left
+
+    def _empty_for_slot(self, slot_bytes: int, tenant: int) -> None:
+        """What was cleared goes before anything that was not, also below a tenant's maximum. An event that wants one
+        slot forgets no more than any other may, and one more for each further slot."""
+        self._ahead += 1
+        while self.emptying and not self.pool.has_room(slot_bytes) and self._empty_ahead(self.emptying):
+            pass
+        if self.accounts is not None:
+            account = self.accounts.of(tenant)
+            own = [space for space in self.emptying if space.doomed and self.accounts.of_space(space) is account]
+            while own and account.lacks(slot_bytes) and self._empty_ahead(own):
+                pass
+
+    def _empty_ahead(self, spaces: Iterable[Space]) -> bool:
+        """Forgets one chunk before its turn; False when there is none, or it would be too many for this event."""
+        space = next((space for space in spaces if space.doomed), None)
+        if space is None or not self._ahead:
+            return False
+        self._ahead -= 1
+        self._empty(space, 1)
+        return True
 
     # ---------------------------------------------------------------- lookup and pins
 
@@ -220,10 +254,9 @@ class Chunks:
         node = space.nodes.get(key)
         if node is not None:
             return node if node.parent is parent else None
-        if self.chunks >= self.chunks_max:
-            self.empty()
+        self._ahead += 1
         while self.chunks >= self.chunks_max:
-            if not self._shrink_index(tenant):
+            if not self._empty_ahead(self.emptying) and not self._shrink_index(tenant):
                 return None
         node = space.add(key, parent, now_ns, tenant)
         self.chunks += 1
@@ -249,8 +282,8 @@ class Chunks:
                 if part in pending.parts:
                     continue
                 slot_bytes = space.parts[part].slot_bytes
-                if self.emptying and not self.pool.has_room(slot_bytes):
-                    self.empty()
+                if self.emptying:
+                    self._empty_for_slot(slot_bytes, node.tenant)
                 offset = self.room.take(slot_bytes, pending)
                 if offset is None:
                     for mine in taken.values():
@@ -380,7 +413,8 @@ class Chunks:
             taken.append(offset)
         self.chunks += 1
         space.tags.add(tenant)
-        node.slots, node.present, node.in_dram = slots, present, present
+        node.slots, node.present = slots, present
+        space.put_in_dram(node, present)
         self.count(space, node, 1)
         for ready in space.make_ready(node):
             self.offer(space, ready)
@@ -408,7 +442,7 @@ class Chunks:
         self.count(space, node, -1)
         node.slots = tuple(slots)
         node.present |= 1 << group
-        node.in_dram |= 1 << group
+        space.put_in_dram(node, node.in_dram | 1 << group)
         self.count(space, node, 1)
         self._counters.chunks_stored += 1
         if not pending.parts:
@@ -461,7 +495,7 @@ class Chunks:
         assert node.pins == 0
         assert node not in self.pendings
         self.count(space, node, -1)
-        self._free_slots(node)
+        self._free_slots(space, node)
         if node.on_disk:
             assert self.disk is not None
             self.disk.free_extents(space, node)
@@ -483,7 +517,7 @@ class Chunks:
         assert node.pins == 0
         self._counters.evicted_to_disk += 1
         self.count(space, node, -1)
-        self._free_slots(node)
+        self._free_slots(space, node)
         node.present = node.on_disk
         self.count(space, node, 1)
         self.settled(space, node)
@@ -499,13 +533,13 @@ class Chunks:
             if clean := node.present & node.in_dram & node.on_disk:
                 self.clean_bytes += sign * space.group_bytes(clean)
 
-    def _free_slots(self, node: Node) -> None:
+    def _free_slots(self, space: Space, node: Node) -> None:
         for offset in node.slots:
             if offset != ABSENT:
                 self.withdrawn.append(offset)
                 self.pool.free(offset)
         node.slots = ()
-        node.in_dram = 0
+        space.put_in_dram(node, 0)
 
     def settled(self, space: Space, node: Node) -> None:
         """Pins, slots, extents or children of a node have changed: it may go, or another one that was above it."""
@@ -532,8 +566,5 @@ class Chunks:
     def _forget_if_empty(self, space: Space) -> None:
         if not space.nodes and space in self.retired and space not in self.emptying:
             self.retired.remove(space)
-            self.room.drop_space(space)
-            if self.disk is not None:
-                self.disk.drop_space(space)
             if space in self.cut_from:
                 self.unpin(*self.cut_from.pop(space))

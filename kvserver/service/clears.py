@@ -5,6 +5,8 @@ their entries in the ledger. Who asked is answered when all are gone and the dev
 namespaces together.
 """
 
+from collections.abc import Iterable
+
 from kvserver.errors import ResourceError
 from kvserver.service import disk, holds, kv_events, namespaces
 from kvserver.service.effects import GoOn
@@ -20,7 +22,7 @@ def clear(core: Core, peer: int, request_id: int, namespace: bytes, now_ns: int)
     """Forgets every chunk of a namespace; leases and holds on it end, registrations stay."""
     check_namespace(namespace)
     disk.check_clears(core, 1)
-    done = Cleared(request_id, _forget(core, namespace))
+    done = Cleared(request_id, _forget(core, [namespace]))
     clearing = Clearing(peer, done, core.number("disk"), spaces=core.chunks.going([namespace]))
     disk.answer_when_void(core, clearing, [namespace], now_ns)
 
@@ -36,7 +38,7 @@ def clear_tenant(core: Core, peer: int, request_id: int, tenant: str, now_ns: in
     left_out = tier.left_out if tier is not None else {}
     digests = [*dict.fromkeys(digest for table in (tags, left_out) for digest in table if table[digest].may_be(tag))]
     disk.check_clears(core, len(digests))
-    done = TenantCleared(request_id, sum(_forget(core, digest) for digest in digests), len(digests))
+    done = TenantCleared(request_id, _forget(core, digests), len(digests))
     clearing = Clearing(peer, done, core.number("disk"), spaces=core.chunks.going(digests))
     if tier is not None and not tier.all_known:
         clearing.why = "what lies on a device that could not be opened is not known; clear again when it is back"
@@ -55,25 +57,27 @@ def turn(core: Core) -> None:
         going, core.clears_going = core.clears_going, []
         for clearing in going:
             disk.end(core, clearing)
+    core.chunks.event_ended()
     if core.chunks.emptying and not core.going:
         core.going = True
         core.effects.append(GoOn())
 
 
-def _forget(core: Core, namespace: bytes) -> int:
-    """In memory. Returns how many chunks went."""
-    space = core.chunks.spaces.get(namespace)
-    if space is None:
-        return 0
-    for lease in [lease for lease in core.leases.values() if lease.space is space]:
+def _forget(core: Core, digests: Iterable[bytes]) -> int:
+    """In memory. Returns how many chunks go."""
+    found = (core.chunks.spaces.get(digest) for digest in digests)
+    spaces = {space: 0 for space in found if space is not None}
+    for lease in [lease for lease in core.leases.values() if lease.space in spaces]:
         end_lease(core, lease)
-    for hold in [hold for hold in core.wishes.holds.values() if hold.space is space]:
+    for hold in [hold for hold in core.wishes.holds.values() if hold.space in spaces]:
         holds.end(core, hold, "its namespace was cleared")
-    chunks = core.chunks.clear(space, "cleared")
-    if space.caches:
-        core.chunks.add_space(space.successor())
-    else:
-        namespaces.left(core, space)
-    kv_events.cleared(core, space)
-    core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))
-    return chunks
+    for space in spaces:
+        chunks = spaces[space] = core.chunks.clear(space, "cleared")
+        if space.caches:
+            core.chunks.add_space(space.successor())
+        else:
+            namespaces.left(core, space)
+        kv_events.cleared(core, space)
+        core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))
+    core.chunks.empty()
+    return sum(spaces.values())

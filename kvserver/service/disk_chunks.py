@@ -17,7 +17,7 @@ their extents go leaf first: what is on disk is closed under prefixes, until som
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from kvserver.index.eviction import DIRTY, NO_ROOM, REFUSED, LeafLru, dirty
+from kvserver.index.eviction import DIRTY, NO_ROOM, REFUSED, LeafLru, Leftover, dirty
 from kvserver.index.space import ABSENT, READY, Node, Space
 from kvserver.service.accounts import Accounts, ChargedPool, Quota
 from kvserver.service.chunks import Chunks
@@ -57,9 +57,10 @@ class DiskChunks:
         self.room.add_space(space)
         self._dirty[space] = LeafLru(dirty, DIRTY)
 
-    def drop_space(self, space: Space) -> None:
-        self.room.drop_space(space)
-        self._dirty.pop(space, None)
+    def drop_space(self, space: Space) -> list[Leftover]:
+        """Nothing of a namespace is written, or goes to make room, any more. What was kept for it is the caller's to
+        drop."""
+        return [*self.room.drop_space(space), self._dirty.pop(space)]
 
     def offer(self, space: Space, node: Node) -> None:
         """Tells the orders of what should be written, and of what may go, where the node is such."""
@@ -181,7 +182,7 @@ class DiskChunks:
                 slots[part] = slot
                 self._chunks.pool.hand_over(slot, node)
                 self._chunks.record(space, node, part, slot)
-                node.in_dram |= 1 << space.parts[part].group
+                space.put_in_dram(node, node.in_dram | 1 << space.parts[part].group)
             else:
                 self._chunks.pool.free(slot)
         if node.in_dram:

@@ -106,8 +106,9 @@ class DiskRoom:
     def add_space(self, space: Space) -> None:
         self._orders[space] = [DeviceLru(device) for device in range(len(self.extents.pools))]
 
-    def drop_space(self, space: Space) -> None:
-        self._orders.pop(space, None)
+    def drop_space(self, space: Space) -> list[DeviceLru]:
+        """Nothing goes of a namespace to make room any more."""
+        return self._orders.pop(space)
 
     def offer(self, space: Space, node: Node) -> None:
         if droppable(node) and space in self._orders:

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from kvserver.index.arc import Arc
-from kvserver.index.eviction import EvictionPolicy, LeafLru, Lru, evictable
+from kvserver.index.eviction import EvictionPolicy, Leftover, Lru, evictable
 from kvserver.index.space import READY, Node, Space
 from kvserver.service.accounts import Account, Accounts, Claim
 from kvserver.service.counters import Counters
@@ -102,15 +102,10 @@ class Room:
     def add_space(self, space: Space) -> None:
         self._orders[space] = self._policy.add_space(space)
 
-    def hand_over(self, space: Space) -> LeafLru:
-        """Gives up the order of a namespace that is no more, least recently used; the caller lets its entries go."""
-        order = self._orders.pop(space)
-        assert isinstance(order, LeafLru)
-        return order
-
-    def drop_space(self, space: Space) -> None:
+    def drop_space(self, space: Space) -> list[Leftover]:
+        """Nothing goes of a namespace to make room any more. What was kept for it is the caller's to drop."""
         self._policy.drop_space(space)
-        self._orders.pop(space, None)  # what was cut off from a namespace has no order
+        return self._orders.pop(space).leftovers()
 
     def offer(self, space: Space, node: Node) -> None:
         """Tells the order of the namespace that the node may go, if it may."""

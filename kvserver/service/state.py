@@ -48,8 +48,8 @@ class Bounds:
     prefix_notes_kept: int = 512
     """Of notes of cleared prefixes beyond these, those go that say nothing any more (prefixes.py)."""
     chunks_max: int = 4_000_000
-    forget_chunks: int = 256
-    """Chunks of a cleared namespace that are forgotten in one go; each takes some 8 us."""
+    forget_chunks: int = 128
+    """Chunks of cleared namespaces that are forgotten in one go; each takes some 8 us, 12 with quotas or arc."""
     leases_max: int = 4096
     jobs_max: int = 64
     """In flight for one session."""

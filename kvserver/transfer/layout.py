@@ -12,6 +12,8 @@ which covers K/V-first, block-first, MLA and cross-layer tensors alike. A shard'
 from dataclasses import dataclass
 from itertools import pairwise
 
+from msgspec.structs import astuple
+
 from kvserver.errors import RequestError
 from kvserver.wire.messages import (
     BUFFERS_MAX,
@@ -34,6 +36,8 @@ MIXED_REGIONS_MAX = 1 << 12
 """Of them, those of runs that reach into each other: to compare them one by one takes about 2 us for each, on the only
 thread that decides."""
 
+Span = tuple[int, int, int, int]
+"""Of a run: its buffer, where its first page begins and its last one ends, and its number."""
 PageShape = tuple[tuple[int, int], ...]
 """(regions, page_bytes) of each run, in order: what must be equal for two ranks' shards to be interchangeable."""
 
@@ -88,11 +92,9 @@ class Layout:
         _require("layout", "region runs", len(runs), 1, REGION_RUNS_MAX)
         _require("layout", "regions", sum(run.regions for run in runs), 1, REGIONS_MAX)
         shapes = [_group_geometry(index, group, register.chunk_tokens) for index, group in enumerate(register.groups)]
-        groups = [
-            _group_layout(index, group, register.chunk_tokens, register.buffers)
-            for index, group in enumerate(register.groups)
-        ]
-        _check_overlap(register.groups)
+        spans = [_group_spans(index, group, register.buffers) for index, group in enumerate(register.groups)]
+        groups = [_group_layout(group, register.chunk_tokens) for group in register.groups]
+        _check_overlap(register.groups, spans)
         return Layout(Geometry(register.chunk_tokens, tuple(shapes)), tuple(groups))
 
 
@@ -124,48 +126,54 @@ def _group_geometry(index: int, group: GroupSpec, chunk_tokens: int) -> GroupGeo
     return GroupGeometry(group.block_tokens, group.kind, group.window_tokens, group.shards, group.writers)
 
 
-def _group_layout(index: int, group: GroupSpec, chunk_tokens: int, buffers: list[Buffer]) -> GroupLayout:
-    where = f"groups[{index}]"
-    _require("layout", f"{where}.blocks", group.blocks, 1, 1 << 30)
-    if not group.regions:
-        raise RequestError("layout", f"{where}.regions is empty, expected at least one run")
-    for number, run in enumerate(group.regions):
-        _check_run(where, number, run, group.blocks, buffers)
+def _group_layout(group: GroupSpec, chunk_tokens: int) -> GroupLayout:
     pages = tuple((run.regions, run.page_bytes) for run in group.regions)
     blocks_per_chunk = chunk_tokens // group.block_tokens
     shard_bytes = blocks_per_chunk * sum(regions * page_bytes for regions, page_bytes in pages)
     return GroupLayout(blocks_per_chunk, group.blocks, group.shard, group.writer, pages, shard_bytes)
 
 
-def _check_run(group: str, number: int, run: RegionRun, blocks: int, buffers: list[Buffer]) -> None:
-    fits = (
-        0 <= run.buffer < len(buffers)
-        and 0 < run.regions <= REGIONS_MAX
-        and 0 < run.page_bytes <= BYTES_MAX
-        and 0 <= run.offset <= BYTES_MAX
-        and 0 <= run.region_stride <= BYTES_MAX
-        and 0 <= run.block_stride <= BYTES_MAX
-    )
-    if not fits:  # there can be thousands of runs, so the words for a refusal are only made for one
-        where = f"{group}.regions[{number}]"
-        _require("layout", f"{where}.buffer", run.buffer, 0, len(buffers) - 1)
-        _require("layout", f"{where}.regions", run.regions, 1, REGIONS_MAX)
-        _require("layout", f"{where}.page_bytes", run.page_bytes, 1, BYTES_MAX)
-        for name in ("offset", "region_stride", "block_stride"):
-            _require("layout", f"{where}.{name}", getattr(run, name), 0, BYTES_MAX)
-    end = _end(run, blocks)
-    if end > buffers[run.buffer].bytes:
-        where = f"{group}.regions[{number}]"
-        raise RequestError("layout", f"{where} ends at {end}, beyond its buffer of {buffers[run.buffer].bytes} bytes")
+def _group_spans(index: int, group: GroupSpec, buffers: list[Buffer]) -> list[Span]:
+    """Of each run. There can be thousands, so each is taken apart once, and the words for a refusal made for one."""
+    where = f"groups[{index}]"
+    _require("layout", f"{where}.blocks", group.blocks, 1, 1 << 30)
+    if not group.regions:
+        raise RequestError("layout", f"{where}.regions is empty, expected at least one run")
+    sizes = [buffer.bytes for buffer in buffers]
+    count, last_block = len(buffers), group.blocks - 1
+    spans: list[Span] = []
+    for number, run in enumerate(group.regions):
+        buffer, offset, regions, region_stride, block_stride, page_bytes = astuple(run)
+        fits = (
+            0 <= buffer < count
+            and 0 < regions <= REGIONS_MAX
+            and 0 < page_bytes <= BYTES_MAX
+            and 0 <= offset <= BYTES_MAX
+            and 0 <= region_stride <= BYTES_MAX
+            and 0 <= block_stride <= BYTES_MAX
+        )
+        if not fits:
+            _refuse_run(f"{where}.regions[{number}]", run, count)
+        end = offset + (regions - 1) * region_stride + last_block * block_stride + page_bytes
+        if end > sizes[buffer]:
+            raise RequestError(
+                "layout", f"{where}.regions[{number}] ends at {end}, beyond its buffer of {sizes[buffer]} bytes"
+            )
+        spans.append((buffer, offset, end, number))
+    return spans
 
 
-def _end(run: RegionRun, blocks: int) -> int:
-    return run.offset + (run.regions - 1) * run.region_stride + (blocks - 1) * run.block_stride + run.page_bytes
+def _refuse_run(where: str, run: RegionRun, buffers: int) -> None:
+    _require("layout", f"{where}.buffer", run.buffer, 0, buffers - 1)
+    _require("layout", f"{where}.regions", run.regions, 1, REGIONS_MAX)
+    _require("layout", f"{where}.page_bytes", run.page_bytes, 1, BYTES_MAX)
+    for name in ("offset", "region_stride", "block_stride"):
+        _require("layout", f"{where}.{name}", getattr(run, name), 0, BYTES_MAX)
 
 
-def _check_overlap(groups: list[GroupSpec]) -> None:
+def _check_overlap(groups: list[GroupSpec], spans: list[list[Span]]) -> None:
     """No two pages of a group share a byte. Groups may alias each other: a block id belongs to one group at a time."""
-    mixed = [_mixed(group.regions, group.blocks) for group in groups]
+    mixed = [_mixed(group.regions, group.blocks, of_group) for group, of_group in zip(groups, spans, strict=True)]
     regions = sum(
         group.regions[number].regions for group, numbers in zip(groups, mixed, strict=True) for number in numbers
     )
@@ -174,18 +182,19 @@ def _check_overlap(groups: list[GroupSpec]) -> None:
         _check_regions(f"groups[{index}]", numbers, group.regions, group.blocks)
 
 
-def _mixed(runs: list[RegionRun], blocks: int) -> list[int]:
+def _mixed(runs: list[RegionRun], blocks: int, spans: list[Span]) -> list[int]:
     """The runs that have to be compared region by region. Most have extents of their own, and cannot meet others."""
-    order = sorted((run.buffer, run.offset, number) for number, run in enumerate(runs))
+    spans.sort()
     cluster: list[int] = []
-    reach = -1
+    reach = of_buffer = -1
     mixed: list[int] = []
-    for buffer, start, number in order:
-        if cluster and (buffer != runs[cluster[0]].buffer or start >= reach):
+    for buffer, start, end, number in spans:
+        if cluster and (buffer != of_buffer or start >= reach):
             mixed += _unclear(cluster, runs, blocks)
             cluster, reach = [], -1
         cluster.append(number)
-        reach = max(reach, _end(runs[number], blocks))
+        of_buffer = buffer
+        reach = max(reach, end)
     return mixed + _unclear(cluster, runs, blocks)
 
 
@@ -194,17 +203,23 @@ def _unclear(cluster: list[int], runs: list[RegionRun], blocks: int) -> list[int
     if len(cluster) == 1 and _is_apart(runs[cluster[0]], blocks):
         return []
     stride = runs[cluster[0]].block_stride
+    if blocks == 1 or not stride:
+        return cluster
     spans = []
     for number in cluster:
-        run = runs[number]
-        width = (run.regions - 1) * run.region_stride + run.page_bytes
-        within_a_block = run.page_bytes <= run.region_stride or run.regions == 1
-        if blocks == 1 or run.block_stride != stride or width > stride or not within_a_block:
+        _, offset, regions, region_stride, block_stride, page_bytes = astuple(runs[number])
+        width = (regions - 1) * region_stride + page_bytes
+        if block_stride != stride or width > stride or (page_bytes > region_stride and regions > 1):
             return cluster
-        spans.append((run.offset % stride, run.offset % stride + width))
+        begin = offset % stride
+        spans.append((begin, begin + width))
     spans.sort()
-    disjoint = all(end <= begin for (_, end), (begin, _) in pairwise(spans)) and spans[-1][1] <= spans[0][0] + stride
-    return [] if disjoint else cluster
+    reach = spans[-1][1] - stride
+    for begin, end in spans:
+        if begin < reach:
+            return cluster
+        reach = end
+    return []
 
 
 def _is_apart(run: RegionRun, blocks: int) -> bool:

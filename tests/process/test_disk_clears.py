@@ -101,8 +101,10 @@ def test_a_prefix_that_was_cleared_on_a_full_disk_is_not_back_after_the_server_w
         assert found(engine.ready(), stories) == [0, 0]
 
 
-def test_a_clear_that_no_disk_can_note_is_said_and_tried_again_until_one_can(disk: Path, stories: list[Prompt]) -> None:
-    with small(disk) as server, Engine(server.path, SHAPE) as engine:
+def test_a_clear_that_no_disk_can_note_is_said_and_tried_again_until_one_can(
+    disk: Path, tmp_path: Path, stories: list[Prompt]
+) -> None:
+    with small(disk, cache_dir=tmp_path / "cache") as server, Engine(server.path, SHAPE) as engine:
         disk_ready(server)
         engine.ready()
         store_slowly(server, engine, stories)
@@ -116,5 +118,26 @@ def test_a_clear_that_no_disk_can_note_is_said_and_tried_again_until_one_can(dis
         assert "clear durable" in server.log()
         server.kill()
     with small(disk) as server, Engine(server.path, SHAPE) as engine:
+        disk_ready(server)
+        assert found(engine.ready(), stories) == [0, 0]
+
+
+def test_a_clear_that_no_disk_could_note_holds_when_the_server_is_killed_before_one_can(
+    disk: Path, tmp_path: Path, stories: list[Prompt]
+) -> None:
+    cache = {"cache_dir": tmp_path / "cache"}
+    with small(disk, **cache) as server, Engine(server.path, SHAPE) as engine:
+        disk_ready(server)
+        engine.ready()
+        store_slowly(server, engine, stories)
+        with read_only(disk / "kvserver.notes"):
+            with pytest.raises(ResourceError, match="not durable yet"):
+                engine.client.clear(engine.namespace)
+            server.kill()
+            with small(disk, **cache) as unwell, Engine(unwell.path, SHAPE) as other:
+                until("a warning", lambda: any("nothing of it is served" in why for why in unwell.status().warnings))
+                assert found(other.ready(), stories) == [0, 0]
+                unwell.kill()
+    with small(disk, **cache) as server, Engine(server.path, SHAPE) as engine:
         disk_ready(server)
         assert found(engine.ready(), stories) == [0, 0]

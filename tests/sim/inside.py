@@ -228,11 +228,10 @@ def going(service: Service) -> list[int]:
     """Offsets of what was cleared and has not gone yet, and of marks."""
     chunks = _core(service).chunks
     found = []
-    for space, emptying in chunks.emptying.items():
-        for node in space.nodes.values():
-            if node not in emptying.kept:
-                found += [offset for offset in node.slots if offset != ABSENT]
-                found += [chunks.marks.places[node]] if node in chunks.marks else []
+    for space in chunks.emptying:
+        for node in space.doomed.values():
+            found += [offset for offset in node.slots if offset != ABSENT]
+            found += [chunks.marks.places[node]] if node in chunks.marks else []
     return found
 
 

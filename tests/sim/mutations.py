@@ -475,7 +475,7 @@ MUTATIONS = (
     Mutation(
         "a page may leave its buffer",
         "transfer/layout.py",
-        "(run.regions - 1) * run.region_stride + (blocks - 1) * run.block_stride",
-        "(run.regions - 1) * run.region_stride + (blocks - 2) * run.block_stride",
+        "count, last_block = len(buffers), group.blocks - 1",
+        "count, last_block = len(buffers), group.blocks - 2",
     ),
 )

@@ -32,12 +32,12 @@ MUTATIONS = (
         unseen=True,
     ),
     Mutation(
-        "a cleared namespace keeps its ghosts", CHUNKS, "            self.arc.drop_space(space)\n", "            pass\n"
+        "a cleared namespace keeps its ghosts", ROOM, "        self._policy.drop_space(space)\n", "        pass\n"
     ),
     Mutation(
         "ghosts that go with their namespace are counted on",
         ARC,
-        "                half.ghosts -= len(ghosts)\n",
+        "            half.ghosts -= len(ghosts)\n",
         "",
     ),
     Mutation(
@@ -125,8 +125,8 @@ MUTATIONS = (
     Mutation(
         "a restored chunk is in no half",
         CHUNKS,
-        "present, present\n        self.count(space, node, 1)\n",
-        "present, present\n",
+        "        space.put_in_dram(node, present)\n        self.count(space, node, 1)\n",
+        "        space.put_in_dram(node, present)\n",
     ),
     Mutation(
         "a slab of another size is taken from what was found again",

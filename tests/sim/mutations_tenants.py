@@ -1,6 +1,6 @@
 """Deliberate bugs in what tenants are promised."""
 
-from .mutations import Mutation
+from .mutations import CHUNKS, Mutation
 
 ACCOUNTS, CACHES, DISK_ROOM, LEASES, ROOM = (
     f"service/{name}.py" for name in ("accounts", "caches", "disk_room", "leases", "room")
@@ -87,10 +87,16 @@ MUTATIONS = (
     Mutation("a tenant registers for the namespace of another", ACCOUNTS, "return unused or", "return True or"),
     Mutation("a tenant finds what another has", LEASES, "in session.engine.accounts", "is not None"),
     Mutation(
+        "what leaves DRAM is counted for its namespace on",
+        CHUNKS,
+        "        node.slots = ()\n        space.put_in_dram(node, 0)\n",
+        "        node.slots = ()\n        node.in_dram = 0\n",
+    ),
+    Mutation(
         "a namespace is forgotten below a guarantee",
         ACCOUNTS,
-        "return held_bytes <= account.spare_bytes -",
-        "return held_bytes >= 0 *",
+        "return self.held_bytes(space) <= account.spare_bytes -",
+        "return self.held_bytes(space) >= 0 *",
         unseen=True,
     ),
     Mutation(

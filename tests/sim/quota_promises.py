@@ -1,7 +1,7 @@
 """What tenants are held to, and what they were promised, read out of the ledger alone."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from kvserver.service.accounts import Quota
 from kvserver.tiers.records import NO_GROUP
@@ -36,11 +36,11 @@ class Quotas:
         """An engine with caches of these accounts finds what is in the namespace; everybody does without quotas."""
         return not self or self.account_of(digest) in accounts
 
-    def sealed_bytes(self) -> Counter[str]:
-        """Of each account, in DRAM."""
+    def sealed_bytes(self, going: Container[int] = ()) -> Counter[str]:
+        """Of each account, in DRAM, without what was cleared and has yet to go (offsets)."""
         sealed: Counter[str] = Counter()
-        for record in self._ledger.records.values():
-            if record.group != NO_GROUP:
+        for offset, record in self._ledger.records.items():
+            if record.group != NO_GROUP and offset not in going:
                 sealed[self.account_of(record.namespace)] += record.slot_bytes
         return sealed
 
@@ -90,10 +90,9 @@ class Quotas:
             has[self.account_of(digest)] += self._shapes[digest].slot_bytes(group, shard)
         return has
 
-    def check_guarantees(self, before: Counter[str], claimant: str) -> int:
+    def check_guarantees(self, before: Counter[str], after: Counter[str], claimant: str) -> int:
         """What `claimant` asked for took nothing from others that they were guaranteed. Returns how many others gave
         something."""
-        after = self.sealed_bytes()
         gave = 0
         for name, taken in before.items():
             if name == claimant or after[name] >= taken:

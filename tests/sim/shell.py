@@ -158,7 +158,7 @@ class Shell:
         namespaces = inside.namespaces(self.service) if isinstance(event, Arrived) else []
         due = self._to_be_sealed(event)
         quotas = self.promises.quotas
-        sealed = quotas.sealed_bytes() if quotas else Counter()
+        sealed = quotas.sealed_bytes(set(inside.going(self.service))) if quotas else Counter()
         shortages = inside.disk_shortages(self.service)
         was_draining = inside.is_draining(self.service)
         effects = self.service.handle(event, world.now_ns)
@@ -219,7 +219,8 @@ class Shell:
                 claimant = quotas.account(request.tenant)
             case _:
                 return
-        gave = quotas.check_guarantees(sealed, claimant)
+        after = quotas.sealed_bytes(set(inside.going(self.service)))
+        gave = quotas.check_guarantees(sealed, after, claimant)
         self._world.counts["accounts that gave to others"] += gave
 
     def _check_disk_quotas(

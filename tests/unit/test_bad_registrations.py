@@ -192,9 +192,7 @@ def test_layouts_that_just_fit_are_taken(scene: Scene, groups: Sequence[GroupSpe
         ({"chunk_tokens": -6}, "request", "geometry", "chunk_tokens=-6 must be in [1, "),
         ({"chunk_tokens": (1 << 20) + 6}, "request", "geometry", "chunk_tokens=1048582 must be in [1, 1048576]"),
         ({"buffers": []}, "request", "layout", "buffers=0 must be in [1, 256]"),
-        ({"buffers": [Buffer(1, b"", 9)] * 257}, "request", "layout", "buffers=257 must be in [1, 256]"),
-        ({"buffers": [Buffer(1, b"", 0)]}, "request", "layout", "buffers[0].bytes=0 must be in [1, "),
-        ({"buffers": [Buffer(1, b"", HUGE)]}, "request", "layout", f"buffers[0].bytes={HUGE} must be in [1, "),
+        ({"buffers": [Buffer(1, b"", 9)] * 257}, "request", "descriptor-unknown", "descriptor 1 was not offered"),
         ({"buffers": [Buffer(1, b"handle", 9999)]}, "request", "handle", "on device kind host handles are empty"),
     ],
 )
@@ -204,6 +202,19 @@ def test_a_bad_registration_is_refused(
     descriptor = scene.culprit.offer()
     request = change(scene.culprit.registration(descriptors=[descriptor]), **changes)
     scene.refuses(request, family, code, says)
+
+
+@pytest.mark.parametrize("size", [0, -1, HUGE])
+def test_a_buffer_of_a_wrong_size_is_refused(scene: Scene, size: int) -> None:
+    request = scene.culprit.registration(buffer_bytes=size)
+    scene.refuses(request, "request", "layout", f"buffers[0].bytes={size} must be in [1, ")
+
+
+def test_a_descriptor_that_was_not_offered_is_refused_before_the_layout_is_read(scene: Scene) -> None:
+    """To read thousands of runs takes milliseconds, and nobody else is served meanwhile."""
+    runs = [change(RUN, page_bytes=0)] * 4096
+    request = scene.culprit.registration([change(FULL, regions=runs)], descriptors=[9999])
+    scene.refuses(request, "request", "descriptor-unknown", "descriptor 9999 was not offered")
 
 
 def test_registering_needs_an_attached_connection(scene: Scene) -> None:
@@ -474,6 +485,13 @@ def test_a_mover_that_keeps_a_dead_clients_cache_is_killed(scene: Scene) -> None
     rig.wait_ms(2 * rig.bounds.mover_grace_ms)
     assert rig.kills == 1
     assert rig.facts()["stores"] == 0
+
+
+def test_a_layout_has_so_many_buffers_at_most() -> None:
+    buffers = [Buffer(1, b"", 9999)] * 257
+    request = Register(1, "kv", NAMESPACE, 6, "host", "", "", "direct", "", buffers, [FULL], [], 0, "")
+    with pytest.raises(RequestError, match=r"buffers=257 must be in \[1, 256\]"):
+        Layout.parse(request)
 
 
 def test_runs_with_extents_of_their_own_are_not_compared_region_by_region() -> None:

@@ -2,9 +2,11 @@
 
 import logging
 import os
+import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -59,6 +61,7 @@ class Brain:
             arena_bytes=1 << 20,
             disk_bytes=1 << 20,
             disk_segment_bytes=64 << 10,
+            cache_dir=str(directories[0].parent / "cache"),
         )
         inherited = Inheritance(parent=0, control=-1, arena=self._arena, device="disk", config=config)
         self._mover = DiskMover(self._its_end, inherited)
@@ -504,3 +507,94 @@ def test_records_of_a_namespace_without_a_note_are_void(places: tuple[Path, Path
         brain.order(Recover())
         assert brain.next() == FoundNote(NAMESPACE, b"", void=12, newest=12)
         assert brain.next() == Listed(records=3, damaged=0)
+
+
+# ---------------------------------------------------------------- notes that nobody could write
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Not even what is there can be written: root may do so whatever the modes are, but not through a bind mount."""
+    for options in (["--bind", str(folder)], ["-o", "remount,bind,ro"]):
+        if subprocess.run(["mount", *options, str(folder)], check=False, capture_output=True).returncode:
+            pytest.skip("mounts are not allowed here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def tell(places: tuple[Path, Path], *notes: Note, bad: Sequence[Path] = ()) -> list[bool]:
+    """Starts a mover, and ends it. Which of these notes were kept while nothing could be noted at `bad`."""
+    kept = []
+    with Brain(*places) as brain, ExitStack() as mounts:
+        brain.devices(2)
+        for place in bad:
+            mounts.enter_context(read_only(place / disk_notes.FOLDER))
+        for note in notes:
+            brain.order(note)
+            while isinstance(report := brain.next(), DeviceIs):
+                pass
+            assert isinstance(report, Noted)
+            kept.append(report.kept)
+    return kept
+
+
+def problems(*places: Path) -> list[str]:
+    """What a mover says of its devices when it starts."""
+    with Brain(*places) as brain:
+        return [device.problem for device in brain.devices(len(places))]
+
+
+def voids(*places: Path) -> dict[bytes, int]:
+    """Up to where each namespace is void, as a brain is told that knows nothing."""
+    return {note.namespace: note.void for note in found_notes(*places)}
+
+
+def test_a_device_whose_notes_cannot_be_written_at_the_start_is_not_served_from(
+    places: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert tell(places, Note(NAMESPACE, b"document", 5)) == [True]
+    with read_only(places[1] / disk_notes.FOLDER):
+        well, problem = problems(*places)
+        assert well == ""
+        assert "its notes cannot be written: Read-only file system; nothing of it is served" in problem
+        assert [record.getMessage() for record in caplog.records] == ["disk not usable"]
+    assert problems(*places) == ["", ""]
+
+
+def test_a_clear_that_no_device_could_note_holds_when_they_are_well_again(places: tuple[Path, Path]) -> None:
+    others = b"o" * 32
+    assert tell(places, Note(NAMESPACE, b"document", 5), Note(others, b"document", 2)) == [True, True]
+    assert tell(places, Note(NAMESPACE, b"", 9), bad=places) == [False]
+    assert voids(*places) == {NAMESPACE: 9, others: 2}
+    for place in places:
+        assert disk_notes.load(str(place))[0][NAMESPACE] == Known(b"document", 9), "and the devices know it themselves"
+    assert list((places[0].parent / "cache").rglob("*.note")) == [], "nothing is kept aside for ever"
+
+
+def test_what_is_kept_aside_waits_until_all_devices_know_it(places: tuple[Path, Path]) -> None:
+    assert tell(places, Note(NAMESPACE, b"document", 5)) == [True]
+    assert tell(places, Note(NAMESPACE, b"", 9), bad=places) == [False]
+    with read_only(places[1] / disk_notes.FOLDER):
+        assert voids(*places) == {NAMESPACE: 9}
+    (places[0] / disk_notes.FOLDER / f"{NAMESPACE.hex()}.note").unlink()
+    assert voids(*places) == {NAMESPACE: 9}
+    assert (void_on(places[0]), void_on(places[1])) == ([9], [9])
+
+
+def test_what_others_could_have_written_is_not_taken_for_a_clear(places: tuple[Path, Path]) -> None:
+    aside = Path(disk_notes.aside_of(str(places[0].parent / "cache"), [*map(str, places)]))
+    disk_notes.save_aside(str(aside), NAMESPACE, b"", 9)
+    aside.chmod(0o777)
+    assert voids(*places) == {}
+    aside.chmod(0o700)
+    assert voids(*places) == {NAMESPACE: 9}
+
+
+def test_a_cleared_prefix_that_no_device_could_note_holds_too(places: tuple[Path, Path]) -> None:
+    prefix = ClearedPrefix(NAMESPACE, b"k" * 32)
+    assert tell(places, Note(NAMESPACE, b"document", 5)) == [True]
+    assert tell(places, Note(prefix_note(prefix), prefix_document(prefix), 9), bad=places) == [False]
+    assert voids(*places) == {NAMESPACE: 5, prefix_note(prefix): 9}
+    assert disk_notes.load(str(places[1]))[0][prefix_note(prefix)] == Known(prefix_document(prefix), 9)

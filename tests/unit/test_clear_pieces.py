@@ -1,0 +1,144 @@
+"""What was cleared goes in pieces: no event forgets more than its share, and nothing of it is found meanwhile."""
+
+import tracemalloc
+from array import array
+from typing import Any
+
+import pytest
+
+from kvserver.index.space import Node
+from kvserver.service.accounts import Quota
+from kvserver.service.departed import DEPARTED_MAX, Departed
+from kvserver.service.effects import Effect, Withdraw
+from kvserver.service.effects import GoOn as Ask
+from kvserver.service.events import GoOn
+from kvserver.tiers.slots import SLOT_ALIGN
+from kvserver.wire.admin import ClearTenant
+from kvserver.wire.messages import Clear, Cleared, GroupBlocks
+from tests.unit.admin_rig import command
+from tests.unit.brain_rig import NAMESPACE, SLAB_BYTES, Client, Rig, chain, ids
+from tests.unit.test_service_tenants import CHAT, WIDE, account, chunks_of, client_of, fill, quota, rig_with
+
+PIECE = 5
+WORLDS: dict[str, dict[str, Any]] = {
+    "lru": {},
+    "arc": {"eviction_policy": "arc"},
+    "quotas": {"tenants": (Quota("chat", 3 * SLOT_ALIGN), Quota("agents", 0, 99 * SLOT_ALIGN))},
+}
+
+
+def withdrawn(effects: list[Effect]) -> int:
+    """Slots that were taken out of the ledger."""
+    return sum(len(array("q", effect.offsets)) for effect in effects if isinstance(effect, Withdraw))
+
+
+def pieces(rig: Rig, since: int) -> list[int]:
+    """Goes on until nothing is left to do. What went with each event, of which the first ended after `since`."""
+    went = [withdrawn(rig.effects[since:])]
+    while any(isinstance(effect, Ask) for effect in rig.effects[since:]):
+        since = len(rig.effects)
+        rig.handle(GoOn())
+        went.append(withdrawn(rig.effects[since:]))
+    return went
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_no_event_forgets_more_than_a_piece(world: str) -> None:
+    rig = Rig(forget_chunks=PIECE, **WORLDS[world])
+    client = Client(rig).register(tenant="chat")
+    prompts = [chain(seed, 3) for seed in range(6)]
+    for keys in prompts:
+        client.store(keys)
+    since = len(rig.effects)
+    request = Clear(rig.number(), NAMESPACE)
+    assert client.ask(request) is None, "most of it is still in the ledger"
+    assert [client.lookup(keys).chunks for keys in prompts] == [0] * 6
+    client.store(prompts[0])
+    assert client.lookup(prompts[0]).chunks == 3, "the namespace is used again meanwhile"
+    went = pieces(rig, since)
+    assert sum(went) == 18
+    assert max(went) <= PIECE
+    assert rig.answers[client.peer, request.id] == Cleared(request.id, 18)
+    assert rig.facts()["used_bytes"] == 3 * SLOT_ALIGN
+
+
+def test_an_account_holds_what_has_not_gone_yet() -> None:
+    rig = rig_with(quota("chat"), forget_chunks=PIECE)
+    chat = client_of(rig, "chat", CHAT)
+    fill(chat, 13)
+    chat.ask(Clear(rig.number(), CHAT))
+    held = []
+    while chunks_of(rig, "chat"):
+        held.append(chunks_of(rig, "chat"))
+        rig.handle(GoOn())
+    assert held == [8, 3]
+
+
+def test_namespaces_of_a_tenant_share_the_piece() -> None:
+    rig = rig_with(quota("chat"), forget_chunks=PIECE)
+    for number in range(40, 46):
+        fill(client_of(rig, "chat", bytes([number]) * 32), 3, seed=number)
+    since = len(rig.effects)
+    command(rig, ClearTenant("chat"))
+    went = pieces(rig, since)
+    assert (max(went), sum(went)) == (PIECE, 18)
+
+
+def test_a_tenant_at_its_maximum_stores_in_place_of_what_it_cleared() -> None:
+    rig = rig_with(quota("chat", most=12), forget_chunks=PIECE)
+    old, new = client_of(rig, "chat", CHAT), client_of(rig, "chat", NAMESPACE)
+    (living,) = fill(new, 3, seed=1)
+    fill(old, 9, seed=2)
+    old.ask(Clear(rig.number(), CHAT))
+    evicted = account(rig, "chat").evicted_chunks
+    for seed in range(3):  # nothing goes on between these
+        keys = chain(seed, 3)
+        assert new.ask(new.storing(keys, GroupBlocks(0, 0, ids(*range(9))))).chunks == 3
+    assert new.lookup(living).chunks == 3
+    assert account(rig, "chat").evicted_chunks == evicted == 0
+
+
+def test_what_wants_slots_of_another_size_forgets_no_more_than_a_piece_and_one_for_each_slot() -> None:
+    rig = Rig(forget_chunks=PIECE, arena_bytes=SLAB_BYTES * 2)
+    client, wide = Client(rig).register(), Client(rig, engine="wide").register((WIDE,), namespace=CHAT)
+    small = SLAB_BYTES * 2 // SLOT_ALIGN
+    for seed in range(small):
+        client.store(chain(seed, 1))
+    since = len(rig.effects)
+    client.ask(Clear(rig.number(), NAMESPACE))
+    before = withdrawn(rig.effects[since:])
+    wide.ask(wide.storing(chain(99, 3), GroupBlocks(0, 0, ids(0, 1, 2) + ids(0, 1, 2) + ids(0, 1, 2))))
+    assert 0 < withdrawn(rig.effects[since:]) - before <= PIECE + 2 * 3
+    assert sum(pieces(rig, since)) == small
+
+
+def test_what_has_left_is_remembered_without_ever_moving_all_of_it() -> None:
+    """A table of all that has left, made anew for one chunk more, takes megabytes at once."""
+    departed = Departed(DEPARTED_MAX)
+    tracemalloc.start()
+    try:
+        most = 0
+        for number in range(DEPARTED_MAX * 5 // 4):
+            node = Node(number.to_bytes(32, "big"), None, 0, 0)
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            departed.add([(NAMESPACE, node, "store")], 7)
+            most = max(most, tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+    assert most < 500_000
+    assert departed.get(NAMESPACE, node.key) == ("store", 7)
+    assert departed.get(NAMESPACE, bytes(32)) is None, "the oldest are forgotten"
+
+
+@pytest.mark.parametrize("most", [1, 3, 17, 101])
+def test_the_last_that_left_are_remembered_and_no_more_than_there_may_be_chunks(most: int) -> None:
+    departed = Departed(most)
+    nodes = [Node(number.to_bytes(32, "big"), None, 0, 0) for number in range(3 * most)]
+    for node in nodes:
+        departed.add([(NAMESPACE, node, "store")], 7)
+    known = [departed.get(NAMESPACE, node.key) is not None for node in nodes]
+    assert most * 3 // 4 <= sum(known) <= most
+    assert known == sorted(known), "these are the last"
+    departed.add([(NAMESPACE, nodes[-1], "index")], 8)
+    assert departed.get(NAMESPACE, nodes[-1].key) == ("index", 8)
