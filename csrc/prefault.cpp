@@ -10,6 +10,7 @@
 #include <cinttypes>
 
 #include "check.h"
+#include "sigbus.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -24,25 +25,33 @@ namespace {
 // A mapping call waits for the step in progress, so a step must be short.
 constexpr uint64_t STEP_BYTES = 4 << 20;
 
-// For kernels before 5.14: adds 0 to one byte of each page, which is a write that keeps what others write meanwhile.
-void touch_each_page(std::byte* address, uint64_t bytes) {
-    for (uint64_t at = 0; at < bytes; at += SLOT_ALIGN) {
-        std::atomic_ref<unsigned char>(*reinterpret_cast<unsigned char*>(address + at)).fetch_add(0);
+struct Pages {
+    std::byte* address;
+    uint64_t bytes;
+};
+
+void add_nothing_to_each(void* argument) {
+    const Pages& pages = *static_cast<Pages*>(argument);
+    for (uint64_t at = 0; at < pages.bytes; at += SLOT_ALIGN) {
+        std::atomic_ref<unsigned char>(*reinterpret_cast<unsigned char*>(pages.address + at)).fetch_add(0);
     }
 }
 
 int advise(std::byte* address, uint64_t bytes, int advice) {
     for (;;) {
         if (::madvise(address, bytes, advice) == 0) return 0;
-        if (errno == EINVAL) {
-            touch_each_page(address, bytes);
-            return 0;
-        }
+        if (errno == EINVAL) return touch_each_page(address, bytes);
         if (errno != EINTR && errno != EAGAIN) return errno;
     }
 }
 
 }  // namespace
+
+int touch_each_page(std::byte* address, uint64_t bytes) {
+    install_sigbus_guard();
+    Pages pages{address, bytes};
+    return run_guarded(add_nothing_to_each, &pages) == nullptr ? 0 : EFAULT;
+}
 
 int populate(std::byte* address, uint64_t bytes) { return advise(address, bytes, MADV_POPULATE_WRITE); }
 

@@ -20,6 +20,10 @@ int populate(std::byte* address, uint64_t bytes);
 // for 256 MiB), because the kernel maps the neighbours of a page that is only read. Throws std::system_error.
 void fault_in(std::byte* address, uint64_t bytes);
 
+// What both do before Linux 5.14: writes to each page, and keeps what others write meanwhile. Returns 0, or EFAULT when
+// memory is gone below a page; those behind it are then left out.
+int touch_each_page(std::byte* address, uint64_t bytes);
+
 // Walks once over the existing pages of one mapping. Not thread-safe; the mapping must outlive it.
 class Prefault {
   public:

@@ -170,10 +170,12 @@ class DiskEngine:
         engine: Literal["auto", "uring", "threads"],
         depth: int,
         hash_threads: int,
+        registered_piece_bytes: int = 256 << 20,
     ) -> None:
-        """depth: payloads under way at a device. "auto" takes io_uring where the system allows it; `backend` says what
-        it is and why; ValueError("disk-engine: ...") when "uring" is not to be had. Keeps the stores open; recover()
-        was called on each that was not created. A store has one engine at a time."""
+        """depth: payloads under way at a device. registered_piece_bytes: of the arena, what io_uring is told at once;
+        what lies in two pieces is moved all the same. "auto" takes io_uring where the system allows it; `backend` says
+        what it is and why; ValueError("disk-engine: ...") when "uring" is not to be had. Keeps the stores open;
+        recover() was called on each that was not created. A store has one engine at a time."""
     @property
     def backend(self) -> str:
         """For example "io_uring, depth 32, O_DIRECT" or "41 threads (io_uring: Operation not permitted), ..."."""

@@ -160,6 +160,7 @@ class Shell:
             self._next_peer,
             self._arrived_by_zmq,
             self._line,
+            gone=lambda peer: self._handle(events.PeerGone(peer)),
             strangers_max=share.strangers,
         )
         self._listener = open_door(config, ".local", socket.SOCK_SEQPACKET)

@@ -54,7 +54,8 @@ class _Connection:
 
 
 class ZmqDoor:
-    """Everybody who is connected, by number. Calls `arrived` for each message."""
+    """Everybody who is connected, by number. Calls `arrived` for each message, `gone` for a peer that had a session and
+    left."""
 
     def __init__(
         self,
@@ -64,11 +65,12 @@ class ZmqDoor:
         arrived: Callable[[int, Message], None],
         line: Line,
         *,
+        gone: Callable[[int], None],
         strangers_max: int,
     ) -> None:
         """Beside the strangers there is one connection for each session."""
         self._listener, self._loop, self._line = listener, loop, line
-        self._number, self._arrived = number, arrived
+        self._number, self._arrived, self._gone = number, arrived, gone
         self._strangers_max = strangers_max
         self._connections: dict[int, _Connection] = {}
         self._strangers: dict[_Connection, None] = {}
@@ -247,6 +249,7 @@ class ZmqDoor:
             return
         connection.closed = True
         del self._connections[connection.peer]
+        has_session = connection not in self._strangers
         self._strangers.pop(connection, None)
         self._unfinished.pop(connection, None)
         self._unfinished_bytes -= connection.unfinished
@@ -254,3 +257,5 @@ class ZmqDoor:
         self._loop.remove_reader(connection.end)
         self._loop.remove_writer(connection.end)
         connection.end.close()
+        if has_session:
+            self._gone(connection.peer)

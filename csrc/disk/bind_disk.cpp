@@ -225,14 +225,16 @@ void bind_engine(nb::module_& module) {
         .def(
             "__init__",
             [](Engine* self, int arena_fd, uint64_t arena_bytes, const std::vector<PyStore>& stores,
-               const std::string& choice, unsigned depth, unsigned hash_threads) {
+               const std::string& choice, unsigned depth, unsigned hash_threads, uint64_t registered_piece_bytes) {
                 std::vector<std::shared_ptr<Store>> opened;
                 for (const PyStore& store : stores) opened.push_back(store.get());
-                const EngineOptions options{arena_bytes, choice_from(choice), depth, hash_threads};
+                const EngineOptions options{arena_bytes, choice_from(choice), depth, hash_threads,
+                                            registered_piece_bytes};
                 ReleaseGil released;
                 new (self) Engine(arena_fd, options, std::move(opened));
             },
-            nb::kw_only(), "arena_fd"_a, "arena_bytes"_a, "stores"_a, "engine"_a, "depth"_a, "hash_threads"_a)
+            nb::kw_only(), "arena_fd"_a, "arena_bytes"_a, "stores"_a, "engine"_a, "depth"_a, "hash_threads"_a,
+            "registered_piece_bytes"_a = REGISTERED_PIECE_BYTES)
         .def_prop_ro("backend", &Engine::backend)
         .def_prop_ro("eventfd", &Engine::eventfd)
         .def_prop_ro("registered_bytes", &Engine::registered_bytes)

@@ -14,8 +14,7 @@ constexpr unsigned DEPTH_MAX = 1024;
 constexpr unsigned HASH_THREADS_MAX = 64;
 constexpr size_t ITEMS_MAX = size_t{1} << 20;  // of all jobs that are under way
 
-// What io_uring registers at once; a request that lies in two pieces goes without.
-constexpr uint64_t REGISTERED_PIECE_BYTES = uint64_t{256} << 20;
+constexpr uint64_t REGISTERED_PIECE_BYTES_MAX = uint64_t{1} << 30;  // the kernel's own bound
 
 void check(const EngineOptions& options) {
     if (options.depth < 1 || options.depth > DEPTH_MAX) {
@@ -24,6 +23,11 @@ void check(const EngineOptions& options) {
     if (options.hash_threads < 1 || options.hash_threads > HASH_THREADS_MAX) {
         bad_argument(format("hash_threads=%u must be in [1, %u]", options.hash_threads, HASH_THREADS_MAX));
     }
+    const uint64_t piece = options.registered_piece_bytes;
+    if (piece == 0 || piece % SLOT_ALIGN != 0 || piece > REGISTERED_PIECE_BYTES_MAX) {
+        bad_argument(format("registered_piece_bytes=%" PRIu64 " must be a multiple of %" PRIu64 " in [1, %" PRIu64 "]",
+                            piece, SLOT_ALIGN, REGISTERED_PIECE_BYTES_MAX));
+    }
 }
 
 // A few threads more than payloads, for the headers that are written meanwhile.
@@ -31,7 +35,8 @@ IoBounds bounds_for(unsigned depth) { return {Lane::requests_max(depth), depth +
 
 }  // namespace
 
-Engine::Engine(int arena_fd, const EngineOptions& options, std::vector<std::shared_ptr<Store>> stores) {
+Engine::Engine(int arena_fd, const EngineOptions& options, std::vector<std::shared_ptr<Store>> stores)
+    : registered_piece_bytes_(options.registered_piece_bytes) {
     disk::check(options);
     const uint64_t present = file_bytes(arena_fd);
     if (present < options.arena_bytes) {
@@ -61,7 +66,7 @@ void Engine::arena_ready(uint64_t bytes) {
         bad_argument(format("bytes=%" PRIu64 " must be in [0, arena=%" PRIu64 "]", bytes, arena_.bytes()));
     }
     while (arena_told_ < bytes) {
-        const uint64_t end = std::min(arena_told_ + REGISTERED_PIECE_BYTES, arena_.bytes());
+        const uint64_t end = std::min(arena_told_ + registered_piece_bytes_, arena_.bytes());
         if (end > bytes) return;  // pieces are registered when they are whole
         for (const std::unique_ptr<Lane>& lane : lanes_) {
             if (lane != nullptr) lane->register_memory(arena_told_, end);

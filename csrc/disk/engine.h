@@ -23,11 +23,15 @@
 
 namespace kv::disk {
 
+constexpr uint64_t REGISTERED_PIECE_BYTES = uint64_t{256} << 20;
+
 struct EngineOptions {
     uint64_t arena_bytes;
     Choice choice;
     unsigned depth;
     unsigned hash_threads;
+    // What io_uring registers at once; a request that lies in two pieces goes without.
+    uint64_t registered_piece_bytes;
 };
 
 class Engine {
@@ -53,6 +57,7 @@ class Engine {
     Store& checked_store(const DiskRecord& record) const;
     void check(Kind kind, const DiskRecord& record) const;
 
+    const uint64_t registered_piece_bytes_;
     Mapping arena_;
     Ends ends_;
     std::string backend_;

@@ -27,14 +27,15 @@ Address Imports::open(const IpcHandle& handle, uint64_t bytes, const std::string
     const std::string key = key_of(handle);
     auto found = entries_.find(key);
     if (found == entries_.end()) {
-        Entry entry = import(handle, what);
+        const Address base = import(handle, what);
         try {
+            const Entry entry{base, driver_.address_range(base).bytes, 0};
             check(entry, bytes, what);
-        } catch (const Refusal&) {
-            driver_.ipc_close(entry.base);
+            found = entries_.emplace(key, entry).first;
+        } catch (...) {
+            driver_.ipc_close(base);
             throw;
         }
-        found = entries_.emplace(key, entry).first;
     } else {
         check(found->second, bytes, what);
     }
@@ -51,10 +52,9 @@ void Imports::close(const IpcHandle& handle) {
     driver_.ipc_close(base);
 }
 
-Imports::Entry Imports::import(const IpcHandle& handle, const std::string& what) const {
-    Address base;
+Address Imports::import(const IpcHandle& handle, const std::string& what) const {
     try {
-        base = driver_.ipc_open(handle);
+        return driver_.ipc_open(handle);
     } catch (const DriverError& error) {
         if (error.code == INVALID_CONTEXT) {
             // What both vendors say of a handle of their own process, by its PID: in two PID namespaces it may be
@@ -66,7 +66,6 @@ Imports::Entry Imports::import(const IpcHandle& handle, const std::string& what)
                                     " cannot be opened here: is it freed, or of another machine or kind of memory? (" +
                                     error.what() + ")");
     }
-    return {base, driver_.address_range(base).bytes, 0};
 }
 
 void Imports::check(const Entry& entry, uint64_t bytes, const std::string& what) const {

@@ -17,8 +17,8 @@ class Imports {
     ~Imports();
 
     // The base address of the allocation, which must hold `bytes` at least. `what` names it in refusals. To be closed
-    // as often as it was opened. Refusal("handle" | "handle-size" | "handle-device" | "handle-pid") leaves nothing
-    // open.
+    // as often as it was opened. Refusal("handle" | "handle-size" | "handle-device" | "handle-pid") and DriverError
+    // leave nothing open.
     Address open(const IpcHandle& handle, uint64_t bytes, const std::string& what);
     void close(const IpcHandle& handle);
     size_t open_count() const { return entries_.size(); }
@@ -29,7 +29,7 @@ class Imports {
         uint64_t bytes;
         uint64_t uses;
     };
-    Entry import(const IpcHandle& handle, const std::string& what) const;
+    Address import(const IpcHandle& handle, const std::string& what) const;
     void check(const Entry& entry, uint64_t bytes, const std::string& what) const;
 
     const Driver& driver_;

@@ -27,7 +27,7 @@ class Commanded(NamedTuple):
 
 
 class PeerGone(NamedTuple):
-    """A local connection was closed."""
+    """A connection was closed. At the ZeroMQ door that is told only of peers with a session."""
 
     peer: int
 

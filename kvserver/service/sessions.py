@@ -99,12 +99,13 @@ def offer(core: Core, session: Session, peer: int, request: Offer, descriptor: i
 
 
 def peer_gone(core: Core, peer: int, now_ns: int) -> None:
-    """A local connection was closed; the attached one takes its session with it."""
+    """A connection was closed. The attached one takes its session with it, and so does the last one of a session that
+    has not attached: its client comes with another Hello, if it comes."""
     session = core.peers.pop(peer, None)
     if session is None:
         return
     session.peers.discard(peer)
-    if peer == session.attached_peer:
+    if peer == session.attached_peer or not session.peers:
         end(core, session, "connection closed", now_ns)
 
 

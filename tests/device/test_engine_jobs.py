@@ -11,7 +11,7 @@ from kvserver.transfer.engines import ABANDONED, DONE, FAILED, SUBMITTED
 from kvserver.wire.messages import STAGING_SEGMENTS
 from tests.device.conftest import VENDORS
 from tests.device.mover_rig import RETRIEVE, STORE, Halves
-from tests.device.simulated import HANG, STICKY, Machine
+from tests.device.simulated import CODE, HANG, STICKY, Machine
 from tests.process.harness import until
 
 LANES = {"store": STORE, "retrieve": RETRIEVE}
@@ -287,6 +287,30 @@ def test_refusals_have_a_code_and_leave_nothing_open(bench: tuple[Machine, Halve
         completion = halves.wait(halves.begin_map_of(pool, SMALL, brought))
         assert (completion[1], completion[4]) == ("refused", code), completion
         assert len(machine.importers()) == imported
+
+
+def test_a_refused_cache_keeps_nothing_of_an_allocation_that_another_has_open(bench: tuple[Machine, Halves]) -> None:
+    machine, halves = bench
+    imported = len(machine.importers())
+    handle, size = halves.memory.call("take", 60 * SMALL)
+    cache = halves.begin_map_of((handle, size), SMALL)
+    assert halves.wait(cache)[1] == "mapped"
+    refused = halves.wait(halves.begin_map_of((handle, size + 1), SMALL))
+    assert (refused[1], refused[4]) == ("refused", "handle-size"), refused
+    assert halves.wait(halves.submit("store", cache, 2, "server-gather"))[1] == "done"
+    halves.unmap(cache)
+    assert len(machine.importers()) == imported
+
+
+def test_memory_of_which_the_driver_tells_no_size_is_closed_again(bench: tuple[Machine, Halves]) -> None:
+    machine, halves = bench
+    imported = len(machine.importers())
+    pool = halves.memory.call("take", 60 * SMALL)
+    with machine.rule("address_range", CODE, code=1, pid=halves.rig.pid) as rule:
+        completion = halves.wait(halves.begin_map_of(pool, SMALL))
+        assert rule.met()
+    assert (completion[1], completion[4]) == ("refused", "handle"), completion
+    assert len(machine.importers()) == imported
 
 
 def test_closing_ends_every_job_once(machine: Machine) -> None:

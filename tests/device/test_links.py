@@ -12,7 +12,7 @@ from tests.device.simulated import CODE, Machine, Vendor
 from tests.gpu.table import ROOT, build_program
 
 GPU_ROOMS = ("library", "driver", "probe", "handles", "facts", "link", "registered_link", "bounce_link")
-ROOMS = ("check", "copy_kernels", "named_thread", "prefault", "shared_memory")
+ROOMS = ("check", "copy_kernels", "named_thread", "prefault", "shared_memory", "sigbus")
 SOURCES = [
     ROOT / "tests/device/links.cpp",
     *(ROOT / "csrc/gpu" / f"{room}.cpp" for room in GPU_ROOMS),

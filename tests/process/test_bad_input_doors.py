@@ -131,6 +131,18 @@ def test_each_door_has_its_own_first_message(patient: Victim, local: RawLocal) -
     stranger.close()
 
 
+def test_who_leaves_before_attaching_leaves_no_session(patient: Victim) -> None:
+    """A client that was too late for its own patience comes again, and may do so many times."""
+    sessions = patient.server.status().sessions
+    peers = [RawPeer(patient.path) for _ in range(7)]
+    for peer in peers:
+        assert isinstance(peer.ask(wire.Hello(1, wire.PROTOCOL, "hasty", 1, 1, 0, "tests")), wire.Welcome)
+    assert patient.server.status().sessions == sessions + 7
+    for peer in peers:
+        peer.close()
+    until("their sessions to end", lambda: patient.server.status().sessions == sessions)
+
+
 @pytest.mark.parametrize(
     "said", [b"", b"\xff", b"GET / HTTP/1.1\r\n\r\n", b"\xff\0\0\0\0\0\0\0\1\x7f\3", bytes(70_000)]
 )

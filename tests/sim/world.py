@@ -240,7 +240,7 @@ class World:
 
     def disconnected(self, process: Process) -> None:
         """A process that lives gives up its connections."""
-        self.gone.extend(PeerGone(peer) for peer in (process.local_peer, process.lane_peer) if peer)
+        self.gone.extend(PeerGone(peer) for peer in (process.peer, process.local_peer, process.lane_peer) if peer)
 
     def lane_closed(self, peer: int) -> None:
         """A process that lives closed its lane; the shell notices that after what was sent there, or never reads it."""
@@ -255,7 +255,8 @@ class World:
                 del self.mail[peer]
         if process.brain != self.brain:
             return  # the present brain never heard of it
-        news: list[Event] = [PeerGone(peer) for peer in (process.local_peer, process.lane_peer) if peer]
+        peers = (process.peer, process.local_peer, process.lane_peer)
+        news: list[Event] = [PeerGone(peer) for peer in peers if peer]
         if process.board is not None:
             news.append(WorkerGone(process.session))
         self.rng.shuffle(news)

@@ -102,7 +102,11 @@ class Rig:
     SLOT_BYTES = 3 * BLOCK
 
     def __init__(
-        self, *stores: DiskStore, engine: Literal["auto", "uring", "threads"] = "auto", depth: int = 3
+        self,
+        *stores: DiskStore,
+        engine: Literal["auto", "uring", "threads"] = "auto",
+        depth: int = 3,
+        registered_piece_bytes: int = 256 << 20,
     ) -> None:
         self.arena = Memory(self.SLOTS * self.SLOT_BYTES, sealed=True)
         self.engine = DiskEngine(
@@ -112,6 +116,7 @@ class Rig:
             engine=engine,
             depth=depth,
             hash_threads=2,
+            registered_piece_bytes=registered_piece_bytes,
         )
         self.jobs = 0
 

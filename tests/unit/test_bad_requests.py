@@ -31,6 +31,7 @@ from kvserver.wire.messages import (
     Retrieve,
     Retrieved,
     Status,
+    StatusIs,
     Store,
     Unregister,
     Watch,
@@ -142,6 +143,25 @@ def test_sessions_are_bounded() -> None:
     )
     scene.rig.peer_gone(scene.culprit.local)
     assert isinstance(scene.rig.ask(peer, change(GOOD_HELLO, id=2)), Welcome)
+
+
+def test_a_session_that_has_not_attached_ends_with_its_connection(scene: Scene) -> None:
+    """With all of them: a lane may have been opened first."""
+    peer, lane = scene.rig.number(), scene.rig.number()
+    welcome = scene.rig.ask(peer, GOOD_HELLO)
+    scene.rig.ask(lane, Lane(2, welcome.session))
+    scene.rig.peer_gone(peer)
+    assert scene.rig.facts()["sessions"] == 3
+    scene.rig.peer_gone(lane)
+    assert scene.rig.facts()["sessions"] == 2
+    late = scene.rig.number()
+    scene.refused(lambda: scene.rig.ask(late, Attach(1, welcome.session)), "request", "session-unknown")
+
+
+def test_an_attached_session_outlives_its_first_connection(scene: Scene) -> None:
+    scene.rig.peer_gone(scene.culprit.peer)
+    assert scene.rig.facts()["sessions"] == 2
+    assert isinstance(scene.rig.ask(scene.culprit.local, Status(9)), StatusIs)
 
 
 def test_a_session_that_never_attaches_ends(scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import select
 import subprocess
 import sys
@@ -66,16 +67,47 @@ def test_what_was_written_is_read(tmp_path: Path, engine: str) -> None:
     assert kept(tmp_path) == dict.fromkeys(sorted(records, key=lambda record: record.extent.name), DONE)
 
 
-def test_registered_memory_carries_the_same_bytes(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    rig = Rig(store)
-    rig.engine.arena_ready(rig.arena.size)
-    for turn in range(5):
-        records = [record._replace(generation=record.generation + turn * 10) for record in filled()]
-        assert rig.run("write", records) == [DONE] * 6
-        assert rig.run("read", records) == [DONE] * 6
-    assert rig.engine.registered_bytes in (0, rig.arena.size)
+PIECE_BYTES = 7 * BLOCK
+"""Slots have three blocks: of the first eight, the third and the fifth lie in two pieces. The last has one block."""
+
+
+@pytest.fixture
+def registering(tmp_path: Path) -> Iterator[Rig]:
+    """An engine that registers its arena piece by piece."""
+    lockable_bytes = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if os.geteuid() != 0 and 0 <= lockable_bytes < 8 << 20:
+        pytest.skip(f"RLIMIT_MEMLOCK is {lockable_bytes} bytes")
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (5, 19):
+        pytest.skip("Linux registers buffers one by one since 5.19")
+    try:
+        rig = Rig(open_store(tmp_path), engine="uring", registered_piece_bytes=PIECE_BYTES)
+    except ValueError as refusal:
+        pytest.skip(str(refusal))
+    assert rig.arena.size % PIECE_BYTES == BLOCK
+    yield rig
     rig.close()
+
+
+def test_what_has_grown_is_registered_in_whole_pieces_and_in_the_end_all_of_it(registering: Rig) -> None:
+    engine, size = registering.engine, registering.arena.size
+    for ready, registered in ((PIECE_BYTES, PIECE_BYTES), (3 * PIECE_BYTES - BLOCK, 2 * PIECE_BYTES), (size, size)):
+        engine.arena_ready(ready)
+        until(lambda registered=registered: engine.registered_bytes >= registered)  # type: ignore[misc]
+        registering.run("write", filled())  # turns of the lane, in which it would register more
+        assert engine.registered_bytes == registered
+
+
+def test_registered_memory_carries_the_same_bytes_also_of_slots_in_two_pieces(registering: Rig) -> None:
+    registering.engine.arena_ready(registering.arena.size)
+    until(lambda: registering.engine.registered_bytes == registering.arena.size)
+    for turn in range(5):
+        records = [
+            Record(Extent(0, segment, position, LARGE), 100 + 10 * turn + 4 * segment + position)
+            for segment in (0, 1)
+            for position in range(4)
+        ]
+        assert registering.run("write", records) == [DONE] * 8
+        assert registering.run("read", records) == [DONE] * 8
 
 
 def test_reading_something_else_than_the_extent_holds_is_stale(tmp_path: Path) -> None:
@@ -361,6 +393,9 @@ def test_an_engine_says_what_it_cannot_do(tmp_path: Path) -> None:
         ({"depth": 0}, "depth=0"),
         ({"hash_threads": 0}, "hash_threads=0"),
         ({"arena_bytes": 6 * BLOCK}, "arena_bytes"),
+        ({"registered_piece_bytes": 0}, "registered_piece_bytes=0"),
+        ({"registered_piece_bytes": BLOCK + 1}, f"registered_piece_bytes={BLOCK + 1}"),
+        ({"registered_piece_bytes": (1 << 30) + BLOCK}, f"registered_piece_bytes={(1 << 30) + BLOCK}"),
         ({"engine": "fast"}, "engine=fast"),
         ({"stores": [store, store]}, "device=0"),
     ):

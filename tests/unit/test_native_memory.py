@@ -3,14 +3,18 @@
 import fcntl
 import os
 import struct
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvserver.transfer.engines import BUILD, Pattern, copy_seconds, create_memfd, fill_pattern, free_huge_pages
+from tests.gpu.table import ROOT, build_program
 
+TOUCHING = ("prefault", "sigbus", "shared_memory", "check")
 SIZE = 20_011
 
 
@@ -51,6 +55,13 @@ def test_impossible_sizes_are_refused() -> None:
 def test_free_huge_pages_of_an_unknown_size_are_none() -> None:
     assert free_huge_pages(12288) == 0
     assert free_huge_pages(2 << 20) >= 0
+
+
+def test_touching_page_by_page_keeps_the_bytes_and_survives_a_file_that_was_cut() -> None:
+    """In C++, since only kernels before 5.14 are given it: the program compares bytes and says what is wrong."""
+    sources = [Path(__file__).with_name("touch_pages.cpp"), *(ROOT / "csrc" / f"{room}.cpp" for room in TOUCHING)]
+    done = subprocess.run([build_program("touch_pages", sources)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_build_names_the_compiler_and_the_copies() -> None:
