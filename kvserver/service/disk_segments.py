@@ -78,7 +78,7 @@ def _go_on(core: Core, tier: DiskTier, device: int, going: Emptying, now_ns: int
     for node, space in list(going.moving.items()):
         _step(core, tier, going, (space, node), now_ns)
     for _ in range(LOOKS_MAX):
-        if not going.queue or not _has_hands_free(core, going):
+        if not going.queue or not _has_hands_free(core, tier, going):
             break
         node = going.queue.pop()
         owner = tier.chunks.room.space_of(node)
@@ -99,11 +99,13 @@ def _drop(tier: DiskTier, going: Emptying, node: Node) -> None:
     room.drop_with_all_below(node, room.wanted(going.device, 0, going.used, going.tenant))
 
 
-def _has_hands_free(core: Core, going: Emptying) -> bool:
-    moving_bytes = sum(space.group_bytes(node.on_disk) for node, space in going.moving.items())
-    return not going.moving or (
-        len(going.moving) < MOVING_MAX and moving_bytes < core.bounds.arena_bytes // MOVING_SHARE
-    )
+def _has_hands_free(core: Core, tier: DiskTier, going: Emptying) -> bool:
+    """A device may always move one chunk. More only while all devices together leave DRAM to others."""
+    if not 0 < len(going.moving) < MOVING_MAX:
+        return not going.moving
+    moving = (chunk for each in tier.chunks.room.emptying.values() for chunk in each.moving.items())
+    moving_bytes = sum(space.group_bytes(node.on_disk) for node, space in moving)
+    return moving_bytes < core.bounds.arena_bytes // MOVING_SHARE
 
 
 def _is_there(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node]) -> bool:

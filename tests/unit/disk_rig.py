@@ -52,6 +52,7 @@ class DiskRig(Rig):
     def __init__(self, **bounds: int) -> None:
         self.disk_works = True
         """False: reads and writes stay under way until finish_disk()."""
+        self._at_work = False
         self.moving: list[tuple[int, Demote | Promote]] = []
         """(mover, order) of what is under way."""
         self.written: list[list[DiskRecord]] = []
@@ -99,6 +100,16 @@ class DiskRig(Rig):
             faults = [ItemFault(0, fault)] if fault is not None else []
             self.report(mover, Moved(order.job, faults, 1))
 
+    def _work(self) -> None:
+        """Ends what is under way, and what is ordered then. Not from within itself: a segment is emptied by hundreds of
+        reads and writes, each ordered when the one before it ends."""
+        self._at_work = True
+        try:
+            while self.disk_works and self.moving:
+                self.finish_disk()
+        finally:
+            self._at_work = False
+
     def answer_notes(self) -> None:
         noting, self.noting = self.noting, []
         for mover, noted in noting:
@@ -125,8 +136,8 @@ class DiskRig(Rig):
                 log = self.written if isinstance(order, Demote) else self.read
                 log.append(list(unpack_disk(order.records)))
                 self.moving.append((mover, order))
-                if self.disk_works:
-                    self.finish_disk()
+                if self.disk_works and not self._at_work:
+                    self._work()
             case Note(namespace, _, void):
                 if namespace == GENERATIONS:
                     self.generations = void

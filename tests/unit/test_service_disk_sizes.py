@@ -12,10 +12,12 @@ from disk_quota_rig import quota
 from disk_rig import EXTENT_BYTES, DiskRig
 
 from kvserver.index.space import Node
+from kvserver.service.disk_drain import MOVING_SHARE
 from kvserver.tiers.extents import extents_per_segment
-from kvserver.tiers.records import DiskRecord
+from kvserver.tiers.records import DiskRecord, unpack_disk
 from kvserver.wire.admin import DrainServer
 from kvserver.wire.messages import KEY_BYTES, GroupBlocks, GroupSpec, RegionRun
+from kvserver.wire.orders import Promote
 
 SEGMENT_UNITS = 16
 SEGMENTS = 23
@@ -32,13 +34,9 @@ class Scene(DiskRig):
 
     def __init__(self, devices: int, **bounds: Any) -> None:
         self._events = 0
-        super().__init__(
-            disk_devices=devices,
-            arena_bytes=(4 + 2 * devices) * SLAB_BYTES,
-            disk_segment_bytes=SEGMENT_UNITS * EXTENT_BYTES,
-            disk_device_bytes=SEGMENTS * SEGMENT_UNITS * EXTENT_BYTES,
-            **bounds,
-        )
+        segment_bytes = bounds.setdefault("disk_segment_bytes", SEGMENT_UNITS * EXTENT_BYTES)
+        bounds.setdefault("arena_bytes", (4 + 2 * devices) * SLAB_BYTES)
+        super().__init__(disk_devices=devices, disk_device_bytes=SEGMENTS * segment_bytes, **bounds)
         self.rng = random.Random(devices)
         self.turns: dict[int, int] = {}
 
@@ -71,7 +69,7 @@ class Scene(DiskRig):
         self.store(client, keys)
 
     def fill(self, client: Client, namespace: bytes) -> None:
-        most = self.bounds.disk_devices * SEGMENTS * SEGMENT_UNITS * EXTENT_BYTES
+        most = self.bounds.disk_devices * self.bounds.disk_device_bytes
         while self.service.counters.disk_written_bytes < 1.5 * most:
             self.converse(client, namespace)
 
@@ -93,6 +91,22 @@ class Scene(DiskRig):
     def record(self, keys: bytes) -> DiskRecord:
         """The newest one of a chunk."""
         return max((record for record in self.devices.values() if record.key == keys), key=attrgetter("generation"))
+
+
+def test_moves_on_all_devices_together_leave_dram_to_others() -> None:
+    """Each device moves one record at a time at least."""
+    rig = Scene(3, disk_write_through=True)
+    rig.fill(rig.client(OLD, units=3), OLD)
+    new = rig.client(NEW, units=1)
+    rig.disk_works = False
+    for seed in range(3):
+        rig.store(new, chain(100_000 + seed, 5))
+    reads = [unpack_disk(order.records) for _, order in rig.moving if isinstance(order, Promote)]
+    records = [record for read in reads for record in read]
+    devices = {record.device for record in records}
+    assert len(devices) > 1
+    most = rig.bounds.arena_bytes // MOVING_SHARE + len(devices) * 3 * EXTENT_BYTES
+    assert sum(record.extent_bytes for record in records) <= most
 
 
 @pytest.mark.parametrize("tenants", [False, True])
