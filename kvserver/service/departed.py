@@ -14,6 +14,7 @@ from kvserver.index.space import Node
 DEPARTED_MAX = 131_072
 """2.1 MiB. The head of a prompt leaves last, and it is the chunk that the next lookup misses."""
 WAYS = 4
+PRIME = (1 << 64) - 59
 
 Cause = Literal[
     "store", "promote", "index", "disk", "lost", "died", "failed", "abandoned", "deadline", "cleared"
@@ -68,5 +69,5 @@ class Departed:
 
 
 def _name(namespace: bytes, key: bytes) -> int:
-    """64 bits of both, which are digests; never 0."""
-    return (int.from_bytes(namespace[:8]) ^ int.from_bytes(key[:8])) or 1
+    """64 bits that depend on every byte of both; never 0."""
+    return (int.from_bytes(namespace) ^ int.from_bytes(key)) % PRIME or 1

@@ -1,14 +1,11 @@
 """What was cleared goes in pieces: no event forgets more than its share, and nothing of it is found meanwhile."""
 
-import tracemalloc
 from array import array
 from typing import Any
 
 import pytest
 
-from kvserver.index.space import Node
 from kvserver.service.accounts import Quota
-from kvserver.service.departed import DEPARTED_MAX, Departed
 from kvserver.service.effects import Effect, Withdraw
 from kvserver.service.effects import GoOn as Ask
 from kvserver.service.events import GoOn
@@ -110,35 +107,3 @@ def test_what_wants_slots_of_another_size_forgets_no_more_than_a_piece_and_one_f
     wide.ask(wide.storing(chain(99, 3), GroupBlocks(0, 0, ids(0, 1, 2) + ids(0, 1, 2) + ids(0, 1, 2))))
     assert 0 < withdrawn(rig.effects[since:]) - before <= PIECE + 2 * 3
     assert sum(pieces(rig, since)) == small
-
-
-def test_what_has_left_is_remembered_without_ever_moving_all_of_it() -> None:
-    """A table of all that has left, made anew for one chunk more, takes megabytes at once."""
-    departed = Departed(DEPARTED_MAX)
-    tracemalloc.start()
-    try:
-        most = 0
-        for number in range(DEPARTED_MAX * 5 // 4):
-            node = Node(number.to_bytes(32, "big"), None, 0, 0)
-            tracemalloc.reset_peak()
-            before, _ = tracemalloc.get_traced_memory()
-            departed.add([(NAMESPACE, node, "store")], 7)
-            most = max(most, tracemalloc.get_traced_memory()[1] - before)
-    finally:
-        tracemalloc.stop()
-    assert most < 500_000
-    assert departed.get(NAMESPACE, node.key) == ("store", 7)
-    assert departed.get(NAMESPACE, bytes(32)) is None, "the oldest are forgotten"
-
-
-@pytest.mark.parametrize("most", [1, 3, 17, 101])
-def test_the_last_that_left_are_remembered_and_no_more_than_there_may_be_chunks(most: int) -> None:
-    departed = Departed(most)
-    nodes = [Node(number.to_bytes(32, "big"), None, 0, 0) for number in range(3 * most)]
-    for node in nodes:
-        departed.add([(NAMESPACE, node, "store")], 7)
-    known = [departed.get(NAMESPACE, node.key) is not None for node in nodes]
-    assert most * 3 // 4 <= sum(known) <= most
-    assert known == sorted(known), "these are the last"
-    departed.add([(NAMESPACE, nodes[-1], "index")], 8)
-    assert departed.get(NAMESPACE, nodes[-1].key) == ("index", 8)

@@ -10,9 +10,10 @@ from kvserver.service.departed import CAUSES, DEPARTED_MAX, Cause, Departed, Dep
 ONE, OTHER = b"\1" * 32, b"\2" * 32
 
 
-def nodes(count: int, seed: int = 5) -> list[Node]:
-    draw = random.Random(seed)
-    return [Node(draw.randbytes(32), None, 0, 0) for _ in range(count)]
+def nodes(count: int) -> list[Node]:
+    """Half of the keys are digests, half are numbers."""
+    draw = random.Random(5)
+    return [Node(draw.randbytes(32) if at % 2 else at.to_bytes(32, "big"), None, 0, 0) for at in range(count)]
 
 
 def left(node: Node, namespace: bytes = ONE, cause: Cause = "store") -> Iterator[tuple[bytes, Node, Cause]]:
