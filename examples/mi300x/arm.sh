@@ -1,13 +1,7 @@
 #!/usr/bin/env bash
-# The published experiment on two MI300X, as a configuration: examples/mi300x/arm.sh hbm|dram|nvme [vLLM options …]
+# The published experiment on two MI300X: [LOAD=stress|base] examples/mi300x/arm.sh hbm|dram|nvme [vLLM options …]
 #
-# Published (ATOM as a plug-in of vLLM, with LMCache, container rocm/atom-dev:vllm-latest): MiniMax-M2.5 in FP8, tensor
-# parallel 2, 78 % of GPU memory, a CPU tier of 64 GB, chunks of 256 tokens, and an NVMe tier in the third arm. This is
-# the same with kvserver in LMCache's place; it has not been run on that hardware. That container had vLLM 0.19.1, which is
-# older than the oldest that is supported: use a ROCm build of vLLM 0.27.1, which ATOM's plug-in pins, for all arms
-# (README.md). The load, one arm after the other:
-#
-#   python -m benchmarks.bench_vllm trace --preset mi300x --seed 42 --url ARM=http://localhost:8000
+# README.md says what was published, what differs here, and how to send the load. Never run on that hardware.
 set -euo pipefail
 
 arm=$1
@@ -15,12 +9,21 @@ shift
 model=${MODEL:-MiniMaxAI/MiniMax-M2.5}
 socket=${KVSERVER_SOCKET:-/run/kvserver/kvserver.sock}
 
-server=(kvserver serve --socket "$socket" --arena-bytes 64GiB)
+case ${LOAD:-stress} in
+    stress) gpu_memory=0.78 ;;  # 32 users, 100K tokens, 20 minutes
+    base) gpu_memory=0.85 ;;    # 8 users, 32K tokens, 10 minutes
+    *) echo "$0: LOAD=$LOAD is none of stress, base" >&2; exit 2 ;;
+esac
+
+server=(kvserver serve --socket "$socket" --arena-bytes "${KVSERVER_ARENA_BYTES:-64GiB}")
 engine=(python -m vllm.entrypoints.openai.api_server --model "$model" --tensor-parallel-size 2 --kv-cache-dtype fp8
-    --gpu-memory-utilization 0.78 --max-model-len 131072 --async-scheduling --enable-prefix-caching
-    --enable-chunked-prefill --compilation-config '{"cudagraph_mode": "FULL_AND_PIECEWISE"}')
-# Fusions of ATOM that the experiment had on; they change neither what is cached nor how.
-export AITER_QUICK_REDUCE_QUANTIZATION=INT4 ATOM_ENABLE_QK_NORM_ROPE_CACHE_QUANT_FUSION=1
+    --gpu-memory-utilization "$gpu_memory" --max-model-len 131072 --max-num-batched-tokens 16384 --async-scheduling
+    --enable-prefix-caching --enable-chunked-prefill --trust-remote-code
+    --enable-auto-tool-choice --tool-call-parser minimax_m2 --reasoning-parser minimax_m2_append_think
+    --compilation-config '{"cudagraph_mode": "FULL_AND_PIECEWISE"}')
+# The last two are fusions of ATOM; they change neither what is cached nor how.
+export VLLM_FLOAT32_MATMUL_PRECISION=high AITER_QUICK_REDUCE_QUANTIZATION=INT4
+export ATOM_ENABLE_QK_NORM_ROPE_CACHE_QUANT_FUSION=1
 
 case $arm in
     hbm) exec "${engine[@]}" "$@" ;;  # no connector, no server

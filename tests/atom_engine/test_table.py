@@ -47,6 +47,15 @@ def test_the_test_that_shows_it_is_there_and_names_it(scenario: str, test: str) 
         assert scenario in re.findall(r"\w+", functions_of(path)[name])
 
 
+def test_the_manual_counts_them_as_the_page_does() -> None:
+    """Those that a test shows, those that none does, and how many of these are DeepSeek-V4's."""
+    manual = (ROOT / "docs" / "atom.md").read_text()
+    states = set(NAMES.findall(PAGE.split("## Not ours")[1])) - {scenario for scenario, _ in ROWS}
+    shown = r"has the (\d+) of five files\. Tests of ours show (\d+); (\d+) are not ours, (\d+) of"
+    (counted,) = re.findall(shown, manual)
+    assert counted == tuple(str(count) for count in (SCENARIOS, len(ROWS), SCENARIOS - len(ROWS), len(states)))
+
+
 @pytest.mark.skipif(not ATOM_DIR, reason="ATOM_DIR names a checkout, whose tests are read")
 def test_they_are_the_scenarios_that_atom_has() -> None:
     files = re.findall(r"^## .+ \(`(test_\w+\.py)`\)$", PAGE, re.M)

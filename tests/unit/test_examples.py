@@ -52,7 +52,7 @@ def started(script: str, *arguments: str, said: Path, **environment: str) -> sub
         (programs / name).chmod(0o755)
     path = f"{programs}:{os.environ['PATH']}"
     command = [str(ROOT / "examples" / script), *arguments]
-    inherited = {**os.environ, "PATH": path, "SAID": str(said), "ALONE": "", **environment}
+    inherited = {**os.environ, "PATH": path, "SAID": str(said), "ALONE": "", "LOAD": "stress", **environment}
     return subprocess.run(command, env=inherited, capture_output=True, text=True, timeout=30, check=False)
 
 
@@ -91,6 +91,24 @@ def test_the_arm_without_a_cache_starts_the_engine_alone(tmp_path: Path) -> None
     assert started("mi300x/arm.sh", "hbm", said=tmp_path, ALONE="yes").returncode == 0
     assert "kv-transfer" not in (tmp_path / "engine").read_text()
     assert not (tmp_path / "kvserver").exists()
+
+
+@pytest.mark.parametrize(("load", "gpu_memory"), [("stress", "0.78"), ("base", "0.85")])
+def test_each_load_has_the_gpu_memory_and_the_options_that_were_published(
+    load: str, gpu_memory: str, tmp_path: Path
+) -> None:
+    assert started("mi300x/arm.sh", "hbm", said=tmp_path, ALONE="yes", LOAD=load).returncode == 0
+    words = (tmp_path / "engine").read_text().split("\n")
+    assert words[words.index("--gpu-memory-utilization") + 1] == gpu_memory
+    assert words[words.index("--max-num-batched-tokens") + 1] == "16384"
+    assert "--trust-remote-code" in words
+
+
+def test_an_unknown_load_starts_nothing(tmp_path: Path) -> None:
+    done = started("mi300x/arm.sh", "dram", said=tmp_path, LOAD="calm")
+    assert done.returncode == 2
+    assert "LOAD=calm is none of stress, base" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["programs"]
 
 
 def test_an_unknown_arm_starts_nothing(tmp_path: Path) -> None:
