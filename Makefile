@@ -11,6 +11,8 @@ SEED0 ?= 1
 ROUNDS ?= 50
 OPERATIONS ?= 100000
 PROCESSES ?= 2
+# Those that need no GPU, no disk and no engine.
+BENCHES := service host start offload
 
 # Nearly every test starts processes: each reads what Python wrote down of the modules that it compiled before.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,7 +34,7 @@ help:
 	@echo 'make drill       deliberate bugs, one by one: which of them do the simulators and the unit tests catch?'
 	@echo 'make drill-device  the same for the GPU part: which of them do its tests on the simulated drivers catch?'
 	@echo 'make test-asan   the native tests under address and undefined-behaviour sanitizers'
-	@echo 'make bench       all benchmarks, one JSON object a row; for engines: python -m benchmarks.bench_vllm --help'
+	@echo 'make bench       four benchmarks, one JSON object a row: $(BENCHES); the others: docs/performance.md'
 	@echo 'make objects     compiles the GPU kernels again and compares them with those in csrc/gpu/objects (no GPU)'
 	@echo 'make e2e         real vLLM on the CPU, with an environment of its own (4 GB): same tokens with and without us'
 	@echo 'make e2e-ci      as much of it as .ci/run has time for; e2e-ci-more and e2e-ci-before: what follows there'
@@ -86,7 +88,7 @@ test-asan: $(STAMP)
 	PYTHON=$(RUN)/python tests/asan.sh
 
 bench: $(STAMP)
-	@for which in service host start offload; do $(RUN)/kvserver bench $$which -- --json; done
+	@for which in $(BENCHES); do $(RUN)/kvserver bench $$which -- --json; done
 
 # The compiler has no dependencies, and 400 MB: nothing else needs it.
 objects: $(STAMP)

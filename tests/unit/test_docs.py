@@ -5,6 +5,7 @@ What they tell the reader to run, to read and to follow is there.
 
 import ast
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,8 +124,36 @@ def test_every_link_and_path_of_a_document_leads_somewhere(document: Path) -> No
     assert [link for link in links if not (document.parent / link).exists()] == []
     paths = re.findall(r"`((?:benchmarks|client|csrc|deploy|docs|kvserver|tests|tools)/[\w./*-]+)`", text)
     assert [path for path in paths if not list(ROOT.glob(path.rstrip("/")))] == []
-    titles = [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)", text, re.M)]
-    assert [anchor for anchor in re.findall(r"\]\(#([^)]*)\)", text) if anchor not in titles] == []
+    assert [anchor for anchor in re.findall(r"\]\(#([^)]*)\)", text) if anchor not in anchors(text)] == []
+
+
+def anchors(text: str) -> list[str]:
+    """What the titles of a document are linked by."""
+    titles = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_to_a_title_of_another_document_leads_there(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+\.md)#([^)]+)\)", document.read_text())
+    there = [(name, title) for name, title in links if title in anchors((document.parent / name).read_text())]
+    assert there == links
+
+
+def test_every_benchmark_is_in_the_page_about_performance() -> None:
+    page = in_code((ROOT / "docs" / "performance.md").read_text())
+    names = [path.stem.removeprefix("bench_") for path in (ROOT / "benchmarks").glob("bench_*.py")]
+    assert len(names) > 10
+    assert [name for name in names if not re.search(rf"(`|bench[_ ]){name}\b", page)] == []
+
+
+def test_what_make_bench_runs_is_what_its_page_says() -> None:
+    dry = subprocess.run(["make", "-n", "bench", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (run,) = re.findall(r"for which in ([a-z ]+);", dry)
+    (told,) = re.findall(r"make bench  .*: ([a-z ]+);", dry)
+    assert told == run
+    (page,) = re.findall(r"`make bench` runs \w+: (.*?)\.", (ROOT / "docs" / "performance.md").read_text())
+    assert re.findall(r"`([a-z]+)`", page) == run.split()
 
 
 def test_every_test_of_the_page_about_real_vllm_exists() -> None:
