@@ -32,10 +32,10 @@ class Line:
         return self._turns.at_once(client)
 
     def serve(self, client: int, serve: Callable[[], None]) -> None:
-        """One request of the client, which is charged for the time."""
-        refused, began_ns = self._refused(), time.monotonic_ns()
+        """One request of the client, charged for processor time: others may have interrupted this process."""
+        refused, began_ns = self._refused(), time.thread_time_ns()
         serve()
-        self._turns.served(client, time.monotonic_ns() - began_ns, refused=self._refused() > refused)
+        self._turns.served(client, time.thread_time_ns() - began_ns, refused=self._refused() > refused)
 
     def wait(self, client: int, serve: Callable[[], None]) -> None:
         """Calls serve() when the client's turn has come."""
