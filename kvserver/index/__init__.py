@@ -1,1 +1,1 @@
-"""What we hold: the tree of chunks of each namespace, what of it is servable, and what goes first."""
+"""The tree of chunks of each namespace, which of them are servable, and which go first."""

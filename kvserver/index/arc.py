@@ -32,7 +32,7 @@ HEAP_LEAVES_MIN = 64
 
 
 class Half:
-    """What all namespaces have of the recent, or of the frequent."""
+    """Recent chunks of all namespaces, or frequent ones."""
 
     __slots__ = ("ghost_bytes", "ghost_hits", "ghosts", "held_bytes")
 
@@ -101,7 +101,7 @@ class ArcOrder:
         self._arc = arc
         self._recent, self._frequent = HalfOrder(frequent=False), HalfOrder(frequent=True)
         self.ghosts = {arc.recent: Ghosts(), arc.frequent: Ghosts()}
-        """By the half that they left."""
+        """Keys of evicted chunks by the half that they left."""
 
     def offer(self, node: Node) -> None:
         (self._frequent if node.queued & FREQUENT else self._recent).offer(node)
@@ -120,14 +120,14 @@ class ArcOrder:
 
 
 class Arc:
-    """What goes first of all that is in DRAM (eviction.Policy), and what it has to be told to know that."""
+    """The eviction policy ARC (eviction.Policy): which chunk in DRAM goes first, and the calls by which it learns."""
 
     def __init__(self, capacity_bytes: int, ghosts_max: int) -> None:
         """capacity_bytes: of the arena. ghosts_max: keys that are remembered at most, however small their chunks are;
         the bytes that they had are at most another arena."""
         self.recent, self.frequent = Half(), Half()
         self.target_bytes = 0
-        """What the recent half may hold before it is the one to give."""
+        """Bytes that the recent half may hold before it has to give."""
         self.capacity_bytes = capacity_bytes
         self.ghosts_max = ghosts_max
         self.orders: dict[Space, ArcOrder] = {}
@@ -237,7 +237,7 @@ class Arc:
 
 
 def _held_bytes(space: Space, node: Node) -> int:
-    """Of what is cut off from a namespace nothing is present, and nothing is counted."""
+    """A branch that is cut off from its namespace has nothing in DRAM, so nothing of it is counted."""
     return space.group_bytes(node.present & node.in_dram)
 
 

@@ -1,4 +1,4 @@
-"""What goes first. Only leaves go, so the tail of a chain goes before its head.
+"""Eviction order. Only leaves go, so the tail of a chain goes before its head.
 
 The interface is what a policy needs to know and no more: a node *may go* from now on, and which of those should go
 next. A node that was offered may stop being one at any time without notice; the policy asks before it names it, and the
@@ -70,7 +70,7 @@ class EvictionPolicy(Protocol):
 
 
 class Policy(Protocol):
-    """What goes first of all that is in DRAM."""
+    """An eviction policy: which chunk in DRAM goes first."""
 
     def add_space(self, space: Space) -> EvictionPolicy:
         """A namespace's order, without nodes."""
@@ -80,7 +80,7 @@ class Policy(Protocol):
 
     @property
     def rank(self) -> Callable[[Node], int]:
-        """Of two nodes the one with the smaller rank goes first. May change with every event; compared at once."""
+        """The node with the smaller rank goes first. A rank may change with every event; it is compared at once."""
 
 
 class LeafLru:

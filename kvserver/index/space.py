@@ -92,7 +92,7 @@ class Node:
 
 
 class OnDisk:
-    """What a node has on disk, and what its children have."""
+    """Records of a node on disk, and whether its children have some."""
 
     __slots__ = (
         "children",
@@ -111,11 +111,11 @@ class OnDisk:
         self.extents: tuple[int, ...] = ()
         """The extent of each part, or ABSENT. Empty: none."""
         self.generation = 0
-        """Of all its records."""
+        """Generation of all its records."""
         self.ordered_at = -1
         """The device whose order of eviction (eviction.DeviceLru) knows it; that on which it lies, once it may go."""
         self.keeps = False
-        """What is on disk keeps the chunk servable without its slots."""
+        """The records on disk keep the chunk servable without its slots."""
         self.written = False
         """It is being written."""
         self.children = 0
@@ -172,7 +172,7 @@ class Space:
         self.lookup_tokens: dict[str, int] = {}
         """Tokens asked for, by result: its model's, which other namespaces share (service/counters.py)."""
         self.tags = Tags()
-        """Of all who have used it, with quotas or without."""
+        """Tags of all tenants who have used it, with quotas or without."""
         for index, group in enumerate(geometry.groups):
             self.part_of.append(len(self.parts))
             self.parts.extend(Part(index, shard) for shard in range(group.shards))
@@ -312,7 +312,7 @@ class Space:
         self.away += 1
 
     def put_on_disk(self, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> Node:
-        """What the node has on disk from now on; groups = 0: nothing. Returns what settle() does."""
+        """Sets the records that the node has on disk from now on; groups = 0: none. Returns what settle() does."""
         assert node.parent is not None
         disk = node.disk = node.disk or OnDisk()
         before = disk.claims

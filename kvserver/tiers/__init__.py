@@ -1,1 +1,1 @@
-"""Where it is: slots in the DRAM arena and the ledger's records."""
+"""Places of chunks: slots in the DRAM arena, extents on disk, and their records."""

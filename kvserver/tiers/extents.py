@@ -18,13 +18,13 @@ DEVICE_SPAN = 1 << 48
 """Bytes that the names of one device's extents span."""
 
 ENTRY_BYTES = 256
-"""What a header takes in its table, and the table's label."""
+"""Bytes of a header in its table, and the table's label."""
 
 Owner = TypeVar("Owner")
 
 
 class Place(NamedTuple):
-    """Where an extent lies."""
+    """The place of an extent."""
 
     device: int
     offset: int

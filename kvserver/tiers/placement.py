@@ -1,4 +1,4 @@
-"""What may be written to a device now, and what is left alone instead.
+"""Decides what may be written to a device now, and what is left alone instead.
 
 Flash wears, and a queue of writes that grows faster than the device drains holds DRAM that others need. So a write is
 refused when its device has had its bytes of the day, when what is queued would take too long at the rate that was
@@ -53,7 +53,7 @@ class Budget:
             self._bytes -= count
 
     def left_bytes(self, now_ns: int) -> int:
-        """What may be written now; 0 without a limit."""
+        """Bytes that may be written now; 0 without a limit."""
         self._refill(now_ns)
         return int(self._bytes)
 

@@ -1,4 +1,4 @@
-"""What devices note of a prefix that was cleared: a document like a namespace's, under a digest of its own."""
+"""Notes of cleared prefixes on devices: a document like a namespace's, under a digest of its own."""
 
 from hashlib import sha256
 from typing import NamedTuple

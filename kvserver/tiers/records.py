@@ -38,7 +38,7 @@ class Record(NamedTuple):
 
 DISK_RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
 Packed = tuple[int, bytes, bytes, bytes, int, int, int, int, int, int, int, int, int]
-"""What it unpacks: a DiskRecord, but for the extent's size, which is in units of SLOT_ALIGN."""
+"""One unpacked record: a DiskRecord, but its extent's size is in units of SLOT_ALIGN."""
 
 
 class DiskRecord(NamedTuple):
@@ -56,7 +56,7 @@ class DiskRecord(NamedTuple):
     extent_bytes: int
     generation: int
     offset: int
-    """Of the extent, on its device."""
+    """Offset of the extent on its device."""
     device: int
     stored_s: int
     """When it was written, seconds since 1970. The device sets it."""
@@ -95,7 +95,7 @@ class GroupDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NamespaceDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a namespace fixed, kept so that a restarted brain can tell complete chunks from others."""
+    """The geometry of a namespace, kept so that a restarted brain can tell complete chunks from others."""
 
     format: int
     digest: bytes

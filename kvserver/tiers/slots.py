@@ -128,7 +128,7 @@ class SlotPool(Generic[Owner]):
         return owner
 
     def slot_bytes(self, offset: int) -> int:
-        """Of a slot that is taken."""
+        """Bytes of a slot that is taken."""
         return self._find(offset)[0].slot_bytes
 
     def restore(self, offset: int, slot_bytes: int, owner: Owner) -> bool:

@@ -17,18 +17,18 @@ from kvserver.errors import DeviceError
 from kvserver.transfer.engines import DeviceEngine, DriverAbsent, DriverError, probe_driver
 
 GATHER_SEGMENT_BYTES = 256 << 20
-"""Of the mover's own staging, four of them, where caches bring none: the kernels of two processes take turns on a GPU,
-so each turn should do much. Halved where the device has less to give."""
+"""Bytes of a segment of the mover's own staging, for caches that bring none. There are four. Kernels of two processes
+take turns on a GPU, so each turn should do much. Halved where the device has less to give."""
 
 NVRTC_WHEELS = ("nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
-"""Where the compiler lies that comes with torch."""
+"""Places of the compiler that comes with torch."""
 
 Measured = tuple[float, int, int, float, int, int]
 """As _native.DeviceEngine.measured."""
 
 
 class Settings(Protocol):
-    """What of the configuration matters here; kvserver.config.Config has it."""
+    """The keys of kvserver.config.Config that matter here."""
 
     @property
     def arena_bytes(self) -> int: ...
@@ -93,7 +93,7 @@ def rtc_library(kind: str, device_library: str) -> str:
 
 
 def measurement_path(kind: Literal["cuda", "rocm"], device_id: str, settings: Settings) -> Path:
-    """Where the measurement of this device with this driver is kept."""
+    """Path of the kept measurement of this device with this driver."""
     library, version = probe_driver(kind, settings.device_library)[:2]
     name = f"{device_id} {version} {library}".encode()
     return Path(settings.cache_dir) / f"crossover-{hashlib.sha256(name).hexdigest()[:16]}.json"

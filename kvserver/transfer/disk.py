@@ -10,7 +10,7 @@ from kvserver.transfer.engines import DiskEngine, DiskStore
 from kvserver.wire.orders import Fault
 
 FINGERPRINT = hashlib.sha256(b"kvserver disk records 1").digest()
-"""Of what a record means. Models, shapes and chunk sizes are told apart by the namespaces of the records."""
+"""Version of the meaning of a record. Namespaces of the records tell models, shapes and chunk sizes apart."""
 Engine = Literal["auto", "uring", "threads"]
 COMPLETION = struct.Struct("<QIHHQQQ")
 assert COMPLETION.size == DiskEngine.COMPLETION_BYTES

@@ -1,4 +1,4 @@
-"""Where the pages of a registered cache lie, and what geometry a namespace fixes.
+"""Pages of a registered cache, and the geometry that a namespace fixes.
 
 Parse, don't validate: `Layout.parse` checks a Register once; afterwards every page of every block id in range lies
 inside its buffer and no two pages of a group share a byte. The address of page (region r, block b) of a run is
@@ -33,7 +33,7 @@ BYTES_MAX = 1 << 50
 REGIONS_MAX = 1 << 16
 """Regions of all groups together."""
 MIXED_REGIONS_MAX = 1 << 12
-"""Of them, those of runs that reach into each other: to compare them one by one takes about 2 us for each, on the only
+"""Regions of runs that reach into each other: to compare them one by one takes about 2 us for each, on the only
 thread that decides."""
 
 Span = tuple[int, int, int, int]
@@ -44,7 +44,7 @@ PageShape = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class GroupGeometry:
-    """What every cache of a namespace agrees on for one group."""
+    """The geometry of one group, on which every cache of a namespace agrees."""
 
     block_tokens: int
     kind: Kind
@@ -55,7 +55,7 @@ class GroupGeometry:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What every cache of a namespace agrees on."""
+    """The geometry on which every cache of a namespace agrees."""
 
     chunk_tokens: int
     groups: tuple[GroupGeometry, ...]

@@ -1,1 +1,1 @@
-"""What is said: between client and brain (messages.py), between brain, movers and supervisor (orders.py)."""
+"""Messages between client and brain (messages.py), and between brain, movers and supervisor (orders.py)."""

@@ -1,4 +1,4 @@
-"""What an operator may have a running server do: commands, and how each ends.
+"""Commands that an operator gives to a running server, and how each ends.
 
 Commands do not come through the doors of engines: whoever may connect there may use the cache, and nothing more. They
 travel as JSON, one HTTP request each (admin_door.py); `do` names the command, bytes are hexadecimal there, and keys are
@@ -26,7 +26,7 @@ class ClearNamespace(Command, tag="clear", frozen=True):
 
     namespace: bytes
     key: bytes = b""
-    """Of the first chunk that goes, with all below it; empty: everything."""
+    """Key of the first chunk that goes, with all below it. Empty: every chunk goes."""
 
 
 class ClearTenant(Command, tag="clear-tenant", frozen=True):
@@ -78,7 +78,7 @@ class NewWeights(Command, tag="new-weights", frozen=True):
 
 
 class SetLogLevel(Command, tag="log-level", frozen=True):
-    """Of the brain's process, until it ends. Ends in Changed."""
+    """Sets the log level of the brain's process until it ends. Ends in Changed."""
 
     level: LogLevel
 
@@ -109,9 +109,9 @@ class Held(msgspec.Struct, frozen=True, tag="held"):
     """Names it for Unpin."""
     chunks: int
     chunks_on_disk: int
-    """Of those, on their way to DRAM."""
+    """How many of `chunks` are being read from disk."""
     held_bytes: int
-    """What all holds keep now, of DRAM and of what is on its way there."""
+    """Bytes that all holds keep in DRAM now, with those that are being read for them."""
     ttl_ms: int
 
 

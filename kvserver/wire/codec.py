@@ -29,7 +29,7 @@ SHOWN_BYTES = 1000
 REGISTER, TAG_BYTES = b"register", 16
 """A frame that has this word so near its beginning is a Register, or no request."""
 MESSAGE_CHARS_MAX = 500
-"""Of what came, a refusal quotes this much: its frame must fit wherever the reply travels."""
+"""A refusal quotes this much of a bad frame: the reply must fit every transport."""
 
 
 class Malformed(Exception):
@@ -99,7 +99,7 @@ def _id(head: _Head | None) -> int:
 
 
 def _shown(field: memoryview) -> object:
-    """What a field holds, or the beginning of it where it is long."""
+    """The field's value; its first bytes when it is long."""
     if len(field) > SHOWN_BYTES:
         return bytes(field[:SHOWN_BYTES])
     try:

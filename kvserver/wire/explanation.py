@@ -1,4 +1,4 @@
-"""What messages.Explained carries: what a lookup would be answered now, and why no more. Fields may be added.
+"""The content of messages.Explained: what a lookup would be answered now, and why no more. Fields may be added.
 
 Nothing is changed by asking: no lease, no last use, no counter."""
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one namespace."""
+    """The answer for one namespace."""
 
     namespace: str
     """Hexadecimal."""
@@ -16,11 +16,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int
     """Leading chunks that would be offered."""
     chunks_on_disk: int
-    """Of those, to be read first."""
+    """How many of `chunks` have to be read from disk first."""
     why: str
     """Why they are no more (service/endings.py)."""
     key: str = ""
-    """Hexadecimal, of the first chunk that would not be offered; empty when all would."""
+    """Key of the first chunk that would not be offered, hexadecimal. Empty when all would."""
     cause: str = ""
     """Why that chunk has left, if it has (service/departed.py)."""
     gone_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What subscribers are told of what is held, for routers that send a request to where its prefix is (docs/events.md).
+"""Events about held chunks, for routers that send a request to where its prefix is (docs/events.md).
 
 A message is `[topic, sequence, batch]`: the topic TOPIC, 8 bytes big-endian, and a msgpack array `[time, events,
 incarnation]` of arrays `[tag, field, ...]` in the order in which the fields stand here. Sequences and framing are those
@@ -26,7 +26,7 @@ class ChunksStored(msgspec.Struct, array_like=True, tag="chunks-stored", frozen=
     namespace: bytes
     tier: Tier
     parent: bytes
-    """Of the first; empty where that begins a prompt."""
+    """Parent of the first key. Empty when the first key begins a prompt."""
     keys: list[bytes]
     chunk_tokens: int
 
@@ -50,7 +50,7 @@ class Begun(msgspec.Struct, array_like=True, tag="begun", frozen=True):
     ChunksStored, bit by bit."""
 
     chunks: int
-    """That follow for DRAM."""
+    """Chunks in DRAM that will follow."""
 
 
 class Missed(msgspec.Struct, array_like=True, tag="missed", frozen=True):
@@ -71,13 +71,13 @@ KvEvent = ChunksStored | ChunksRemoved | NamespaceCleared | Begun | Missed | Ref
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
-    """What one event changed, in order. Without events: a sign of life, with the sequence of the last batch."""
+    """The changes of one event, in order. Without events: a sign of life, with the sequence of the last batch."""
 
     time_s: float
     """Seconds since 1970."""
     events: list[KvEvent]
     incarnation: int
-    """Of the brain, as in Welcome."""
+    """The brain's, as in Welcome."""
 
 
 encode_batch = msgspec.msgpack.Encoder().encode

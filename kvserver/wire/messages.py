@@ -50,7 +50,7 @@ HANDLE_BYTES = 64
 SEGMENT_BYTES_MIN = 1 << 20
 SEGMENT_BYTES_MAX = 16 << 20
 STAGING_SEGMENTS = 16
-"""Of a staging memory: eight for stores, then eight for retrieves."""
+"""Segments of a staging memory: eight for stores, then eight for retrieves."""
 
 Kind = Literal["full", "window", "state"]
 Mode = Literal["direct", "staged", "server-gather", "engine-driven"]
@@ -133,7 +133,7 @@ class GroupBlocks(Frame, frozen=True):
 
 
 class Limits(Frame, frozen=True):
-    """What the server accepts; the client splits larger requests by itself."""
+    """Limits of the server. The client splits larger requests by itself."""
 
     chunks_max: int
     blocks_max: int
@@ -217,7 +217,7 @@ class Register(Frame, tag="register", frozen=True):
     tokens_max: int
     """Tokens of the engine's longest prompt; a cache is refused when the arena can never hold one. 0: not said."""
     model: str
-    """What people call the model, a label in /metrics and nothing more; empty: not said."""
+    """A name of the model for people: a label in /metrics and nothing more. Empty: not said."""
 
 
 class Unregister(Frame, tag="unregister", frozen=True):
@@ -299,7 +299,7 @@ class Explain(Frame, tag="explain", frozen=True):
     namespace: bytes
     """Empty: of each namespace that is known, as many as status lists show."""
     keys: bytes
-    """Of a prompt from its beginning on, or one key from anywhere. Empty: only which namespaces there are."""
+    """Keys of a prompt from its beginning on, or one key from anywhere. Empty: only the namespaces are listed."""
 
 
 class Status(Frame, tag="status", frozen=True):
@@ -363,7 +363,7 @@ class Found(Frame, tag="found", frozen=True):
     """0 when no lease was granted."""
     ttl_ms: int
     chunks_on_disk: int
-    """Of those chunks, how many have to be read from disk first. That begins with the lease; a retrieve waits for
+    """How many of `chunks` have to be read from disk first. The reads begin with the lease; a retrieve waits for
     it."""
     why: FoundWhy
     """recovering: there may be more on disks that the server has not read since its start, so that less than was

@@ -1,4 +1,4 @@
-"""What the brain, its movers and the supervisor say to each other, one SOCK_SEQPACKET message each.
+"""Messages between the brain, its movers and the supervisor, one SOCK_SEQPACKET message each.
 
 Orders go brain → mover, reports mover → brain; wishes go brain → supervisor, news supervisor → brain. All are local
 and of one release, so there is no version. Descriptors travel beside a message (SCM_RIGHTS), in the order named.
@@ -159,9 +159,9 @@ class Ready(Frame, tag="ready", frozen=True):
 
     pid: int
     backend: str
-    """What moves the bytes, for the log, /status and a metric."""
+    """The copy engine's name, for the log, /status and a metric."""
     facts: list[tuple[str, str]]
-    """What else the mover knows of its device, by name, for /status: library, driver, kernels, speeds."""
+    """Facts about the device, by name, for /status: library, driver, kernels, speeds."""
 
 
 class Mapped(Frame, tag="mapped", frozen=True):
@@ -242,7 +242,7 @@ class DeviceIs(Frame, tag="device-is", frozen=True):
     problem: str
     """Why it takes no writes; empty while all is well."""
     drain: DrainState
-    """What its directory says."""
+    """State of the drain, as the device's directory says."""
 
 
 class FoundNote(Frame, tag="found-note", frozen=True):
@@ -261,7 +261,7 @@ class Listed(Frame, tag="listed", frozen=True):
     """All namespaces were told."""
 
     records: int
-    """That can be asked for."""
+    """Records that can be asked for."""
     damaged: int
     """Headers, labels and notes that were neither whole nor empty, or could not be read."""
 

@@ -46,7 +46,7 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     device: int
     directory: str = ""
     total_bytes: int
-    """Of all segments, all of them taken from the file system at the start."""
+    """Bytes of all segments. They are taken from the file system at the start."""
     used_bytes: int
     """In extents that are taken."""
     takes_writes: bool
@@ -55,8 +55,8 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     drain: DrainState = ""
     """draining: its chunks are moved to other places. drained: it holds nothing, and may be taken away."""
     drain_waits: str = ""
-    """What draining waits for: budget or queue of another device, or a segment that is emptied there, slots of the
-    arena, its own store to be open."""
+    """The reason why draining waits: budget or queue of another device, a segment that is emptied there, slots of
+    the arena, or its own store, which is not open."""
     stalled_s: float = 0.0
     """For how long it has taken no write although writes wait for it; 0 while all is well."""
     stalled_why: str = ""
@@ -72,20 +72,20 @@ class DiskStatus(msgspec.Struct, frozen=True, kw_only=True):
     daily_write_bytes: int = 0
     """May be written in 24 hours; 0: no limit."""
     budget_bytes: int = 0
-    """Of those, what may be written now; 0 where there is no limit."""
+    """How many of `daily_write_bytes` may be written now; 0 without a limit."""
     write_bytes_per_s: float
     """As measured, as is the next; 0 until then."""
     read_bytes_per_s: float
 
 
 class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tenant with a quota has of the arena, in slot bytes, and of the disks; `default` is everybody else."""
+    """Slot bytes in the arena and extents on disk of one tenant with a quota; `default` is everybody else."""
 
     tenant: str
     held_bytes: int
-    """Of complete chunks."""
+    """Slots of complete chunks."""
     reserved_bytes: int
-    """Of those that are being stored or read."""
+    """Slots of chunks that are being stored or read."""
     guaranteed_bytes: int
     max_bytes: int
     """0: as much as there is."""
@@ -96,7 +96,7 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     disk_held_bytes: int = 0
     """Extents of all devices together, as are the next. 0 without a disk tier."""
     disk_reserved_bytes: int = 0
-    """Of those that are being written."""
+    """Extents that are being written."""
     disk_guaranteed_bytes: int = 0
     disk_max_bytes: int = 0
     """0: as much as there is."""
@@ -112,7 +112,7 @@ class ArcStatus(msgspec.Struct, frozen=True, kw_only=True):
     recent_bytes: int
     frequent_bytes: int
     target_bytes: int
-    """What the recent may hold before they are the ones to leave. It grows when recent chunks are stored again soon
+    """Recent chunks may hold so much before they are the ones to leave. It grows when they are stored again soon
     after they were evicted, and falls when frequent ones are."""
     recent_ghosts: int
     """Keys of evicted chunks that are remembered for that, as are the next."""
@@ -129,9 +129,9 @@ class MoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["starting", "ready", "killed"]
     pid: int
     backend: str
-    """What moves the bytes, as the mover reported it; empty until it is ready."""
+    """The copy engine's name, as the mover reported it. Empty until it is ready."""
     facts: dict[str, str]
-    """What else the mover reported: library, driver, kernels, speeds. Empty for host."""
+    """Facts that the mover reported: library, driver, kernels, speeds. Empty for host."""
     caches: int
     jobs: int
 
@@ -145,11 +145,11 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     window_tokens: int
     regions: int
     page_bytes: int
-    """Of one block in one region; the largest where runs of regions differ."""
+    """Bytes of one block in one region; the largest when regions differ."""
     shard: int
     shards: int
     shard_bytes: int
-    """Of one chunk, and of this rank."""
+    """This rank's bytes of one chunk."""
 
 
 class CacheStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,10 +185,10 @@ class HoldStatus(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     """Hexadecimal, as is the next."""
     key: str
-    """Of its last chunk."""
+    """The last chunk's."""
     chunks: int
     chunks_away: int
-    """Of those, on their way from disk."""
+    """How many of `chunks` are being read from disk."""
     left_s: float
 
 
@@ -197,14 +197,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Name and version."""
     incarnation: int
     uptime_s: float
-    """Of the brain."""
+    """Seconds since the brain started."""
     arena: ArenaStatus
     disks: list[DiskStatus] = []
     """Empty without a disk tier."""
     chunks_on_disk: int = 0
     """Chunks that have something on disk, in DRAM as well or not."""
     clean_bytes: int = 0
-    """Of the arena's used bytes, those that may go without loss."""
+    """Used bytes of the arena that may go without loss."""
     keys_touched: int = 0
     """Keys that are remembered beyond their chunks, for admission on second touch."""
     disk_state: str = ""
@@ -222,7 +222,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     sessions: int
     caches: int
     caches_engine_driven: int = 0
-    """Of those, the ones whose clients copy between a device and a buffer on the host themselves, which is slow."""
+    """Caches whose clients copy between a device and a host buffer themselves, which is slow."""
     leases: int
     pins: int
     """Pinned prefixes, counted where they are pinned: one for each lease, each retrieve that runs, and each chunk that
@@ -239,21 +239,22 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     drain: DrainState = ""
     """draining: no store is taken, and what would be lost is written to disk. drained: the server may be stopped."""
     drain_waits: str = ""
-    """What draining waits for: stores, writes, leases, disk-away, or why the disk takes nothing
+    """The reason why draining waits: stores, writes, leases, disk-away, or why the disk takes nothing
     (tiers/placement.py)."""
     dirty_bytes: int = 0
-    """Of the arena's used bytes, those that would be lost with it; without a disk all of them."""
+    """Used bytes of the arena that would be lost with it. Without a disk: all of them."""
     drain_left: dict[str, int] = {}
-    """Of a drained server: the same by why it could not be written (no-disk, other, and as counters.disk_refused)."""
+    """Dirty bytes of a drained server, by the reason why they were not written (no-disk, other, and those of
+    counters.disk_refused)."""
     holds: list[HoldStatus] = []
     held_bytes: int = 0
-    """What they keep, each chunk once."""
+    """Bytes that holds keep, each chunk once."""
     infinite_cache_hit_ratio: dict[str, float] = {}
-    """By window: the share of chunks that an infinite cache would have hit, estimated (service/reuse.py)."""
+    """Estimated share of chunks that an infinite cache would have hit, by window (service/reuse.py)."""
     warnings: list[str] = []
-    """What is wrong now, in words, worst first (service/on_call.py)."""
+    """Problems that exist now, in words, worst first (service/on_call.py)."""
     troubles: dict[str, int] = {}
-    """What should not happen, in words, and how often it has since the brain started; worst first."""
+    """Things that should not happen, in words, and how often they have since the brain started; worst first."""
     counters: dict[str, int | dict[str, int]]
     """service/counters.py says what each means."""
 

@@ -7,5 +7,5 @@ OTHERS = "default"
 
 
 def tag_of(tenant: str) -> int:
-    """What chunks carry of a tenant's name, in the index and in the records of ledger and disks."""
+    """The tag that stands for a tenant's name on chunks in the index, the ledger and on disks."""
     return crc32(tenant.encode())

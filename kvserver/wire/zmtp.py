@@ -13,7 +13,7 @@ MECHANISM = b"NULL".ljust(20, b"\0")
 GREETING = SIGNATURE + bytes((MAJOR, MINOR)) + MECHANISM + bytes(32)
 MORE, LONG, COMMAND = 1, 2, 4
 PEERS = (b"DEALER", b"REQ", b"ROUTER")
-"""What may talk to a ROUTER."""
+"""Socket types that may talk to a ROUTER."""
 COMMAND_BYTES_MAX = 4096
 PING_CONTEXT_BYTES_MAX = 16
 
@@ -30,7 +30,7 @@ class Message(NamedTuple):
 
 
 class Stream:
-    """What one peer has said."""
+    """Parses the bytes of one peer."""
 
     __slots__ = ("_bytes", "_dropping", "_frame_bytes_max", "_held", "_more", "_most", "_parts", "_stage", "replies")
 
