@@ -70,6 +70,7 @@ leaks: $(STAMP)
 	$(RUN)/python -m tests.process.leaks --operations $(OPERATIONS)
 
 drill: $(STAMP)
+	$(RUN)/python -m tests.drills_fit
 	$(RUN)/python -m tests.sim.drill
 	$(RUN)/python -m tests.offload_sim.drill
 	$(RUN)/python -m tests.client_drill
