@@ -48,10 +48,12 @@ help:
 
 install: $(STAMP)
 
-# Python files need no new installation: the checkout itself is what is installed.
-$(STAMP): $(BUILT_FROM)
+$(RUN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
-	@test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV)
+
+# Python files need no new installation: the checkout itself is what is installed.
+$(STAMP): $(BUILT_FROM) | $(RUN)/python
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
@@ -72,6 +74,7 @@ leaks: $(STAMP)
 	$(RUN)/python -m tests.process.leaks --operations $(OPERATIONS)
 
 drill: $(STAMP)
+	$(RUN)/python -m tests.drills_fit
 	$(RUN)/python -m tests.sim.drill
 	$(RUN)/python -m tests.offload_sim.drill
 	$(RUN)/python -m tests.client_drill
@@ -148,7 +151,8 @@ e2e-all: $(E2E_VENV)/vllm-$(VLLM)
 	$(E2E_VENV)/bin/python -m pytest --timeout 300 $(E2E)
 
 # Fails where one of them cannot be had; torch's build for CUDA is none. E2E_WHEELS_IN is the folder they are put into.
-e2e-wheels: $(STAMP)
+# It needs pip alone, so it can run beside the installation.
+e2e-wheels: | $(RUN)/python
 	$(RUN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(E2E_WHEELS_IN) $(E2E_PIP) \
 		$(patsubst torch==%,torch==%+cpu,$(E2E_WHEELS))
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
@@ -62,12 +62,37 @@ class Copy:
         return failed[0] if failed else ""
 
 
-def text_with(bug: Bug, package: Package) -> str:
-    """The text of the file with the bug in it; an error when the drill no longer fits the code."""
-    text = (PACKAGES[package] / bug.file).read_text()
+class Stale(Exception):
+    """A deliberate bug no longer fits the code that it is made in."""
+
+
+def text_with(bug: Bug, folder: Path) -> str:
+    """The text of the file with the bug in it."""
+    text = (folder / bug.file).read_text()
     if text.count(bug.old) != 1:
-        raise SystemExit(f"{bug.name}: its text stands {text.count(bug.old)} times in {bug.file}, expected once")
-    return text.replace(bug.old, bug.new)
+        raise Stale(f"{bug.name}: its text stands {text.count(bug.old)} times in {bug.file}, expected once")
+    broken = text.replace(bug.old, bug.new)
+    if broken == text:
+        raise Stale(f"{bug.name}: it changes nothing in {bug.file}")
+    if bug.file.endswith(".py"):
+        try:
+            compile(broken, bug.file, "exec")
+        except SyntaxError as error:
+            raise Stale(f"{bug.name}: what it leaves of {bug.file} is no program: {error}") from error
+    return broken
+
+
+def refuse_stale(*drills: tuple[Path, Iterable[Bug]]) -> None:
+    """Ends the program with status 1 when a bug is stale, and names each that is."""
+    stale = []
+    for folder, bugs in drills:
+        for bug in bugs:
+            try:
+                text_with(bug, folder)
+            except Stale as error:
+                stale.append(str(error))
+    if stale:
+        raise SystemExit("\n".join([*stale, f"deliberate bugs that no longer fit the code: {len(stale)}"]))
 
 
 @contextmanager
@@ -76,5 +101,5 @@ def copy_with(bug: Bug, package: Package) -> Iterator[Copy]:
         for name, source in PACKAGES.items():
             shutil.copytree(source, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(native.__file__, Path(folder) / "kvserver")
-        (Path(folder) / package / bug.file).write_text(text_with(bug, package))
+        (Path(folder) / package / bug.file).write_text(text_with(bug, PACKAGES[package]))
         yield Copy(Path(folder))

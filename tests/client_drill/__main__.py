@@ -7,7 +7,7 @@ import argparse
 import sys
 import time
 
-from tests.drilling import copy_with, text_with
+from tests.drilling import PACKAGES, copy_with, refuse_stale
 
 from .mutations import MUTATIONS, TESTS, Mutation
 
@@ -19,8 +19,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=len(MUTATIONS))
     options = parser.parse_args()
     chosen = [mutation for mutation in MUTATIONS if options.only in mutation.name or options.only in mutation.file]
-    for mutation in chosen:
-        text_with(mutation, "kvclient")
+    refuse_stale((PACKAGES["kvclient"], chosen))
     chosen = chosen[options.first : options.first + options.count]
     began, survivors = time.monotonic(), 0
     for mutation in chosen:

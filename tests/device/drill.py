@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.device.mutations import MUTATIONS, Mutation
+from tests.drilling import ROOT, refuse_stale, text_with
 
-ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("CMakeLists.txt", "pyproject.toml", "csrc", "kvserver", "client", "tests")
 SECONDS_MAX = 600
 
@@ -92,7 +92,7 @@ class Workshop:
         """Breaks the tree, looks who notices, and mends it."""
         file = self.tree / mutation.file
         whole = file.read_text()
-        file.write_text(mutated(mutation))
+        file.write_text(text_with(mutation, ROOT))
         try:
             native = mutation.file.startswith("csrc/")
             build_s = self.build() if native else 0.0
@@ -101,23 +101,13 @@ class Workshop:
             file.write_text(whole)
 
 
-def mutated(mutation: Mutation) -> str:
-    """The text of the file with the bug in it; an error when the drill no longer fits the code."""
-    text = (ROOT / mutation.file).read_text()
-    count = text.count(mutation.old)
-    if count != 1:
-        raise SystemExit(f"{mutation.name}: its text stands {count} times in {mutation.file}, expected once")
-    return text.replace(mutation.old, mutation.new)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.device.drill", description=__doc__)
     parser.add_argument("--only", nargs="+", default=[""], help="mutations whose name contains one of these")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "drill", help="where the copy is made")
     options = parser.parse_args()
     chosen = [mutation for mutation in MUTATIONS if any(words in mutation.name for words in options.only)]
-    for mutation in chosen:
-        mutated(mutation)
+    refuse_stale((ROOT, chosen))
     workshop = Workshop(options.folder)
     print(f"built in {workshop.build():.0f} s", flush=True)
     workshop.check()

@@ -8,7 +8,7 @@ import argparse
 import sys
 import time
 
-from tests.drilling import ROOT, copy_with, text_with
+from tests.drilling import PACKAGES, ROOT, copy_with, refuse_stale
 
 from .mutations import MUTATIONS, Mutation
 
@@ -36,8 +36,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=len(MUTATIONS))
     options = parser.parse_args()
     chosen = [mutation for mutation in MUTATIONS if options.only in mutation.name]
-    for mutation in chosen:
-        text_with(mutation, "kvclient")
+    refuse_stale((PACKAGES["kvclient"], chosen))
     chosen = chosen[options.first : options.first + options.count]
     began, survivors = time.monotonic(), 0
     for mutation in chosen:

@@ -15,8 +15,8 @@ from kvclient import namespace_digest
 from kvserver.errors import RequestError
 from tests.process.engine import Engine, Group, Prompt, Shape, prompt
 from tests.process.harness import WAIT_S, Server
-from tests.process.test_disk import CHUNKS, PROMPTS, SHAPE, bring_back, disk_ready, store_slowly
-from tests.process.test_disk_drain import ALL, filled, served, small
+from tests.process.test_disk import CHUNKS, SHAPE, bring_back, disk_ready, store_slowly
+from tests.process.test_disk_drain import ALL, filled, live_in, served, small, the_stories
 
 OTHER_SHAPE = Shape(chunk_tokens=15, groups=(Group(block_tokens=5, blocks=53, regions=2, page_bytes=7001),))
 HEADERS_AT, HEADER_BYTES = 8192, 256
@@ -26,7 +26,7 @@ OTHER_MODEL = namespace_digest({"model": "other"})
 
 @pytest.fixture
 def stories() -> list[Prompt]:
-    return [prompt(seed, chunks=CHUNKS) for seed in range(PROMPTS)]
+    return the_stories()
 
 
 def refused(server: Server, *said: str) -> None:
@@ -120,12 +120,12 @@ def test_memory_serves_as_a_device_and_says_whether_it_is_reached_directly(stori
         shutil.rmtree(directory)
 
 
-def test_files_that_are_not_ours_are_left_alone(tmp_path: Path, stories: list[Prompt]) -> None:
+def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     strange = {f"file {number}": bytes([number]) * (100 + number) for number in range(50)}
     strange |= {"kvserver.notes.txt": b"mine", "kvserver.store.old": b"a copy"}
     for name, content in strange.items():
         (tmp_path / name).write_bytes(content)
-    filled([tmp_path], stories)
+    live_in([tmp_path])
     assert {name: (tmp_path / name).read_bytes() for name in strange} == strange
 
 
@@ -167,7 +167,7 @@ def test_records_larger_than_a_segment_are_not_written_and_counted(tmp_path: Pat
 def test_another_segment_size_sets_the_device_aside_until_it_is_taken_back(
     tmp_path: Path, stories: list[Prompt]
 ) -> None:
-    filled([tmp_path], stories)
+    filled([tmp_path])
     with small([tmp_path], disk_segment_bytes=1 << 20) as server:
         status = disk_ready(server)
         assert not status.disks[0].takes_writes
@@ -179,7 +179,7 @@ def test_another_segment_size_sets_the_device_aside_until_it_is_taken_back(
 
 
 def test_another_format_is_set_aside_and_left_as_it_is(tmp_path: Path, stories: list[Prompt]) -> None:
-    filled([tmp_path], stories)
+    filled([tmp_path])
     with (tmp_path / "kvserver.store").open("r+b") as file:
         for superblock in (0, 4096):
             file.seek(superblock + 8)
@@ -192,7 +192,7 @@ def test_another_format_is_set_aside_and_left_as_it_is(tmp_path: Path, stories: 
 
 
 def test_a_device_that_is_to_be_smaller_says_what_became_of_it(tmp_path: Path, stories: list[Prompt]) -> None:
-    filled([tmp_path], stories)
+    filled([tmp_path])
     with small([tmp_path], disk_bytes=4 << 20) as server:
         disk_ready(server)
         assert 0 < served(server, stories) < ALL
@@ -200,7 +200,7 @@ def test_a_device_that_is_to_be_smaller_says_what_became_of_it(tmp_path: Path, s
 
 
 def test_a_header_that_rotted_is_counted_and_costs_no_other_record(tmp_path: Path, stories: list[Prompt]) -> None:
-    filled([tmp_path], stories)
+    filled([tmp_path])
     headers = (tmp_path / "kvserver.headers").read_bytes()
     first = next(at for at in range(HEADERS_AT, len(headers), HEADER_BYTES) if any(headers[at : at + HEADER_BYTES]))
     with (tmp_path / "kvserver.headers").open("r+b") as file:
@@ -214,7 +214,7 @@ def test_a_header_that_rotted_is_counted_and_costs_no_other_record(tmp_path: Pat
 
 def test_two_models_live_side_by_side(tmp_path: Path, stories: list[Prompt]) -> None:
     others = [prompt(seed, chunks=CHUNKS) for seed in range(100, 103)]
-    filled([tmp_path], stories)
+    filled([tmp_path])
     with small([tmp_path]) as server:
         disk_ready(server)
         with Engine(server.path, OTHER_SHAPE, OTHER_MODEL, name="other") as engine:
@@ -226,7 +226,7 @@ def test_two_models_live_side_by_side(tmp_path: Path, stories: list[Prompt]) -> 
 
 
 def test_a_truncated_store_is_made_whole_and_costs_what_was_cut_off(tmp_path: Path, stories: list[Prompt]) -> None:
-    filled([tmp_path], stories)
+    filled([tmp_path])
     os.truncate(tmp_path / "kvserver.store", 3 << 20)
     with small([tmp_path]) as server:
         disk_ready(server)
@@ -240,7 +240,7 @@ def test_devices_that_have_half_of_each_others_files_are_set_aside_until_they_ha
     devices = [tmp_path / "a", tmp_path / "b"]
     for device in devices:
         device.mkdir()
-    filled(devices, stories)
+    filled(devices)
     swap_headers(*devices)
     with small(devices) as server:
         for disk in disk_ready(server).disks:
@@ -264,7 +264,7 @@ def test_a_namespace_that_comes_back_with_another_chunk_size_is_refused_and_misr
     tmp_path: Path, stories: list[Prompt]
 ) -> None:
     """Clients put the chunk size into the digest; one that does not is told by the server, from what lies on disk."""
-    filled([tmp_path], stories)
+    filled([tmp_path])
     with small([tmp_path]) as server:
         disk_ready(server)
         refused = pytest.raises(RequestError, match=r"chunk_tokens=12.*chunk_tokens=15")

@@ -1,8 +1,11 @@
 """Devices that come and go: drained, taken away without a word, in another order, with files that changed places."""
 
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,9 +57,13 @@ def is_whole(engine: Engine, story: Prompt) -> bool:
     return found.chunks == story.chunks
 
 
+def the_stories() -> list[Prompt]:
+    return [prompt(seed, chunks=CHUNKS) for seed in range(PROMPTS)]
+
+
 @pytest.fixture
 def stories() -> list[Prompt]:
-    return [prompt(seed, chunks=CHUNKS) for seed in range(PROMPTS)]
+    return the_stories()
 
 
 @pytest.fixture
@@ -67,12 +74,29 @@ def devices(tmp_path: Path) -> list[Path]:
     return directories
 
 
-def filled(directories: Sequence[Path], stories: list[Prompt]) -> None:
-    """A server has lived there, and all of it is on disk."""
+def live_in(directories: Sequence[Path]) -> None:
+    """A server lives there, and all of the stories are on disk."""
     with small(directories) as server, Engine(server.path, SHAPE) as engine:
         disk_ready(server)
         engine.ready()
-        store_slowly(server, engine, stories)
+        store_slowly(server, engine, the_stories())
+
+
+@cache
+def _lived_in(count: int) -> "tempfile.TemporaryDirectory[str]":
+    """So many directories in which one server has lived."""
+    folder = tempfile.TemporaryDirectory(prefix="kv-lived-in-")
+    directories = [Path(folder.name) / str(number) for number in range(count)]
+    for directory in directories:
+        directory.mkdir()
+    live_in(directories)
+    return folder
+
+
+def filled(directories: Sequence[Path]) -> None:
+    """The directories are as a server leaves them that has lived there: copies of what one has left."""
+    for number, directory in enumerate(directories):
+        shutil.copytree(Path(_lived_in(len(directories)).name) / str(number), directory, dirs_exist_ok=True)
 
 
 def test_a_drained_device_can_be_taken_away_and_nothing_is_lost(devices: list[Path], stories: list[Prompt]) -> None:
@@ -100,7 +124,7 @@ def test_a_drained_device_can_be_taken_away_and_nothing_is_lost(devices: list[Pa
 
 
 def test_a_drain_outlives_the_server_that_began_it(devices: list[Path], stories: list[Prompt]) -> None:
-    filled(devices, stories)
+    filled(devices)
     (devices[0] / "kvserver.drained").touch()
     with small(devices) as server:
         until("the drain to end", lambda: server.status().disks[0].drain == "drained")
@@ -121,7 +145,7 @@ def test_drain_names_the_devices_that_there_are(devices: list[Path]) -> None:
 def test_paths_in_another_order_and_stores_that_changed_places_are_all_found(
     devices: list[Path], stories: list[Prompt]
 ) -> None:
-    filled(devices, stories)
+    filled(devices)
     with small(devices[::-1]) as server:
         assert disk_ready(server).chunks_on_disk == ALL
         assert served(server, stories) == ALL
@@ -136,7 +160,7 @@ def test_paths_in_another_order_and_stores_that_changed_places_are_all_found(
 def test_a_device_taken_away_without_a_word_costs_its_chunks_and_what_hangs_on_them(
     devices: list[Path], stories: list[Prompt]
 ) -> None:
-    filled(devices, stories)
+    filled(devices)
     with small(devices[:1]) as server:
         status = disk_ready(server)
         assert 0 < status.chunks_on_disk < ALL

@@ -38,7 +38,7 @@ def workload() -> Iterator[Workload]:
     ("name", "lasting", "first"), [("eio", True, 9), ("flip", False, 5), ("misdirect", False, 8), ("stall", False, 5)]
 )
 def test_io_that_goes_wrong_is_a_miss_that_is_counted(workload: Workload, name: str, lasting: bool, first: int) -> None:
-    table = run_io(workload, FAULTS[name], lasting=lasting, stall_s=0.3, first=first, every=8)
+    table = run_io(workload, FAULTS[name], lasting=lasting, stall_s=0.3, first=first, every=16)
     assert table.runs >= 2
     assert bool(table.counted) == (name != "stall")
 

@@ -15,7 +15,7 @@ from kvserver.errors import ResourceError
 from kvserver.replay import crew
 from kvserver.replay.options import Arm, ReplayOptions
 from kvserver.replay.progress import Progress
-from kvserver.replay.result import ArmResult, ReplayResult
+from kvserver.replay.result import ReplayResult
 from kvserver.replay.run import run
 from tests.process.harness import Server, command_of, is_gone, pids_below, resume, stop, until
 
@@ -66,10 +66,17 @@ def _leaves_nothing() -> bool:
     return not _children("kvserver") and not _children("spawn_main")
 
 
-def test_small_replay_moves_bytes_between_workers_and_all_are_right() -> None:
-    result = run(SMALL, _quiet)
-    (arm,) = result.arms
+@pytest.fixture(scope="module")
+def arenas() -> ReplayResult:
+    """The same replay with an arena that holds everything, and with one that does not."""
+    result = run(replace(SMALL, arms=(Arm("large"), Arm("small", ("--arena-bytes", str(1 << 20))))), _quiet)
     assert result.problems == []
+    assert _leaves_nothing()
+    return result
+
+
+def test_small_replay_moves_bytes_between_workers_and_all_are_right(arenas: ReplayResult) -> None:
+    arm = arenas.arms[0]
     assert arm.requests == 150
     assert arm.hbm_tokens + arm.retrieved_tokens + arm.computed_tokens == arm.prompt_tokens
     assert arm.compared_bytes == arm.retrieve.bytes > 1_000_000
@@ -78,7 +85,6 @@ def test_small_replay_moves_bytes_between_workers_and_all_are_right() -> None:
     assert arm.disk is None
     assert arm.server["evictions"] == 0
     assert arm.server["chunks stored"] == arm.server["chunks held"]
-    assert _leaves_nothing()
 
 
 def test_one_worker_with_one_request_at_a_time_is_deterministic() -> None:
@@ -89,20 +95,25 @@ def test_one_worker_with_one_request_at_a_time_is_deterministic() -> None:
     assert one.store.bytes == other.store.bytes
 
 
-def test_tiny_arena_evicts_and_every_byte_is_right() -> None:
-    arms = (Arm("large"), Arm("small", ("--arena-bytes", str(1 << 20))))
-    result = run(replace(SMALL, arms=arms), _quiet)
-    large, small = result.arms
-    assert result.problems == []
+def test_tiny_arena_evicts_and_every_byte_is_right(arenas: ReplayResult) -> None:
+    large, small = arenas.arms
     assert small.server["evictions"] != 0
     assert small.retrieved_tokens < large.retrieved_tokens
     assert small.wrong_bytes == 0
 
 
-def test_disk_gives_back_what_a_small_arena_lost_and_its_directory_is_removed(tmp_path: Path) -> None:
-    result = run(replace(TOO_SMALL, disk_dir=tmp_path), _quiet)
-    dram, nvme = result.arms
+@pytest.fixture(scope="module")
+def without_and_with_disk(tmp_path_factory: pytest.TempPathFactory) -> ReplayResult:
+    """The disk may be written to as one likes."""
+    folder = tmp_path_factory.mktemp("disk")
+    result = run(replace(TOO_SMALL, disk_dir=folder), _quiet)
     assert result.problems == []
+    assert not list(folder.iterdir()), "its directory is removed"
+    return result
+
+
+def test_disk_gives_back_what_a_small_arena_lost(without_and_with_disk: ReplayResult) -> None:
+    dram, nvme = without_and_with_disk.arms
     assert dram.disk_tokens == 0
     assert nvme.disk_tokens > 0
     assert nvme.retrieved_tokens > dram.retrieved_tokens
@@ -110,7 +121,6 @@ def test_disk_gives_back_what_a_small_arena_lost_and_its_directory_is_removed(tm
     assert nvme.disk is not None
     assert nvme.disk.read_bytes >= nvme.from_disk.bytes
     assert 0 < nvme.disk.used_bytes <= nvme.disk.total_bytes <= 40 << 20
-    assert not list(tmp_path.iterdir())
 
 
 def test_killed_server_finds_on_disk_what_another_one_lost(tmp_path: Path) -> None:
@@ -128,18 +138,11 @@ def test_killed_server_finds_on_disk_what_another_one_lost(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture(scope="module")
-def free(tmp_path_factory: pytest.TempPathFactory) -> ArmResult:
-    """A replay that may write as it likes."""
-    options = replace(TOO_SMALL, disk_dir=tmp_path_factory.mktemp("free"), arms=TOO_SMALL.arms[1:])
-    return run(options, _quiet).arms[0]
-
-
 @pytest.mark.parametrize("admission", ["all", "second-touch"])
 def test_daily_write_budget_holds_in_a_replay_that_would_exceed_it_ten_times(
-    tmp_path: Path, free: ArmResult, admission: str
+    tmp_path: Path, without_and_with_disk: ReplayResult, admission: str
 ) -> None:
-    disk_arm = TOO_SMALL.arms[1]
+    free, disk_arm = without_and_with_disk.arms[1], TOO_SMALL.arms[1]
     assert free.disk is not None
     at_once_bytes = free.disk.written_bytes // 10
     budget = ("--disk-daily-write-bytes", str(24 * at_once_bytes), "--disk-admission", admission)

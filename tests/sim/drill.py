@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from tests.drilling import Copy, copy_with, text_with
+from tests.drilling import PACKAGES, Copy, copy_with, refuse_stale
 
 from . import mutations_admin, mutations_arc, mutations_disk, mutations_tenants
 from .mutations import MUTATIONS as CORE_MUTATIONS
@@ -66,8 +66,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="mutations whose name contains this")
     options = parser.parse_args()
     chosen = [mutation for mutation in MUTATIONS if options.only in mutation.name]
-    for mutation in chosen:
-        text_with(mutation, "kvserver")
+    refuse_stale((PACKAGES["kvserver"], chosen))
     began = time.monotonic()
     survivors = 0
     print(f"{'mutation':<52}{'seeds':>6}{'s':>7}  noticed by", flush=True)

@@ -1,28 +1,49 @@
-"""The deliberate bugs of the drills still fit the code. The drills themselves take too long for every change."""
+"""A deliberate bug that no longer fits the code is told before a drill begins. `make drill` asks it of all of them."""
 
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
-from tests.client_drill.mutations import MUTATIONS as OF_CLIENT
-from tests.device.mutations import MUTATIONS as OF_DEVICE
-from tests.offload_sim.mutations import MUTATIONS as OF_OFFLOAD
-from tests.sim.drill import MUTATIONS as OF_SERVICE
+from tests.drilling import refuse_stale
 
-ROOT = Path(__file__).resolve().parents[2]
-
-BUGS = [
-    *((f"kvserver/{bug.file}", bug) for bug in OF_SERVICE),
-    *((f"client/kvclient/{bug.file}", bug) for bug in (*OF_OFFLOAD, *OF_CLIENT)),
-    *((bug.file, bug) for bug in OF_DEVICE),
-]
+CODE = "held = 3\nif held > 2:\n    held -= 1\nfreed = held\n"
 
 
-@pytest.mark.parametrize(("file", "bug"), [pytest.param(file, bug, id=bug.name) for file, bug in BUGS])
-def test_a_bug_has_one_place_to_be_made_and_leaves_a_program(file: str, bug: Any) -> None:
-    text = (ROOT / file).read_text()
-    assert text.count(bug.old) == 1
-    assert bug.new != bug.old
-    if file.endswith(".py"):
-        compile(text.replace(bug.old, bug.new), file, "exec")
+class Planted(NamedTuple):
+    name: str
+    old: str
+    new: str
+    file: str = "pool.py"
+
+
+FITS = Planted("counts wrong", "held -= 1", "held -= 2")
+STALE = (
+    (Planted("gone", "held -= 5", "held -= 6"), "gone: its text stands 0 times in pool.py, expected once"),
+    (Planted("anywhere", "held", "kept"), "anywhere: its text stands 4 times in pool.py, expected once"),
+    (Planted("idle", "freed", "freed"), "idle: it changes nothing in pool.py"),
+    (Planted("torn", "if held", "if if held"), "torn: what it leaves of pool.py is no program"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "pool.py").write_text(CODE)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("bug", "told"), STALE, ids=[bug.name for bug, _ in STALE])
+def test_a_bug_that_no_longer_fits_ends_the_drill_and_is_named(folder: Path, bug: Planted, told: str) -> None:
+    with pytest.raises(SystemExit, match=told):
+        refuse_stale((folder, [FITS, bug]))
+
+
+def test_all_that_are_stale_are_named_whichever_drill_they_are_of(folder: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        refuse_stale((folder, [STALE[0][0], FITS]), (folder, [STALE[2][0]]))
+    for words in (STALE[0][1], STALE[2][1], "no longer fit the code: 2"):
+        assert words in str(ended.value)
+
+
+def test_bugs_that_fit_are_not_refused(folder: Path) -> None:
+    refuse_stale((folder, [FITS]), (folder, [FITS]))
