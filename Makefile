@@ -19,9 +19,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 RUN := $(VENV)/bin
 STAMP := $(VENV)/installed
-CPP = $(wildcard csrc/*.cpp csrc/*.h csrc/disk/*.cpp csrc/disk/*.h csrc/gpu/*.cpp csrc/gpu/*.h tests/simdriver/*.cpp tests/simdriver/*.h \
-	tests/simdriver/*/*.cpp tests/device/*.cpp tests/gpu/*.cpp tests/unit/*.cpp)
-BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/disk/* csrc/gpu/* csrc/gpu/objects/* csrc/vendor/*)
+CPP = $(filter-out csrc/vendor/%,$(wildcard csrc/*/*.cpp csrc/*/*.h csrc/gpu/*/*.cpp csrc/gpu/*/*.h)) \
+	$(wildcard tests/simdriver/*.cpp tests/simdriver/*.h tests/simdriver/*/*.cpp tests/device/*.cpp tests/gpu/*.cpp tests/rigs/*.cpp)
+BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/*/* csrc/gpu/*/* csrc/gpu/kernels/objects/*)
 
 .PHONY: help install demo test sim faults leaks drill drill-device test-asan bench objects lint format clean
 
@@ -35,7 +35,7 @@ help:
 	@echo 'make drill-device  the same for the GPU part: which of them do its tests on the simulated drivers catch?'
 	@echo 'make test-asan   the native tests under address and undefined-behaviour sanitizers'
 	@echo 'make bench       four benchmarks, one JSON object a row: $(BENCHES); the others: docs/performance.md'
-	@echo 'make objects     compiles the GPU kernels again and compares them with those in csrc/gpu/objects (no GPU)'
+	@echo 'make objects     compiles the GPU kernels again and compares them with those in csrc/gpu/kernels/objects (no GPU)'
 	@echo 'make e2e         real vLLM on the CPU, with an environment of its own (4 GB): same tokens with and without us'
 	@echo 'make e2e-ci      as much of it as .ci/run has time for; e2e-ci-more and e2e-ci-before: what follows there'
 	@echo 'make e2e-all     the same and what takes longest: two ranks of an MLA model, every failure scenario, OpenAI server'

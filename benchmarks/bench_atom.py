@@ -25,9 +25,9 @@ from atom.kv_transfer.disaggregation.types import KVConnectorOutput, SaveOperati
 
 from benchmarks.rows import Rows  # noqa: E402
 from benchmarks.serving import serving  # noqa: E402
-from kvclient.atom import KvServerScheduler  # noqa: E402
-from kvclient.atom_steps import NAMESPACE  # noqa: E402
-from kvclient.atom_versions import CONFIG, PARALLEL  # noqa: E402
+from kvclient.atom.connector import KvServerScheduler  # noqa: E402
+from kvclient.atom.steps import NAMESPACE  # noqa: E402
+from kvclient.atom.versions import CONFIG, PARALLEL  # noqa: E402
 
 RUNNING = 256
 LENGTHS = (1024, 8192, 131_072)

@@ -54,13 +54,13 @@ from benchmarks.connector_worker import PlayedWorker
 from benchmarks.rows import Rows
 from benchmarks.serving import PATIENT, serving
 from kvclient.client import Client
-from kvclient.offload_ends import Report
-from kvclient.offload_values import Group, Options, StoreOrder
+from kvclient.offload.ends import Report
+from kvclient.offload.values import Group, Options, StoreOrder
 from kvclient.values import StoreResult
-from kvclient.vllm_guard import GuardedScheduler
-from kvclient.vllm_keys import Keyer
-from kvclient.vllm_scheduler import Scheduler
-from kvclient.vllm_versions import BlockTables, scheduled
+from kvclient.vllm.guard import GuardedScheduler
+from kvclient.vllm.keys import Keyer
+from kvclient.vllm.scheduler import Scheduler
+from kvclient.vllm.versions import BlockTables, scheduled
 from kvserver.wire.messages import FRAME_BYTES_MAX, KEY_BYTES, NAMESPACE_BYTES
 
 BLOCK, CHUNK, STEP = 16, 256, 2048

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from itertools import count
 
 from benchmarks.rows import Rows
-from kvclient.offload import Offload
-from kvclient.offload_values import Group, Options, RetrieveOrder, StoreOrder
+from kvclient.offload.decide import Offload
+from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.values import Found, Lease, RetrieveResult, StoreResult
 from kvserver.wire.messages import KEY_BYTES
 

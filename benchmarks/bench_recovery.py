@@ -24,7 +24,7 @@ from benchmarks.bench_service import brain_rss_mib
 from benchmarks.rows import Rows, say
 from kvclient.client import Client
 from kvclient.values import RECOVERING, Timeouts
-from kvserver import disk_notes
+from kvserver.movers import disk_notes
 from kvserver.replay.served import Served
 from kvserver.tiers.extents import extents_per_segment
 from kvserver.tiers.records import (
@@ -37,7 +37,7 @@ from kvserver.tiers.records import (
     pack_disk,
 )
 from kvserver.transfer.disk import completions, open_store
-from kvserver.transfer.engines import DiskEngine, create_memfd
+from kvserver.transfer.native import DiskEngine, create_memfd
 
 CHAIN_CHUNKS = 512
 EXTENT_BYTES = 4096

@@ -118,7 +118,7 @@ def brain_rss_mib(supervisor: int) -> float:
         try:
             with open(f"/proc/{entry}/cmdline", "rb") as command, open(f"/proc/{entry}/status") as status:
                 fields = dict(line.split(":", 1) for line in status if ":" in line)
-                if b"kvserver.server" in command.read() and int(fields["PPid"]) == supervisor:
+                if b"kvserver.brain.process" in command.read() and int(fields["PPid"]) == supervisor:
                     return int(fields["VmRSS"].split()[0]) / 1024
         except OSError:
             continue  # a process that ended meanwhile

@@ -23,10 +23,10 @@ from benchmarks.rows import Rows
 from benchmarks.serving import PATIENT
 from kvclient.client import Client
 from kvserver._native import Ledger, Pattern, copy_seconds, create_memfd
-from kvserver.arena_sums import threads
-from kvserver.config import Config
-from kvserver.passing import Inheritance, Sums
+from kvserver.config.config import Config
+from kvserver.ipc.inheritance import Inheritance, Sums
 from kvserver.replay.served import Served
+from kvserver.supervisor.arena_sums import threads
 from kvserver.tiers.records import NO_PARENT, Record, pack
 
 GIB = 1 << 30
@@ -77,7 +77,7 @@ class Kept:
         inherited = Inheritance(
             parent=os.getpid(), arena=self.arena, ledger=self._ledger, sums=sums, config=self._config
         )
-        command = [sys.executable, "-m", "kvserver.arena_sums", msgspec.json.encode(inherited).decode()]
+        command = [sys.executable, "-m", "kvserver.supervisor.arena_sums", msgspec.json.encode(inherited).decode()]
         began = time.perf_counter()
         subprocess.run(command, pass_fds=descriptors, check=True, stderr=subprocess.DEVNULL)
         return time.perf_counter() - began

@@ -49,8 +49,8 @@ from benchmarks.vllm_load.recorded import PRESETS, Recorded
 from benchmarks.vllm_load.rounds import Agreement, Live, Rounds
 from benchmarks.vllm_load.summary import Limits, Round, of_other_length
 from benchmarks.vllm_load.workloads import Chat, Evicted, LongDocuments, Misses, Permutations
-from kvserver.showing import Shown, shown
-from kvserver.sizes import parse_bytes
+from kvserver.cli.progress import Shown, shown
+from kvserver.units import parse_bytes
 
 ENGINES = "engines"
 WORKLOADS: dict[str, Any] = {

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvclient.file_hashes import Hashes, Seen, threads
+from kvclient.identity.file_hashes import Hashes, Seen, threads
 
 
 def row(what: str, path: Path, call: Callable[[], object]) -> None:

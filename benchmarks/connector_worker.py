@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from kvclient.client import Client
-from kvclient.offload_ends import Report
-from kvclient.offload_values import RetrieveOrder, StoreOrder
-from kvclient.offload_worker import Worker
+from kvclient.offload.ends import Report
+from kvclient.offload.values import RetrieveOrder, StoreOrder
+from kvclient.offload.worker import Worker
 from kvclient.values import CacheSpec, HostBuffer, full_group
 from kvserver._native import create_memfd
 from kvserver.wire.messages import RegionRun

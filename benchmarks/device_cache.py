@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kvclient import Cache, CacheSpec, Client, DeviceBuffer, full_group
-from kvclient.layouts import describe
+from kvclient.memory.layouts import describe
 
 REGISTER_S = 120.0
 

@@ -1,5 +1,5 @@
 """`python -m kvserver` is the `kvserver` command."""
 
-from kvserver.cli import main
+from kvserver.cli.main import main
 
 main()

@@ -313,7 +313,7 @@ def pieces_at_most(groups: Groups, group: int, begin: int, end: int) -> int:
     """No expansion of these shard bytes has more pieces."""
 
 class RingOwner:
-    """The client's side of a staging ring; csrc/gpu/ring.h is the manual."""
+    """The client's side of a staging ring; csrc/gpu/staging/ring.h is the manual."""
 
     def __init__(self, segment_bytes: int) -> None: ...
     @property
@@ -341,7 +341,7 @@ def export_memory(vendor: str, library: str, pointer: int, bytes: int) -> tuple[
     ("range: ...") or ("not-exportable: ..."); DriverAbsent."""
 
 class StagedCopier:
-    """The client's thread that gathers into staging and scatters out of it; csrc/gpu/staged_copier.h is the manual."""
+    """The client's thread that gathers into staging and scatters out of it (csrc/gpu/staging/staged_copier.h)."""
 
     def __init__(
         self, vendor: str, library: str, ordinal: int, segment_bytes: int, rtc_library: str, cache_dir: str

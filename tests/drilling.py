@@ -95,6 +95,12 @@ def refuse_stale(*drills: tuple[Path, Iterable[Bug]]) -> None:
         raise SystemExit("\n".join([*stale, f"deliberate bugs that no longer fit the code: {len(stale)}"]))
 
 
+def unit_test(name: str) -> str:
+    """The path of tests/unit/*/test_NAME.py."""
+    (path,) = (ROOT / "tests/unit").glob(f"*/test_{name}.py")
+    return str(path.relative_to(ROOT))
+
+
 @contextmanager
 def copy_with(bug: Bug, package: Package) -> Iterator[Copy]:
     with tempfile.TemporaryDirectory(prefix="kvserver-drill-") as folder:

@@ -1,4 +1,4 @@
-"""Compiles the kernels ahead of time into csrc/gpu/objects: `python -m tools.build_objects [--check]`.
+"""Compiles the kernels ahead of time into csrc/gpu/kernels/objects: `python -m tools.build_objects [--check]`.
 
 Needs ziglang (the extra `objects`), whose clang compiles for both vendors without their toolkits. The same compiler
 gives the same bytes, so --check compiles again and compares. Either way the code is read for what makes it fast: in
@@ -20,9 +20,9 @@ from pathlib import Path
 from tools.gfx9 import CodeError, memory_instructions
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ROOT / "csrc" / "gpu" / "kernel_source.h"
-PIECE = ROOT / "csrc" / "gpu" / "piece.h"
-OBJECTS = ROOT / "csrc" / "gpu" / "objects"
+SOURCE = ROOT / "csrc/gpu/kernels/kernel_source.h"
+PIECE = ROOT / "csrc/gpu/kernels/piece.h"
+OBJECTS = ROOT / "csrc/gpu/kernels/objects"
 
 PTX = {"sm_80": "ptx74", "sm_90": "ptx78", "sm_100": "ptx86", "sm_120": "ptx87"}
 """Architecture and the oldest PTX that has it, and the cache hints: drivers read older PTX, never newer."""

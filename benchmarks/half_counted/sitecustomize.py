@@ -8,9 +8,9 @@ import sys
 
 UNCOUNTED = bytes(31) + b"\x02"
 
-if "kvserver.server" in sys.orig_argv:
-    from kvserver.service.asked import Asked
-    from kvserver.service.request_lines import RequestLines
+if "kvserver.brain.process" in sys.orig_argv:
+    from kvserver.service.telling.log_sampling import RequestLines
+    from kvserver.service.telling.lookup_counts import Asked
 
     _note, _level = Asked.note, RequestLines.level
     _counted = True

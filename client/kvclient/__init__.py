@@ -21,7 +21,7 @@ again by itself. Futures complete in a background thread; their callbacks run th
 from kvserver.errors import DeviceError, KvError, NativeModuleError, RequestError, ResourceError
 
 try:
-    import kvserver._native  # noqa: F401  (a reason is given here, before the modules below need it)
+    import kvserver._native  # noqa: F401  (imported first, for a better error message)
 except ImportError as error:
     raise NativeModuleError(
         "native-module",
@@ -29,11 +29,11 @@ except ImportError as error:
         "(pip install --force-reinstall --no-deps kvserver); `kvserver doctor` says more",
     ) from error
 
-from kvclient.caches import Cache
 from kvclient.client import Client
 from kvclient.counters import Counters
 from kvclient.keys import chunk_keys, key_from_text, key_to_text, keys_from_block_hashes, namespace_digest
 from kvclient.sequences import Sequences
+from kvclient.transport.caches import Cache
 from kvclient.values import (
     Blocks,
     CacheSpec,

@@ -1,11 +1,11 @@
-"""Lets an unmodified `python -m atom.entrypoints.openai_server` know "kvserver": an import hook, in every process.
+"""An import hook that registers "kvserver" in every process of an unmodified ATOM server.
 
     python -m kvclient.atom_hook install       once; writes kvserver_atom.pth beside the installed packages
     KVSERVER_ATOM=1 python -m atom.entrypoints.openai_server …
     python -m kvclient.atom_hook remove
 
-Python carries out the .pth file whenever it starts. Where KVSERVER_ATOM is not set that is one look at the environment;
-where it is, arm() waits for ATOM's factory to be imported, and registers with it. Spawned processes inherit both.
+Python runs the .pth file at every start. Without KVSERVER_ATOM this costs one look at the environment. With it, arm()
+waits until ATOM's factory is imported and registers with it. Spawned processes inherit both.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from kvclient.atom_register import register
+from kvclient.atom.register import register
 
 FACTORY = "atom.kv_transfer.disaggregation.factory"
 PTH = "kvserver_atom.pth"
@@ -25,7 +25,7 @@ LINE = "import os; os.environ.get('KVSERVER_ATOM') and __import__('kvclient.atom
 
 
 class _Waiting(MetaPathFinder):
-    """Until the factory is imported; then it is in nobody's way any more."""
+    """Import finder that waits for ATOM's factory and then removes itself."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -40,7 +40,7 @@ class _Waiting(MetaPathFinder):
 
 
 class _Registering(Loader):
-    """The module's own loader, and then register()."""
+    """The module's own loader, followed by register()."""
 
     def __init__(self, inner: Loader) -> None:
         self._inner = inner
@@ -54,7 +54,7 @@ class _Registering(Loader):
 
 
 def arm() -> None:
-    """Registers now, or when ATOM's factory is imported."""
+    """Register now, or when ATOM's factory is imported."""
     factory = sys.modules.get(FACTORY)
     if factory is not None:
         register(factory.KVConnectorFactory)
@@ -63,14 +63,15 @@ def arm() -> None:
 
 
 def install(folder: Path) -> Path:
-    """Into the packages' folder of this environment, or another one that Python looks into for .pth files."""
+    """Write the .pth file into the environment's package folder, or another folder that Python searches for
+    .pth files."""
     path = folder / PTH
     path.write_text(LINE)
     return path
 
 
 def remove(folder: Path) -> bool:
-    """False if it was not there."""
+    """Remove the .pth file. False if it was not there."""
     path = folder / PTH
     found = path.is_file()
     path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """ATOM's server with "kvserver" registered: python -m kvclient.atom_serve --model … --kv-transfer-config '{…}'
 
-Arguments are those of atom.entrypoints.openai_server. ATOM spawns its processes, and spawn imports the main module of
-the first one again in each of them: so what stands here at the top level happens in parent, children and grandchildren.
+Takes the arguments of atom.entrypoints.openai_server. ATOM spawns its processes, and spawn imports the first process's
+main module again in each. So the top level of this file runs in the parent, its children and grandchildren.
 """
 
 import runpy
@@ -15,4 +15,4 @@ arm()
 
 if __name__ == "__main__":
     sys.argv[0] = SERVER
-    runpy.run_module(SERVER, run_name="__main__", alter_sys=False)  # this stays the module that is imported again
+    runpy.run_module(SERVER, run_name="__main__", alter_sys=False)  # keeps this module as __main__ for spawn to import

@@ -1,9 +1,11 @@
-"""The client: what an engine process calls. Verbs here, conversations in jobs.py, calls.py and connection.py.
+"""The client: the calls of an engine process. Its conversations are in jobs.py, calls.py and connection.py.
 
-Rule 1: no verb raises for the server's sake, or waits for it longer than its deadline; a server that is away costs one
+Rule 1: no call raises because of the server, or waits for it beyond its deadline. A server that is away costs one
 attribute read (gate.py). RequestError means that the caller is wrong.
-Rule 2: a future of a job completes when its blocks are the caller's again, and not before (jobs.py).
-Rule 3: after fork() the child can do nothing with an inherited client; it makes its own.
+
+Rule 2: a job's future completes when its blocks belong to the caller again, and not before (jobs.py).
+
+Rule 3: after fork() the child cannot use an inherited client. It creates its own.
 """
 
 import json
@@ -18,18 +20,18 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import Any, TypeVar
 
-from kvclient.blocks import StorePart, check_keys, cut_retrieve, cut_store, pack_groups
-from kvclient.caches import Cache, check_event, prepare
-from kvclient.calls import Calls, Question, found_from
-from kvclient.connection import Connection
+from kvclient.base.loop import Conversation, Loop, Lost, Overdue, Trouble
 from kvclient.counters import Counters
-from kvclient.doors import R
-from kvclient.gate import Gate, Link
-from kvclient.inquiries import Inquiries
-from kvclient.jobs import SPARE_SHARE, Jobs
-from kvclient.loop import Conversation, Loop, Lost, Overdue, Trouble
-from kvclient.session import Identity, local_path
-from kvclient.slots import Slots
+from kvclient.memory.blocks import StorePart, check_keys, cut_retrieve, cut_store, pack_groups
+from kvclient.transport.caches import Cache, check_event, prepare
+from kvclient.transport.calls import Calls, Question, found_from
+from kvclient.transport.connection import Connection
+from kvclient.transport.gate import Gate, Link
+from kvclient.transport.inquiries import Inquiries
+from kvclient.transport.jobs import SPARE_SHARE, Jobs
+from kvclient.transport.session import Identity, local_path
+from kvclient.transport.slots import Slots
+from kvclient.transport.transports import R
 from kvclient.values import Blocks, CacheSpec, Found, Lease, RetrieveResult, StoreResult, Timeouts
 from kvserver import __version__
 from kvserver.errors import KvError, RequestError, ResourceError
@@ -39,7 +41,7 @@ from kvserver.wire.explanation import Explanation, decode_explanations
 UNIX_PATH_BYTES_MAX = 107
 ASYNC_LOOKUPS_MAX = 256
 ASSUMED_LIMITS = wire.Limits(wire.CHUNKS_MAX, wire.BLOCKS_MAX, jobs_max=0, lease_ttl_ms=0)
-"""What requests are checked against while no server has said its own limits; no job is begun then."""
+"""Limits for checking requests before a server has told its own. No job begins then."""
 
 T = TypeVar("T")
 
@@ -47,9 +49,10 @@ T = TypeVar("T")
 class Client:
     """One process's connection to the server on this machine. Thread-safe; owns one background thread.
 
-    engine, epoch: name the engine and its life; all its processes must say the same, so an engine of several ranks has
-    to give both. rank: -1 for a process that only looks up.
-    The constructor neither waits for the server nor minds its absence; the client connects when there is one.
+    engine, epoch: identify the engine and its life, the same in all its processes. An engine with several ranks must
+    give both. rank: -1 for a process that only looks up.
+
+    The constructor does not wait for the server and works without one. The client connects when there is one.
     """
 
     def __init__(
@@ -105,23 +108,26 @@ class Client:
 
     @property
     def connected(self) -> bool:
-        """Whether the server answers, as far as is known."""
+        """Whether the server answers, as far as known."""
         return self._gate.link is not None
 
     @property
     def problem(self) -> KvError | None:
-        """The server's refusal of this client (another protocol, for example); None while there is none."""
+        """The server's refusal of this client, such as another protocol version. None if there is none."""
         return self._gate.problem
 
     def wait_connected(self, timeout_s: float) -> bool:
-        """True when connected. Raises the server's refusal, which waiting does not cure."""
+        """Wait until connected; False after the timeout. Raises the server's refusal, which waiting does not cure."""
         self._check_alive()
         self._refuse_in_callback("wait_connected")
         return self._gate.wait(timeout_s)
 
     def close(self) -> None:
-        """Ends every call. Waits at most timeouts.close_s for retrieves whose blocks are still being written: their
-        futures complete when the blocks are quiet, in the background if it takes longer."""
+        """End every call.
+
+        Waits at most timeouts.close_s for retrieves whose blocks are still being written. Their futures complete when
+        the blocks are quiet, in the background if it takes longer.
+        """
         if self._forked or self._closed:
             return
         self._refuse_in_callback("close")
@@ -132,10 +138,14 @@ class Client:
     # ---------------------------------------------------------------- caches
 
     def register_cache(self, spec: CacheSpec, *, namespace: "Future[bytes] | None" = None) -> Cache:
-        """Registers now or as soon as there is a server, and again after every reconnect. Returns at once; of a GPU,
-        after its memory is exported, staging taken and the kernels loaded, for which the driver may need a second.
+        """Register a cache now or as soon as there is a server, and again after every reconnect. Does not wait for the
+        server.
 
-        namespace: takes the place of the spec's, and may come later; until then no server hears of the cache."""
+        A GPU cache exports its memory, takes staging memory and loads kernels first, for which the driver may need a
+        second.
+
+        namespace: replaces the spec's namespace, and may come later. Until then no server hears of the cache.
+        """
         self._check_alive()
         if self._closed:
             raise RequestError("closed", f"cache {spec.name!r}: this client is closed")
@@ -154,8 +164,10 @@ class Client:
         return cache
 
     def unregister(self, cache: Cache) -> "Future[bool]":
-        """Ends a registration after its jobs. True: the server has let the memory go. False: it did not say so; then
-        the end of this process, or of the server, settles it."""
+        """End a registration after its jobs. True: the server has let the memory go. False: it did not say so.
+
+        In the second case the end of this process or of the server settles it.
+        """
         self._check_alive()
         with self._caches_lock:
             self._check_own(cache)
@@ -170,11 +182,14 @@ class Client:
     def lookup(
         self, namespace: bytes, keys: bytes, *, chunks_wanted_min: int = 1, timeout_s: float | None = None
     ) -> Found:
-        """The longest prefix that every group and shard can serve, with a lease when it has at least
-        chunks_wanted_min chunks. In the caller's thread; a miss with `why` when the server cannot be asked.
+        """The longest prefix that every group and shard can serve. It has a lease if it has at least chunks_wanted_min
+        chunks.
 
-        keys: packed, in prefix order; more than the server takes in one request are left out at the end. A prompt that
-        is shorter than a chunk has none, and nothing is found of it."""
+        Runs in the caller's thread. A miss with `why` if the server cannot be asked.
+
+        keys: packed, in prefix order. Keys beyond the server's limit for one request are left out at the end. A prompt
+        shorter than a chunk has no keys, and nothing is found.
+        """
         self._check_alive()
         link = self._gate.link
         request = self._lookup_request(link, namespace, keys, chunks_wanted_min)
@@ -190,7 +205,7 @@ class Client:
     def lookup_async(
         self, namespace: bytes, keys: bytes, *, chunks_wanted_min: int = 1, timeout_s: float | None = None
     ) -> "Future[Found]":
-        """lookup() that returns at once; slower by the way through the background thread."""
+        """As lookup(), but returns at once. Slower, because it goes through the background thread."""
         self._check_alive()
         link = self._gate.link
         request = self._lookup_request(link, namespace, keys, chunks_wanted_min)
@@ -212,7 +227,7 @@ class Client:
         return answer
 
     def inquiries(self) -> Inquiries:
-        """Lookups whose answers the caller's thread collects later, for one that has other work meanwhile."""
+        """Lookups whose answers the caller's thread collects later, while it does other work."""
         self._check_alive()
         return Inquiries(
             self._gate,
@@ -224,13 +239,13 @@ class Client:
         )
 
     def honours(self, lease: Lease) -> bool:
-        """Whether the server that granted it answers and still has it, as far as is known without asking."""
+        """Whether the lease's server answers and still has it, as far as known without asking."""
         link = self._gate.link
         alive = link is not None and link.incarnation == lease.incarnation
         return alive and time.monotonic() < lease.expires_monotonic_s
 
     def release(self, lease: Lease) -> None:
-        """Gives a lease back early. A lease that cannot be given back expires by itself."""
+        """Give a lease back early. If that fails, the lease expires by itself."""
         self._check_alive()
         link = self._gate.link
         if link is None or lease.incarnation != link.incarnation:
@@ -254,12 +269,14 @@ class Client:
         after: object = None,
         timeout_s: float | None = None,
     ) -> "Future[StoreResult]":
-        """Stores whole chunks [first_chunk, first_chunk + keys) of a prefix; `parent` is the key before them.
+        """Store whole chunks [first_chunk, first_chunk + keys) of a prefix. `parent` is the key before them.
 
-        after: on a GPU, the event behind which the blocks hold their bytes: a recorded torch.cuda.Event, or the address
+        after: on a GPU, the event after which the blocks hold their bytes: a recorded torch.cuda.Event, or the address
         of a driver's event, which must live until the future completes. The timeout counts from the call.
-        Their blocks must not change before the future completes. Requests larger than the server's limits are cut in
-        chain order and end at the first that is stored short. No keys and no blocks are stored at once."""
+
+        The blocks must not change before the future completes. Requests above the server's limits are cut in chain
+        order, and end at the first part that is stored short. A store without keys and blocks completes at once.
+        """
         self._check_alive()
         self._check_own(cache)
         if not keys and not any(len(item.block_ids) for item in groups):
@@ -291,11 +308,15 @@ class Client:
         after: object = None,
         timeout_s: float | None = None,
     ) -> "Future[RetrieveResult]":
-        """Fills blocks with leased bytes; a range may start and end inside a chunk. Nothing else may touch the blocks
-        before the future completes, and nobody writes them afterwards, whatever the result is.
+        """Fill blocks with leased bytes; a range may start and end inside a chunk.
 
-        after: as in store(): the event behind which the engine no longer uses the blocks.
-        Blocks of chunks that come from disk are filled part by part, while disks read the next."""
+        Nothing else may touch the blocks before the future completes. Afterwards nobody writes them, whatever the
+        result is.
+
+        after: as in store(), the event after which the engine no longer uses the blocks.
+
+        Blocks of chunks on disk are filled part by part, while disks read the next part.
+        """
         self._check_alive()
         self._check_own(cache)
         link = self._gate.link
@@ -321,27 +342,32 @@ class Client:
     # ---------------------------------------------------------------- for operators
 
     def clear(self, namespace: bytes) -> int:
-        """Forgets every chunk of a namespace; returns how many. ResourceError when the server does not confirm it:
-        then old bytes may still be served."""
+        """Forget every chunk of a namespace, and return how many.
+
+        ResourceError if the server does not confirm it: old bytes may still be served then.
+        """
         if len(namespace) != wire.NAMESPACE_BYTES:
             raise _wrong_namespace(namespace)
         return self._call(wire.Clear(next(self._connection.ids), namespace), wire.Cleared).chunks
 
     def drain(self, device: int) -> None:
-        """Has a device of the server's disk tier emptied; status() tells how far it is. RequestError when there is no
-        such device."""
+        """Empty a device of the server's disk tier; status() shows the progress. RequestError if the device does not
+        exist."""
         self._call(wire.Drain(next(self._connection.ids), device), wire.Draining)
 
     def status(self) -> dict[str, Any]:
-        """The server's /status document. ResourceError when it does not answer."""
+        """The server's /status document. ResourceError if it does not answer."""
         document: dict[str, Any] = json.loads(
             self._call(wire.Status(next(self._connection.ids)), wire.StatusIs).document
         )
         return document
 
     def explain(self, keys: bytes, namespace: bytes = b"") -> list[Explanation]:
-        """What a lookup of these keys would be answered now, and why no more; in each namespace, unless one is given.
-        One key may be from the middle of a prompt. ResourceError when the server does not answer."""
+        """The answer that a lookup of these keys would get now, and why it finds no more.
+
+        For every namespace unless one is given. A single key may be from the middle of a prompt. ResourceError if the
+        server does not answer.
+        """
         request = wire.Explain(next(self._connection.ids), namespace, keys)
         return decode_explanations(self._call(request, wire.Explained).document)
 
@@ -367,14 +393,14 @@ class Client:
         return found_from(reply, link.incarnation, asked_s)
 
     def _shut_gate(self, link: Link, trouble: Trouble) -> None:
-        """After a sign that the server does not answer; the background thread opens the gate again."""
+        """Shut the gate after a sign that the server does not answer. The background thread opens it again."""
         if isinstance(trouble, Overdue):
             self.counters.add("timeouts")
         if isinstance(trouble, Overdue | Lost) and self._gate.shut(trouble.why, link):
             self._loop.post(self._connection.probe)
 
     def _begin_job(self, cache: Cache, link: Link | None) -> str:
-        """Takes a slot for a job, or says why there can be none now."""
+        """Take a slot for a job. Returns why there can be none now; empty on success."""
         if link is None:
             return self._why_shut()
         if not cache.registered:
@@ -382,7 +408,7 @@ class Client:
         return "" if self._job_slots.take(link.limits.jobs_max - link.limits.jobs_max // SPARE_SHARE) else "busy"
 
     def _start(self, slots: Slots, conversation: Callable[[], Conversation]) -> str:
-        """Hands a taken slot over to a conversation, or gives it back and says why."""
+        """Hand a taken slot to a conversation. On failure give it back and return why."""
         if self._loop.enter(conversation):
             return ""
         slots.give()
@@ -422,7 +448,8 @@ class Client:
             raise RequestError("callback", f"{verb} waits for the thread that calls this callback; call it elsewhere")
 
     def _forsake_after_fork(self) -> None:
-        """In a forked child, which has only this thread: its copies of the descriptors must not keep anything open."""
+        """Close a forked child's copies of descriptors, so that they keep nothing open. The child has only this
+        thread."""
         self._forked = True
         self._finalizer.detach()
         link, self._gate.link = self._gate.link, None
@@ -444,7 +471,7 @@ os.register_at_fork(after_in_child=_forsake_all_after_fork)
 
 
 def _future() -> "Future[T]":
-    """A future that cannot be cancelled: the blocks of a job are busy until it ends."""
+    """A future that cannot be cancelled, because a job's blocks are busy until it ends."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
     return future

@@ -1,4 +1,4 @@
-"""What the client has done and what went wrong, for the engine's own metrics."""
+"""Counts of the client's work and failures, for the engine's own metrics."""
 
 import threading
 from dataclasses import dataclass, field
@@ -10,39 +10,39 @@ class Counters:
 
     lookups: int = 0
     lookups_unserved: int = 0
-    """For which the server was not asked or did not answer, or did not know yet what its disks hold."""
+    """Lookups for which the server was not asked, did not answer, or did not know yet what its disks hold."""
     chunks_found: int = 0
     stores: int = 0
     stores_short: int = 0
-    """Stores that ended with fewer chunks than asked, whatever the reason."""
+    """Stores that ended with fewer chunks than asked, for any reason."""
     chunks_stored: int = 0
     bytes_stored: int = 0
     retrieves: int = 0
     retrieves_failed: int = 0
     bytes_retrieved: int = 0
     retrieves_overdue: int = 0
-    """Retrieves whose blocks were still being written when they were given up."""
+    """Retrieves whose blocks were still being written at their deadline."""
     timeouts: int = 0
     trips: int = 0
-    """How often the breaker opened."""
+    """Times that the circuit breaker opened, so that the server was not asked (gate.py)."""
     connects: int = 0
     connects_failed: int = 0
     registrations: int = 0
     replies_late: int = 0
-    """Replies that came after their request was given up; dropped."""
+    """Replies that came after their request was given up. They are dropped."""
     bugs: int = 0
-    """Unexpected exceptions at the client's edge; each is logged with its trace."""
+    """Unexpected exceptions at the client's edge. Each is logged with its trace."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add_lookup(self, chunks: int, *, served: bool) -> None:
-        """add() for the hot path."""
+        """As add(), for a lookup on the hot path."""
         with self._lock:
             self.lookups += 1
             self.chunks_found += chunks
             self.lookups_unserved += not served
 
     def add(self, name: str, amount: int = 1) -> None:
-        """From any thread."""
+        """Add to a count. Callable from any thread."""
         with self._lock:
             setattr(self, name, getattr(self, name) + amount)
 

@@ -1,7 +1,7 @@
-"""Names of chunks and namespaces: what must be equal for bytes to be interchangeable, as 32-byte digests.
+"""Keys of chunks and digests of namespaces: 32 bytes over everything that must be equal before bytes can be shared.
 
-Everything here is a function of its arguments alone: Python's hash() and PYTHONHASHSEED never matter, and two processes
-on two machines agree. Keys are packed back to back in prefix order, as the protocol wants them. Token ids never travel.
+Every function depends on its arguments alone. Python's hash() and PYTHONHASHSEED do not matter, so two processes on two
+machines agree. Keys are packed one after another in prefix order, as the protocol wants them. Token ids never travel.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ _NESTING_MAX = 32
 _UNSIGNED_FORMATS = ("I", "L")
 
 LONG_TOKENS = 2048
-"""From here on others hash: for less, it takes as long to wake them up."""
+"""Shortest prompt that a background thread hashes. For shorter prompts, waking it takes as long as hashing."""
 
 PIECE_TOKENS = 4096
-"""Some 5 us where their memory is near, 50 where it is not."""
+"""Tokens copied at a time. Takes about 5 us if their memory is near, 50 us if not."""
 
 PIECES = 8
-"""A longer prompt has no more of them; they are longer then."""
+"""Most pieces of a prompt. Longer prompts have longer pieces."""
 
 
 # ---------------------------------------------------------------- chunks
@@ -54,16 +54,17 @@ def chunk_keys(
     extra: bytes = b"",
     parent: bytes = b"",
 ) -> bytes:
-    """The packed keys of all whole chunks of a prompt; tokens of a last, partial chunk are not named.
+    """The packed keys of all whole chunks of a prompt. A last, partial chunk has no key.
 
     With H the algorithm, u32 and u64 little-endian, and t the token ids:
 
         key[-1] = parent, or without one  H("kvserver.chain.1" 0x00 || u64(chunk_tokens) || extra)
         key[i]  = H(key[i-1] || u32(t[i*chunk_tokens]) || ... || u32(t[(i+1)*chunk_tokens - 1]))
 
-    extra: everything of the request that changes the bytes without being a token (cache salt, LoRA adapter,
-    multimodal hashes), encoded by the caller; namespace_digest() of a mapping is a good encoding.
-    parent: the key before token_ids[0], to go on with a chain; its chain holds the extra already.
+    extra: everything in the request that changes the bytes and is not a token (cache salt, LoRA adapter, multimodal
+    hashes), encoded by the caller. namespace_digest() of a mapping is a good encoding.
+
+    parent: the key before token_ids[0], to continue a chain. That chain includes the extra already.
     """
     before = _before(algorithm, chunk_tokens, extra, parent)
     if algorithm == "sha256":
@@ -78,8 +79,11 @@ def chunk_keys(
 
 
 class Naming:
-    """The keys of a long prompt, soon. To read its token ids takes the interpreter, so the caller does it, piece by
-    piece as it comes by; the prompt must not change meanwhile. Belongs to one thread."""
+    """The keys of a long prompt, made in the background.
+
+    Reading token ids needs the interpreter, so the caller does it piece by piece. The prompt must not change meanwhile.
+    Belongs to one thread.
+    """
 
     def __init__(self, namer: _native.Namer, token_ids: list[int], chunk_tokens: int, before: bytes) -> None:
         whole_tokens = len(token_ids) // chunk_tokens * chunk_tokens
@@ -91,7 +95,7 @@ class Naming:
         self.go_on()
 
     def go_on(self) -> bool:
-        """Reads a piece, if one is left; whether none is then."""
+        """Read the next piece, if one is left. Returns whether all are read."""
         if self._copied is None:
             return True
         token_ids, chunk_tokens, before = self._arguments
@@ -100,34 +104,35 @@ class Naming:
                 return False
             self._hashed = self._namer.name(self._copied, chunk_tokens, before)
         except ValueError:
-            pass  # not plain integers alone: keys() says what is wrong, or takes longer
+            pass  # not only plain integers: keys() raises, or takes the slow path
         self._copied = None
         return True
 
     @property
     def ready(self) -> bool:
-        """Whether keys() takes no time."""
+        """Whether keys() returns without delay."""
         return self._copied is None and (self._hashed is None or self._hashed.ready)
 
     def wait(self, seconds: float) -> bool:
-        """For no longer than that; whether it is ready then."""
+        """Wait at most `seconds`. Returns whether the keys are ready."""
         return self._copied is None and (self._hashed is None or self._hashed.wait(seconds))
 
     def keys(self) -> bytes:
-        """What is not ready is made here, or waited for, whichever is sooner. RequestError: not token ids."""
+        """The keys. If they are not ready, makes them here or waits, whichever is sooner. RequestError: not
+        token ids."""
         while not self.go_on():
             pass
         return self._hashed.keys() if self._hashed is not None else _sha256_chain(*self._arguments)
 
 
 class Namer:
-    """Names prompts, long ones with the help of a thread of its own."""
+    """Makes keys of prompts. A thread of its own helps with long prompts."""
 
     def __init__(self) -> None:
         self._namer = _native.Namer()
 
     def begin(self, token_ids: list[int], chunk_tokens: int, *, extra: bytes = b"") -> bytes | Naming:
-        """chunk_keys() of a whole prompt, or, of a long one, what has them soon."""
+        """chunk_keys() of a whole prompt, or for a long prompt a Naming that makes them in the background."""
         before = _before("sha256", chunk_tokens, extra, b"")
         if len(token_ids) < LONG_TOKENS:
             return _sha256_chain(token_ids, chunk_tokens, before)
@@ -143,20 +148,20 @@ def keys_from_block_hashes(
 ) -> bytes:
     """The packed keys of all whole chunks of a prompt whose blocks the engine has hashed itself.
 
-    The engine's hashes must be chained over the whole prefix, deterministic and 32 bytes long; then the last hash of a
-    chunk names all tokens up to its end, and is the key where nothing else of the request changes the bytes:
+    The engine's hashes must be chained over the whole prefix, deterministic and 32 bytes long. Then a chunk's last hash
+    identifies all tokens up to its end. It is the key, if nothing else in the request changes the bytes:
 
         key[i] = block_hashes[(i+1)*blocks_per_chunk - 1], or with an extra, H being the algorithm,
                  H("kvserver.block-hash.1" 0x00 || u64(blocks_per_chunk) || u64(len(extra)) || extra || that hash)
 
-    So chunks of two sizes may have one key; their namespaces have to differ.
+    So chunks of two sizes may have the same key; their namespaces must differ.
     """
     _check_algorithm(algorithm)
     if blocks_per_chunk < 1:
         raise RequestError("blocks-per-chunk", f"blocks_per_chunk={blocks_per_chunk} must be at least 1")
     head = _BLOCK_HASH_TEXT + struct.pack("<QQ", blocks_per_chunk, len(extra)) + extra if extra else b""
     if (algorithm == "sha256" or not extra) and isinstance(block_hashes, list):
-        with suppress(ValueError):  # below is said what is wrong
+        with suppress(ValueError):  # the code below reports what is wrong
             return _native.block_hash_keys(block_hashes, blocks_per_chunk - 1, blocks_per_chunk, head)
     last_hashes = block_hashes[blocks_per_chunk - 1 :: blocks_per_chunk]
     wrong = sorted(set(map(len, last_hashes)) - {KEY_BYTES})
@@ -188,12 +193,13 @@ def key_from_text(text: str) -> bytes:
 
 
 def namespace_digest(facts: Mapping[str, object]) -> bytes:
-    """SHA-256 over everything that must be equal for bytes to be interchangeable.
+    """SHA-256 over everything that must be equal before bytes can be shared.
 
-    That is: identity of model and weights (by content, not by path), every dtype, layer shapes, block and chunk size,
-    the grid of ranks, quantisation, the engine's layout version, the weight epoch. Values may be None, bool, int,
-    float, str, bytes, and lists, tuples and mappings of these; anything else is refused, because its text could differ
-    between processes. With N a little-endian u64 count of bytes or items:
+    This includes the identity of model and weights (by content, not by path), every dtype, layer shapes, block and
+    chunk size, the grid of ranks, quantisation, the engine's layout version, and the weight epoch.
+
+    Values may be None, bool, int, float, str, bytes, and lists, tuples and mappings of these. Anything else is refused,
+    because its text could differ between processes. With N a little-endian u64 count of bytes or items:
 
         None -> "n"   True -> "t"   False -> "f"   int -> "i" N decimal   float -> "d" f64
         str -> "s" N utf-8   bytes -> "b" N raw   list, tuple -> "l" N items
@@ -282,20 +288,20 @@ def _before(algorithm: Algorithm, chunk_tokens: int, extra: bytes, parent: bytes
 
 @lru_cache(maxsize=256)
 def _chain_start(algorithm: Algorithm, chunk_tokens: int, extra: bytes) -> bytes:
-    """The same for nearly all requests of an engine, and OpenSSL takes longest to begin."""
+    """Hash of the chain's start. Cached, because nearly all requests share it and OpenSSL's setup is slow."""
     seed = _SEED_TEXT + struct.pack("<Q", chunk_tokens) + extra
     return hashlib.sha256(seed).digest() if algorithm == "sha256" else blake3(seed).digest()
 
 
 def _sha256_chain(token_ids: TokenIds, chunk_tokens: int, before: bytes) -> bytes:
     if isinstance(token_ids, list):
-        with suppress(ValueError):  # numbers of some other kind, or no tokens at all: packing tells them apart
+        with suppress(ValueError):  # other kinds of numbers, or no tokens at all: packing tells them apart
             return _native.chain_keys(token_ids, 0, len(token_ids), chunk_tokens, before)
     return _native.chain_keys_of_packed(bytes(_packed_tokens(token_ids)), chunk_tokens, before)
 
 
 def _packed_tokens(token_ids: TokenIds) -> memoryview:
-    """The ids as little-endian u32, without a Python loop over them; refuses ids that do not fit."""
+    """The ids as little-endian u32, without a Python loop over them. Refuses ids that do not fit."""
     if isinstance(token_ids, bytes | bytearray | str):
         raise RequestError("tokens", f"{type(token_ids).__name__} given; expected token ids, not their bytes or text")
     ids: TokenIds = token_ids

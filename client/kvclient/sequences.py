@@ -1,9 +1,9 @@
-"""What a scheduler remembers of its sequences, so that asking again at every step costs no round trip.
+"""A scheduler's lookups by sequence, remembered so that asking again at every step costs no round trip.
 
-A scheduler asks for a waiting sequence again and again, until there is room for it. A prompt that was found whole is
-good for as long as its lease lives; that something is missing is believed for a moment only, because somebody may be
-storing it. Remembered is what the server answered; while nobody does, a call costs what Client.lookup costs then, which
-is next to nothing.
+A scheduler asks for a waiting sequence again and again until there is room for it. A prompt that was found whole is
+good as long as its lease lives. An incomplete answer is believed only briefly, because somebody may be storing the
+rest. Only the server's answers are remembered. While it does not answer, a call costs what Client.lookup() costs then,
+which is next to nothing.
 """
 
 import time
@@ -15,11 +15,11 @@ from kvclient.values import Found, Lease
 from kvserver.wire.messages import KEY_BYTES
 
 LEASE_SPARE_S = 1.0
-"""A lease that ends sooner is exchanged for another: its ranks still have to submit their retrieves."""
+"""A lease that ends sooner is exchanged for a new one, because the ranks still have to submit their retrieves."""
 MOMENT_S = 0.25
-"""Some steps of a scheduler, and less than a prefill of what might be found next time."""
+"""A few steps of a scheduler, and less than a prefill of what might be found next time."""
 SEQUENCES_MAX = 2048
-"""Leases pin what they promise and are bounded in the server, so the sequence that came first is forgotten."""
+"""Most sequences remembered; then the oldest is forgotten. Leases pin chunks, and the server bounds their number."""
 
 
 class _Answer(NamedTuple):
@@ -33,7 +33,8 @@ class _Answer(NamedTuple):
 class Sequences:
     """Answers by sequence. Belongs to one thread, like the scheduler's queue that it follows.
 
-    moment_s: how long it is believed that a prompt is not held whole. clock_s: the monotonic clock, for tests."""
+    moment_s: how long an incomplete answer is believed. clock_s: the monotonic clock, for tests.
+    """
 
     def __init__(
         self,
@@ -53,12 +54,12 @@ class Sequences:
         return len(self._answers)
 
     def lookup(self, sequence: Hashable, namespace: bytes, keys: bytes, *, chunks_wanted_min: int = 1) -> Found:
-        """Client.lookup(), or what it said to the same question before. The lease stays here until take()."""
+        """As Client.lookup(), or its remembered answer to the same question. The lease stays here until take()."""
         answer = self._answers.get(sequence)
         if answer is not None and answer[:3] == (namespace, keys, chunks_wanted_min) and self._is_good(answer):
             return answer.found
         found = self._client.lookup(namespace, keys, chunks_wanted_min=chunks_wanted_min)
-        self.forget(sequence)  # only now: until then its lease kept what is asked for
+        self.forget(sequence)  # not earlier: until now the old lease has kept the chunks
         if not found.why:
             if len(self._answers) >= self._sequences_max:
                 self.forget(next(iter(self._answers)))
@@ -67,12 +68,12 @@ class Sequences:
         return found
 
     def take(self, sequence: Hashable) -> Lease | None:
-        """The lease, for the retrieves of the ranks; from now on it is the caller's to use or to release."""
+        """Hand over the lease for the ranks' retrieves. The caller uses or releases it."""
         answer = self._answers.pop(sequence, None)
         return answer.found.lease if answer is not None else None
 
     def forget(self, sequence: Hashable) -> None:
-        """The sequence waits no more. Its lease is given back."""
+        """The sequence no longer waits. Its lease is released."""
         lease = self.take(sequence)
         if lease is not None:
             self._client.release(lease)
@@ -82,6 +83,7 @@ class Sequences:
         return lease_end_s if found.chunks == asked else min(lease_end_s, self._clock_s() + self._moment_s)
 
     def _is_good(self, answer: _Answer) -> bool:
-        """Not while the server is away either: nobody could retrieve what was found."""
+        """Whether the answer may still be used. Not while the server is away, because nobody could retrieve the
+        chunks."""
         lease = answer.found.lease
         return self._clock_s() < answer.good_until_s and (lease is None or self._client.honours(lease))

@@ -1,4 +1,4 @@
-"""What callers hand to the client and what they get back. Plain values; nothing here touches a socket."""
+"""The values that callers pass to the client and get back. Plain data; nothing here touches a socket."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Blocks(NamedTuple):
 
 
 class HostBuffer(NamedTuple):
-    """Ordinary memory that the engine keeps its KV in: a memfd, or another shared memory file."""
+    """Ordinary memory in which the engine keeps its KV: a memfd, or another shared memory file."""
 
     descriptor: int
     """The client duplicates it; the caller may close it after register_cache()."""
@@ -31,19 +31,19 @@ class HostBuffer(NamedTuple):
 
 
 class DeviceBuffer(NamedTuple):
-    """GPU memory that the engine keeps its KV in, a tensor's extent. It must stay until the cache is unregistered."""
+    """GPU memory in which the engine keeps its KV, a tensor's extent. It must stay until the cache is unregistered."""
 
     address: int
-    """Of the first byte: data_ptr()."""
+    """Address of the first byte: data_ptr()."""
     bytes: int
 
 
 class TensorBuffer(NamedTuple):
-    """A torch tensor that the engine keeps its KV in, on whatever device: for device portable. It must keep its storage
-    until the cache is unregistered."""
+    """A torch tensor in which the engine keeps its KV, for device portable. It must keep its storage until the cache is
+    unregistered."""
 
     tensor: Any
-    """torch.Tensor. Offsets of regions count from its first byte."""
+    """A torch.Tensor. Offsets of regions count from its first byte."""
 
 
 Buffered = HostBuffer | DeviceBuffer | TensorBuffer
@@ -51,31 +51,32 @@ Buffered = HostBuffer | DeviceBuffer | TensorBuffer
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSpec:
-    """One rank's KV cache as the server is to know it. Kept, and registered again after every reconnect."""
+    """One rank's KV cache as registered with the server. Kept, and registered again after every reconnect."""
 
     name: str
-    """Names the cache within the client."""
+    """Name of the cache within the client."""
     namespace: bytes
-    """keys.namespace_digest() of everything that must be equal for bytes to be interchangeable."""
+    """keys.namespace_digest() of everything that must be equal before bytes can be shared."""
     chunk_tokens: int
     buffers: Sequence[Buffered]
     groups: Sequence[GroupSpec]
-    """Offsets of their regions count from the begin of their buffers."""
+    """Offsets of their regions count from the beginning of their buffers."""
     device: str = "host"
-    """host, cuda or rocm. portable: any device that torch knows, by torch alone, through a buffer on the host. That is
-    slow, for devices that nothing else here reaches, and never chosen unless it is said."""
+    """host, cuda, rocm, or portable: any device of torch, through torch and a buffer on the host. portable is slow, for
+    devices that cannot be reached otherwise, and is used only if set here."""
     library: str = ""
-    """GPUs: path of the driver's library. Empty: the one that this process has loaded, or that the system finds."""
+    """GPUs: path of the driver's library. Empty: the library that this process has loaded, or that the system finds."""
     tenant: str = ""
     mode: Mode | Literal[""] = ""
-    """Empty: direct on the host, staged on GPUs, engine-driven where it is portable."""
+    """Empty: direct on the host, staged on GPUs, engine-driven for portable."""
     staging_bytes: int = STAGING_BYTES
-    """Device memory that mode staged takes beside the KV cache; less when it is not to be had. portable: memory of the
-    host, for two chunks at least, and as much of the device's for moments."""
+    """Device memory that mode staged takes besides the KV cache, or less if there is not enough. portable: host memory,
+    at least for two chunks, and briefly as much on the device."""
     tokens_max: int = 0
-    """Tokens of the engine's longest prompt. A server whose arena can never hold one refuses the cache. 0: not said."""
+    """Tokens of the engine's longest prompt; 0 if unknown. A server whose arena can never hold one refuses the
+    cache."""
     model: str = ""
-    """What people call the model, a label in the server's /metrics: 128 printable bytes at most (identity.label_of)."""
+    """The model's name for people, a label in the server's /metrics. At most 128 printable bytes (label_of())."""
 
     @property
     def chosen_mode(self) -> Mode:
@@ -92,7 +93,7 @@ def full_group(
     writers: int = 1,
     writer: int = 0,
 ) -> GroupSpec:
-    """The common group: full attention, every chunk of a prefix is needed."""
+    """The common group: full attention, which needs every chunk of a prefix."""
     return GroupSpec(
         block_tokens=block_tokens,
         blocks=blocks,
@@ -108,25 +109,25 @@ def full_group(
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """How long each call may take, in seconds. Afterwards it ends as a miss, or with what `why` says."""
+    """Time limits of the calls, in seconds. A call over its limit ends as a miss, or with `why`."""
 
     lookup_s: float = 0.1
-    """Lookup and release: on the engine's hot path."""
+    """Lookup and release, which are on the engine's hot path."""
     request_s: float = 5.0
     """Status and clear."""
     store_s: float = 30.0
     retrieve_s: float = 10.0
-    """When to give up. The future of a retrieve may complete later, when its blocks are quiet."""
+    """Time after which to give up. A retrieve's future may complete later, when its blocks are quiet."""
     register_s: float = 60.0
-    """Register and unregister; the first of a device starts a process."""
+    """Register and unregister. A device's first registration starts a process."""
     connect_s: float = 5.0
-    """From a connection that was accepted to the end of the handshake."""
+    """Time from an accepted connection to the end of the handshake."""
     probe_s: float = 1.0
-    """After a timeout: how long the background probe waits for a sign of life before it tries again. A job's timeout
-    leads to a probe when the server has said nothing for as long."""
+    """How long the background probe after a timeout waits for an answer before it tries again. A job's timeout leads to
+    a probe only if the server was silent for this long."""
     backoff_first_s: float = 0.02
     backoff_max_s: float = 1.0
-    """Between attempts to connect, probe or register; doubles from first to max, with jitter."""
+    """Pauses between attempts to connect, probe or register. They double from first to max, with jitter."""
     close_s: float = 5.0
     """How long close() waits for retrieves whose blocks are still being written."""
 
@@ -141,52 +142,56 @@ class Timeouts:
 
 
 class Lease(NamedTuple):
-    """The server's promise to keep a prefix. Belongs to the engine (name and epoch): any of its processes may use it,
-    each rank for one retrieve."""
+    """The server's promise to keep a prefix. Belongs to the engine (name and epoch).
+
+    Any process of the engine may use it, each rank for one retrieve.
+    """
 
     number: int
     chunks: int
     incarnation: int
-    """Of the server that granted it; another one does not know it."""
+    """Incarnation of the server that granted it. Another incarnation does not know it."""
     expires_monotonic_s: float
-    """On CLOCK_MONOTONIC of this machine; never later than the server's own idea."""
+    """Expiry on this machine's CLOCK_MONOTONIC, never later than the server's own."""
     chunks_on_disk: int = 0
-    """How many of the chunks had to be read from disk when the lease was granted, which began then."""
+    """Number of chunks that had to be read from disk when the lease was granted. The read began then."""
 
 
 RECOVERING: FoundWhy = "recovering"
-"""Found.why of a server that has answered."""
+"""Value of Found.why from a server that answered."""
 
 
 class Found(NamedTuple):
-    """A lookup's outcome: `chunks` leading chunks can be served, with a lease when there were enough of them."""
+    """A lookup's outcome: `chunks` leading chunks can be served, with a lease if there were enough of them."""
 
     chunks: int
     lease: Lease | None
     why: str = ""
-    """Empty when the server answered. recovering: it did, and there may be more than it knows of: it has not heard yet
-    what its disks hold. Otherwise why it could not be asked, as in StoreResult."""
+    """Empty if the server answered. "recovering": it answered, but may hold more, because it has not read all its disks
+    yet. Otherwise the reason why it could not be asked, as in StoreResult."""
 
 
 class StoreResult(NamedTuple):
-    """`chunks` leading chunks of the request are held now; the blocks are the caller's again in every case."""
+    """A store's outcome: the server holds `chunks` leading chunks. The blocks belong to the caller again in
+    every case."""
 
     chunks: int
     chunks_written: int
-    """How many of them this store brought; the rest was held already."""
+    """Chunks that this store wrote. The others were held already."""
     bytes: int
     why: str
-    """Empty when all were stored. The server's reasons are messages.Stored.why and its error codes; the client adds
-    busy (too many jobs in flight), timeout, not-connected, connection-lost, not-registered, closed, client-bug, and
-    device-error (the event to wait for has failed), and
-    late: all bytes were taken in time, but the count of chunks never came, so none is claimed here."""
+    """Empty if all chunks were stored. Otherwise one of messages.Stored.why, an error code of the server, or a reason
+    of the client: busy (too many jobs in flight), timeout, not-connected, connection-lost, not-registered, closed,
+    client-bug, device-error (the awaited event failed), or late (all bytes arrived in time, but the count of chunks
+    never did, so none is claimed here)."""
 
 
 class RetrieveResult(NamedTuple):
-    """ok: every block holds its bytes. Otherwise nobody writes the blocks any more and their content is undefined."""
+    """A retrieve's outcome. ok: every block holds its bytes. Otherwise their content is undefined, and nobody writes
+    them."""
 
     ok: bool
     bytes: int
     why: str
-    """Empty when ok. The client adds lease-lost (granted by an earlier life of the server) and doubt (the server said
-    done, the job's word did not) to the reasons named in StoreResult."""
+    """Empty if ok. Besides the reasons in StoreResult, the client has two of its own. lease-lost: an earlier
+    incarnation of the server granted the lease. doubt: the server reported success, and the job's word did not."""

@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "check.h"
+#include "base/check.h"
 
 namespace kv::disk {
 namespace {

@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
+#include "base/shared_memory.h"
 #include "disk/hashers.h"
 #include "disk/item.h"
 #include "disk/lane.h"
 #include "disk/store.h"
-#include "shared_memory.h"
 
 namespace kv::disk {
 

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "check.h"
+#include "base/check.h"
 #include "disk/format.h"
 
 namespace kv::disk {

@@ -3,8 +3,8 @@
 #include <cinttypes>
 #include <cstring>
 
-#include "check.h"
-#include "xxh3.h"
+#include "base/check.h"
+#include "base/xxh3.h"
 
 namespace kv::disk {
 namespace {

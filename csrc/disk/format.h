@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <span>
 
-#include "ledger.h"
-#include "shared_memory.h"
+#include "arena/ledger.h"
+#include "base/shared_memory.h"
 
 namespace kv::disk {
 

@@ -4,9 +4,9 @@
 #include <iterator>
 #include <utility>
 
-#include "check.h"
-#include "named_thread.h"
-#include "xxh3.h"
+#include "base/check.h"
+#include "base/named_thread.h"
+#include "base/xxh3.h"
 
 namespace kv::disk {
 

@@ -9,9 +9,9 @@
 #include <thread>
 #include <utility>
 
-#include "check.h"
+#include "base/check.h"
+#include "base/named_thread.h"
 #include "disk/io.h"
-#include "named_thread.h"
 
 namespace kv::disk {
 namespace {

@@ -16,9 +16,9 @@
 #include <cstring>
 #include <utility>
 
-#include "check.h"
+#include "base/check.h"
+#include "base/shared_memory.h"
 #include "disk/io.h"
-#include "shared_memory.h"
 
 namespace kv::disk {
 namespace {

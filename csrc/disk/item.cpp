@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cinttypes>
 
-#include "check.h"
+#include "base/check.h"
 
 namespace kv::disk {
 

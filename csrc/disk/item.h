@@ -10,9 +10,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/shared_memory.h"
 #include "disk/format.h"
 #include "disk/io.h"
-#include "shared_memory.h"
 
 namespace kv::disk {
 

@@ -8,8 +8,8 @@
 #include <random>
 #include <utility>
 
-#include "check.h"
-#include "named_thread.h"
+#include "base/check.h"
+#include "base/named_thread.h"
 
 namespace kv::disk {
 namespace {

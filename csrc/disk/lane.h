@@ -15,10 +15,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/shared_memory.h"
 #include "disk/hashers.h"
 #include "disk/item.h"
 #include "disk/store.h"
-#include "shared_memory.h"
 
 namespace kv::disk {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "check.h"
+#include "base/check.h"
 
 namespace kv::disk {
 namespace {

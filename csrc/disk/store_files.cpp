@@ -13,7 +13,7 @@
 #include <memory>
 #include <span>
 
-#include "check.h"
+#include "base/check.h"
 
 namespace kv::disk {
 namespace {

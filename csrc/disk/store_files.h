@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "base/shared_memory.h"
 #include "disk/format.h"
-#include "shared_memory.h"
 
 namespace kv::disk {
 

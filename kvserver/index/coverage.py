@@ -5,7 +5,7 @@ A boundary after b chunks is servable when
 * every window group is present in the chunks that hold the last window_tokens tokens before the boundary;
 * every state group is present in chunk b-1.
 
-Checked against a brute-force reading of these three lines in tests/unit/test_index.py.
+Checked against a brute-force reading of these three lines in tests/unit/holdings/test_index.py.
 """
 
 from kvserver.errors import RequestError

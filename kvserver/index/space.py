@@ -170,7 +170,7 @@ class Space:
         self.tenant: int | None = None
         """Whose it is, where there are quotas; None while nobody has used it."""
         self.lookup_tokens: dict[str, int] = {}
-        """Tokens asked for, by result: its model's, which other namespaces share (service/counters.py)."""
+        """Tokens asked for, by result: its model's, which other namespaces share (service/telling/counters.py)."""
         self.tags = Tags()
         """Tags of all tenants who have used it, with quotas or without."""
         for index, group in enumerate(geometry.groups):

@@ -9,27 +9,8 @@ from array import array
 from collections.abc import Callable
 
 from kvserver.errors import KvError, RequestError
-from kvserver.service import (
-    admin,
-    caches,
-    clears,
-    disk,
-    disk_drain,
-    explain,
-    holds,
-    kv_events,
-    leases,
-    movers,
-    prefixes,
-    restore,
-    server_drain,
-    sessions,
-    transfers,
-)
-from kvserver.service.check import check
-from kvserver.service.counters import Counters
-from kvserver.service.effects import CloseDescriptors, Effect, Publish, Withdraw
-from kvserver.service.events import (
+from kvserver.service.base.effects import CloseDescriptors, Effect, Publish, Withdraw
+from kvserver.service.base.events import (
     ArenaGrew,
     Arrived,
     Commanded,
@@ -42,8 +23,15 @@ from kvserver.service.events import (
     Unheard,
     WorkerGone,
 )
-from kvserver.service.report import status
-from kvserver.service.state import Bounds, Core, Session
+from kvserver.service.check.memory import check
+from kvserver.service.disk import drain, restore
+from kvserver.service.disk import mover as disk
+from kvserver.service.operators import clear_namespaces, clear_prefix, commands, server_drain
+from kvserver.service.report.status import status
+from kvserver.service.requests import caches, explain, holds, kv_events, lookup, movers, sessions, transfers
+from kvserver.service.state import clear_notes
+from kvserver.service.state.core import Bounds, Core, Session
+from kvserver.service.telling.counters import Counters
 from kvserver.wire.messages import (
     Attach,
     Clear,
@@ -109,15 +97,15 @@ class Service:
             case Reported():
                 self._reported(event, now_ns)
             case Commanded():
-                admin.command(core, event, now_ns)
+                commands.command(core, event, now_ns)
             case Tick():
                 self._tick(now_ns)
             case GoOn():
-                clears.go_on(core)
+                clear_namespaces.go_on(core)
             case PeerGone(peer):
                 sessions.peer_gone(core, peer, now_ns)
             case Unheard(lease):
-                leases.unheard(core, lease)
+                lookup.unheard(core, lease)
             case WorkerGone(number):
                 if number in core.sessions:
                     sessions.end(core, core.sessions[number], "process ended", now_ns)
@@ -132,7 +120,7 @@ class Service:
                 core.arena_problem, core.arena_placement = problem, placement
                 movers.arena_grew(core)
         disk.turn(core, now_ns)
-        clears.turn(core)
+        clear_namespaces.turn(core)
         if core.chunks.changes:
             kv_events.tell(core, core.chunks.changes)
         if core.chunks.gone:
@@ -195,9 +183,9 @@ class Service:
         peer, request, descriptor = event
         match request:
             case Lookup():
-                leases.lookup(core, session, peer, request, now_ns)
+                lookup.lookup(core, session, peer, request, now_ns)
             case Release():
-                leases.release(core, session, peer, request)
+                lookup.release(core, session, peer, request)
             case Store():
                 transfers.store(core, session, peer, request, now_ns)
             case Retrieve():
@@ -211,9 +199,9 @@ class Service:
             case Watch():
                 caches.watch(core, session, peer, request)
             case Clear():
-                clears.clear(core, peer, request.id, request.namespace, now_ns)
+                clear_namespaces.clear(core, peer, request.id, request.namespace, now_ns)
             case Drain():
-                disk_drain.begin(core, request.device)
+                drain.begin(core, request.device)
                 core.answer(peer, Draining(request.id))
             case Explain():
                 explain.explain(core, peer, request, now_ns)
@@ -254,7 +242,7 @@ class Service:
         core.asked.settle()
         core.reuse.turn(now_ns)
         disk.tick(core, now_ns)
-        prefixes.tick(core)
+        clear_prefix.tick(core)
         server_drain.turn(core)
         kv_events.tick(core)
         for _ in range(TIMERS_PER_TICK_MAX):
@@ -263,7 +251,7 @@ class Service:
                 break
             match due:
                 case ("lease", number):
-                    leases.expire(core, number, now_ns)
+                    lookup.expire(core, number, now_ns)
                 case ("hold", number):
                     holds.expire(core, number)
                 case ("job", number):
@@ -283,9 +271,9 @@ class Service:
                 case ("recover", _) if core.disk is not None:
                     disk.recover_overdue(core, core.disk)
                 case ("erase", number) if core.disk is not None:
-                    disk_drain.erase_overdue(core, core.disk, number)
+                    drain.erase_overdue(core, core.disk, number)
                 case ("clear", number) if core.disk is not None:
-                    disk.clear_overdue(core, core.disk, number)
+                    clear_notes.overdue(core, core.disk, number)
                 case (kind, _):
                     raise AssertionError(f"unknown timer {kind}")
 

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from kvserver.errors import DeviceError
-from kvserver.transfer.engines import DeviceEngine, DriverAbsent, DriverError, probe_driver
+from kvserver.transfer.native import DeviceEngine, DriverAbsent, DriverError, probe_driver
 
 GATHER_SEGMENT_BYTES = 256 << 20
 """Bytes of a segment of the mover's own staging, for caches that bring none. There are four. Kernels of two processes
@@ -28,7 +28,7 @@ Measured = tuple[float, int, int, float, int, int]
 
 
 class Settings(Protocol):
-    """The keys of kvserver.config.Config that matter here."""
+    """The keys of kvserver.config.config.Config that matter here."""
 
     @property
     def arena_bytes(self) -> int: ...

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
-from kvserver.transfer.engines import DiskEngine, DiskStore
+from kvserver.transfer.native import DiskEngine, DiskStore
 from kvserver.wire.orders import Fault
 
 FINGERPRINT = hashlib.sha256(b"kvserver disk records 1").digest()

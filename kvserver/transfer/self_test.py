@@ -4,7 +4,7 @@ import os
 import select
 
 from kvserver.errors import DeviceError
-from kvserver.transfer.engines import DONE, SLOT_ALIGN, Board, CopyEngine, create_memfd, pack_block_ids, pack_slots
+from kvserver.transfer.native import DONE, SLOT_ALIGN, Board, CopyEngine, create_memfd, pack_block_ids, pack_slots
 
 BLOCKS, PAGE_BYTES, REGIONS = 7, 333, 3
 DEADLINE_MS = 10_000

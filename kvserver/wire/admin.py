@@ -1,7 +1,7 @@
 """Commands that an operator gives to a running server, and how each ends.
 
 Commands do not come through the doors of engines: whoever may connect there may use the cache, and nothing more. They
-travel as JSON, one HTTP request each (admin_door.py); `do` names the command, bytes are hexadecimal there, and keys are
+travel as JSON, one HTTP request each (http/admin.py); `do` names the command, bytes are hexadecimal there, and keys are
 a list. Unknown fields are refused. docs/admin.md tells the whole.
 """
 

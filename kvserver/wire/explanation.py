@@ -18,11 +18,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     chunks_on_disk: int
     """How many of `chunks` have to be read from disk first."""
     why: str
-    """Why they are no more (service/endings.py)."""
+    """Why they are no more (service/requests/miss_reason.py)."""
     key: str = ""
     """Key of the first chunk that would not be offered, hexadecimal. Empty when all would."""
     cause: str = ""
-    """Why that chunk has left, if it has (service/departed.py)."""
+    """Why that chunk has left, if it has (service/telling/evicted_keys.py)."""
     gone_s: float = 0.0
     """How long ago."""
     held_in: list[str] = []

@@ -250,13 +250,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     held_bytes: int = 0
     """Bytes that holds keep, each chunk once."""
     infinite_cache_hit_ratio: dict[str, float] = {}
-    """Estimated share of chunks that an infinite cache would have hit, by window (service/reuse.py)."""
+    """Estimated share of chunks that an infinite cache would have hit, by window (service/telling/reuse.py)."""
     warnings: list[str] = []
-    """Problems that exist now, in words, worst first (service/on_call.py)."""
+    """Problems that exist now, in words, worst first (service/report/problems.py)."""
     troubles: dict[str, int] = {}
     """Things that should not happen, in words, and how often they have since the brain started; worst first."""
     counters: dict[str, int | dict[str, int]]
-    """service/counters.py says what each means."""
+    """service/telling/counters.py says what each means."""
 
 
 encode_status = msgspec.json.Encoder().encode

@@ -19,9 +19,9 @@ from atom.kv_transfer.disaggregation.factory import KVConnectorFactory
 from atom.kv_transfer.disaggregation.types import KVConnectorOutput
 
 import kvclient.atom as connector
-from kvclient.atom_layout import Allocation
-from kvclient.atom_register import register
-from kvclient.atom_steps import Step
+from kvclient.atom.layout import Allocation
+from kvclient.atom.register import register
+from kvclient.atom.steps import Step
 from kvclient.values import HostBuffer
 from tests.atom_engine.aggregation import PipelineEnds, TensorEnds
 from tests.atom_engine.forwards import Forwards

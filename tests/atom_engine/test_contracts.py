@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import kvclient.atom as connector
-from kvclient import atom_versions
+from kvclient.atom import versions
 from kvserver.errors import RequestError
 from tests.atom_engine.conftest import ATOM_DIR
 from tests.atom_engine.memory import Shape
@@ -81,7 +81,7 @@ def test_a_method_that_a_later_atom_demands_is_named_with_the_release() -> None:
         Half(config_of("/nowhere/kv.sock", Shape(), model="m"))
 
 
-@pytest.mark.parametrize("field", [name for name in atom_versions.CONFIG if name != "hf_config"])
+@pytest.mark.parametrize("field", [name for name in versions.CONFIG if name != "hf_config"])
 def test_a_field_of_the_config_that_is_not_there_is_named_with_the_release(field: str) -> None:
     config = config_of("/nowhere/kv.sock", Shape(), model="m")
     delattr(config, field)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvclient.atom import ROLLOUT
-from kvclient.atom_aborts import PASSED_STEPS
+from kvclient.atom.aborts import PASSED_STEPS
+from kvclient.atom.connector import ROLLOUT
 from tests.atom_engine.memory import Shape
 from tests.atom_engine.rig import IDLE_S, Rig, prompt
 from tests.process.harness import Server

@@ -13,10 +13,10 @@ from unittest import mock
 
 import pytest
 
-from kvclient import file_times, late_namespaces
-from kvclient.atom_namespace import models_of
-from kvclient.file_hashes import Hashes
-from kvclient.identity import digest_of
+from kvclient.atom.namespace import models_of
+from kvclient.identity import file_times, late_namespaces
+from kvclient.identity.file_hashes import Hashes
+from kvclient.identity.model_files import digest_of
 from kvserver.errors import RequestError
 from tests.atom_engine.rig import Rig, prompt
 from tests.process.harness import WAIT_S

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from kvclient.atom_steps import Step
+from kvclient.atom.steps import Step
 from tests.atom_engine.conftest import ATOM_DIR
 from tests.atom_engine.memory import Shape
 from tests.atom_engine.rig import Rig, prompt

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kvclient.atom.process import SCHEDULER, WORKER, life_of
 from kvclient.atom_hook import PTH, install, remove
-from kvclient.atom_process import SCHEDULER, WORKER, life_of
 from tests.atom_engine.conftest import ATOM_DIR
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +61,7 @@ def test_a_hook_makes_it_known_in_all_processes(tmp_path: Path) -> None:
 def test_processes_of_one_engine_name_the_same_life() -> None:
     """A worker is a child of the process in which the scheduler is; another child of another process is not.
     ATOM: engine_id_pairs_scheduler_and_workers_of_one_replica."""
-    code = f"from kvclient.atom_process import life_of; print(life_of({WORKER}, name='a'))"
+    code = f"from kvclient.atom.process import life_of; print(life_of({WORKER}, name='a'))"
     assert said("-c", code) == [str(life_of(SCHEDULER, name="a"))]
     assert said("-c", code) != [str(life_of(SCHEDULER, name="b"))]
     between = f"import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', {code!r}], text=True))"

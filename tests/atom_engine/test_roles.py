@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-import kvclient.atom_scheduler
+import kvclient.atom.scheduler
 from tests.atom_engine.conftest import ATOM_DIR
 from tests.atom_engine.rig import KVConnectorFactory, Rig, prompt
 
@@ -41,7 +41,7 @@ def test_inside_of_multi_nothing_is_stored_nor_loaded_and_every_block_comes_back
     config = copy.copy(rig.config)
     config.kv_transfer_config = {"kv_connector": "multi", "connectors": [rig.config.kv_transfer_config]}
     alone = rig.connector
-    with mock.patch.object(kvclient.atom_scheduler, "NAMESPACE_WAIT_S", 0.0):
+    with mock.patch.object(kvclient.atom.scheduler, "NAMESPACE_WAIT_S", 0.0):
         multi = KVConnectorFactory.create_connector(config, role="scheduler")
     rig.scheduler.inner.kv_connector = rig.connector = multi
     rig.metadata_filter = lambda rank, metadata: metadata.metas[0]

@@ -7,7 +7,7 @@ import argparse
 import sys
 import time
 
-from tests.drilling import PACKAGES, copy_with, refuse_stale
+from tests.drilling import PACKAGES, copy_with, refuse_stale, unit_test
 
 from .mutations import MUTATIONS, TESTS, Mutation
 
@@ -33,7 +33,7 @@ def main() -> int:
 def _noticed(mutation: Mutation) -> str:
     """By whom; empty when nobody did."""
     with copy_with(mutation, "kvclient") as copy:
-        return copy.failed_test([f"tests/unit/test_{name}.py" for name in TESTS[mutation.file]])
+        return copy.failed_test([unit_test(name) for name in TESTS[mutation.file]])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvclient import CacheSpec, DeviceBuffer, RegionRun, full_group
-from kvclient.device_cache import DeviceCache
+from kvclient.memory.device_cache import DeviceCache
 from kvserver._native import EventWatch, RingPeer, export_memory
 from kvserver.errors import RequestError
 from tests.device.simulated import Driver, Machine, environment_of

@@ -40,7 +40,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measurement_path(vendor: Vendor, library: str, device_id: str, cache_dir: str) -> Path:
     """Asked in another process: a library that is loaded here would be found by tests that look for none."""
     script = (
-        "import sys; from kvserver.config import Config; from kvserver.transfer.device import measurement_path;"
+        "import sys; from kvserver.config.config import Config; from kvserver.transfer.device import measurement_path;"
         "vendor, library, device_id, cache_dir = sys.argv[1:];"
         "print(measurement_path(vendor, device_id, Config(device_library=library, cache_dir=cache_dir)))"
     )

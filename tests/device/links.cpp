@@ -17,10 +17,10 @@
 #include <thread>
 #include <vector>
 
-#include "gpu/driver.h"
-#include "gpu/handles.h"
-#include "gpu/link.h"
-#include "shared_memory.h"
+#include "base/shared_memory.h"
+#include "gpu/driver/driver.h"
+#include "gpu/driver/handles.h"
+#include "gpu/engine/link.h"
 
 using namespace kv;
 using namespace kv::gpu;

@@ -16,12 +16,20 @@ class Mutation(NamedTuple):
     tests: tuple[str, ...]
 
 
-DRIVER, IMPORTS, EXPORTER = "csrc/gpu/driver.cpp", "csrc/gpu/imports.cpp", "csrc/gpu/exporter.cpp"
-ENGINE, REGISTERED, BOUNCE = "csrc/gpu/device_engine.cpp", "csrc/gpu/registered_link.cpp", "csrc/gpu/bounce_link.cpp"
-FACTS, HANDLES, KERNELS = "csrc/gpu/facts.cpp", "csrc/gpu/handles.cpp", "csrc/gpu/kernels.cpp"
-LIBRARY, PUMP = "csrc/gpu/library.cpp", "csrc/gpu/pump.cpp"
-JOB = "csrc/gpu/device_job.cpp"
-WATCH, COPIER, CLIENT = "csrc/gpu/event_watch.cpp", "csrc/gpu/staged_copier.cpp", "client/kvclient/device.py"
+DRIVER, IMPORTS, EXPORTER = "csrc/gpu/driver/driver.cpp", "csrc/gpu/engine/imports.cpp", "csrc/gpu/staging/exporter.cpp"
+ENGINE, REGISTERED, BOUNCE = (
+    "csrc/gpu/engine/device_engine.cpp",
+    "csrc/gpu/engine/registered_link.cpp",
+    "csrc/gpu/engine/bounce_link.cpp",
+)
+FACTS, HANDLES, KERNELS = "csrc/gpu/driver/facts.cpp", "csrc/gpu/driver/handles.cpp", "csrc/gpu/kernels/kernels.cpp"
+LIBRARY, PUMP = "csrc/gpu/driver/library.cpp", "csrc/gpu/engine/pump.cpp"
+JOB = "csrc/gpu/engine/device_job.cpp"
+WATCH, COPIER, CLIENT = (
+    "csrc/gpu/staging/event_watch.cpp",
+    "csrc/gpu/staging/staged_copier.cpp",
+    "client/kvclient/memory/device.py",
+)
 
 GIL = """
             int ensure() asm("PyGILState_Ensure");
@@ -296,7 +304,7 @@ MUTATIONS = (
     ),
     Mutation(
         "of two vendors one is taken",
-        "csrc/gpu/probe.cpp",
+        "csrc/gpu/driver/probe.cpp",
         "if (cuda.problem.empty() && rocm.problem.empty()) {",
         "if (cuda.problem.empty() && rocm.devices < 0) {",
         ("device/test_driver.py -k two_vendors",),
@@ -310,7 +318,7 @@ MUTATIONS = (
     ),
     Mutation(
         "more than a gibibyte is registered at once",
-        "kvserver/config.py",
+        "kvserver/config/config.py",
         '            "most.",\n            most=GIB,',
         '            "most.",\n            most=64 * GIB,',
         traps("gibibyte"),

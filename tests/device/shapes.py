@@ -1,7 +1,7 @@
 """KV caches as engines shape them: tensors in allocations, and which bytes of them a block is.
 
 The oracle of these tests: where a block's bytes lie is worked out element by element from shape and strides, with no
-regard to how the server or kvclient.layouts see it. Sizes are tiny, odd and differ in every axis.
+regard to how the server or kvclient.memory.layouts see it. Sizes are tiny, odd and differ in every axis.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from kvclient import DeviceBuffer, GroupSpec, full_group
-from kvclient.layouts import describe
+from kvclient.memory.layouts import describe
 
 BLOCK_TOKENS = 5
 BLOCKS = 23
@@ -121,7 +121,7 @@ class Shape:
         return CHUNK_TOKENS // self.block_tokens[group]
 
     def registration(self, addresses: Sequence[int]) -> tuple[list[DeviceBuffer], list[GroupSpec]]:
-        """Buffers and groups as an engine tells them: with kvclient.layouts. `addresses`: of the allocations."""
+        """Buffers and groups as an engine tells them: with kvclient.memory.layouts. `addresses`: of the allocations."""
         buffers: list[DeviceBuffer] = []
         groups = []
         for group in range(self.groups):

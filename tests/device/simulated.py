@@ -30,7 +30,7 @@ Vendor = Literal["cuda", "rocm"]
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "tests" / "simdriver"
 BUILT = ROOT / "build" / "simdriver"
-INCLUDED = ("symbols.h", "piece.h", "kernel_source.h")
+INCLUDED = ("driver/symbols.h", "kernels/piece.h", "kernels/kernel_source.h")
 FLAGS = ("-O1", "-g", "-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra")
 LIBRARY = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so.7"}
 COMPILER = {"cuda": "libnvrtc.so.13", "rocm": "libhiprtc.so.7"}
@@ -113,8 +113,8 @@ class Symbol(NamedTuple):
 
 
 def symbols() -> list[Symbol]:
-    """The table of csrc/gpu/symbols.h."""
-    text = (ROOT / "csrc/gpu/symbols.h").read_text()
+    """The table of csrc/gpu/driver/symbols.h."""
+    text = (ROOT / "csrc/gpu/driver/symbols.h").read_text()
     lines = re.findall(r'X\((\w+), raw::\w+, ("\w+"|nullptr), ("\w+"|nullptr), (\w+)\)', text)
     plain = [[None if part == "nullptr" else part.strip('"') for part in line] for line in lines]
     return [Symbol(str(field), cuda, rocm, str(required)) for field, cuda, rocm, required in plain]

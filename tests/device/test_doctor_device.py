@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kvserver import doctor_device, doctor_peers
-from kvserver.config import Config
+from kvserver.cli.doctor import device, peers
+from kvserver.config.config import Config
 from tests.device.engine_process import DeviceWorker
 from tests.device.simulated import CODE, CORRUPT, Machine
 
-CHECKS = [name for name, _ in doctor_device.CHECKS]
+CHECKS = [name for name, _ in device.CHECKS]
 
 
 @pytest.fixture(params=["cuda", "rocm"])
@@ -58,8 +58,8 @@ def findings(machine: Machine) -> tuple[int, dict[str, tuple[str, str]]]:
 
 SHARING = """
 import json, resource, sys
-from kvserver import doctor_device
-from kvserver.config import Config
+from kvserver.cli.doctor import device as doctor_device
+from kvserver.config.config import Config
 hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (int(sys.argv[2]) if int(sys.argv[2]) > 0 else hard, hard))
 config = Config(device_library=sys.argv[1], arena_bytes=4 << 20)
@@ -85,8 +85,8 @@ def sharing(
 
 WITHOUT_DRIVERS = """
 import json
-from kvserver import doctor_device
-from kvserver.config import Config
+from kvserver.cli.doctor import device as doctor_device
+from kvserver.config.config import Config
 print(json.dumps([check(Config()) for _, check in doctor_device.CHECKS]))
 """
 
@@ -107,7 +107,10 @@ def test_no_gpu_is_in_order_and_says_what_was_looked_for() -> None:
 def test_a_gpu_whose_library_is_not_found_fails(tmp_path: Path) -> None:
     """Its kernel module has made a file, and nothing else of it can be used."""
     (tmp_path / "kfd").touch()
-    script = f"from kvserver import doctor_device; doctor_device.DEVICE_FILES['rocm'] = {str(tmp_path / 'kfd')!r}"
+    script = (
+        "from kvserver.cli.doctor import device as doctor_device; "
+        f"doctor_device.DEVICE_FILES['rocm'] = {str(tmp_path / 'kfd')!r}"
+    )
     said = subprocess.run(
         [sys.executable, "-c", script + WITHOUT_DRIVERS], capture_output=True, text=True, check=True, timeout=60
     )
@@ -116,7 +119,7 @@ def test_a_gpu_whose_library_is_not_found_fails(tmp_path: Path) -> None:
 
 
 def test_a_library_that_was_asked_for_must_be_there() -> None:
-    verdict, text = doctor_device.driver(Config(device_library="/nonexistent/libcuda.so.1"))
+    verdict, text = device.driver(Config(device_library="/nonexistent/libcuda.so.1"))
     assert (verdict, "/nonexistent/libcuda.so.1" in text) == ("fail", True)
 
 
@@ -181,7 +184,7 @@ def test_copies_that_go_wrong_fail(machine: Machine) -> None:
         assert (status, found["gpu copies"][0]) == (1, "fail")
 
 
-@pytest.mark.parametrize("variable", doctor_peers.ALLOCATOR_SETTINGS)
+@pytest.mark.parametrize("variable", peers.ALLOCATOR_SETTINGS)
 def test_memory_that_cannot_be_shared_is_warned_of(variable: str) -> None:
     with Machine("cuda") as machine:
         verdict, text = sharing(machine, {variable: "expandable_segments:True"})
@@ -206,14 +209,14 @@ def test_a_limit_of_locked_memory_is_warned_of(machine: Machine) -> None:
 
 def test_engines_whose_settings_break_sharing_are_named(machine: Machine) -> None:
     """They are another process's settings: only /proc tells them."""
-    settings = {"PYTORCH_CUDA_ALLOC_CONF": "backend:native, expandable_segments: True", doctor_peers.LEGACY: "1"}
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": "backend:native, expandable_segments: True", peers.LEGACY: "1"}
     with DeviceWorker(Path("/nobody"), machine, environment=settings) as engine:
         engine.call("begin_capture")  # it has begun the driver
         verdict, text = sharing(machine)
     assert verdict == "warn"
     assert f"process {engine.pid} (python" in text
     assert re.search(rf"process {engine.pid} [^;]* has PYTORCH_CUDA_ALLOC_CONF=", text)
-    mode = re.search(rf"process {engine.pid} [^;]* has {doctor_peers.LEGACY}='1', this process ''", text)
+    mode = re.search(rf"process {engine.pid} [^;]* has {peers.LEGACY}='1', this process ''", text)
     assert bool(mode) == (machine.vendor == "rocm")
 
 
@@ -222,7 +225,7 @@ def proc(tmp_path: Path) -> Path:
     """/proc with ourselves, an engine, a mover, a process without a driver, and one that ends while it is looked at."""
     for name, arguments, library in (
         ("4711", "vllm serve --enforce-eager", "/usr/lib/libcuda.so.1"),
-        ("4712", "python -m kvserver.mover {}", "/usr/lib/libcuda.so.1"),
+        ("4712", "python -m kvserver.movers.mover {}", "/usr/lib/libcuda.so.1"),
         ("4713", "bash", "/usr/lib/libc.so.6"),
         ("self", "kvserver doctor", "/usr/lib/libc.so.6"),
     ):
@@ -238,17 +241,15 @@ def proc(tmp_path: Path) -> Path:
 
 
 def test_engines_are_found_by_their_drivers_library(proc: Path) -> None:
-    (engine,) = doctor_peers.peers("cuda", proc)
+    (engine,) = peers.peers("cuda", proc)
     assert str(engine) == "process 4711 (VLLM::Worker)"
-    assert list(doctor_peers.peers("rocm", proc)) == []
-    (said,) = doctor_peers.slow_settings(engine)
+    assert list(peers.peers("rocm", proc)) == []
+    (said,) = peers.slow_settings(engine)
     assert "--enforce-eager" in said
 
 
 @pytest.mark.parametrize(("kind", "names"), [("cuda", ["ipc", "pid"]), ("rocm", ["ipc", "pid", "network"])])
-def test_engines_in_other_containers_are_named_with_the_option(
-    proc: Path, kind: doctor_device.Kind, names: list[str]
-) -> None:
-    (engine,) = doctor_peers.peers("cuda", proc)
-    said = doctor_peers.against_sharing(kind, engine, proc)
+def test_engines_in_other_containers_are_named_with_the_option(proc: Path, kind: device.Kind, names: list[str]) -> None:
+    (engine,) = peers.peers("cuda", proc)
+    said = peers.against_sharing(kind, engine, proc)
     assert [text.rpartition("--")[2] for text in said] == [f"{name}=host" for name in names]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvserver.transfer.engines import ABANDONED, DONE, FAILED, SUBMITTED
+from kvserver.transfer.native import ABANDONED, DONE, FAILED, SUBMITTED
 from kvserver.wire.messages import STAGING_SEGMENTS
 from tests.device.conftest import VENDORS
 from tests.device.mover_rig import RETRIEVE, STORE, Halves

@@ -11,11 +11,13 @@ import pytest
 from tests.device.simulated import CODE, Machine, Vendor
 from tests.gpu.table import ROOT, build_program
 
-GPU_ROOMS = ("library", "driver", "probe", "handles", "facts", "link", "registered_link", "bounce_link")
-ROOMS = ("check", "copy_kernels", "named_thread", "prefault", "shared_memory", "sigbus")
+ROOMS = (
+    *("gpu/driver/library", "gpu/driver/driver", "gpu/driver/probe", "gpu/driver/handles", "gpu/driver/facts"),
+    *("gpu/engine/link", "gpu/engine/registered_link", "gpu/engine/bounce_link"),
+    *("base/check", "base/named_thread", "base/prefault", "base/shared_memory", "base/sigbus", "copy/copy_kernels"),
+)
 SOURCES = [
     ROOT / "tests/device/links.cpp",
-    *(ROOT / "csrc/gpu" / f"{room}.cpp" for room in GPU_ROOMS),
     *(ROOT / "csrc" / f"{room}.cpp" for room in ROOMS),
 ]
 RIGHT, FAILED = 0, 3

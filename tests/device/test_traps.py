@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvserver.config import Config
+from kvserver.config.config import Config
 from kvserver.errors import ConfigError
 from tests.device.conftest import VENDORS, DeviceServer, seen_by_children
 from tests.device.engine_process import STAGING_BYTES, DeviceWorker

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kvclient.vllm import KvServerConnector
+from kvclient.vllm.connector import KvServerConnector
 
 
 class KeepsMoreFromTheStart(KvServerConnector):

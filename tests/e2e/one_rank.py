@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvclient.client import Client
-from kvclient.vllm import KvServerConnector
+from kvclient.vllm.connector import KvServerConnector
 from kvserver.errors import RequestError
 from tests.e2e.engine import RANK_FAILS
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvclient.offload_values import Statistics
+from kvclient.offload.values import Statistics
 from kvclient.values import StoreResult
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +81,7 @@ def test_answers_are_taken_where_vllm_takes_events_behind_each_step(module: Any)
 
 
 def test_every_count_has_a_metric(module: Any) -> None:
-    stats = importlib.import_module("kvclient.vllm_stats")
+    stats = importlib.import_module("kvclient.vllm.stats")
     counted = {item.name for item in fields(Statistics) if not item.name.endswith("_in_flight")}
     assert counted - {stats.SKIPPED} | {"bugs"} == set(stats.COUNTERS)
 

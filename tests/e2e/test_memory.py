@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from kvclient.vllm_memory import SharedZeros
+from kvclient.vllm.memory import SharedZeros
 
 BYTES = (3 << 20) + 4097
 

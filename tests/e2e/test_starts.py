@@ -11,7 +11,7 @@ from tests.e2e.checks import assert_same, prompt, settled, whole_chunks
 from tests.e2e.engine import Engine
 from tests.process.checked import CheckedServer
 from tests.process.harness import Server, until
-from tests.unit.fake_server import FakeServer
+from tests.rigs.fake_server import FakeServer
 
 pytestmark = pytest.mark.long
 

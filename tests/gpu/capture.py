@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kvclient import Blocks, CacheSpec, Client, DeviceBuffer, Timeouts, full_group
-from kvclient.layouts import describe
+from kvclient.memory.layouts import describe
 from kvserver.wire.messages import KEY_BYTES
 
 CHUNKS, PER_CHUNK, LAYERS = 7, 3, 5

@@ -16,11 +16,11 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
-#include "gpu/driver.h"
-#include "gpu/facts.h"
-#include "gpu/handles.h"
-#include "gpu/kernels.h"
+#include "base/check.h"
+#include "gpu/driver/driver.h"
+#include "gpu/driver/facts.h"
+#include "gpu/driver/handles.h"
+#include "gpu/kernels/kernels.h"
 
 using namespace kv::gpu;
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from kvserver import doctor_device
+from kvserver.cli.doctor import device
 from tests.device.simulated import Machine
 from tests.gpu.report import Report
 from tests.gpu.scene import MIB, Gpus, GpuServer
@@ -26,7 +26,7 @@ def doctor(report: Report, machine: Gpus | Machine) -> None:
     report.check(shown.returncode == 0, f"exit status {shown.returncode}")
     asked = _run("-m", "kvserver", "doctor", "--json", "--http-port", "0", "--device-library", str(machine.library))
     found = {finding["check"]: finding for finding in json.loads(asked.stdout)}
-    for name, _ in doctor_device.CHECKS:
+    for name, _ in device.CHECKS:
         report.check(found[name]["verdict"] != "fail", f"{name}: {found[name]['verdict']}: {found[name]['text']}")
     report.check("GB/s" in found["gpu copies"]["text"], "the link was measured")
 

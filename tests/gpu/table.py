@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("library", "driver", "probe", "handles", "facts", "rtc", "code_cache", "objects", "kernels")
+DRIVER = ("library", "driver", "probe", "handles", "facts")
+KERNELS = ("rtc", "code_cache", "objects", "kernels")
 SOURCES = [
     ROOT / "tests/gpu/driver_table.cpp",
-    *(ROOT / "csrc/gpu" / f"{room}.cpp" for room in ROOMS),
-    ROOT / "csrc/check.cpp",
-    ROOT / "csrc/checksum.cpp",
+    *(ROOT / "csrc/gpu/driver" / f"{name}.cpp" for name in DRIVER),
+    *(ROOT / "csrc/gpu/kernels" / f"{name}.cpp" for name in KERNELS),
+    ROOT / "csrc/base/check.cpp",
+    ROOT / "csrc/base/checksum.cpp",
 ]
 
 
@@ -23,7 +25,7 @@ def build() -> Path:
 
 def build_program(name: str, sources: list[Path]) -> Path:
     """A program of some sources of the data plane; compiled are those that have changed, or all when a header has."""
-    headers = [*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc/gpu").glob("*.h"), *(ROOT / "csrc/gpu/objects").iterdir()]
+    headers = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc/gpu/kernels/objects").iterdir()]
     folder = ROOT / "build" / "programs" / _digest(sorted(headers))
     program = folder / f"{name}-{_digest(sources)}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +41,7 @@ def build_program(name: str, sources: list[Path]) -> Path:
 def _compiled(source: Path, folder: Path) -> Path:
     made = folder / f"{source.stem}-{_digest([source])}.o"
     if not made.exists():
-        objects = f'-DKV_OBJECTS_DIR="{ROOT / "csrc/gpu/objects"}"'
+        objects = f'-DKV_OBJECTS_DIR="{ROOT / "csrc/gpu/kernels/objects"}"'
         _made(made, ["-O1", "-D_GNU_SOURCE", f"-I{ROOT / 'csrc'}", objects, "-c", str(source)])
     return made
 

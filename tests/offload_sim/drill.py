@@ -14,7 +14,7 @@ from .mutations import MUTATIONS, Mutation
 
 SEED0 = 500_000
 """Other seeds than those that run by default."""
-UNIT_TESTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/unit").glob("test_offload_*.py"))
+UNIT_TESTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/unit/offload").glob("test_offload_*.py"))
 
 HUNT = """
 import sys, kvclient.offload

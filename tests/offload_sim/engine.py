@@ -7,8 +7,8 @@ ordered; the model computes; orders go to the ranks.
 from collections.abc import Hashable
 from random import Random
 
-from kvclient.offload import Offload
-from kvclient.offload_values import LookupOrder, Options, RetrieveOrder, StoreOrder
+from kvclient.offload.decide import Offload
+from kvclient.offload.values import LookupOrder, Options, RetrieveOrder, StoreOrder
 from kvclient.values import Found, RetrieveResult
 
 from .content import Prompts, keys, next_token, require

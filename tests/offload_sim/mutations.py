@@ -12,8 +12,8 @@ class Mutation(NamedTuple):
     new: str
 
 
-OFFLOAD, QUESTIONS, JOBS = "offload.py", "offload_questions.py", "offload_jobs.py"
-RANGES, REQUEST, TIERS = "offload_ranges.py", "offload_request.py", "offload_tiers.py"
+OFFLOAD, QUESTIONS, JOBS = "offload/decide.py", "offload/questions.py", "offload/jobs.py"
+RANGES, REQUEST, TIERS = "offload/ranges.py", "offload/request.py", "offload/tiers.py"
 
 MUTATIONS = (
     # ------------------------------------------------------------ what is retrieved

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from random import Random
 
-from kvclient.offload_values import RetrieveOrder, StoreOrder
+from kvclient.offload.values import RetrieveOrder, StoreOrder
 from kvclient.values import RetrieveResult, StoreResult
 
 from .content import GARBAGE, Page, require

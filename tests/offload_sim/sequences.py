@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from kvclient.offload_values import Options
+from kvclient.offload.values import Options
 
 from .content import Page, page, require
 from .pool import Pool

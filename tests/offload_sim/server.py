@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from random import Random
 
-from kvclient.offload_values import LookupOrder, Options, StoreOrder
+from kvclient.offload.values import LookupOrder, Options, StoreOrder
 from kvclient.values import RECOVERING, Blocks, Found, Lease, RetrieveResult, StoreResult
 from kvserver.wire.messages import KEY_BYTES
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from kvclient.offload_values import Group, Options
+from kvclient.offload.values import Group, Options
 
 NULL = 0
 

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from kvclient.offload_values import LookupOrder, Options, RetrieveOrder, StoreOrder, Summary, Tables
+from kvclient.offload.values import LookupOrder, Options, RetrieveOrder, StoreOrder, Summary, Tables
 from kvclient.values import RECOVERING, Found, Lease
 
 from .content import require

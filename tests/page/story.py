@@ -5,8 +5,8 @@ from types import TracebackType
 
 import msgspec
 
-from kvserver.http import HttpServer, Snapshot, SnapshotBoard
-from kvserver.service.counters import Counters
+from kvserver.brain.http.server import HttpServer, Snapshot, SnapshotBoard
+from kvserver.service.telling.counters import Counters
 from kvserver.wire.status import (
     ArenaStatus,
     CacheStatus,

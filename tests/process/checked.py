@@ -9,15 +9,16 @@ wrong ends with a traceback, for which a Server fails its test.
 
 import sys
 
-from kvserver import server
-from kvserver.service import report, service
-from kvserver.service.check import check
-from kvserver.service.state import Core
+from kvserver.brain import process
+from kvserver.service import service
+from kvserver.service.check.memory import check
+from kvserver.service.report import status
+from kvserver.service.state.core import Core
 from kvserver.wire.status import Status
 from tests.process import stand_ins
 from tests.process.harness import Server
 
-STAND_INS = {"kvserver.server": "tests.process.checked"}
+STAND_INS = {"kvserver.brain.process": "tests.process.checked"}
 
 
 class CheckedServer(Server):
@@ -30,11 +31,11 @@ class CheckedServer(Server):
 def checked(core: Core, now_ns: int) -> Status:
     """What takes the place of report.status."""
     check(core)
-    return report.status(core, now_ns)
+    return status.status(core, now_ns)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         stand_ins.serve(STAND_INS)
     service.status = checked
-    server.main()
+    process.main()

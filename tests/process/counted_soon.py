@@ -5,7 +5,7 @@ python -m tests.process.counted_soon serve --socket=...
 
 import sys
 
-from kvserver import disk_hits, disk_mover
+from kvserver.movers import disk_hits, disk_mover
 from tests.process import stand_ins
 
 SAVE_AFTER_S = 0.5

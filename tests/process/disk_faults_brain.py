@@ -10,12 +10,13 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from kvserver import server
+from kvserver.brain import process
 from kvserver.index.space import Node, Space
-from kvserver.service import recovery, service
-from kvserver.service.disk_chunks import DiskChunks
-from kvserver.service.owners import DiskJob
-from kvserver.service.state import Core, DiskTier
+from kvserver.service import service
+from kvserver.service.disk import recovery
+from kvserver.service.holdings.disk_chunks import DiskChunks
+from kvserver.service.holdings.place_owners import DiskJob
+from kvserver.service.state.core import Core, DiskTier
 from tests.process.checked import checked
 from tests.process.disk_faults_program import FOLDER
 
@@ -115,4 +116,4 @@ class Witness:
 if __name__ == "__main__":
     Witness(Path(os.environ[FOLDER])).watch()
     service.status = checked
-    server.main()
+    process.main()

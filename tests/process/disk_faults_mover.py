@@ -17,8 +17,8 @@ from typing import Literal
 
 import msgspec
 
-from kvserver import disk_mover
 from kvserver._native import DiskFaults, DiskStore
+from kvserver.movers import disk_mover
 from kvserver.transfer import disk as door
 from tests.process.disk_faults_program import FOLDER
 

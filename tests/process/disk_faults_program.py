@@ -14,8 +14,8 @@ from tests.process import stand_ins
 FOLDER = "KVSERVER_TESTS_FOLDER"
 """The environment variable that tells the two where they write and read."""
 STAND_INS = {
-    "kvserver.server": "tests.process.disk_faults_brain",
-    "kvserver.disk_mover": "tests.process.disk_faults_mover",
+    "kvserver.brain.process": "tests.process.disk_faults_brain",
+    "kvserver.movers.disk_mover": "tests.process.disk_faults_mover",
 }
 
 

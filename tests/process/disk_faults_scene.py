@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvserver import disk_tool
-from kvserver.config import Config
+from kvserver.cli import disk
+from kvserver.config.config import Config
 from kvserver.wire.status import Status
 from tests.process import disk_faults_brain as witness
 from tests.process.disk_faults_program import STAND_INS
@@ -78,7 +78,7 @@ class DiskServer(Server):
         taken_bytes = sum(path.stat().st_blocks * 512 for path in self.store.iterdir() if path.is_file())
         assert taken_bytes <= disk_bytes, "a device takes no more than it was given"
         config = Config(disk_paths=str(self.store), disk_bytes=disk_bytes, disk_segment_bytes=segment_bytes)
-        counts = disk_tool.verify(config, lambda done, of: None, print)
+        counts = disk.verify(config, lambda done, of: None, print)
         assert not counts["devices not opened"], "nobody has it open, and its superblocks are sound"
         return counts
 

@@ -246,21 +246,21 @@ class Server:
         return self.process.pid
 
     def brain_pid(self) -> int:
-        return until("a brain", lambda: self._child("kvserver.server"))
+        return until("a brain", lambda: self._child("kvserver.brain.process"))
 
     def mover_pid(self) -> int:
-        return until("a mover", lambda: self._child("kvserver.mover"))
+        return until("a mover", lambda: self._child("kvserver.movers.mover"))
 
     def disk_mover_pid(self) -> int:
-        return until("the disk mover", lambda: self._child("kvserver.disk_mover") or None)
+        return until("the disk mover", lambda: self._child("kvserver.movers.disk_mover") or None)
 
     def mover_pid_now(self) -> int:
         """0 when there is none."""
-        return self._child("kvserver.mover")
+        return self._child("kvserver.movers.mover")
 
     def disk_mover_pid_now(self) -> int:
         """0 when there is none."""
-        return self._child("kvserver.disk_mover")
+        return self._child("kvserver.movers.disk_mover")
 
     def status(self, within_s: float = WAIT_S) -> Status:
         """Asked over a session that is opened anew whenever it was lost."""

@@ -9,7 +9,7 @@ import sys
 
 from kvserver.tiers.records import DiskRecord, pack_disk
 from kvserver.transfer.disk import Engine, open_store
-from kvserver.transfer.engines import DiskEngine
+from kvserver.transfer.native import DiskEngine
 
 ARENA_BYTES = 1 << 20
 PAYLOAD_BYTES = 256 << 10

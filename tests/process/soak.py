@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvclient import Blocks, Timeouts, namespace_digest
-from kvserver.passing import die_with_parent
+from kvserver.ipc.inheritance import die_with_parent
 from kvserver.wire.status import Status
 from tests.process.abuse import memory_bytes
 from tests.process.engine import Engine, Group, Prompt, Shape, prompt

@@ -4,7 +4,8 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvserver import cli, supervisor
+from kvserver.cli import main
+from kvserver.supervisor import supervisor
 
 
 def serve(modules: Mapping[str, str]) -> None:
@@ -16,4 +17,4 @@ def serve(modules: Mapping[str, str]) -> None:
         return child
 
     supervisor.Supervisor._spawn = spawn_stand_in  # type: ignore[assignment,method-assign]
-    cli.main()
+    main.main()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kvserver.arena_files import ARENA, LEDGER
-from kvserver.transfer.engines import free_huge_pages
+from kvserver.supervisor.arena_files import ARENA, LEDGER
+from kvserver.transfer.native import free_huge_pages
 from tests.process.harness import kill, pids_below, until
 from tests.process.test_service_restart import (
     ARENA_BYTES,
@@ -198,7 +198,10 @@ def test_what_a_killed_server_left_has_no_sums_and_is_believed(place: Place, end
 
 def test_what_is_not_compared_in_time_is_not_served(place: Place) -> None:
     stored(place)
-    place.program = "import kvserver.supervisor as s; s.SUMS_S['compare'] = 0.0; from kvserver.cli import main; main()"
+    place.program = (
+        "import kvserver.supervisor.supervisor as s; s.SUMS_S['compare'] = 0.0; "
+        "from kvserver.cli.main import main; main()"
+    )
     assert found(place) == (0, b"")
     assert 'how="signal 9"' in place.lines("sums cut short")[-1]
 
@@ -211,10 +214,10 @@ def slow_place(place: Place) -> Place:
 import os, sys
 sys.path[:0] = ['{place.other}']
 os.environ['PYTHONPATH'] = os.pathsep.join(sys.path)
-import kvserver.supervisor as s
+import kvserver.supervisor.supervisor as s
 spawn = s.Supervisor._spawn
 s.Supervisor._spawn = lambda self, module, *more: spawn(self, module.replace('kvserver.arena', 'slow'), *more)
-from kvserver.cli import main
+from kvserver.cli.main import main
 main()
 """
     return place
@@ -229,14 +232,14 @@ def test_a_second_sigterm_ends_a_stop_that_sums(slow_place: Place) -> None:
 
 def test_a_server_that_can_begin_no_sums_starts_and_stops_without(place: Place) -> None:
     place.program = """
-import kvserver.supervisor as s
+import kvserver.supervisor.supervisor as s
 spawn = s.Supervisor._spawn
 def refuse(self, module, *more):
-    if module == 'kvserver.arena_sums':
+    if module == 'kvserver.supervisor.arena_sums':
         raise OSError(11, 'no process')
     return spawn(self, module, *more)
 s.Supervisor._spawn = refuse
-from kvserver.cli import main
+from kvserver.cli.main import main
 main()
 """
     content = stored(place)

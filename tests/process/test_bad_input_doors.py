@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import zmq
 
-from kvserver.passing import widen
+from kvserver.ipc.fd_sockets import widen
 from kvserver.wire import messages as wire
 from kvserver.wire.codec import encode
 from tests.process.abuse import NAMESPACE, STORY, Abuser, Victim, refusal
 from tests.process.engine import prompt
 from tests.process.harness import RawLocal, RawPeer, RawSession, maps, until
-from tests.unit.bad_frames import BadFrames
-from tests.unit.golden_frames import REQUESTS
+from tests.rigs.bad_frames import BadFrames
+from tests.rigs.golden_frames import REQUESTS
 
 FRAMES = 10_000
 PATIENCE_MS = 60_000

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from kvserver.brain.zmq_listener import LONG_BYTES
 from kvserver.wire import messages as wire
 from kvserver.wire.codec import encode
-from kvserver.zmq_door import LONG_BYTES
 from tests.process.abuse import NAMESPACE, STORY, Abuser, Victim, pack, refusal
 from tests.process.engine import prompt
 from tests.process.harness import RawLocal, RawPeer, RawSession, stopped, until

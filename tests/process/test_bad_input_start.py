@@ -20,14 +20,15 @@ from tests.process.harness import WAIT_S, Server, is_gone, pids_below, until
 SERVE = ("-m", "kvserver", "serve")
 BECOME_NOBODY = """
 import os, socket, sys
-import kvserver.supervisor  # now: an interpreter in root's home is out of reach afterwards
+import kvserver.supervisor.supervisor  # now: an interpreter in root's home is out of reach afterwards
 if os.geteuid() != 0:
     sys.exit("not-root")
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 """
 TRY_TO_SERVE = """
 try:
-    kvserver.supervisor.run(kvserver.config.Config(socket=sys.argv[1], arena_bytes=1 << 20, http_port=0))
+    config = kvserver.config.config.Config(socket=sys.argv[1], arena_bytes=1 << 20, http_port=0)
+    kvserver.supervisor.supervisor.run(config)
 except kvserver.errors.ConfigError as error:
     sys.stderr.write(f"kvserver: {error}"), sys.exit(2)
 """
@@ -100,7 +101,7 @@ def starts_at(path: Path) -> None:
 
 
 def test_an_impossible_size_is_one_line() -> None:
-    """Every other impossible value is refused by the same code; see tests/unit/test_config.py."""
+    """Every other impossible value is refused by the same code; see tests/unit/config/test_config.py."""
     said = complaint(refused("--arena-bytes=3MiB", "--slab-bytes=4MiB"))
     assert said.startswith("config-arena: arena_bytes=3MiB must hold a slab of slab_bytes=4MiB at least")
 

@@ -3,15 +3,15 @@
 import sys
 from contextlib import closing
 
-from kvserver import server
+from kvserver.brain import process
 from kvserver.service import service
-from kvserver.service.state import Core
+from kvserver.service.state.core import Core
 from kvserver.wire.status import Status
 from tests.process import stand_ins
 from tests.process.checked import CheckedServer, checked
 from tests.process.harness import until
 
-STAND_INS = {"kvserver.server": "tests.process.test_checked"}
+STAND_INS = {"kvserver.brain.process": "tests.process.test_checked"}
 
 
 class MiscountingServer(CheckedServer):
@@ -36,4 +36,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         stand_ins.serve(STAND_INS)
     service.status = miscounted
-    server.main()
+    process.main()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvserver.descriptors import OTHERS
+from kvserver.config.descriptor_limit import OTHERS
 from kvserver.wire import messages as wire
 from kvserver.wire.codec import encode
 from kvserver.wire.zmtp import GREETING, packed
@@ -41,7 +41,7 @@ class LimitedServer(Server):
     @property
     def PROGRAM(self) -> tuple[str, ...]:  # type: ignore[override]
         set_limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({self.limit}, {self.limit}))"
-        return "-c", f"import resource; {set_limit}; from kvserver.cli import main; main()"
+        return "-c", f"import resource; {set_limit}; from kvserver.cli.main import main; main()"
 
 
 class TooFewServer(LimitedServer):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvserver.disk_hits import HitCounts, Hits
+from kvserver.movers.disk_hits import HitCounts, Hits
 from kvserver.wire.status import Status
 from tests.process.engine import Engine, Group, Prompt, Shape, prompt
 from tests.process.harness import WAIT_S, Server, kill, until

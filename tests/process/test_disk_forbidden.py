@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvserver.doctor import io_uring_refused
+from kvserver.cli.doctor.doctor import io_uring_refused
 from kvserver.wire.status import MoverStatus
 from tests.process.engine import Engine, Prompt, prompt
 from tests.process.forbidding import can_forbid

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kvserver import disk_quiet
+from kvserver.movers import disk_io_barrier
 from kvserver.tiers.records import pack_disk
 from kvserver.transfer.disk import completions
-from kvserver.transfer.engines import create_memfd
+from kvserver.transfer.native import create_memfd
 from tests.process.engine import Engine, Prompt, prompt
 from tests.process.harness import Server, kill, until
 from tests.process.late_read import ARENA_BYTES, PAYLOAD_BYTES, RECORD, engine_on
@@ -69,7 +69,7 @@ def test_a_read_that_outlives_its_process_is_over_when_the_disk_is_quiet(tmp_pat
             time.sleep(0.2)  # until the request is at the device; when it is not, nothing comes late
             reader.kill()
             reader.wait()
-            disk_quiet.wait(str(tmp_path))
+            disk_io_barrier.wait(str(tmp_path))
             memory[:PAYLOAD_BYTES] = b"B" * PAYLOAD_BYTES
         time.sleep(2 * PAYLOAD_BYTES / BYTES_PER_S)
         assert memory[:PAYLOAD_BYTES] == b"B" * PAYLOAD_BYTES
@@ -89,16 +89,16 @@ def filled_with(directory: Path, arena: int, payload: bytes) -> None:
 
 
 def test_to_wait_changes_nothing(tmp_path: Path) -> None:
-    disk_quiet.wait(str(tmp_path))
+    disk_io_barrier.wait(str(tmp_path))
     assert not list(tmp_path.iterdir())
-    store = tmp_path / disk_quiet.FILE
+    store = tmp_path / disk_io_barrier.FILE
     store.write_bytes(b"short")
-    disk_quiet.wait(str(tmp_path))
+    disk_io_barrier.wait(str(tmp_path))
     assert store.read_bytes() == b"short"
     store.unlink()
     store.mkdir()
     with pytest.raises(IsADirectoryError):
-        disk_quiet.wait(str(tmp_path))
+        disk_io_barrier.wait(str(tmp_path))
 
 
 # ---------------------------------------------------------------- what the server does
@@ -109,7 +109,8 @@ class Waiting(Server):
 
     PROGRAM = (
         "-c",
-        "from kvserver import cli, supervisor\nsupervisor.QUIET = 'tests.process.waiting_quiet'\ncli.main()",
+        "from kvserver.cli import main\nfrom kvserver.supervisor import supervisor\n"
+        "supervisor.QUIET = 'tests.process.waiting_quiet'\nmain.main()",
     )
     at_work: Path
 

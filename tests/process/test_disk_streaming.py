@@ -16,7 +16,7 @@ def stories() -> list[Prompt]:
 
 @pytest.fixture(autouse=True)
 def chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvclient.blocks.STREAMED_BYTES", 1)
+    monkeypatch.setattr("kvclient.memory.blocks.STREAMED_BYTES", 1)
 
 
 def test_every_byte_comes_in_parts(tmp_path: Path, stories: list[Prompt]) -> None:

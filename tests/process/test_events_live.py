@@ -7,7 +7,7 @@ from pathlib import Path
 from kvserver.wire.kv_events import Begun, ChunksRemoved, ChunksStored, KvEvent, NamespaceCleared
 from tests.process.engine import NAMESPACE, Engine, prompt
 from tests.process.harness import Server, kill, until
-from tests.unit.test_publisher import Reader
+from tests.unit.brain.test_publisher import Reader
 
 
 class Router:

@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvserver.config import Config
-from kvserver.passing import Inheritance, pair
-from kvserver.transfer.engines import Ledger, create_memfd
+from kvserver.config.config import Config
+from kvserver.ipc.fd_sockets import pair
+from kvserver.ipc.inheritance import Inheritance
+from kvserver.transfer.native import Ledger, create_memfd
 from kvserver.wire.orders import Alive, Wish, decode_wish
 from tests.process.harness import WAIT_S
 
@@ -28,7 +29,7 @@ def test_a_brain_without_a_supervisor_ends_whether_or_not_its_wishes_were_read(
     ours, theirs = pair()
     ledger = create_memfd("ledger", Ledger.file_bytes(config.ledger_span_bytes))
     inheritance = Inheritance(parent=os.getpid(), control=theirs.fileno(), ledger=ledger, config=config)
-    command = [sys.executable, "-m", "kvserver.server", msgspec.json.encode(inheritance).decode()]
+    command = [sys.executable, "-m", "kvserver.brain.process", msgspec.json.encode(inheritance).decode()]
     with subprocess.Popen(command, pass_fds=(theirs.fileno(), ledger), stderr=subprocess.PIPE, text=True) as brain:
         theirs.close()
         os.close(ledger)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvserver import numa
 from kvserver._native import free_huge_pages
-from kvserver.config import Config
+from kvserver.config.config import Config
+from kvserver.supervisor import numa
 from tests.process.engine import Engine, prompt
 from tests.process.harness import Server, kill, until
 

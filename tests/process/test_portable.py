@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvclient import Blocks, CacheSpec, Client, HostBuffer, RequestError, TensorBuffer, full_group, namespace_digest
-from kvclient.layouts import describe
+from kvclient.memory.layouts import describe
 from tests.process.engine import PATIENT, Prompt, prompt
 from tests.process.harness import WAIT_S, Server, kill, until
 
@@ -164,7 +164,7 @@ def test_what_was_stored_is_found_after_the_server_was_killed(engine: Engine, se
 
 
 def test_it_is_asked_for_by_name_warned_of_once_and_shown(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("WARNING", logger="kvclient.portable"):
+    with caplog.at_level("WARNING", logger="kvclient.memory.portable"):
         engine = Engine(server, "mla")
         engine.store(STORY, FROM).result(WAIT_S)
         engine.retrieve(STORY, INTO).result(WAIT_S)

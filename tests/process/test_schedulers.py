@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from kvclient import Client, Timeouts
-from kvclient.inquiries import Answered
+from kvclient.transport.inquiries import Answered
 from kvserver.wire.messages import KEY_BYTES
 from tests.process.engine import NAMESPACE, Engine, prompt
 from tests.process.harness import OBSERVER_SESSIONS, WAIT_S, Server, stopped, until

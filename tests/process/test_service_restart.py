@@ -16,7 +16,7 @@ import pytest
 from kvclient.client import Client
 from kvclient.values import Blocks, CacheSpec, HostBuffer, full_group
 from kvserver._native import create_memfd
-from kvserver.arena_files import ARENA, LEDGER
+from kvserver.supervisor.arena_files import ARENA, LEDGER
 from kvserver.wire.messages import RegionRun
 from tests.process.engine import PATIENT
 from tests.process.harness import until

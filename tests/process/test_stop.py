@@ -6,7 +6,7 @@ from contextlib import suppress
 from tests.process.engine import Engine, prompt
 from tests.process.harness import WAIT_S, Server, is_gone, pids_below, resume, stop, until
 
-PATIENT = "import kvserver.supervisor as s; s.STOP_S = 3600.0; from kvserver.cli import main; main()"
+PATIENT = "import kvserver.supervisor.supervisor as s; s.STOP_S = 3600.0; from kvserver.cli.main import main; main()"
 
 
 LATE = """
@@ -15,7 +15,7 @@ class Late:
     def __del__(self, tell=os.kill, pid=os.getpid()):
         tell(pid, 15)
 late = Late()
-from kvserver.cli import main
+from kvserver.cli.main import main
 main()
 """
 

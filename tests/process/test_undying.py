@@ -27,11 +27,11 @@ class Powerless(Server):
 
     PROGRAM = (
         "-c",
-        "from kvserver import cli, supervisor\n"
+        "from kvserver.cli import main\nfrom kvserver.supervisor import supervisor\n"
         "kill = supervisor._Child.kill\n"
         "supervisor._Child.kill = lambda child: None if child.mover else kill(child)\n"
         "supervisor.REAP_S = 0.05\n"
-        "cli.main()",
+        "main.main()",
     )
 
     def lose_brain(self) -> int:

@@ -8,13 +8,13 @@ from array import array
 import pytest
 
 from kvclient import Blocks, Cache, CacheSpec, Client, HostBuffer, chunk_keys
-from kvclient.vllm_layout import chosen_chunk_tokens, group_specs, groups_of, layout_of
+from kvclient.vllm.layout import chosen_chunk_tokens, group_specs, groups_of, layout_of
 from kvserver._native import create_memfd
 from tests.process.engine import PATIENT
 from tests.process.harness import WAIT_S, Server
-from tests.unit.test_vllm_beside import BLOCKS, HEADS, SIZE, TOKENS, bound, config, known
-from tests.unit.test_vllm_namespace import namespace
-from tests.unit.vllm_tensors import AtomLayer, Tensor
+from tests.rigs.vllm_tensors import AtomLayer, Tensor
+from tests.unit.vllm.test_vllm_beside import BLOCKS, HEADS, SIZE, TOKENS, bound, config, known
+from tests.unit.vllm.test_vllm_namespace import namespace
 
 PROMPT = array("I", random.Random(5).randbytes(4 * 512))
 NAMES = ("a", "b")

@@ -1,4 +1,4 @@
-"""In place of kvserver.disk_quiet: devices are at work for as long as there is the file that DISKS_AT_WORK names."""
+"""Stands in for kvserver.movers.disk_io_barrier: devices are at work as long as the file DISKS_AT_WORK exists."""
 
 import os
 import time

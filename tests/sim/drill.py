@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from tests.drilling import PACKAGES, Copy, copy_with, refuse_stale
+from tests.drilling import PACKAGES, Copy, copy_with, refuse_stale, unit_test
 
 from . import mutations_admin, mutations_arc, mutations_disk, mutations_tenants
 from .mutations import MUTATIONS as CORE_MUTATIONS
@@ -27,7 +27,7 @@ MUTATIONS = (
 SEED0 = 500_000
 """Other seeds than those that `make sim` runs by default."""
 UNIT_TESTS = tuple(
-    f"tests/unit/test_{name}.py"
+    unit_test(name)
     for name in (
         *("arc", "index", "slots", "layout", "marks", "placement", "extents"),
         *("service_timers", "service_namespaces", "service_room", "service_pins", "service_restore", "service_disk"),

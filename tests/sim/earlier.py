@@ -5,8 +5,8 @@ A short seed stores little, and less of it leaves DRAM; where it begins like thi
 
 from random import Random
 
-from kvserver.service.disk import GENERATIONS
-from kvserver.service.state import Bounds
+from kvserver.service.state.clear_notes import GENERATIONS
+from kvserver.service.state.core import Bounds
 from kvserver.tiers.extents import Extents, place_of
 from kvserver.tiers.records import (
     DOCUMENT_FORMAT,

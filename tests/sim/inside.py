@@ -5,11 +5,11 @@ from random import Random
 from kvserver.index.coverage import servable_chunks
 from kvserver.index.eviction import droppable
 from kvserver.index.space import ABSENT, READY, Node
-from kvserver.service import kv_events
-from kvserver.service.disk_room import DiskRoom
-from kvserver.service.owners import SEALED
+from kvserver.service.holdings.disk_eviction import DiskRoom
+from kvserver.service.holdings.place_owners import SEALED
+from kvserver.service.requests import kv_events
 from kvserver.service.service import Service
-from kvserver.service.state import Core
+from kvserver.service.state.core import Core
 from kvserver.tiers.extents import place_of
 from kvserver.tiers.records import NO_GROUP
 from kvserver.tiers.slots import SLOT_ALIGN, SlotPool

@@ -14,9 +14,14 @@ class Mutation(NamedTuple):
     """It breaks no promise that the simulator keeps: only the unit tests are asked."""
 
 
-CHUNKS, ROOM, SPACE, LEASES = "service/chunks.py", "service/room.py", "index/space.py", "service/leases.py"
-TIMERS = "service/timers.py"
-TRANSFERS, MOVERS, RESTORE = "service/transfers.py", "service/movers.py", "service/restore.py"
+CHUNKS, ROOM, SPACE, LEASES = (
+    "service/holdings/chunks.py",
+    "service/holdings/eviction.py",
+    "index/space.py",
+    "service/requests/lookup.py",
+)
+TIMERS = "service/base/timers.py"
+TRANSFERS, MOVERS, RESTORE = "service/requests/transfers.py", "service/requests/movers.py", "service/disk/restore.py"
 
 MUTATIONS = (
     # ------------------------------------------------------------ what is sealed, and when
@@ -156,7 +161,7 @@ MUTATIONS = (
     ),
     Mutation(
         "lease of another epoch",
-        "service/sessions.py",
+        "service/requests/sessions.py",
         "    name = (request.engine, request.epoch)\n",
         "    name = (request.engine, 0)\n",
     ),
@@ -174,10 +179,15 @@ MUTATIONS = (
         "if extended_ns > lease.expires_ns:",
         "if extended_ns < 0:",
     ),
-    Mutation("not ending leases on clear", "service/clears.py", "        end_lease(core, lease)\n", "        pass\n"),
+    Mutation(
+        "not ending leases on clear",
+        "service/operators/clear_namespaces.py",
+        "        end_lease(core, lease)\n",
+        "        pass\n",
+    ),
     Mutation(
         "no end of leases with their engine",
-        "service/sessions.py",
+        "service/requests/sessions.py",
         "        for number in sorted(engine.leases):\n            end_lease(core, core.leases[number])\n",
         "",
     ),
@@ -212,7 +222,7 @@ MUTATIONS = (
     Mutation("a job that is over keeps its timer", TRANSFERS, '    core.timers.cancel("job", job.number)\n', ""),
     Mutation(
         "an attached session keeps its timer",
-        "service/sessions.py",
+        "service/requests/sessions.py",
         '    session.attached_peer = peer\n    core.timers.cancel("attach", session.number)\n',
         "    session.attached_peer = peer\n",
     ),
@@ -269,13 +279,13 @@ MUTATIONS = (
     ),
     Mutation(
         "a leased namespace makes room for another",
-        "service/caches.py",
+        "service/requests/caches.py",
         "{lease.space for lease in core.leases.values()} | ",
         "",
     ),
     Mutation(
         "a pinned namespace makes room for another",
-        "service/caches.py",
+        "service/requests/caches.py",
         "    held |= {hold.space for hold in core.wishes.holds.values()}\n",
         "",
     ),
@@ -328,7 +338,7 @@ MUTATIONS = (
     ),
     Mutation(
         "boards of ended sessions stay mapped",
-        "service/sessions.py",
+        "service/requests/sessions.py",
         "        movers.drop_board(core, mover, session)\n",
         "        pass\n",
     ),
@@ -380,7 +390,7 @@ MUTATIONS = (
     ),
     Mutation(
         "what was cleared is answered before it is gone from the ledger",
-        "service/disk.py",
+        "service/state/clear_notes.py",
         "    if any(space in core.chunks.emptying for space in clearing.spaces):\n",
         "    if False:\n",
     ),
@@ -392,7 +402,7 @@ MUTATIONS = (
     ),
     Mutation(
         "what was cleared never goes on",
-        "service/clears.py",
+        "service/operators/clear_namespaces.py",
         "        core.effects.append(GoOn())\n",
         "        pass\n",
     ),

@@ -2,9 +2,17 @@
 
 from .mutations import CHUNKS, Mutation
 
-HOLDS, ADMISSION, DISK_READS = "service/holds.py", "service/admission.py", "service/disk_reads.py"
-RECOVERY, PREFIXES, DRAIN = "service/recovery.py", "service/prefixes.py", "service/server_drain.py"
-KV_EVENTS, DISK, CLEARS = "service/kv_events.py", "service/disk.py", "service/clears.py"
+HOLDS, ADMISSION, DISK_READS = "service/requests/holds.py", "service/requests/admission.py", "service/disk/reads.py"
+RECOVERY, PREFIXES, DRAIN = (
+    "service/disk/recovery.py",
+    "service/operators/clear_prefix.py",
+    "service/operators/server_drain.py",
+)
+KV_EVENTS, DISK, CLEARS = (
+    "service/requests/kv_events.py",
+    "service/disk/mover.py",
+    "service/operators/clear_namespaces.py",
+)
 
 MUTATIONS = (
     Mutation("a hold without a pin", HOLDS, "    core.chunks.pin(tail)\n", ""),
@@ -29,7 +37,7 @@ MUTATIONS = (
     Mutation(
         "a cleared prefix keeps its leases",
         PREFIXES,
-        "    disk_reads.end_below(core, space, gone, cleared, now_ns)\n",
+        "    reads.end_below(core, space, gone, cleared, now_ns)\n",
         "",
     ),
     Mutation(
@@ -96,7 +104,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a clear of a tenant is answered with its first note",
-        DISK,
+        "service/state/clear_notes.py",
         "            if not clearing.left:\n",
         "            if True:\n",
         unseen=True,
@@ -110,14 +118,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a note of a prefix is forgotten as one of a namespace is",
-        DISK,
+        "service/state/clear_notes.py",
         "core.chunks.spaces.keys() | tier.cleared.keys()",
         "core.chunks.spaces.keys()",
         unseen=True,
     ),
     Mutation(
         "notes of prefixes push out those of namespaces",
-        DISK,
+        "service/state/clear_notes.py",
         "len(tier.noted) - len(tier.cleared)",
         "len(tier.noted)",
         unseen=True,
@@ -179,7 +187,7 @@ MUTATIONS = (
         unseen=True,
     ),
     Mutation(
-        "draining writes nothing", "service/disk_writes.py", "or core.wishes.drain or (core", "or (core", unseen=True
+        "draining writes nothing", "service/disk/writes.py", "or core.wishes.drain or (core", "or (core", unseen=True
     ),
     Mutation(
         "a drain keeps its holds",
@@ -191,7 +199,7 @@ MUTATIONS = (
     # ------------------------------------------------------------ what subscribers are told
     Mutation(
         "subscribers are not told of a namespace that goes with its last cache",
-        "service/movers.py",
+        "service/requests/movers.py",
         "            kv_events.cleared(core, space)  # its last chunk may have gone in this event\n",
         "",
     ),
@@ -203,7 +211,7 @@ MUTATIONS = (
     ),
     Mutation(
         "subscribers are not told what was found on disk",
-        "service/disk_chunks.py",
+        "service/holdings/disk_chunks.py",
         "            self._chunks.changes[node] = space, 0, 0\n",
         "            pass\n",
     ),
@@ -222,7 +230,7 @@ MUTATIONS = (
     ),
     Mutation(
         "nobody knows whose the namespaces were that have left the index",
-        "service/namespaces.py",
+        "service/requests/namespaces.py",
         "core.disk.left_out[space.digest] = space.tags",
         "pass",
     ),

@@ -3,20 +3,21 @@
 from .mutations import CHUNKS, Mutation
 
 ACCOUNTS, CACHES, DISK_ROOM, LEASES, ROOM = (
-    f"service/{name}.py" for name in ("accounts", "caches", "disk_room", "leases", "room")
+    *("service/holdings/accounts.py", "service/requests/caches.py", "service/holdings/disk_eviction.py"),
+    *("service/requests/lookup.py", "service/holdings/eviction.py"),
 )
 
 MUTATIONS = (
     Mutation(
         "a tenant without room in DRAM holds up the reads of all",
-        "service/disk_reads.py",
+        "service/disk/reads.py",
         "    return bool(tier.starved) and _account(core, space) in tier.starved\n",
         "    return bool(tier.starved)\n",
         unseen=True,
     ),
     Mutation(
         "who waits for its disk gives way to who waits for slots",
-        "service/disk_reads.py",
+        "service/disk/reads.py",
         "        if job.held is not None and _waits(core, tier, job.space):\n",
         "        if job.held is not None:\n",
         unseen=True,
@@ -172,7 +173,7 @@ MUTATIONS = (
     ),
     Mutation(
         "extents that nobody is charged for",
-        "service/disk_chunks.py",
+        "service/holdings/disk_chunks.py",
         "pool_of=SlotPool if disk_accounts is None else",
         "pool_of=SlotPool if True else",
     ),
@@ -192,14 +193,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a tenant without room on disk holds up the writes of all",
-        "service/disk_writes.py",
+        "service/disk/writes.py",
         'is_tenants_own = blocked == "room" and',
         "is_tenants_own = not blocked and",
         unseen=True,
     ),
     Mutation(
         "a chunk larger than its tenant's maximum pushes its others out",
-        "service/disk_chunks.py",
+        "service/holdings/disk_chunks.py",
         "        if self.accounts is None or space.tenant is None:\n",
         "        if space.needed:\n",
         unseen=True,
@@ -207,7 +208,7 @@ MUTATIONS = (
     Mutation(
         "what never fits into DRAM for its tenant is offered from disk",
         LEASES,
-        "fetches.may_ever_fit(core, space, away) and ",
+        "disk_waits.may_ever_fit(core, space, away) and ",
         "",
         unseen=True,
     ),

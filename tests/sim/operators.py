@@ -8,7 +8,7 @@ nor in a namespace whose weights have changed.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvserver.service.events import Commanded
+from kvserver.service.base.events import Commanded
 from kvserver.tiers.records import DiskRecord
 from kvserver.wire.admin import (
     AnyCommand,

@@ -4,8 +4,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvserver.service.admin import COMMAND_ID
-from kvserver.service.effects import Answer, Effect, Instruct
+from kvserver.service.base.effects import Answer, Effect, Instruct
+from kvserver.service.operators.commands import COMMAND_ID
 from kvserver.tiers.records import Record
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.admin import AnyCommand, Command, Outcome

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
 
-from kvserver.service.accounts import Quota
+from kvserver.service.holdings.accounts import Quota
 from kvserver.tiers.records import NO_GROUP
 
 from .ledger import Ledger

@@ -10,9 +10,9 @@ from typing import Any
 
 from kvserver.index.eviction import droppable
 from kvserver.index.space import Node
-from kvserver.service.disk_room import CHUNKS_MAX, DiskRoom, Wanted, device_of
-from kvserver.service.owners import ExtentOwner
-from kvserver.service.state import Bounds
+from kvserver.service.holdings.disk_eviction import CHUNKS_MAX, DiskRoom, Wanted, device_of
+from kvserver.service.holdings.place_owners import ExtentOwner
+from kvserver.service.state.core import Bounds
 
 from .memory import Wrong
 

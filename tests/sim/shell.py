@@ -7,8 +7,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
-from kvserver.service.admin import COMMAND_ID
-from kvserver.service.effects import (
+from kvserver.service.base.effects import (
     Answer,
     AnswerWithBoard,
     AnswerWithMover,
@@ -27,8 +26,19 @@ from kvserver.service.effects import (
     Tell,
     Withdraw,
 )
-from kvserver.service.events import ArenaGrew, Arrived, Commanded, Event, MoverGone, PeerGone, Reported, Tick, Unheard
-from kvserver.service.events import GoOn as GoneOn
+from kvserver.service.base.events import (
+    ArenaGrew,
+    Arrived,
+    Commanded,
+    Event,
+    MoverGone,
+    PeerGone,
+    Reported,
+    Tick,
+    Unheard,
+)
+from kvserver.service.base.events import GoOn as GoneOn
+from kvserver.service.operators.commands import COMMAND_ID
 from kvserver.service.service import Service
 from kvserver.tiers.records import NO_GROUP, unpack_disk
 from kvserver.wire.admin import AnyCommand, ClearNamespace, ClearTenant, Command, NewWeights, Outcome

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from kvserver.service import effects, events
+from kvserver.service.base import effects, events
 from kvserver.wire import admin, messages, orders
 
 from .expected import EXPECTED

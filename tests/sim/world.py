@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvserver.service.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
+from kvserver.service.base.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
 from kvserver.service.service import Service
 from kvserver.wire.messages import Request
 

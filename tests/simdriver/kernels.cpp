@@ -24,7 +24,7 @@ unsigned long long resolve(unsigned long long address, unsigned bytes) {
 }  // namespace sim
 
 #define KV_RESOLVE(address, bytes, writes) sim::resolve(address, bytes)
-#include "gpu/kernel_source.h"
+#include "gpu/kernels/kernel_source.h"
 
 namespace sim {
 namespace {

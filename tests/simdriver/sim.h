@@ -3,7 +3,7 @@
 // Device memory is shared memory, a stream is a thread, an IPC handle names a descriptor of its owner. It is stricter
 // than the real ones where that finds mistakes: a device address cannot be dereferenced on the host, host addresses
 // and device addresses of one memory differ, pageable memory cannot be copied, what an operation touches is checked
-// when it runs. calls.cpp exports the entry points of csrc/gpu/symbols.h.
+// when it runs. calls.cpp exports the entry points of csrc/gpu/driver/symbols.h.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <shared_mutex>
 #include <string>
 
-#include "gpu/symbols.h"
+#include "gpu/driver/symbols.h"
 #include "state.h"
 
 namespace sim {

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from kvclient import vllm
-from kvclient.offload import Offload
-from kvclient.offload_questions import Questions
-from kvclient.vllm_doubts import Doubts
-from kvclient.vllm_keys import Keyer
-from kvclient.vllm_pins import Pins
+from kvclient.offload.decide import Offload
+from kvclient.offload.questions import Questions
+from kvclient.vllm import connector as vllm
+from kvclient.vllm.keys import Keyer
+from kvclient.vllm.other_connectors import Doubts
+from kvclient.vllm.pins import Pins
 
 from .run import run_seed
 

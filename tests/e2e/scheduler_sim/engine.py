@@ -25,7 +25,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvclient import offload_asking, offload_ends, vllm, vllm_scheduler
+from kvclient.offload import asking, ends
+from kvclient.vllm import connector as vllm
+from kvclient.vllm import scheduler
 
 from .content import BLOCK_TOKENS
 from .neighbour import Neighbour
@@ -45,7 +47,7 @@ def stand_ins(clock: Clock, client_of: Callable[[int], object]) -> Iterator[None
         return client_of(rank)
 
     with ExitStack() as stack:
-        for module in (vllm_scheduler, offload_ends, offload_asking):
+        for module in (scheduler, ends, asking):
             stack.enter_context(mock.patch.object(module, "time", clock))
         stack.enter_context(mock.patch.object(vllm.KvServerConnector, "_client", client))
         stack.enter_context(mock.patch.object(vllm, "_here", WeakValueDictionary()))
@@ -91,7 +93,7 @@ class Engine:
 
     @property
     def half(self) -> Any:
-        """What is guarded, kvclient.vllm_scheduler.Scheduler."""
+        """What is guarded, kvclient.vllm.scheduler.Scheduler."""
         return self.guarded._half
 
     @property

@@ -4,7 +4,7 @@ of the scheduler's half, which asks it."""
 from dataclasses import dataclass, field
 from random import Random
 
-from kvclient.inquiries import Answered
+from kvclient.transport.inquiries import Answered
 from kvclient.values import Found, Lease
 
 from .content import cut

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-if "kvserver.mover" in sys.orig_argv:
+if "kvserver.movers.mover" in sys.orig_argv:
     _loaded: list[Callable[[], None]] = []
 
     def _load(*_: object) -> None:

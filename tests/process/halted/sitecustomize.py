@@ -7,5 +7,5 @@ import os
 import signal
 import sys
 
-if "kvserver.disk_mover" in sys.orig_argv and os.path.exists(os.environ["HALT_DISK_MOVERS"]):
+if "kvserver.movers.disk_mover" in sys.orig_argv and os.path.exists(os.environ["HALT_DISK_MOVERS"]):
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,0 +1,249 @@
+"""The layout of ATOM's blocks in KV memory, as registered with the server.
+
+ATOM describes it twice: `kv_caches` has the layers' tensors, `transfer_tensors` the memory that holds them. Block b of
+its scheduler is the b-th of `blocks` equal pieces of each tensor. This holds for any number of physical pages per block
+(block_ratio), and for a first dimension of pages or, as with MLA, of tokens. So only `blocks` gives the stride.
+
+    K of MHA       (pages, heads, dim / x, page tokens, x)      16 bytes in x: fp8 16, bf16 8
+    V of MHA       (pages, heads, page tokens / x, dim, x)      or (pages, heads, dim, page tokens)
+    scales         (pages, heads, page tokens)                  fp32, beside fp8
+    MLA            (tokens, 1, dim)                             neither V nor scales
+    index keys     (pages, page tokens, dim)                    DSA; of MiniMax-M3 only transfer_tensors has them
+
+Everything else is refused before any byte moves, above all memory that is not addressed by blocks. Without it, a
+restored prefix would be incomplete and nobody would notice.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kvserver.errors import RequestError
+from kvserver.wire.messages import RegionRun
+
+PARTS = ("k_cache", "v_cache", "k_scale", "v_scale", "index_cache")
+"""Fields of a KVCacheTensor. Regions are listed part by part, so that one tensor with all layers becomes one run."""
+X_BYTES = 16
+SCALE_BYTES = 4
+
+
+class Allocation(NamedTuple):
+    """One piece of memory that holds KV."""
+
+    address: int
+    bytes: int
+
+
+class Segment(NamedTuple):
+    """A layer's tensor, or a region that belongs to no known tensor."""
+
+    part: str
+    layer: str
+    allocation: Allocation
+    offset: int
+    """Offset in the allocation, in bytes."""
+    bytes: int
+    shape: tuple[int, ...] = ()
+    kind: str = ""
+    """Type of the elements."""
+
+    @property
+    def address(self) -> int:
+        return self.allocation.address + self.offset
+
+
+class Layout(NamedTuple):
+    allocations: list[Allocation]
+    """Allocations, in the order of the buffers in the regions."""
+    regions: list[RegionRun]
+    segments: list[Segment]
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether all layers use MLA. Then every tensor rank holds the same bytes."""
+        return all(segment.part in ("k_cache", "index_cache") and len(segment.shape) == 3 for segment in self.segments)
+
+    def facts(self, *, pipeline_stages: int) -> Sequence[object]:
+        """Facts of the layout that must be equal before bytes are shared, and that are equal in all ranks.
+
+        Pipeline stages have different layers, whose sizes the server compares shard by shard.
+        """
+        if pipeline_stages > 1:
+            main = [segment for segment in self.segments if segment.part in PARTS[:4]]
+            return sorted({f"{segment.part} {len(segment.shape)} {segment.kind}" for segment in main})
+        return [[item.part, item.layer, list(item.shape), item.kind, item.bytes] for item in self.segments]
+
+
+def layout_of(kv_caches: Mapping[str, Any], transfer_tensors: Any, *, blocks: int | None, block_tokens: int) -> Layout:
+    """The layout of a KV cache. Arguments as of register_kv_caches(). block_tokens: tokens per block in one rank's
+    memory.
+
+    RequestError("layout") names what is not understood, "unsupported" what cannot be cached.
+    """
+    if blocks is None or blocks < 1:
+        raise RequestError("layout", f"num_blocks={blocks}: expected the blocks that the scheduler counts")
+    _refuse_state(transfer_tensors)
+    segments = [
+        _checked(part, layer, tensor, tokens=blocks * block_tokens)
+        for part in PARTS
+        for layer, cache in kv_caches.items()
+        if (tensor := getattr(cache, part, None)) is not None and math.prod(tensor.shape) > 1
+    ]
+    if not segments:  # regions alone do not say how many tokens they hold
+        raise RequestError("layout", "ATOM has registered no KV cache of any layer")
+    segments += _untold(transfer_tensors, segments, scale_bytes=_missing_scales(kv_caches, segments))
+    for segment in segments:
+        if segment.bytes % blocks:
+            raise RequestError(
+                "layout", f"{segment.part} of {segment.layer}: {segment.bytes} bytes are not {blocks} equal blocks"
+            )
+    allocations = list(dict.fromkeys(segment.allocation for segment in segments))
+    return Layout(allocations, _runs(segments, allocations, blocks), segments)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def _refuse_state(transfer_tensors: Any) -> None:
+    """Refuse per-request state: compressors and windows of DeepSeek-V4, recurrent states of other hybrids."""
+    slots = [*_regions(transfer_tensors, "slot_regions"), *_regions(transfer_tensors, "swa_block_regions")]
+    if slots or getattr(transfer_tensors, "expected_full_slot_region_count", None):
+        raise RequestError(
+            "unsupported",
+            f"the model keeps {len(slots)} regions of state for each request (DeepSeek-V4 slots, recurrent layers); "
+            "kvserver stores blocks only, and a prefix without that state would be wrong",
+        )
+    if any(getattr(region, "reverse_indexed", False) for region in _regions(transfer_tensors, "block_regions")):
+        raise RequestError("layout", "regions of blocks that are counted from their end are not understood")
+
+
+def _checked(part: str, layer: str, tensor: Any, *, tokens: int) -> Segment:
+    """The tensor's segment. RequestError unless it has a known form and holds `tokens` tokens.
+
+    This refuses the slots of recurrent layers, which ATOM registers in the same way.
+    """
+    shape = tuple(int(size) for size in tensor.shape)
+    item_bytes = tensor.element_size()
+    shown = f"{part} of {layer}: shape {shape}, {item_bytes} bytes each"
+    held = _tokens_of(part, shape, item_bytes)
+    if held is None:
+        raise RequestError(
+            "unsupported",
+            f"{shown}: a layout that is not understood; expected pages of K, V, scales or index keys, or a latent by "
+            "token (GDN, KDA and other recurrent layers, which keep slots of requests, are not supported)",
+        )
+    if held != tokens:
+        raise RequestError(
+            "unsupported",
+            f"{shown} holds {held} tokens, not the {tokens} of all blocks: it is not addressed by blocks "
+            "(GDN, KDA and other recurrent layers are not supported)",
+        )
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= size
+    if any(size > 1 and got != wanted for size, got, wanted in zip(shape, tensor.stride(), strides, strict=True)):
+        raise RequestError("layout", f"{shown}, strides {tuple(tensor.stride())}: it has gaps")
+    storage = tensor.untyped_storage()
+    allocation = Allocation(storage.data_ptr(), storage.nbytes())
+    offset = tensor.data_ptr() - allocation.address
+    kind = str(getattr(tensor, "dtype", item_bytes))
+    return Segment(part, layer, allocation, offset, step * item_bytes, shape, kind)
+
+
+def _tokens_of(part: str, shape: Sequence[int], item_bytes: int) -> int | None:
+    """Number of tokens in a tensor; None if its form is unknown."""
+    match part, shape:
+        case "k_cache", [pages, _, _, page_tokens, x] if x * item_bytes == X_BYTES:
+            return pages * page_tokens
+        case "v_cache", [pages, _, page_parts, _, x] if x * item_bytes == X_BYTES:
+            return pages * page_parts * x
+        case "v_cache", [pages, _, _, page_tokens]:
+            return pages * page_tokens
+        case "k_cache", [tokens, 1, _]:
+            return tokens
+        case (("k_scale" | "v_scale"), [pages, _, page_tokens]) if item_bytes == SCALE_BYTES:
+            return pages * page_tokens
+        case "index_cache", [pages, page_tokens, _]:
+            return pages * page_tokens
+    return None
+
+
+# ---------------------------------------------------------------- regions that no tensor was told of
+
+
+def _untold(transfer_tensors: Any, known: Sequence[Segment], *, scale_bytes: Sequence[int]) -> list[Segment]:
+    """Segments of regions outside all tensors: the index keys of MiniMax-M3.
+
+    ATOM may also report scales here that the cache does not need. They are left out if the regions can be nothing else,
+    and otherwise stored too.
+    """
+    regions = [region for region in _regions(transfer_tensors, "block_regions") if not _is_known(region, known)]
+    if sorted(region.total_bytes for region in regions) == sorted(scale_bytes):
+        return []
+    if not regions:
+        return []
+    begin = min(region.base_addr for region in regions)
+    end = max(region.base_addr + region.total_bytes for region in regions)
+    dense = sum(region.total_bytes for region in regions) == end - begin
+    found = []
+    for number, region in enumerate(sorted(regions, key=lambda region: int(region.base_addr)) if dense else regions):
+        memory = Allocation(begin, end - begin) if dense else Allocation(region.base_addr, region.total_bytes)
+        offset = region.base_addr - memory.address
+        found.append(Segment("region", f"region_{number}", memory, offset, region.total_bytes))
+    return found
+
+
+def _missing_scales(kv_caches: Mapping[str, Any], segments: Sequence[Segment]) -> list[int]:
+    """Bytes of the scales that K and V of layers without scales would have."""
+    scaled = {segment.layer for segment in segments if segment.part == "k_scale"}
+    plain = [item for item in segments if item.part == "k_cache" and len(item.shape) == 5 and item.layer not in scaled]
+    return [bytes_ for item in plain for bytes_ in [item.shape[0] * item.shape[1] * item.shape[3] * SCALE_BYTES] * 2]
+
+
+def _is_known(region: Any, known: Iterable[Segment]) -> bool:
+    """Whether a region is inside a tensor, or consists of tensors without gaps."""
+    begin, end = region.base_addr, region.base_addr + region.total_bytes
+    if any(item.address <= begin and end <= item.address + item.bytes for item in known):
+        return True
+    inside = [item for item in known if begin <= item.address and item.address + item.bytes <= end]
+    if inside and sum(item.bytes for item in inside) != region.total_bytes:
+        raise RequestError("layout", f"a region of {region.total_bytes} bytes holds tensors, and more than these")
+    return bool(inside)
+
+
+def _regions(transfer_tensors: Any, name: str) -> list[Any]:
+    return list(getattr(transfer_tensors, name, None) or ())
+
+
+# ---------------------------------------------------------------- runs
+
+
+def _runs(segments: Sequence[Segment], allocations: Sequence[Allocation], blocks: int) -> list[RegionRun]:
+    """The region runs. Segments of one part that follow each other evenly in one allocation become one run.
+
+    So the same tensors always give the same runs, wherever they lie.
+    """
+    runs: list[RegionRun] = []
+    before = ""
+    for segment in segments:
+        page_bytes = segment.bytes // blocks
+        run = RegionRun(allocations.index(segment.allocation), segment.offset, 1, 0, page_bytes, page_bytes)
+        joined = _joined(runs[-1], run) if runs and segment.part == before else None
+        if joined is None:
+            runs.append(run)
+        else:
+            runs[-1] = joined
+        before = segment.part
+    return runs
+
+
+def _joined(run: RegionRun, following: RegionRun) -> RegionRun | None:
+    if run.buffer != following.buffer or run.page_bytes != following.page_bytes:
+        return None
+    last = run.offset + (run.regions - 1) * run.region_stride
+    step = following.offset - last
+    if step <= 0 or (run.regions > 1 and step != run.region_stride):
+        return None
+    return RegionRun(run.buffer, run.offset, run.regions + 1, step, run.block_stride, run.page_bytes)

@@ -1,0 +1,1 @@
+"""The base of the client: its background thread."""

@@ -1,0 +1,1 @@
+"""The engine's memory as the server reads and writes it: layouts, blocks, device buffers."""

@@ -1,0 +1,1 @@
+"""Decisions of every engine's connector, independent of engines and sockets."""

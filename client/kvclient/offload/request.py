@@ -1,0 +1,128 @@
+"""One request in decide.py, from begin() until none of its jobs is in flight."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from kvclient.offload.values import Options
+from kvclient.values import Lease
+from kvserver.wire.messages import KEY_BYTES
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    """Waiting for a place in the engine, and meanwhile for the server's answer."""
+    RETRIEVING = "retrieving"
+    """The request has its blocks, and a job writes some of them."""
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Question(NamedTuple):
+    """A lookup in flight."""
+
+    number: int
+    chunks: int
+    chunks_wanted_min: int
+    asked_s: float
+    due_s: float
+    is_ahead: bool = False
+    """True while no match() has asked for the answer."""
+
+
+@dataclass(eq=False, slots=True)
+class Answer:
+    """The server's last answer, or a miss because it did not answer."""
+
+    chunks: int
+    lease: Lease | None
+    asked_chunks: int
+    chunks_wanted_min: int
+    why: str = ""
+    believed_until_s: float | None = None
+    """None until a match() that waited for the answer has seen it."""
+    is_told: bool = False
+    """match() has returned 0 because of this answer."""
+
+    def still_good(self, options: Options, now_s: float) -> bool:
+        """Whether the answer may still be used. A complete answer with a lease is good as long as the lease.
+
+        Any other answer is good for a moment, because more may be stored, and without a lease what was found may go. At
+        first sight every answer is good; otherwise an engine with slow steps would ask forever.
+        """
+        if self.believed_until_s is None:
+            self.believed_until_s = now_s + options.moment_s
+            return True
+        if not self.asked_chunks:
+            return True
+        if self.lease is not None and self.chunks >= self.asked_chunks:
+            return self.has_lease(options, now_s)
+        return now_s < self.believed_until_s
+
+    def has_lease(self, options: Options, now_s: float) -> bool:
+        """Whether the lease keeps the chunks until the ranks have submitted their retrieves."""
+        return self.lease is not None and now_s < self.lease.expires_monotonic_s - options.lease_spare_s
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    name: Hashable
+    prompt_tokens: int
+    keys: bytes
+    """Packed keys of the whole chunks. Empty if the request cannot be keyed."""
+    reads: bool
+    is_keyed: bool = True
+    tokens: int = 0
+    """Length of the sequence at the last match, output included."""
+    phase: Phase = Phase.WAITING
+    question: Question | None = None
+    answer: Answer | None = None
+    disk_chunks: int = 0
+    """Bits of the chunks that leases of this wait had read from disk. See tiers.py."""
+    queued_s: float | None = None
+    """Time since when the request waits for its turn to retrieve."""
+    retrieve: int = 0
+    """Number of its retrieve, while RETRIEVING."""
+    is_barred: bool = False
+    """True if a retrieve of it has failed (rule 5)."""
+    frontier: int = 0
+    """The server holds the chunks before this one, or receives them now."""
+    held_for_sure: int | None = None
+    """Chunks before the frontier that the server held for certain, while it did not know all of its disks. Otherwise
+    None."""
+    due: int = 0
+    """Number of computed chunks."""
+    storing: dict[int, int] = field(default_factory=dict)
+    """Stores in flight: job -> end chunk."""
+    stored_until: int = 0
+    """Largest end chunk of stores that ended since the lookup was sent, which its answer cannot include."""
+    jobs: int = 0
+    """Jobs in flight: stores, and retrieves from before or after a preemption."""
+    stopped: str = ""
+    """Why nothing more is stored: the chain has a gap before the frontier. Empty if it has none."""
+    hbm_tokens: int = 0
+    found_tokens: int = 0
+    retrieved_tokens: int = 0
+    disk_tokens: int = 0
+    """Retrieved tokens that came from disk."""
+    stored_tokens: int = 0
+    preemptions: int = 0
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        self.tokens = self.prompt_tokens
+
+    @property
+    def chunks(self) -> int:
+        return len(self.keys) // KEY_BYTES
+
+    @property
+    def storing_until(self) -> int:
+        return max(self.storing.values(), default=0)
+
+    def key_range(self, first_chunk: int, end_chunk: int) -> bytes:
+        return self.keys[first_chunk * KEY_BYTES : end_chunk * KEY_BYTES]
+
+    def parent_of(self, chunk: int) -> bytes:
+        return self.key_range(chunk - 1, chunk) if chunk else b""

@@ -1,0 +1,1 @@
+"""The client's conversation with the server: sockets, sessions and jobs."""

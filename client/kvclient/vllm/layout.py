@@ -1,0 +1,317 @@
+"""The layout of vLLM's block groups in KV memory, as registered with the server.
+
+vLLM 0.29 and later place all layers in one allocation and describe where. Earlier releases make one or more
+allocations, and some describe less. The shapes and strides of the tensors decide here. The engine's own description is
+compared with them. A layout that is not understood is refused before any byte moves.
+
+Objects of vLLM are recognized by attributes and class names, so this file does not import vLLM.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from kvclient.memory.layouts import Tensor, region_runs
+from kvclient.offload.values import Group
+from kvclient.vllm.side_tensors import Held
+from kvclient.vllm.versions import layers_of, place_of
+from kvserver.errors import RequestError
+from kvserver.wire.messages import GroupSpec, RegionRun
+
+CHUNK_TOKENS_MIN = 256
+"""Smallest automatic chunk. Below it, keys and slots cost more than a finer prefix gains."""
+
+FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
+WINDOW = frozenset({"SlidingWindowSpec"})
+STATE = frozenset({"MambaSpec"})
+REFUSED = frozenset({"SinkFullAttentionSpec", "HiddenStateCacheSpec", "RSWASpec"})
+"""Classes that are not supported although their base classes are."""
+
+
+class Allocation(NamedTuple):
+    """One piece of memory that holds KV."""
+
+    address: int
+    bytes: int
+
+
+class Layout(NamedTuple):
+    """Everything needed for registration, except how the memory is shared."""
+
+    allocations: list[Allocation]
+    """Allocations, in the order of the buffers in the regions."""
+    regions: list[list[RegionRun]]
+    """Region runs per group."""
+    layers: list[list[str]]
+    """Layer names per group, in the order of the regions. Part of the namespace."""
+    orders: list[str]
+    """Each layer's dimensions within a block, in memory order, with sizes. The regions do not show this."""
+    beside: Sequence[str] = ()
+    """The same for the tensors that layers keep outside their caches, with layer and attribute."""
+
+
+# ---------------------------------------------------------------- groups
+
+
+def groups_of(config: Any) -> list[Group]:
+    """The groups of a KVCacheConfig. RequestError if one cannot be cached."""
+    if not config.kv_cache_groups:
+        raise RequestError("layout", "the model has no KV cache")
+    return [_group(number, group) for number, group in enumerate(config.kv_cache_groups)]
+
+
+def _group(number: int, group: Any) -> Group:
+    specs = layer_specs(group)
+    found = {_kind(number, spec) for spec in specs}
+    if len(found) != 1:
+        raise RequestError("layout", f"group {number} mixes layers of kinds {sorted(found)}")
+    cacheable = all(getattr(spec, "prefix_cacheable", True) for spec in specs)
+    if not (cacheable and getattr(group, "enable_kv_transfer", True)) or getattr(group, "host_resident", False):
+        raise RequestError("layout", f"group {number} ({_names(group)}) holds no KV that a prefix cache may keep")
+    return found.pop()
+
+
+def _kind(number: int, spec: Any) -> Group:
+    classes = {base.__name__ for base in type(spec).__mro__}
+    if not classes & REFUSED and classes & WINDOW:
+        # A token attends to itself and to window - 1 tokens before it.
+        window_tokens = spec.sliding_window - 1 + getattr(spec, "extra_retained_tokens", 0)
+        return Group(spec.block_size, "window", max(1, window_tokens))
+    if not classes & REFUSED and classes & FULL:
+        return Group(spec.block_size)
+    if not classes & REFUSED and classes & STATE:
+        return _state(number, spec)
+    raise RequestError("layout", f"group {number} has layers of {type(spec).__name__}, which are not supported yet")
+
+
+def _state(number: int, spec: Any) -> Group:
+    """The group of Mamba and other recurrent layers.
+
+    vLLM keeps their states at block ends only with its own prefix cache. Without it there is only the running state.
+    """
+    if spec.mamba_cache_mode != "align":
+        raise RequestError(
+            "layout",
+            f"group {number} keeps no state at the ends of blocks (mamba_cache_mode={spec.mamba_cache_mode!r}): start "
+            "vLLM with --enable-prefix-caching",
+        )
+    if spec.num_speculative_blocks:
+        raise RequestError("layout", f"group {number} has states, beside speculative decoding, which is not supported")
+    return Group(spec.block_size, "state")
+
+
+def states_of(config: Any) -> list[str]:
+    """Types and shapes of the states in a KVCacheConfig, which their page sizes do not show."""
+    specs = [spec for group in config.kv_cache_groups for spec in layer_specs(group)]
+    states = [spec for spec in specs if STATE & {base.__name__ for base in type(spec).__mro__}]
+    return [f"{spec.mamba_type} {spec.shapes} {spec.dtypes}" for spec in states]
+
+
+def layer_specs(group: Any) -> list[Any]:
+    """The specs of a group's layers: one for all, or one each."""
+    inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return list(inner.values()) if inner is not None else [group.kv_cache_spec]
+
+
+def chosen_chunk_tokens(groups: Sequence[Group], wanted: int) -> int:
+    """Tokens of a chunk: the user's choice, or the smallest that fits.
+
+    Not longer than the shortest window. A longer chunk may be computed in several steps, and the engine would drop the
+    window groups' first blocks before the last ones are computed. Such a chunk could never be stored.
+    """
+    unit = math.lcm(*(group.block_tokens for group in groups))
+    if any(group.kind == "state" for group in groups):
+        if wanted not in (0, unit):
+            raise RequestError("chunk-tokens", f"chunk_tokens={wanted} must be {unit}: so often a state is kept")
+        return unit
+    if not wanted:
+        windows = [group.window_tokens + 1 for group in groups if group.kind == "window"]
+        units = min([-(-CHUNK_TOKENS_MIN // unit), *(window // unit for window in windows)])
+        return max(1, units) * unit
+    if wanted % unit:
+        raise RequestError(
+            "chunk-tokens",
+            f"chunk_tokens={wanted} must be a multiple of {unit}, of the groups' block sizes "
+            f"{[group.block_tokens for group in groups]}",
+        )
+    return wanted
+
+
+# ---------------------------------------------------------------- memory
+
+
+def layout_of(config: Any, kv_caches: Mapping[str, Any], beside: Mapping[str, Held] = MappingProxyType({})) -> Layout:
+    """The regions of all groups.
+
+    kv_caches: as passed to register_kv_caches(). beside: per-block tensors outside the caches, with blocks in dimension
+    1.
+
+    RequestError("layout") if tensors and description contradict each other or are not understood.
+    """
+    memory = _Memory(config.num_blocks, kv_caches)
+    regions, layers = [], []
+    for number, group in enumerate(config.kv_cache_groups):
+        runs: list[RegionRun] = []
+        names: list[str] = []
+        for tensor in config.kv_cache_tensors:
+            here = [name for name in layers_of(tensor) if name in group.layer_names and name not in names]
+            runs += _tensor_runs(memory, group, tensor, here)
+            names += here
+        if sorted(names) != sorted(group.layer_names):
+            missing = sorted(set(group.layer_names) - set(names))
+            raise RequestError("layout", f"group {number}: no memory is described for layers {missing}")
+        kept = [beside[name].tensor for name in names if name in beside]
+        runs += [run for tensor in kept for run in memory.part_runs(tensor, block_dim=1)]
+        regions.append(runs)
+        layers.append(names)
+    orders = [memory.order(name) for names in layers for name in names]
+    shown = [
+        f"{held.layer}.{held.attribute} {held.tensor.dtype} {_order(held.tensor, config.num_blocks, block_dim=1)}"
+        for names in layers
+        for name in names
+        if (held := beside.get(name)) is not None
+    ]
+    return Layout(memory.allocations, regions, layers, orders, shown)
+
+
+def group_specs(
+    groups: Sequence[Group], layout: Layout, *, blocks: int, ranks: int, rank: int, replicas: int
+) -> list[GroupSpec]:
+    """The groups as registered by one rank.
+
+    replicas: consecutive ranks that hold the same KV. States are not shared: each rank has its own.
+    """
+    shared = [1 if group.kind == "state" else replicas for group in groups]
+    return [
+        GroupSpec(
+            block_tokens=group.block_tokens,
+            blocks=blocks,
+            kind=group.kind,
+            window_tokens=group.window_tokens,
+            shards=ranks // writers,
+            shard=rank // writers,
+            writers=writers,
+            writer=rank % writers,
+            regions=runs,
+        )
+        for group, runs, writers in zip(groups, layout.regions, shared, strict=True)
+    ]
+
+
+class _Memory:
+    """The KV tensors and the allocations that contain them."""
+
+    def __init__(self, blocks: int, kv_caches: Mapping[str, Any]) -> None:
+        self.allocations: list[Allocation] = []
+        self._blocks = blocks
+        self._kv_caches = kv_caches
+
+    def runs(self, name: str) -> list[RegionRun]:
+        """Region runs of one layer, whose cache may have several parts."""
+        if name not in self._kv_caches:
+            raise RequestError("layout", f"layer {name} has no KV cache here")
+        try:
+            return [
+                run
+                for part in self._parts(name)
+                for run in self.part_runs(part, block_dim=_block_dimension(part, self._blocks))
+            ]
+        except RequestError as problem:
+            raise RequestError("layout", f"layer {name}: {problem}") from problem
+
+    def order(self, name: str) -> str:
+        parts = self._parts(name)
+        return "; ".join(_order(part, self._blocks, block_dim=_block_dimension(part, self._blocks)) for part in parts)
+
+    def _parts(self, name: str) -> list[Any]:
+        value = self._kv_caches[name]
+        return list(value) if isinstance(value, list | tuple) else [value]
+
+    def part_runs(self, part: Any, *, block_dim: int | None) -> list[RegionRun]:
+        storage = part.untyped_storage()
+        allocation = Allocation(storage.data_ptr(), storage.nbytes())
+        if allocation not in self.allocations:
+            self.allocations.append(allocation)
+        runs = region_runs(
+            part,
+            buffer=self.allocations.index(allocation),
+            blocks=self._blocks,
+            block_dim=block_dim,
+        )
+        start = part.data_ptr() - allocation.address
+        return [_moved(run, start) for run in runs]
+
+
+def _tensor_runs(memory: _Memory, group: Any, tensor: Any, names: list[str]) -> list[RegionRun]:
+    """The runs of one KVCacheTensor. Joins only its own layers, because other tensors may continue it only by luck."""
+    per_layer = []
+    for name in names:
+        runs = memory.runs(name)
+        _check_page(group, name, runs)
+        _check_place(tensor, name, runs)
+        per_layer.append(runs)
+    return _joined(per_layer)
+
+
+def _moved(run: RegionRun, bytes_: int) -> RegionRun:
+    return RegionRun(run.buffer, run.offset + bytes_, run.regions, run.region_stride, run.block_stride, run.page_bytes)
+
+
+def _block_dimension(part: Tensor, blocks: int) -> int | None:
+    """The dimension that counts blocks, or None if there is none.
+
+    The first dimension counts blocks, or kernel blocks (several per block). Otherwise K and V come first, then blocks.
+    """
+    shape = part.shape
+    if shape[0] % blocks == 0:
+        return 0
+    return 1 if len(shape) > 1 and shape[0] == 2 and shape[1] % blocks == 0 else None
+
+
+def _order(part: Tensor, blocks: int, *, block_dim: int | None) -> str:
+    """A block's dimensions ordered by stride, as "index:size". Dimensions of size 1 are left out."""
+    of_blocks = part.shape.index(blocks) if block_dim is None else block_dim
+    sizes = {index: size // blocks if index == of_blocks else size for index, size in enumerate(part.shape)}
+    strides = part.stride()
+    inside = sorted((index for index, size in sizes.items() if size > 1), key=lambda index: -strides[index])
+    return " ".join(f"{index}:{sizes[index]}" for index in inside)
+
+
+def _check_page(group: Any, name: str, runs: list[RegionRun]) -> None:
+    """Check that the regions hold as many bytes per block of a layer as the engine says, with or without padding."""
+    inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    spec = inner[name] if inner is not None else group.kv_cache_spec
+    found = sum(run.regions * run.page_bytes for run in runs)
+    wanted = {spec.page_size_bytes, getattr(spec, "real_page_size_bytes", spec.page_size_bytes)}
+    if found not in wanted:
+        raise RequestError("layout", f"layer {name}: {found} bytes of a block were found, {sorted(wanted)} expected")
+
+
+def _check_place(tensor: Any, name: str, runs: list[RegionRun]) -> None:
+    """Compare with the engine's own description, if the release has one."""
+    wanted = place_of(tensor, name)
+    if wanted is None:
+        return
+    if min(run.offset for run in runs) != wanted.offset or {run.block_stride for run in runs} != {wanted.block_stride}:
+        raise RequestError("layout", f"layer {name}: {runs[0]} was found; expected {wanted}")
+
+
+def _joined(per_layer: list[list[RegionRun]]) -> list[RegionRun]:
+    """Joins layers that have one run each and follow each other evenly."""
+    runs = [run for layer in per_layer for run in layer]
+    if len(runs) != len(per_layer) or len(runs) < 2:
+        return runs
+    first = runs[0]
+    step = first.region_stride if first.regions > 1 else runs[1].offset - first.offset
+    even = all(run == _moved(first, index * first.regions * step) and step > 0 for index, run in enumerate(runs))
+    if not even:
+        return runs
+    joined = RegionRun(
+        first.buffer, first.offset, len(runs) * first.regions, step, first.block_stride, first.page_bytes
+    )
+    return [joined]
+
+
+def _names(group: Any) -> str:
+    return ", ".join(group.layer_names[:3]) + (", …" if len(group.layer_names) > 3 else "")

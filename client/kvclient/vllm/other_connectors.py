@@ -1,0 +1,150 @@
+"""Doubts about KV that another connector loads within a step, until the engine has checked the load (MultiConnector).
+
+vLLM puts such blocks into its prefix cache at once, so requests of this step and the next may build on them. It learns
+of a failure only after both steps have been scheduled. Then it recomputes the blocks in place, over as many steps as
+needed. Blocks that other requests computed from them meanwhile stay, and are shared like any others.
+
+So this file tracks blocks. A request stores nothing after a doubtful block, or after a wrong block that was not
+recomputed since. Blocks computed after a wrong block are wrong as well.
+
+Asynchronous scheduling (vLLM 0.20.2 to 0.32) is worse. vLLM learns of the failure after it has scheduled the next step
+of these requests. It leaves out one token and takes that step's token instead. From then on its scheduler and its
+workers count differently: until the request is admitted again, its KV does not match its token ids.
+
+Only the blocks of a model with one group are tracked. With several groups, vLLM does not survive such a failure.
+"""
+
+from collections.abc import Iterator, Sequence
+
+DOUBTFUL_STEPS = 2
+"""Further steps of a request after which vLLM has checked its load: vLLM reads a step's outcome after scheduling the
+next."""
+
+
+class _Load:
+    """Another connector's load whose outcome is unknown."""
+
+    def __init__(self, blocks: Sequence[int], *, first_place: int, end_tokens: int, said_tokens: int) -> None:
+        self.blocks = blocks
+        self.first_place = first_place
+        """Index of the first loaded block in the request's table."""
+        self.end_tokens = end_tokens
+        self.said_tokens = said_tokens
+        """The request's tokens at admission. If it has more later, the step that loaded went well."""
+        self.steps_left = DOUBTFUL_STEPS
+        self.behind: set[int] = set()
+        """Blocks that this request and others have computed after the loaded ones since."""
+        self.followers: set[str] = set()
+        """The other requests that computed after the loaded blocks."""
+
+
+class Doubts:
+    """Doubtful and wrong blocks of one engine. Each step calls notice() for all requests, then holds_back()."""
+
+    def __init__(self, block_tokens: int, *, is_async: bool = False) -> None:
+        """is_async: the engine schedules a step before the previous one is over."""
+        self._block_tokens, self._is_async = block_tokens, is_async
+        self._loads: dict[str, _Load] = {}
+        """Request -> its doubtful load."""
+        self._wrong: dict[int, int] = {}
+        """Wrong block -> how many of its leading tokens are right."""
+        self._lost: set[str] = set()
+        """Requests whose token counts differ between the engine's scheduler and its workers."""
+
+    def __bool__(self) -> bool:
+        """Whether anything is doubtful or wrong. If not, only admissions matter."""
+        return bool(self._loads or self._wrong or self._lost)
+
+    def notice(
+        self, name: str, table: Sequence[int], *, begin: int, end: int, known: int | None, said_tokens: int
+    ) -> None:
+        """The request computes tokens [begin, end) in this step.
+
+        known: leading tokens that the engine or this connector had at admission, or None if it was admitted in an
+        earlier step. Another connector loaded the tokens in between.
+        """
+        load = self._loads.get(name)
+        if known is not None:
+            self.forget(name, said_tokens=0)
+            # A prefix in HBM may be longer, by less than one block, than vLLM told match().
+            if begin >= known + self._block_tokens:
+                self._begin(name, table, known=known, end=begin, said_tokens=said_tokens)
+        elif load is not None and begin < load.end_tokens:
+            self._failed(name, begin)
+        elif load is not None:
+            load.steps_left -= 1
+            if not load.steps_left:
+                del self._loads[name]
+        if self._wrong and name not in self._lost and not self._is_behind_wrong(table, begin):
+            for place, block in self._touched(table, begin, end):
+                self._computed(block, until=end - place * self._block_tokens)
+
+    def holds_back(self, name: str, table: Sequence[int], *, begin: int, end: int) -> bool:
+        """Whether nothing may be stored of the request in this step."""
+        held = name in self._loads
+        if held:  # its blocks are shared, and the request may end before it recomputes them
+            self._loads[name].behind.update(block for _, block in self._touched(table, begin, end))
+        before = set(table[: -(-begin // self._block_tokens)])
+        for owner, load in self._loads.items():
+            if owner != name and not before.isdisjoint(load.blocks):
+                held = True
+                load.behind.update(block for _, block in self._touched(table, begin, end))
+                load.followers.add(name)
+        if name in self._lost or self._is_behind_wrong(table, begin):
+            held = True
+            self._wrong |= {block: 0 for _, block in self._touched(table, begin, end)}
+        return held
+
+    def brought(self, table: Sequence[int], *, begin: int, end: int) -> None:
+        """Tokens [begin, end) will be loaded, and count only after that. Their blocks' old content is gone."""
+        if self._wrong:
+            for block in table[begin // self._block_tokens : end // self._block_tokens]:
+                self._wrong.pop(block, None)
+
+    def forget(self, name: str, *, said_tokens: int) -> None:
+        """The request has finished or starts over. Its load counts as failed if nobody will learn the outcome."""
+        self._lost.discard(name)
+        for other in self._loads.values():
+            other.followers.discard(name)
+        load = self._loads.get(name)
+        # With asynchronous scheduling, the first new token may belong to the next step.
+        if load is not None and said_tokens > load.said_tokens + self._is_async:
+            del self._loads[name]
+        elif load is not None:
+            self._failed(name, 0)
+            self._lost.discard(name)
+
+    # ---------------------------------------------------------------- helpers
+
+    def _begin(self, name: str, table: Sequence[int], *, known: int, end: int, said_tokens: int) -> None:
+        first = known // self._block_tokens
+        blocks = table[first : -(-end // self._block_tokens)]
+        for block in blocks:
+            self._wrong.pop(block, None)  # the block was reallocated and has new content
+        self._loads[name] = _Load(blocks, first_place=first, end_tokens=end, said_tokens=said_tokens)
+
+    def _failed(self, name: str, begin: int) -> None:
+        """The load failed: its tokens are wrong from the block boundary `begin` on."""
+        load = self._loads.pop(name)
+        wrong = load.blocks[max(0, begin // self._block_tokens - load.first_place) :]
+        self._wrong |= dict.fromkeys([*wrong, *load.behind], 0)
+        if self._is_async:
+            self._lost |= {name, *load.followers}
+
+    def _touched(self, table: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """(index, block) of the blocks that hold tokens [begin, end)."""
+        first = begin // self._block_tokens
+        return enumerate(table[first : -(-end // self._block_tokens)], first)
+
+    def _is_behind_wrong(self, table: Sequence[int], begin: int) -> bool:
+        return any(
+            block in self._wrong and min(begin - place * self._block_tokens, self._block_tokens) > self._wrong[block]
+            for place, block in self._touched(table, 0, begin)
+        )
+
+    def _computed(self, block: int, *, until: int) -> None:
+        """The block's tokens before `until` are right now."""
+        if until >= self._block_tokens:
+            self._wrong.pop(block, None)
+        elif block in self._wrong:
+            self._wrong[block] = until

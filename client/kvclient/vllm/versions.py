@@ -1,0 +1,268 @@
+"""Differences between the supported releases of vLLM, found by looking at its objects, not at version numbers.
+
+Written against 0.20.2 to 0.32.0. Each difference has one function in this file. If a release lacks something that the
+connector needs, the refusal names the release and the field.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from kvclient.vllm.scheduler import Scheduled
+from kvserver.errors import RequestError
+
+READ_WHILE_SERVING = {
+    "vllm.v1.core.sched.output.SchedulerOutput": (
+        "scheduled_new_reqs",
+        "scheduled_cached_reqs",
+        "num_scheduled_tokens",
+        "scheduled_spec_decode_tokens",
+    ),
+    "vllm.v1.core.sched.output.NewRequestData": ("req_id", "block_ids", "num_computed_tokens"),
+    "vllm.v1.core.sched.output.CachedRequestData": (
+        "req_ids",
+        "resumed_req_ids",
+        "new_block_ids",
+        "num_computed_tokens",
+    ),
+    "vllm.v1.core.kv_cache_manager.KVCacheBlocks": ("get_block_ids",),
+    "vllm.v1.core.block_pool.BlockPool": ("touch", "free_blocks"),
+    "vllm.v1.outputs.KVConnectorOutput": ("kv_connector_worker_meta",),
+    "vllm.v1.request.Request": ("num_tokens",),
+}
+"""vLLM's classes, and the fields that are read of their objects. Attributes set only in __init__ are not
+checked here."""
+
+DEFAULT_SEED = "vllm-none-hash"
+"""Seed of the engine's block hashes if the user sets none. Older releases without it use a random seed."""
+
+NULL = 0
+"""vLLM's null block, which fills empty places of a block table."""
+
+Tables = Sequence[Sequence[int]]
+
+
+@contextmanager
+def reading(release: str) -> Iterator[None]:
+    """Context or decorator: turns a missing attribute or import of vLLM into a RequestError."""
+    try:
+        yield
+    except (AttributeError, ImportError) as problem:
+        lack = lacking(problem, release)
+        if lack is None:
+            raise
+        raise lack from problem
+
+
+def lacking(problem: BaseException, release: str) -> RequestError | None:
+    """The RequestError for an exception, if it means that the engine lacks something. Otherwise None."""
+    if isinstance(problem, ImportError):
+        return _refusal(release, str(problem))
+    if not isinstance(problem, AttributeError) or problem.name is None:
+        return None
+    holder = _named(problem.obj)
+    return None if holder.startswith(("kvclient.", "kvserver.")) else _lack(release, holder, problem.name)
+
+
+def check_read_while_serving(release: str) -> None:
+    """Raise RequestError at engine start if a class of vLLM lacks a field that is read later."""
+    for path, wanted in READ_WHILE_SERVING.items():
+        module, _, name = path.rpartition(".")
+        found = getattr(import_module(module), name)
+        fields = {field.name for field in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set()
+        for field in wanted:
+            if field not in fields and not hasattr(found, field):
+                raise _lack(release, path, field)
+
+
+def _named(owner: object) -> str:
+    """The name of a module, class or object, as "module.Class"."""
+    if isinstance(owner, ModuleType):
+        return owner.__name__
+    kind = owner if isinstance(owner, type) else type(owner)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _lack(release: str, holder: str, field: str) -> RequestError:
+    return _refusal(release, f"{holder} has no {field!r}, which the connector reads")
+
+
+def _refusal(release: str, what: str) -> RequestError:
+    return RequestError("vllm-release", f"vLLM {release}: {what}; docs/vllm.md says which releases have been run")
+
+
+def reports_failed_requests(base: type) -> bool:
+    """Whether a failed retrieve can be reported by request. Older releases take block ids, which are unambiguous only
+    for a single group."""
+    return hasattr(base, "get_transfer_results")
+
+
+def asks_where_to_allocate(base: type) -> bool:
+    """Whether a connector can choose where the KV cache is allocated. True since 0.31."""
+    return hasattr(base, "get_mem_pool_context")
+
+
+def saves_behind_drafts(base: type) -> bool:
+    """Whether wait_for_save() is called after the draft model has computed too, with either of vLLM's runners."""
+    return hasattr(base, "get_transfer_results")
+
+
+def steps_when_idle(base: type) -> bool:
+    """Whether an engine without requests keeps stepping for the connector. If not, the last stores' blocks stay pinned
+    until the next request."""
+    return hasattr(base, "has_pending_push_work")
+
+
+def scales_kv_by_its_first_prompt(cache_config: Any) -> bool:
+    """Whether pages are useful only to this engine in this life, because their scales come from its first prompt and
+    are stored in no page. Releases before 0.31."""
+    return bool(getattr(cache_config, "calculate_kv_scales", False)) and "fp8" in str(cache_config.cache_dtype)
+
+
+def hit_sources(interface: Any, tokens: int, *, from_disk: int) -> dict[Any, int]:
+    """Tokens of a hit by tier, in vLLM's words. Empty for releases before 0.32, which do not ask."""
+    sources = getattr(interface, "CacheHitSource", None)
+    if sources is None:
+        return {}
+    told = {sources.HOST: tokens - from_disk, sources.DISK: from_disk}
+    return {source: count for source, count in told.items() if count}
+
+
+def replicas_of(kv_config: Any, *, ranks: int, heads: int) -> int:
+    """Number of consecutive ranks that hold the same KV.
+
+    heads: KV heads of the whole model; 0 for latent attention, which has no heads to divide.
+    """
+    told = getattr(kv_config, "kv_tp_replicas", None)
+    if told is not None:
+        return int(told)
+    return max(1, ranks // heads) if heads else ranks
+
+
+def page_orders(kv_config: Any, orders: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Order of the elements in a page, as the engine describes it, otherwise as its tensors show. orders: one per
+    layer.
+
+    On ROCm an environment variable makes a backend use another order in tensors that look the same.
+    """
+    told = getattr(kv_config, "kv_cache_layout", None)
+    shown = sorted(set(orders)) if len(set(orders)) == 1 else orders
+    is_shuffled = environment.get("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "").lower() in ("true", "1")
+    return (str(told) if told is not None else ", ".join(shown)) + (" shuffled" if is_shuffled else "")
+
+
+def hash_block_tokens(kv_config: Any, cache_config: Any, kv_cache_utils: Any) -> int:
+    """Tokens per block hash of the engine if the hashes can serve as keys, otherwise 0.
+
+    They can if they have 256 bits over a canonical encoding and a seed common to all engines. The default, sha256,
+    encodes by pickle, which may encode one value in two ways.
+    """
+    tokens = getattr(kv_config, "hash_block_size", None) or 0
+    common_seed = getattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED", "") == DEFAULT_SEED
+    if cache_config.prefix_caching_hash_algo != "sha256_cbor" or not common_seed or "PYTHONHASHSEED" in os.environ:
+        return 0
+    return int(tokens)
+
+
+class Place(NamedTuple):
+    """Position of a layer's blocks in their allocation, as the engine describes it. In bytes."""
+
+    offset: int
+    """Offset of block 0."""
+    block_stride: int
+
+
+def layers_of(tensor: Any) -> list[str]:
+    """Layers of a KVCacheTensor. Before 0.29 the field is shared_by, and its layers share the same bytes."""
+    layers = getattr(tensor, "layers", None)
+    return list(layers if layers is not None else tensor.shared_by)
+
+
+def place_of(tensor: Any, layer: str) -> Place | None:
+    """Place of one layer in a KVCacheTensor, or None if the release does not say.
+
+    Since 0.29 the layers of a KVCacheTensor lie evenly one after another. In 0.24 to 0.28, if several KVCacheTensors
+    lie in one allocation, its offset is the start of the bytes that all its layers share; otherwise there is none.
+    Earlier releases say nothing.
+    """
+    if hasattr(tensor, "layers"):
+        return Place(tensor.offset + layers_of(tensor).index(layer) * tensor.layer_stride, tensor.block_stride)
+    if getattr(tensor, "block_stride", 0):
+        return Place(tensor.offset, tensor.block_stride)
+    return None
+
+
+def allocations(kv_config: Any) -> list[int]:
+    """Bytes of each allocation that a KVCacheConfig causes."""
+    tensors = kv_config.kv_cache_tensors
+    is_one = any(hasattr(tensor, "layers") or getattr(tensor, "block_stride", 0) for tensor in tensors)
+    return [tensor.size for tensor in (tensors[:1] if is_one else tensors)]
+
+
+class BlockTables:
+    """Block ids of the requests in a step. Newer releases provide them; for older ones this class tracks them."""
+
+    def __init__(self, state_tokens: Mapping[int, int]) -> None:
+        """state_tokens: group -> tokens per block, for groups of kind "state"."""
+        self._state_tokens = state_tokens
+        self._followed: dict[str, list[list[int]]] = {}
+
+    def allocated(self, name: str, tables: Tables) -> None:
+        self._followed[name] = [list(table) for table in tables]
+
+    def forget(self, name: str) -> None:
+        self._followed.pop(name, None)
+
+    def of_step(self, output: Any) -> Callable[[str], Tables]:
+        state = getattr(output, "kv_connector_block_state", None)
+        if state is not None:
+            self._followed.clear()
+            return lambda name: self._offered(state, name)
+        for new in output.scheduled_new_reqs:
+            self.allocated(new.req_id, new.block_ids)
+        cached = output.scheduled_cached_reqs
+        for name, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            self._append(name, added, anew=name in cached.resumed_req_ids)
+        return lambda name: self._followed.get(name, ())
+
+    def _offered(self, state: Any, name: str) -> Tables:
+        """Tables from vLLM, with only those state blocks that vLLM hands over in this step.
+
+        These are complete when the step's forward pass is done. For other state blocks in a table, nobody knows at
+        which token the state stopped.
+        """
+        tables: Tables = state.get_block_ids(name) or ()
+        if not (self._state_tokens and tables):
+            return tables
+        shown = [[NULL] * len(table) if group in self._state_tokens else table for group, table in enumerate(tables)]
+        for group, block, tokens in state.boundary_state_offloads.get(name, ()):
+            place, rest = divmod(tokens, self._state_tokens[group])
+            if not rest:
+                shown[group][place - 1] = block
+        return shown
+
+    def _append(self, name: str, added: Tables | None, *, anew: bool) -> None:
+        if anew:
+            self.allocated(name, added or ())
+        elif added is not None and name in self._followed:
+            for table, more in zip(self._followed[name], added, strict=True):
+                table.extend(more)
+
+
+def scheduled(output: Any) -> Iterator[Scheduled]:
+    """The requests of a step. Draft tokens are not counted as computed, because they may be rejected."""
+    drafts = output.scheduled_spec_decode_tokens
+    for new in output.scheduled_new_reqs:
+        yield _scheduled(output, drafts, new.req_id, new.num_computed_tokens)
+    cached = output.scheduled_cached_reqs
+    for name, tokens in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+        yield _scheduled(output, drafts, name, tokens)
+
+
+def _scheduled(output: Any, drafts: Any, name: str, tokens: int) -> Scheduled:
+    loads_within = getattr(output, "has_sync_kv_loads", True)
+    return Scheduled(name, tokens, tokens + output.num_scheduled_tokens[name] - len(drafts.get(name, ())), loads_within)

@@ -1,0 +1,192 @@
+#include "arena/grower.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "arena/available_memory.h"
+#include "base/check.h"
+#include "base/named_thread.h"
+#include "base/prefault.h"
+
+namespace kv {
+namespace {
+
+constexpr int THREADS_MAX = 64;
+constexpr uint64_t STEP_BYTES = 16 << 20;
+
+// Left for everybody else on the machine. Beyond it the kernel would not refuse memory but kill a process.
+constexpr uint64_t RESERVE_BYTES = 256 << 20;
+
+// Of a thread, against serving threads of the ordinary 0.
+constexpr int NICENESS = 10;
+
+// From linux/mempolicy.h: libnuma is not needed for one call.
+constexpr int POLICY_PREFERRED = 1;
+constexpr int POLICY_INTERLEAVE = 3;
+constexpr int NODES_MAX = 1024;
+
+std::string shown(const std::vector<int>& nodes) {
+    std::string text;
+    for (const int node : nodes) text += (text.empty() ? "" : ",") + std::to_string(node);
+    return text;
+}
+
+// Both policies take memory elsewhere when these nodes have no more.
+void place(const Mapping& arena, const std::vector<int>& nodes) {
+    constexpr int bits = 8 * sizeof(unsigned long);
+    unsigned long mask[NODES_MAX / bits] = {};
+    for (const int node : nodes) {
+        if (node < 0 || node >= NODES_MAX) bad_argument(format("numa_node=%d must be in [0, %d)", node, NODES_MAX));
+        mask[node / bits] |= 1ul << (node % bits);
+    }
+    const int policy = nodes.size() == 1 ? POLICY_PREFERRED : POLICY_INTERLEAVE;
+    // The policy belongs to the shared memory, not to this mapping: it holds for whoever touches a page.
+    if (::syscall(SYS_mbind, arena.data(), arena.bytes(), policy, mask, NODES_MAX + 1, 0) != 0) {
+        throw_errno("placing the arena on NUMA node " + shown(nodes));
+    }
+}
+
+// Bytes that no page backs yet. (SEEK_HOLE would walk to the next hole, however far away that is.)
+uint64_t missing_bytes(std::byte* address, uint64_t bytes) {
+    const auto page_bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+    unsigned char resident[STEP_BYTES / SLOT_ALIGN];
+    uint64_t missing = 0;
+    for (uint64_t at = 0; at < bytes; at += STEP_BYTES) {
+        const uint64_t here = std::min(STEP_BYTES, bytes - at);
+        if (::mincore(address + at, here, resident) != 0) return bytes;  // unknown: as if all were
+        const uint64_t pages = (here + page_bytes - 1) / page_bytes;
+        const auto absent = [](unsigned char page) { return (page & 1) == 0; };
+        missing += page_bytes * static_cast<uint64_t>(std::count_if(resident, resident + pages, absent));
+    }
+    return missing;
+}
+
+// What the file's own file system still has: a tmpfs has a size, which others may use up. A memfd's has none.
+std::optional<uint64_t> room_bytes(int fd) {
+    struct statvfs status{};
+    if (::fstatvfs(fd, &status) != 0 || status.f_blocks == 0) return std::nullopt;
+    return uint64_t{status.f_bavail} * status.f_frsize;
+}
+
+}  // namespace
+
+ArenaGrower::ArenaGrower(int fd, const GrowerOptions& options)
+    : options_(options), file_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), event_(create_eventfd()) {
+    if (file_.get() < 0) throw_errno("duplicating the arena's descriptor");
+    const auto& [arena_bytes, slab_bytes, threads, numa_nodes] = options;
+    if (slab_bytes == 0 || slab_bytes % SLOT_ALIGN != 0 || arena_bytes == 0 || arena_bytes % slab_bytes != 0) {
+        bad_argument(format("arena_bytes=%" PRIu64 " must be a multiple of slab_bytes=%" PRIu64 ", that of %" PRIu64,
+                            arena_bytes, slab_bytes, SLOT_ALIGN));
+    }
+    if (threads < 1 || threads > THREADS_MAX)
+        bad_argument(format("threads=%d must be in [1, %d]", threads, THREADS_MAX));
+    const uint64_t present = file_bytes(fd);
+    if (present < arena_bytes) {
+        bad_argument(format("arena_bytes=%" PRIu64 " must be in (0, file=%" PRIu64 "]", arena_bytes, present));
+    }
+    arena_ = Mapping(fd, arena_bytes, "the arena");
+    arena_.prefer_huge_pages();
+    if (!numa_nodes.empty()) place(arena_, numa_nodes);
+    on_huge_pages_ = on_huge_pages(fd);
+    slab_missing_.assign(arena_bytes / slab_bytes, slab_bytes);
+    for (int i = 0; i < threads; ++i) threads_.push_back(start_thread(format("kv-grow-%d", i), [this] { grow(); }));
+}
+
+ArenaGrower::~ArenaGrower() {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    for (std::thread& thread : threads_) thread.join();
+}
+
+uint64_t ArenaGrower::slabs_ready() const {
+    const std::lock_guard lock(mutex_);
+    return slabs_ready_;
+}
+
+std::string ArenaGrower::problem() const {
+    const std::lock_guard lock(mutex_);
+    return problem_;
+}
+
+void ArenaGrower::grow() {
+    // Niceness is a thread's own on Linux; a refusal to lower it changes nothing but the pace.
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), NICENESS);
+    for (Step step; take_step(step);) end_step(step, populate(arena_.data() + step.offset, step.bytes));
+}
+
+bool ArenaGrower::take_step(Step& step) {
+    const std::lock_guard lock(mutex_);
+    if (stopping_ || next_ == arena_.bytes()) return false;
+    step.slab = next_ / options_.slab_bytes;
+    step.offset = next_;
+    step.bytes = std::min(STEP_BYTES, (step.slab + 1) * options_.slab_bytes - next_);
+    // A slab that cannot be completed is not begun; and others may take memory while it is touched.
+    const bool first = next_ % options_.slab_bytes == 0;
+    if (!enough_memory(next_, first ? options_.slab_bytes : step.bytes)) return false;
+    next_ += step.bytes;
+    return true;
+}
+
+// Whether what is missing of that stretch may be taken; stops growth if not. Reserved huge pages are ours already.
+bool ArenaGrower::enough_memory(uint64_t offset, uint64_t bytes) {
+    if (on_huge_pages_) return true;
+    const uint64_t missing = missing_bytes(arena_.data() + offset, bytes);
+    if (missing == 0) return true;
+    const std::optional<uint64_t> room = room_bytes(file_.get());
+    if (room && *room < missing) {
+        stop(
+            format("%" PRIu64 " MiB more are needed, its file system has %" PRIu64 " MiB", missing >> 20, *room >> 20));
+        return false;
+    }
+    const uint64_t available = available_memory_bytes();
+    const uint64_t kept_free = RESERVE_BYTES + static_cast<uint64_t>(options_.threads) * STEP_BYTES;
+    if (available >= kept_free && available - kept_free >= missing) return true;
+    stop(format("%" PRIu64 " MiB more are needed, %" PRIu64 " MiB of memory are available, and %" PRIu64
+                " MiB of them stay free",
+                missing >> 20, available >> 20, kept_free >> 20));
+    return false;
+}
+
+void ArenaGrower::end_step(const Step& step, int error) {
+    const std::lock_guard lock(mutex_);
+    if (error != 0) {
+        stop(refusal(error));
+        return;
+    }
+    uint64_t& missing = slab_missing_[step.slab];
+    KV_ASSERT(missing >= step.bytes);
+    missing -= step.bytes;
+    const uint64_t before = slabs_ready_;
+    while (slabs_ready_ < slab_missing_.size() && slab_missing_[slabs_ready_] == 0) ++slabs_ready_;
+    if (slabs_ready_ != before) signal_eventfd(event_.get());
+}
+
+// For people. A full file system says EFAULT, since touching the page would be a SIGBUS.
+std::string ArenaGrower::refusal(int error) const {
+    if (error == EFAULT && room_bytes(file_.get())) return "its file system is full";
+    return std::strerror(error);
+}
+
+// Keeps the first problem; what other threads have under way still counts.
+void ArenaGrower::stop(std::string problem) {
+    stopping_ = true;
+    if (!problem_.empty()) return;
+    problem_ = format("the arena stopped growing at %" PRIu64 " of %" PRIu64 " MiB: %s", next_ >> 20,
+                      arena_.bytes() >> 20, problem.c_str());
+    signal_eventfd(event_.get());
+}
+
+}  // namespace kv

@@ -1,0 +1,72 @@
+// Makes an arena real, slab by slab from the front, in the background.
+//
+// Touching memory for the first time costs more than copying it (the kernel clears every page), so the server answers
+// while its pool still grows. Content that is there already is kept: after a restart growing is a quick walk.
+
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/shared_memory.h"
+
+namespace kv {
+
+struct GrowerOptions {
+    uint64_t arena_bytes;
+    uint64_t slab_bytes;  // divides arena_bytes
+    int threads;
+    std::vector<int> numa_nodes;  // one: preferred; several: page by page in turn; none: wherever the kernel puts it
+};
+
+// Thread-safe. Threads run at lower priority, so that serving comes first.
+class ArenaGrower {
+  public:
+    // Maps the arena and starts. std::system_error when the NUMA nodes are refused: nothing falls back in silence.
+    ArenaGrower(int fd, const GrowerOptions& options);
+    // Stops after the steps under way, joins, unmaps.
+    ~ArenaGrower();
+
+    // Readable when slabs_ready() or problem() changed.
+    int eventfd() const { return event_.get(); }
+    // Slabs [0, slabs_ready) are touched.
+    uint64_t slabs_ready() const;
+    // Why growth stopped early; empty while all is well.
+    std::string problem() const;
+
+  private:
+    struct Step {
+        uint64_t slab;
+        uint64_t offset;
+        uint64_t bytes;
+    };
+
+    void grow();
+    bool take_step(Step& step);
+    bool enough_memory(uint64_t offset, uint64_t bytes);
+    void end_step(const Step& step, int error);
+    std::string refusal(int error) const;
+    void stop(std::string problem);
+
+    const GrowerOptions options_;
+    Descriptor file_;
+    Mapping arena_;
+    Descriptor event_;
+    bool on_huge_pages_ = false;
+
+    mutable std::mutex mutex_;  // guards everything below
+    bool stopping_ = false;
+    uint64_t next_ = 0;                   // offset of the next step
+    std::vector<uint64_t> slab_missing_;  // bytes that are not touched yet
+    uint64_t slabs_ready_ = 0;
+    std::string problem_;
+
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace kv

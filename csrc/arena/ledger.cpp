@@ -1,0 +1,306 @@
+#include "arena/ledger.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cinttypes>
+#include <cstring>
+#include <type_traits>
+#include <unordered_set>
+
+#include "base/check.h"
+#include "base/checksum.h"
+
+namespace kv {
+namespace {
+
+constexpr uint64_t MAGIC = 0x315247444c564b00;  // "\0KVLDGR1"
+constexpr uint64_t PAGE_BYTES = 4096;
+
+// The low byte of a seal tells a checksum that happens to be 0 from a free place, and which kind of seal it is.
+constexpr uint64_t KIND = 0xff;
+constexpr uint64_t SEALED = static_cast<uint64_t>(Ledger::Seal::PLAIN);
+constexpr uint64_t FREE = 0;
+
+std::atomic_ref<uint64_t> atomic(uint64_t& seal) { return std::atomic_ref<uint64_t>(seal); }
+
+uint64_t seal_of(const void* content, size_t bytes, uint64_t place) {
+    return (checksum({static_cast<const std::byte*>(content), bytes}, place) & ~KIND) | SEALED;
+}
+
+void withdraw(uint64_t& seal) {
+    atomic(seal).store(FREE, std::memory_order_release);
+    // Whatever this thread writes next, here or into the slot, comes after.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+void publish(uint64_t& seal, uint64_t value) { atomic(seal).store(value, std::memory_order_release); }
+
+}  // namespace
+
+struct Ledger::Header {
+    uint64_t magic;  // written last; 0 = a new ledger, or one whose writer died before this
+    uint64_t arena_bytes;
+    uint32_t entry_bytes;
+    uint32_t slot_align;
+    uint64_t seal;
+
+    uint64_t right_seal() const { return seal_of(this, offsetof(Header, seal), MAGIC); }
+};
+
+struct Ledger::Entry {
+    std::byte namespace_digest[32];
+    std::byte key[32];
+    std::byte parent[32];
+    uint64_t generation;
+    uint32_t payload_bytes;
+    uint32_t tenant;
+    uint32_t slot_units;
+    uint16_t group;
+    uint16_t shard;
+    uint64_t seal;
+
+    uint64_t right_seal(uint64_t arena_offset) const { return seal_of(this, offsetof(Entry, seal), arena_offset); }
+    uint64_t right_seal(uint64_t arena_offset, uint64_t sum) const {
+        const uint64_t both[] = {arena_offset, sum};
+        const uint64_t place = checksum(std::as_bytes(std::span(both)), 0);
+        return (seal_of(this, offsetof(Entry, seal), place) & ~KIND) | static_cast<uint64_t>(Seal::SUMMED);
+    }
+    LedgerRecord record(uint64_t arena_offset) const;
+};
+
+struct Ledger::Document {
+    uint64_t seal;
+    uint64_t bytes;
+    std::byte reserved[PAGE_BYTES - 16];
+    std::byte content[DOCUMENT_BYTES_MAX];
+
+    // `length` is passed because a reader must have checked it before.
+    uint64_t right_seal(uint64_t index, uint64_t length) const {
+        return seal_of(content, length, index << 32 | length);
+    }
+};
+
+namespace {
+
+constexpr uint64_t DOCUMENTS_OFFSET = PAGE_BYTES;
+constexpr uint64_t ENTRY_BYTES = 128;
+constexpr uint64_t ENTRIES_OFFSET =
+    DOCUMENTS_OFFSET + Ledger::NAMESPACES_MAX * (PAGE_BYTES + Ledger::DOCUMENT_BYTES_MAX);
+static_assert(ENTRIES_OFFSET % PAGE_BYTES == 0 && PAGE_BYTES % ENTRY_BYTES == 0, "no entry crosses a page");
+
+}  // namespace
+
+uint64_t Ledger::file_bytes(uint64_t arena_bytes) {
+    if (arena_bytes == 0 || arena_bytes % SLOT_ALIGN != 0 || arena_bytes > uint64_t{1} << 50) {
+        bad_argument(
+            format("arena_bytes=%" PRIu64 " must be a multiple of %" PRIu64 " in (0, 2^50]", arena_bytes, SLOT_ALIGN));
+    }
+    const uint64_t entries = arena_bytes / SLOT_ALIGN * ENTRY_BYTES;
+    return (ENTRIES_OFFSET + entries + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+}
+
+Ledger::Ledger(int fd, uint64_t arena_bytes) : arena_bytes_(arena_bytes), file_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
+    static_assert(sizeof(Entry) == ENTRY_BYTES && offsetof(Entry, seal) == ENTRY_BYTES - 8, "no padding is hashed");
+    static_assert(sizeof(Document) == PAGE_BYTES + DOCUMENT_BYTES_MAX);
+    static_assert(std::atomic_ref<uint64_t>::is_always_lock_free);
+    if (file_.get() < 0) throw_errno("duplicating the ledger's descriptor");
+    const uint64_t needed = file_bytes(arena_bytes);
+    const uint64_t present = kv::file_bytes(fd);
+    if (present != needed) {
+        bad_argument(format("the ledger of an arena of %" PRIu64 " bytes has %" PRIu64 " bytes, this file %" PRIu64,
+                            arena_bytes, needed, present));
+    }
+    mapping_ = Mapping(fd, needed, "the ledger");
+    Header& found = *reinterpret_cast<Header*>(mapping_.data());
+    Header right{MAGIC, arena_bytes, ENTRY_BYTES, SLOT_ALIGN, 0};
+    right.seal = right.right_seal();
+    if (atomic(found.magic).load(std::memory_order_acquire) == 0) {
+        std::memcpy(mapping_.data() + sizeof found.magic, &right.arena_bytes, sizeof right - sizeof right.magic);
+        publish(found.magic, right.magic);
+    }
+    if (std::memcmp(&found, &right, sizeof right) == 0) return;
+    if (found.magic == MAGIC && found.seal == found.right_seal()) {
+        bad_argument(format("the ledger is for an arena of %" PRIu64 " bytes, the arena has %" PRIu64,
+                            found.arena_bytes, arena_bytes));
+    }
+    bad_argument("the ledger's header is damaged, or of another release");
+}
+
+Ledger::Entry& Ledger::entry_of(int64_t arena_offset) const {
+    if (arena_offset < 0 || static_cast<uint64_t>(arena_offset) >= arena_bytes_ ||
+        arena_offset % static_cast<int64_t>(SLOT_ALIGN) != 0) {
+        bad_argument(format("arena_offset=%" PRId64 " must be a multiple of %" PRIu64 " in [0, %" PRIu64 ")",
+                            arena_offset, SLOT_ALIGN, arena_bytes_));
+    }
+    auto* const entries = reinterpret_cast<Entry*>(mapping_.data() + ENTRIES_OFFSET);
+    return entries[static_cast<uint64_t>(arena_offset) / SLOT_ALIGN];
+}
+
+bool Ledger::is_valid(const LedgerRecord& record) const {
+    const uint64_t slot_bytes = uint64_t{record.slot_units} * SLOT_ALIGN;
+    return slot_bytes > 0 && record.payload_bytes <= slot_bytes &&
+           static_cast<uint64_t>(record.arena_offset) + slot_bytes <= arena_bytes_;
+}
+
+void Ledger::seal(std::span<const LedgerRecord> records) {
+    std::unordered_set<int64_t> places;
+    for (const LedgerRecord& record : records) {
+        if (atomic(entry_of(record.arena_offset).seal).load() != FREE || !places.insert(record.arena_offset).second) {
+            bad_argument(format("the place at arena_offset=%" PRId64 " is sealed already", record.arena_offset));
+        }
+        if (!is_valid(record)) {
+            bad_argument(format("a payload of %u bytes in %u units of %" PRIu64 " bytes at %" PRId64
+                                " does not fit its slot or the arena of %" PRIu64 " bytes",
+                                record.payload_bytes, record.slot_units, SLOT_ALIGN, record.arena_offset,
+                                arena_bytes_));
+        }
+    }
+    for (const LedgerRecord& record : records) {
+        Entry& entry = entry_of(record.arena_offset);
+        std::memcpy(entry.namespace_digest, record.namespace_digest, sizeof entry.namespace_digest);
+        std::memcpy(entry.key, record.key, sizeof entry.key);
+        std::memcpy(entry.parent, record.parent, sizeof entry.parent);
+        entry.generation = record.generation;
+        entry.payload_bytes = record.payload_bytes;
+        entry.tenant = record.tenant;
+        entry.slot_units = record.slot_units;
+        entry.group = record.group;
+        entry.shard = record.shard;
+        publish(entry.seal, entry.right_seal(static_cast<uint64_t>(record.arena_offset)));
+    }
+}
+
+void Ledger::clear(std::span<const int64_t> arena_offsets) {
+    for (const int64_t offset : arena_offsets) entry_of(offset);  // all are in range, or nothing happens
+    for (const int64_t offset : arena_offsets) {
+        Entry& entry = entry_of(offset);
+        if (atomic(entry.seal).load() != FREE) withdraw(entry.seal);  // do not make a hole real
+    }
+}
+
+// Calls visit(begin, end) for the stretches of [from, to) that memory backs: looking at a hole would make it real.
+template <typename Visit>
+void Ledger::visit_extents(uint64_t from, uint64_t to, Visit visit) {
+    for (uint64_t at = from; at < to;) {
+        const off_t data = ::lseek(file_.get(), static_cast<off_t>(at), SEEK_DATA);
+        if (data < 0 || static_cast<uint64_t>(data) >= to) return;
+        const off_t hole = ::lseek(file_.get(), data, SEEK_HOLE);
+        KV_ASSERT(hole > data);
+        at = std::min(static_cast<uint64_t>(hole), to);
+        visit(static_cast<uint64_t>(data), at);
+    }
+}
+
+LedgerRecord Ledger::Entry::record(uint64_t arena_offset) const {
+    LedgerRecord record{};
+    record.arena_offset = static_cast<int64_t>(arena_offset);
+    std::memcpy(record.namespace_digest, namespace_digest, sizeof record.namespace_digest);
+    std::memcpy(record.key, key, sizeof record.key);
+    std::memcpy(record.parent, parent, sizeof record.parent);
+    record.group = group;
+    record.shard = shard;
+    record.payload_bytes = payload_bytes;
+    record.tenant = tenant;
+    record.slot_units = slot_units;
+    record.generation = generation;
+    return record;
+}
+
+template <typename Visit>
+void Ledger::visit_entries(Visit visit) {
+    const uint64_t end = ENTRIES_OFFSET + arena_bytes_ / SLOT_ALIGN * ENTRY_BYTES;
+    visit_extents(ENTRIES_OFFSET, end, [&](uint64_t from, uint64_t to) {
+        for (uint64_t at = from; at < to; at += ENTRY_BYTES) {
+            const uint64_t offset = (at - ENTRIES_OFFSET) / ENTRY_BYTES * SLOT_ALIGN;
+            Entry& entry = entry_of(static_cast<int64_t>(offset));
+            if (atomic(entry.seal).load(std::memory_order_acquire) != FREE) visit(entry, entry.record(offset));
+        }
+    });
+}
+
+std::vector<LedgerRecord> Ledger::scan() {
+    std::vector<LedgerRecord> records;
+    visit_entries([&](Entry& entry, const LedgerRecord& record) {
+        if (entry.seal == entry.right_seal(static_cast<uint64_t>(record.arena_offset)) && is_valid(record)) {
+            records.push_back(record);
+        } else {
+            withdraw(entry.seal);
+            ++damaged_;
+        }
+    });
+    return records;
+}
+
+std::vector<LedgerRecord> Ledger::entries(Seal seal) {
+    std::vector<LedgerRecord> records;
+    visit_entries([&](Entry& entry, const LedgerRecord& record) {
+        if ((entry.seal & KIND) != static_cast<uint64_t>(seal) || !is_valid(record)) return;
+        const bool right = entry.seal == entry.right_seal(static_cast<uint64_t>(record.arena_offset));
+        if (seal == Seal::SUMMED || right) records.push_back(record);
+    });
+    return records;
+}
+
+void Ledger::put_sum(int64_t arena_offset, uint64_t sum) {
+    Entry& entry = entry_of(arena_offset);
+    publish(entry.seal, entry.right_seal(static_cast<uint64_t>(arena_offset), sum));
+}
+
+bool Ledger::take_sum(int64_t arena_offset, uint64_t sum) {
+    Entry& entry = entry_of(arena_offset);
+    if (entry.seal != entry.right_seal(static_cast<uint64_t>(arena_offset), sum)) return false;
+    publish(entry.seal, entry.right_seal(static_cast<uint64_t>(arena_offset)));
+    return true;
+}
+
+Ledger::Document& Ledger::document_at(uint64_t index) const {
+    if (index >= NAMESPACES_MAX)
+        bad_argument(format("index=%" PRIu64 " must be in [0, %" PRIu64 ")", index, NAMESPACES_MAX));
+    return reinterpret_cast<Document*>(mapping_.data() + DOCUMENTS_OFFSET)[index];
+}
+
+void Ledger::put_namespace(uint64_t index, std::span<const std::byte> document) {
+    Document& place = document_at(index);
+    if (document.empty() || document.size() > DOCUMENT_BYTES_MAX) {
+        bad_argument(format("a document of %zu bytes must have 1 to %" PRIu64, document.size(), DOCUMENT_BYTES_MAX));
+    }
+    withdraw(place.seal);
+    place.bytes = document.size();
+    std::memcpy(place.content, document.data(), document.size());
+    publish(place.seal, place.right_seal(index, document.size()));
+}
+
+void Ledger::drop_namespace(uint64_t index) { withdraw(document_at(index).seal); }
+
+void Ledger::forget_pages() {
+    if (::madvise(mapping_.data(), mapping_.bytes(), MADV_DONTNEED) != 0) throw_errno("madvise(MADV_DONTNEED)");
+}
+
+std::vector<std::pair<uint64_t, std::string>> Ledger::namespaces() {
+    std::vector<std::pair<uint64_t, std::string>> documents;
+    for (uint64_t index = 0; index < NAMESPACES_MAX; ++index) {
+        const uint64_t seal_offset = DOCUMENTS_OFFSET + index * sizeof(Document);
+        visit_extents(seal_offset, seal_offset + sizeof(uint64_t),
+                      [&](uint64_t, uint64_t) { read_document(index, documents); });
+    }
+    return documents;
+}
+
+void Ledger::read_document(uint64_t index, std::vector<std::pair<uint64_t, std::string>>& documents) {
+    Document& place = document_at(index);
+    const uint64_t seal = atomic(place.seal).load(std::memory_order_acquire);
+    if (seal == FREE) return;
+    const uint64_t bytes = place.bytes;
+    if (bytes >= 1 && bytes <= DOCUMENT_BYTES_MAX && seal == place.right_seal(index, bytes)) {
+        documents.emplace_back(index, std::string(reinterpret_cast<const char*>(place.content), bytes));
+    } else {
+        withdraw(place.seal);
+        ++damaged_;
+    }
+}
+
+}  // namespace kv

@@ -1,0 +1,10 @@
+#include "base/xxh3.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace kv {
+
+uint64_t xxh3(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+}  // namespace kv

@@ -1,0 +1,270 @@
+// Converts and releases the GIL; no logic.
+
+#include "bind/disk.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <memory>
+
+#include "base/check.h"
+#include "base/xxh3.h"
+#include "bind/convert.h"
+#include "disk/engine.h"
+#include "disk/faults.h"
+#include "disk/recovery_order.h"
+#include "disk/store.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kv::disk {
+namespace {
+
+using ReleaseGil = nb::gil_scoped_release;
+
+struct PyFaults {
+    std::shared_ptr<Faults> faults = std::make_shared<Faults>();
+};
+
+// Python's hold on a store; an engine has one of its own.
+struct PyStore {
+    std::shared_ptr<Store> store;
+    const std::shared_ptr<Store>& get() const {
+        if (store == nullptr) bad_argument("already closed");
+        return store;
+    }
+};
+
+Fault fault_from(const std::string& kind) {
+    if (kind == "error") return Fault::ERROR;
+    if (kind == "short") return Fault::SHORT;
+    if (kind == "ragged") return Fault::RAGGED;
+    if (kind == "torn") return Fault::TORN;
+    if (kind == "flip") return Fault::FLIP;
+    if (kind == "misdirect") return Fault::MISDIRECT;
+    if (kind == "stall") return Fault::STALL;
+    bad_argument("kind=" + kind + " must be error, short, ragged, torn, flip, misdirect or stall");
+}
+
+Choice choice_from(const std::string& engine) {
+    if (engine == "auto") return Choice::AUTO;
+    if (engine == "uring") return Choice::URING;
+    if (engine == "threads") return Choice::THREADS;
+    bad_argument("engine=" + engine + " must be auto, uring or threads");
+}
+
+Kind disk_kind_from(const std::string& kind) {
+    if (kind == "write") return Kind::WRITE;
+    if (kind == "read") return Kind::READ;
+    if (kind == "withdraw") return Kind::WITHDRAW;
+    bad_argument("kind=" + kind + " must be write, read or withdraw");
+}
+
+template <typename Record>
+nb::bytes pack(const std::vector<Record>& records) {
+    return nb::bytes(records.data(), records.size() * sizeof(Record));
+}
+
+void bind_faults(nb::module_& module) {
+    nb::class_<PyFaults>(module, "DiskFaults")
+        .def(nb::init<>())
+        .def(
+            "plan",
+            [](PyFaults& self, uint64_t nth, const std::string& kind, int error, bool lasting) {
+                self.faults->plan(nth, {fault_from(kind), error}, lasting);
+            },
+            "nth"_a, "kind"_a, "errno"_a = EIO, "lasting"_a = false)
+        .def("release", [](PyFaults& self) { self.faults->release(); })
+        .def_prop_ro("requests", [](PyFaults& self) { return self.faults->requests(); })
+        .def_prop_ro("stalled", [](PyFaults& self) { return self.faults->stalled(); })
+        .def("record", [](PyFaults& self) { self.faults->record(); })
+        .def("trace", [](PyFaults& self) {
+            nb::list events;
+            for (const Faults::Event& event : self.faults->trace()) {
+                events.append(nb::make_tuple(event.event, event.request,
+                                             event.file == File::PAYLOADS ? "payloads" : "headers", event.offset,
+                                             nb::bytes(event.bytes.data(), event.bytes.size())));
+            }
+            return events;
+        });
+}
+
+void check_device(uint32_t device) {
+    if (device >= DEVICES_MAX) bad_argument(format("device=%u must be in [0, %u)", device, DEVICES_MAX));
+}
+
+Fingerprint fingerprint_from(const nb::bytes& bytes) {
+    Fingerprint fingerprint;
+    if (bytes.size() != fingerprint.size()) {
+        bad_argument(format("a fingerprint of %zu bytes must have %zu", bytes.size(), fingerprint.size()));
+    }
+    std::memcpy(fingerprint.data(), bytes.c_str(), bytes.size());
+    return fingerprint;
+}
+
+void open_store(PyStore* self, const std::string& directory, uint32_t device, uint64_t capacity_bytes,
+                uint64_t segment_bytes, nb::bytes fingerprint, const PyFaults* faults) {
+    check_device(device);
+    const FileOptions options{directory, capacity_bytes, segment_bytes, fingerprint_from(fingerprint)};
+    ReleaseGil released;
+    new (self) PyStore{std::make_shared<Store>(directory, open_store_files(options), device,
+                                               faults != nullptr ? faults->faults : nullptr)};
+}
+
+PyStore open_store_to_read(const std::string& directory, uint32_t device, nb::bytes fingerprint, bool alone) {
+    check_device(device);
+    const Fingerprint expected = fingerprint_from(fingerprint);
+    ReleaseGil released;
+    const Company company = alone ? Company::NONE : Company::SERVER;
+    return {
+        std::make_shared<Store>(directory, open_store_files_to_read(directory, expected, company), device, nullptr)};
+}
+
+std::vector<std::pair<std::string, std::string>> facts_of(const Store& store) {
+    std::string id;
+    for (const std::byte byte : store.id()) id += format("%02x", std::to_integer<unsigned>(byte));
+    return {{"file", store.directory() + "/" + FILE_NAME},
+            {"id", id},
+            {"format", format("%u", FORMAT)},
+            {"segments", format("%llu", static_cast<unsigned long long>(store.geometry().segments))},
+            {"direct", store.direct() ? "yes" : "no"}};
+}
+
+void bind_store(nb::module_& module) {
+    nb::class_<PyStore> store(module, "DiskStore");
+    store.attr("RECORD_BYTES") = sizeof(DiskRecord);
+    store.attr("FILE") = FILE_NAME;
+    store.attr("HEADERS") = HEADERS_NAME;
+    store
+        .def_static(
+            "extents_per_segment",
+            [](uint64_t segment_bytes, uint64_t extent_bytes) {
+                if (segment_bytes < BLOCK_BYTES || extent_bytes == 0 || extent_bytes % BLOCK_BYTES != 0) {
+                    bad_argument("segment_bytes and extent_bytes must be whole blocks, one at least");
+                }
+                return Geometry::extents_per_segment(segment_bytes, extent_bytes);
+            },
+            "segment_bytes"_a, "extent_bytes"_a)
+        .def("__init__", &open_store, "directory"_a, nb::kw_only(), "device"_a, "capacity_bytes"_a, "segment_bytes"_a,
+             "fingerprint"_a, "faults"_a.none() = nb::none())
+        .def_static("open_to_read", &open_store_to_read, "directory"_a, nb::kw_only(), "device"_a, "fingerprint"_a,
+                    "alone"_a = true)
+        .def_prop_ro("device", [](PyStore& self) { return self.get()->device(); })
+        .def_prop_ro("segments", [](PyStore& self) { return self.get()->geometry().segments; })
+        .def_prop_ro("segment_bytes", [](PyStore& self) { return self.get()->geometry().segment_bytes; })
+        .def_prop_ro("file_bytes", [](PyStore& self) { return self.get()->geometry().file_bytes(); })
+        .def_prop_ro("created", [](PyStore& self) { return self.get()->created(); })
+        .def_prop_ro("segments_cut", [](PyStore& self) { return self.get()->segments_cut(); })
+        .def_prop_ro("direct", [](PyStore& self) { return self.get()->direct(); })
+        .def_prop_ro("facts", [](PyStore& self) { return facts_of(*self.get()); })
+        .def_prop_ro("damaged", [](PyStore& self) { return self.get()->damaged(); })
+        .def_prop_ro("unreadable", [](PyStore& self) { return self.get()->unreadable(); })
+        .def(
+            "recover",
+            [](PyStore& self, const std::string& engine) {
+                const Choice choice = choice_from(engine);
+                std::vector<DiskRecord> records;
+                {
+                    ReleaseGil released;
+                    records = self.get()->recover(choice);
+                }
+                return pack(records);
+            },
+            "engine"_a = "auto")
+        .def(
+            "flush", [](PyStore& self) { self.get()->flush(); }, nb::call_guard<ReleaseGil>())
+        .def("close", [](PyStore& self) { self.store.reset(); }, nb::call_guard<ReleaseGil>());
+}
+
+std::vector<DiskRecord> unpack_all(const std::vector<nb::bytes>& found) {
+    std::vector<DiskRecord> records;
+    for (const nb::bytes& packed : found) {
+        const auto more = unpack<DiskRecord>(packed, "found");
+        records.insert(records.end(), more.begin(), more.end());
+    }
+    return records;
+}
+
+void bind_telling(nb::module_& module) {
+    nb::class_<Telling>(module, "DiskTelling")
+        .def(
+            "__init__",
+            [](Telling* self, const std::vector<nb::bytes>& found, size_t chunk_most) {
+                std::vector<DiskRecord> records = unpack_all(found);
+                ReleaseGil released;
+                new (self) Telling(std::move(records), chunk_most);
+            },
+            "found"_a, nb::kw_only(), "chunk_most"_a)
+        .def_prop_ro("records", &Telling::records)
+        .def_prop_ro(
+            "namespaces",
+            [](const Telling& self) {
+                nb::list namespaces;
+                for (const Telling::Namespace& name : self.namespaces()) {
+                    namespaces.append(nb::make_tuple(nb::bytes(name.digest.data(), name.digest.size()), name.newest));
+                }
+                return namespaces;
+            })
+        .def("next", [](Telling& self, size_t most) { return pack(self.next(most)); }, "most"_a);
+}
+
+void bind_engine(nb::module_& module) {
+    nb::class_<Engine> engine(module, "DiskEngine");
+    engine.attr("COMPLETION_BYTES") = sizeof(Completion);
+    engine.attr("DONE") = static_cast<int>(Outcome::DONE);
+    engine.attr("IO_ERROR") = static_cast<int>(Outcome::IO_ERROR);
+    engine.attr("CHECKSUM") = static_cast<int>(Outcome::CHECKSUM);
+    engine.attr("STALE") = static_cast<int>(Outcome::STALE);
+    engine.attr("SHORT") = static_cast<int>(Outcome::SHORT);
+    engine.attr("CANCELLED") = static_cast<int>(Outcome::CANCELLED);
+    engine
+        .def(
+            "__init__",
+            [](Engine* self, int arena_fd, uint64_t arena_bytes, const std::vector<PyStore>& stores,
+               const std::string& choice, unsigned depth, unsigned hash_threads, uint64_t registered_piece_bytes) {
+                std::vector<std::shared_ptr<Store>> opened;
+                for (const PyStore& store : stores) opened.push_back(store.get());
+                const EngineOptions options{arena_bytes, choice_from(choice), depth, hash_threads,
+                                            registered_piece_bytes};
+                ReleaseGil released;
+                new (self) Engine(arena_fd, options, std::move(opened));
+            },
+            nb::kw_only(), "arena_fd"_a, "arena_bytes"_a, "stores"_a, "engine"_a, "depth"_a, "hash_threads"_a,
+            "registered_piece_bytes"_a = REGISTERED_PIECE_BYTES)
+        .def_prop_ro("backend", &Engine::backend)
+        .def_prop_ro("eventfd", &Engine::eventfd)
+        .def_prop_ro("registered_bytes", &Engine::registered_bytes)
+        .def("arena_ready", &Engine::arena_ready, "bytes"_a, nb::call_guard<ReleaseGil>())
+        .def(
+            "submit",
+            [](Engine& self, uint64_t job, const std::string& kind, nb::bytes packed) {
+                const auto records = unpack<DiskRecord>(packed, "records");
+                const Kind what = disk_kind_from(kind);
+                ReleaseGil released;
+                self.submit(job, what, records);
+            },
+            "job"_a, "kind"_a, "records"_a)
+        .def("cancel", &Engine::cancel, "job"_a, nb::call_guard<ReleaseGil>())
+        .def(
+            "completions", [](Engine& self, size_t most) { return pack(self.completions(most)); }, "most"_a)
+        .def("close", &Engine::close, nb::call_guard<ReleaseGil>());
+}
+
+}  // namespace
+
+void bind(nb::module_& module) {
+    module.def(
+        "xxh3", [](nb::bytes bytes) { return xxh3({reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()}); },
+        "bytes"_a);
+    bind_faults(module);
+    bind_store(module);
+    bind_telling(module);
+    bind_engine(module);
+}
+
+}  // namespace kv::disk

@@ -1,0 +1,59 @@
+// Job state words: what client and mover agree on without a message.
+//
+// A word is generation << 8 | state, a 64-bit atomic in a memfd that client and mover map. Every change is one
+// sequentially consistent compare-and-swap, so each side can be killed or stopped at any instruction:
+//
+//   FREE ─► LIVE ─► SUBMITTED ─► DONE          store: LIVE or SUBMITTED ─► ABANDONED (client)
+//            │           └─────► FAILED        retrieve:        LIVE ─► ABANDONED (client)
+//            └─────────────────► FAILED        any end ─► LIVE of the next generation (client)
+//
+// Bytes are ordered before words: whoever moves to DONE has made its copies visible first, and whoever reads DONE
+// sees them. The client's memory is not trusted: a word that holds anything else than expected loses the swap.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/shared_memory.h"
+
+namespace kv {
+
+enum class WordState : uint8_t { FREE = 0, LIVE = 1, SUBMITTED = 2, DONE = 3, ABANDONED = 4, FAILED = 5 };
+
+struct Word {
+    uint64_t generation;
+    WordState state;
+};
+
+// A mapped board. Both sides use it; which transitions a side may ask for is said at each call.
+// Thread-safe: every call is one atomic operation or a loop of compare-and-swaps.
+class Board {
+  public:
+    Board(int fd, uint32_t words);
+
+    uint32_t words() const { return words_; }
+    Word read(uint32_t word) const;
+
+    // Mover: exactly (generation, from) → (generation, to). False when the word holds anything else.
+    bool swap(uint32_t word, uint64_t generation, WordState from, WordState to);
+
+    // Client: FREE or any end → LIVE under the next generation, which is returned. bad_argument while in use.
+    uint64_t begin(uint32_t word);
+    // Client: LIVE or SUBMITTED → ABANDONED. Returns the state afterwards.
+    WordState abandon_store(uint32_t word, uint64_t generation);
+    // Client: LIVE → ABANDONED. Returns the state afterwards.
+    WordState abandon_retrieve(uint32_t word, uint64_t generation);
+
+  private:
+    std::atomic<uint64_t>& at(uint32_t word) const;
+    WordState abandon(uint32_t word, uint64_t generation, bool submitted_too);
+
+    Mapping mapping_;
+    uint32_t words_;
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "a lock inside shared memory would die with its owner");
+static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
+
+}  // namespace kv

@@ -1,0 +1,103 @@
+// One copy job, from its queue to its end. Knows nothing of threads or queues: CopyEngine calls it under its lock,
+// except for copy(), which any number of workers run at once.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/completion_queue.h"
+#include "base/shared_memory.h"
+#include "copy/board.h"
+#include "copy/copy_kernels.h"
+#include "copy/layout.h"
+#include "copy/plan.h"
+
+namespace kv {
+
+// A registered cache: its layout and its mapped buffers. Jobs share it; the engine unmaps it after the last one.
+struct MappedCache {
+    uint64_t session;
+    Layout layout;
+    std::vector<Mapping> buffers;
+    uint64_t jobs = 0;
+    bool leaving = false;  // unmap_cache was called
+};
+
+struct JobOrder {
+    uint64_t job;
+    JobKind kind;
+    uint64_t cache;
+    uint32_t word;
+    uint64_t generation;
+    std::vector<CopyGroup> groups;
+};
+
+class CopyJob {
+  public:
+    CopyJob(JobOrder order, std::shared_ptr<MappedCache> cache, std::shared_ptr<Board> board, const Mapping& arena)
+        : order_(std::move(order)), cache_(std::move(cache)), board_(std::move(board)), arena_(arena) {}
+
+    uint64_t id() const { return order_.job; }
+    uint64_t cache_id() const { return order_.cache; }
+    JobKind kind() const { return order_.kind; }
+    MappedCache& cache() { return *cache_; }
+
+    // A stretch of the plan's stream.
+    struct Piece {
+        uint64_t begin;
+        uint64_t end;
+    };
+
+    enum class Stage { QUEUED, PLANNING, COPYING };
+    Stage stage() const { return stage_; }
+
+    // QUEUED → PLANNING: nobody else may begin it now.
+    void claim();
+    // Takes the word to SUBMITTED and makes the plan; runs without the engine's lock. False when the job ends here.
+    bool begin(int workers);
+    // PLANNING → COPYING.
+    void release();
+
+    bool has_piece() const { return stage_ == Stage::COPYING && !stopped_ && next_ < plan_->bytes(); }
+    Piece take_piece();
+    // Copies a piece; runs without the engine's lock. Empty, or why the memory was lost.
+    std::string copy(Piece piece) const;
+    // The piece was copied, or failed with a message. A job that failed or was abandoned hands out no more pieces.
+    void piece_ended(Piece piece, std::string failure);
+    // PLANNING or COPYING: no further piece is begun. The job ends as abandoned, its word as FAILED.
+    void stop() { stopped_ = true; }
+    bool finished() const { return stage_ == Stage::COPYING && running_ == 0 && !has_piece(); }
+
+    // Takes the word to its end and says what became of the job. Exactly once, when finished() or begin() was false.
+    Completion end();
+    // The end of a job that never began.
+    Completion cancelled();
+
+  private:
+    bool abandoned() const;
+
+    const JobOrder order_;
+    const std::shared_ptr<MappedCache> cache_;
+    const std::shared_ptr<Board> board_;
+    const Mapping& arena_;
+
+    Stage stage_ = Stage::QUEUED;
+    std::optional<Plan> plan_;
+    Through through_ = Through::CACHE;
+    uint64_t piece_bytes_ = 0;
+    uint64_t next_ = 0;    // where the next piece begins
+    uint64_t copied_ = 0;  // bytes of the pieces that ended well
+    int running_ = 0;      // pieces that workers are copying
+    bool stopped_ = false;
+    Status status_ = Status::DONE;
+    std::string code_;
+    std::string message_;
+    std::chrono::steady_clock::time_point begun_;
+};
+
+}  // namespace kv

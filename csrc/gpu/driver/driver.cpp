@@ -1,0 +1,354 @@
+#include "gpu/driver/driver.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "base/check.h"
+#include "gpu/driver/facts.h"
+
+namespace kv::gpu {
+namespace {
+
+// Each field's name as either vendor calls it.
+struct Names {
+#define KV_NAME(field, type, cuda, hip, required) std::array<const char*, 2> field{cuda, hip};
+    KV_DRIVER_SYMBOLS(KV_NAME)
+#undef KV_NAME
+};
+constexpr Names NAMES;
+
+// Longer lists fault the device on ROCm, and cost CUDA nothing to be cut.
+constexpr size_t BATCH_MAX = 8192;
+
+// CUmemcpyAttributes: the source is read in stream order; where the bytes are, the driver can see for itself.
+struct CopyAttributes {
+    int access_order = 1;
+    int source_location[2] = {0, 0};
+    int target_location[2] = {0, 0};
+    unsigned flags = 0;
+};
+static_assert(sizeof(CopyAttributes) == 24);
+
+// A list of copies as the batch calls want it. One a thread: these lists are long, and made all the time.
+struct Columns {
+    std::vector<Address> to;
+    std::vector<Address> from;
+    std::vector<size_t> bytes;
+};
+thread_local Columns columns;
+
+void* as_pointer(Address address) { return reinterpret_cast<void*>(address); }
+
+}  // namespace
+
+#define KV_CALL(field, ...) check(calls_.field(__VA_ARGS__), NAMES.field)
+
+const char* name_of(Vendor vendor) { return vendor == Vendor::CUDA ? "cuda" : "rocm"; }
+
+DriverError::DriverError(const std::string& call_, int code_, const std::string& code_name_)
+    : std::runtime_error(call_ + ": " + code_name_ + " (" + std::to_string(code_) + ")"),
+      call(call_),
+      code(code_),
+      code_name(code_name_) {}
+
+Driver::Driver(Probe probe, const Symbols& calls)
+    : vendor_(probe.vendor),
+      library_(std::move(probe.library)),
+      missing_optional_(std::move(probe.missing_optional)),
+      version_(probe.version),
+      calls_(calls),
+      batch_works_(calls.copy_batch8 || calls.copy_batch9),
+      contexts_(static_cast<size_t>(probe.devices), nullptr) {}
+
+void Driver::check(int code, const std::array<const char*, 2>& names) const {
+    if (code == SUCCESS) return;
+    const char* name = nullptr;
+    if (cuda()) {
+        calls_.cuda_error_name(code, &name);
+    } else {
+        name = calls_.hip_error_name(code);
+    }
+    throw DriverError(names[cuda() ? 0 : 1], code, name ? name : "unknown error");
+}
+
+// ---------------------------------------------------------------- devices
+
+int Driver::devices() const {
+    int count = 0;
+    KV_CALL(device_count, &count);
+    return count;
+}
+
+int Driver::device(int ordinal) const {
+    int device = 0;
+    KV_CALL(device_get, &device, ordinal);
+    return device;
+}
+
+std::string Driver::device_name(int ordinal) const {
+    char text[256] = {};
+    KV_CALL(device_name, text, sizeof text - 1, device(ordinal));
+    return text;
+}
+
+std::array<std::byte, 16> Driver::device_uuid(int ordinal) const {
+    std::array<std::byte, 16> uuid{};
+    if (calls_.device_uuid2) {  // tells the slices of one GPU apart (MIG)
+        KV_CALL(device_uuid2, uuid.data(), device(ordinal));
+    } else {
+        KV_CALL(device_uuid, uuid.data(), device(ordinal));
+    }
+    return uuid;
+}
+
+std::string Driver::device_pci(int ordinal) const {
+    char text[64] = {};
+    KV_CALL(device_pci, text, sizeof text - 1, device(ordinal));
+    std::string pci = text;
+    std::transform(pci.begin(), pci.end(), pci.begin(), [](unsigned char c) { return std::tolower(c); });
+    return pci;
+}
+
+int Driver::multiprocessors(int ordinal) const {
+    if (!cuda()) return 256;
+    int count = 0;
+    KV_CALL(device_attribute, &count, CUDA_MULTIPROCESSORS, device(ordinal));
+    return count;
+}
+
+std::string Driver::arch(int ordinal) const {
+    // The numbers of HIP's attributes changed between releases, its properties are a struct of many layouts.
+    if (!cuda()) return kfd_arch("/sys/class/kfd/kfd/topology/nodes", device_pci(ordinal));
+    int major = 0;
+    int minor = 0;
+    KV_CALL(device_attribute, &major, CUDA_CAPABILITY_MAJOR, device(ordinal));
+    KV_CALL(device_attribute, &minor, CUDA_CAPABILITY_MINOR, device(ordinal));
+    return format("sm_%d%d", major, minor);
+}
+
+void* Driver::primary(int ordinal) const {
+    const std::scoped_lock held(contexts_lock_);
+    void*& context = contexts_.at(static_cast<size_t>(ordinal));
+    if (!context) KV_CALL(primary_retain, &context, device(ordinal));
+    return context;
+}
+
+void* Driver::enter(int ordinal) const {
+    if (cuda()) {
+        KV_CALL(ctx_push, primary(ordinal));
+        return nullptr;
+    }
+    int before = 0;
+    KV_CALL(get_device, &before);
+    KV_CALL(set_device, ordinal);
+    return reinterpret_cast<void*>(static_cast<intptr_t>(before));
+}
+
+void Driver::leave(void* before) const {
+    if (cuda()) {
+        void* popped = nullptr;
+        KV_CALL(ctx_pop, &popped);
+    } else {
+        KV_CALL(set_device, static_cast<int>(reinterpret_cast<intptr_t>(before)));
+    }
+}
+
+void Driver::relax_capture_mode() const {
+    int mode = CAPTURE_RELAXED;
+    if (calls_.capture_mode) KV_CALL(capture_mode, &mode);
+}
+
+// ---------------------------------------------------------------- memory
+
+Driver::Memory Driver::memory() const {
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    KV_CALL(memory_info, &free_bytes, &total_bytes);
+    return {free_bytes, total_bytes};
+}
+
+std::optional<Address> Driver::alloc(uint64_t bytes) const {
+    Address memory = 0;
+    const int code = calls_.alloc(&memory, bytes);
+    if (code == OUT_OF_MEMORY) return std::nullopt;
+    check(code, NAMES.alloc);
+    return memory;
+}
+
+void Driver::free(Address memory) const { KV_CALL(free, memory); }
+
+Driver::Range Driver::address_range(Address memory) const {
+    Range range{0, 0};
+    size_t bytes = 0;
+    KV_CALL(address_range, &range.base, &bytes, memory);
+    range.bytes = bytes;
+    return range;
+}
+
+std::optional<int> Driver::device_of(Address memory) const {
+    int ordinal = 0;
+    if (!calls_.pointer_attribute) return std::nullopt;
+    if (calls_.pointer_attribute(&ordinal, POINTER_DEVICE_ORDINAL, memory) != SUCCESS) return std::nullopt;
+    return ordinal;
+}
+
+std::optional<bool> Driver::ipc_capable(Address memory) const {
+    uint64_t capable = 0;  // of which the driver writes one byte, or four
+    if (!calls_.pointer_attribute) return std::nullopt;
+    if (calls_.pointer_attribute(&capable, POINTER_IPC_CAPABLE, memory) != SUCCESS) return std::nullopt;
+    return capable != 0;
+}
+
+IpcHandle Driver::ipc_get(Address base) const {
+    IpcHandle handle{};
+    KV_CALL(ipc_get, &handle, base);
+    return handle;
+}
+
+Address Driver::ipc_open(const IpcHandle& handle) const {
+    Address memory = 0;
+    KV_CALL(ipc_open, &memory, handle, IPC_LAZY_PEER_ACCESS);
+    return memory;
+}
+
+void Driver::ipc_close(Address memory) const { KV_CALL(ipc_close, memory); }
+
+void* Driver::host_alloc(uint64_t bytes) const {
+    void* memory = nullptr;
+    KV_CALL(host_alloc, &memory, bytes, HOST_PORTABLE | HOST_MAPPED);
+    return memory;
+}
+
+void Driver::host_free(void* memory) const { KV_CALL(host_free, memory); }
+
+bool Driver::can_register() const { return calls_.host_register && calls_.host_unregister; }
+
+void Driver::host_register(void* memory, uint64_t bytes) const {
+    KV_ASSERT(can_register());
+    KV_CALL(host_register, memory, bytes, HOST_PORTABLE | HOST_MAPPED);
+}
+
+void Driver::host_unregister(void* memory) const { KV_CALL(host_unregister, memory); }
+
+Address Driver::host_address(void* memory) const {
+    Address address = 0;
+    KV_CALL(host_device_pointer, &address, memory, 0);
+    return address;
+}
+
+// ---------------------------------------------------------------- copies
+
+void Driver::copy_to_host(void* to, Address from, uint64_t bytes, StreamPointer stream) const {
+    if (cuda()) {
+        KV_CALL(copy_to_host, to, from, bytes, stream);
+    } else {
+        KV_CALL(copy_of_kind, to, as_pointer(from), bytes, HIP_COPY_TO_HOST, stream);
+    }
+}
+
+void Driver::copy_to_device(Address to, const void* from, uint64_t bytes, StreamPointer stream) const {
+    if (cuda()) {
+        KV_CALL(copy_to_device, to, from, bytes, stream);
+    } else {
+        KV_CALL(copy_of_kind, as_pointer(to), from, bytes, HIP_COPY_TO_DEVICE, stream);
+    }
+}
+
+void Driver::copy_batch(std::span<const BatchCopy> copies, bool to_host, StreamPointer stream) const {
+    while (!copies.empty()) {
+        const auto batch = copies.first(std::min(copies.size(), BATCH_MAX));
+        if (!has_batch() || !enqueue_batch(batch, stream)) {
+            for (const BatchCopy& copy : batch) {
+                if (to_host) {
+                    copy_to_host(as_pointer(copy.to), copy.from, copy.bytes, stream);
+                } else {
+                    copy_to_device(copy.to, as_pointer(copy.from), copy.bytes, stream);
+                }
+            }
+        }
+        copies = copies.subspan(batch.size());
+    }
+}
+
+// False, for good, when this driver does not support it: nothing was enqueued then.
+bool Driver::enqueue_batch(std::span<const BatchCopy> copies, StreamPointer stream) const {
+    columns.to.clear();
+    columns.from.clear();
+    columns.bytes.clear();
+    for (const BatchCopy& copy : copies) {
+        columns.to.push_back(copy.to);
+        columns.from.push_back(copy.from);
+        columns.bytes.push_back(copy.bytes);
+    }
+    CopyAttributes attributes;
+    size_t first = 0;
+    size_t failed = 0;
+    // ROCm answers NotSupported to any attribute, CUDA wants exactly this.
+    void* const given = cuda() ? &attributes : nullptr;
+    size_t* const indices = cuda() ? &first : nullptr;
+    const size_t given_count = cuda() ? 1 : 0;
+    const int code = calls_.copy_batch8
+                         ? calls_.copy_batch8(columns.to.data(), columns.from.data(), columns.bytes.data(),
+                                              copies.size(), given, indices, given_count, stream)
+                         : calls_.copy_batch9(columns.to.data(), columns.from.data(), columns.bytes.data(),
+                                              copies.size(), given, indices, given_count, &failed, stream);
+    if (code == NOT_SUPPORTED) {
+        batch_works_.store(false, std::memory_order_relaxed);
+        return false;
+    }
+    check(code, calls_.copy_batch8 ? NAMES.copy_batch8 : NAMES.copy_batch9);
+    return true;
+}
+
+// ---------------------------------------------------------------- streams, events, kernels
+
+StreamPointer Driver::stream_create(bool high_priority) const {
+    int least = 0;
+    int greatest = 0;
+    KV_CALL(priority_range, &least, &greatest);
+    StreamPointer stream = nullptr;
+    KV_CALL(stream_create, &stream, STREAM_NON_BLOCKING, high_priority ? greatest : least);
+    return stream;
+}
+
+void Driver::stream_destroy(StreamPointer stream) const { KV_CALL(stream_destroy, stream); }
+
+void Driver::stream_wait(StreamPointer stream, EventPointer event) const { KV_CALL(stream_wait, stream, event, 0); }
+
+EventPointer Driver::event_create() const {
+    EventPointer event = nullptr;
+    KV_CALL(event_create, &event, EVENT_DISABLE_TIMING);
+    return event;
+}
+
+void Driver::event_destroy(EventPointer event) const { KV_CALL(event_destroy, event); }
+
+void Driver::event_record(EventPointer event, StreamPointer stream) const { KV_CALL(event_record, event, stream); }
+
+bool Driver::event_done(EventPointer event) const {
+    const int code = calls_.event_query(event);
+    if (code == NOT_READY) return false;
+    check(code, NAMES.event_query);
+    return true;
+}
+
+ModulePointer Driver::module_load(const void* image) const {
+    ModulePointer module = nullptr;
+    KV_CALL(module_load, &module, image);
+    return module;
+}
+
+void Driver::module_unload(ModulePointer module) const { KV_CALL(module_unload, module); }
+
+FunctionPointer Driver::module_function(ModulePointer module, const char* name) const {
+    FunctionPointer function = nullptr;
+    KV_CALL(module_function, &function, module, name);
+    return function;
+}
+
+void Driver::launch(FunctionPointer function, unsigned blocks, unsigned threads, StreamPointer stream,
+                    void** arguments) const {
+    KV_CALL(launch, function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr);
+}
+
+}  // namespace kv::gpu

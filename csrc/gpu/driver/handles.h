@@ -1,0 +1,123 @@
+// Owners of driver objects. Each is used and destroyed by threads in which its device is current (Current).
+//
+// Destructors pass over a driver's refusal: after a sticky error every call fails, and the process is about to end.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "gpu/driver/driver.h"
+
+namespace kv::gpu {
+
+// While it lives the calling thread uses that device, then again what it used before.
+class Current {
+  public:
+    Current(const Driver& driver, int ordinal) : driver_(driver), before_(driver.enter(ordinal)) {}
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+  private:
+    const Driver& driver_;
+    void* before_;
+};
+
+// The same for giving back, which must not fail: after a sticky error nothing can be made current, and each owner below
+// passes over the refusal that it gets.
+class CurrentIfPossible {
+  public:
+    CurrentIfPossible(const Driver& driver, int ordinal);
+
+  private:
+    std::optional<Current> current_;
+};
+
+// A driver's object and the call that gives it back.
+template <typename Object, void (Driver::*give_back)(Object) const>
+class Owned {
+  public:
+    Owned() = default;
+    Owned(const Driver& driver, Object object) : driver_(&driver), object_(object) {}
+    Owned(Owned&& other) noexcept : driver_(std::exchange(other.driver_, nullptr)), object_(other.object_) {}
+    Owned& operator=(Owned&& other) noexcept {
+        std::swap(driver_, other.driver_);
+        std::swap(object_, other.object_);
+        return *this;
+    }
+    ~Owned() {
+        if (!driver_) return;
+        try {
+            (driver_->*give_back)(object_);
+        } catch (const DriverError&) {
+            driver_ = nullptr;  // see the head of this file
+        }
+    }
+    const Driver& driver() const { return *driver_; }
+    Object get() const { return object_; }
+
+  private:
+    const Driver* driver_ = nullptr;
+    Object object_{};
+};
+
+class Stream {
+  public:
+    Stream(const Driver& driver, bool high_priority) : owned_(driver, driver.stream_create(high_priority)) {}
+    StreamPointer get() const { return owned_.get(); }
+
+  private:
+    Owned<StreamPointer, &Driver::stream_destroy> owned_;
+};
+
+class Event {
+  public:
+    explicit Event(const Driver& driver) : owned_(driver, driver.event_create()) {}
+    EventPointer get() const { return owned_.get(); }
+    void record(const Stream& stream) { owned_.driver().event_record(get(), stream.get()); }
+    bool done() const { return owned_.driver().event_done(get()); }
+
+  private:
+    Owned<EventPointer, &Driver::event_destroy> owned_;
+};
+
+class DeviceMemory {
+  public:
+    // nullopt: out of memory.
+    static std::optional<DeviceMemory> take(const Driver& driver, uint64_t bytes);
+    Address address() const { return owned_.get(); }
+    uint64_t bytes() const { return bytes_; }
+
+  private:
+    DeviceMemory(const Driver& driver, Address address, uint64_t bytes) : owned_(driver, address), bytes_(bytes) {}
+    Owned<Address, &Driver::free> owned_;
+    uint64_t bytes_;
+};
+
+// Host memory for DMA, which the device can read and write in place as well.
+class PinnedMemory {
+  public:
+    PinnedMemory(const Driver& driver, uint64_t bytes);
+    std::byte* data() const { return static_cast<std::byte*>(owned_.get()); }
+    Address address() const { return address_; }
+    uint64_t bytes() const { return bytes_; }
+
+  private:
+    Owned<void*, &Driver::host_free> owned_;
+    Address address_;
+    uint64_t bytes_;
+};
+
+class Module {
+  public:
+    Module(const Driver& driver, const void* image) : owned_(driver, driver.module_load(image)) {}
+    FunctionPointer function(const char* name) const { return owned_.driver().module_function(owned_.get(), name); }
+
+  private:
+    Owned<ModulePointer, &Driver::module_unload> owned_;
+};
+
+}  // namespace kv::gpu

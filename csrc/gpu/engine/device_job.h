@@ -1,0 +1,132 @@
+// One job on a device, from its queue to its end. It knows nothing of threads: the pump of its direction calls it,
+// except for stop() and the constants, which any thread may use.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/completion_queue.h"
+#include "copy/board.h"
+#include "copy/copy_job.h"
+#include "copy/layout.h"
+#include "copy/plan.h"
+#include "gpu/engine/link.h"
+#include "gpu/engine/measure.h"
+#include "gpu/engine/packer.h"
+#include "gpu/engine/shards.h"
+#include "gpu/staging/ring.h"
+
+namespace kv::gpu {
+
+enum class JobMode { DIRECT, STAGED, SERVER_GATHER };
+const char* name_of(JobMode mode);
+
+// A registered cache on the device. Jobs share it; the engine unmaps it after the last one.
+struct MappedDeviceCache {
+    uint64_t session;
+    Layout layout;
+    std::vector<IpcHandle> handles = {};  // what Imports has to close
+    std::vector<Address> bases = {};      // of the registered buffers
+    std::unique_ptr<RingPeer> ring = {};  // null: it brought no staging
+    std::unique_ptr<RingPacker> gatherer = {}, scatterer = {};
+};
+
+// What a job copies with: of the mover, and the same for all jobs of a direction.
+struct DeviceTools {
+    Link& link;
+    KernelPacker& packer;
+    uint64_t arena_bytes;
+    DirectFrom direct_from;  // by the mean length of the copies
+};
+
+class DeviceJob {
+  public:
+    // `tools` and what they name must outlive it.
+    DeviceJob(JobOrder order, JobMode allowed, std::shared_ptr<MappedDeviceCache> cache, std::shared_ptr<Board> board,
+              const DeviceTools& tools);
+
+    uint64_t id() const { return order_.job; }
+    uint64_t cache_id() const { return order_.cache; }
+    JobKind kind() const { return order_.kind; }
+
+    // Any thread: nothing of it that has not begun is begun.
+    void stop() { stopped_ = true; }
+    bool stopped() const { return stopped_; }
+
+    // Takes the word to SUBMITTED, plans, and chooses the mode. False: it ends here. DriverError as below.
+    bool begin();
+    // Whose segments it uses: jobs that share them take them one job after the other.
+    const void* shares() const;
+    // Moves whatever can be moved now; true when anything did. `alone`: no other job shares what this one uses.
+    // DriverError: the context is broken.
+    bool advance(bool alone);
+    // Everything of it is on its way.
+    bool all_cut() const;
+    bool finished() const { return flights_.empty() && (halted_ || all_cut()); }
+    // A DMA is under way, or a kernel of ours: the next look should be soon.
+    bool copying() const;
+    // Exactly once, after begin() was false or when finished(). Takes the word to its end.
+    Completion end();
+
+  private:
+    // A segment, or a stretch of a direct job, on its way.
+    struct Flight {
+        enum class Stage { PACKING, LINKING };
+        Stage stage;
+        uint32_t segment;                // of the packer
+        std::vector<SegmentPart> parts;  // empty: a stretch of a direct job
+        std::unique_ptr<LinkTask> task;
+        uint64_t bytes;
+    };
+
+    // What became of a flight at a look.
+    enum class Look { WAITS, MOVED, LANDED, GONE };
+
+    bool reached();
+    void choose_mode();
+    bool abandoned() const;
+    void halt(Status status, const std::string& code = {}, const std::string& message = {});
+    bool launch(bool alone);
+    bool launch_stretch();
+    bool launch_segment(bool alone);
+    Look look_at(Flight& flight);
+    Look look_at_packing(Flight& flight);
+    Look look_at_linking(Flight& flight);
+    void pack(Flight& flight);
+    void link(Flight& flight, const Event* after);
+
+    const JobOrder order_;
+    const JobMode allowed_;
+    const std::shared_ptr<MappedDeviceCache> cache_;
+    const std::shared_ptr<Board> board_;
+    const DeviceTools& tools_;
+
+    std::atomic<bool> stopped_{false};
+    bool begun_ = false;    // begin() was true
+    bool halted_ = false;   // nothing more is begun
+    bool reached_ = false;  // by the link
+    JobMode mode_ = JobMode::DIRECT;
+    std::optional<ShardPlan> shards_;
+    std::optional<Plan> plan_;  // of a direct job
+    uint64_t next_ = 0;         // where the next stretch of plan_ begins
+    uint64_t stretch_bytes_ = 0;
+    std::optional<Cutter> cutter_;            // of the others
+    std::unique_ptr<Packer> kernel_service_;  // of a server-gather job
+    Packer* packer_ = nullptr;
+    std::deque<Flight> flights_;
+    uint64_t landed_bytes_ = 0;
+    Status status_ = Status::DONE;
+    std::string code_;
+    std::string message_;
+    std::chrono::steady_clock::time_point begun_at_;
+};
+
+}  // namespace kv::gpu

@@ -1,0 +1,18 @@
+// A device proves itself before it is trusted with somebody's memory.
+
+#pragma once
+
+#include <string>
+
+#include "gpu/driver/driver.h"
+#include "gpu/engine/link.h"
+#include "gpu/kernels/kernels.h"
+
+namespace kv::gpu {
+
+// Stores and retrieves pages of odd sizes between scratch device memory and a scratch arena that is reached by the same
+// kind of link, once packed by our kernels and once directly, and compares every byte. In the current device. Empty, or
+// what went wrong.
+std::string self_test(const Driver& driver, const Kernels& kernels, const std::string& arena_reach);
+
+}  // namespace kv::gpu

@@ -1,0 +1,25 @@
+#include "gpu/engine/link.h"
+
+#include "base/check.h"
+#include "gpu/engine/bounce_link.h"
+#include "gpu/engine/registered_link.h"
+
+namespace kv::gpu {
+
+std::unique_ptr<Link> make_link(const Driver& driver, const std::string& reach, const Mapping& arena,
+                                const LinkOptions& options) {
+    // ROCm registers memory of a memfd on some releases only, and says so too late.
+    const bool prefer_register = driver.vendor() == Vendor::CUDA;
+    if (reach == "register" || (reach == "auto" && prefer_register)) {
+        if (!driver.can_register()) {
+            throw Refusal("arena-reach", driver.library() + " has no call that registers host memory");
+        }
+        return std::make_unique<RegisteredLink>(driver, arena, options.unit_bytes);
+    }
+    if (reach == "bounce" || reach == "auto") {
+        return std::make_unique<BounceLink>(driver, arena, options.bounce_bytes, options.bounce_threads);
+    }
+    throw Refusal("arena-reach", "\"" + reach + "\" must be register, bounce or auto");
+}
+
+}  // namespace kv::gpu

@@ -1,0 +1,85 @@
+#include "gpu/kernels/kernels.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "gpu/kernels/code_cache.h"
+#include "gpu/kernels/objects.h"
+#include "gpu/kernels/rtc.h"
+
+namespace kv::gpu {
+namespace {
+
+constexpr unsigned CREWS_OF_A_BLOCK = THREADS / CREW_LANES;
+
+std::string cache_key(const Rtc& rtc, const std::string& arch) {
+    std::string key = rtc.name() + "\n" + arch + "\n";
+    for (const std::string& option : rtc.options(arch)) key += option + "\n";
+    return key + std::string(piece_header()) + std::string(kernel_source());
+}
+
+// nullopt: another driver kept it, and this one does not take it.
+std::optional<Module> loaded(const Driver& driver, const std::vector<char>& code) {
+    try {
+        return Module(driver, code.data());
+    } catch (const DriverError&) {
+        return std::nullopt;
+    }
+}
+
+// Compiled for exactly this device, or kept from an earlier start. RtcError or DriverError: it cannot be had.
+Module compiled(const Driver& driver, const Rtc& rtc, const std::string& arch, const std::string& cache_dir) {
+    const CodeCache cache(cache_dir);
+    const std::string key = cache_key(rtc, arch);
+    if (const auto kept = cache.find(key)) {
+        if (auto module = loaded(driver, *kept)) return std::move(*module);
+    }
+    const std::vector<char> code = rtc.compile(arch);
+    Module module(driver, code.data());
+    cache.keep(key, code);
+    return module;
+}
+
+}  // namespace
+
+Kernels::Kernels(const Driver& driver, int ordinal, const KernelOptions& options)
+    : driver_(driver),
+      blocks_max_(static_cast<unsigned>(driver.multiprocessors(ordinal))),
+      report_{"", driver.arch(ordinal), ""},
+      module_(load(options)),
+      gather_(module_.function("kv_gather")),
+      scatter_(module_.function("kv_scatter")) {}
+
+Module Kernels::load(const KernelOptions& options) {
+    try {
+        if (report_.arch.empty()) throw RtcError("the device's architecture is unknown");
+        const Rtc rtc(driver_, options.rtc_library);
+        report_.provider = rtc.name();
+        return compiled(driver_, rtc, report_.arch, options.cache_dir);
+    } catch (const RtcError& error) {
+        report_.note = error.what();
+    } catch (const DriverError& error) {
+        report_.note = report_.provider + " made code that the driver does not load: " + error.what();
+    }
+    const std::optional<BuiltIn> object = built_in(driver_.vendor(), report_.arch);
+    if (!object) throw Refusal("kernels", "no built-in object for " + report_.arch + "; " + report_.note);
+    report_.provider = object->name;
+    try {
+        return Module(driver_, object->image);
+    } catch (const DriverError& error) {
+        throw Refusal("kernels", object->name + " on " + report_.arch + ": " + error.what() + "; " + report_.note);
+    }
+}
+
+void Kernels::launch(Way way, Address pieces, uint32_t count, Address segment, const Stream& stream) const {
+    if (count == 0) return;
+    const unsigned blocks = std::min(blocks_max_, (count + CREWS_OF_A_BLOCK - 1) / CREWS_OF_A_BLOCK);
+    unsigned crews = blocks * CREWS_OF_A_BLOCK;
+    void* arguments[] = {&pieces, &count, &segment, &crews};
+    driver_.launch(way == Way::GATHER ? gather_ : scatter_, blocks, THREADS, stream.get(), arguments);
+}
+
+}  // namespace kv::gpu

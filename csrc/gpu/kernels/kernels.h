@@ -1,0 +1,49 @@
+// The gather and scatter kernels, loaded into one device: compiled for exactly this device by the vendor's run-time
+// compiler, or else taken from what is built in. Which of the two, and why, is in the report.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "gpu/driver/driver.h"
+#include "gpu/driver/handles.h"
+#include "gpu/kernels/piece.h"
+
+namespace kv::gpu {
+
+struct KernelReport {
+    std::string provider;  // "nvrtc 13.0", "hiprtc 7.2", "built-in ptx sm_90", "built-in bundle"
+    std::string arch;      // of the device, "" when unknown
+    std::string note;      // why the run-time compiler was not used, else ""
+};
+
+struct KernelOptions {
+    std::string rtc_library;  // "" = search
+    std::string cache_dir;    // "" = none
+};
+
+// One per process and device. Launching is thread-safe.
+class Kernels {
+  public:
+    // In the current device, which is `ordinal`. Refusal("kernels") when nothing could be loaded.
+    Kernels(const Driver& driver, int ordinal, const KernelOptions& options);
+
+    const KernelReport& report() const { return report_; }
+
+    enum class Way { GATHER, SCATTER };  // pool to staging, staging to pool
+    // Enqueues the copy of `count` pieces that lie at device address `pieces`, which must stay until it has run.
+    void launch(Way way, Address pieces, uint32_t count, Address segment, const Stream& stream) const;
+
+  private:
+    Module load(const KernelOptions& options);
+
+    const Driver& driver_;
+    unsigned blocks_max_;
+    KernelReport report_;
+    Module module_;
+    FunctionPointer gather_;
+    FunctionPointer scatter_;
+};
+
+}  // namespace kv::gpu

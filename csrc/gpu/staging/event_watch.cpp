@@ -1,0 +1,124 @@
+#include "gpu/staging/event_watch.h"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "base/named_thread.h"
+#include "base/shared_memory.h"
+#include "gpu/driver/handles.h"
+
+namespace kv::gpu {
+namespace {
+
+// An event that is done soon is seen soon; one that takes long need not be asked often.
+constexpr std::chrono::microseconds NAP_LEAST{20};
+constexpr std::chrono::microseconds NAP_MOST{200};
+constexpr unsigned long TIMER_SLACK_NS = 1000;  // without it a nap of 20 us takes 70
+
+struct Watched {
+    uint64_t ticket;
+    EventPointer event;
+};
+
+}  // namespace
+
+struct EventWatch::Work {
+    Work(const Driver& driver_, int ordinal_) : driver(driver_), ordinal(ordinal_), event(create_eventfd()) {
+        thread = start_thread("kv-events", [this] { run(); });
+    }
+
+    void run() {
+        ::prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS);
+        std::optional<Current> current;
+        try {
+            current.emplace(driver, ordinal);
+            driver.relax_capture_mode();
+        } catch (const DriverError&) {
+            current.reset();  // no query will succeed, and that is what the tickets say
+        }
+        std::vector<Watched> watched;
+        auto nap = NAP_LEAST;
+        while (wait_for_work(watched)) {
+            nap = poll(watched) ? NAP_LEAST : std::min(nap * 2, NAP_MOST);
+            std::this_thread::sleep_for(nap);
+        }
+    }
+
+    // Adds what is new; sleeps while there is nothing at all. False: closing.
+    bool wait_for_work(std::vector<Watched>& watched) {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return closing || !news.empty() || !watched.empty(); });
+        watched.insert(watched.end(), news.begin(), news.end());
+        news.clear();
+        return !closing;
+    }
+
+    // Moves what is done to `completed`; whether there was any.
+    bool poll(std::vector<Watched>& watched) {
+        std::vector<std::pair<uint64_t, bool>> ended;
+        std::erase_if(watched, [&](const Watched& one) {
+            try {
+                if (!driver.event_done(one.event)) return false;
+                ended.emplace_back(one.ticket, true);
+            } catch (const DriverError&) {
+                ended.emplace_back(one.ticket, false);
+            }
+            return true;
+        });
+        if (ended.empty()) return false;
+        const std::lock_guard lock(mutex);
+        completed.insert(completed.end(), ended.begin(), ended.end());
+        signal_eventfd(event.get());
+        return true;
+    }
+
+    const Driver& driver;
+    const int ordinal;
+    const pid_t owner = ::getpid();
+    Descriptor event;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<Watched> news;
+    std::vector<std::pair<uint64_t, bool>> completed;
+    bool closing = false;
+    std::thread thread;
+};
+
+EventWatch::EventWatch(const Driver& driver, int ordinal) : work_(std::make_unique<Work>(driver, ordinal)) {}
+
+EventWatch::~EventWatch() {
+    if (work_->owner != ::getpid()) {
+        [[maybe_unused]] Work* parents = work_.release();
+        return;
+    }
+    {
+        const std::lock_guard lock(work_->mutex);
+        work_->closing = true;
+    }
+    work_->changed.notify_one();
+    work_->thread.join();
+}
+
+void EventWatch::watch(uint64_t ticket, EventPointer event) {
+    {
+        const std::lock_guard lock(work_->mutex);
+        work_->news.push_back({ticket, event});
+    }
+    work_->changed.notify_one();
+}
+
+int EventWatch::eventfd() const { return work_->event.get(); }
+
+std::vector<std::pair<uint64_t, bool>> EventWatch::completed() {
+    const std::lock_guard lock(work_->mutex);
+    return std::exchange(work_->completed, {});
+}
+
+}  // namespace kv::gpu

@@ -1,0 +1,186 @@
+#include "gpu/staging/ring.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cinttypes>
+#include <climits>
+#include <ctime>
+
+#include "base/check.h"
+
+namespace kv::gpu {
+namespace {
+
+constexpr uint64_t MAGIC = 0x3130474e4952564b;  // "KVRING01"
+constexpr uint64_t HEADER_BYTES = 4096;
+constexpr uint64_t CELLS = LANES * SEGMENTS;
+constexpr uint64_t LISTS_OFFSET = HEADER_BYTES + CELLS * sizeof(SegmentCell);
+constexpr uint64_t PAGE_BYTES = 4096;
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
+              "a lock inside shared memory would die with its owner");
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel waits on this word");
+static_assert(sizeof(RingHeader) <= HEADER_BYTES && LISTS_OFFSET % 8 == 0 && LIST_BYTES % 8 == 0);
+
+constexpr uint64_t pack(uint64_t sequence, SegmentState state) { return sequence << 8 | static_cast<uint64_t>(state); }
+
+bool swap(SegmentCell& cell, uint64_t sequence, SegmentState from, uint64_t to) {
+    uint64_t expected = pack(sequence, from);
+    return cell.word.compare_exchange_strong(expected, to);
+}
+
+// Shared: the ring's futex is the same word in two processes. An early return is always right.
+void futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
+    ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr, 0);
+}
+
+void wake(RingHeader& header) { futex(header.bell, FUTEX_WAKE, INT_MAX, nullptr); }
+
+Descriptor create_ring() { return create_memfd("kvserver-ring", ring_bytes(), /*huge_page_bytes=*/0, /*sealed=*/true); }
+
+int checked_ring(int fd) {
+    const int seals = file_seals(fd);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || seals & F_SEAL_WRITE) {
+        throw Refusal("staging", "the ring must be shared memory, sealed against shrinking and not against writing");
+    }
+    if (file_bytes(fd) < ring_bytes()) {
+        throw Refusal("staging",
+                      format("the ring has %" PRIu64 " bytes, expected %" PRIu64, file_bytes(fd), ring_bytes()));
+    }
+    return fd;
+}
+
+}  // namespace
+
+uint64_t ring_bytes() { return (LISTS_OFFSET + CELLS * LIST_BYTES + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES; }
+
+RingHeader& RingMemory::header() const { return *reinterpret_cast<RingHeader*>(mapping_.data()); }
+
+SegmentCell& RingMemory::cell(uint32_t lane, uint32_t segment) const {
+    KV_ASSERT(lane < LANES && segment < SEGMENTS);
+    return reinterpret_cast<SegmentCell*>(mapping_.data() + HEADER_BYTES)[lane * SEGMENTS + segment];
+}
+
+std::byte* RingMemory::list(uint32_t lane, uint32_t segment) const {
+    KV_ASSERT(lane < LANES && segment < SEGMENTS);
+    return mapping_.data() + LISTS_OFFSET + (lane * SEGMENTS + segment) * LIST_BYTES;
+}
+
+// ---------------------------------------------------------------- client
+
+RingOwner::RingOwner(uint64_t segment_bytes)
+    : segment_bytes_(segment_bytes), fd_(create_ring()), memory_(fd_.get(), "the staging ring") {
+    if (::madvise(memory_.mapping().data(), memory_.mapping().bytes(), MADV_DONTFORK) != 0) {
+        throw_errno("madvise of the staging ring");
+    }
+    memory_.header().segment_bytes = segment_bytes;
+    memory_.header().magic = MAGIC;
+}
+
+std::optional<RingOwner::Asked> RingOwner::take(uint32_t lane) {
+    for (uint32_t step = 0; step < SEGMENTS; ++step) {
+        const uint32_t segment = (next_[lane] + step) % SEGMENTS;
+        SegmentCell& cell = memory_.cell(lane, segment);
+        const uint64_t word = cell.word.load();
+        const uint64_t sequence = word >> 8;
+        if (word != pack(sequence, SegmentState::ASKED)) continue;
+        if (!swap(cell, sequence, SegmentState::ASKED, pack(sequence, SegmentState::TAKEN))) continue;  // withdrawn
+        next_[lane] = (segment + 1) % SEGMENTS;
+        Asked asked{lane, segment, sequence, cell.job.load(), {}};
+        const uint32_t bytes = cell.list_bytes.load();
+        if (bytes <= LIST_BYTES) {
+            const std::byte* const list = memory_.list(lane, segment);
+            asked.list.assign(list, list + bytes);
+        }
+        return asked;
+    }
+    return std::nullopt;
+}
+
+void RingOwner::done(uint32_t lane, uint32_t segment, uint64_t sequence) {
+    swap(memory_.cell(lane, segment), sequence, SegmentState::TAKEN, pack(sequence, SegmentState::DONE));
+}
+
+void RingOwner::fault(uint32_t lane, uint32_t segment, uint64_t sequence, uint32_t code) {
+    SegmentCell& cell = memory_.cell(lane, segment);
+    cell.fault.store(code);
+    swap(cell, sequence, SegmentState::TAKEN, pack(sequence, SegmentState::FAULT));
+}
+
+void RingOwner::sleep(int timeout_ms) {
+    RingHeader& header = memory_.header();
+    const uint32_t heard = header.bell.load();
+    header.asleep.store(1);
+    // Whoever asks now either sees that we are asleep, or has asked before we look.
+    if (!anything_asked()) {
+        const timespec timeout{timeout_ms / 1000, timeout_ms % 1000 * 1'000'000L};
+        futex(header.bell, FUTEX_WAIT, heard, &timeout);
+    }
+    header.asleep.store(0);
+}
+
+void RingOwner::ring_bell() {
+    memory_.header().bell.fetch_add(1);
+    wake(memory_.header());
+}
+
+bool RingOwner::anything_asked() const {
+    for (uint32_t index = 0; index < CELLS; ++index) {
+        const uint64_t word = memory_.cell(index / SEGMENTS, index % SEGMENTS).word.load();
+        if (static_cast<SegmentState>(word & 0xff) == SegmentState::ASKED) return true;
+    }
+    return false;
+}
+
+// ---------------------------------------------------------------- mover
+
+RingPeer::RingPeer(int fd, uint64_t segment_bytes) : memory_(checked_ring(fd), "the staging ring") {
+    const RingHeader& header = memory_.header();
+    if (header.magic != MAGIC || header.segment_bytes != segment_bytes) {
+        throw Refusal("staging", format("the ring says segments of %" PRIu64 " bytes, the registration %" PRIu64,
+                                        header.magic == MAGIC ? header.segment_bytes : 0, segment_bytes));
+    }
+}
+
+bool RingPeer::ask(uint32_t lane, uint32_t segment, uint64_t job, std::span<const StagedStretch> stretches) {
+    SegmentCell& cell = memory_.cell(lane, segment);
+    const uint64_t sequence = sequences_[lane][segment];
+    if (cell.word.load() != pack(sequence, SegmentState::EMPTY)) return false;
+    cell.job.store(job);
+    cell.list_bytes.store(pack_stretches(stretches, {memory_.list(lane, segment), LIST_BYTES}));
+    cell.fault.store(0);
+    if (!swap(cell, sequence, SegmentState::EMPTY, pack(sequence, SegmentState::ASKED))) return false;
+    RingHeader& header = memory_.header();
+    header.bell.fetch_add(1);
+    if (header.asleep.load() != 0) wake(header);
+    return true;
+}
+
+SegmentState RingPeer::state(uint32_t lane, uint32_t segment) const {
+    const uint64_t word = memory_.cell(lane, segment).word.load();
+    const auto state = static_cast<SegmentState>(word & 0xff);
+    const bool known = word >> 8 == sequences_[lane][segment] && state <= SegmentState::FAULT;
+    return known ? state : SegmentState::FAULT;
+}
+
+bool RingPeer::withdraw(uint32_t lane, uint32_t segment) {
+    uint64_t& sequence = sequences_[lane][segment];
+    if (!swap(memory_.cell(lane, segment), sequence, SegmentState::ASKED, pack(sequence + 1, SegmentState::EMPTY))) {
+        return false;
+    }
+    ++sequence;
+    return true;
+}
+
+void RingPeer::recycle(uint32_t lane, uint32_t segment) {
+    // Whatever stands there: a client that rewrites its words spoils its own transfers only.
+    memory_.cell(lane, segment).word.store(pack(++sequences_[lane][segment], SegmentState::EMPTY));
+}
+
+uint32_t RingPeer::fault(uint32_t lane, uint32_t segment) const { return memory_.cell(lane, segment).fault.load(); }
+
+}  // namespace kv::gpu

@@ -1,0 +1,138 @@
+// The staging ring: how mover and client hand segments of staging to each other, without a message and without a wait.
+//
+// A memfd that both map: a header, then for each lane (store, retrieve) its segments' cells and lists. A cell's word is
+// sequence << 8 | state; every change is one sequentially consistent compare-and-swap, so either side may be killed or
+// stopped at any instruction:
+//
+//   EMPTY ─► ASKED ─► TAKEN ─► DONE | FAULT ─► EMPTY of the next sequence
+//              └──────────────────────────────► EMPTY of the next sequence (withdrawn)
+//
+// EMPTY → ASKED and everything → EMPTY are the mover's, the rest is the client's. The list is written before ASKED.
+// Store: ASKED = gather these into your segment, DONE = the bytes are in staging. Retrieve: ASKED = the bytes are in
+// staging, scatter them; DONE = they are in the KV blocks. One ring serves one registration and dies with it.
+//
+// The mover trusts no word of the ring: what it cannot explain is a FAULT. The client checks what the lists say.
+
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/shared_memory.h"
+#include "gpu/staging/stretches.h"
+
+namespace kv::gpu {
+
+constexpr uint32_t LANES = 2;
+constexpr uint32_t STORE_LANE = 0;
+constexpr uint32_t RETRIEVE_LANE = 1;
+// Of a lane: 128 MiB of the largest ones. Beside an engine whose kernels fill the GPU for 1.4 ms each, packing comes to
+// its turn that often, and the link moves 77 MiB meanwhile.
+constexpr uint32_t SEGMENTS = 8;
+constexpr uint64_t SEGMENT_BYTES_MAX = 16 << 20;
+constexpr uint64_t SEGMENT_BYTES_MIN = 1 << 20;
+
+// Where a segment lies in the staging memory; the same on both sides.
+constexpr uint64_t segment_offset(uint32_t lane, uint32_t segment, uint64_t segment_bytes) {
+    return (uint64_t{lane} * SEGMENTS + segment) * segment_bytes;
+}
+
+enum class SegmentState : uint8_t { EMPTY = 0, ASKED = 1, TAKEN = 2, DONE = 3, FAULT = 4 };
+
+// Why a client answers FAULT.
+constexpr uint32_t FAULT_LIST = 1;    // the list does not fit the registration
+constexpr uint32_t FAULT_DRIVER = 2;  // the client's driver failed
+
+struct RingHeader {
+    uint64_t magic;
+    uint64_t segment_bytes;
+    std::atomic<uint32_t> bell;    // counts asks; what the client sleeps on
+    std::atomic<uint32_t> asleep;  // 1: the next ask must wake it
+};
+
+struct alignas(64) SegmentCell {
+    std::atomic<uint64_t> word;
+    std::atomic<uint64_t> job;
+    std::atomic<uint32_t> list_bytes;
+    std::atomic<uint32_t> fault;
+};
+static_assert(sizeof(SegmentCell) == 64);
+
+// Size of a ring's memfd.
+uint64_t ring_bytes();
+
+// The mapped ring; both sides have one.
+class RingMemory {
+  public:
+    RingMemory(int fd, const char* what) : mapping_(fd, ring_bytes(), what) {}
+    RingHeader& header() const;
+    SegmentCell& cell(uint32_t lane, uint32_t segment) const;
+    std::byte* list(uint32_t lane, uint32_t segment) const;
+    const Mapping& mapping() const { return mapping_; }
+
+  private:
+    Mapping mapping_;
+};
+
+// The client's side: makes the ring. take, done, fault and sleep belong to one thread; the rest is thread-safe.
+class RingOwner {
+  public:
+    // The memfd is sealed against shrinking and growing, and a forked child does not have the mapping.
+    explicit RingOwner(uint64_t segment_bytes);
+
+    int fd() const { return fd_.get(); }
+    uint64_t segment_bytes() const { return segment_bytes_; }
+
+    struct Asked {
+        uint32_t lane;
+        uint32_t segment;
+        uint64_t sequence;
+        uint64_t job;
+        std::vector<std::byte> list;  // a copy; empty when the length in the ring was impossible
+    };
+    // A segment of the lane that was ASKED is TAKEN from now on; in the order of the segments.
+    std::optional<Asked> take(uint32_t lane);
+    void done(uint32_t lane, uint32_t segment, uint64_t sequence);
+    void fault(uint32_t lane, uint32_t segment, uint64_t sequence, uint32_t code);
+
+    // Until something is ASKED, the bell rings, or the time is over.
+    void sleep(int timeout_ms);
+    // Ends a sleep.
+    void ring_bell();
+
+  private:
+    bool anything_asked() const;
+
+    uint64_t segment_bytes_;
+    Descriptor fd_;
+    RingMemory memory_;
+    uint32_t next_[LANES] = {};  // where take() looks first
+};
+
+// The mover's side. One thread a lane. Keeps its own sequences, so it never believes an old or made-up word.
+class RingPeer {
+  public:
+    // Maps the client's ring; the descriptor stays the caller's. Refusal("staging") when it is no ring of this segment
+    // size, or not sealed against shrinking.
+    RingPeer(int fd, uint64_t segment_bytes);
+
+    // EMPTY → ASKED, and the bell. False: not EMPTY. The caller has bounded the list to LIST_BYTES.
+    bool ask(uint32_t lane, uint32_t segment, uint64_t job, std::span<const StagedStretch> stretches);
+    SegmentState state(uint32_t lane, uint32_t segment) const;
+    // ASKED → EMPTY. False: the client has taken it, and DONE or FAULT will come.
+    bool withdraw(uint32_t lane, uint32_t segment);
+    // DONE or FAULT → EMPTY.
+    void recycle(uint32_t lane, uint32_t segment);
+    // Why the client said FAULT; 0 when the word made no sense.
+    uint32_t fault(uint32_t lane, uint32_t segment) const;
+
+  private:
+    RingMemory memory_;
+    uint64_t sequences_[LANES][SEGMENTS] = {};
+};
+
+}  // namespace kv::gpu

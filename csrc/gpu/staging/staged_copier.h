@@ -1,0 +1,64 @@
+// The client's half of a staged transfer: gathers KV pages into staging, and scatters them, as the ring asks.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "copy/layout.h"
+#include "gpu/driver/driver.h"
+#include "gpu/kernels/kernels.h"
+#include "gpu/staging/ring.h"
+
+namespace kv::gpu {
+
+struct CopierOptions {
+    int ordinal;
+    uint64_t segment_bytes;  // less is taken when the device has not that much memory; see segment_bytes()
+    KernelOptions kernels;
+};
+
+// Owns the staging memory, streams of high priority and one thread, which sleeps while nothing is asked. Everything
+// that a driver may refuse during a stream capture (memory, modules, handles) is done by the constructor, in the
+// caller's thread. Thread-safe.
+//
+// One ring at a time, one for each registration; the staging memory is the same for all of them.
+class StagedCopier {
+  public:
+    // Refusal("staging-memory") when there is not even room for segments of SEGMENT_BYTES_MIN, ("kernels") when no
+    // kernel can be loaded; DriverError.
+    StagedCopier(const Driver& driver, const CopierOptions& options);
+    // Waits for kernels that run, joins the thread, frees the staging memory: nobody may have it mapped any more.
+    // In a forked child, which has neither thread nor device, nothing is done.
+    ~StagedCopier();
+
+    IpcHandle handle() const;  // of the staging memory
+    uint64_t segment_bytes() const;
+    const KernelReport& kernels() const;
+
+    // A new ring for a registration with this layout; bases[i] = device address of buffer i. Returns the ring's
+    // descriptor, which stays ours. bad_argument unless quiet().
+    int begin_ring(Layout layout, std::vector<Address> bases);
+    // Nothing more is taken from the ring. What was taken goes on until quiet().
+    void end_ring();
+
+    // No ring, and no kernel of an earlier one runs.
+    bool quiet() const;
+    // What the lane has taken so far, and whether all of it has ended. After a job's word has ended, nothing of that
+    // job is taken any more; so a mark that was made then, and has passed, says that nobody touches its blocks.
+    uint64_t mark(uint32_t lane) const;
+    bool passed(uint32_t lane, uint64_t mark) const;
+
+    // Readable when quiet() or broken() may have changed; read it to reset.
+    int eventfd() const;
+    // The driver's error that ended all work here; empty while all is well.
+    std::string broken() const;
+
+  private:
+    struct Work;
+    std::unique_ptr<Work> work_;
+};
+
+}  // namespace kv::gpu

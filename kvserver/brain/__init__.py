@@ -1,0 +1,1 @@
+"""The brain's process: sockets and loop around the service, which decides."""

@@ -1,0 +1,1 @@
+"""Health, metrics, status page and operators' commands over HTTP."""

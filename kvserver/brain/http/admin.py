@@ -1,0 +1,249 @@
+"""The door of operators: POST /admin/VERB on the HTTP port, with a bearer token, from this machine only.
+
+HTTP because the server has it already, and because curl and every tool speak it; loopback because a token that travels
+unencrypted belongs on no network, whatever address the port is bound to. Engines' sockets are no way in: whoever may
+use the cache may not command the server by that.
+
+Two threads meet here. Everything up to a parsed command happens on the HTTP thread, and so does waiting; the command
+runs on the brain's loop, which is handed at most COMMANDS_MAX of them at a time and never waits for anybody.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from kvserver.config import admin_tokens
+from kvserver.config.config import KEYS, Config
+from kvserver.errors import ConfigError
+from kvserver.wire.admin import RELOADABLE, AnyCommand, Outcome, Reload
+from kvserver.wire.messages import CHUNKS_MAX, Cleared, Draining, Error
+
+PATH = re.compile(rb"[A-Z]{1,16} /admin/")
+"""Of a request's head: what is answered here."""
+BODY_BYTES_MAX = CHUNKS_MAX * 68 + 4096
+"""As many keys as a command may name, in hexadecimal and quoted."""
+COMMANDS_MAX = 16
+COMMAND_S = 30.0
+"""A clear waits for the disks to note it."""
+ANSWER_S = 2.0
+REFUSALS_A_LINE_S = 1.0
+
+STATUSES = {
+    "request": HTTPStatus.BAD_REQUEST,
+    "resource": HTTPStatus.SERVICE_UNAVAILABLE,
+    "device": HTTPStatus.BAD_GATEWAY,
+}
+
+_VERB = re.compile(rb"([A-Z]{1,16}) /admin/([a-z-]{1,32}) HTTP/1\.[01]\r\n")
+_TOKEN = re.compile(rb"\r\nauthorization:[ \t]*bearer[ \t]+([!-~]{1,1024})[ \t]*\r\n", re.IGNORECASE)
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
+
+TellOutcome = Callable[[Outcome], None]
+log = logging.getLogger("kvserver.admin")
+
+
+class Said(NamedTuple):
+    """What is answered."""
+
+    status: HTTPStatus
+    body: bytes
+    headers: tuple[str, ...] = ()
+
+
+class Body(Protocol):
+    """What comes behind a request's head."""
+
+    async def readexactly(self, count: int, /) -> bytes:
+        """Raises asyncio.IncompleteReadError when the connection ends before."""
+
+
+class Wrong(Exception):
+    """The request is not carried out."""
+
+    def __init__(self, status: HTTPStatus, code: str, message: str) -> None:
+        super().__init__(message)
+        challenge = ("WWW-Authenticate: Bearer",) if status == HTTPStatus.UNAUTHORIZED else ()
+        self.said = Said(status, msgspec.json.encode({"error": message, "code": code}), challenge)
+        self.code = code
+
+
+class AdminDoor:
+    """Made on the brain's thread; answer() is called on the HTTP thread."""
+
+    def __init__(self, config: Config, run: Callable[[str, AnyCommand, TellOutcome], None]) -> None:
+        """run: has a command carried out on the brain's loop, now, and its outcome told, there, then or later.
+
+        Without the tokens nobody may command. No server starts so; a later brain serves engines all the same."""
+        self._config = config
+        self._run = run
+        self._brain = asyncio.get_running_loop()
+        try:
+            self._tokens = self._load()
+        except ConfigError as wrong:
+            log.error("admin off", extra={"fields": (("why", wrong.message),)})
+            self._tokens = admin_tokens.Tokens({})
+        self._waiting = 0
+        self._refused = 0
+        self._refused_s = float("-inf")
+
+    async def answer(self, head: bytes, reader: Body, address: str, limit: asyncio.Timeout) -> Said:
+        """The answer to one request's head, which ends in an empty line. address: who asks. limit: until when the
+        connection lives; whoever may command gets more time."""
+        try:
+            who = self._admit(head, address)
+            verb, body = await self._read(head, reader)
+            limit.reschedule(asyncio.get_running_loop().time() + COMMAND_S + ANSWER_S)
+            async with asyncio.timeout(COMMAND_S):
+                return await self._command(who, verb, body)
+        except Wrong as wrong:
+            self._note_refusal(address, wrong)
+            return wrong.said
+        except TimeoutError:
+            return Wrong(
+                HTTPStatus.GATEWAY_TIMEOUT, "late", f"no end within {COMMAND_S:g} s; it may still come to one"
+            ).said
+
+    # ---------------------------------------------------------------- who, and what
+
+    def _admit(self, head: bytes, address: str) -> str:
+        """The name of whoever asks. Nothing of the request is looked at before."""
+        if not _is_local(address):
+            raise Wrong(HTTPStatus.FORBIDDEN, "not-local", "commands are taken from this machine only")
+        if not self._tokens:
+            raise Wrong(HTTPStatus.FORBIDDEN, "admin-off", "this server has no admin token (admin_token_file)")
+        presented = _TOKEN.search(head)
+        who = self._tokens.who(presented[1].decode()) if presented is not None else None
+        if who is None:
+            raise Wrong(HTTPStatus.UNAUTHORIZED, "token", "expected a header Authorization: Bearer with a known token")
+        return who
+
+    async def _read(self, head: bytes, reader: Body) -> tuple[str, bytes]:
+        request = _VERB.match(head)
+        if request is None:
+            raise Wrong(HTTPStatus.NOT_FOUND, "verb", "expected POST /admin/VERB; docs/admin.md has the verbs")
+        if request[1] != b"POST":
+            raise Wrong(HTTPStatus.METHOD_NOT_ALLOWED, "method", "a command is a POST")
+        length = _LENGTH.search(head)
+        count = int(length[1]) if length is not None else 0
+        if count > BODY_BYTES_MAX or re.search(rb"\r\ntransfer-encoding:", head, re.IGNORECASE):
+            raise Wrong(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body", f"expected a Content-Length of {BODY_BYTES_MAX} at most"
+            )
+        try:
+            return request[2].decode(), await reader.readexactly(count)
+        except asyncio.IncompleteReadError:
+            raise Wrong(HTTPStatus.BAD_REQUEST, "body", f"the connection ended before {count} bytes had come") from None
+
+    async def _command(self, who: str, verb: str, body: bytes) -> Said:
+        command = _parsed(verb, body)
+        told: dict[str, object] = {}
+        if isinstance(command, Reload):
+            command, told["needs_restart"] = self._split(command)
+            self._tokens = self._load_again()
+        outcome = await self._carried_out(f"token {who}", command)
+        match outcome:
+            case Error(family=family, code=code, message=message):
+                return Said(STATUSES[family], msgspec.json.encode({"error": message, "code": code}))
+            case Cleared(chunks=chunks):
+                told["chunks"] = chunks
+            case Draining():
+                pass
+            case _:
+                told |= {name: getattr(outcome, name) for name in outcome.__struct_fields__ if name != "id"}
+        return Said(HTTPStatus.OK, msgspec.json.encode(told))
+
+    def _split(self, command: Reload) -> tuple[Reload, list[str]]:
+        """The keys that can change now, and those others that differ from what is in force."""
+        try:
+            for name, value in command.values.items():
+                _KEYS[name].check(value)
+        except KeyError as unknown:
+            raise Wrong(HTTPStatus.BAD_REQUEST, "config-key", f"unknown key {unknown}") from None
+        except ConfigError as wrong:
+            raise Wrong(HTTPStatus.BAD_REQUEST, wrong.code, wrong.message) from None
+        now = {name: value for name, value in command.values.items() if name in RELOADABLE}
+        later = command.values.keys() - now.keys()
+        return Reload(values=now), sorted(name for name in later if command.values[name] != getattr(self._config, name))
+
+    def _load(self) -> admin_tokens.Tokens:
+        return admin_tokens.load(self._config.admin_token_file, os.environ)
+
+    def _load_again(self) -> admin_tokens.Tokens:
+        try:
+            return self._load()
+        except ConfigError as wrong:
+            raise Wrong(HTTPStatus.BAD_REQUEST, wrong.code, wrong.message) from None
+
+    # ---------------------------------------------------------------- between the threads
+
+    async def _carried_out(self, who: str, command: AnyCommand) -> Outcome:
+        if self._waiting >= COMMANDS_MAX:
+            raise Wrong(HTTPStatus.SERVICE_UNAVAILABLE, "busy", f"{COMMANDS_MAX} commands are under way")
+        here = asyncio.get_running_loop()
+        future: asyncio.Future[Outcome] = here.create_future()
+
+        def end(outcome: Outcome) -> None:
+            if not future.done():
+                future.set_result(outcome)
+
+        def tell(outcome: Outcome) -> None:
+            with suppress(RuntimeError):  # the HTTP thread has ended, and nobody waits any more
+                here.call_soon_threadsafe(end, outcome)
+
+        self._waiting += 1
+        try:
+            self._brain.call_soon_threadsafe(self._run, who, command, tell)
+            return await future
+        finally:
+            self._waiting -= 1
+
+    def _note_refusal(self, address: str, wrong: Wrong) -> None:
+        """One line a second at most: whoever guesses tokens must not fill the log. What was presented is not in it."""
+        self._refused += 1
+        now_s = time.monotonic()
+        if now_s - self._refused_s >= REFUSALS_A_LINE_S:
+            fields = ("address", address), ("why", wrong.code), ("so_far", self._refused)
+            log.warning("admin refused", extra={"fields": fields})
+            self._refused_s = now_s
+
+
+_KEYS = {key.name: key for key in KEYS}
+_decoder = msgspec.json.Decoder(dict[str, object])
+
+
+def _parsed(verb: str, body: bytes) -> AnyCommand:
+    """The command in a JSON object; hexadecimal texts become the bytes that they stand for."""
+    try:
+        fields = _decoder.decode(body or b"{}")
+        if "do" in fields:
+            raise msgspec.ValidationError("Object contains unknown field `do`")
+        fields["do"] = verb
+        match fields.get("keys"):
+            case [*keys]:
+                fields["keys"] = "".join(map(str, keys))
+        for name in ("namespace", "key", "keys"):
+            match fields.get(name):
+                case str(text):
+                    fields[name] = bytes.fromhex(text)
+        command: AnyCommand = msgspec.convert(fields, AnyCommand, builtin_types=(bytes,))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as problem:
+        raise Wrong(HTTPStatus.BAD_REQUEST, "command", f"{verb}: {problem}"[:300]) from None
+    return command
+
+
+def _is_local(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback

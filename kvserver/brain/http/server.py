@@ -1,0 +1,432 @@
+"""/, /healthz, /readyz, /metrics, /status and /env, from the brain's process and never at the brain's expense.
+
+The brain publishes an immutable snapshot several times a second; a thread with an event loop of its own answers from
+the last one. It never calls into the service, and waits for nobody: every connection has CONNECTION_S in all, and one
+request, GET or HEAD, without a body.
+
+A new connection is always taken in. There are at most SILENT_MAX that have not said yet what they want, and
+ANSWERED_MAX that are being answered; beyond that the oldest of the same kind is put out. A flood of silent connections
+therefore puts out silent ones. /healthz is answered in the same step in which its request has been read: the answer
+fits into the socket's buffer, so it needs no place among the others and waits for nobody.
+
+/          A page for people that shows /status over time, see page/.
+/healthz   200 while the brain publishes, else 503 with the age of its last snapshot.
+/readyz    200 when it is healthy and a slab of the arena may be used, else 503 and what is missing. Movers are started
+           by the first registration, so none is needed.
+/metrics   Prometheus text, see metrics.py.
+/status    JSON, see wire/status.py.
+/env       JSON: the brain's environment, see environment.py. Secrets are not in it.
+
+All but /healthz and /readyz are for those only who know a name of this server (host_names.py).
+
+metrics.py is imported on this thread: prometheus_client takes 50 ms, which no start of the brain waits for.
+
+No library, though it is HTTP: what is needed is GET of six documents that lie ready, one a connection. What matters is
+what this file promises about clients that do not read, do not write or come in thousands, and about the GIL; around a
+library that would have to be enforced as well, and http.server has a thread for each connection. Whoever needs
+keep-alive or TLS should think again.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import NamedTuple
+
+import msgspec
+
+from kvserver.brain.http import admin as admin_door
+from kvserver.brain.http.environment import shown_environment
+from kvserver.brain.http.host_names import Names
+from kvserver.brain.http.page import page
+from kvserver.errors import ConfigError
+from kvserver.service.telling.counters import Counters
+from kvserver.wire.status import Status, encode_status
+
+FRESH_S = 2.0
+"""A brain whose last snapshot is older is stuck; it publishes at least every PUBLISH_S."""
+PUBLISH_S = 0.25
+
+SILENT_MAX = 448
+"""A flood that opens 10,000 connections a second leaves each of them 45 ms to say what it wants."""
+ANSWERED_MAX = 64
+ACCEPTS_PER_TURN = 32
+"""Then those that are there already have their turn."""
+BACKLOG = 4096
+"""Linux cuts it to net.core.somaxconn. Whoever does not fit has to try again, one second later."""
+ACCEPT_AGAIN_S = 0.05
+CONNECTION_S = 2.0
+CROWDED_S = 60.0
+"""At most one line in this time about connections that were put out."""
+HEAD_BYTES_MAX = 8192
+HEAD_END = b"\r\n\r\n"
+LEFTOVER_BYTES_MAX = 1 << 20
+"""Unread input that is thrown away before closing, so that a refusal reaches its client; a reset would overtake it."""
+CLOSE_S = 5.0
+
+SWITCH_S = 0.0005
+"""How long this thread may hold the GIL while the brain waits for it. Python's default of 5 ms is longer than a lookup
+may take; rendering /metrics takes about 1 ms."""
+
+_REQUEST = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.[01]\r\n")
+_PROBE = re.compile(rb"(?:GET|HEAD) /(?:healthz|readyz)[? ]")
+"""What tells nothing that a stranger could use, and whose failure has a server restarted."""
+_BODY = re.compile(rb"\r\n(?:content-length:[ \t]*0*[1-9]|transfer-encoding:)", re.IGNORECASE)
+
+JSON = "application/json"
+
+log = logging.getLogger("kvserver.brain.http.server")
+
+
+class Snapshot(NamedTuple):
+    """What the brain last said of itself. Nobody writes to it any more."""
+
+    published_s: float
+    """time.monotonic()"""
+    status: Status
+    counters: Counters
+
+
+class SnapshotBoard:
+    """Hands the last snapshot from the brain's thread to others. Publishing is one assignment."""
+
+    def __init__(self) -> None:
+        self._last: Snapshot | None = None
+
+    @property
+    def last(self) -> Snapshot | None:
+        return self._last
+
+    def publish(self, snapshot: Snapshot) -> None:
+        self._last = snapshot
+
+
+class Answer(NamedTuple):
+    status: HTTPStatus
+    kind: str
+    body: bytes
+    headers: tuple[str, ...] = ()
+    """Whole lines, beside those that every answer has."""
+    allow: str = "GET, HEAD"
+    """What may be done there."""
+
+
+class _Ended(Exception):
+    """The client closed before it had said all."""
+
+
+class _Client:
+    """One connection, as coroutines of the HTTP thread use it: what is there already is read without a wait."""
+
+    def __init__(self, end: socket.socket, address: str) -> None:
+        self.end = end
+        self.address = address
+        self._loop = asyncio.get_running_loop()
+        self._unread = bytearray()
+
+    @property
+    def has_said_more(self) -> bool:
+        """Something has come that nobody has read yet."""
+        try:
+            return bool(self.end.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
+    async def head(self) -> bytes:
+        """A request up to its empty line; without one where there are HEAD_BYTES_MAX already. Raises _Ended."""
+        while (at := self._unread.find(HEAD_END)) < 0 and len(self._unread) <= HEAD_BYTES_MAX:
+            await self._read_more()
+        count = at + len(HEAD_END) if 0 <= at <= HEAD_BYTES_MAX else 0
+        return self._take(count)
+
+    async def readexactly(self, count: int) -> bytes:
+        """As asyncio.StreamReader has it, for http/admin.py."""
+        try:
+            while len(self._unread) < count:
+                await self._read_more()
+        except _Ended:
+            raise asyncio.IncompleteReadError(bytes(self._unread), count) from None
+        return self._take(count)
+
+    async def say(self, answer: bytes) -> None:
+        """Sends all of it, and then waits until the client closes, or has sent more than it is worth waiting for."""
+        await self._loop.sock_sendall(self.end, answer)
+        self.end.shutdown(socket.SHUT_WR)
+        left = LEFTOVER_BYTES_MAX
+        while left > 0 and (piece := await self._loop.sock_recv(self.end, left)):
+            left -= len(piece)
+
+    async def _read_more(self) -> None:
+        piece = await self._loop.sock_recv(self.end, HEAD_BYTES_MAX)
+        if not piece:
+            raise _Ended
+        self._unread += piece
+
+    def _take(self, count: int) -> bytes:
+        taken = bytes(self._unread[:count])
+        del self._unread[:count]
+        return taken
+
+
+class _Crowd:
+    """Connections of one kind, oldest first, and what becomes of them when they are too many."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._clients: dict[asyncio.Task[None], _Client] = {}
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def add(self, task: asyncio.Task[None], client: _Client) -> bool:
+        """Whether another one had to go."""
+        crowded = len(self._clients) >= self._most and self.put_one_out()
+        self._clients[task] = client
+        return crowded
+
+    def remove(self, task: asyncio.Task[None]) -> None:
+        self._clients.pop(task, None)
+
+    def put_one_out(self) -> bool:
+        """The oldest that has said nothing new; the oldest of all where all have. False where there is none.
+
+        Who has just said something is read in the next turn, and would have been put out for our slowness."""
+        task = next((task for task, client in self._clients.items() if not client.has_said_more), None)
+        task = task or next(iter(self._clients), None)
+        if task is None:
+            return False
+        del self._clients[task]
+        task.cancel()
+        return True
+
+
+class HttpServer:
+    """The thread. The port is taken by the constructor, so that a bad one stops the start; close() gives it back."""
+
+    def __init__(
+        self,
+        board: SnapshotBoard,
+        *,
+        host: str,
+        port: int,
+        names: str = "",
+        admin: admin_door.AdminDoor | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """names: by which others may call it, with commas between them (host_names.py).
+        admin: answers what is below /admin/; without it there is nothing."""
+        self._admin = admin
+        self._names = Names(host, names)
+        self._pages = Pages(board, clock_s)
+        self._listener = _listen(host, port)
+        self._loop = asyncio.SelectorEventLoop()
+        self._closing = asyncio.Event()
+        self._silent, self._answered = _Crowd(SILENT_MAX), _Crowd(ANSWERED_MAX)
+        self._put_out = 0
+        self._told_s = float("-inf")
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    @property
+    def connections(self) -> int:
+        return len(self._silent) + len(self._answered)
+
+    def start(self) -> None:
+        sys.setswitchinterval(SWITCH_S)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends every connection and the thread."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(CLOSE_S)
+        elif not self._loop.is_closed():
+            self._loop.close()
+        self._listener.close()
+
+    def _run(self) -> None:
+        from kvserver.brain.http import metrics  # noqa: F401, PLC0415
+
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        accepting = asyncio.create_task(self._accept())
+        await self._closing.wait()
+        accepting.cancel()
+
+    # ---------------------------------------------------------------- connections
+
+    async def _accept(self) -> None:
+        while True:
+            for _ in range(ACCEPTS_PER_TURN):
+                try:
+                    end, address = await self._loop.sock_accept(self._listener)
+                except OSError as problem:
+                    if problem.errno != errno.ECONNABORTED and not self._silent.put_one_out():
+                        await asyncio.sleep(ACCEPT_AGAIN_S)  # no descriptor is left, and none of them is ours
+                    break
+                self._take_in(_Client(end, str(address[0])))
+            await asyncio.sleep(0)
+
+    def _take_in(self, client: _Client) -> None:
+        task = self._loop.create_task(self._converse(client))
+        task.add_done_callback(lambda _: client.end.close())  # also of one that was put out before it began
+        self._note_put_out(self._silent.add(task, client))
+
+    async def _converse(self, client: _Client) -> None:
+        """One connection from its beginning to its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            async with asyncio.timeout(CONNECTION_S) as limit:
+                head = await client.head()
+                self._silent.remove(task)
+                self._note_put_out(self._answered.add(task, client))
+                answer = await self._answer(head, client, limit)
+                await client.say(_frame(answer, with_body=not head.startswith(b"HEAD ")))
+        except (_Ended, TimeoutError, OSError) as error:
+            log.debug("http connection ended early", extra={"fields": (("why", repr(error)),)})
+        finally:
+            self._silent.remove(task)
+            self._answered.remove(task)
+
+    def _note_put_out(self, crowded: bool) -> None:
+        """One line a minute at most: whoever floods the port must not fill the log."""
+        self._put_out += crowded
+        now_s = time.monotonic()
+        if self._put_out and now_s - self._told_s >= CROWDED_S:
+            fields = ("put_out", self._put_out), ("silent", len(self._silent)), ("answered", len(self._answered))
+            log.warning("http crowded", extra={"fields": fields})
+            self._put_out, self._told_s = 0, now_s
+
+    async def _answer(self, head: bytes, client: _Client, limit: asyncio.Timeout) -> Answer:
+        if not head:
+            return _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has {HEAD_BYTES_MAX} bytes at most")
+        if _PROBE.match(head) is None and (problem := self._names.problem(head)):
+            return _refusal(*problem)
+        if self._admin is None or not admin_door.PATH.match(head):
+            return self._pages.answer(head)
+        said = await self._admin.answer(head, client, client.address, limit)
+        return Answer(said.status, JSON, said.body, headers=said.headers, allow="POST")
+
+
+class Pages:
+    """What each path answers. Called on the HTTP thread only."""
+
+    def __init__(self, board: SnapshotBoard, clock_s: Callable[[], float]) -> None:
+        self._board = board
+        self._clock_s = clock_s
+        self._metrics = b""
+        self._metrics_s = float("-inf")
+
+    def answer(self, head: bytes) -> Answer:
+        """The answer to one request's head, which ends in an empty line."""
+        request = _REQUEST.match(head)
+        if request is None:
+            return _refusal(HTTPStatus.BAD_REQUEST, "expected a request line such as: GET /healthz HTTP/1.1")
+        method, target = request.groups()
+        if method not in (b"GET", b"HEAD"):
+            return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"expected GET or HEAD, got {method.decode()}")
+        if _BODY.search(head):
+            return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a request here has no body")
+        match target.partition(b"?")[0]:
+            case b"/":
+                return Answer(HTTPStatus.OK, "text/html; charset=utf-8", *page())
+            case b"/healthz":
+                return self._health()
+            case b"/readyz":
+                return self._readiness()
+            case b"/metrics":
+                return self._scrape()
+            case b"/status":
+                return self._status()
+            case b"/env":
+                return Answer(HTTPStatus.OK, JSON, msgspec.json.encode(shown_environment(os.environ)))
+            case _:
+                return _refusal(HTTPStatus.NOT_FOUND, "there are /, /healthz, /readyz, /metrics, /status and /env")
+
+    def _health(self) -> Answer:
+        problem = self._stuck()
+        return _verdict("ok" if not problem else "stuck", [problem] if problem else [])
+
+    def _readiness(self) -> Answer:
+        missing = [problem] if (problem := self._stuck()) else []
+        last = self._board.last
+        if last is not None and last.status.arena.slabs_ready == 0:
+            reason = last.status.arena.problem or "it is still being touched"
+            missing.append(f"no slab of the arena is ready: {reason}")
+        return _verdict("ready" if not missing else "not ready", missing)
+
+    def _stuck(self) -> str:
+        """Why the brain does not count as alive; empty while it does."""
+        last = self._board.last
+        if last is None:
+            return "the brain has not published anything yet"
+        age_s = self._clock_s() - last.published_s
+        return f"the brain's last sign of life is {age_s:.1f} s old, at most {FRESH_S:.1f}" if age_s >= FRESH_S else ""
+
+    def _scrape(self) -> Answer:
+        from kvserver.brain.http import metrics  # noqa: PLC0415
+
+        last = self._board.last
+        if last is None:
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, self._stuck())
+        now_s = self._clock_s()
+        if now_s - self._metrics_s >= PUBLISH_S:  # at most one rendering a publication, however many ask
+            self._metrics = metrics.render(last.status, last.counters, now_s - last.published_s)
+            self._metrics_s = now_s
+        return Answer(HTTPStatus.OK, metrics.CONTENT_TYPE, self._metrics)
+
+    def _status(self) -> Answer:
+        last = self._board.last
+        if last is None:
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, self._stuck())
+        return Answer(HTTPStatus.OK, JSON, encode_status(last.status))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.create_server(address, family=family, backlog=BACKLOG)
+        listener.setblocking(False)
+        return listener
+    except OSError as error:
+        raise ConfigError(
+            "http-port", f"cannot listen on http_host={host} http_port={port}: {error.strerror or error}"
+        ) from None
+
+
+def _verdict(word: str, problems: list[str]) -> Answer:
+    status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
+    return Answer(status, JSON, msgspec.json.encode({"status": word, "problems": problems}))
+
+
+def _refusal(status: HTTPStatus, message: str) -> Answer:
+    return Answer(status, JSON, msgspec.json.encode({"error": message}))
+
+
+def _frame(answer: Answer, *, with_body: bool) -> bytes:
+    lines = [
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
+        f"Content-Type: {answer.kind}",
+        f"Content-Length: {len(answer.body)}",
+        f"Allow: {answer.allow}",
+        "Cache-Control: no-store",
+        "Connection: close",
+        "X-Content-Type-Options: nosniff",
+        *answer.headers,
+    ]
+    head = "\r\n".join([*lines, "", ""]).encode()
+    return head + answer.body if with_body else head

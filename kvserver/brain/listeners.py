@@ -1,0 +1,205 @@
+"""The two sockets by which requests come in (wire/messages.py): how they are made, and what may be said at which. And
+the sockets by which orders go out.
+
+The supervisor holds the lock of the path, so a socket that lies there is one that an earlier server left.
+"""
+
+import asyncio
+import grp
+import logging
+import os
+import signal
+import socket
+import stat
+import time
+from collections import deque
+from contextlib import suppress
+
+from kvserver import logs
+from kvserver.config.config import Config
+from kvserver.errors import ConfigError
+from kvserver.ipc.fd_sockets import close_all, send
+from kvserver.wire.codec import Malformed, decode_request, encode
+from kvserver.wire.messages import Attach, Error, Hello, Lane, Request
+from kvserver.wire.orders import Alive, Copy, Order, Wish
+
+BACKLOG = 4096
+"""Connections that wait at a door until they are accepted. They take no descriptor of ours. The kernel may
+bound them to fewer (net.core.somaxconn); a client that does not block hears EAGAIN then, and tries again."""
+LINGERING_MODES = ("staged", "server-gather")
+LINGER_S = 0.001
+"""After a copy of GPU memory was ordered, as movers and clients do: the end of 32 MiB comes 0.8 ms later, and to wake a
+process takes 50 to 200 us on a virtual machine, after which its code has gone cold."""
+ORDERS_WAITING_MAX = 100_000
+"""Orders that a stopped mover has not read; the jobs behind them are bounded per session."""
+
+
+def open_door(config: Config, suffix: str, kind: socket.SocketKind) -> socket.socket:
+    """A door, listening: the ZeroMQ door (SOCK_STREAM) has no suffix, the local one (SOCK_SEQPACKET) has `.local`."""
+    path = f"{config.socket}{suffix}"
+    make_way(path)
+    listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
+    try:
+        listener.bind(path)
+    except OSError as problem:
+        raise ConfigError("socket", f"{path}: {problem.strerror}") from problem
+    admit(config, path)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def read_request(frame: bytes | memoryview, *, local: bool) -> Request:
+    """The request in a frame that came in by this door. Raises Malformed where there is none that may.
+
+    A session begins over ZeroMQ and is attached by a local connection, whose end tells of the worker's end."""
+    request = decode_request(frame)
+    if local and isinstance(request, Hello):
+        raise Malformed(Error(request.id, "request", "door", "hello comes over ZeroMQ, not on a local connection"))
+    if not local and isinstance(request, Attach | Lane):
+        name = type(request).__name__.lower()
+        raise Malformed(Error(request.id, "request", "door", f"{name} comes on a local connection, not over ZeroMQ"))
+    return request
+
+
+class SupervisorDoor:
+    """The brain's way to the supervisor: wishes wait here while it does not read, or the kernel takes none."""
+
+    __slots__ = ("_end", "_waiting")
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._waiting: deque[bytes] = deque()
+        """At most a start and an end of each mover that there may be."""
+
+    def tell(self, wish: Wish) -> None:
+        self._waiting.append(encode(wish))
+        self.flush()
+
+    def alive(self) -> None:
+        """A supervisor that has not read the last one needs no other. Wishes that wait are tried again."""
+        if self.flush():
+            with suppress(OSError):
+                self._end.send(encode(Alive()), socket.MSG_DONTWAIT)
+
+    def flush(self) -> bool:
+        """Whether none waits any more."""
+        while self._waiting:
+            try:
+                self._end.send(self._waiting[0], socket.MSG_DONTWAIT)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # whoever receives from the same socket learns that it is gone
+            except OSError:
+                return False
+            self._waiting.popleft()
+        return True
+
+
+def make_way(path: str) -> None:
+    """Removes a socket that an earlier server left. Whatever else has that name stays, and stops the start."""
+    try:
+        mode = os.lstat(path).st_mode
+        if stat.S_ISSOCK(mode):
+            os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as problem:
+        raise ConfigError("socket", f"{path}: {problem.strerror}") from problem
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError("socket", f"{path} exists and is no socket; remove it, or choose another path")
+
+
+def admit(config: Config, path: str) -> None:
+    """Only this user, or the configured group."""
+    if config.socket_group:
+        os.chown(path, -1, grp.getgrnam(config.socket_group).gr_gid)
+    os.chmod(path, 0o660 if config.socket_group else 0o600)
+
+
+class Board:
+    """A session's job state words."""
+
+    __slots__ = ("descriptor", "pidfd")
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.pidfd = -1
+
+
+class MoverDoor:
+    """The brain's end of a mover's socket, and the orders that wait until the mover reads.
+
+    A mover that cannot be told an order will never be right again: it is killed, and the supervisor reaps it."""
+
+    __slots__ = ("_awake", "_awake_until_s", "_killed", "_loop", "_waiting", "held", "pidfd", "socket")
+
+    def __init__(self, end: socket.socket, pidfd: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.socket = end
+        self.pidfd = pidfd
+        self._loop = loop
+        self._waiting: deque[tuple[bytes, list[int]]] = deque()
+        self._awake = False
+        self._killed = False
+        self.held = 0
+        """Descriptors of orders that wait."""
+        self._awake_until_s = 0.0
+
+    def send(self, order: Order, descriptors: list[int]) -> None:
+        """Sends an order, now or as soon as there is room; closes the descriptors afterwards."""
+        if self._killed:
+            close_all(descriptors)
+            return
+        if isinstance(order, Copy) and order.mode in LINGERING_MODES:
+            self._awake_until_s = time.monotonic() + LINGER_S
+            if not self._awake:
+                self._stay_awake()
+        self._waiting.append((encode(order), descriptors))
+        self.held += len(descriptors)
+        assert len(self._waiting) < ORDERS_WAITING_MAX
+        if len(self._waiting) == 1:
+            self._flush()
+
+    def close(self) -> None:
+        """The mover is gone, and so are the orders that it has not read."""
+        self._loop.remove_reader(self.socket)
+        self._loop.remove_writer(self.socket)
+        self._drop_orders()
+        self.socket.close()
+        os.close(self.pidfd)
+
+    def kill(self, why: str) -> None:
+        """Sends nothing any more. What the mover still reports counts until it is reaped."""
+        if not self._killed:
+            self._killed = True
+            logs.event(logging.ERROR, "mover killed", ("why", why))
+            self._drop_orders()
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def _drop_orders(self) -> None:
+        for _, descriptors in self._waiting:
+            close_all(descriptors)
+        self._waiting.clear()
+        self.held = 0
+
+    def _stay_awake(self) -> None:
+        """The loop looks for work instead of sleeping, for a while after the last such order."""
+        self._awake = time.monotonic() < self._awake_until_s
+        if self._awake:
+            self._loop.call_soon(self._stay_awake)
+
+    def _flush(self) -> None:
+        while self._waiting:
+            frame, descriptors = self._waiting[0]
+            try:
+                with suppress(BrokenPipeError, ConnectionResetError):  # it is ending, and will be reaped
+                    send(self.socket, frame, descriptors)
+            except BlockingIOError:
+                self._loop.add_writer(self.socket, self._flush)
+                return
+            except OSError as problem:
+                self.kill(f"it cannot be told an order: {problem}")
+                break
+            close_all(descriptors)
+            self._waiting.popleft()
+            self.held -= len(descriptors)
+        self._loop.remove_writer(self.socket)

@@ -1,0 +1,573 @@
+"""The brain's process: the only file with sockets, clock and loop around the pure Service.
+
+Two doors bring requests: ZeroMQ (zmq_listener.py) and the local socket. Each request is handed to the service and its
+effects are carried out in order. Clients take turns by the time that they cost (request_queue.py), so none keeps the
+brain to itself.
+"""
+
+import asyncio
+import gc
+import itertools
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Never
+
+import msgspec
+import uvloop
+
+from kvserver import __version__, logs
+from kvserver.brain.bounds import bounds_from
+from kvserver.brain.http.admin import AdminDoor, TellOutcome
+from kvserver.brain.http.server import HttpServer, Snapshot, SnapshotBoard
+from kvserver.brain.listeners import Board, MoverDoor, SupervisorDoor, open_door, read_request
+from kvserver.brain.publisher import Publisher
+from kvserver.brain.request_queue import Line
+from kvserver.brain.zmq_listener import LONG_BYTES, ZmqDoor
+from kvserver.config.config import Config
+from kvserver.config.descriptor_limit import LOCAL_CONNECTIONS_PER_SESSION, OFFERS_EACH, Share, fit
+from kvserver.errors import ConfigError
+from kvserver.ipc.fd_sockets import Receiver, broken, client_of, close_all, peer_pidfd, send, widen
+from kvserver.ipc.inheritance import CANNOT_START, Inheritance, die_with_parent
+from kvserver.service.base import events
+from kvserver.service.base.effects import (
+    Answer,
+    AnswerWithBoard,
+    AnswerWithMover,
+    Ask,
+    Audit,
+    ChangeLogLevel,
+    CloseDescriptors,
+    CloseSession,
+    DropNamespace,
+    Effect,
+    GoOn,
+    Instruct,
+    Log,
+    Publish,
+    PutNamespace,
+    Tell,
+    Withdraw,
+)
+from kvserver.service.service import Service
+from kvserver.transfer.native import Ledger, create_memfd
+from kvserver.wire.admin import AnyCommand, Outcome
+from kvserver.wire.codec import Malformed, encode
+from kvserver.wire.messages import (
+    BOARD_WORDS,
+    FRAME_BYTES_MAX,
+    Attached,
+    Error,
+    Found,
+    LaneOpen,
+    Lookup,
+    Offer,
+    Reply,
+    Welcome,
+)
+from kvserver.wire.orders import (
+    ORDER_BYTES_MAX,
+    FoundRecords,
+    Grown,
+    KillMover,
+    MoverReaped,
+    MoverStarted,
+    decode_news,
+    decode_report,
+)
+from kvserver.wire.zmtp import Message
+
+ACCEPTED_PER_TURN = 8
+"""At one door, before others have their turn."""
+MOVERS_DESCRIPTORS = 2
+REPORTS_PER_TURN = 8
+"""From one mover. Each costs 0.2 ms with the orders that follow from it; with 32, retrieves took twice as long."""
+TICK_S = 0.05
+SNAPSHOT_TICKS = 5
+COLLECT_TICKS = 20
+ADMISSIONS = (Attached, LaneOpen)
+"""Replies after which a local connection belongs to a session."""
+DESCRIPTORS_MAX = 4
+"""Read with one message; a request has one at most."""
+ACCEPT_AGAIN_S = 1.0
+"""After the process ran out of descriptors."""
+
+
+class Shell:
+    """Sockets, processes and time for one Service."""
+
+    def __init__(self, config: Config, share: Share, control: socket.socket, ledger: Ledger, incarnation: int) -> None:
+        self._config = config
+        self._share = share
+        self._control = control
+        self._supervisor = SupervisorDoor(control)
+        self._ledger = ledger
+        self._loop = asyncio.get_running_loop()
+        self._service = Service(
+            bounds_from(config),
+            os.urandom,
+            server=f"kvserver {__version__}",
+            incarnation=incarnation,
+            started_ns=time.monotonic_ns(),
+            documents=ledger.namespaces(),
+            records=ledger.scan(),
+            damaged=ledger.damaged,
+        )
+        self._counters = self._service.counters
+        self._snapshots = SnapshotBoard()
+        self._receiver = Receiver(FRAME_BYTES_MAX + 1, DESCRIPTORS_MAX)
+        self._report_receiver = Receiver(ORDER_BYTES_MAX, 4)
+        self._last_peer = self._last_descriptor = self._ticks = 0
+        self._locals: dict[int, socket.socket] = {}
+        self._clients: dict[int, int] = {}
+        """Local connection -> number of the process at its other end (passing.client_of)."""
+        self._lanes: set[int] = set()
+        """Local connections that carry no descriptors, which makes receiving cheaper."""
+        self._strangers: dict[int, float] = {}
+        """Local connections without a session, longest first, and when they came (s)."""
+        self._descriptors: dict[int, tuple[int, int]] = {}
+        """Those that were offered and are not with a mover yet, by number, and the peer that each came from."""
+        self._offers: Counter[int] = Counter()
+        """Of each peer, how many of them."""
+        self._operators: dict[int, TellOutcome] = {}
+        """Peers that stand for one command each, and whom to tell its outcome."""
+        self._boards: dict[int, Board] = {}
+        self._movers: dict[int, MoverDoor] = {}
+        self._publisher: Publisher | None = None
+        self._stopping = asyncio.Event()
+        self._line = Line(self._loop, lambda: self._counters.errors["request"])
+        self._zmq_listener = open_door(config, "", socket.SOCK_STREAM)
+        self._zmq = ZmqDoor(
+            self._zmq_listener,
+            self._loop,
+            self._next_peer,
+            self._arrived_by_zmq,
+            self._line,
+            gone=lambda peer: self._handle(events.PeerGone(peer)),
+            strangers_max=share.strangers,
+        )
+        self._listener = open_door(config, ".local", socket.SOCK_SEQPACKET)
+        self._effects: dict[type, Callable[..., None]] = {
+            Publish: lambda effect: self._ledger.seal(effect.records),
+            Withdraw: lambda effect: self._ledger.clear(effect.offsets),
+            PutNamespace: lambda effect: self._ledger.put_namespace(effect.number, effect.document),
+            DropNamespace: lambda effect: self._ledger.drop_namespace(effect.number),
+            Answer: lambda effect: self._answer(effect.peer, effect.reply),
+            AnswerWithBoard: self._answer_with_board,
+            AnswerWithMover: self._answer_with_mover,
+            Instruct: self._instruct,
+            Ask: lambda effect: self._supervisor.tell(effect.wish),
+            CloseDescriptors: lambda effect: close_all(self._take_offered(effect.numbers)),
+            CloseSession: self._close_session,
+            GoOn: self._go_on,
+            Log: lambda effect: logs.event(effect.level, effect.event, *effect.fields),
+            Audit: lambda effect: logs.audit(*effect.fields),
+            ChangeLogLevel: lambda effect: logs.set_level(effect.level),
+        }
+        if config.events_endpoint:
+            publisher = self._publisher = Publisher(config, incarnation)
+            self._effects[Tell] = lambda effect: publisher.publish(effect.events)
+
+    async def run(self) -> None:
+        """Until SIGTERM, or until the supervisor is gone."""
+        self._carry_out(self._service.effects())
+        http = self._start_http()
+        self._loop.set_exception_handler(_die)
+        self._loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
+        self._loop.add_reader(self._zmq_listener, self._accept, self._zmq_listener, self._zmq.accept)
+        self._loop.add_reader(self._listener, self._accept, self._listener, self._accept_local)
+        self._loop.add_reader(self._control, self._take_news)
+        self._tick()
+        logs.event(logging.INFO, "server ready", ("socket", self._config.socket), ("http_port", self._config.http_port))
+        await self._stopping.wait()
+        if http is not None:
+            http.close()
+        if self._publisher is not None:
+            self._publisher.close()
+        logs.event(logging.INFO, "brain stops")
+
+    def _start_http(self) -> HttpServer | None:
+        if not self._config.http_port:
+            return None
+        admin = AdminDoor(self._config, self._command)
+        config = self._config
+        http = HttpServer(
+            self._snapshots, host=config.http_host, port=config.http_port, names=config.http_names, admin=admin
+        )
+        http.start()
+        return http
+
+    # ---------------------------------------------------------------- events
+
+    def _handle(self, event: events.Event) -> None:
+        self._carry_out(self._service.handle(event, time.monotonic_ns()))
+
+    def _arrived(self, peer: int, frame: memoryview | bytes, descriptors: list[int]) -> None:
+        """One request, or the refusal of what is none. Takes the descriptors."""
+        try:
+            request = read_request(frame, local=peer in self._locals)
+        except Malformed as malformed:
+            close_all(descriptors)
+            self._counters.errors["request"] += 1
+            self._answer(peer, malformed.reply)
+            return
+        number = -1
+        if isinstance(request, Offer) and len(descriptors) == 1:
+            if why := self._no_room_for_offer(peer):
+                close_all(descriptors)
+                self._answer(peer, Error(request.id, "resource", "descriptors", why))
+                return
+            self._last_descriptor = number = self._last_descriptor + 1
+            self._descriptors[number] = descriptors[0], peer
+            self._offers[peer] += 1
+        else:
+            close_all(descriptors)
+        if isinstance(request, Lookup):
+            answered, began_ns = self._counters.lookups, time.monotonic_ns()
+            effects = self._service.handle(events.Arrived(peer, request, number), began_ns)
+            ended_ns = time.monotonic_ns()
+            self._carry_out(effects)  # an engine's step waits for it
+            if self._counters.lookups > answered:  # a refused one says nothing about lookups
+                self._service.lookup_took(ended_ns - began_ns)
+        else:
+            self._handle(events.Arrived(peer, request, number))
+
+    def _no_room_for_offer(self, peer: int) -> str:
+        """Empty when there is. Whoever has as many as there is room for gets no more, so nobody takes all of it."""
+        own, held = self._offers[peer], sum(door.held for door in self._movers.values())
+        free = self._share.offers - len(self._descriptors) - held
+        if own < max(free, OFFERS_EACH):
+            return ""
+        return f"{own} descriptors of this session wait for a register, and there is room for {max(free, 0)} of all"
+
+    def _take_offered(self, numbers: Sequence[int]) -> list[int]:
+        taken = [self._descriptors.pop(number) for number in numbers]
+        self._offers.subtract(peer for _, peer in taken)
+        for _, peer in taken:
+            if not self._offers[peer]:
+                del self._offers[peer]
+        return [descriptor for descriptor, _ in taken]
+
+    def _next_peer(self) -> int:
+        self._last_peer += 1
+        return self._last_peer
+
+    def _arrived_by_zmq(self, peer: int, message: Message) -> None:
+        if message.parts > 1:
+            self._refuse_frame(peer, "frame", f"{message.parts} parts; a message is one part")
+        elif message.frame is None:
+            self._refuse_frame(peer, "frame-size", f"{message.bytes} bytes, at most {FRAME_BYTES_MAX} are read")
+        else:
+            self._arrived(peer, message.frame, [])
+
+    def _accept(self, listener: socket.socket, accept: Callable[[], None]) -> None:
+        try:
+            accept()
+        except OSError as problem:  # out of descriptors or memory, for now
+            logs.event(logging.WARNING, "connection not accepted", ("why", problem.strerror))
+            self._loop.remove_reader(listener)
+            self._loop.call_later(ACCEPT_AGAIN_S, self._loop.add_reader, listener, self._accept, listener, accept)
+
+    def _accept_local(self) -> None:
+        for _ in range(ACCEPTED_PER_TURN):
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            most = self._share.sessions * LOCAL_CONNECTIONS_PER_SESSION
+            if self._strangers and (len(self._strangers) >= self._share.strangers or len(self._locals) >= most):
+                self._close_local(next(iter(self._strangers)))
+            if len(self._locals) >= most:
+                with connection, suppress(OSError):
+                    connection.send(
+                        encode(Error(0, "resource", "connections", f"{len(self._locals)} are open, no more can be"))
+                    )
+                continue
+            connection.setblocking(False)
+            with suppress(OSError):  # replies are smaller than what it has
+                widen(connection)
+            peer = self._next_peer()
+            self._locals[peer] = connection
+            self._clients[peer] = client_of(connection)
+            self._strangers[peer] = time.monotonic()
+            self._loop.add_reader(connection, self._look_at_local, peer, connection)
+
+    def _look_at_local(self, peer: int, connection: socket.socket) -> None:
+        client = self._clients[peer]
+        if self._line.at_once(client):
+            self._line.serve(client, partial(self._receive_local, peer, connection))
+        else:
+            self._loop.remove_reader(connection)
+            self._line.wait(client, partial(self._receive_local_in_line, peer, connection))
+
+    def _receive_local_in_line(self, peer: int, connection: socket.socket) -> None:
+        if self._locals.get(peer) is connection:
+            self._receive_local(peer, connection)
+        if self._locals.get(peer) is connection:
+            self._loop.add_reader(connection, self._look_at_local, peer, connection)
+
+    def _receive_local(self, peer: int, connection: socket.socket) -> None:
+        """One message: a lane has one request in flight, and the loop asks again for whoever has more."""
+        descriptors: list[int] = []
+        try:
+            if peer in self._lanes:
+                frame, cut = self._receiver.receive_plain(connection)
+            else:
+                frame, descriptors, cut = self._receiver.receive(connection)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close_local(peer)
+            return
+        if not frame:
+            close_all(descriptors)
+            self._close_local(peer)
+        elif cut:
+            close_all(descriptors)
+            most = f"{FRAME_BYTES_MAX} bytes and {DESCRIPTORS_MAX} descriptors"
+            self._refuse_frame(peer, "frame-size", f"longer than a message may be: at most {most} are read")
+        else:
+            self._arrived(peer, frame, descriptors)
+
+    def _drain_reports(self, number: int, door: MoverDoor) -> None:
+        for _ in range(REPORTS_PER_TURN):
+            if self._movers.get(number) is not door:
+                return
+            try:
+                frame, descriptors, _ = self._report_receiver.receive(door.socket)
+            except BlockingIOError:
+                return
+            except OSError as problem:
+                self._loop.remove_reader(door.socket)
+                door.kill(f"its reports cannot be read: {problem}")
+                return
+            close_all(descriptors)
+            if not frame:
+                self._loop.remove_reader(door.socket)
+                return  # the mover is ending; the supervisor tells when it is reaped
+            self._handle(events.Reported(number, report := decode_report(frame)))
+            if isinstance(report, FoundRecords):
+                gc.freeze()  # index at once: 100,000 chunks in one collection would stop the brain for 60 ms
+                return  # the mover has the next one ready before this one is taken in, and others wait
+
+    def _take_news(self) -> None:
+        frame, descriptors, _ = self._receiver.receive(self._control)
+        if not frame:
+            self._stopping.set()
+            return
+        match decode_news(frame):
+            case MoverStarted(mover) if len(descriptors) != MOVERS_DESCRIPTORS:
+                close_all(descriptors)  # there was no room for them
+                self._supervisor.tell(KillMover(mover))
+            case MoverStarted(mover):
+                end = socket.socket(fileno=descriptors[0])
+                end.setblocking(False)
+                door = self._movers[mover] = MoverDoor(end, descriptors[1], self._loop)
+                self._loop.add_reader(end, self._drain_reports, mover, door)
+            case MoverReaped(mover, how):
+                self._close_mover(mover)
+                self._handle(events.MoverGone(mover, how))
+            case Grown(slabs, problem, placement):
+                self._handle(events.ArenaGrew(slabs, problem, placement))
+
+    def _tick(self) -> None:
+        self._loop.call_later(TICK_S, self._tick)
+        self._handle(events.Tick())
+        self._line.tick()
+        self._show_strangers_out()
+        self._ticks += 1
+        if self._ticks % SNAPSHOT_TICKS == 0:
+            status = self._service.status(time.monotonic_ns())
+            self._snapshots.publish(Snapshot(time.monotonic(), status, self._counters.copy()))
+        if self._ticks % COLLECT_TICKS == 1:
+            self._supervisor.alive()
+            self._close_broken()
+        if self._ticks % COLLECT_TICKS == 0:
+            gc.collect(1)
+            self._ledger.forget_pages()
+            gc.freeze()  # what lived through it is index; a full collection over it would stop the brain for a second
+
+    def _close_broken(self) -> None:
+        self._zmq.close_broken()
+        peers = {connection: peer for peer, connection in self._locals.items()}
+        for end in broken(peers):
+            self._close_local(peers[end])
+
+    def _show_strangers_out(self) -> None:
+        """Connections are bounded, so whoever has no session after a while makes room for others."""
+        since = time.monotonic() - self._config.attach_ttl_ms / 1000
+        for peer in [peer for peer, came in itertools.takewhile(lambda item: item[1] < since, self._strangers.items())]:
+            self._close_local(peer)
+
+    def _command(self, who: str, command: AnyCommand, tell: TellOutcome) -> None:
+        """An operator's command came in over HTTP."""
+        peer = self._next_peer()
+        self._operators[peer] = tell
+        self._handle(events.Commanded(peer, who, command))
+
+    # ---------------------------------------------------------------- effects
+
+    def _refuse_frame(self, peer: int, code: str, message: str) -> None:
+        self._counters.errors["request"] += 1
+        self._answer(peer, Error(0, "request", code, message))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._effects[type(effect)](effect)
+
+    def _answer(self, peer: int, reply: Reply | Outcome, descriptor: int = -1) -> None:
+        """A peer that is gone or does not read loses its replies, and its connection; nobody waits for it."""
+        if peer in self._operators:
+            self._operators.pop(peer)(reply)  # type: ignore[arg-type]
+            return
+        frame = encode(reply)
+        connection = self._locals.get(peer)
+        if connection is not None:
+            if type(reply) in ADMISSIONS:
+                del self._strangers[peer]
+                if type(reply) is LaneOpen:
+                    self._lanes.add(peer)
+            try:
+                send(connection, frame, () if descriptor < 0 else (descriptor,))
+            except OSError:
+                self._drop(reply)
+                self._loop.call_soon(self._close_local, peer)
+            return
+        if isinstance(reply, Welcome):
+            self._zmq.welcome(peer)
+        if len(frame) > LONG_BYTES and not self._zmq.reads(peer):
+            self._counters.errors["resource"] += 1
+            frame = encode(Error(reply.id, "resource", "unread", "the replies before this one were not read yet"))
+        if not self._zmq.send(peer, frame):
+            self._drop(reply)
+
+    def _drop(self, reply: Reply | Outcome) -> None:
+        """A reply that nobody gets. A lease that nobody is told of would keep its chunks until its time is over."""
+        self._counters.replies_dropped += 1
+        if isinstance(reply, Found) and reply.lease:
+            self._loop.call_soon(self._handle, events.Unheard(reply.lease))
+
+    def _answer_with_board(self, effect: AnswerWithBoard) -> None:
+        connection = self._locals.get(effect.peer)
+        if connection is None:
+            return
+        try:
+            board = self._boards[effect.session] = Board(create_memfd("kvserver-board", BOARD_WORDS * 8))
+            pidfd = peer_pidfd(connection)
+        except OSError as problem:
+            if not isinstance(problem, ProcessLookupError):
+                logs.event(logging.WARNING, "worker not attached", ("session", effect.session), ("why", problem))
+            self._loop.call_soon(self._handle, events.WorkerGone(effect.session))
+            return
+        if pidfd is None:
+            logs.event(logging.WARNING, "worker in another process namespace", ("session", effect.session))
+        else:
+            board.pidfd = pidfd
+            self._loop.add_reader(pidfd, self._worker_gone, effect.session, pidfd)
+        self._answer(effect.peer, effect.reply, board.descriptor)
+
+    def _worker_gone(self, session: int, pidfd: int) -> None:
+        self._loop.remove_reader(pidfd)
+        self._handle(events.WorkerGone(session))
+
+    def _answer_with_mover(self, effect: AnswerWithMover) -> None:
+        door = self._movers.get(effect.mover)
+        if door is None:
+            self._answer(effect.peer, Error(effect.reply.id, "device", "mover-lost", f"mover {effect.mover} is gone"))
+        else:
+            self._answer(effect.peer, effect.reply, door.pidfd)
+
+    def _instruct(self, effect: Instruct) -> None:
+        """Sends an order; the descriptors that go with it are closed here afterwards."""
+        descriptors = self._take_offered(effect.descriptors)
+        door = self._movers.get(effect.mover)
+        if door is None:
+            close_all(descriptors)
+            return
+        try:
+            if effect.board and effect.board in self._boards:
+                descriptors.append(os.dup(self._boards[effect.board].descriptor))
+        except OSError as problem:
+            close_all(descriptors)
+            door.kill(f"it cannot be given a board: {problem}")
+            return
+        door.send(effect.order, descriptors)
+
+    def _go_on(self, _effect: GoOn) -> None:
+        self._loop.call_soon(self._handle, events.GoOn())
+
+    # ---------------------------------------------------------------- ends
+
+    def _close_session(self, effect: CloseSession) -> None:
+        board = self._boards.pop(effect.session, None)
+        if board is not None:
+            os.close(board.descriptor)
+            if board.pidfd >= 0:
+                self._loop.remove_reader(board.pidfd)
+                os.close(board.pidfd)
+        for peer in effect.peers:
+            if peer in self._locals:
+                self._drop_local(peer)
+            else:
+                self._zmq.forget(peer)
+
+    def _close_local(self, peer: int) -> None:
+        if peer in self._locals:
+            self._drop_local(peer)
+            self._handle(events.PeerGone(peer))
+
+    def _drop_local(self, peer: int) -> None:
+        connection = self._locals.pop(peer)
+        del self._clients[peer]
+        self._lanes.discard(peer)
+        self._strangers.pop(peer, None)
+        self._loop.remove_reader(connection)
+        connection.close()
+
+    def _close_mover(self, number: int) -> None:
+        door = self._movers.pop(number, None)
+        if door is not None:
+            door.close()
+
+
+def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A bug, since whatever may go wrong is handled where it does: tables may be half changed, so nothing more is
+    decided over them. The supervisor starts another brain over what was sealed."""
+    problem = context.get("exception")
+    logging.getLogger("kvserver").critical("brain dies of a bug: %s", context["message"], exc_info=problem)
+    os._exit(1)
+
+
+def main() -> Never:
+    """`python -m kvserver.brain.process INHERITANCE`: started by the supervisor."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    inherited = msgspec.json.decode(sys.argv[1], type=Inheritance)
+    die_with_parent(inherited.parent)
+    config = inherited.config
+    logs.start(level=config.log_level, form=config.log_format, process="brain")
+    gc.disable()  # by hand, in _tick
+    gc.freeze()
+    control = socket.socket(fileno=inherited.control)
+
+    async def serve() -> None:
+        ledger = Ledger(inherited.ledger, config.ledger_span_bytes)
+        await Shell(config, share, control, ledger, inherited.incarnation).run()
+
+    try:
+        config, share = fit(inherited.config)
+        uvloop.run(serve())
+    except ConfigError as error:
+        logs.event(logging.ERROR, "brain cannot start", ("why", str(error)))
+        os._exit(CANNOT_START)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Commands of `kvserver admin` to a running server, over HTTP. The token goes to the server and nowhere else."""
+
+import http.client
+import ipaddress
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kvserver.config.admin_tokens import ENVIRONMENT
+from kvserver.errors import FAMILIES, ConfigError, KvError, RequestError, ResourceError
+
+ANSWER_S = 40.0
+"""Longer than the server takes for any command (admin_door.COMMAND_S)."""
+POLL_S = 0.5
+STALE_POLLS = 4
+"""So many status documents may be from before the command."""
+
+
+class AdminClient:
+    """One server. Raises KvError: what the server refused, or that there is none."""
+
+    def __init__(self, url: str, token: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ConfigError("url", f"{url!r} must be http://HOST:PORT")
+        if not _is_here(parts.hostname):
+            raise ConfigError(
+                "url", f"{url!r} is not on this machine; a server takes commands from its own, and no token travels"
+            )
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._token = token
+
+    def command(self, verb: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        """What the server said when it was done."""
+        body = msgspec.json.encode(fields)
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        status, document = self._ask("POST", f"/admin/{verb}", body, headers)
+        if status != http.client.OK:
+            family = {http.client.SERVICE_UNAVAILABLE: "resource", http.client.BAD_GATEWAY: "device"}.get(status)
+            error: type[KvError] = FAMILIES[family] if family else RequestError
+            raise error(str(document.get("code", status)), str(document.get("error", "")))
+        return document
+
+    def status(self) -> dict[str, Any]:
+        return self._ask("GET", "/status", None, {})[1]
+
+    def _ask(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=ANSWER_S)
+        try:
+            connection.request(method, path, body, dict(headers))
+            response = connection.getresponse()
+            document = msgspec.json.decode(response.read())
+        except (OSError, http.client.HTTPException) as problem:
+            where = f"http://{self._host}:{self._port}"
+            raise ResourceError("server-absent", f"no server answers at {where}: {problem}") from None
+        except msgspec.DecodeError:
+            raise ResourceError("server-absent", f"what answers at port {self._port} is no kvserver") from None
+        finally:
+            connection.close()
+        return response.status, document
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_token(path: str) -> str:
+    """The token of the caller: from a file, which may be the server's with one token, or from the environment."""
+    if not path:
+        token = os.environ.get(ENVIRONMENT, "")
+        if not token:
+            raise ConfigError("admin-token", f"name a file with --token-file, or put the token into ${ENVIRONMENT}")
+        return token.strip()
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError("admin-token", f"{path}: {problem}") from None
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if len(lines) != 1:
+        raise ConfigError("admin-token", f"{path} has {len(lines)} tokens; the file of a caller has one")
+    return lines[0].rpartition(":")[2].strip() if ": " in lines[0] else lines[0]
+
+
+LEFT = {
+    "no-disk": "there is no disk tier",
+    "room": "all that may go from the disks was used later, or is guaranteed",
+    "second-touch": "nobody has asked for it again (disk_admission)",
+    "shape": "its namespaces fit no disk",
+    "device": "their device takes no writes",
+    "budget": "the daily bytes of the devices are spent",
+    "late": "it was not written in time",
+    "other": "it is in use, or of no whole chunk",
+}
+"""Why a drained server still holds something in DRAM alone (Status.drain_left), in words."""
+
+
+def left_in_words(left: Mapping[str, int]) -> str:
+    """What could not be drained; empty when all was."""
+    return "; ".join(f"{count:,} bytes: {LEFT.get(why, why)}" for why, count in left.items())
+
+
+def wait_drained(
+    client: AdminClient, show: Callable[[str], None], *, sleep_s: Callable[[float], None] = time.sleep
+) -> dict[str, int]:
+    """Until the server is drained; returns the bytes that only DRAM holds then, by why they could not be written.
+    Raises ResourceError when somebody has it go on, or it is another server by now."""
+    said, polls = "", 0
+    while True:
+        status = client.status()
+        polls += 1
+        line = f"waits for {status['drain_waits']}, {status['dirty_bytes']:,} bytes are in DRAM alone"
+        if status["drain"] == "drained":
+            return dict(status["drain_left"])
+        if status["drain"] != "draining" and (said or polls > STALE_POLLS):
+            raise ResourceError("not-draining", "the server takes stores again")
+        if status["drain"] and line != said:
+            show(line)
+            said = line
+        sleep_s(POLL_S)

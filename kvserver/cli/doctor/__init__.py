@@ -1,0 +1,1 @@
+"""`kvserver doctor`: is this machine ready?"""

@@ -1,0 +1,180 @@
+"""The part of `kvserver doctor` that is about GPUs: drivers, devices, kernels, copies, and what breaks sharing.
+
+A machine without any GPU is in order: it serves the host device. A GPU that is there and cannot be used as the movers
+would use it is a failure, so that nobody finds out later that a slower way was taken. Drivers are begun in this
+process; each device copies some MiB through its self-test, and is tried with memory of a second process
+(trial.py), for which 200 MiB are taken for a second. Engines that run are only looked at.
+"""
+
+import importlib
+import os
+import resource
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Literal, NamedTuple
+
+from kvserver.cli.doctor import peers
+from kvserver.config.config import Config
+from kvserver.errors import DeviceError
+from kvserver.units import show_bytes
+
+Answer = tuple[Literal["ok", "warn", "fail"], str]
+"""As in doctor.py."""
+
+Kind = Literal["cuda", "rocm"]
+KINDS: tuple[Kind, ...] = ("cuda", "rocm")
+DEVICE_FILES = {"cuda": "/dev/nvidiactl", "rocm": "/dev/kfd"}
+"""What the vendor's kernel module makes: there is a GPU, whether or not its library is."""
+INITIAL_NAMESPACES = {"ipc": 0xEFFFFFFF, "pid": 0xEFFFFFFC}
+"""Inode numbers that Linux gives to the first namespace of a kind: another number means a container of its own."""
+
+
+class Probed(NamedTuple):
+    kind: Kind
+    library: str
+    version: int
+    devices: int
+    missing: list[str]
+    problem: str
+
+
+def driver(config: Config) -> Answer:
+    """Which vendor's library is there, and whether it has what we call."""
+    try:
+        found = _probe(config)
+    except ImportError as error:
+        return "fail", f"cannot be looked for: {error}"
+    usable = [probed for probed in found if not probed.problem]
+    broken = [
+        f"{probed.kind}, {probed.library}: {probed.problem}" for probed in found if probed.library and probed.problem
+    ]
+    if usable:
+        said = [
+            f"{probed.kind} {probed.version}, {probed.library}, {probed.devices} devices"
+            + (f", without {', '.join(probed.missing)}" if probed.missing else "")
+            for probed in usable
+        ]
+        return ("warn" if broken else "ok"), "; ".join([*said, *broken])
+    problems = "; ".join(f"{probed.kind}: {probed.problem}" for probed in found)
+    present = [path for path in DEVICE_FILES.values() if os.path.exists(path)]
+    if broken or config.device_library or present:
+        unused = [f"{path} is there; device_library names its driver's library, if it is elsewhere" for path in present]
+        return "fail", "; ".join([*unused, problems])
+    return "ok", f"none, the host device only ({problems})"
+
+
+def kernels(config: Config) -> Answer:
+    """Where each device gets its kernels from: compiled for it, or built in."""
+    said, verdict = [], "ok"
+    for probed, ordinal in _devices(config):
+        native = _native()
+        facts = native.device_facts(probed.kind, config.device_library, ordinal)
+        name = f"{probed.kind} {ordinal} {facts[1]} {facts[2] or 'of unknown architecture'}"
+        try:
+            rtc_library = _transfer().rtc_library(probed.kind, config.device_library)
+            provider, _, note = native.kernel_report(probed.kind, config.device_library, ordinal, rtc_library)
+        except (native.DriverError, ValueError) as error:
+            return "fail", f"{name}: {error}"
+        if note:
+            verdict = "warn"
+        said.append(f"{name}: {provider}" + (f" because {_line(note)}" if note else ""))
+    return ("warn" if verdict == "warn" else "ok"), "; ".join(said) or "no device"
+
+
+def copies(config: Config) -> Answer:
+    """Opens each device as its mover does, compares bytes, and moves memory of another process, next to what one long
+    copy between the device and pinned memory reaches."""
+    said = []
+    for probed, ordinal in _devices(config):
+        device_id = _native().device_facts(probed.kind, config.device_library, ordinal)[0]
+        try:
+            facts, mode, store_gbps, retrieve_gbps = _trial().attempt(probed.kind, ordinal, device_id, config)
+        except (DeviceError, _native().DriverError) as error:
+            return "fail", f"{probed.kind} {ordinal}: {_line(str(error))}"
+        said.append(
+            f"{probed.kind} {ordinal}: arena by {facts['arena-reach']}; another process's memory in pages of 32KiB by "
+            f"{mode} {store_gbps:.1f} GB/s out, {retrieve_gbps:.1f} in; one long copy {facts['link-store-gbps']} GB/s "
+            f"out, {facts['link-retrieve-gbps']} in; batches {facts['batch']}; direct from "
+            f"{facts['direct-from-store']} out, {facts['direct-from-retrieve']} in, without staging from "
+            f"{facts['bare-direct-from-store']} out, {facts['bare-direct-from-retrieve']} in"
+        )
+    return "ok", "; ".join(said) or "no device"
+
+
+def sharing(config: Config) -> Answer:
+    """What keeps engines and server from sharing GPU memory: around this process, and in the engines that run."""
+    kinds = sorted({probed.kind for probed, _ in _devices(config)})
+    if not kinds:
+        return "ok", "no device"
+    against = [
+        f"{name} has expandable_segments:True here, whose memory no engine can share"
+        for name in peers.ALLOCATOR_SETTINGS
+        if peers.has_expandable_segments(os.environ.get(name, ""))
+    ]
+    for name, inode in INITIAL_NAMESPACES.items():
+        if os.stat(f"/proc/self/ns/{name}").st_ino != inode:
+            against.append(f"this is a container with its own {name} namespace: engines must be in the same (--{name})")
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft != resource.RLIM_INFINITY and soft < config.arena_bytes:
+        against.append(f"memlock limit {show_bytes(soft)} is below the arena's size, which some drivers count")
+    seen = [(kind, peer) for kind in kinds for peer in peers.peers(kind)]
+    for kind, peer in seen:
+        against += peers.against_sharing(kind, peer)
+    said = [f"{len(seen)} engines seen"]
+    if "rocm" in kinds:
+        said.append(f"rocm ipc mode {_native().ipc_mode('rocm')}: engines need the same {peers.LEGACY}")
+    return ("warn" if against else "ok"), "; ".join([*against, *said])
+
+
+def engines(config: Config) -> Answer:
+    """Settings of running engines that cost more than a cache can give."""
+    kinds = sorted({probed.kind for probed, _ in _devices(config)})
+    slow = [said for kind in kinds for peer in peers.peers(kind) for said in peers.slow_settings(peer)]
+    return ("warn" if slow else "ok"), "; ".join(slow) or "nothing to say about their settings"
+
+
+CHECKS = (
+    ("gpu driver", driver),
+    ("gpu kernels", kernels),
+    ("gpu copies", copies),
+    ("gpu sharing", sharing),
+    ("engines", engines),
+)
+
+
+def _native() -> ModuleType:
+    """Imported only now: where it cannot be loaded, doctor's own check says so."""
+    return importlib.import_module("kvserver._native")
+
+
+def _transfer() -> ModuleType:
+    return importlib.import_module("kvserver.transfer.device")
+
+
+def _trial() -> ModuleType:
+    return importlib.import_module("kvserver.cli.doctor.trial")
+
+
+def _probe(config: Config) -> list[Probed]:
+    found = []
+    for kind in KINDS:
+        library, version, devices, _, missing, problem = _native().probe_driver(kind, config.device_library)
+        found.append(Probed(kind, library, version, devices, missing, _line(problem)))
+    usable = [probed for probed in found if not probed.problem]
+    # An explicit library is one vendor's: the other's verdict about it is of no interest.
+    return usable if config.device_library and usable else found
+
+
+def _devices(config: Config) -> Iterator[tuple[Probed, int]]:
+    try:
+        found = _probe(config)
+    except ImportError:
+        return
+    for probed in found:
+        if not probed.problem:
+            yield from ((probed, ordinal) for ordinal in range(probed.devices))
+
+
+def _line(text: str) -> str:
+    """One line of a finding; a compiler's log has many."""
+    return " ".join(text.split())

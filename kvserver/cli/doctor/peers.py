@@ -1,0 +1,90 @@
+"""Engines that run on this machine, as /proc shows them: what of their settings keeps them from sharing GPU memory.
+
+Nothing is opened or asked. An engine is a process with a GPU driver's library mapped; seen are those of this user, or
+all for root. Their environment is what they were started with: what they have changed since does not show.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+LIBRARIES = {"cuda": "libcuda.so", "rocm": "libamdhip64.so"}
+ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+LEGACY = "HSA_ENABLE_IPC_MODE_LEGACY"
+NAMESPACES = {"cuda": ("ipc", "pid"), "rocm": ("ipc", "pid", "net")}
+"""AMD's handles are served through a socket of the network namespace, unless both sides set LEGACY."""
+
+
+class Peer(NamedTuple):
+    pid: int
+    name: str
+    arguments: list[str]
+    environment: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.name})"
+
+
+def peers(kind: Literal["cuda", "rocm"], proc: Path = Path("/proc")) -> Iterator[Peer]:
+    """Processes that use that vendor's driver, without the server's own."""
+    for folder in proc.iterdir():
+        if not folder.name.isdecimal() or int(folder.name) == os.getpid():
+            continue
+        try:
+            if LIBRARIES[kind] not in (folder / "maps").read_text(errors="replace"):
+                continue
+            arguments = _strings(folder / "cmdline")
+            if "kvserver.movers.mover" in arguments:
+                continue
+            settings = (text.partition("=") for text in _strings(folder / "environ"))
+            environment = {name: value for name, equals, value in settings if equals}
+            yield Peer(int(folder.name), (folder / "comm").read_text().strip(), arguments, environment)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it has ended, or is another user's
+
+
+def against_sharing(kind: Literal["cuda", "rocm"], peer: Peer, proc: Path = Path("/proc")) -> list[str]:
+    """What is in the way, each with what to change."""
+    found = [
+        f"{peer} has {name}={peer.environment[name]}: its memory cannot be shared, set expandable_segments:False"
+        for name in ALLOCATOR_SETTINGS
+        if has_expandable_segments(peer.environment.get(name, ""))
+    ]
+    if kind == "rocm" and is_legacy(peer.environment) != is_legacy(os.environ):
+        ours, theirs = (repr(where.get(LEGACY, "")) for where in (os.environ, peer.environment))
+        found.append(f"{peer} has {LEGACY}={theirs}, this process {ours}: they must be alike")
+    for name in NAMESPACES[kind]:
+        if name == "net" and is_legacy(peer.environment):
+            continue
+        if _namespace(proc, str(peer.pid), name) not in (None, _namespace(proc, "self", name)):
+            option = {"net": "network"}.get(name, name)
+            found.append(f"{peer} is in another {name} namespace: start both with --{option}=host")
+    return found
+
+
+def slow_settings(peer: Peer) -> list[str]:
+    """What costs an engine more than a cache can give."""
+    if {"--enforce-eager", "--enforce_eager"} & set(peer.arguments):
+        return [f"{peer} runs with --enforce-eager: without CUDA graphs decoding takes several times as long"]
+    return []
+
+
+def has_expandable_segments(setting: str) -> bool:
+    return "expandable_segments:true" in setting.lower().replace(" ", "")
+
+
+def is_legacy(environment: "os._Environ[str] | dict[str, str]") -> bool:
+    return environment.get(LEGACY) == "1"
+
+
+def _strings(path: Path) -> list[str]:
+    return [os.fsdecode(text) for text in path.read_bytes().split(b"\0") if text]
+
+
+def _namespace(proc: Path, process: str, name: str) -> str | None:
+    """Its number; None when it is not shown to us."""
+    try:
+        return os.readlink(proc / process / "ns" / name)
+    except OSError:
+        return None

@@ -1,0 +1,500 @@
+"""The `kvserver` command. Results go to standard output, everything else to standard error.
+
+Exit status: 0 done; 1 it was tried and failed; 2 the command or the configuration is wrong. What a command needs is
+imported when it runs, so that --help and a start never wait for what they do not use.
+"""
+# ruff: noqa: PLC0415
+
+import functools
+import inspect
+import os
+import shlex
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
+
+import typer
+
+import kvserver
+from kvserver.cli import admin
+from kvserver.config.config import KEYS, RENAMED, Config, example, load
+from kvserver.config.keys import Key
+from kvserver.config.paths import default_socket
+from kvserver.errors import ConfigError, KvError, ResourceError
+from kvserver.units import parse_bytes
+
+if TYPE_CHECKING:
+    from kvclient.client import Client
+
+STATUS_S = 5.0
+CHECKOUT = Path(kvserver.__file__).resolve().parent.parent
+BENCHES = ("service", "host", "start", "offload", "disk", "streaming", "recovery", "drain", "vllm")
+"""Of a checkout without a GPU, but for engines that vllm is given; GPUs have others of their own."""
+
+app = typer.Typer(
+    help="A KV-cache server for LLM inference engines.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+app.add_typer(admin.app, name="admin")
+
+
+def main() -> NoReturn:
+    """The command's edge: an error that was foreseen is one line, anything else a traceback and that it is a bug."""
+    try:
+        app(prog_name="kvserver")
+    except KvError as error:
+        _complain(str(error))
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except Exception as error:  # one of two places: a person is waiting and must be told whose fault it is
+        if isinstance(error, ImportError) and error.name == "kvserver._native":
+            _complain(f"native-module: {error}; `kvserver doctor` says more")
+            sys.exit(2)
+        traceback.print_exc()
+        _complain("this is a bug in kvserver; the lines above belong in its report")
+        sys.exit(1)
+    sys.exit(0)
+
+
+# ---------------------------------------------------------------- flags from tables
+
+
+class Flag(NamedTuple):
+    """One option whose text is parsed behind the command line, by those who know what it means."""
+
+    name: str
+    metavar: str
+    default: str
+    text: str
+    hidden: bool = False
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        flag = "--" + self.name.replace("_", "-")
+        default = self.default or '""'
+        option = typer.Option(flag, metavar=self.metavar, help=self.text, show_default=default, hidden=self.hidden)
+        annotation = Annotated[str | None, option]
+        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def flagged(flags: Sequence[Flag]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command these flags; it receives the texts that were given, by name, as its first argument.
+
+    typer makes options from a signature, so the wrapper has one that is made from the table: one list, no copies."""
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command).parameters.values())[1:]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            given = {flag.name: values[flag.name] for flag in flags if values[flag.name] is not None}
+            command(given, **{option.name: values[option.name] for option in own})
+
+        parameters = [*(flag.parameter for flag in flags), *own]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return wrap
+
+
+def _config_flag(key: Key) -> Flag:
+    metavar = "|".join(key.choices) or ("TEXT" if key.kind is str else "BYTES" if key.in_bytes else "N")
+    return Flag(key.name, metavar, key.show(key.default), key.about.text)
+
+
+CONFIG_FLAGS = (
+    Flag("config", "FILE", "none", "TOML file with the keys below, - written as _; flags win over it."),
+    *map(_config_flag, KEYS),
+    *(Flag(old, "TEXT", "", f"Called {new} now.", hidden=True) for old, new in RENAMED.items()),
+)
+
+REPLAY_FLAGS = (
+    Flag("trace", "NAME|FILE", "claude-code", "Recorded traffic: claude-code, mooncake, or a file."),
+    Flag("requests", "N", "1500", "Requests to send. 0: all of the trace once."),
+    Flag("users", "N", "16", "Sessions at any time."),
+    Flag("workers", "N", "2", "Engine-like processes."),
+    Flag("in_flight", "N", "3", "Requests that a worker has begun and not ended."),
+    Flag("context_tokens_max", "N", "100000", "A session ends at its first longer request."),
+    Flag("think_s_max", "SECONDS", "600.0", "Longer pauses are cut to this; all pass on a simulated clock."),
+    Flag("pool_tokens", "N", "262144", "Paged KV of each worker."),
+    Flag("block_tokens", "N", "64", "Tokens of a block."),
+    Flag("blocks_per_chunk", "N", "4", "Blocks of a chunk."),
+    Flag("regions", "N", "8", "Layers x K/V."),
+    Flag("page_bytes", "BYTES", "8KiB", "Bytes of one block in one region."),
+    Flag("arena_bytes", "BYTES", "384MiB", "Arena of the servers that are started."),
+    Flag("disk_dir", "PATH", "/var/tmp", "Where disk tiers of arms with --disk-bytes lie; removed at the end."),
+    Flag("restart_after", "N", "0", "Kill the server after so many requests, and start it again. 0: never."),
+    Flag("prefill_times", "RATIO", "8.75", "Time to prefill, over that of Llama-3.1-8B on an H200."),
+    Flag("model_token_bytes", "BYTES", "160KiB", "KV of a token of the modelled model."),
+    Flag("model_disk_bytes_per_s", "RATE", "0.0", "Rate of the modelled disks. 0: as measured in the run."),
+    Flag("socket", "PATH", "start one", "Use the server at this socket."),
+    Flag("seed", "N", "42", "Of everything that is drawn."),
+    Flag("name", "WORD", "replay", "First word of the last line."),
+)
+"""Named as in replay/options.py, whose defaults are repeated here because importing it costs as much as a start."""
+
+SIZE_FLAGS = (
+    Flag("arena_bytes", "BYTES,...", "eight powers of two", "Arenas to try, with commas between them."),
+    Flag("policy", "lru|arc", "lru", "What leaves DRAM first, as the server's eviction_policy."),
+    Flag("token_bytes", "BYTES", "128KiB", "KV of a token, of all ranks."),
+    Flag("requests", "N", "0", "Requests to send. 0: all of the trace once."),
+    Flag("pool_tokens", "N", "262144", "Paged KV of each worker. 0: none, so that the server serves all reuse."),
+    *(flag for flag in REPLAY_FLAGS if flag.name in ("users", "workers", "in_flight", "context_tokens_max")),
+    *(flag for flag in REPLAY_FLAGS if flag.name in ("think_s_max", "block_tokens", "blocks_per_chunk", "seed")),
+)
+"""Named as in sizing/options.py."""
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"kvserver {kvserver.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _kvserver(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A KV-cache server for LLM inference engines."""
+
+
+@app.command()
+@flagged(CONFIG_FLAGS)
+def serve(given: dict[str, str]) -> None:
+    """Run the server until SIGTERM or SIGINT."""
+    if not __debug__:
+        raise ConfigError(
+            "python-optimized", "python -O removes assertions that keep wrong bytes out; start without it"
+        )
+    config, origins = _load(given)
+    import logging
+
+    from kvserver import logs
+    from kvserver.supervisor import supervisor
+
+    logs.start(level=config.log_level, form=config.log_format, process="supervisor")
+    for name, origin in origins.items():
+        if "rounded" in origin:
+            logs.event(logging.INFO, "size rounded", (name, getattr(config, name)), ("origin", origin))
+    raise typer.Exit(supervisor.run(config))
+
+
+@app.command("config")
+@flagged(CONFIG_FLAGS)
+def config_(
+    given: dict[str, str],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Values and origins as one JSON object.")] = False,
+    as_example: Annotated[bool, typer.Option("--example", help="A commented file with every key's default.")] = False,
+) -> None:
+    """Print the configuration that is in force with these flags, and where each value comes from."""
+    if as_example:
+        typer.echo(example(), nl=False)
+        return
+    config, origins = _load(given)
+    if as_json:
+        _print_json({key.name: {"value": getattr(config, key.name), "origin": origins[key.name]} for key in KEYS})
+        return
+    lines = [f"{key.name} = {key.toml(getattr(config, key.name))}" for key in KEYS]
+    width = max(len(line) for line in lines)
+    for key, line in zip(KEYS, lines, strict=True):
+        typer.echo(f"{line:{width}}  # {origins[key.name]}")
+
+
+@app.command()
+@flagged(CONFIG_FLAGS)
+def doctor(
+    given: dict[str, str],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="The findings as a JSON list.")] = False,
+) -> None:
+    """Check that this machine can run a server with these flags; exits with 1 if something is missing."""
+    config, _ = _load(given)
+    from kvserver.cli.doctor.doctor import examine
+
+    findings = examine(config)
+    if as_json:
+        _print_json([finding._asdict() for finding in findings])
+    else:
+        width = max(len(finding.check) for finding in findings)
+        for finding in findings:
+            typer.echo(f"{finding.verdict:4}  {finding.check:{width}}  {finding.text}")
+    if any(finding.verdict == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(
+    *,
+    socket: Annotated[str, typer.Option(metavar="PATH", help="The server's socket.", show_default="the default")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="The status document as it is.")] = False,
+) -> None:
+    """Ask a running server what it is doing."""
+    import msgspec
+
+    from kvserver.cli.status_text import overview
+    from kvserver.wire.status import Status
+
+    document = _ask_status(socket or default_socket())
+    if as_json:
+        _print_json(document)
+    else:
+        typer.echo("\n".join(overview(msgspec.convert(document, Status))))
+
+
+@app.command()
+def describe(
+    *,
+    socket: Annotated[str, typer.Option(metavar="PATH", help="The server's socket.", show_default="the default")] = "",
+) -> None:
+    """Show what engines have registered with a running server: their caches, and the groups of each."""
+    import msgspec
+
+    from kvserver.cli.status_text import described
+    from kvserver.wire.status import Status
+
+    document = _ask_status(socket or default_socket())
+    typer.echo("\n".join(described(msgspec.convert(document, Status))))
+
+
+@app.command()
+def top(
+    *,
+    socket: Annotated[str, typer.Option(metavar="PATH", help="The server's socket.", show_default="the default")] = "",
+    refresh: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="How often to ask.")] = 1.0,
+    turns: Annotated[int, typer.Option(metavar="COUNT", min=0, help="End after so many; 0: at Ctrl-C.")] = 0,
+) -> None:
+    """Show what a running server does, over time: a screen on a terminal, else a line each time."""
+    import msgspec
+
+    from kvserver.cli.top import top as show
+    from kvserver.wire.status import Status
+
+    with _client(socket or default_socket()) as client, suppress(KeyboardInterrupt):
+
+        def ask() -> Status | None:
+            try:
+                return msgspec.convert(client.status(), Status)
+            except ResourceError:
+                return None
+
+        show(ask, refresh_s=refresh, turns=turns)
+
+
+@app.command()
+def explain(
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY...]", help="Of a prompt from its beginning on, or one key from anywhere; in hexadecimal."
+        ),
+    ] = None,
+    *,
+    tokens: Annotated[
+        str, typer.Option(metavar="FILE", help="Token ids of a prompt instead of keys; - is standard input.")
+    ] = "",
+    namespace: Annotated[
+        str, typer.Option(metavar="HEX", help="Its first digits are enough.", show_default="all")
+    ] = "",
+    socket: Annotated[str, typer.Option(metavar="PATH", help="The server's socket.", show_default="the default")] = "",
+) -> None:
+    """Ask a running server what a lookup of a prompt would find now, and why no more."""
+    from kvserver.cli.explain import explain as explained
+
+    with _client(socket or default_socket()) as client:
+        typer.echo("\n".join(explained(client, keys=keys or [], tokens=tokens, namespace=namespace)))
+
+
+@app.command("disk")
+@flagged(CONFIG_FLAGS)
+def disk_(
+    given: dict[str, str],
+    *,
+    what: Annotated[
+        Literal["inspect", "verify", "drain"],
+        typer.Argument(
+            help="inspect: what lies there. verify: read it all, while no server uses it. drain: empty a device of a "
+            "running server."
+        ),
+    ],
+    device: Annotated[
+        str | None, typer.Argument(help="Of drain: the number of the device, or its directory.", show_default=False)
+    ] = None,
+) -> None:
+    """Look at the disk tier (exit 1: a device or record is wrong), or drain a device."""
+    config, _ = _load(given)
+    from kvserver.cli.progress import shown
+
+    if what == "drain":
+        if device is None:
+            raise ConfigError("disk-device", "disk drain: name the device, by its number or its directory")
+        from kvserver.cli.drain import drain
+
+        with _client(config.socket) as client, shown() as show:
+            said = drain(client, device, show)
+        typer.echo(said)
+        return
+    if device is not None:
+        raise ConfigError("disk-device", f"disk {what} {device!r}: it looks at all devices of --disk-paths")
+    from kvserver.cli.disk import inspect as inspect_disks
+    from kvserver.cli.disk import said as said_of
+    from kvserver.cli.disk import verify as verify_disks
+
+    if what == "inspect":
+        raise typer.Exit(0 if inspect_disks(config, typer.echo) else 1)
+    with shown() as show:
+        counts = verify_disks(
+            config, lambda done, total: show(done, total, f"{done:,} of {total:,} records"), typer.echo
+        )
+    typer.echo(f"all devices: {said_of(counts)}")
+    raise typer.Exit(1 if counts.total() > counts["right"] else 0)
+
+
+@app.command()
+@flagged(REPLAY_FLAGS)
+def replay(
+    given: dict[str, str],
+    *,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'NAME: FLAGS'", help="A server to compare, with its own serve flags; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw hit rates and times to first token, as an SVG file.")
+    ] = None,
+) -> None:
+    """Replay recorded traffic with engine-like workers and compare every byte; exits with 1 if one is wrong."""
+    from kvserver.cli.progress import shown
+    from kvserver.replay.options import Arm, ReplayOptions
+    from kvserver.replay.plot import draw
+    from kvserver.replay.progress import Progress
+    from kvserver.replay.report import progress_line, render, render_json
+    from kvserver.replay.run import run
+
+    values = {name: _replay_value(ReplayOptions, name, text) for name, text in given.items()}
+    if arm:
+        pairs = [text.partition(":") for text in arm]
+        values["arms"] = tuple(Arm(name.strip(), tuple(shlex.split(flags))) for name, _, flags in pairs)
+    elif "socket" in given:
+        values["arms"] = (Arm("with kvserver"),)
+    options = ReplayOptions(**values)
+    with shown() as show:
+
+        def tell(progress: Progress) -> None:
+            show(progress.requests_ended, progress.requests, progress_line(progress))
+
+        result = run(options, tell)
+    if plot is not None:
+        plot.write_text(draw(result))
+    typer.echo(render_json(result) if as_json else render(result))
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
+@flagged(SIZE_FLAGS)
+def size(
+    given: dict[str, str],
+    *,
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="claude-code, mooncake, a trace or a key log.")],
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw hit rate against GB, as an SVG file.")] = None,
+) -> None:
+    """Print what arenas of several sizes would hit: recorded traffic through the server's own decisions, no bytes."""
+    from kvserver.cli.progress import shown
+    from kvserver.sizing.options import SizingOptions
+    from kvserver.sizing.plot import draw
+    from kvserver.sizing.report import render
+    from kvserver.sizing.run import Progress, run
+
+    words = filter(None, given.pop("arena_bytes", "").split(","))
+    sizes = tuple(_replay_value(SizingOptions, "arena_bytes", word.strip()) for word in words)
+    values = {name: _replay_value(SizingOptions, name, text) for name, text in given.items()}
+    with shown() as show:
+
+        def tell(progress: Progress) -> None:
+            show(*progress)
+
+        sizing = run(SizingOptions(trace=trace, arena_bytes=sizes, **values), tell)
+    if plot is not None:
+        plot.write_text(draw(sizing))
+    if as_json:
+        _print_json(sizing)
+    else:
+        typer.echo(render(sizing))
+
+
+@app.command()
+def bench(
+    which: Annotated[str, typer.Argument(metavar=f"[{'|'.join(BENCHES)}]")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]")] = None,
+) -> None:
+    """Run a benchmark of a checkout; arguments behind -- are its own: kvserver bench vllm -- documents --help."""
+    if which not in BENCHES:
+        raise ConfigError("bench", f"{which!r} is none of {', '.join(BENCHES)}")
+    file = CHECKOUT / "benchmarks" / f"bench_{which}.py"
+    if not file.exists():
+        raise ConfigError("bench", f"benchmarks are part of a checkout, not of an installation; there is no {file}")
+    command = [sys.executable, "-m", f"benchmarks.bench_{which}", *(arguments or [])]
+    raise typer.Exit(subprocess.run(command, cwd=CHECKOUT, check=False).returncode)
+
+
+def _load(given: Mapping[str, str]) -> tuple[Config, dict[str, str]]:
+    flags = dict(given)
+    path = flags.pop("config", None)
+    return load(Path(path) if path is not None else None, flags)
+
+
+def _replay_value(options: type, name: str, text: str) -> Any:
+    """The text as what the field of that name holds."""
+    if name in ("socket", "disk_dir"):
+        return Path(text)
+    try:
+        if name.endswith("_bytes"):
+            value = parse_bytes(text)
+            if value is None:
+                raise ValueError
+            return value
+        return type(getattr(options, name))(text)
+    except ValueError:
+        raise ConfigError("replay-options", f"{name}={text!r} must be a number") from None
+
+
+def _ask_status(socket: str) -> dict[str, Any]:
+    """The document of the server at that socket. Raises ResourceError when none answers in STATUS_S."""
+    with _client(socket) as client:
+        return client.status()
+
+
+@contextmanager
+def _client(socket: str) -> Iterator["Client"]:
+    """A connection to the server at that socket. Raises ResourceError when none answers in STATUS_S."""
+    from kvclient.client import Client
+
+    with Client(socket, engine="kvserver-cli", epoch=os.getpid(), rank=-1) as client:
+        if not client.wait_connected(STATUS_S):
+            raise ResourceError("server-absent", f"no server answers at {socket} within {STATUS_S:g} s")
+        yield client
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def _complain(message: str) -> None:
+    print(f"kvserver: {message}", file=sys.stderr)

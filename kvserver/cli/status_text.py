@@ -1,0 +1,173 @@
+"""A status document as the lines that `kvserver status` and `kvserver describe` print."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from kvserver.units import duration, show_bytes, size, table
+from kvserver.wire.status import SHOWN_MAX, CacheStatus, Status
+
+
+def overview(status: Status) -> list[str]:
+    return [
+        *_server(status),
+        *_on_call(status),
+        "",
+        *_counts(status),
+        *_movers(status),
+        *_slots(status),
+        *_tenants(status),
+        *_caches(status),
+    ]
+
+
+def described(status: Status) -> list[str]:
+    """What engines have registered: each cache, and its groups."""
+    if not status.shown_caches:
+        return ["no engine has registered a cache"]
+    return [line for cache in status.shown_caches for line in _description(status, cache)] + list(_not_shown(status))
+
+
+def _description(status: Status, cache: CacheStatus) -> Iterator[str]:
+    token_bytes = sum(group.shard_bytes for group in cache.groups) / (cache.chunk_tokens or 1)
+    yield (
+        f"cache {cache.name} of {_whose(status, cache)}: {cache.mode}, {cache.state}, chunks of {cache.chunk_tokens} "
+        f"tokens, {size(token_bytes)} a token"
+    )
+    yield f"namespace {cache.namespace}"
+    rows = [
+        (
+            str(number),
+            group.kind + (f" of {group.window_tokens:,} tokens" if group.window_tokens else ""),
+            f"{group.blocks:,} of {group.block_tokens} tokens",
+            f"{group.regions:,} of {size(group.page_bytes)}",
+            f"{group.shard} of {group.shards}",
+            size(group.shard_bytes),
+        )
+        for number, group in enumerate(cache.groups)
+    ]
+    yield from list(table(("group", "kind", "blocks", "pages a block", "shard", "bytes a chunk"), rows))[1:]
+    yield ""
+
+
+def _server(status: Status) -> Iterator[str]:
+    arena = status.arena
+    yield f"{status.server}, up {duration(status.uptime_s)}, incarnation {status.incarnation}"
+    yield (
+        f"arena     {size(arena.used_bytes)} used of {size(arena.ready_bytes)} ready of {size(arena.total_bytes)}, "
+        f"slabs {arena.slabs_ready} of {arena.slabs_total} x {show_bytes(arena.slab_bytes)}"
+    )
+    if arena.placement:
+        yield f"          memory: {arena.placement}"
+    if arena.problem:
+        yield f"          stopped growing: {arena.problem}"
+    yield from _disks(status)
+    yield f"index     {status.chunks:,} chunks of {status.chunks_max:,} at most, {status.namespaces} namespaces"
+    yield (
+        f"now       {status.sessions} sessions, {status.caches} caches, {status.leases} leases, {status.pins} pins, "
+        f"{status.stores} stores and {status.retrieves} retrieves running"
+    )
+
+
+def _disks(status: Status) -> Iterator[str]:
+    """Nothing without a disk tier."""
+    if status.disk_state:
+        both = size(status.clean_bytes)
+        yield f"disk      {status.disk_state}, {status.chunks_on_disk:,} chunks; {both} of the arena are there as well"
+    for disk in status.disks:
+        yield (
+            f"  device {disk.device}  {size(disk.used_bytes)} used of {size(disk.total_bytes)}, "
+            f"writes {size(int(disk.write_bytes_per_s))}/s, reads {size(int(disk.read_bytes_per_s))}/s"
+            f"  {disk.directory}"
+        )
+        if disk.daily_write_bytes:
+            today = size(disk.daily_write_bytes)
+            yield f"            {size(disk.budget_bytes)} may be written now, {today} a day"
+        if disk.drain:
+            waits = f"; waits for {disk.drain_waits}" if disk.drain_waits else ""
+            yield f"            {disk.drain}{waits}"
+        if disk.problem:
+            yield f"            takes no writes: {disk.problem}"
+
+
+def _on_call(status: Status) -> Iterator[str]:
+    for warning in status.warnings:
+        yield f"WARNING   {warning}"
+    for words, count in status.troubles.items():
+        yield f"trouble   {count:,} {words}"
+
+
+def _counts(status: Status) -> Iterator[str]:
+    """Every counter that is not zero: those by reason in one line each, the rest three to a line."""
+    single = [f"{name} {count:,}" for name, count in status.counters.items() if isinstance(count, int) and count]
+    for first in range(0, len(single), 3):
+        yield "counted   " + "   ".join(single[first : first + 3])
+    for name, counts in status.counters.items():
+        if isinstance(counts, dict) and any(counts.values()):
+            yield f"counted   {name}: " + ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
+
+
+def _movers(status: Status) -> Iterator[str]:
+    rows = [(str(m.mover), m.device, m.state, str(m.pid), str(m.caches), str(m.jobs), m.backend) for m in status.movers]
+    yield from table(("mover", "device", "state", "pid", "caches", "jobs", "backend"), rows)
+
+
+def _slots(status: Status) -> Iterator[str]:
+    rows = [
+        (
+            size(s.slot_bytes),
+            str(s.slabs),
+            f"{s.slots:,}",
+            f"{s.slots_used:,}",
+            f"{100 * s.slots_used / s.slots:.0f} %",
+        )
+        for s in status.slot_sizes
+        if s.slots
+    ]
+    yield from table(("slot", "slabs", "slots", "used", ""), rows)
+
+
+def _tenants(status: Status) -> Iterator[str]:
+    yield from _tenants_in(status, "tenant", "", "slots")
+    if status.disks:
+        yield from _tenants_in(status, "tenant on disk", "disk_", "extents")
+
+
+def _tenants_in(status: Status, title: str, tier: str, units: str) -> Iterator[str]:
+    """tier: what stands before the names of one. units: what it is divided into."""
+    rows = []
+    for tenant in status.tenants:
+        of = partial(getattr, tenant)
+        taken_bytes = of(f"{tier}held_bytes") + of(f"{tier}reserved_bytes")
+        most = of(f"{tier}max_bytes")
+        rows.append(
+            (
+                tenant.tenant,
+                size(taken_bytes),
+                size(of(f"{tier}guaranteed_bytes")),
+                size(most) if most else "-",
+                f"{of(f'{tier}evicted_chunks'):,}",
+                f"{of(f'{tier}refused_{units}'):,}",
+            )
+        )
+    yield from table((title, "taken", "guaranteed", "maximum", "evicted", "refused"), rows)
+
+
+def _caches(status: Status) -> Iterator[str]:
+    rows = [
+        (cache.name, _whose(status, cache), cache.namespace[:12], cache.mode, cache.state, str(cache.jobs))
+        for cache in status.shown_caches
+    ]
+    yield from table(("cache", "engine", "namespace", "mode", "state", "jobs"), rows)
+    yield from _not_shown(status)
+
+
+def _whose(status: Status, cache: CacheStatus) -> str:
+    for session in status.shown_sessions:
+        if session.session == cache.session:
+            return f"{session.engine} rank {session.rank}"
+    return f"session {cache.session}"
+
+
+def _not_shown(status: Status) -> Iterator[str]:
+    if status.caches > SHOWN_MAX:
+        yield f"and {status.caches - SHOWN_MAX} more caches"

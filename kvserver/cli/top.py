@@ -1,0 +1,245 @@
+"""`kvserver top`: what a running server does, over time. A screen on a terminal, a line a turn anywhere else.
+
+A server that does not answer is waited for, since a brain that dies is back within seconds; after GIVE_UP_S it is gone.
+Names of engines and devices are shown as they are, never read as markup.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from kvserver.cli.rates import Between, History
+from kvserver.errors import ResourceError
+from kvserver.units import duration, size, table
+from kvserver.wire.status import Status
+
+GIVE_UP_S = 30.0
+NOW_S = 5.0
+"""What "now" is measured over."""
+LATELY_S = 300.0
+"""What hit rates are measured over, and how long a trouble is shown."""
+TRACE = 40
+"""Turns that a line of little bars goes back."""
+
+LEVELS = " ▁▂▃▄▅▆▇█"
+BAR = 30
+MOVED = {
+    "store": "bytes_stored",
+    "retrieve": "bytes_retrieved",
+    "demote": "disk_written_bytes",
+    "promote": "disk_read_bytes",
+}
+"""Directions and what counts their bytes."""
+
+
+def top(
+    ask: Callable[[], Status | None],
+    console: Console | None = None,
+    *,
+    refresh_s: float,
+    turns: int = 0,
+    wait: Callable[[float], object] = time.sleep,
+    clock_s: Callable[[], float] = time.monotonic,
+) -> None:
+    """Shows what `ask` says (None: no answer), on standard output if no console is given, until so many turns are over
+    or somebody interrupts it; 0: never over. Raises ResourceError when nobody has answered for GIVE_UP_S."""
+    view = View()
+    console = console or Console()
+    with ExitStack() as stack:
+        live = None
+        if console.is_terminal:
+            live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
+        answered_s, turn = clock_s(), 0
+        while True:
+            status, silent_s = ask(), None
+            if status is not None:
+                view.add(status)
+                answered_s = clock_s()
+            else:
+                silent_s = clock_s() - answered_s
+                if silent_s >= GIVE_UP_S:
+                    raise ResourceError("server-absent", f"no server has answered for {GIVE_UP_S:g} s")
+            if live is not None:
+                live.update(view.screen(silent_s), refresh=True)
+            else:
+                for line in view.lines(silent_s):
+                    console.print(Text(f"{time.strftime('%H:%M:%S')}  {line}"), soft_wrap=True)
+            turn += 1
+            if turn == turns:
+                return
+            wait(refresh_s)
+
+
+class View:
+    """What has been seen, as a screen or as lines."""
+
+    def __init__(self) -> None:
+        self._history = History(LATELY_S)
+        self._hit_shares: list[float] = []
+        self._moved: dict[str, list[float]] = {direction: [] for direction in MOVED}
+        self._alarms: list[str] = []
+        self._brain = 0
+        """What lines have said: what is wrong, and of which brain they tell."""
+
+    def add(self, status: Status) -> None:
+        self._history.add(status)
+        now = self._history.lately(NOW_S)
+        if now.seconds == 0:  # the first document of a brain says nothing of rates
+            return
+        tokens = now.tokens()
+        self._hit_shares.append(_share(tokens["dram"] + tokens["disk"], sum(tokens.values())))
+        del self._hit_shares[:-TRACE]
+        for direction, counter in MOVED.items():
+            self._moved[direction].append(now.per_s(counter))
+            del self._moved[direction][:-TRACE]
+
+    def lines(self, silent_s: float | None) -> Iterator[str]:
+        """One turn in one line, after those about what has become wrong. silent_s: since when nobody answers; None:
+        somebody does."""
+        status = self._history.last
+        if silent_s is not None or status is None:
+            yield f"no answer for {silent_s or 0:.0f} s"
+            return
+        now = self._history.lately(NOW_S)
+        alarms = [*status.warnings, *now.troubles()]
+        yield from (f"WARNING: {alarm}" for alarm in alarms if alarm not in self._alarms)
+        self._alarms = alarms
+        if status.incarnation != self._brain:
+            self._brain = status.incarnation
+            yield _server(status)
+            return
+        tokens = now.tokens()
+        whole = sum(tokens.values())
+        parts = [f"hits {_percent(tokens['dram'] + tokens['disk'], whole)}"]
+        parts += [f"{result} {_percent(tokens[result], whole)}" for result in ("dram", "disk")]
+        parts.append(f"lookups {now.per_s('lookups'):.3g}/s")
+        parts += [f"{direction} {_rate(now.per_s(counter))}" for direction, counter in MOVED.items()]
+        parts.append(f"arena {_percent(status.arena.used_bytes, status.arena.total_bytes)}")
+        parts += [f"disk{disk.device} {_percent(disk.used_bytes, disk.total_bytes)}" for disk in status.disks]
+        parts.append(f"sessions {status.sessions}")
+        parts.append(f"jobs {status.stores + status.retrieves}")
+        yield "  ".join(parts)
+
+    def screen(self, silent_s: float | None) -> Group:
+        """Worst first: what does not fit below is cut."""
+        status = self._history.last
+        if status is None:
+            return Group(Text("no answer yet", "bold red"))
+        return Group(*self._head(status, silent_s), *self._traffic(status), *_tiers(status), *_tables(status))
+
+    def _head(self, status: Status, silent_s: float | None) -> Iterator[Text]:
+        yield Text(_server(status), "bold")
+        if silent_s is not None:
+            yield Text(f"no answer for {silent_s:.0f} s; what follows is the last that was said", "bold red")
+        yield from (Text(warning, "red") for warning in status.warnings)
+        seen = self._history.lately(LATELY_S)
+        for words, count in seen.troubles().items():
+            yield Text(f"{count:,} {words} (last {duration(seen.seconds)})", "yellow")
+        yield Text()
+
+    def _traffic(self, status: Status) -> Iterator[Text]:
+        seen, now = self._history.lately(LATELY_S), self._history.lately(NOW_S)
+        yield _hits(seen, status, self._hit_shares)
+        yield Text(
+            f"{'requests':10}{now.per_s('lookups'):.3g} lookups/s, {now.per_s('stores'):.3g} stores/s, "
+            f"{now.per_s('retrieves'):.3g} retrieves/s; {status.stores + status.retrieves} jobs, "
+            f"{status.leases} leases, {status.pins} pins"
+        )
+        for direction, counter in MOVED.items():
+            if status.disk_state or direction in ("store", "retrieve"):
+                rates = self._moved[direction]
+                yield Text.assemble(
+                    f"{direction:10}{_rate(now.per_s(counter)):>10}  ", (spark(rates, max(rates, default=0.0)), "cyan")
+                )
+
+
+def _server(status: Status) -> str:
+    return f"{status.server}, up {duration(status.uptime_s)}, incarnation {status.incarnation}"
+
+
+def _hits(seen: Between, status: Status, shares: Sequence[float]) -> Text:
+    tokens = seen.tokens()
+    whole = sum(tokens.values())
+    text = Text.assemble(
+        "hits      ",
+        (f"{_percent(tokens['dram'] + tokens['disk'], whole):>10}", "bold"),
+        "  ",
+        (spark(shares, 1.0), "cyan"),
+        f"  last {duration(seen.seconds)}: ",
+        ", ".join(f"{result} {_percent(count, whole)}" for result, count in tokens.items() if count) or "no lookups",
+    )
+    for window, ratio in status.infinite_cache_hit_ratio.items():
+        text.append(f"; an infinite cache {100 * ratio:.1f} % ({window})")
+        break
+    return text
+
+
+def _tiers(status: Status) -> Iterator[Text]:
+    arena = status.arena
+    more = [] if arena.ready_bytes == arena.total_bytes else [f"{size(arena.ready_bytes)} ready"]
+    more += [f"{size(status.clean_bytes)} of it on disk as well"] if status.disk_state else []
+    yield Text()
+    yield _tier("DRAM", arena.used_bytes, arena.total_bytes, more)
+    for disk in status.disks:
+        state = disk.drain or ("" if disk.takes_writes else "takes no writes")
+        yield _tier(
+            f"disk {disk.device}", disk.used_bytes, disk.total_bytes, [disk.directory, *([state] if state else [])]
+        )
+    disks = f", {status.chunks_on_disk:,} on disk ({status.disk_state})" if status.disk_state else ""
+    yield Text(f"{'index':10}{status.chunks:,} chunks of {status.chunks_max:,}{disks}, {status.namespaces} namespaces")
+
+
+def _tier(name: str, used: int, total: int, more: Sequence[str]) -> Text:
+    filled = round(BAR * _share(used, total))
+    return Text.assemble(
+        f"{name:10}",
+        ("█" * filled, "cyan"),
+        ("░" * (BAR - filled), "bright_black"),
+        f"  {_percent(used, total):>7}  {size(used)} of {size(total)}",
+        *(f", {text}" for text in more),
+    )
+
+
+def _tables(status: Status) -> Iterator[Text]:
+    movers = [
+        (str(mover.mover), mover.device, mover.state, str(mover.pid), str(mover.caches), str(mover.jobs), mover.backend)
+        for mover in status.movers
+    ]
+    ended = status.counters.get("mover_restarts", 0)
+    yield from map(
+        Text, table(("mover", "device", "state", "pid", "caches", "jobs", f"backend ({ended} ended)"), movers)
+    )
+    sessions = [
+        (session.engine, str(session.rank), str(session.caches), str(session.jobs), session.software)
+        for session in status.shown_sessions
+    ]
+    yield from map(Text, table(("session", "rank", "caches", "jobs", "software"), sessions))
+    if status.sessions > len(sessions):
+        yield Text(f"and {status.sessions - len(sessions)} more sessions")
+
+
+def spark(values: Sequence[float], most: float) -> str:
+    """A bar for each value; `most` is the highest."""
+    steps = len(LEVELS) - 1
+    return "".join(LEVELS[round(steps * min(value / most, 1.0)) if most > 0 else 0] for value in values)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "- %"
+
+
+def _rate(bytes_per_s: float) -> str:
+    """In decimal units, as links and devices are sold: 1.20 GB/s."""
+    for unit in ("B/s", "kB/s", "MB/s"):
+        if bytes_per_s < 1000:
+            return f"{bytes_per_s:.3g} {unit}"
+        bytes_per_s /= 1000
+    return f"{bytes_per_s:.3g} GB/s"

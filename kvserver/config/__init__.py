@@ -1,0 +1,1 @@
+"""The configuration: keys, defaults, files, and what a start refuses."""

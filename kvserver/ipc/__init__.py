@@ -1,0 +1,1 @@
+"""What the server's own processes say to each other, and how."""

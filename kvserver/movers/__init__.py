@@ -1,0 +1,1 @@
+"""Processes that move bytes: one for each GPU, one for the disks."""

@@ -1,0 +1,533 @@
+"""The mover process of the disks: writes and reads records on orders of the brain, verified, and tells what is there.
+
+One process for all devices. It holds stores and an engine, never an index. A device that cannot be opened costs its
+share: orders for it fail at once. It ends with the brain, as other movers do; what a device still does then harms
+nobody, since the supervisor starts no other brain before this process is gone.
+"""
+
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal, Never
+
+import msgspec
+
+from kvserver import logs
+from kvserver.config.paths import MEMORY_FILE_SYSTEMS, mount_of, opened, takes_memory
+from kvserver.ipc.fd_sockets import Receiver, close_all, send
+from kvserver.ipc.inheritance import Inheritance, die_with_parent
+from kvserver.movers import disk_notes, disk_retire
+from kvserver.movers.disk_hits import HitCounts
+from kvserver.movers.disk_notes import Known
+from kvserver.tiers.prefix_notes import prefix_from
+from kvserver.transfer.disk import Unusable, completions, open_store
+from kvserver.transfer.native import DiskEngine, DiskStore, DiskTelling
+from kvserver.wire.orders import (
+    DISK_ITEMS_MAX,
+    ORDER_BYTES_MAX,
+    WARNING_FACT,
+    ArenaReady,
+    Cancel,
+    Demote,
+    DeviceIs,
+    DrainDevice,
+    DrainState,
+    EraseDevice,
+    Fault,
+    ForgetNotes,
+    FoundNote,
+    FoundRecords,
+    ItemFault,
+    Listed,
+    Moved,
+    Note,
+    Noted,
+    Order,
+    Promote,
+    Ready,
+    Recover,
+    Report,
+    TellRecords,
+    decode_order,
+    encode,
+)
+
+COMPLETIONS_PER_TURN = 256
+RECORDS_A_REPORT = 256
+"""The brain takes in one while others wait (server.py); at some 8 us a record that is 2 ms."""
+HASH_THREADS = 2
+ENGINE_REFUSED = "disk-engine:"
+NOTES_AGAIN_S, NOTES_AGAIN_S_MAX = 1.0, 64.0
+"""After a note could not be written it is looked so soon whether others can be; each time it takes twice as long."""
+DRAINED = f"it was drained; remove {disk_retire.MARK} there, while no server runs, to have it used again"
+
+FAULTS: dict[Fault, str] = {
+    "io": "the device failed",
+    "checksum": "a record has other bytes than were written",
+    "stale": "a record is not there any more",
+    "short": "a file has become shorter",
+    "cancelled": "given up",
+}
+"""For the log, where the device gave no errno."""
+
+
+@dataclass(slots=True)
+class Device:
+    """One directory. Without a store, `problem` says why."""
+
+    directory: str
+    store: DiskStore | None = None
+    problem: str = ""
+    drain: DrainState = ""
+    hits: HitCounts | None = None
+    """While it has a store, and they can be kept."""
+    notes_problem: str = ""
+    """Why a note could not be written; looked at again until it can be."""
+    notes_again_s: float = 0.0
+    """When, by the monotonic clock."""
+    notes_wait_s: float = 0.0
+    """How long it was waited before."""
+
+
+@dataclass(slots=True)
+class Job:
+    left: int
+    hit: tuple[Device, bytes] | None
+    """Of a read: for which device and namespace it counts when all of it was good."""
+    io_ns: int = 0
+    faults: list[ItemFault] = field(default_factory=list)
+
+
+class DiskMover:
+    """Turns orders into calls of the engine, and completions into reports."""
+
+    def __init__(self, brain: socket.socket, inherited: Inheritance) -> None:
+        config = inherited.config
+        self._brain = brain
+        self._slab_bytes = config.slab_bytes
+        self._receiver = Receiver(ORDER_BYTES_MAX)
+        self._jobs: dict[int, Job] = {}
+        self._errors = 0
+        self._found: list[bytes] = []
+        """The records of each device. A brain that knows them does not ask, but writes."""
+        self._telling: DiskTelling | None = None
+        """What is left to be told of them."""
+        self._known: dict[bytes, Known] = {}
+        """What the notes said that there were at the start; until the brain has asked."""
+        self._damaged_notes = 0
+        self._devices = [Device(directory) for directory in config.disk_directories]
+        self._aside = disk_notes.aside_of(config.cache_dir, config.disk_directories)
+        for number, device in enumerate(self._devices):
+            if disk_retire.is_marked(device.directory):
+                device.drain = "draining"
+                if disk_retire.is_drained(device.directory):
+                    device.drain, device.problem = "drained", DRAINED
+                    continue
+            before_bytes = _file_bytes(device.directory)
+            try:
+                store, found = open_store(
+                    device.directory,
+                    device=number,
+                    capacity_bytes=config.disk_bytes,
+                    segment_bytes=config.disk_segment_bytes,
+                    engine=config.disk_engine,
+                )
+                _check_notes(device.directory)
+                device.store = store
+                self._found.append(found)
+                _tell_size(device.directory, before_bytes, device.store)
+                counts = HitCounts.begin if device.store.created else HitCounts.load
+                device.hits = counts(device.directory)
+            except Unusable as why:
+                device.problem = str(why)
+                logs.event(logging.ERROR, "disk not usable", ("directory", device.directory), ("why", device.problem))
+        self._engine = self._open_engine(inherited)
+
+    def _open_engine(self, inherited: Inheritance) -> DiskEngine | None:
+        """None where there is nothing to move, or not by the means that were asked for: then no device is used."""
+        config = inherited.config
+        stores = [device.store for device in self._devices if device.store is not None]
+        if not stores:
+            return None
+        try:
+            return DiskEngine(
+                arena_fd=inherited.arena,
+                arena_bytes=config.arena_bytes,
+                stores=stores,
+                engine=config.disk_engine,
+                depth=config.disk_depth,
+                hash_threads=HASH_THREADS,
+            )
+        except ValueError as why:
+            if not str(why).startswith(ENGINE_REFUSED):
+                raise
+            logs.event(logging.ERROR, "disk not usable", ("disk_engine", config.disk_engine), ("why", why))
+            self._found = []
+            for device in self._devices:
+                if device.store is not None:
+                    device.store = None
+                    device.problem = f"{why} (disk_engine={config.disk_engine})"
+            return None
+
+    def run(self) -> None:
+        """Until the brain's end of the socket closes."""
+        backend = self._engine.backend if self._engine is not None else "no device"
+        self._report(Ready(os.getpid(), backend, self._facts()))
+        for number in range(len(self._devices)):
+            self._tell_device(number)
+        self._read_notes()
+        poll = select.poll()
+        poll.register(self._brain, select.POLLIN)
+        eventfd = self._engine.eventfd if self._engine is not None else -1
+        if eventfd >= 0:
+            poll.register(eventfd, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll(self._patience_ms()):
+                if descriptor == eventfd:
+                    self._complete()
+                elif not self._take_order():
+                    return
+            self._try_notes_again()
+
+    def _facts(self) -> list[tuple[str, str]]:
+        return [
+            (f"device {number} {name}", value)
+            for number, device in enumerate(self._devices)
+            if device.store is not None
+            for name, value in (*device.store.facts, *_warnings(device.directory))
+        ]
+
+    # ---------------------------------------------------------------- orders
+
+    def _take_order(self) -> bool:
+        frame, descriptors, cut = self._receiver.receive(self._brain)
+        assert not cut, "the brain sends no order that is longer than ORDER_BYTES_MAX"
+        close_all(descriptors)
+        if not frame:
+            return False
+        self._carry_out(decode_order(frame))
+        return True
+
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case Demote(job, records):
+                self._found = []
+                self._submit(job, "write", records)
+            case Promote(job, records):
+                self._submit(job, "read", records)
+            case Note(namespace, document, void):
+                self._note(namespace, document, void)
+            case ForgetNotes(namespaces, void):
+                self._forget(namespaces, void)
+            case Recover():
+                self._recover()
+            case TellRecords():
+                self._tell_records()
+            case DrainDevice(device):
+                self._drain(device)
+            case EraseDevice(device):
+                self._erase(device)
+            case ArenaReady(slabs):
+                if self._engine is not None:
+                    self._engine.arena_ready(slabs * self._slab_bytes)
+            case Cancel(job):
+                if self._engine is not None:
+                    self._engine.cancel(job)
+            case _:
+                raise AssertionError(f"{type(order).__name__} is no order for disks")
+
+    def _submit(self, job: int, kind: Literal["write", "read"], records: bytes) -> None:
+        """All records of a job are for one device."""
+        count = len(records) // DiskStore.RECORD_BYTES
+        number = int.from_bytes(records[136:140], "little")
+        if self._engine is None or self._devices[number].store is None:
+            self._report(Moved(job, [ItemFault(item, "io") for item in range(count)], 0))
+            return
+        self._jobs[job] = Job(count, (self._devices[number], records[8:40]) if kind == "read" else None)
+        self._engine.submit(job, kind, records)
+
+    def _note(self, namespace: bytes, document: bytes, void: int) -> None:
+        """Durable on every device that is open. Of the others nobody knows what they hold; what is void there is void
+        for as long as another device has the note, so only when none could write it is that said. Where none has room
+        for the note of a cleared prefix, all of its namespace becomes void, whose note is there already: that is less
+        to be found at the next start, and nothing of the prefix.
+
+        In this loop, although it waits for the device: 2 ms on a virtual disk, 3 ms (12 at most) beside four readers.
+        Reads go on meanwhile, only their reports wait; and Clears are as rare as new weights."""
+        numbers = [number for number, device in enumerate(self._devices) if device.drain != "drained"]
+        kept = self._save(numbers, namespace, document, void) or not numbers
+        prefix = prefix_from(document) if not kept else None
+        if not kept:
+            self._keep_aside(namespace, document if prefix is not None else b"", void)
+        if prefix is not None and self._save(numbers, prefix.namespace, b"", void):
+            kept = True
+            logs.event(logging.WARNING, "prefix noted as its namespace", ("namespace", prefix.namespace[:6].hex()))
+        self._report(Noted(namespace, void, kept))
+
+    def _keep_aside(self, namespace: bytes, document: bytes, void: int) -> None:
+        """For the next start. It is not said to be kept: whoever takes the devices elsewhere finds nothing of it."""
+        facts = ("namespace", namespace[:6].hex()), ("directory", self._aside)
+        try:
+            disk_notes.save_aside(self._aside, namespace, document, void)
+        except OSError as problem:
+            logs.event(logging.ERROR, "note not kept aside", *facts, ("why", problem.strerror))
+        else:
+            logs.event(logging.WARNING, "note kept aside", *facts)
+
+    def _load_aside(self) -> dict[bytes, Known]:
+        try:
+            return disk_notes.load_aside(self._aside)
+        except OSError as problem:
+            logs.event(logging.ERROR, "notes not read", ("directory", self._aside), ("why", problem.strerror))
+            return {}
+
+    def _save(self, numbers: list[int], namespace: bytes, document: bytes, void: int) -> bool:
+        """Whether a device could keep it."""
+        kept = [self._writes_notes(n, lambda at: disk_notes.save(at, namespace, document, void)) for n in numbers]
+        return any(kept)
+
+    def _forget(self, namespaces: list[bytes], void: int) -> None:
+        """Where a note could not be written before, it may be of a namespace that lives: nothing is forgotten there."""
+        for number, device in enumerate(self._devices):
+            if not device.problem and not device.notes_problem:
+                self._writes_notes(number, lambda at: disk_notes.forget(at, namespaces, void))
+
+    def _writes_notes(self, number: int, write: Callable[[str], None]) -> bool:
+        """Whether a device did; one that fails takes no more writes until notes can be written there again."""
+        device = self._devices[number]
+        if device.store is None:
+            return False
+        try:
+            write(device.directory)
+        except OSError as problem:
+            if not device.notes_problem:
+                now_s = time.monotonic()
+                was_well = now_s - device.notes_again_s > NOTES_AGAIN_S_MAX
+                wait_s = 0.0 if was_well else min(2 * device.notes_wait_s, NOTES_AGAIN_S_MAX)
+                device.notes_wait_s = max(NOTES_AGAIN_S, wait_s)
+                device.notes_again_s = now_s + device.notes_wait_s
+                device.notes_problem = f"its notes cannot be written: {problem.strerror}"
+                logs.event(logging.ERROR, "disk fails", ("directory", device.directory), ("why", device.notes_problem))
+                self._tell_device(number)
+            return False
+        return True
+
+    def _try_notes_again(self) -> None:
+        """Where they failed. A device that takes them is told what others know; the brain sends the rest again."""
+        for number, device in enumerate(self._devices):
+            now_s = time.monotonic()
+            if not device.notes_problem or now_s < device.notes_again_s:
+                continue
+            device.notes_wait_s = min(2 * device.notes_wait_s, NOTES_AGAIN_S_MAX)
+            device.notes_again_s = now_s + device.notes_wait_s
+            with suppress(OSError):
+                disk_notes.try_to_write(device.directory)
+                loaded, _ = self._load_notes()
+                disk_notes.complete(device.directory, disk_notes.together(list(loaded.values())))
+                device.notes_problem = ""
+                logs.event(logging.INFO, "notes written again", ("directory", device.directory))
+                self._tell_device(number)
+
+    def _drain(self, number: int) -> None:
+        """What cannot be marked is emptied all the same; but a restart would take it for an ordinary device. What is
+        not open is left as it is."""
+        device = self._devices[number]
+        if device.store is None:
+            self._tell_device(number)
+            return
+        device.drain = device.drain or "draining"
+        try:
+            disk_retire.mark(device.directory)
+        except OSError as problem:
+            device.problem = device.problem or f"cannot be marked as leaving: {problem.strerror}"
+            logs.event(logging.WARNING, "disk not marked", ("directory", device.directory), ("why", problem.strerror))
+        self._tell_device(number)
+
+    def _erase(self, number: int) -> None:
+        """No order names it any more. What is not open is not ours to erase: nobody knows what it holds."""
+        device = self._devices[number]
+        if device.store is None:
+            self._tell_device(number)
+            return
+        device.store, device.hits, device.notes_problem = None, None, ""
+        device.drain, device.problem = "drained", DRAINED
+        try:
+            disk_retire.erase(device.directory)
+        except OSError as problem:
+            device.problem = f"it was drained, but its files are still there: {problem.strerror}"
+            logs.event(logging.ERROR, "disk not erased", ("directory", device.directory), ("why", problem.strerror))
+        self._tell_device(number)
+
+    def _tell_device(self, number: int) -> None:
+        device = self._devices[number]
+        file_bytes = device.store.file_bytes if device.store is not None else 0
+        self._report(DeviceIs(number, file_bytes, device.problem or device.notes_problem, device.drain))
+
+    def _load_notes(self) -> tuple[dict[int, dict[bytes, Known]], int]:
+        """By the number of the device; and how many cannot be read."""
+        found: dict[int, dict[bytes, Known]] = {}
+        damaged = 0
+        for number, device in enumerate(self._devices):
+            if device.store is None:
+                continue
+            try:
+                found[number], broken = disk_notes.load(device.directory)
+            except OSError as problem:
+                logs.event(logging.ERROR, "notes not read", ("directory", device.directory), ("why", problem.strerror))
+                found[number], broken = {}, 1
+            damaged += broken
+        return found, damaged
+
+    def _read_notes(self) -> None:
+        """Each device is to know what the others know, since they may be gone the next time. What was kept aside goes
+        when all of them know it."""
+        found, self._damaged_notes = self._load_notes()
+        aside = self._load_aside()
+        self._known = disk_notes.together([*found.values(), aside])
+        lacking = [number for number, mine in found.items() if mine != self._known]
+        told = [self._writes_notes(n, lambda at: disk_notes.complete(at, self._known)) for n in lacking]
+        if aside and all(told) and all(device.store or device.drain == "drained" for device in self._devices):
+            with suppress(OSError):
+                disk_notes.erase(self._aside)
+
+    def _recover(self) -> None:
+        telling = self._telling = DiskTelling(self._found, chunk_most=DISK_ITEMS_MAX)
+        self._found = []
+        newest = dict(telling.namespaces)
+        if unnoted := len(newest.keys() - self._known.keys()):
+            why = "they have no notes: forgotten, or lost"
+            logs.event(logging.INFO, "disk namespaces left out", ("namespaces", unnoted), ("why", why))
+        known = {namespace: Known(b"", void) for namespace, void in newest.items()} | self._known
+        known.pop(disk_notes.FORGOTTEN, None)
+        self._known = {}
+        for namespace, (document, void) in sorted(known.items(), key=lambda item: newest.get(item[0], item[1].void)):
+            self._report(FoundNote(namespace, document, void, newest.get(namespace, 0)))
+        stores = [device.store for device in self._devices if device.store is not None]
+        damaged = sum(store.damaged + store.unreadable for store in stores) + self._damaged_notes
+        self._report(Listed(telling.records, damaged))
+
+    def _tell_records(self) -> None:
+        records = self._telling.next(RECORDS_A_REPORT) if self._telling is not None else b""
+        if not records:
+            self._telling = None
+        self._report(FoundRecords(records))
+
+    # ---------------------------------------------------------------- completions
+
+    def _complete(self) -> None:
+        assert self._engine is not None
+        os.eventfd_read(self._engine.eventfd)
+        while True:
+            seen = 0
+            for done in completions(self._engine, COMPLETIONS_PER_TURN):
+                seen += 1
+                job = self._jobs[done.job]
+                job.left -= 1
+                job.io_ns = max(job.io_ns, done.io_ns)
+                if done.fault is not None:
+                    job.faults.append(ItemFault(done.item, done.fault))
+                    self._tell_error(done.fault, done.errno)
+                if not job.left:
+                    del self._jobs[done.job]
+                    self._report(Moved(done.job, job.faults, job.io_ns))
+                    if job.hit is not None and not job.faults:
+                        device, namespace = job.hit
+                        if device.hits is not None:
+                            device.hits.add(namespace)
+            if seen < COMPLETIONS_PER_TURN:
+                return
+
+    def _patience_ms(self) -> int | None:
+        """How long nothing is due but what comes."""
+        waits_ms = [wait_ms for wait_ms in (self._keep_hits(),) if wait_ms is not None]
+        now_s = time.monotonic()
+        for device in self._devices:
+            if device.notes_problem:
+                waits_ms.append(max(0, int((device.notes_again_s - now_s) * 1000) + 1))
+        return min(waits_ms, default=None)
+
+    def _keep_hits(self) -> int | None:
+        """Those that are due. Returns after how many milliseconds others are. A device that cannot keep them serves on,
+        and they are not counted any more."""
+        waits_s = []
+        for device in self._devices:
+            if device.hits is None:
+                continue
+            try:
+                waits_s.append(device.hits.save_when_due())
+            except OSError as problem:
+                device.hits = None
+                logs.event(logging.WARNING, "hits not kept", ("directory", device.directory), ("why", problem.strerror))
+        due_s = [wait_s for wait_s in waits_s if wait_s is not None]
+        return int(min(due_s) * 1000) + 1 if due_s else None
+
+    def _tell_error(self, fault: Fault, errno: int) -> None:
+        """The first, and then each time that ten times as many were seen: a failing disk must not fill the log."""
+        self._errors += 1
+        if str(self._errors).rstrip("0") == "1":
+            why = os.strerror(errno) if errno else FAULTS[fault]
+            logs.event(logging.WARNING, "disk errors", ("so_far", self._errors), ("last", why))
+
+    def _report(self, report: Report) -> None:
+        send(self._brain, encode(report))
+
+
+def _file_bytes(directory: str) -> int:
+    """Of a store, both files; 0 where there is none as a whole."""
+    try:
+        return sum(os.stat(os.path.join(directory, name)).st_size for name in disk_retire.STORE_FILES)
+    except OSError:
+        return 0
+
+
+def _check_notes(directory: str) -> None:
+    """Raises Unusable."""
+    try:
+        disk_notes.try_to_overwrite(directory)
+    except OSError as problem:
+        why = "nothing of it is served, as it may lack the note of a clear"
+        raise Unusable(f"its notes cannot be written: {problem.strerror}; {why}") from problem
+
+
+def _warnings(directory: str) -> list[tuple[str, str]]:
+    with opened(directory) as descriptor:
+        file_system = mount_of(descriptor).file_system
+    return [(WARNING_FACT, takes_memory(file_system))] if file_system in MEMORY_FILE_SYSTEMS else []
+
+
+def _tell_size(directory: str, before_bytes: int, store: DiskStore) -> None:
+    """What was behind the end of a device that has become smaller is gone. A file that is shorter than the other one
+    was cut by somebody, or by a file system that was repaired: no change of disk_bytes does that."""
+    facts = ("directory", directory), ("from_bytes", before_bytes), ("bytes", store.file_bytes)
+    if store.segments_cut:
+        logs.event(logging.WARNING, "disk was cut", *facts, ("segments_lost", store.segments_cut))
+    elif before_bytes not in (0, store.file_bytes):
+        level = logging.WARNING if store.file_bytes < before_bytes else logging.INFO
+        logs.event(level, "disk resized", *facts)
+
+
+def main() -> Never:
+    """`python -m kvserver.movers.disk_mover INHERITANCE`: started by the supervisor."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    inherited = msgspec.json.decode(sys.argv[1], type=Inheritance)
+    die_with_parent(inherited.parent)
+    config = inherited.config
+    logs.start(level=config.log_level, form=config.log_format, process="disk mover")
+    gc.freeze()
+    try:
+        DiskMover(socket.socket(fileno=inherited.control), inherited).run()
+    except (BrokenPipeError, ConnectionResetError):
+        logs.event(logging.INFO, "mover ends", ("why", "the brain is gone"))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

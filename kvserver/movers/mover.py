@@ -1,0 +1,267 @@
+"""The mover process of the host or of one GPU: copies between registered pools and the arena, on orders of the brain.
+
+It holds the mappings, never an index. It ends with the brain (end of its socket), with the supervisor, and with the
+driver's first failure on the data path: what a broken GPU context has done to its copies, nobody can say.
+"""
+
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from abc import ABC, abstractmethod
+from typing import Never
+
+import msgspec
+
+from kvserver import logs
+from kvserver.errors import DeviceError
+from kvserver.ipc.fd_sockets import Receiver, close_all, send
+from kvserver.ipc.inheritance import Inheritance, die_with_parent
+from kvserver.transfer.device import open_device
+from kvserver.transfer.native import Completion, CopyEngine, DeviceEngine
+from kvserver.transfer.self_test import self_test
+from kvserver.wire.messages import BOARD_WORDS, GroupSpec
+from kvserver.wire.orders import (
+    ORDER_BYTES_MAX,
+    ArenaReady,
+    Cancel,
+    Copy,
+    Done,
+    DropBoard,
+    MapBoard,
+    MapCache,
+    MapFailed,
+    Mapped,
+    Order,
+    Ready,
+    Report,
+    UnmapCache,
+    Unmapped,
+    decode_order,
+    encode,
+)
+
+COMPLETIONS_PER_TURN = 64
+NO_DEVICE = 3
+"""Exit status of a mover whose device cannot be used, or can no longer be."""
+
+
+class Mover(ABC):
+    """Turns orders into calls of an engine, and completions into reports. Its engine is the subclasses' business."""
+
+    linger_s = 0.0
+    """Looks on for so long after an order or a completion before it sleeps."""
+
+    def __init__(self, brain: socket.socket, engine: CopyEngine | DeviceEngine, facts: list[tuple[str, str]]) -> None:
+        self._brain = brain
+        self._engine = engine
+        self._facts = facts
+        self._receiver = Receiver(ORDER_BYTES_MAX)
+
+    def run(self) -> None:
+        """Until the brain's end of the socket closes."""
+        self._report(Ready(os.getpid(), self._engine.backend, self._facts))
+        poll = select.poll()
+        poll.register(self._brain, select.POLLIN)
+        poll.register(self._engine.eventfd, select.POLLIN)
+        busy_until_s = 0.0
+        while True:
+            readable = poll.poll(0)
+            if not readable:
+                if time.monotonic() < busy_until_s:
+                    continue
+                readable = poll.poll()
+            busy_until_s = time.monotonic() + self.linger_s
+            for descriptor, _ in readable:
+                if descriptor == self._engine.eventfd:
+                    self._complete()
+                elif not self._take_order():
+                    return
+
+    def _take_order(self) -> bool:
+        frame, descriptors, cut = self._receiver.receive(self._brain)
+        assert not cut, "the brain sends no order that is longer than ORDER_BYTES_MAX"
+        if not frame:
+            return False
+        try:
+            self._carry_out(decode_order(frame), descriptors)
+        finally:
+            close_all(descriptors)
+        return True
+
+    def _carry_out(self, order: Order, descriptors: list[int]) -> None:
+        match order:
+            case Copy():
+                self._copy(order)
+            case Cancel(job):
+                self._engine.cancel(job)
+            case MapBoard(session):
+                self._engine.map_board(session, descriptors[0], BOARD_WORDS)
+            case DropBoard(session):
+                self._engine.drop_board(session)
+            case MapCache():
+                self._map(order, descriptors)
+            case UnmapCache(cache):
+                self._unmap_cache(cache)
+            case ArenaReady(slabs):
+                self._arena_ready(slabs)
+
+    def _map(self, order: MapCache, descriptors: list[int]) -> None:
+        try:
+            self._map_cache(order, descriptors)
+        except ValueError as refusal:
+            code, _, message = str(refusal).partition(": ")
+            self._report(MapFailed(order.cache, code, message))
+        except OSError as problem:
+            self._report(MapFailed(order.cache, "descriptor", f"cannot be mapped: {problem}"))
+
+    @abstractmethod
+    def _copy(self, order: Copy) -> None: ...
+
+    @abstractmethod
+    def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
+        """Raises ValueError("code: message") or OSError for a cache that is refused at once."""
+
+    @abstractmethod
+    def _unmap_cache(self, cache: int) -> None:
+        """Of a cache that was refused the brain may not have heard yet when its client died."""
+
+    @abstractmethod
+    def _arena_ready(self, slabs: int) -> None: ...
+
+    def _complete(self) -> None:
+        os.eventfd_read(self._engine.eventfd)
+        while True:
+            completions = self._engine.completions(COMPLETIONS_PER_TURN)
+            for completion in completions:
+                self._report(_as_report(completion))
+            if len(completions) < COMPLETIONS_PER_TURN:
+                return
+
+    def _report(self, report: Report) -> None:
+        send(self._brain, encode(report))
+
+
+class HostMover(Mover):
+    """Its engine maps while it is called."""
+
+    _engine: CopyEngine
+
+    def __init__(self, brain: socket.socket, engine: CopyEngine) -> None:
+        super().__init__(brain, engine, [])
+        self._mapped: set[int] = set()
+
+    def _copy(self, order: Copy) -> None:
+        self._engine.submit(order.job, order.kind, order.cache, order.word, order.generation, _copies(order))
+
+    def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
+        sizes = [buffer.bytes for buffer in order.buffers]
+        self._engine.map_cache(order.cache, order.session, descriptors, sizes, _groups(order))
+        self._mapped.add(order.cache)
+        self._report(Mapped(order.cache))
+
+    def _unmap_cache(self, cache: int) -> None:
+        if cache in self._mapped:
+            self._mapped.remove(cache)
+            self._engine.unmap_cache(cache)
+
+    def _arena_ready(self, slabs: int) -> None:
+        raise AssertionError(f"the host reaches all of the arena, slabs={slabs} came")
+
+
+class DeviceMover(Mover):
+    """Its engine maps in the background; the end comes as a completion."""
+
+    linger_s = 0.001
+    """As its engine's own threads: 32 MiB take 0.6 ms, and waking up takes 0.1 to 0.2 ms on a machine that idles."""
+    _engine: DeviceEngine
+
+    def __init__(self, brain: socket.socket, engine: DeviceEngine) -> None:
+        super().__init__(brain, engine, engine.facts)
+
+    def _copy(self, order: Copy) -> None:
+        copies = _copies(order)
+        self._engine.submit(order.job, order.kind, order.cache, order.word, order.generation, copies, order.mode)
+
+    def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
+        buffers = [(buffer.handle, buffer.bytes) for buffer in order.buffers]
+        staging = [(brought.handle, brought.segment_bytes, descriptors[0]) for brought in order.staging]
+        self._engine.map_cache(
+            order.cache, order.session, buffers, staging[0] if staging else None, order.ipc_mode, _groups(order)
+        )
+
+    def _unmap_cache(self, cache: int) -> None:
+        self._engine.unmap_cache(cache)
+
+    def _arena_ready(self, slabs: int) -> None:
+        self._engine.arena_ready(slabs)
+
+
+def _copies(order: Copy) -> list[tuple[int, int, bytes, bytes]]:
+    return [(group.group, group.first_block, group.block_ids, group.slots) for group in order.groups]
+
+
+def _groups(order: MapCache) -> list[tuple[int, int, list[tuple[int, int, int, int, int, int]]]]:
+    return [(order.chunk_tokens // group.block_tokens, group.blocks, _runs(group)) for group in order.groups]
+
+
+def _runs(group: GroupSpec) -> list[tuple[int, int, int, int, int, int]]:
+    return [
+        (run.buffer, run.offset, run.regions, run.region_stride, run.block_stride, run.page_bytes)
+        for run in group.regions
+    ]
+
+
+def _as_report(completion: Completion) -> Report:
+    """Raises DeviceError when the device is broken."""
+    number, status, count, copy_ns, code, message, mode = completion
+    match status:
+        case "mapped":
+            return Mapped(number)
+        case "refused":
+            return MapFailed(number, code, message)
+        case "unmapped":
+            return Unmapped(number)
+        case "broken":
+            raise DeviceError(code, message)
+        case _:
+            return Done(number, status, count, copy_ns, code, message, mode)
+
+
+def _open(inherited: Inheritance, brain: socket.socket) -> Mover:
+    """A mover whose engine has passed its self-test. Raises DeviceError."""
+    config = inherited.config
+    if inherited.device == "host":
+        self_test()
+        return HostMover(brain, CopyEngine(inherited.arena, config.arena_bytes, config.copy_threads))
+    assert inherited.device != "disk"
+    engine = open_device(inherited.device, inherited.device_id, inherited.arena, config)
+    if note := dict(engine.facts)["kernels-note"]:
+        logs.event(logging.WARNING, "kernels built in", ("why", " ".join(note.split())))
+    return DeviceMover(brain, engine)
+
+
+def main() -> Never:
+    """`python -m kvserver.movers.mover INHERITANCE`: started by the supervisor."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    inherited = msgspec.json.decode(sys.argv[1], type=Inheritance)
+    die_with_parent(inherited.parent)
+    config = inherited.config
+    logs.start(level=config.log_level, form=config.log_format, process=f"mover {inherited.mover}")
+    gc.freeze()
+    try:
+        _open(inherited, socket.socket(fileno=inherited.control)).run()
+    except (BrokenPipeError, ConnectionResetError):
+        logs.event(logging.INFO, "mover ends", ("why", "the brain is gone"))
+    except DeviceError as problem:
+        logs.event(logging.ERROR, "mover ends", ("why", problem.message), ("code", problem.code))
+        os._exit(NO_DEVICE)  # a broken driver may not even let go of what it has
+    os._exit(0)  # running copies need not end: whoever asked for them is told that this process is gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The invariants of the whole service. The simulator calls this after every event."""
+
+from collections import Counter
+
+from kvserver.index.arc import entry_mark
+from kvserver.index.eviction import evictable
+from kvserver.index.space import ABSENT, GONE, READY, WAITING, Node, Space
+from kvserver.service.check.arc import check_arc
+from kvserver.service.check.disk import check_disk
+from kvserver.service.holdings.place_owners import SEALED, UNASSIGNED, DiskJob, Orphan, Pending
+from kvserver.service.state.core import Core
+
+
+def check(core: Core) -> None:
+    """Raises AssertionError at the first thing that does not hold."""
+    _check_tree(core)
+    _check_slots(core)
+    _check_accounts(core)
+    _check_marks(core)
+    _check_pins(core)
+    _check_holds(core)
+    _check_tables(core)
+    _check_timers(core)
+    if core.disk is not None:
+        check_disk(core, core.disk)
+    if core.chunks.arc is not None:
+        check_arc(core.chunks, core.chunks.arc)
+
+
+def _spaces(core: Core) -> list[Space]:
+    return [*core.chunks.spaces.values(), *core.chunks.retired]
+
+
+def _check_tree(core: Core) -> None:
+    """Parents and children agree; ready nodes are closed under prefixes and hold what a prefix needs."""
+    total = 0
+    for space in _spaces(core):
+        reached = space.subtree(space.root)[1:]
+        total += len(reached)
+        assert len(reached) == len(space.nodes) + len(space.doomed), "every node hangs in the tree"
+        assert not space.doomed or space in core.chunks.emptying, "what was cleared goes"
+        assert space.dram_bytes == sum(space.group_bytes(node.in_dram) for node in reached), "what it holds is counted"
+        assert space.disk_bytes == sum(space.group_bytes(node.on_disk) for node in reached)
+        for node in reached:
+            assert (space.doomed if node.key in space.doomed else space.nodes)[node.key] is node
+            assert node.parent is not None
+            assert node.depth == node.parent.depth + 1
+            assert node.state in (WAITING, READY)
+            if node.state == READY:
+                assert node.parent.state == READY, "a chunk is never servable before its parent"
+                assert node.present & space.needed == space.needed, "a servable chunk has every group that it needs"
+            elif node.present & space.needed == space.needed:
+                assert node.parent.state == WAITING, "what is whole under a ready parent is ready"
+            for group in range(len(space.geometry.groups)):
+                present = bool(node.in_dram >> group & 1)
+                slots = [node.slots[part] if node.slots else ABSENT for part in space.group_parts(group)]
+                assert all((slot != ABSENT) == present for slot in slots), "a group is present with all its shards"
+            known = node.queued & entry_mark(node) or space in core.chunks.emptying
+            assert known or not evictable(node), "the eviction order knows all that may go"
+    assert total == core.chunks.chunks
+    assert core.chunks.chunks <= core.bounds.chunks_max
+
+
+def _check_slots(core: Core) -> None:
+    """Every slot that is taken belongs to exactly one chunk or job; a slot under a copy is never free."""
+    chunks = core.chunks
+    chunks.pool.check()
+    held: Counter[int] = Counter()
+    for space in _spaces(core):
+        for node in space.all_nodes():
+            held.update(slot for slot in node.slots if slot != ABSENT)
+    for pending in chunks.pendings.values():
+        assert pending.slots.keys() == pending.parts.keys()
+        held.update(pending.slots.values())
+    for slots in chunks.orphans.values():
+        held.update(slots)
+    reads = [job for job in core.disk.chunks.jobs.values() if job.kind == "read"] if core.disk is not None else []
+    for read in reads:
+        held.update(read.slots)
+    taken = {offset: owner for offset, _, owner in chunks.pool.taken()}
+    assert held == Counter(dict.fromkeys(taken, 1)), "each taken slot is held once"
+    for offset, owner in taken.items():
+        match owner:
+            case Node():
+                assert owner.state != GONE
+                assert offset in owner.slots
+            case Pending():
+                assert chunks.pendings[owner.node] is owner
+                assert offset in owner.slots.values()
+            case Orphan():
+                assert offset in chunks.orphans[owner.job]
+            case DiskJob():
+                assert owner in reads
+    assert chunks.pool.bytes_used <= core.bounds.arena_bytes
+
+
+def _check_accounts(core: Core) -> None:
+    """Each slot that is taken is charged to one account, which is that of its namespace."""
+    accounts = core.chunks.accounts
+    if accounts is None:
+        return
+    held: Counter[str] = Counter()
+    reserved: Counter[str] = Counter()
+    for _, slot_bytes, owner in core.chunks.pool.taken():
+        (held if isinstance(owner, Node) else reserved)[accounts.of_owner(owner).name] += slot_bytes
+    for account in accounts.all():
+        assert account.held_bytes == held[account.name], "an account holds its slots of complete chunks"
+        assert account.reserved_bytes == reserved[account.name], "an account has reserved its other slots"
+    for space in _spaces(core):
+        for node in space.all_nodes():
+            assert accounts.of(node.tenant) is accounts.of_space(space), "a namespace has one account"
+
+
+def _check_marks(core: Core) -> None:
+    """The ledger leads from the root to whatever is sealed: each chunk on the way holds something or is marked."""
+    chunks = core.chunks
+    chunks.marks.check()
+    for space in _spaces(core):
+        assert space.slot_sizes == {part.slot_bytes for part in space.parts if part.pages is not None}
+        for node in space.all_nodes():
+            pending = chunks.pendings.get(node)
+            if node.present or node in chunks.marks or (pending and SEALED in pending.parts.values()):
+                parent = node.parent
+                assert parent is not None
+                found = space.needed or not parent.depth or parent.present or parent in chunks.marks
+                assert found, "a restart would not find what is sealed behind this chunk"
+                assert node not in chunks.marks or not space.needed, "a full group makes marks needless"
+    assert all(node.state != GONE for node in chunks.marks.places)
+
+
+def _check_pins(core: Core) -> None:
+    """Pins are exactly those of leases, running retrieves, holds, incomplete chunks, and those below which was cut."""
+    pins: Counter[Node] = Counter()
+    pins.update(lease.tail for lease in core.leases.values())
+    pins.update(hold.tail for hold in core.wishes.holds.values())
+    pins.update(job.tail for job in core.jobs.values() if job.tail is not None)
+    pins.update(core.chunks.pendings.keys())
+    for rest, (space, above) in core.chunks.cut_from.items():
+        assert rest in core.chunks.retired
+        assert (space.doomed if above.key in space.doomed else space.nodes)[above.key] is above
+        pins[above] += 1
+    if core.disk is not None:
+        pins.update(job.node for job in core.disk.chunks.jobs.values())
+    counted = {node: node.pins for space in _spaces(core) for node in space.all_nodes() if node.pins}
+    assert counted == dict(pins), "pins = leases + holds + retrieves + incomplete chunks + disk jobs + cuts"
+    assert core.chunks.pins == pins.total(), "no pin that was set is forgotten"
+    for lease in core.leases.values():
+        assert lease.tail.state == READY
+        assert core.chunks.spaces.get(lease.space.digest) is lease.space, "no lease on a cleared namespace"
+        assert len(lease.ranks_used) < lease.engine.ranks
+
+
+def _check_holds(core: Core) -> None:
+    """What operators hold is there, counted once, and within its bounds."""
+    wishes, bounds = core.wishes, core.bounds
+    held: Counter[Node] = Counter()
+    for number, hold in wishes.holds.items():
+        assert hold.number == number
+        assert core.chunks.spaces.get(hold.space.digest) is hold.space, "no hold on a cleared namespace"
+        assert hold.tail.state == READY
+        assert hold.chain == hold.space.chain(hold.tail)
+        assert core.timers.deadlines()["hold", number] == hold.expires_ns
+        held.update(hold.chain)
+    assert {node: count for node, (count, _) in wishes.held.items()} == dict(held)
+    assert wishes.held_bytes == sum(node_bytes for _, node_bytes in wishes.held.values())
+    assert wishes.held_bytes <= bounds.arena_bytes * bounds.held_percent_max // 100
+    assert len(wishes.holds) <= bounds.holds_max
+
+
+def _check_tables(core: Core) -> None:
+    """Cross-references of sessions, caches, movers and jobs; whatever waits for a job has one."""
+    for node, pending in core.chunks.pendings.items():
+        assert pending.node is node
+        assert node.state != GONE
+        assert pending.parts
+        for state in pending.parts.values():
+            assert state in (UNASSIGNED, SEALED) or core.jobs[state].kind == "store"
+    assert all(job in core.jobs for job in core.chunks.orphans), "an orphan waits for a job that still runs"
+    for number, job in core.jobs.items():
+        assert job.number == number
+        assert core.movers[job.cache.mover.number] is job.cache.mover, "a job lives as long as its mover"
+        assert number in job.cache.mover.jobs
+        assert number in job.cache.jobs
+        assert core.caches[job.cache.number] is job.cache
+        assert job.session.ended or number in job.session.jobs
+    for mover in core.movers.values():
+        assert mover.jobs == {number for number, job in core.jobs.items() if job.cache.mover is mover}
+        assert all(core.caches[number] is cache for number, cache in mover.caches.items())
+    for number, cache in core.caches.items():
+        assert cache.mover.caches[number] is cache
+        assert cache.state == "unmapping" or cache.session.caches[cache.name] is cache
+    for peer, session in core.peers.items():
+        assert peer in session.peers
+        assert core.sessions[session.number] is session
+    assert len(core.tokens) == len(core.sessions)
+    assert sum(engine.sessions for engine in core.engines.values()) == len(core.sessions)
+    assert all(lease in core.leases for engine in core.engines.values() for lease in engine.leases)
+    if not core.sessions:
+        assert not core.leases, "no lease outlives its engine"
+    for space in core.chunks.spaces.values():
+        assert space.caches == sum(cache.digest == space.digest for cache in core.caches.values())
+
+
+def _check_timers(core: Core) -> None:
+    """Whatever has a deadline has one timer and nothing else has; what waits for a mover to be reaped may have none."""
+    core.timers.check()
+    waiting = {
+        **{("job", job.number): job.cache.mover for job in core.jobs.values()},
+        **{("mover-start", mover.number): mover for mover in core.movers.values() if mover.state == "starting"},
+        **{("map", cache.number): cache.mover for cache in core.caches.values() if cache.state == "mapping"},
+        **{("unmap", cache.number): cache.mover for cache in core.caches.values() if cache.state == "unmapping"},
+    }
+    if core.disk is not None and core.disk.mover is not None:
+        waiting.update({("disk", number): core.disk.mover for number in core.disk.chunks.jobs})
+        erasing = [drain.device for drain in core.disk.drains.values() if drain.erasing and drain.state == "draining"]
+        waiting.update({("erase", device): core.disk.mover for device in erasing})
+        if core.disk.mover.state != "starting":
+            waiting.update({("recover", core.disk.mover.number): core.disk.mover} if not core.disk.recovered else {})
+    sure = {timer for timer, mover in waiting.items() if mover.state != "killed"}
+    sure.update(("lease", number) for number in core.leases)
+    sure.update(("hold", number) for number in core.wishes.holds)
+    if core.disk is not None:
+        sure.update(("clear", clearing.number) for waits in core.disk.clearing.values() for clearing in waits)
+    sure.update(("attach", session.number) for session in core.sessions.values() if not session.attached_peer)
+    deadlines = core.timers.deadlines()
+    assert sure <= deadlines.keys(), "nothing waits without a bound"
+    assert deadlines.keys() <= sure | waiting.keys(), "nothing that is over has a timer"
+    for lease in core.leases.values():
+        assert deadlines["lease", lease.number] == lease.expires_ns
+    deadlines_ns = [pending.deadline_ns for pending in core.chunks.pendings.values()]
+    assert deadlines_ns == sorted(deadlines_ns), "the first reservation is the first to be overdue"

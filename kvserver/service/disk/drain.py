@@ -1,0 +1,258 @@
+"""Emptying a device, so that it can be taken away.
+
+Its chunks move, one after the other, to the device that their key chooses among those that are left: out of DRAM where
+they are there as well, else by way of it. A chunk stays found all the while; its old extents go when its new ones hold
+it. Moves are writes like others: within the queue and the daily bytes of their device, and what was used longer ago
+goes for them. What finds no place there stays in DRAM alone, where that has room, or is given up, which is counted.
+
+The mover keeps in the directory that the device is being emptied, so neither a restart of the brain nor one of the
+server takes it back into use. When nothing is left its file goes.
+
+The walk is segment by segment, over and over until the device holds nothing: no list of all chunks is made, and what is
+pinned or being read now is met again.
+"""
+
+from kvserver.errors import DeviceError, RequestError
+from kvserver.index.space import READY, Node, Space
+from kvserver.service.disk import reads, writes
+from kvserver.service.holdings.disk_eviction import device_of
+from kvserver.service.holdings.place_owners import DiskJob
+from kvserver.service.requests import movers
+from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier, Drain
+from kvserver.wire.orders import DeviceIs, DrainDevice, EraseDevice
+
+MOVING_MAX = 8
+"""Chunks on their way at a time: enough for a device, few beside what engines read."""
+MOVING_SHARE = 16
+"""And at most this part of the arena, unless it is one."""
+LOOKS_MAX = 64
+"""Chunks that are looked at in one event, while others wait."""
+PAUSE_MS = 100
+"""After a walk that freed nothing, or when something has to be waited for."""
+
+
+def begin(core: Core, device: int) -> None:
+    """The device takes no more writes, and everything on it is moved away. Raises RequestError when there is none, and
+    DeviceError for one that is not open, or was not when the others were read: nothing could be moved, and it would be
+    erased all the same."""
+    tier = core.disk
+    if tier is None or not 0 <= device < len(tier.problems):
+        devices = f"devices are 0 to {core.bounds.disk_devices - 1}" if tier is not None else "there is no disk tier"
+        raise RequestError("disk-device", f"there is no device {device} to drain: {devices}")
+    known = tier.drains.get(device)
+    if not tier.is_at_hand(device) and (known is None or known.state == "draining"):
+        why = tier.problems[device] or "it was opened when the others had been read; start the server anew"
+        raise DeviceError(
+            "disk-not-open",
+            f"device {device} is not open, so nothing on it can be moved, and nothing there is touched: {why}",
+        )
+    if known is None:
+        _add(tier, Drain(device))
+        core.log("disk drain begins", *core.named(device), ("bytes", tier.chunks.extents.pools[device].bytes_used))
+        _tell(core, tier, DrainDevice(device))
+
+
+def ready(core: Core, tier: DiskTier) -> None:
+    """Another mover: it has read what its directories say, and may not have been told."""
+    for drain in tier.drains.values():
+        if drain.state == "draining":
+            _tell(core, tier, DrainDevice(drain.device))
+
+
+def gone(core: Core, tier: DiskTier) -> None:
+    """The mover has been reaped; the next one is told again."""
+    for drain in tier.drains.values():
+        drain.erasing = False
+        core.timers.cancel("erase", drain.device)
+
+
+def erase_overdue(core: Core, tier: DiskTier, device: int) -> None:
+    assert tier.mover is not None
+    movers.kill(core, tier.mover, f"did not erase device {device}")
+
+
+def said(core: Core, tier: DiskTier, report: DeviceIs) -> None:
+    """What the directory of a device says of it."""
+    tier.opened[report.device] = report.bytes > 0
+    if not report.drain:
+        return
+    drain = tier.drains.get(report.device) or _add(tier, Drain(report.device))
+    if report.drain == "drained" and drain.state == "draining":
+        drain.state = "drained"
+        core.timers.cancel("erase", drain.device)
+        core.log("disk drained", *core.named(report.device))
+    elif not tier.opened[report.device]:  # it was told to erase what it could not open, and has not
+        drain.erasing = False
+        core.timers.cancel("erase", drain.device)
+
+
+def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """Now and then, and when a read or write has ended: not in the event that answers a store, whose chunks may be what
+    room is made of next."""
+    if not tier.readable or not tier.recovered:
+        return
+    for drain in tier.drains.values():
+        if drain.state == "draining" and now_ns >= drain.wait_until_ns:
+            _go_on(core, tier, drain, now_ns)
+
+
+# ---------------------------------------------------------------- the walk
+
+
+def _go_on(core: Core, tier: DiskTier, drain: Drain, now_ns: int) -> None:
+    if not tier.is_at_hand(drain.device):
+        drain.waits = "store"
+        return
+    drain.waits = ""
+    for node, space in list(drain.moving.items()):
+        _step(core, tier, drain, (space, node), now_ns)
+    for _ in range(LOOKS_MAX):
+        if drain.waits or not _has_hands_free(core, drain) or not _next_segment(core, tier, drain, now_ns):
+            break
+        if drain.queue:
+            _take_up(core, tier, drain, drain.queue.pop(), now_ns)
+    if drain.waits:
+        drain.wait_until_ns = now_ns + PAUSE_MS * MILLISECOND_NS
+
+
+def _take_up(core: Core, tier: DiskTier, drain: Drain, node: Node, now_ns: int) -> None:
+    space = tier.chunks.room.space_of(node)
+    if space is not None and node not in drain.moving and _is_here(core, drain, space, node):
+        drain.moving[node] = space
+        _step(core, tier, drain, (space, node), now_ns)
+
+
+def _has_hands_free(core: Core, drain: Drain) -> bool:
+    moving_bytes = sum(space.group_bytes(node.on_disk) for node, space in drain.moving.items())
+    most_bytes = core.bounds.arena_bytes // MOVING_SHARE
+    return not drain.moving or (len(drain.moving) < MOVING_MAX and moving_bytes < most_bytes)
+
+
+def _next_segment(core: Core, tier: DiskTier, drain: Drain, now_ns: int) -> bool:
+    """Fills the queue from the next segment. False when the walk has ended, or the device is empty."""
+    if drain.queue:
+        return True
+    pool = tier.chunks.extents.pools[drain.device]
+    if not pool.bytes_used:
+        _erase(core, tier, drain, now_ns)
+        return False
+    if drain.used_before < 0:
+        drain.used_before = pool.bytes_used
+    if drain.segment == pool.slabs_total:
+        if drain.moving:
+            return False
+        drain.stuck = pool.bytes_used >= drain.used_before
+        drain.segment, drain.used_before = 0, pool.bytes_used
+        drain.wait_until_ns = now_ns + PAUSE_MS * MILLISECOND_NS
+        return False
+    owners = dict.fromkeys(pool.slab_owners(drain.segment))
+    drain.queue = [owner for owner in owners if isinstance(owner, Node)]
+    drain.segment += 1
+    return True
+
+
+def _erase(core: Core, tier: DiskTier, drain: Drain, now_ns: int) -> None:
+    if not drain.erasing:
+        drain.erasing = True
+        _tell(core, tier, EraseDevice(drain.device))
+        core.timers.set(now_ns + core.bounds.job_ttl_ms * MILLISECOND_NS, "erase", drain.device)
+
+
+def _is_on_disk(core: Core, space: Space, node: Node) -> bool:
+    return node.state == READY and core.chunks.spaces.get(space.digest) is space and node.on_disk != 0
+
+
+def _is_here(core: Core, drain: Drain, space: Space, node: Node) -> bool:
+    """It still has something on the device."""
+    return _is_on_disk(core, space, node) and device_of(node) == drain.device
+
+
+# ---------------------------------------------------------------- one chunk
+
+
+def _step(core: Core, tier: DiskTier, drain: Drain, chunk: tuple[Space, Node], now_ns: int) -> None:
+    """Brings a chunk one step further: reads it, writes it, or lets it be."""
+    space, node = chunk
+    assert node.disk is not None
+    if not _is_here(core, drain, space, node):
+        del drain.moving[node]
+        core.counters.disk_drained["moved"] += _is_on_disk(core, space, node)
+        return
+    if node in tier.chunks.busy:
+        return
+    away = node.on_disk & ~node.in_dram
+    wait = _move(core, tier, chunk, away, now_ns)
+    if wait in ("device", "room"):
+        wait = _bring_home(core, tier, chunk, away, now_ns)
+    match wait:
+        case "":
+            pass
+        case "room" | "arena":
+            del drain.moving[node]
+            drain.waits = "arena" if wait == "arena" else ""
+            _give_up(core, tier, drain, chunk, patient=wait == "arena" or node.disk.children > 0)
+        case _:
+            drain.waits = wait
+
+
+def _move(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int, now_ns: int) -> str:
+    """To another device. Returns why not (placement.REFUSALS, "queue", "arena"); empty when a job was ordered."""
+    space, node = chunk
+    device = tier.chunks.extents.device_for(node.key)
+    if device is None:
+        return "device"
+    used = node.used if node.children is None else now_ns  # more hangs on it than itself
+    if not away:
+        generation = core.chunks.generation = core.chunks.generation + 1
+        job = DiskJob(core.number("disk"), "write", space, node, device, node.on_disk, generation, now_ns)
+        return writes.order(core, tier, job, used=used, now_ns=now_ns)
+    refusal = tier.placements[device].refusal(space.group_bytes(node.on_disk), now_ns)
+    if refusal:
+        return refusal
+    room = tier.chunks.room
+    sizes = _extent_sizes(space, node.on_disk)
+    if not all(room.has(room.wanted(device, extent_bytes, used, node.tenant)) for extent_bytes in sizes):
+        return "room"
+    return "" if reads.order(core, tier, space, node, groups=away, now_ns=now_ns) else "arena"
+
+
+def _bring_home(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int, now_ns: int) -> str:
+    """To DRAM, where that has room that nobody uses, or where something in DRAM hangs on the chunk. Returns "room" when
+    there is nothing to bring, or no place."""
+    space, node = chunk
+    if not away:
+        return "room"
+    free = all(core.chunks.pool.has_room(slot_bytes) for slot_bytes in _extent_sizes(space, away))
+    if not free and not any(child.in_dram for child in node.child_nodes()):
+        return "room"
+    return "" if reads.order(core, tier, space, node, groups=away, now_ns=now_ns) else "arena"
+
+
+def _give_up(core: Core, tier: DiskTier, drain: Drain, chunk: tuple[Space, Node], *, patient: bool) -> None:
+    """It has no other place. patient: that may change, when what is below it moves or what fills the arena is used up;
+    so only after a walk that freed nothing, and one chunk for each such walk."""
+    if patient and not drain.stuck:
+        return
+    drain.stuck = False
+    for lost in tier.chunks.give_up(*chunk):
+        core.counters.disk_drained["given-up" if lost else "kept"] += 1
+
+
+def _extent_sizes(space: Space, groups: int) -> set[int]:
+    """Bytes of the extents, and of the slots, of these groups (bits)."""
+    numbers = range(len(space.geometry.groups))
+    return {
+        space.parts[part].slot_bytes for group in numbers if groups >> group & 1 for part in space.group_parts(group)
+    }
+
+
+def _add(tier: DiskTier, drain: Drain) -> Drain:
+    tier.drains[drain.device] = drain
+    tier.set_problem(drain.device, tier.problems[drain.device])
+    return drain
+
+
+def _tell(core: Core, tier: DiskTier, order: DrainDevice | EraseDevice) -> None:
+    if tier.readable:
+        assert tier.mover is not None
+        core.instruct(tier.mover, order)

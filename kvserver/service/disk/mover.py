@@ -1,0 +1,192 @@
+"""The disk tier as a whole: its mover's life, what it reports, and what is done next. Without a disk nothing here is.
+
+The mover of the disks is one process for all devices. It is started with the brain, and again when it is gone; while it
+is away, lookups answer what DRAM can serve, and nothing waits for it. What is on disk stays in the index meanwhile.
+"""
+
+import logging
+
+from kvserver.service.disk import drain, reads, recovery, segments, writes
+from kvserver.service.holdings.place_owners import DiskJob
+from kvserver.service.requests import movers
+from kvserver.service.state import clear_notes
+from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier, Mover
+from kvserver.tiers.placement import STALLED_NS
+from kvserver.wire.orders import DeviceIs, FoundNote, FoundRecords, Listed, Moved, Noted, Recover
+
+OVER_MAXIMUM_AT_ONCE = 256
+"""Chunks that a tenant gives up at a tick when its maximum is less than what was found of it."""
+
+DiskReport = Moved | Noted | DeviceIs | FoundNote | Listed | FoundRecords
+
+
+def turn(core: Core, now_ns: int) -> None:
+    """After every event: what may be read and written now is ordered."""
+    tier = core.disk
+    if tier is None or not tier.readable:
+        return
+    if tier.reads:
+        reads.start(core, tier, now_ns)
+    if tier.listed:
+        clear_notes.reserve_generations(core, tier)
+    if tier.recovered:
+        writes.turn(core, tier, now_ns)
+
+
+def tick(core: Core, now_ns: int) -> None:
+    tier = core.disk
+    if tier is None:
+        return
+    if tier.starved:
+        reads.try_again(core, tier, now_ns)
+    if tier.mover is None and now_ns >= tier.start_at_ns:
+        tier.mover = movers.ensure(core, "disk", "", now_ns)
+    if tier.recovered:
+        tier.chunks.room.keep_maxima(OVER_MAXIMUM_AT_ONCE)
+    if tier.readable and tier.recovered:
+        clear_notes.forget_oldest(core, tier)
+        _heed_silence(core, tier, now_ns)
+    segments.tick(core, tier, now_ns)
+    drain.turn(core, tier, now_ns)
+    for device in range(core.bounds.disk_devices):
+        _tell_of_stall(core, tier, device, now_ns)
+
+
+def _tell_of_stall(core: Core, tier: DiskTier, device: int, now_ns: int) -> None:
+    """One line when a device takes nothing although writes wait for it, and one when that is over."""
+    stalled_ns, why = tier.stalled(device, now_ns)
+    if stalled_ns >= STALLED_NS and device not in tier.told_stalled:
+        tier.told_stalled.add(device)
+        core.log("disk takes nothing", *core.named(device), ("why", why), level=logging.WARNING)
+    elif stalled_ns < STALLED_NS and device in tier.told_stalled:
+        tier.told_stalled.discard(device)
+        core.log("disk takes writes again", *core.named(device))
+
+
+def _heed_silence(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """A mover that hangs while nothing is read, and no write may begin before a note is durable, has no other
+    deadline."""
+    if not tier.notes_sent:
+        tier.silent_from_ns = 0
+    elif not tier.silent_from_ns:
+        tier.silent_from_ns = now_ns
+    elif now_ns - tier.silent_from_ns >= core.bounds.disk_job_ms * MILLISECOND_NS:
+        assert tier.mover is not None
+        movers.kill(core, tier.mover, "did not note what it was told")
+
+
+def ready(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """The mover has opened its devices. What another one was told and has not said to be durable is sent again."""
+    assert tier.mover is not None
+    for device in range(len(tier.problems)):
+        tier.set_problem(device, "")
+    tier.failures = [0] * len(tier.failures)
+    drain.ready(core, tier)
+    for digest in sorted(tier.unnoted):
+        clear_notes.write(core, tier, digest)
+    if not tier.recovered:
+        tier.found = None
+        core.instruct(tier.mover, Recover())
+        _await_found(core, tier.mover, now_ns)
+
+
+def gone(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """The mover has been reaped: no I/O of it can still touch the arena."""
+    assert tier.mover is not None
+    core.timers.cancel("recover", tier.mover.number)
+    drain.gone(core, tier)
+    segments.gone(core, tier)
+    tier.mover = None
+    tier.notes_sent = tier.silent_from_ns = 0
+    tier.start_at_ns = now_ns + core.bounds.disk_restart_ms * MILLISECOND_NS
+    if not tier.recovered:
+        tier.found = None
+    for job in list(tier.chunks.jobs.values()):
+        core.timers.cancel("disk", job.number)
+        core.counters.disk_faults["lost"] += len(job.parts)
+        if job.kind == "write":
+            writes.ended(core, tier, job, kept=False, now_ns=now_ns)
+        else:
+            reads.ended(core, tier, job, set(job.parts), now_ns, lost=False)
+    stop_waiting(core, tier, now_ns)
+
+
+def stop_waiting(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """The mover reads nothing any more: whoever waits is told."""
+    reads.fail_all(core, tier, tier.waiters, reads.mover_lost(), now_ns)
+
+
+def overdue(core: Core, tier: DiskTier, number: int, now_ns: int) -> None:
+    """A read or write takes too long. Its slot stays taken until the mover is reaped, however long that is."""
+    assert tier.mover is not None
+    movers.kill(core, tier.mover, f"did not end disk job {number}")
+    stop_waiting(core, tier, now_ns)
+
+
+def recover_overdue(core: Core, tier: DiskTier) -> None:
+    assert tier.mover is not None
+    movers.kill(core, tier.mover, "did not tell what is on disk")
+
+
+def reported(core: Core, tier: DiskTier, report: DiskReport, now_ns: int) -> None:
+    match report:
+        case Moved():
+            job = tier.chunks.jobs.get(report.job)
+            if job is not None:
+                _moved(core, tier, job, report, now_ns)
+                segments.turn(core, tier, now_ns)
+                drain.turn(core, tier, now_ns)
+        case Noted():
+            clear_notes.heed(core, tier, report)
+        case DeviceIs():
+            if report.device < len(tier.problems):
+                _device_is(core, tier, report)
+        case FoundNote() | Listed() | FoundRecords():
+            if not tier.recovered:
+                _found(core, tier, report, now_ns)
+
+
+def _found(core: Core, tier: DiskTier, report: FoundNote | Listed | FoundRecords, now_ns: int) -> None:
+    assert tier.mover is not None
+    recovery.found(core, tier, tier.mover, report)
+    if tier.recovered:
+        core.timers.cancel("recover", tier.mover.number)
+    else:
+        _await_found(core, tier.mover, now_ns)
+    if isinstance(report, Listed):
+        for digest in sorted(tier.void_later):
+            clear_notes.make_void(core, tier, digest)
+        tier.void_later.clear()
+
+
+def _await_found(core: Core, mover: Mover, now_ns: int) -> None:
+    core.timers.set(now_ns + core.bounds.mover_start_ms * MILLISECOND_NS, "recover", mover.number)
+
+
+def _moved(core: Core, tier: DiskTier, job: DiskJob, moved: Moved, now_ns: int) -> None:
+    core.timers.cancel("disk", job.number)
+    for fault in moved.faults:
+        core.counters.disk_faults[fault.fault] += 1
+    tier.placements[job.device].faults += bool(moved.faults)
+    writes.judge(core, tier, job.device, moved)
+    if job.kind == "write":
+        writes.ended(core, tier, job, kept=not moved.faults, now_ns=now_ns)
+    else:
+        wrong = {job.parts[fault.item] for fault in moved.faults}
+        reads.ended(core, tier, job, wrong, now_ns, lost=True)
+
+
+def _device_is(core: Core, tier: DiskTier, report: DeviceIs) -> None:
+    """A device that is well again is told what it may have missed."""
+    drain.said(core, tier, report)
+    is_mended = tier.problems[report.device] != "" and not report.problem
+    tier.set_problem(report.device, report.problem)
+    for digest in sorted(tier.unnoted) if is_mended else ():
+        clear_notes.write(core, tier, digest)
+    core.log(
+        "disk device",
+        *core.named(report.device),
+        ("bytes", report.bytes),
+        ("problem", report.problem or "none"),
+        level=logging.WARNING if report.problem else logging.INFO,
+    )

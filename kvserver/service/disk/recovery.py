@@ -1,0 +1,227 @@
+"""What earlier brains left on disk, taken into the index while it serves.
+
+The mover names what it found, then tells the chunks as they are asked for, parents first. Each is looked at once, when
+it is told. Trusted is what is whole: each needed group has all its shards, of one generation, with the sizes that its
+namespace fixes; the namespace was not cleared since; the parent is there. Everything else is as if it were not there,
+and its place is free. So nothing is remembered between two reports, whatever the devices hold.
+"""
+
+import logging
+from collections.abc import Iterator
+from itertools import groupby
+from operator import attrgetter, itemgetter
+
+from kvserver.index.space import ABSENT, READY, Node, Space
+from kvserver.index.tags import Tags
+from kvserver.service.base.effects import PutNamespace
+from kvserver.service.holdings.namespace_documents import document_of, space_from
+from kvserver.service.state.core import Core, DiskTier, Found, Mover
+from kvserver.tiers.extents import extent_at
+from kvserver.tiers.prefix_notes import prefix_from
+from kvserver.tiers.records import (
+    DISK_RECORD,
+    NO_PARENT,
+    DiskRecord,
+    Packed,
+    decode_document,
+    disk_record,
+    encode_document,
+)
+from kvserver.tiers.slots import SLOT_ALIGN
+from kvserver.wire.orders import FoundNote, FoundRecords, Listed, TellRecords
+
+ASKED_AHEAD = 2
+"""Reports that are under way: the mover makes one while another is taken in. The shell hears others after each."""
+
+Chunk = tuple[bytes, bytes, int, tuple[int, ...], int, int]
+"""key, parent's key, groups (bits), extent of each part, generation, tenant."""
+_namespace_of = itemgetter(1)
+_tenant_of = itemgetter(7)
+
+
+def found(core: Core, tier: DiskTier, mover: Mover, report: FoundNote | Listed | FoundRecords) -> None:
+    """The mover tells what is there."""
+    found = tier.found = tier.found or Found()
+    match report:
+        case FoundNote(namespace, document, void, newest):
+            tier.noted[namespace] = max(void, tier.noted.get(namespace, 0))
+            prefix = prefix_from(document)
+            if prefix is not None:
+                tier.cleared[namespace] = prefix
+            elif document:
+                found.documents[namespace] = document
+            found.newest[namespace] = newest
+            core.chunks.generation = max(core.chunks.generation, void + 1, newest + 1)
+        case Listed(records, damaged):
+            core.counters.disk_damaged += damaged
+            found.listed, found.records = True, records
+            tier.told = tier.opened.copy()
+            _add_spaces(core, tier, found)
+            core.log("disk read", ("records", records), ("damaged", damaged))
+            for _ in range(ASKED_AHEAD):
+                core.instruct(mover, TellRecords())
+        case FoundRecords(records) if records:
+            _take_in(core, tier, found, records)
+            core.instruct(mover, TellRecords())
+        case FoundRecords():
+            tier.recovered, tier.found = True, None
+            if found.not_taken:
+                why = "what they hang on is on no device here, or is not whole"
+                core.log("disk chunks not reached", ("chunks", found.not_taken), ("why", why), level=logging.WARNING)
+            core.log("disk recovered", ("chunks", tier.chunks.held), ("records", found.records))
+            for account in tier.chunks.accounts.all() if tier.chunks.accounts is not None else ():
+                if over_bytes := account.lacks(0):
+                    core.log("tenant above its maximum on disk", ("tenant", account.name), ("over_bytes", over_bytes))
+
+
+def _add_spaces(core: Core, tier: DiskTier, found: Found) -> None:
+    """The namespaces that have records which are not void, those written last first: what was cleared must not take
+    the place of what can be served."""
+    alive = [digest for digest, newest in found.newest.items() if newest > tier.noted[digest]]
+    spaces = core.chunks.spaces
+    free = sorted(set(range(core.bounds.namespaces_max)) - {space.number for space in spaces.values()})
+    for digest in sorted(alive, key=lambda digest: found.newest[digest], reverse=True):
+        raw = found.documents.get(digest, b"")
+        document = decode_document(raw) if raw else None
+        if document is None or document.digest != digest:
+            continue
+        if digest in spaces:
+            _hold_against(core, tier, spaces[digest], space_from(spaces[digest].number, document))
+        elif free:
+            number = free.pop(0)
+            space = space_from(number, document)
+            space.root.used = found.newest[digest]
+            core.chunks.add_space(space)
+            core.effects.append(PutNamespace(number, raw))
+
+
+def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None:
+    """Somebody registered the namespace before the disk was read. Ranks that have not come yet are as the disk tells;
+    where the two contradict each other, what is on disk is void, however well its sizes fit."""
+    both = list(zip(space.parts, told.parts, strict=False))
+    agree = all(None in (part.pages, other.pages) or part.pages == other.pages for part, other in both)
+    if space.geometry != told.geometry or not agree:
+        tier.void_later.add(space.digest)
+        why = f"on disk it has {told.geometry} or pages that are not those of {space.geometry}, which was registered"
+        core.log("disk chunks not reached", ("namespace", space.digest[:6].hex()), ("why", why), level=logging.WARNING)
+        return
+    missing = [index for index, (part, other) in enumerate(both) if part.pages is None and other.pages is not None]
+    for index in missing:
+        other = told.parts[index]
+        assert other.pages is not None
+        space.fix_part(index, other.pages, other.payload_bytes, other.slot_bytes)
+    if missing:
+        core.effects.append(PutNamespace(space.number, encode_document(document_of(space))))
+
+
+def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
+    for digest, told in groupby(DISK_RECORD.iter_unpack(packed), key=_namespace_of):
+        space = core.chunks.spaces.get(digest)
+        if space is None and (digest in tier.unnoted or found.newest.get(digest, 0) > tier.noted.get(digest, 0)):
+            tags = tier.left_out.setdefault(digest, Tags())
+            for tag in set(map(_tenant_of, told)):
+                tags.add(tag)
+        if space is None or not space.needed:
+            continue
+        whole = _whole_records if len(space.parts) == 1 else _whole_chunks
+        adopted: list[Node] = []
+        cleared = {prefix.key: tier.noted[note] for note, prefix in tier.cleared.items() if prefix.namespace == digest}
+        for chunk in whole(space, tier.noted.get(digest, 0), told):
+            space.tags.add(chunk[5])
+            if cleared and _is_void(space, cleared, found.floors, chunk):
+                continue
+            known = space.nodes.get(chunk[0])
+            if known is None:
+                node = _adopt_new(core, tier, space, chunk)
+            else:
+                node = _adopt_known(core, tier, space, chunk, known)
+            if node is not None:
+                adopted.append(node)
+            elif known is None or not known.on_disk:
+                found.not_taken += 1
+        core.counters.disk_recovered += len(adopted)
+        for node in adopted:
+            if node.children is None:  # the others may go only after these
+                tier.chunks.room.offer(space, node)
+
+
+def _is_void(space: Space, cleared: dict[bytes, int], floors: dict[Node, int], chunk: Chunk) -> bool:
+    """It was written before its prefix was cleared. cleared: key -> generation up to which all from there on is void.
+    floors: the same for chunks that were looked at, with what hangs above them."""
+    key, above, _, _, generation, _ = chunk
+    node = space.nodes.get(above) if above != NO_PARENT else None
+    path: list[Node] = []
+    while node is not None and node.depth and node not in floors:
+        path.append(node)
+        node = node.parent
+    floor = floors.get(node, 0) if node is not None else 0
+    for at in reversed(path):
+        floor = floors[at] = max(floor, cleared.get(at.key, 0))
+    return generation <= max(floor, cleared.get(key, 0))
+
+
+def _adopt_new(core: Core, tier: DiskTier, space: Space, chunk: Chunk) -> Node | None:
+    key, above, groups, extents, generation, tenant = chunk
+    parent = space.root if above == NO_PARENT else space.nodes.get(above)
+    if parent is None or parent.state != READY or core.chunks.chunks >= core.chunks.chunks_max:
+        return None
+    accounts = core.chunks.accounts
+    if accounts is not None and not accounts.takes_back(space, tenant):
+        return None
+    node = Node(key, parent, generation, tenant)
+    return node if tier.chunks.adopt_new(space, node, groups, extents, generation) else None
+
+
+def _adopt_known(core: Core, tier: DiskTier, space: Space, chunk: Chunk, node: Node) -> Node | None:
+    """It is in DRAM, from the ledger or since this brain began; or the mover tells it again, or an older one of it."""
+    _, above, groups, extents, generation, _ = chunk
+    assert node.parent is not None
+    free = node.state == READY and not node.on_disk and node not in core.chunks.pendings
+    if not free or node.parent.key != (b"" if above == NO_PARENT else above):
+        return None
+    return node if tier.chunks.adopt(space, node, groups, extents, generation) else None
+
+
+def _whole_records(space: Space, void: int, told: Iterator[Packed]) -> Iterator[Chunk]:
+    """Where a chunk is one record: most namespaces, and a million times."""
+    (part,) = space.parts
+    shape = 0, 0, part.payload_bytes, part.slot_bytes // SLOT_ALIGN
+    for _, _, key, above, group, shard, payload_bytes, tenant, units, generation, offset, device, _ in told:
+        if generation > void and (group, shard, payload_bytes, units) == shape:
+            yield key, above, 1, (extent_at(device, offset),), generation, tenant
+
+
+def _whole_chunks(space: Space, void: int, told: Iterator[Packed]) -> Iterator[Chunk]:
+    """Of each chunk the generations that have what a prefix needs: first what has most groups, of that the newest. A
+    write that moved it and did not end may have left a newer generation that is less."""
+    for _, records in groupby(map(disk_record, told), key=attrgetter("key")):
+        by_generation: dict[int, dict[tuple[int, int], DiskRecord]] = {}
+        for record in records:
+            if record.generation > void:
+                by_generation.setdefault(record.generation, {})[record.group, record.shard] = record
+        chunks: list[Chunk] = []
+        for generation, shards in by_generation.items():
+            groups, extents = _whole_groups(space, shards)
+            if groups & space.needed == space.needed:
+                record = next(iter(shards.values()))
+                chunks.append((record.key, record.parent, groups, extents, generation, record.tenant))
+        yield from sorted(chunks, key=lambda chunk: (chunk[2].bit_count(), chunk[4]), reverse=True)
+
+
+def _whole_groups(space: Space, shards: dict[tuple[int, int], DiskRecord]) -> tuple[int, tuple[int, ...]]:
+    """(groups, extents): what has all its shards, with the sizes that the namespace fixes."""
+    groups, extents = 0, [ABSENT] * len(space.parts)
+    for group in range(len(space.geometry.groups)):
+        parts = space.group_parts(group)
+        wanted = [shards.get((group, space.parts[part].shard)) for part in parts]
+        whole = [record for record in wanted if record is not None and _fits(space, record)]
+        if len(whole) == len(parts):
+            groups |= 1 << group
+            for part, record in zip(parts, whole, strict=True):
+                extents[part] = extent_at(record.device, record.offset)
+    return groups, tuple(extents)
+
+
+def _fits(space: Space, record: DiskRecord) -> bool:
+    part = space.parts[space.part_of[record.group] + record.shard]
+    return part.slot_bytes == record.extent_bytes and part.payload_bytes == record.payload_bytes

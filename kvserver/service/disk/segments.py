@@ -1,0 +1,151 @@
+"""Emptying a segment of a device, so that it can serve extents of another size.
+
+When a model with records of another size begins, its device is full of segments of the old size. Leaves go as ever,
+least recently used first, but they lie all over the device, and no segment becomes empty by that. So once as many
+extents of one size are free as a segment holds (disk_eviction.py), the emptiest segment is closed. Its records move to
+these places by way of DRAM, as when a device is drained. Nothing is lost by a move. Writes that need the segment wait
+for it, others go on; and it is theirs when it is empty, for a while.
+
+What DRAM has no room for goes instead, with what hangs on it, after PATIENCE_MS without progress. What may not go
+either keeps its segment, and another one is tried.
+"""
+
+from kvserver.index.space import READY, Node, Space
+from kvserver.service.disk import reads, writes
+from kvserver.service.disk.drain import MOVING_MAX, MOVING_SHARE
+from kvserver.service.holdings.disk_eviction import Emptying
+from kvserver.service.holdings.place_owners import DiskJob
+from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier
+from kvserver.tiers.extents import place_of
+
+LOOKS_MAX = 64
+"""Chunks that are looked at in one event, while others wait."""
+PATIENCE_MS = 2_000
+"""Without progress, while nothing is under way for it."""
+SPARE_MS = 500
+"""Without progress, before what is in DRAM alone goes for what moves. Meanwhile all of that is written that may be."""
+KEPT_MS = 5_000
+"""An emptied segment is kept so long for the size that wanted it."""
+
+
+def tick(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """At each tick: begins before the writes that will need it."""
+    if tier.readable and tier.recovered:
+        room = tier.chunks.room
+        for space, leaf in list(tier.chunks.dirty_spaces()):
+            if not tier.chunks.writable(space):
+                continue
+            for device, takes_writes in enumerate(tier.chunks.extents.takes_writes):
+                for slot_bytes in sorted(space.slot_sizes) if takes_writes else ():
+                    room.prepare(room.wanted(device, slot_bytes, leaf.used, leaf.tenant))
+    turn(core, tier, now_ns)
+
+
+def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """When a read or write has ended, or time has passed."""
+    if tier.readable and tier.recovered:
+        for device, going in list(tier.chunks.room.emptying.items()):
+            _go_on(core, tier, device, going, now_ns)
+
+
+def gone(core: Core, tier: DiskTier) -> None:
+    """The mover has been reaped. Whoever needs a segment begins anew."""
+    for device in list(tier.chunks.room.emptying):
+        _stop(core, tier, device, in_vain=False)
+
+
+def _stop(core: Core, tier: DiskTier, device: int, *, in_vain: bool) -> None:
+    tier.chunks.room.stop_emptying(device, in_vain=in_vain)
+    writes.take_up(core, tier, device)
+
+
+def _go_on(core: Core, tier: DiskTier, device: int, going: Emptying, now_ns: int) -> None:
+    pool = tier.chunks.extents.pools[device]
+    if not tier.chunks.extents.takes_writes[device] or not pool.is_closed(going.segment):
+        _stop(core, tier, device, in_vain=False)
+        return
+    owners = pool.slab_owners(going.segment)
+    if len(owners) != going.records or not going.since_ns:
+        going.records, going.since_ns = len(owners), now_ns
+        if not owners:
+            writes.take_up(core, tier, device)
+    if not owners:
+        if now_ns - going.since_ns >= KEPT_MS * MILLISECOND_NS:
+            _stop(core, tier, device, in_vain=False)
+        return
+    if not going.queue:
+        going.queue = [owner for owner in dict.fromkeys(owners) if isinstance(owner, Node)]
+    for node, space in list(going.moving.items()):
+        _step(core, tier, going, (space, node), now_ns)
+    for _ in range(LOOKS_MAX):
+        if not going.queue or not _has_hands_free(core, tier, going):
+            break
+        node = going.queue.pop()
+        owner = tier.chunks.room.space_of(node)
+        if owner is not None and node not in going.moving:
+            going.moving[node] = owner
+            _step(core, tier, going, (owner, node), now_ns)
+    under_way = any(node in tier.chunks.busy for node in going.moving)
+    if not under_way and now_ns - going.since_ns >= PATIENCE_MS * MILLISECOND_NS:
+        for node in list(going.moving):
+            _drop(tier, going, node)
+        if len(pool.slab_owners(going.segment)) == going.records:
+            _stop(core, tier, device, in_vain=True)
+
+
+def _drop(tier: DiskTier, going: Emptying, node: Node) -> None:
+    going.moving.pop(node, None)
+    room = tier.chunks.room
+    room.drop_with_all_below(node, room.wanted(going.device, 0, going.used, going.tenant))
+
+
+def _has_hands_free(core: Core, tier: DiskTier, going: Emptying) -> bool:
+    """A device may always move one chunk. More only while all devices together leave DRAM to others."""
+    if not 0 < len(going.moving) < MOVING_MAX:
+        return not going.moving
+    moving = (chunk for each in tier.chunks.room.emptying.values() for chunk in each.moving.items())
+    moving_bytes = sum(space.group_bytes(node.on_disk) for node, space in moving)
+    return moving_bytes < core.bounds.arena_bytes // MOVING_SHARE
+
+
+def _is_there(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node]) -> bool:
+    """The chunk still has a record in the segment."""
+    space, node = chunk
+    if node.state != READY or core.chunks.spaces.get(space.digest) is not space or node.disk is None:
+        return False
+    segment_bytes = tier.chunks.extents.segment_bytes
+    places = (place_of(extent) for extent in node.disk.extents if extent >= 0)
+    return any(place.device == going.device and place.offset // segment_bytes == going.segment for place in places)
+
+
+def _step(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node], now_ns: int) -> None:
+    """Brings a chunk one step further: reads it, or writes it to another place. When it has none, it goes, with all
+    that hangs on it."""
+    space, node = chunk
+    if node in tier.chunks.busy:
+        return
+    if not _is_there(core, tier, going, chunk):
+        del going.moving[node]
+        if node in going.fetched:
+            going.fetched.discard(node)
+            if node.state == READY:
+                core.chunks.room.let_go(space, node)  # the next one takes its slots
+        return
+    away = node.on_disk & ~node.in_dram
+    if away:
+        spares_dirty = now_ns - going.since_ns < SPARE_MS * MILLISECOND_NS
+        if reads.order(core, tier, space, node, groups=away, now_ns=now_ns, spares_dirty=spares_dirty):
+            going.fetched.add(node)
+        elif spares_dirty:  # DRAM has no room for it now
+            tier.hurry_until_ns = now_ns + SPARE_MS * MILLISECOND_NS
+        return
+    generation = core.chunks.generation = core.chunks.generation + 1
+    job = DiskJob(core.number("disk"), "write", space, node, going.device, node.on_disk, generation, now_ns)
+    used = node.used if node.children is None else now_ns  # more hangs on it than itself
+    wait = writes.order(core, tier, job, used=used, now_ns=now_ns, moves=True)
+    if wait == "room":
+        _drop(tier, going, node)
+    elif wait:
+        going.since_ns = now_ns  # the device has had enough for now, which is not for ever
+    else:
+        core.counters.disk_rewritten_bytes += job.bytes

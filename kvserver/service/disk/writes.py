@@ -1,0 +1,219 @@
+"""Chunks from DRAM to disk: which, in which order, and when not.
+
+Writes run ahead of evictions. The coldest share of DRAM is kept free or clean (on disk as well), so that what a store
+needs can be taken at once; the coldest leaf that would be lost is written next, and before it whatever of its chain is
+not on disk, head first. A store never waits for a write: what is not written in time is dropped, as it would be without
+a disk.
+"""
+
+import logging
+
+from kvserver.index.eviction import NO_ROOM, PARKED, REFUSED
+from kvserver.index.space import READY, Node, Space
+from kvserver.service.holdings.disk_chunks import records_of
+from kvserver.service.holdings.namespace_documents import document_of
+from kvserver.service.holdings.place_owners import DiskJob
+from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier
+from kvserver.tiers.records import encode_document
+from kvserver.wire.orders import Demote, Moved, Note
+
+WRITING_SHARE = 8
+"""At most this part of the arena is under writes, since it cannot be evicted meanwhile."""
+LOOK_AGAIN_MS = 1
+"""After nothing was due: what lookups and ends of copies change of that in a millisecond is not worth looks at each."""
+REFUSALS_A_LOOK = 64
+"""Leaves that are refused in one event; thousands may be due at once, and others wait."""
+PARKED_A_LOOK = 64
+"""Chains that are put aside in one event since their device empties a segment; others are written meanwhile."""
+PAUSE_MS = 100
+"""After a refusal, before something else is chosen. Not where tenants have quotas and one has no room: others may."""
+FAILURES_MAX = 8
+"""Jobs in a row that a device fails before it takes no more writes."""
+
+
+def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """Chooses what is written next, and orders it, as far as devices take it."""
+    for _ in range(PARKED_A_LOOK):
+        choose(core, tier, now_ns)
+        if not _start(core, tier, now_ns):
+            return
+
+
+def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
+    """Queues the chain of the coldest leaf that would be lost, when it is among those that go next."""
+    if tier.writes or now_ns < tier.wait_until_ns:
+        return
+    for _ in range(REFUSALS_A_LOOK):
+        found = tier.chunks.coldest_dirty()
+        if found is None:
+            return
+        space, leaf = found
+        if not _is_due(core, leaf, now_ns):
+            tier.wait_until_ns = now_ns + LOOK_AGAIN_MS * MILLISECOND_NS
+            return
+        untouched = core.bounds.disk_second_touch and leaf.key not in tier.touched
+        if not tier.chunks.writable(space) or untouched:
+            leaf.queued |= REFUSED
+            tier.touched.add(leaf.key)
+            continue
+        chain: list[Node] = []
+        node: Node | None = leaf
+        while node is not None and node.depth:
+            node.used = max(node.used, leaf.used)  # it was asked for with the leaf; else two chains drop each other's
+            if node.in_dram & ~node.on_disk:
+                chain.append(node)
+            node = node.parent
+        tier.writes = dict.fromkeys(reversed(chain), (space, leaf.used))
+        return
+
+
+def _is_due(core: Core, leaf: Node, now_ns: int) -> bool:
+    """Whether the coldest leaf that would be lost is among the coldest share of DRAM, by the time since its last use:
+    what is free counts as colder than all. The bytes that are clean say nothing, since what was read from disk is clean
+    and the warmest of all."""
+    if core.bounds.disk_write_through or core.wishes.drain or (core.disk and now_ns < core.disk.hurry_until_ns):
+        return True
+    pool = core.chunks.pool
+    ready_bytes = pool.slabs_ready * pool.slab_bytes
+    free_bytes = ready_bytes - pool.bytes_used
+    ahead_percent = core.bounds.disk_clean_percent - free_bytes * 100 // ready_bytes if ready_bytes else 0
+    if ahead_percent <= 0:
+        return False
+    oldest_ns = core.chunks.room.coldest_used(leaf.used)
+    return leaf.used <= oldest_ns + (now_ns - oldest_ns) * ahead_percent // 100
+
+
+def _start(core: Core, tier: DiskTier, now_ns: int) -> bool:
+    """Orders what is queued, as far as devices take it. True when the chain was put aside, and another may go."""
+    most_bytes = core.bounds.arena_bytes // WRITING_SHARE
+    while tier.writes:
+        writing = [job.bytes for job in tier.chunks.jobs.values() if job.kind == "write"]
+        if len(writing) >= core.bounds.disk_jobs_max or sum(writing) >= most_bytes:
+            return False
+        node, (space, used) = next(iter(tier.writes.items()))
+        if node in tier.chunks.busy and _is_wanted(core, space, node):
+            return False  # it is being read
+        if _is_wanted(core, space, node) and _parent_claims(node):
+            device = _device_for(tier, node)
+            blocked = _order(core, tier, space, node, device=device, used=used, now_ns=now_ns)
+            if device is not None:
+                tier.placements[device].heard(blocked, now_ns)
+            if blocked == "queue":
+                return False
+            if blocked == "segment":
+                assert device is not None
+                _park(tier, device)
+                return True
+            tier.chunks.blocked = blocked
+            if blocked == "device" and any(tier.chunks.extents.takes_writes):  # its own: others may
+                node.queued |= NO_ROOM
+            elif blocked:
+                if blocked == "room":  # what went for it is written again, and would go again, for ever
+                    next(reversed(tier.writes)).queued |= NO_ROOM
+                tier.writes = {}
+                is_tenants_own = blocked == "room" and tier.chunks.accounts is not None
+                tier.wait_until_ns = now_ns + (LOOK_AGAIN_MS if is_tenants_own else PAUSE_MS) * MILLISECOND_NS
+                return False
+        del tier.writes[node]
+    return False
+
+
+def _park(tier: DiskTier, device: int) -> None:
+    """The chain that is queued waits until the device has emptied a segment."""
+    leaf = next(reversed(tier.writes))
+    tier.parked.setdefault(device, {})[leaf] = tier.writes[leaf][0]
+    leaf.queued |= PARKED
+    tier.writes = {}
+
+
+def take_up(core: Core, tier: DiskTier, device: int) -> None:
+    """What waited for a segment of this device waits no longer."""
+    for leaf, space in tier.parked.pop(device, {}).items():
+        leaf.queued &= ~PARKED
+        if leaf.state == READY and core.chunks.spaces.get(space.digest) is space:
+            tier.chunks.offer(space, leaf)
+
+
+def _is_wanted(core: Core, space: Space, node: Node) -> bool:
+    lives = node.state == READY and core.chunks.spaces.get(space.digest) is space
+    return lives and node.in_dram & ~node.on_disk != 0
+
+
+def _parent_claims(node: Node) -> bool:
+    """What it hangs on is on disk, or on its way; otherwise nobody would find it after a restart."""
+    parent = node.parent
+    assert parent is not None
+    return parent.depth == 0 or (parent.disk is not None and parent.disk.claims)
+
+
+def _device_for(tier: DiskTier, node: Node) -> int | None:
+    """Where a chunk is written, with what it has on disk already; None: no device takes writes."""
+    return tier.chunks.device_of(node) if node.on_disk else tier.chunks.extents.device_for(node.key)
+
+
+def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, device: int | None, used: int, now_ns: int) -> str:
+    """Orders the write of one chunk. Returns why not (see order(), or "device"); empty when it was ordered."""
+    if device is None or not tier.chunks.extents.takes_writes[device]:
+        return "device"
+    generation = core.chunks.generation = core.chunks.generation + 1
+    if node.on_disk:
+        assert node.disk is not None
+        generation = node.disk.generation
+    groups = node.in_dram & ~node.on_disk
+    job = DiskJob(core.number("disk"), "write", space, node, device, groups, generation, now_ns)
+    return order(core, tier, job, used=used, now_ns=now_ns)
+
+
+def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int, moves: bool = False) -> str:
+    """Orders a write for which what was used before `used` may go; moves: for which nothing goes. Returns why not
+    (placement.REFUSALS; "queue"; "segment": one of its device is being emptied), empty when it was ordered."""
+    assert tier.mover is not None
+    if job.generation > tier.generation_max:
+        return "queue"
+    count = job.space.group_bytes(job.groups)
+    refusal = tier.placements[job.device].refusal(count, now_ns)
+    if refusal:
+        return refusal
+    if not tier.chunks.begin_write(job, used, moves=moves):
+        return "segment" if job.device in tier.chunks.room.emptying and not moves else "room"
+    assert job.bytes == count
+    tier.placements[job.device].ordered(count, now_ns)
+    note(core, tier, job)
+    core.instruct(tier.mover, Demote(job.number, records_of(job)))
+    core.timers.set(now_ns + core.bounds.disk_job_ms * MILLISECOND_NS, "disk", job.number)
+    return ""
+
+
+def note(core: Core, tier: DiskTier, job: DiskJob) -> None:
+    """The devices are told what the namespace is, before its first record. If they knew nothing of it, all that an
+    earlier one of its name may have left somewhere is void: its note was forgotten."""
+    space = job.space
+    if space.digest not in tier.described:
+        assert tier.mover is not None
+        tier.described.add(space.digest)
+        tier.unnoted.add(space.digest)
+        void = tier.noted.setdefault(space.digest, job.generation - 1)
+        tier.notes_sent += 1
+        core.instruct(tier.mover, Note(space.digest, encode_document(document_of(space)), void))
+
+
+def ended(core: Core, tier: DiskTier, job: DiskJob, *, kept: bool, now_ns: int) -> None:
+    """kept: every record is on the device."""
+    tier.placements[job.device].ended(job.bytes, now_ns)
+    core.counters.job_seconds["demote"].observe((now_ns - job.began_ns) / 1e9)
+    tier.chunks.end_write(job, kept=kept)
+    if kept:
+        core.counters.disk_writes += 1
+        core.counters.disk_written_bytes += job.bytes
+        tier.placements[job.device].written_bytes += job.bytes
+
+
+def judge(core: Core, tier: DiskTier, device: int, moved: Moved) -> None:
+    """A device that fails again and again takes no more writes, until its mover starts anew."""
+    if not any(fault.fault in ("io", "short") for fault in moved.faults):
+        tier.failures[device] = 0
+        return
+    tier.failures[device] += 1
+    if tier.failures[device] == FAILURES_MAX and tier.chunks.extents.takes_writes[device]:
+        tier.set_problem(device, f"{FAILURES_MAX} reads or writes in a row failed")
+        core.log("disk fails", *core.named(device), ("why", tier.problems[device]), level=logging.ERROR)

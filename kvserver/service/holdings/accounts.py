@@ -1,0 +1,236 @@
+"""What each tenant holds of the arena and of the disks, how much it may hold, and what of it is safe from the others.
+
+A tenant is the tag that caches are registered with. A namespace belongs to one account, so nobody finds or reads what
+is another's; tags without a quota share one account. Each slot is charged to the account of its owner: *reserved* when
+it is taken, *held* from when its chunk is complete, refunded when it is free. Extents are charged in the same way to
+accounts of their own, which count all devices together: reserved while they are written. Three rules, for each tier:
+
+* the maximum: an account takes no more, and makes room among its own chunks when it is reached;
+* the guarantee: what an account holds is evicted for another only as far as it holds more than that; who has less than
+  its guarantee takes from those who have more, before anything of its own goes;
+* between the two whatever was used longest ago goes, whose ever it is.
+
+A chunk that leaves the index leaves both tiers, and then both guarantees must allow it.
+
+Without quotas there are no accounts, and nothing is charged.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple, TypeVar
+
+from kvserver.index.space import Node, Space
+from kvserver.service.holdings.place_owners import DiskJob, Orphan, Pending, SlotOwner
+from kvserver.tiers.slots import SlotPool
+from kvserver.wire.tenants import OTHERS, tag_of
+
+Owner = TypeVar("Owner", bound=SlotOwner)
+
+
+class Quota(NamedTuple):
+    """What the operator promises to a tenant, and how much it may take."""
+
+    tenant: str
+    guaranteed_bytes: int = 0
+    max_bytes: int = 0
+    """0: as much as there is."""
+    disk_guaranteed_bytes: int = 0
+    """Of extents, as the next: of all devices together."""
+    disk_max_bytes: int = 0
+
+
+class Account:
+    """What one tenant has in one tier, in bytes of slots or extents."""
+
+    __slots__ = (
+        "evicted_chunks",
+        "guaranteed_bytes",
+        "held_bytes",
+        "max_bytes",
+        "name",
+        "refused_slots",
+        "reserved_bytes",
+    )
+
+    def __init__(self, quota: Quota) -> None:
+        self.name = quota.tenant
+        self.guaranteed_bytes = quota.guaranteed_bytes
+        self.max_bytes = quota.max_bytes
+        self.reserved_bytes = 0
+        """Of chunks that are not complete yet, and of copies that may still run; of writes to disk."""
+        self.held_bytes = 0
+        self.evicted_chunks = 0
+        """That left the tier to make room, for itself or for others."""
+        self.refused_slots = 0
+        """Slots, or extents, that it wanted and did not get."""
+
+    @property
+    def taken_bytes(self) -> int:
+        return self.reserved_bytes + self.held_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """What others may take from it."""
+        return max(0, self.held_bytes - self.guaranteed_bytes)
+
+    def lacks(self, more_bytes: int) -> int:
+        """Bytes that have to be given up before it may take so many more."""
+        return max(0, self.taken_bytes + more_bytes - self.max_bytes) if self.max_bytes else 0
+
+
+class Accounts:
+    """All accounts of one tier. Their number is that of the quotas, plus one."""
+
+    def __init__(self, quotas: Iterable[Quota], tier: Literal["dram", "disk"] = "dram") -> None:
+        self._tier = tier
+        self.beside: Accounts | None = None
+        """Those of the other tier, where there is a disk."""
+        if tier == "disk":
+            quotas = [Quota(quota.tenant, quota.disk_guaranteed_bytes, quota.disk_max_bytes) for quota in quotas]
+        self._by_name = {quota.tenant: Account(quota) for quota in quotas}
+        self._others = self._by_name.setdefault(OTHERS, Account(Quota(OTHERS)))
+        self._by_tag = {tag_of(name): account for name, account in self._by_name.items() if name != OTHERS}
+
+    def all(self) -> Iterable[Account]:
+        return self._by_name.values()
+
+    @property
+    def guarantee(self) -> bool:
+        """Something is guaranteed to somebody."""
+        return any(account.guaranteed_bytes for account in self.all())
+
+    def of(self, tag: int) -> Account:
+        return self._by_tag.get(tag, self._others)
+
+    def of_space(self, space: Space) -> Account:
+        assert space.tenant is not None, "a namespace with chunks has a tenant"
+        return self.of(space.tenant)
+
+    def of_owner(self, owner: SlotOwner) -> Account:
+        match owner:
+            case Node() | Orphan():
+                return self.of(owner.tenant)
+            case Pending() | DiskJob():
+                return self.of(owner.node.tenant)
+
+    def groups(self, node: Node) -> int:
+        """What of a chunk is in this tier (bits)."""
+        return node.in_dram if self._tier == "dram" else node.on_disk
+
+    def held_bytes(self, space: Space) -> int:
+        """Slot bytes of what a namespace has in this tier."""
+        return space.dram_bytes if self._tier == "dram" else space.disk_bytes
+
+    def may_ever_hold(self, space: Space, chunk_bytes: int) -> bool:
+        """A chunk of so many bytes is not more than the maximum of whoever the namespace belongs to."""
+        most_bytes = self.of_space(space).max_bytes
+        return not most_bytes or chunk_bytes <= most_bytes
+
+    def spares(self, space: Space, retired: Iterable[Space]) -> bool:
+        """All that a namespace holds here may go for another tenant."""
+        account = self.of_space(space)
+        return self.held_bytes(space) <= account.spare_bytes - self.leaving(retired).get(account, 0)
+
+    def leaving(self, retired: Iterable[Space]) -> dict[Account, int]:
+        """Bytes that accounts hold for nothing: of cleared namespaces, until their turn comes and the retrieves that
+        read them are over."""
+        bytes_of: dict[Account, int] = {}
+        for space in retired:
+            if held_bytes := self.held_bytes(space):
+                account = self.of_space(space)
+                bytes_of[account] = bytes_of.get(account, 0) + held_bytes
+        return bytes_of
+
+    def admits(self, space: Space, tag: int) -> bool:
+        """Caches with this tag may use the namespace: nobody does, or the same account."""
+        unused = space.tenant is None or not (space.nodes or space.caches)
+        return unused or self.of_space(space) is self.of(tag)
+
+    def takes_back(self, space: Space, tag: int) -> bool:
+        """A chunk of an earlier brain may come back. Quotas may be others today, and a namespace has one account: that
+        of its caches, or of the first chunk that is found."""
+        if space.tenant is None:
+            space.tenant = tag
+        return self.of(tag) is self.of_space(space)
+
+
+class Claim:
+    """Whose chunks may go so that `account` gets room."""
+
+    __slots__ = ("_accounts", "_leaving", "account", "own")
+
+    def __init__(self, accounts: Accounts, account: Account, more_bytes: int, retired: Iterable[Space]) -> None:
+        self._accounts = accounts
+        self._leaving = accounts.leaving(retired)
+        if accounts.beside is not None:
+            self._leaving |= accounts.beside.leaving(retired)
+        self.account = account
+        self.own = account.taken_bytes + more_bytes > account.guaranteed_bytes
+        """Its own may go. Not while it has less than its guarantee, unless others have nothing to give."""
+
+    def allows(
+        self, space: Space, node: Node, planned: dict[Account, int] | None = None, *, index: bool = False
+    ) -> bool:
+        """This chunk may go. planned: what is to go with it, by account; it is added there. index: it goes out of the
+        index, whatever the other tier has of it."""
+        owner = self._accounts.of_space(space)
+        if owner is self.account:
+            return self.own
+        going = {owner: space.group_bytes(self._accounts.groups(node))}
+        beside = self._accounts.beside
+        if beside is not None and (other := beside.groups(node)) and (index or other & space.needed != space.needed):
+            going[beside.of_space(space)] = space.group_bytes(other)  # which does not keep the chunk alone
+        if planned is not None:
+            going = {account: count + planned.get(account, 0) for account, count in going.items()}
+        if any(count > account.spare_bytes - self._leaving.get(account, 0) for account, count in going.items()):
+            return False
+        if planned is not None:
+            planned.update(going)
+        return True
+
+    def is_own(self, space: Space) -> bool:
+        return self._accounts.of_space(space) is self.account
+
+
+class ChargedPool(SlotPool[Owner]):
+    """The arena's slots, or a device's extents, each charged to an account."""
+
+    def __init__(
+        self,
+        arena_bytes: int,
+        slab_bytes: int,
+        slots_per_slab: Callable[[int], int] | None = None,
+        *,
+        accounts: Accounts,
+    ) -> None:
+        super().__init__(arena_bytes, slab_bytes, slots_per_slab)
+        self._accounts = accounts
+
+    def allocate(self, slot_bytes: int, owner: Owner) -> int | None:
+        offset = super().allocate(slot_bytes, owner)
+        if offset is not None:
+            self._charge(owner, slot_bytes)
+        return offset
+
+    def restore(self, offset: int, slot_bytes: int, owner: Owner) -> bool:
+        taken = super().restore(offset, slot_bytes, owner)
+        if taken:
+            self._charge(owner, slot_bytes)
+        return taken
+
+    def free(self, offset: int) -> None:
+        self._charge(self.owner(offset), -self.slot_bytes(offset))
+        super().free(offset)
+
+    def hand_over(self, offset: int, owner: Owner) -> None:
+        slot_bytes = self.slot_bytes(offset)
+        self._charge(self.owner(offset), -slot_bytes)
+        super().hand_over(offset, owner)
+        self._charge(owner, slot_bytes)
+
+    def _charge(self, owner: Owner, slot_bytes: int) -> None:
+        """Negative bytes are refunded."""
+        account = self._accounts.of_owner(owner)
+        if isinstance(owner, Node):
+            account.held_bytes += slot_bytes
+        else:
+            account.reserved_bytes += slot_bytes

@@ -1,0 +1,570 @@
+"""The chunks we hold: index and slots brought together. Whatever changes which bytes are servable is in this file.
+
+Life of a chunk's part (one shard of one group):
+
+    reserve() ──> reserved ──assign()──> assigned to a job ──seal()──> sealed
+                     │                        │                          │ all shards of the group sealed:
+                     └───── discard() ────────┤                          └── present, owned by the node
+                                              └── the job keeps the slot as an orphan until its copy has ended
+
+A slot is freed only when nothing can write to it any more: never while a job's copy may run. Ledger entries are
+published after the bytes are final and withdrawn before the slot is used again; both are collected here in order and
+carried out by the shell before anything else that the same event decided (see effects.py).
+"""
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, Protocol
+
+from kvserver.index.arc import Arc
+from kvserver.index.coverage import servable_chunks
+from kvserver.index.eviction import Leftover
+from kvserver.index.space import ABSENT, GONE, READY, Node, Space, settle
+from kvserver.service.holdings.accounts import Accounts, ChargedPool
+from kvserver.service.holdings.eviction import Need, Room
+from kvserver.service.holdings.place_owners import SEALED, UNASSIGNED, Orphan, Pending, SlotOwner
+from kvserver.service.telling.counters import Counters
+from kvserver.service.telling.evicted_keys import DEPARTED_MAX, Cause
+from kvserver.tiers.marks import Marks
+from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, pack
+from kvserver.tiers.slots import SLOT_ALIGN, SlotPool
+
+
+class DiskSide(Protocol):
+    """What is asked here of disk_chunks.py, which stands above this file."""
+
+    def add_space(self, space: Space) -> None: ...
+    def drop_space(self, space: Space) -> list[Leftover]: ...
+    def offer(self, space: Space, node: Node) -> None: ...
+    def free_extents(self, space: Space, node: Node) -> None: ...
+    def why_not(self, space: Space, node: Node) -> str: ...
+    def evict_leaf(self, tenant: int) -> bool: ...
+    def drop_any(self, tenant: int) -> bool: ...
+
+
+ENTRIES_A_CHUNK = 4
+"""To drop as many entries of orders takes about as long as to forget a chunk."""
+
+
+@dataclass(slots=True)
+class Emptying:
+    """What was cleared and is being forgotten."""
+
+    reason: Cause
+    leftovers: list[Leftover]
+
+
+class Chunks:
+    """All namespaces and the arena."""
+
+    def __init__(
+        self,
+        *,
+        arena_bytes: int,
+        slab_bytes: int,
+        chunks_max: int,
+        forget_chunks: int,
+        counters: Counters,
+        accounts: Accounts | None,
+        eviction_policy: Literal["lru", "arc"],
+    ) -> None:
+        """accounts: of the tenants, where there are quotas."""
+        self.accounts = accounts
+        self.pool: SlotPool[SlotOwner] = (
+            SlotPool(arena_bytes, slab_bytes)
+            if accounts is None
+            else ChargedPool(arena_bytes, slab_bytes, accounts=accounts)
+        )
+        self.spaces: dict[bytes, Space] = {}
+        self.retired: list[Space] = []
+        """What was cleared, or cut off, and a running job still reads."""
+        self.cut_from: dict[Space, tuple[Space, Node]] = {}
+        """Of what was cut off: where it was, and the chunk above. That one is pinned as long, because who reads what
+        was cut off may read the chunks above as well."""
+        self.emptying: dict[Space, Emptying] = {}
+        """Of those what was cleared and is still being forgotten, the oldest first."""
+        self._ahead = forget_chunks
+        """Chunks of these that may still be forgotten ahead of their turn in this event."""
+        self.pendings: dict[Node, Pending] = {}
+        self.orphans: dict[int, list[int]] = {}
+        """Job -> slots that are freed when its copy has ended."""
+        self.marks: Marks[Node] = Marks(arena_bytes, chunks_max)
+        self.chunks_max = chunks_max
+        self._forget_chunks = forget_chunks
+        self.chunks = 0
+        self.pins = 0
+        """Of all nodes. Counted where a pin is set and taken away, so that one that is never taken away shows."""
+        self.generation = 0
+        self.records: list[bytes] = []
+        """Ledger entries to publish."""
+        self.withdrawn: list[int] = []
+        """Slots whose ledger entries are to be withdrawn."""
+        self.gone: list[tuple[bytes, Node, Cause]] = []
+        """Namespace, chunk and cause of what went out of the index; evicted_keys.py remembers it."""
+        self.changes: dict[Node, tuple[Space, int, int]] | None = None
+        """Where somebody is told of them (kv_events.py): what has changed in this event, and the groups (bits) that it
+        had in DRAM and on disk before."""
+        self.arc = Arc(arena_bytes, chunks_max) if eviction_policy == "arc" else None
+        """What has to be told who comes and is asked for, to decide who leaves DRAM; None: whoever was used longest
+        ago does."""
+        self.room = Room(self.pool, counters, self._leave_dram, accounts=accounts, retired=self.retired, arc=self.arc)
+        self.clean_bytes = 0
+        """Slot bytes that may go without loss: what they hold is on disk."""
+        self.disk: DiskSide | None = None
+        """What is on disk, where there is a disk."""
+        self._counters = counters
+
+    # ---------------------------------------------------------------- namespaces
+
+    def add_space(self, space: Space) -> None:
+        assert space.digest not in self.spaces
+        space.lookup_tokens = space.lookup_tokens or self._counters.lookup_tokens_of("")
+        self.spaces[space.digest] = space
+        self.room.add_space(space)
+        if self.disk is not None:
+            self.disk.add_space(space)
+
+    def clear(self, space: Space, reason: Cause) -> int:
+        """Forgets a namespace: nothing that it holds now is ever served again. Returns how many chunks go, some with
+        each empty(). Running retrieves finish; their chunks stay in a retired space until then."""
+        assert self.spaces.get(space.digest) is space
+        chunks = len(space.nodes)
+        del self.spaces[space.digest]
+        self.retired.append(space)
+        for node in [pending.node for pending in self.pendings.values() if pending.space is space]:
+            if node.state != GONE:
+                self.discard(space, node, reason)
+        self._counters.discarded[reason] += len(space.nodes)
+        leftovers = self.room.drop_space(space) + (self.disk.drop_space(space) if self.disk is not None else [])
+        self.emptying[space] = Emptying(reason, leftovers)
+        space.doom()
+        return chunks
+
+    def going(self, digests: Container[bytes]) -> list[Space]:
+        """What was cleared of these namespaces and is still being forgotten."""
+        return [space for space in self.emptying if space.digest in digests]
+
+    def empty(self) -> None:
+        """Forgets some more of what was cleared."""
+        chunks = self._forget_chunks
+        entries = ENTRIES_A_CHUNK * chunks
+        while self.emptying and chunks > 0 and entries > 0:
+            space, going = next(iter(self.emptying.items()))
+            before = len(space.doomed)
+            self._empty(space, chunks)
+            chunks -= before - len(space.doomed)
+            if not space.doomed:
+                entries -= 1 + self._let_go(going, entries)
+            if not space.doomed and not going.leftovers:
+                del self.emptying[space]
+                self._forget_if_empty(space)
+
+    def event_ended(self) -> None:
+        self._ahead = self._forget_chunks
+
+    def _empty(self, space: Space, chunks: int) -> None:
+        """The chunks that came last go first, so children before their parents. What something still needs stays, and
+        goes with its last pin."""
+        reason = self.emptying[space].reason
+        for _ in range(min(chunks, len(space.doomed))):
+            node = space.next_doomed()
+            self.gone.append((space.digest, node, reason))
+            if node.children is None and not node.pins:
+                self.remove(space, node)
+                continue
+            # What a retrieve still reads must not come back with the next brain.
+            self.withdrawn.extend(offset for offset in node.slots if offset != ABSENT)
+            if node in self.marks:
+                self.withdrawn.append(self.marks.places[node])
+
+    @staticmethod
+    def _let_go(going: Emptying, entries: int) -> int:
+        """Drops some of what was kept for a namespace that has gone; returns how much."""
+        left = entries
+        while left and going.leftovers:
+            count = min(left, len(going.leftovers[-1]))
+            going.leftovers[-1].let_go(count)
+            left -= count
+            if not len(going.leftovers[-1]):
+                going.leftovers.pop()
+        return entries - left
+
+    def _empty_for_slot(self, slot_bytes: int, tenant: int) -> None:
+        """What was cleared goes before anything that was not, also below a tenant's maximum. An event that wants one
+        slot forgets no more than any other may, and one more for each further slot."""
+        self._ahead += 1
+        while self.emptying and not self.pool.has_room(slot_bytes) and self._empty_ahead(self.emptying):
+            pass
+        if self.accounts is not None:
+            account = self.accounts.of(tenant)
+            own = [space for space in self.emptying if space.doomed and self.accounts.of_space(space) is account]
+            while own and account.lacks(slot_bytes) and self._empty_ahead(own):
+                pass
+
+    def _empty_ahead(self, spaces: Iterable[Space]) -> bool:
+        """Forgets one chunk before its turn; False when there is none, or it would be too many for this event."""
+        space = next((space for space in spaces if space.doomed), None)
+        if space is None or not self._ahead:
+            return False
+        self._ahead -= 1
+        self._empty(space, 1)
+        return True
+
+    # ---------------------------------------------------------------- lookup and pins
+
+    def servable(self, space: Space, keys: bytes) -> int:
+        return servable_chunks(space, keys)
+
+    def pin(self, node: Node) -> None:
+        """Keeps a node and with it all its ancestors."""
+        node.pins += 1
+        self.pins += 1
+        settle(node)
+
+    def unpin(self, space: Space, node: Node) -> None:
+        self._drop_pin(node)
+        if node.state == GONE:
+            return
+        self.settled(space, node)
+        if self.spaces.get(space.digest) is not space:
+            self._shrink_retired(space, node)
+            self._forget_if_empty(space)
+
+    def move_pin(self, space: Space, node: Node, child: Node) -> None:
+        """Pins a child instead of its parent, which it keeps by being there."""
+        assert child.parent is node
+        assert node.pins > 0
+        node.pins -= 1
+        child.pins += 1
+        settle(child)
+        if node.disk is not None:  # otherwise it cannot go before the child does
+            self.settled(space, node)
+
+    def offer(self, space: Space, node: Node) -> None:
+        """Tells the orders of eviction that the node may go, where it may."""
+        self.room.offer(space, node)
+        if self.disk is not None:
+            self.disk.offer(space, node)
+
+    # ---------------------------------------------------------------- store
+
+    def node_for(self, space: Space, key: bytes, parent: Node, now_ns: int, tenant: int) -> Node | None:
+        """The node of `key` under `parent`, made when it is new. None when the index is full of what cannot go."""
+        node = space.nodes.get(key)
+        if node is not None:
+            return node if node.parent is parent else None
+        self._ahead += 1
+        while self.chunks >= self.chunks_max:
+            if not self._empty_ahead(self.emptying) and not self._shrink_index(tenant):
+                return None
+        node = space.add(key, parent, now_ns, tenant)
+        self.chunks += 1
+        if self.arc is not None:
+            self.arc.comes(space, node)
+        if not space.needed:
+            for ready in space.make_ready(node):
+                self.offer(space, ready)
+        return node
+
+    def reserve(self, space: Space, node: Node, groups: Iterable[int], deadline_ns: int) -> bool:
+        """Takes slots for every shard of those groups that are neither present nor reserved; all of them or none.
+
+        The caller pins the node: making room may evict any other."""
+        assert node.pins > 0
+        known = self.pendings.get(node)
+        pending = known or Pending(space, node, deadline_ns)
+        taken: dict[int, int] = {}
+        for group in groups:
+            if node.present >> group & 1:
+                continue
+            for part in space.group_parts(group):
+                if part in pending.parts:
+                    continue
+                slot_bytes = space.parts[part].slot_bytes
+                if self.emptying:
+                    self._empty_for_slot(slot_bytes, node.tenant)
+                offset = self.room.take(slot_bytes, pending)
+                if offset is None:
+                    for mine in taken.values():
+                        self.pool.free(mine)
+                    return False
+                taken[part] = offset
+        if taken:
+            pending.parts.update(dict.fromkeys(taken, UNASSIGNED))
+            pending.slots.update(taken)
+            if known is None:
+                self.pendings[node] = pending
+                self.pin(node)
+        return True
+
+    def assign(self, node: Node, part: int, job: int) -> int:
+        """The slot of a part that `job` is to write, or ABSENT when it is sealed or another job writes it."""
+        pending = self.pendings.get(node)
+        if pending is None or pending.parts.get(part) != UNASSIGNED:
+            return ABSENT
+        pending.parts[part] = job
+        return pending.slots[part]
+
+    def drop_if_bare(self, space: Space, node: Node) -> None:
+        """Takes back a new node for which nothing could be reserved. One that was there may be on disk alone."""
+        bare = node not in self.pendings and not node.present and node.children is None
+        if bare and node.state != GONE and node.pins == 0:
+            self.remove(space, node)
+
+    def seal(self, node: Node, part: int, job: int) -> bool:
+        """The bytes of a part are final. False when its chunk is gone meanwhile (then the slot was an orphan)."""
+        pending = self.pendings.get(node)
+        if pending is None or pending.parts.get(part) != job:
+            return False
+        pending.parts[part] = SEALED
+        space = pending.space
+        if not space.needed:
+            self._mark_before(space, node)
+        self.record(space, node, part, pending.slots[part])
+        self._complete(pending, space.parts[part].group)
+        return True
+
+    def part_held(self, node: Node, part: int, group: int) -> bool:
+        """The part's bytes are final and its chunk is not gone."""
+        if node.state == GONE:
+            return False
+        if node.present >> group & 1:
+            return True
+        pending = self.pendings.get(node)
+        return pending is not None and pending.parts.get(part) == SEALED
+
+    def give_up(self, node: Node, part: int, job: int, reason: Cause) -> None:
+        """A job ended without sealing this part. Another may write it; when nobody else has begun the chunk it goes."""
+        pending = self.pendings.get(node)
+        if pending is None or pending.parts.get(part) != job:
+            return
+        pending.parts[part] = UNASSIGNED
+        if all(state == UNASSIGNED for state in pending.parts.values()):
+            self.discard(pending.space, node, reason)
+
+    def discard(self, space: Space, node: Node, reason: Cause) -> None:
+        """Gives up what is not complete in a node. A node that was not ready goes, and with it all below it."""
+        if node.state == READY:
+            self.drop_pending(node)
+            self.offer(space, node)
+            return
+        for at in reversed(space.subtree(node)):
+            assert at.state != READY
+            self.drop_pending(at)
+            self._counters.discarded[reason] += 1
+            self.gone.append((space.digest, at, reason))
+            self.remove(space, at)
+
+    def cut(self, space: Space, node: Node, cause: Literal["lost", "cleared"]) -> Space | None:
+        """Takes a node that must not be served any more, and all below it, out of the index. What something still holds
+        goes when its pins do, and hangs in the space that is returned until then."""
+        doomed = space.subtree(node)
+        self.gone.extend((space.digest, at, cause) for at in islice(doomed, DEPARTED_MAX))
+        for at in reversed(doomed):
+            self.drop_pending(at)
+            if at.children is None and at.pins == 0:
+                self.remove(space, at)
+            self._counters.discarded["cleared" if cause == "cleared" else "failed"] += 1
+        if node.state == GONE:
+            return None
+        rest = space.successor()
+        rest.caches = 0
+        parent = node.parent
+        assert parent is not None
+        for at in space.subtree(node):
+            self.count(space, at, -1)
+            self.withdrawn.extend(offset for offset in at.slots if offset != ABSENT)  # as in clear()
+            if at in self.marks:
+                self.withdrawn.append(self.marks.give_back(at))
+        space.cut(node, rest)
+        self.retired.append(rest)
+        for other, (_, above) in self.cut_from.items():
+            if rest.nodes.get(above.key) is above:
+                self.cut_from[other] = rest, above
+        if parent.depth:
+            self.cut_from[rest] = space, parent
+            self.pin(parent)
+        self.settled(space, parent)
+        return rest
+
+    def job_ended(self, job: int) -> None:
+        """No copy of this job can run any more: its orphaned slots are free."""
+        for offset in self.orphans.pop(job, ()):
+            self.pool.free(offset)
+
+    def adopt(
+        self, space: Space, parent: Node, key: bytes, slots: tuple[int, ...], present: int, *, used: int, tenant: int
+    ) -> Node | None:
+        """Restore: a chunk that was sealed before this brain began. None when its slots clash with others, or
+        the namespace is another tenant's today."""
+        if self.accounts is not None and not self.accounts.takes_back(space, tenant):
+            return None
+        node = space.add(key, parent, used, tenant)
+        taken: list[int] = []
+        for part, offset in zip(space.parts, slots, strict=True):
+            if offset == ABSENT:
+                continue
+            if not self.pool.restore(offset, part.slot_bytes, node):
+                for mine in taken:
+                    self.pool.free(mine)
+                space.remove(node)
+                return None
+            taken.append(offset)
+        self.chunks += 1
+        space.tags.add(tenant)
+        node.slots, node.present = slots, present
+        space.put_in_dram(node, present)
+        self.count(space, node, 1)
+        for ready in space.make_ready(node):
+            self.offer(space, ready)
+        return node
+
+    # ---------------------------------------------------------------- inside
+
+    def _drop_pin(self, node: Node) -> None:
+        assert node.pins > 0
+        node.pins -= 1
+        self.pins -= 1
+
+    def _complete(self, pending: Pending, group: int) -> None:
+        """Makes a group present when its last shard was sealed, and whatever becomes ready by it."""
+        space, node = pending.space, pending.node
+        parts = space.group_parts(group)
+        for part in parts:
+            if pending.parts.get(part) != SEALED:
+                return
+        slots = list(node.slots) if node.slots else [ABSENT] * len(space.parts)
+        for part in parts:
+            slots[part] = pending.slots.pop(part)
+            del pending.parts[part]
+            self.pool.hand_over(slots[part], node)
+        self.count(space, node, -1)
+        node.slots = tuple(slots)
+        node.present |= 1 << group
+        space.put_in_dram(node, node.in_dram | 1 << group)
+        self.count(space, node, 1)
+        self._counters.chunks_stored += 1
+        if not pending.parts:
+            del self.pendings[node]
+            self._drop_pin(node)
+        for ready in space.make_ready(node):
+            if ready is not node:
+                self.offer(space, ready)
+        self.settled(space, node)
+
+    def drop_pending(self, node: Node) -> None:
+        pending = self.pendings.pop(node, None)
+        if pending is None:
+            return
+        self._drop_pin(node)
+        self.settled(pending.space, node)
+        for part, state in pending.parts.items():
+            offset = pending.slots[part]
+            if state > 0:
+                self.pool.hand_over(offset, Orphan(state, node.tenant))
+                self.orphans.setdefault(state, []).append(offset)
+                continue
+            if state == SEALED:
+                self.withdrawn.append(offset)
+            self.pool.free(offset)
+
+    def _mark_before(self, space: Space, node: Node) -> None:
+        """Records the chunks before this one that hold nothing, before the chunk itself is recorded, so that a restart
+        finds the whole chain. What holds something or is marked has had the chunks before it marked."""
+        bare = []
+        at = node.parent
+        while at is not None and at.depth and not at.present and at not in self.marks:
+            bare.append(at)
+            at = at.parent
+
+        for at in reversed(bare):  # a restart between two of them finds none that hangs in the air
+            assert at.parent is not None
+            place = self.marks.take(at), space.digest, at.key, at.parent.key or NO_PARENT, NO_GROUP, 0
+            self.records.append(pack(Record(*place, 0, at.tenant, SLOT_ALIGN, self.generation)))
+
+    def record(self, space: Space, node: Node, part: int, offset: int) -> None:
+        assert node.parent is not None
+        shape = space.parts[part]
+        place = offset, space.digest, node.key, node.parent.key or NO_PARENT, shape.group, shape.shard
+        size = shape.payload_bytes, node.tenant, shape.slot_bytes
+        self.records.append(pack(Record(*place, *size, self.generation)))
+
+    def remove(self, space: Space, node: Node) -> None:
+        """Takes a node without pins or pending parts out of the index and frees its slots."""
+        assert node.pins == 0
+        assert node not in self.pendings
+        self.count(space, node, -1)
+        self._free_slots(space, node)
+        if node.on_disk:
+            assert self.disk is not None
+            self.disk.free_extents(space, node)
+        node.present = 0
+        if node in self.marks:
+            self.withdrawn.append(self.marks.give_back(node))
+        parent = space.remove(node)
+        self.chunks -= 1
+        self.settled(space, parent)
+
+    def _leave_dram(self, space: Space, node: Node, need: Need) -> None:
+        """Frees the slots of a node. What is on disk keeps it in the index, if that is enough."""
+        if node.disk is None or not node.disk.keeps:
+            if self.disk is not None:
+                self._counters.disk_refused[self.disk.why_not(space, node)] += 1
+            self.gone.append((space.digest, node, need))
+            self.remove(space, node)
+            return
+        assert node.pins == 0
+        self._counters.evicted_to_disk += 1
+        self.count(space, node, -1)
+        self._free_slots(space, node)
+        node.present = node.on_disk
+        self.count(space, node, 1)
+        self.settled(space, node)
+
+    def count(self, space: Space, node: Node, sign: int) -> None:
+        """To be called before (sign -1) and after (1) what a node has in DRAM or on disk changes."""
+        if self.changes is not None and sign < 0 and node not in self.changes:
+            self.changes[node] = space, node.in_dram, node.on_disk
+        if self.arc is not None:
+            self.arc.count(space, node, sign)
+        if node.disk is not None:
+            space.away += sign * node.away
+            if clean := node.present & node.in_dram & node.on_disk:
+                self.clean_bytes += sign * space.group_bytes(clean)
+
+    def _free_slots(self, space: Space, node: Node) -> None:
+        for offset in node.slots:
+            if offset != ABSENT:
+                self.withdrawn.append(offset)
+                self.pool.free(offset)
+        node.slots = ()
+        space.put_in_dram(node, 0)
+
+    def settled(self, space: Space, node: Node) -> None:
+        """Pins, slots, extents or children of a node have changed: it may go, or another one that was above it."""
+        above = settle(node)
+        self.offer(space, node)
+        if above is not node:
+            self.offer(space, above)
+
+    def _shrink_index(self, tenant: int) -> bool:
+        """Takes one chunk out of the index, to make room for one of that tenant; False when none can go."""
+        disk = self.disk
+        if disk is not None and disk.evict_leaf(tenant):
+            return True
+        return self.room.evict_leaf(tenant) or (disk is not None and disk.drop_any(tenant))
+
+    def _shrink_retired(self, space: Space, node: Node) -> None:
+        """In a cleared namespace whatever is not pinned goes, up to the first node that something still needs."""
+        at: Node | None = node
+        while at is not None and at.depth and at.children is None and not at.pins and at.parent is not None:
+            parent = at.parent
+            self.remove(space, at)
+            at = parent
+
+    def _forget_if_empty(self, space: Space) -> None:
+        if not space.nodes and space in self.retired and space not in self.emptying:
+            self.retired.remove(space)
+            if space in self.cut_from:
+                self.unpin(*self.cut_from.pop(space))

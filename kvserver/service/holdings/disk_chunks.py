@@ -1,0 +1,386 @@
+"""What of the chunks is on disk: the counterpart of chunks.py, and changed by nobody else.
+
+Life of a chunk's groups on disk:
+
+    begin_write() ──> the job owns the extents ──end_write()──> on disk ──┬── drop(): room is needed; nothing is lost if
+                              │ failed: extents are free                  │           it is in DRAM too
+                                                                          ├── lose(): it could not be read
+                                                                          └── begin_write() again, to another device:
+                                                                              it moves with end_write()
+
+    begin_read() ──> the job owns fresh slots ──end_read()──> in DRAM as well
+
+A job pins its node, so slots are not freed under a write nor extents under a read. Chunks are written head first and
+their extents go leaf first: what is on disk is closed under prefixes, until something is lost.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from kvserver.index.eviction import DIRTY, NO_ROOM, REFUSED, LeafLru, Leftover, dirty
+from kvserver.index.space import ABSENT, READY, Node, Space
+from kvserver.service.holdings.accounts import Accounts, ChargedPool, Quota
+from kvserver.service.holdings.chunks import Chunks
+from kvserver.service.holdings.disk_eviction import DiskRoom, device_of
+from kvserver.service.holdings.place_owners import DiskJob, ExtentOwner
+from kvserver.service.telling.counters import Counters
+from kvserver.tiers.extents import Extents, place_of
+from kvserver.tiers.records import NO_PARENT, DiskRecord, pack_disk
+from kvserver.tiers.slots import SlotPool
+from kvserver.wire.orders import DISK_ITEMS_MAX
+
+
+class DiskChunks:
+    """The extents of all chunks, and the reads and writes that are under way."""
+
+    def __init__(
+        self, chunks: Chunks, extents: Extents[ExtentOwner], counters: Counters, accounts: Accounts | None
+    ) -> None:
+        """accounts: of the tenants on disk, where there are quotas."""
+        self.extents = extents
+        self.accounts = accounts
+        self.room = DiskRoom(extents, self._drop, accounts, chunks.retired)
+        self.jobs: dict[int, DiskJob] = {}
+        self.busy: dict[Node, DiskJob] = {}
+        """A chunk has one job at a time."""
+        self.held = 0
+        """Chunks that have something on disk."""
+        self.chains_whole = True
+        """Nothing has failed so far: what is on disk is closed under prefixes."""
+        self.blocked = ""
+        """Why nothing is written now (placement.REFUSALS); empty while all is well."""
+        self._dirty: dict[Space, LeafLru] = {}
+        self._chunks = chunks
+        self._counters = counters
+
+    def add_space(self, space: Space) -> None:
+        self.room.add_space(space)
+        self._dirty[space] = LeafLru(dirty, DIRTY)
+
+    def drop_space(self, space: Space) -> list[Leftover]:
+        """Nothing of a namespace is written, or goes to make room, any more. What was kept for it is the caller's to
+        drop."""
+        return [*self.room.drop_space(space), self._dirty.pop(space)]
+
+    def offer(self, space: Space, node: Node) -> None:
+        """Tells the orders of what should be written, and of what may go, where the node is such."""
+        self.room.offer(space, node)
+        if dirty(node) and space in self._dirty:
+            self._dirty[space].offer(node)
+
+    def coldest_dirty(self) -> tuple[Space, Node] | None:
+        """The leaf of DRAM that would be lost next."""
+        return min(self.dirty_spaces(), key=lambda found: found[1].used, default=None)
+
+    def dirty_spaces(self) -> Iterator[tuple[Space, Node]]:
+        """Of each namespace the leaf of DRAM that would be lost next."""
+        for space, order in self._dirty.items():
+            node = order.coldest()
+            if node is not None:
+                yield space, node
+
+    def device_of(self, node: Node) -> int:
+        """The device of a node that has extents."""
+        return device_of(node)
+
+    def writable(self, space: Space) -> bool:
+        """Chunks of the namespace can lie on disk: each holds something, no record is larger than a segment, and a
+        chunk is not more than its tenant may have."""
+        if len(space.parts) > DISK_ITEMS_MAX or not space.needed:
+            return False
+        if not all(self.extents.fits(part.slot_bytes) for part in space.parts):
+            return False
+        if self.accounts is None or space.tenant is None:
+            return True
+        return self.accounts.may_ever_hold(space, sum(part.slot_bytes for part in space.parts))
+
+    def why_not(self, space: Space, node: Node) -> str:
+        """Why a chunk that leaves DRAM is not on disk."""
+        if not self.writable(space):
+            return "shape"
+        if node.queued & NO_ROOM:
+            return "room"
+        return "second-touch" if node.queued & REFUSED else self.blocked or "late"
+
+    # ---------------------------------------------------------------- writes
+
+    def begin_write(self, job: DiskJob, used: int, *, moves: bool = False) -> bool:
+        """Takes extents for every shard of the job's groups, which are in DRAM; all of them or none. What was used
+        before `used` may go for them. moves: only extents that are free, for what moves within its device."""
+        space, node = job.space, job.node
+        assert node not in self.busy
+        self._take_parts(job)
+        self._chunks.pin(node)
+        space.set_written(node, written=True)
+        for part in job.parts:
+            wanted = self.room.wanted(job.device, space.parts[part].slot_bytes, used, node.tenant)
+            extent = self.room.take_free(wanted, job) if moves else self.room.take(wanted, job)
+            if extent is None:
+                for mine in job.extents:
+                    self.extents.free(mine)
+                self._let_go_of_parent(space, node)
+                self._chunks.unpin(space, node)
+                return False
+            job.extents.append(extent)
+            job.slots.append(node.slots[part])
+        self._began(job)
+        return True
+
+    def end_write(self, job: DiskJob, *, kept: bool) -> None:
+        """The bytes are on the device, or, unless `kept`, nobody knows what is."""
+        node = job.node
+        self._ended(job)
+        self._let_go_of_parent(job.space, node)
+        if kept and node.state == READY and self._lives(job.space):
+            extents = list(node.disk.extents) if node.on_disk and node.disk else [ABSENT] * len(job.space.parts)
+            for part, extent in zip(job.parts, job.extents, strict=True):
+                if extents[part] != ABSENT:
+                    self.extents.free(extents[part])
+                extents[part] = extent
+                self.extents.hand_over(extent, node)
+            self._chunks.count(job.space, node, -1)
+            self._put(job.space, node, node.on_disk | job.groups, tuple(extents), job.generation)
+            self._chunks.count(job.space, node, 1)
+        else:
+            self.chains_whole &= job.groups & ~node.on_disk == 0
+            for extent in job.extents:
+                self.extents.free(extent)
+        self._chunks.unpin(job.space, node)
+
+    # ---------------------------------------------------------------- reads
+
+    def begin_read(self, job: DiskJob, *, spares_dirty: bool = False) -> bool:
+        """Takes slots for every shard that is on disk and not in DRAM; all of them or none. spares_dirty: nothing that
+        is not on disk goes for them."""
+        space, node = job.space, job.node
+        assert node not in self.busy
+        assert node.disk is not None
+        self._take_parts(job)
+        self._chunks.pin(node)
+        for part in job.parts:
+            slot = self._chunks.room.take(space.parts[part].slot_bytes, job, spares_dirty=spares_dirty)
+            if slot is None:
+                for mine in job.slots:
+                    self._chunks.pool.free(mine)
+                self._chunks.unpin(space, node)
+                return False
+            job.slots.append(slot)
+            job.extents.append(node.disk.extents[part])
+        self._began(job)
+        return True
+
+    def end_read(self, job: DiskJob, wrong: set[int]) -> None:
+        """wrong: parts whose bytes are not in their slots. What is whole is in DRAM from now on."""
+        space, node = job.space, job.node
+        self._ended(job)
+        lives = node.state == READY and self._lives(space)
+        slots = list(node.slots) if node.slots else [ABSENT] * len(space.parts)
+        bad = {space.parts[part].group for part in wrong}
+        self._chunks.count(space, node, -1)
+        for part, slot in zip(job.parts, job.slots, strict=True):
+            if lives and space.parts[part].group not in bad:
+                slots[part] = slot
+                self._chunks.pool.hand_over(slot, node)
+                self._chunks.record(space, node, part, slot)
+                space.put_in_dram(node, node.in_dram | 1 << space.parts[part].group)
+            else:
+                self._chunks.pool.free(slot)
+        if node.in_dram:
+            node.slots = tuple(slots)
+        self._chunks.count(space, node, 1)
+        self._chunks.unpin(space, node)
+
+    # ---------------------------------------------------------------- what goes
+
+    def free_extents(self, space: Space, node: Node) -> None:
+        """All that a node has on disk, when it goes out of the index."""
+        assert node.disk is not None
+        for extent in node.disk.extents:
+            if extent != ABSENT:
+                self.extents.free(extent)
+        self._put(space, node, 0, (), 0)
+
+    def lose(self, space: Space, node: Node, groups: int) -> Space | None:
+        """These groups of a node cannot be read. When it is not servable without them, it and all below it go out of
+        the index: what is pinned still hangs in the space that is returned, until the pins go.
+
+        The caller has ended leases, and whoever waits for reads, below the node."""
+        assert node.disk is not None
+        self.chains_whole = False
+        extents = list(node.disk.extents)
+        for part, extent in enumerate(extents):
+            if extent != ABSENT and groups >> space.parts[part].group & 1:
+                self.extents.free(extent)
+                extents[part] = ABSENT
+        self._chunks.count(space, node, -1)
+        self._put(space, node, node.on_disk & ~groups, tuple(extents), node.disk.generation)
+        node.present = node.in_dram | node.on_disk
+        self._chunks.count(space, node, 1)
+        assert node.parent is not None
+        self.room.offer(space, node.parent)
+        if node.present & space.needed == space.needed:
+            self._chunks.settled(space, node)
+            return None
+        return self._chunks.cut(space, node, "lost")
+
+    def adopt(self, space: Space, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> bool:
+        """Recovery: a chunk of DRAM was found on disk as well. False when its extents clash with others."""
+        if not self._restore(space, node, extents):
+            return False
+        self._chunks.count(space, node, -1)
+        self._put(space, node, groups, extents, generation)
+        node.present |= groups
+        self._chunks.count(space, node, 1)
+        self._chunks.settled(space, node)
+        return True
+
+    def adopt_new(self, space: Space, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> bool:
+        """Recovery: a chunk that is nowhere else; `node` is not in the index yet, its parent is. False when its extents
+        clash with others. Else the caller offers the node before the event is over, unless it got children."""
+        if not self._restore(space, node, extents):
+            return False
+        space.add_cold(node, groups, extents, generation)
+        if self._chunks.changes is not None:
+            self._chunks.changes[node] = space, 0, 0
+        self._chunks.chunks += 1
+        self.held += 1
+        return True
+
+    def give_up(self, space: Space, node: Node) -> list[bool]:
+        """Takes its extents from a node, and from all below it, which would not be found after a restart. Out of the
+        index goes what DRAM alone does not keep servable, and what hangs on that. For each chunk that had extents
+        whether it went; none when something there is in use."""
+        below = space.subtree(node)
+        if any(at.pins or at.state != READY for at in below):
+            return []
+        lost: set[Node] = set()
+        for at in below:
+            if at.parent in lost or at.in_dram & space.needed != space.needed:
+                lost.add(at)
+        went: list[bool] = []
+        for at in reversed(below):
+            parent = at.parent
+            assert parent is not None
+            if at.on_disk:
+                went.append(at in lost)
+            if at in lost:
+                self._counters.disk_evictions += at.on_disk != 0
+                self._chunks.gone.append((space.digest, at, "disk"))
+                self._chunks.remove(space, at)
+                self.room.offer(space, parent)
+            elif at.on_disk:
+                self._drop(space, at)
+        return went
+
+    def evict_leaf(self, tenant: int) -> bool:
+        """Takes a chunk that is on disk alone out of the index, for one of that tenant."""
+        return self.room.evict_leaf(tenant)
+
+    def drop_any(self, tenant: int) -> bool:
+        """Takes its extents from a chunk, for one of that tenant."""
+        return self.room.drop_any(tenant)
+
+    # ---------------------------------------------------------------- inside
+
+    def _restore(self, space: Space, node: Node, extents: tuple[int, ...]) -> bool:
+        """Takes exactly these extents for a node, or none."""
+        assert node.parent is not None
+        for number, extent in enumerate(extents):
+            if extent != ABSENT and not self.extents.restore(extent, space.parts[number].slot_bytes, node):
+                for mine in extents[:number]:
+                    if mine != ABSENT:
+                        self.extents.free(mine)
+                return False
+        self.chains_whole &= node.parent.depth == 0 or node.parent.on_disk != 0
+        return True
+
+    def _take_parts(self, job: DiskJob) -> None:
+        space = job.space
+        groups = range(len(space.geometry.groups))
+        job.parts = [part for group in groups if job.groups >> group & 1 for part in space.group_parts(group)]
+        job.bytes = sum(space.parts[part].slot_bytes for part in job.parts)
+
+    def _began(self, job: DiskJob) -> None:
+        self.jobs[job.number] = job
+        self.busy[job.node] = job
+
+    def _ended(self, job: DiskJob) -> None:
+        del self.jobs[job.number]
+        del self.busy[job.node]
+
+    def _lives(self, space: Space) -> bool:
+        return self._chunks.spaces.get(space.digest) is space
+
+    def _let_go_of_parent(self, space: Space, node: Node) -> None:
+        """A write is over; unless the node is on disk, its parent may leave it."""
+        assert node.parent is not None
+        space.set_written(node, written=False)
+        self.room.offer(space, node.parent)
+
+    def _put(self, space: Space, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> None:
+        before = node.on_disk != 0
+        space.put_on_disk(node, groups, extents, generation)
+        self.held += (node.on_disk != 0) - before
+
+    def _drop(self, space: Space, node: Node) -> None:
+        """Room is needed: takes a node's extents, and the node out of the index when what is left is not servable."""
+        parent = node.parent
+        assert parent is not None
+        self._counters.disk_evictions += 1
+        self._chunks.count(space, node, -1)
+        self.free_extents(space, node)
+        node.present = node.in_dram
+        self._chunks.count(space, node, 1)
+        if node.present & space.needed == space.needed:
+            self._chunks.settled(space, node)
+        else:
+            self._chunks.gone.append((space.digest, node, "disk"))
+            self._chunks.remove(space, node)
+        self.room.offer(space, parent)
+
+
+def disk_chunks(
+    chunks: Chunks, counters: Counters, *, devices: int, device_bytes: int, segment_bytes: int, quotas: Sequence[Quota]
+) -> DiskChunks:
+    """Those of a new brain: nothing is on disk as far as it knows. Where tenants have quotas, extents are charged to
+    accounts of their own."""
+    accounts = chunks.accounts
+    disk_accounts = Accounts(quotas, "disk") if accounts is not None else None
+    if accounts is not None and disk_accounts is not None:
+        accounts.beside, disk_accounts.beside = disk_accounts, accounts
+    extents: Extents[ExtentOwner] = Extents(
+        devices=devices,
+        device_bytes=device_bytes,
+        segment_bytes=segment_bytes,
+        pool_of=SlotPool if disk_accounts is None else partial(ChargedPool, accounts=disk_accounts),
+    )
+    return DiskChunks(chunks, extents, counters, disk_accounts)
+
+
+def records_of(job: DiskJob) -> bytes:
+    """What the disk mover is told of a job."""
+    space, node = job.space, job.node
+    assert node.parent is not None
+    packed = []
+    for part, slot, extent in zip(job.parts, job.slots, job.extents, strict=True):
+        shape, place = space.parts[part], place_of(extent)
+        packed.append(
+            pack_disk(
+                DiskRecord(
+                    arena_offset=slot,
+                    namespace=space.digest,
+                    key=node.key,
+                    parent=node.parent.key or NO_PARENT,
+                    group=shape.group,
+                    shard=shape.shard,
+                    payload_bytes=shape.payload_bytes,
+                    tenant=node.tenant,
+                    extent_bytes=shape.slot_bytes,
+                    generation=job.generation,
+                    offset=place.offset,
+                    device=place.device,
+                    stored_s=0,
+                )
+            )
+        )
+    return b"".join(packed)

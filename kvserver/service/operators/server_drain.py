@@ -1,0 +1,84 @@
+"""Emptying the whole server, so that it can be stopped without loss: no store is taken (admission.py), and what DRAM
+alone holds is written to disk, head first as ever. Lookups and retrieves go on, and so do reads.
+
+It is drained when nothing is left that could be written. What never can be (chunks that the admission of the disk tier
+refuses, namespaces that fit no disk, a server without a disk) stays in DRAM; status and log say how many bytes that
+are, and why.
+"""
+
+from collections import Counter
+from itertools import islice
+
+from kvserver.index.eviction import NO_ROOM, REFUSED
+from kvserver.index.space import Node
+from kvserver.service.requests import holds
+from kvserver.service.state.core import Core
+
+LOOKS_MAX = 200_000
+"""Chunks of which it is said why they are not on disk: nothing else is answered meanwhile."""
+
+
+def begin(core: Core) -> None:
+    """Asking again changes nothing. Holds end: what they keep is pinned, and what is pinned is not written."""
+    if not core.wishes.drain:
+        core.wishes.drain, core.wishes.drain_waits = "draining", "stores"
+        for hold in list(core.wishes.holds.values()):
+            holds.end(core, hold, "the server is being drained")
+
+
+def resume(core: Core) -> None:
+    core.wishes.drain, core.wishes.drain_waits, core.wishes.drain_left = "", "", {}
+
+
+def turn(core: Core) -> None:
+    """At each tick."""
+    if core.wishes.drain == "draining":
+        core.wishes.drain_waits = _waits_for(core)
+        if not core.wishes.drain_waits:
+            core.wishes.drain, core.wishes.drain_left = "drained", _left(core)
+            why = " ".join(f"{reason}={count}" for reason, count in core.wishes.drain_left.items()) or "nothing"
+            core.log(
+                "server drained", ("chunks", core.chunks.chunks), ("dirty_bytes", dirty_bytes(core)), ("left", why)
+            )
+
+
+def dirty_bytes(core: Core) -> int:
+    """Of DRAM, what would be lost with it."""
+    return core.chunks.pool.bytes_used - core.chunks.clean_bytes
+
+
+def _left(core: Core) -> dict[str, int]:
+    """Bytes that DRAM alone holds, by why they could not be written."""
+    left: Counter[str] = Counter()
+    all_bytes = dirty_bytes(core)
+    if core.disk is None:
+        left["no-disk"] = all_bytes
+    else:
+        nodes = ((space, node) for space in core.chunks.spaces.values() for node in space.nodes.values())
+        for space, node in islice(nodes, LOOKS_MAX):
+            if groups := node.in_dram & ~node.on_disk:
+                left[core.disk.chunks.why_not(space, _refused_below(node))] += space.group_bytes(groups)
+        left["other"] = all_bytes - sum(left.values())
+    return {reason: count for reason, count in left.items() if count}
+
+
+def _refused_below(node: Node) -> Node:
+    """It, or what hangs on it, whose write was refused: a chain is refused at its leaf."""
+    at = node
+    while not at.queued & (NO_ROOM | REFUSED) and at.children is not None:
+        at = next(at.child_nodes())
+    return at
+
+
+def _waits_for(core: Core) -> str:
+    """What is still under way, or keeps it from going on; empty when nothing more can be saved."""
+    if core.chunks.pendings or any(job.kind == "store" for job in core.jobs.values()):
+        return "stores"
+    tier = core.disk
+    if tier is None:
+        return ""
+    if not tier.recovered or not tier.readable:
+        return "disk-away"
+    if tier.writes or tier.parked or tier.in_flight["write"] or tier.chunks.coldest_dirty() is not None:
+        return tier.chunks.blocked or "writes"
+    return "leases" if core.chunks.pins and dirty_bytes(core) else ""

@@ -1,0 +1,1 @@
+"""The status document, and what is wrong in it."""

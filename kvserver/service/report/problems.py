@@ -1,0 +1,109 @@
+"""What a person on call must see first: what is wrong now, and what should not have happened since the brain started.
+
+Both are words, made once here, so that the page at /, `kvserver status` and `kvserver top` say the same. A warning is
+true until it is mended. A trouble is a count of events: whoever shows it shows by how much it has grown lately. What is
+wrong only in proportion to traffic is left to the alerts (deploy/prometheus), which have a memory of hours.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvserver.service.telling.counters import Counters
+from kvserver.tiers.placement import STALLED_NS
+from kvserver.wire.orders import WARNING_FACT, DrainState
+from kvserver.wire.status import ArenaStatus, DiskStatus, MoverStatus, TenantStatus
+
+BAD_RECORDS = ("io", "checksum", "stale", "short", "lost")
+"""Faults of a disk's records; `cancelled` is nobody's fault."""
+
+STALLS = {
+    "room": "nothing that lies there may go for them",
+    "segment": "a segment is being emptied for records of their size",
+    "queue": "it does not write what is queued",
+}
+"""DiskStatus.stalled_why in words."""
+
+
+def warnings(
+    arena: ArenaStatus,
+    *,
+    movers: Sequence[MoverStatus],
+    disks: Sequence[DiskStatus],
+    disk_state: str,
+    clears_owed: int,
+    drain: DrainState,
+    drain_waits: str,
+) -> list[str]:
+    """Worst first. Empty when nothing needs anybody. clears_owed: namespaces and prefixes that were cleared, which no
+    disk could note. drain, drain_waits: of the whole server, as in Status."""
+    return [
+        *_of_movers(movers),
+        *_of_clears(clears_owed),
+        *_of_disks(disks, disk_state),
+        *_of_arena(arena),
+        *_of_drain(drain, drain_waits),
+    ]
+
+
+def _of_movers(movers: Sequence[MoverStatus]) -> Iterator[str]:
+    for mover in movers:
+        if mover.state == "killed":
+            yield f"mover {mover.mover} of {mover.device} was killed and has not ended yet: its jobs and caches wait"
+        for name, why in mover.facts.items():
+            if name.endswith(f" {WARNING_FACT}"):
+                yield f"{name.removesuffix(f' {WARNING_FACT}')} of mover {mover.mover}: {why}"
+
+
+def _of_clears(owed: int) -> Iterator[str]:
+    if owed:
+        yield f"{owed} clears are not durable yet, as no disk could note them: a restart may bring that back"
+
+
+def _of_disks(disks: Sequence[DiskStatus], disk_state: str) -> Iterator[str]:
+    if disk_state == "away":
+        yield "the disk mover does not run: nothing on disk can be read or written"
+    for disk in disks:
+        if disk.problem:
+            yield f"disk {disk.device} takes no writes: {disk.problem}"
+        elif disk.stalled_s * 1e9 >= STALLED_NS:
+            why = STALLS.get(disk.stalled_why, disk.stalled_why)
+            yield f"disk {disk.device} has taken nothing for {disk.stalled_s:.0f} s although writes wait: {why}"
+
+
+def _of_arena(arena: ArenaStatus) -> Iterator[str]:
+    if arena.problem:
+        yield f"the arena stopped growing at slab {arena.slabs_ready} of {arena.slabs_total}: {arena.problem}"
+    elif not arena.slabs_ready:
+        yield "no slab of the arena is ready yet: nothing can be stored"
+
+
+def _of_drain(drain: DrainState, waits: str) -> Iterator[str]:
+    """Somebody wanted it; who else is on call may not know, and it lasts until somebody resumes."""
+    if drain == "draining":
+        yield f"no store is taken: the server is being drained, waits for {waits}"
+    elif drain == "drained":
+        yield "no store is taken: the server is drained"
+
+
+def troubles(counters: Counters, tenants: Iterable[TenantStatus]) -> dict[str, int]:
+    """Those that have happened, worst first."""
+    seen = counters
+    counts = {
+        "movers ended": seen.mover_restarts,
+        "disk records not written or not read": sum(seen.disk_faults[fault] for fault in BAD_RECORDS),
+        "damaged headers found on disk": seen.disk_damaged,
+        "damaged entries of the ledger": seen.ledger_damaged,
+        "chunks on disk lost": seen.disk_lost,
+        "requests failed on their device": seen.errors["device"],
+        "chunks given up: their copy failed": seen.discarded["failed"],
+        "chunks given up: a worker or mover died": seen.discarded["died"],
+        "chunks given up: a rank did not store its shard in time": seen.discarded["deadline"],
+        "stores cut short: DRAM is pinned, or still growing": seen.short_stores["full"],
+        "stores cut short: a rank has never registered": seen.short_stores["ranks-missing"],
+        "requests refused: a limit was reached": seen.errors["resource"],
+        "requests refused: the client was wrong": seen.errors["request"],
+        "replies that nobody read": seen.replies_dropped,
+        "chunks left DRAM unwritten: the disks were behind": seen.disk_refused["late"],
+        "chunks left DRAM unwritten: the write budget was spent": seen.disk_refused["budget"],
+    }
+    counts |= {f"slots that tenant {tenant.tenant} wanted and did not get": tenant.refused_slots for tenant in tenants}
+    return {words: count for words, count in counts.items() if count}

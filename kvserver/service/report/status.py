@@ -1,0 +1,260 @@
+"""The status document of the brain, from its tables (wire/status.py says what each field means)."""
+
+from itertools import islice, zip_longest
+
+from kvserver.index.arc import Arc
+from kvserver.service.holdings.accounts import Account, Accounts
+from kvserver.service.operators.server_drain import dirty_bytes
+from kvserver.service.report import problems
+from kvserver.service.state.core import Core, DiskTier
+from kvserver.transfer.layout import Layout
+from kvserver.wire.status import (
+    SHOWN_MAX,
+    ArcStatus,
+    ArenaStatus,
+    CacheStatus,
+    DiskStatus,
+    GroupStatus,
+    HoldStatus,
+    MoverStatus,
+    SessionStatus,
+    SlotSize,
+    Status,
+    TenantStatus,
+)
+
+
+def status(core: Core, now_ns: int) -> Status:
+    core.asked.settle()
+    running = [job.kind for job in core.jobs.values()]
+    arena, movers = _arena(core), _movers(core)
+    disks = _disks(core, core.disk, now_ns) if core.disk is not None else []
+    disk_state = _disk_state(core.disk) if core.disk is not None else ""
+    tenants = _tenants(core.chunks.accounts) if core.chunks.accounts is not None else []
+    drain, drain_waits = core.wishes.drain, core.wishes.drain_waits
+    return Status(
+        server=core.server,
+        incarnation=core.incarnation,
+        uptime_s=(now_ns - core.started_ns) / 1e9,
+        arena=arena,
+        disks=disks,
+        keys_touched=len(core.disk.touched) if core.disk is not None else 0,
+        chunks_on_disk=core.disk.chunks.held if core.disk is not None else 0,
+        clean_bytes=core.chunks.clean_bytes,
+        disk_state=disk_state,
+        slot_sizes=_slot_sizes(core),
+        tenants=tenants,
+        arc=_arc(core.chunks.arc) if core.chunks.arc is not None else None,
+        namespaces=len(core.chunks.spaces),
+        chunks=core.chunks.chunks,
+        chunks_max=core.bounds.chunks_max,
+        sessions=len(core.sessions),
+        caches=len(core.caches),
+        caches_engine_driven=sum(cache.mode == "engine-driven" for cache in core.caches.values()),
+        leases=len(core.leases),
+        pins=core.chunks.pins,
+        stores=running.count("store"),
+        retrieves=running.count("retrieve"),
+        movers=movers,
+        shown_sessions=_sessions(core),
+        shown_caches=_caches(core),
+        drain=drain,
+        drain_waits=drain_waits,
+        dirty_bytes=dirty_bytes(core),
+        drain_left=dict(core.wishes.drain_left),
+        holds=_holds(core, now_ns),
+        held_bytes=core.wishes.held_bytes,
+        infinite_cache_hit_ratio=core.reuse.hit_ratios(),
+        warnings=problems.warnings(
+            arena,
+            movers=movers,
+            disks=disks,
+            disk_state=disk_state,
+            clears_owed=len(core.disk.owed) if core.disk is not None else 0,
+            drain=drain,
+            drain_waits=drain_waits,
+        ),
+        troubles=problems.troubles(core.counters, tenants),
+        counters=core.counters.totals(),
+    )
+
+
+def _arena(core: Core) -> ArenaStatus:
+    pool = core.chunks.pool
+    return ArenaStatus(
+        total_bytes=core.bounds.arena_bytes,
+        ready_bytes=pool.slabs_ready * pool.slab_bytes,
+        used_bytes=pool.bytes_used,
+        slab_bytes=pool.slab_bytes,
+        slabs_total=pool.slabs_total,
+        slabs_ready=pool.slabs_ready,
+        problem=core.arena_problem,
+        placement=core.arena_placement,
+    )
+
+
+def _arc(arc: Arc) -> ArcStatus:
+    return ArcStatus(
+        recent_bytes=arc.recent.held_bytes,
+        frequent_bytes=arc.frequent.held_bytes,
+        target_bytes=arc.target_bytes,
+        recent_ghosts=arc.recent.ghosts,
+        frequent_ghosts=arc.frequent.ghosts,
+        recent_ghost_hits=arc.recent.ghost_hits,
+        frequent_ghost_hits=arc.frequent.ghost_hits,
+    )
+
+
+def _disks(core: Core, tier: DiskTier, now_ns: int) -> list[DiskStatus]:
+    return [_disk(core, tier, device, now_ns) for device in range(core.bounds.disk_devices)]
+
+
+def _disk(core: Core, tier: DiskTier, device: int, now_ns: int) -> DiskStatus:
+    pool, placement, drain = tier.chunks.extents.pools[device], tier.placements[device], tier.drains.get(device)
+    directories = core.bounds.disk_directories
+    stalled_ns, stalled_why = tier.stalled(device, now_ns)
+    return DiskStatus(
+        device=device,
+        directory=directories[device] if directories else "",
+        total_bytes=pool.slabs_total * pool.slab_bytes,
+        used_bytes=pool.bytes_used,
+        takes_writes=tier.chunks.extents.takes_writes[device],
+        problem=tier.problems[device],
+        drain=drain.state if drain is not None else "",
+        drain_waits=drain.waits if drain is not None else "",
+        stalled_s=stalled_ns / 1e9,
+        stalled_why=stalled_why,
+        queued_bytes=placement.queued_bytes,
+        written_bytes=placement.written_bytes,
+        read_bytes=placement.read_bytes,
+        faults=placement.faults,
+        daily_write_bytes=placement.budget.daily_bytes,
+        budget_bytes=placement.budget.left_bytes(now_ns),
+        write_bytes_per_s=placement.writes.bytes_per_s if placement.writes.measured else 0.0,
+        read_bytes_per_s=placement.reads.bytes_per_s if placement.reads.measured else 0.0,
+    )
+
+
+def _disk_state(tier: DiskTier) -> str:
+    if not tier.readable:
+        return "away"
+    return "ready" if tier.recovered else "recovering"
+
+
+def _slot_sizes(core: Core) -> list[SlotSize]:
+    pool = core.chunks.pool
+    return [
+        SlotSize(slot_bytes=size, slabs=slabs, slots=slabs * (pool.slab_bytes // size), slots_used=used)
+        for size, (used, slabs) in islice(sorted(pool.usage().items()), SHOWN_MAX)
+    ]
+
+
+def _tenants(accounts: Accounts) -> list[TenantStatus]:
+    on_disk = accounts.beside.all() if accounts.beside is not None else []
+    return [
+        TenantStatus(
+            tenant=account.name,
+            held_bytes=account.held_bytes,
+            reserved_bytes=account.reserved_bytes,
+            guaranteed_bytes=account.guaranteed_bytes,
+            max_bytes=account.max_bytes,
+            evicted_chunks=account.evicted_chunks,
+            refused_slots=account.refused_slots,
+            **(_tenant_on_disk(disk) if disk is not None else {}),
+        )
+        for account, disk in zip_longest(accounts.all(), on_disk)
+    ]
+
+
+def _tenant_on_disk(account: Account) -> dict[str, int]:
+    return {
+        "disk_held_bytes": account.held_bytes,
+        "disk_reserved_bytes": account.reserved_bytes,
+        "disk_guaranteed_bytes": account.guaranteed_bytes,
+        "disk_max_bytes": account.max_bytes,
+        "disk_evicted_chunks": account.evicted_chunks,
+        "disk_refused_extents": account.refused_slots,
+    }
+
+
+def _movers(core: Core) -> list[MoverStatus]:
+    return [
+        MoverStatus(
+            mover=mover.number,
+            device=mover.name,
+            state=mover.state,
+            pid=mover.pid,
+            backend=mover.backend,
+            facts=mover.facts,
+            caches=len(mover.caches),
+            jobs=len(mover.jobs),
+        )
+        for mover in islice(core.movers.values(), SHOWN_MAX)
+    ]
+
+
+def _holds(core: Core, now_ns: int) -> list[HoldStatus]:
+    fetches = core.disk.hold_fetches if core.disk is not None else {}
+    return [
+        HoldStatus(
+            hold=hold.number,
+            kind=hold.kind,
+            namespace=hold.space.digest.hex(),
+            key=hold.tail.key.hex(),
+            chunks=len(hold.chain),
+            chunks_away=len(fetches[hold.number].needs) if hold.number in fetches else 0,
+            left_s=max(0, hold.expires_ns - now_ns) / 1e9,
+        )
+        for hold in islice(core.wishes.holds.values(), SHOWN_MAX)
+    ]
+
+
+def _sessions(core: Core) -> list[SessionStatus]:
+    return [
+        SessionStatus(
+            session=session.number,
+            engine=session.engine.name,
+            epoch=session.engine.epoch,
+            rank=session.rank,
+            software=session.software,
+            attached=session.attached_peer != 0,
+            caches=len(session.caches),
+            jobs=len(session.jobs),
+        )
+        for session in islice(core.sessions.values(), SHOWN_MAX)
+    ]
+
+
+def _caches(core: Core) -> list[CacheStatus]:
+    return [
+        CacheStatus(
+            cache=cache.number,
+            name=cache.name,
+            session=cache.session.number,
+            namespace=cache.digest.hex(),
+            mover=cache.mover.number,
+            mode=cache.mode,
+            state=cache.state,
+            jobs=len(cache.jobs),
+            chunk_tokens=cache.layout.geometry.chunk_tokens,
+            groups=_groups(cache.layout),
+        )
+        for cache in islice(core.caches.values(), SHOWN_MAX)
+    ]
+
+
+def _groups(layout: Layout) -> list[GroupStatus]:
+    return [
+        GroupStatus(
+            kind=agreed.kind,
+            block_tokens=agreed.block_tokens,
+            blocks=own.blocks,
+            window_tokens=agreed.window_tokens,
+            regions=sum(regions for regions, _ in own.pages),
+            page_bytes=max(page_bytes for _, page_bytes in own.pages),
+            shard=own.shard,
+            shards=agreed.shards,
+            shard_bytes=own.shard_bytes,
+        )
+        for agreed, own in zip(layout.geometry.groups, layout.groups, strict=True)
+    ]

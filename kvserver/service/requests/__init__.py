@@ -1,0 +1,1 @@
+"""What engines ask for: sessions, caches, lookups, stores, retrieves."""

@@ -1,0 +1,273 @@
+"""Registered caches and the namespaces that they use.
+
+A namespace fixes a geometry and, shard by shard, the shapes of the pages; whoever registers later must agree. Nothing
+is mapped here: the device's mover does that, and the reply to Register waits for it.
+"""
+
+from collections.abc import Mapping
+
+from kvserver.errors import RequestError, ResourceError
+from kvserver.index.space import Space
+from kvserver.service.base.effects import AnswerWithMover, PutNamespace
+from kvserver.service.holdings.accounts import Account, Accounts
+from kvserver.service.holdings.capacity import prompt_slots, slabs_for
+from kvserver.service.holdings.namespace_documents import document_of
+from kvserver.service.requests import device_check, kv_events, movers, namespaces, transfers
+from kvserver.service.requests.lookup import check_namespace
+from kvserver.service.state import clear_notes
+from kvserver.service.state.core import MILLISECOND_NS, Cache, Core, Session, check_name
+from kvserver.tiers.records import DOCUMENT_BYTES_MAX, NamespaceDocument, encode_document
+from kvserver.tiers.slots import slot_bytes_for
+from kvserver.transfer.layout import Layout
+from kvserver.wire.messages import Register, Unregister, Watch, Watched
+from kvserver.wire.orders import MapBoard, MapCache, UnmapCache
+from kvserver.wire.tenants import tag_of
+
+TOKENS_MAX = 1 << 40
+"""Of a prompt. Longer than any, and small enough to count with."""
+
+
+def register(core: Core, session: Session, peer: int, request: Register, now_ns: int) -> None:
+    """Checks a cache against its namespace and has the device's mover map it; the reply comes when that is done."""
+    _check_request(core, session, request)
+    descriptors = device_check.descriptors(session, request)  # before the layout, which can take 4 ms
+    layout = Layout.parse(request)
+    _check_fit(core, request, layout)
+    tenant = tag_of(request.tenant)
+    space = _space_for(core, request.namespace, layout, tenant)
+
+    mover = movers.ensure(core, request.device, request.device_id, now_ns)
+    cache = Cache(
+        number=core.number("cache"),
+        name=request.name,
+        session=session,
+        digest=space.digest,
+        layout=layout,
+        mover=mover,
+        mode=request.mode,
+        tenant=tenant,
+        parts=tuple(space.part_of[index] + group.shard for index, group in enumerate(layout.groups)),
+        waiting=(peer, request.id),
+    )
+    _adopt_shards(core, space, layout)
+    space.root.used = now_ns
+    space.tags.add(tenant)
+    if request.model:
+        space.lookup_tokens = core.counters.lookup_tokens_of(request.model)
+    if core.chunks.accounts is not None:
+        space.tenant = tenant
+        session.engine.accounts.add(core.chunks.accounts.of(tenant))
+    space.caches += 1
+    core.caches[cache.number] = mover.caches[cache.number] = session.caches[cache.name] = cache
+    session.offered.difference_update(descriptors)
+    if session.number not in mover.boards:
+        mover.boards.add(session.number)
+        core.instruct(mover, MapBoard(session.number), board=session.number)
+    order = MapCache(
+        cache.number,
+        session.number,
+        request.chunk_tokens,
+        request.buffers,
+        request.groups,
+        request.mode,
+        request.ipc_mode,
+        request.staging,
+    )
+    core.instruct(mover, order, descriptors)
+    patience_ms = core.bounds.mover_start_ms + core.bounds.mover_grace_ms
+    core.timers.set(now_ns + patience_ms * MILLISECOND_NS, "map", cache.number)
+
+
+def unregister(core: Core, session: Session, peer: int, request: Unregister, now_ns: int) -> None:
+    cache = core.own_cache(session, request.cache)
+    if cache.state == "unmapping":
+        raise RequestError("unregistered-twice", f"cache {request.cache} is being unregistered already")
+    if cache.waiting is not None:
+        raise RequestError("cache-not-mapped", f"cache {request.cache} is still being registered")
+    cache.waiting = (peer, request.id)
+    begin_unmap(core, cache, now_ns)
+
+
+def watch(core: Core, session: Session, peer: int, request: Watch) -> None:
+    if peer != session.attached_peer:
+        raise RequestError("watch", "a watch comes on the attached connection")
+    mover = core.own_cache(session, request.cache).mover
+    core.effects.append(AnswerWithMover(peer, Watched(request.id, mover.number), mover.number))
+
+
+def begin_unmap(core: Core, cache: Cache, now_ns: int) -> None:
+    """The mover lets the memory go after the cache's jobs; a mover that has not seen it yet never will."""
+    del cache.session.caches[cache.name]
+    core.chunks.spaces[cache.digest].root.used = now_ns
+    cache.state = "unmapping"
+    core.timers.cancel("map", cache.number)
+    for job in [core.jobs[number] for number in sorted(cache.jobs) if core.jobs[number].held is not None]:
+        transfers.cancel(core, job, now_ns)  # its mover does not know of it, and would not wait for it
+    if not movers.forget_queued(core, cache):
+        core.instruct(cache.mover, UnmapCache(cache.number))
+        transfers.await_unmapped(core, cache, now_ns)
+
+
+def _check_request(core: Core, session: Session, request: Register) -> None:
+    """What a registration must be whatever its layout."""
+    if not session.attached_peer:
+        raise RequestError(
+            "not-attached", "attach first: without a held connection nobody would notice this worker's end"
+        )
+    check_name("name", request.name)
+    if request.tenant:
+        check_name("tenant", request.tenant)
+    if request.model:
+        check_name("model", request.model)
+    check_namespace(request.namespace)
+    if request.name in session.caches:
+        raise RequestError("registered-twice", f"this session has a cache named {request.name!r} already")
+    if len(core.caches) >= core.bounds.caches_max:
+        raise ResourceError(
+            "caches", f"{len(core.caches)} caches are registered, at most {core.bounds.caches_max} may be"
+        )
+    if not 0 <= request.tokens_max <= TOKENS_MAX:
+        raise RequestError("tokens-max", f"tokens_max={request.tokens_max} must be in [0, {TOKENS_MAX}]; 0: not said")
+    device_check.check(request)
+    movers.check_room(core, request.device, request.device_id)
+
+
+# ---------------------------------------------------------------- namespaces
+
+
+def _space_for(core: Core, digest: bytes, layout: Layout, tenant: int) -> Space:
+    """The namespace that the layout was checked against, or a new one."""
+    space = core.chunks.spaces.get(digest)
+    if space is not None:
+        return space
+    if len(core.chunks.spaces) >= core.bounds.namespaces_max and not _forget_a_namespace(core, tenant):
+        raise ResourceError("namespaces", f"{len(core.chunks.spaces)} namespaces are in use, no more can be")
+    taken = {other.number for other in core.chunks.spaces.values()}
+    number = next(number for number in range(core.bounds.namespaces_max) if number not in taken)
+    space = Space(digest, number, layout.geometry)
+    namespaces.came(core, space)
+    return space
+
+
+def _forget_a_namespace(core: Core, tenant: int) -> bool:
+    """Drops the coldest namespace that no cache uses and no lease, hold or job keeps, to make room for one of that
+    tenant. A namespace is used while a cache is registered and whenever something is found in it; its root remembers
+    when that was."""
+    held = {lease.space for lease in core.leases.values()} | {job.space for job in core.jobs.values()}
+    held |= {hold.space for hold in core.wishes.holds.values()}
+    idle = [space for space in core.chunks.spaces.values() if space.caches == 0 and space not in held]
+    if core.chunks.accounts is not None:
+        idle = [space for space in idle if _may_forget(core, core.chunks.accounts, space, tenant)]
+    if not idle:
+        return False
+    coldest = min(idle, key=lambda space: space.root.used)
+    core.chunks.clear(coldest, "cleared")
+    kv_events.cleared(core, coldest)
+    clear_notes.void(core, coldest.digest)
+    namespaces.left(core, coldest)
+    return True
+
+
+def _may_forget(core: Core, accounts: Accounts, space: Space, tenant: int) -> bool:
+    """Forgetting it for that tenant takes nothing that another one was guaranteed, whole or still being stored."""
+    disk_accounts = accounts.beside
+    if disk_accounts is not None and core.disk is not None and not core.disk.recovered and disk_accounts.guarantee:
+        return False  # more of it may be on disk, and who was guaranteed what of that is not known yet
+    if not space.nodes:
+        return True
+    account = accounts.of_space(space)
+    if account is accounts.of(tenant):
+        return True
+    if account.guaranteed_bytes and any(pending.space is space for pending in core.chunks.pendings.values()):
+        return False  # until the deadline of its other shards
+    tiers = (accounts, disk_accounts) if disk_accounts is not None else (accounts,)
+    return all(tier.spares(space, core.chunks.retired) for tier in tiers)
+
+
+def _check_fit(core: Core, request: Register, layout: Layout) -> None:
+    """Holds a layout against what the namespace has and what can be kept. Nothing has been changed when it refuses."""
+    digest = request.namespace
+    space = core.chunks.spaces.get(digest) or Space(digest, 0, layout.geometry)
+    if space.geometry != layout.geometry:
+        raise RequestError(
+            "geometry", f"namespace {digest[:6].hex()} has {space.geometry}, this registration says {layout.geometry}"
+        )
+    accounts = core.chunks.accounts
+    if accounts is not None and not accounts.admits(space, tag_of(request.tenant)):
+        raise RequestError(
+            "tenant",
+            f"namespace {digest[:6].hex()} belongs to another tenant than {request.tenant!r}; what tenants must not "
+            "share has to differ in its namespace",
+        )
+    slot_bytes = [part.slot_bytes for part in space.parts]
+    for index, group in enumerate(layout.groups):
+        part = space.part_of[index] + group.shard
+        pages = space.parts[part].pages
+        if pages is not None and pages != group.pages:
+            raise RequestError(
+                "geometry",
+                f"shard {group.shard} of group {index} has pages (regions, bytes) {pages} in this namespace, "
+                f"this registration says {group.pages}",
+            )
+        slot_bytes[part] = slot_bytes_for(group.shard_bytes)
+        if slot_bytes[part] > core.bounds.slab_bytes:
+            raise ResourceError(
+                "slot-size",
+                f"a shard of {group.shard_bytes} bytes does not fit a slab of {core.bounds.slab_bytes} bytes",
+            )
+    _check_arena(core, request, space, slot_bytes)
+    document_bytes = len(encode_document(_document(space, layout)))
+    if document_bytes > DOCUMENT_BYTES_MAX:
+        raise ResourceError(
+            "namespace-size",
+            f"the shapes of all shards take {document_bytes} bytes, at most {DOCUMENT_BYTES_MAX} can be kept; "
+            "describe equally spaced regions by one run",
+        )
+
+
+def _check_arena(core: Core, request: Register, space: Space, slot_bytes: list[int]) -> None:
+    """The arena can hold a chunk, and the longest prompt: otherwise nothing, or that prompt, would ever be served."""
+    accounts = core.chunks.accounts
+    if accounts is not None:
+        _check_maximum(accounts.of(tag_of(request.tenant)), prompt_slots(space, slot_bytes, 1))
+    slab_bytes, slabs = core.bounds.slab_bytes, core.chunks.pool.slabs_total
+    longest = max(1, request.tokens_max // space.geometry.chunk_tokens)
+    for chunks, code in ((1, "slot-size"), (longest, "prompt-size")):
+        needed = slabs_for(prompt_slots(space, slot_bytes, chunks), slab_bytes)
+        if needed > slabs:
+            what = "a chunk" if chunks == 1 else f"a prompt of tokens_max={request.tokens_max}"
+            raise ResourceError(
+                code,
+                f"{what} needs {needed} slabs of {slab_bytes} bytes, one size of slots in each; "
+                f"the arena of {core.bounds.arena_bytes} bytes has {slabs}",
+            )
+
+
+def _check_maximum(account: Account, slots: Mapping[int, int]) -> None:
+    """slots: slot size -> slots of a chunk."""
+    chunk_bytes = sum(size * count for size, count in slots.items())
+    if account.max_bytes and chunk_bytes > account.max_bytes:
+        raise ResourceError(
+            "tenant-size",
+            f"a chunk takes {chunk_bytes} bytes, and tenant {account.name!r} may hold {account.max_bytes} (tenants)",
+        )
+
+
+def _adopt_shards(core: Core, space: Space, layout: Layout) -> None:
+    document = encode_document(_document(space, layout))
+    news = False
+    for index, group in enumerate(layout.groups):
+        part = space.part_of[index] + group.shard
+        if space.parts[part].pages is None:
+            space.fix_part(part, group.pages, group.shard_bytes, slot_bytes_for(group.shard_bytes))
+            news = True
+    if news:
+        core.effects.append(PutNamespace(space.number, document))
+
+
+def _document(space: Space, layout: Layout) -> NamespaceDocument:
+    """What the namespace fixes, once the layout's shards belong to it."""
+    pages = [part.pages for part in space.parts]
+    for index, group in enumerate(layout.groups):
+        pages[space.part_of[index] + group.shard] = group.pages
+    return document_of(space, pages)

@@ -1,0 +1,62 @@
+"""What a lookup would be answered now and why: `kvserver explain`."""
+
+from itertools import islice
+
+from kvserver.index.space import READY, Space
+from kvserver.service.requests import lookup
+from kvserver.service.requests.miss_reason import Ending, Missing, ending, missing
+from kvserver.service.state.core import Core
+from kvserver.wire.explanation import Explanation, encode_explanations
+from kvserver.wire.messages import KEY_BYTES, Explain, Explained
+from kvserver.wire.status import SHOWN_MAX
+
+
+def explain(core: Core, peer: int, request: Explain, now_ns: int) -> None:
+    """Keys of a prompt from its beginning on, or one key from anywhere; none, to be told which namespaces there are."""
+    if request.keys:
+        lookup.check_keys(request.keys)
+    if request.namespace:
+        lookup.check_namespace(request.namespace)
+        digests = [request.namespace]
+    else:
+        digests = list(islice(core.chunks.spaces, SHOWN_MAX))
+    found = [_explain(core, digest, request.keys, now_ns) for digest in digests]
+    core.answer(peer, Explained(request.id, encode_explanations(found)))
+
+
+def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation:
+    space = core.chunks.spaces.get(digest)
+    asked = len(keys) // KEY_BYTES
+    single = _single(space, keys) if asked == 1 else None
+    chunks, away, why = single or _prefix(core, digest, space, keys)
+    key = keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES]
+    lacks = missing(core, digest, key, now_ns) if key else Missing("", "", 0.0, [])
+    return Explanation(
+        namespace=digest.hex(),
+        chunk_tokens=space.geometry.chunk_tokens if space is not None else 0,
+        chunks_asked=asked,
+        chunks=chunks,
+        chunks_on_disk=away,
+        why=why,
+        key=lacks.key,
+        cause=lacks.cause,
+        gone_s=lacks.gone_s,
+        held_in=lacks.held_in,
+    )
+
+
+def _single(space: Space | None, key: bytes) -> tuple[int, int, Ending] | None:
+    """A chunk from the middle of a prompt, found by its key alone; None where it is not there or begins a prompt."""
+    node = space.nodes.get(key) if space is not None else None
+    if node is None or node.depth == 1:
+        return None
+    return (1, int(node.away), "whole") if node.state == READY else (0, 0, "writing")
+
+
+def _prefix(core: Core, digest: bytes, space: Space | None, keys: bytes) -> tuple[int, int, Ending]:
+    held = core.chunks.servable(space, keys) if space is not None and keys else 0
+    why = ending(core, digest, space, keys, held)
+    if space is None or not held or core.disk is None:
+        return held, 0, why
+    chunks, away, refused = lookup.from_disk(core, core.disk, space, keys, held)
+    return chunks, len(away), why if why == "recovering" else refused or why

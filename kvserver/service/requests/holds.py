@@ -1,0 +1,138 @@
+"""Prefixes that operators keep in DRAM: for a time (pin), or until they are there (warm).
+
+A hold is one pin on the last chunk, as a lease is, but no engine's: nobody retrieves under it, and it counts among the
+pins and not among the leases. How many there are and what they keep is bounded, so that stores find room whatever
+operators do. A hold ends by its time, by Unpin, with its namespace or prefix, and with the brain.
+"""
+
+from typing import Literal
+
+from kvserver.errors import DeviceError, RequestError, ResourceError
+from kvserver.index.space import READY, Node, Space
+from kvserver.service.base.operator_state import Hold
+from kvserver.service.state import disk_waits
+from kvserver.service.state.core import MILLISECOND_NS, Core
+from kvserver.wire.admin import TTL_MS_MAX, Held, LetGo, Pin, Unpin, Warm
+from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES
+
+WARM_MS = 600_000
+"""A warm that has not brought everything by then keeps nothing any more; the rest is read when somebody asks for it."""
+
+
+def pin(core: Core, peer: int, request_id: int, command: Pin, now_ns: int) -> None:
+    if not 1 <= command.ttl_ms <= TTL_MS_MAX:
+        raise RequestError("ttl", f"ttl_ms={command.ttl_ms} must be in [1, {TTL_MS_MAX}]")
+    space, tail = find(core, command.namespace, command.keys)
+    hold, away = _begin(core, "pin", space, tail, ttl_ms=command.ttl_ms, now_ns=now_ns)
+    held = Held(request_id, hold.number, tail.depth, away, core.wishes.held_bytes, command.ttl_ms)
+    core.answer(peer, held)
+
+
+def warm(core: Core, peer: int, request_id: int, command: Warm, now_ns: int) -> None:
+    space, tail = find(core, command.namespace, command.keys)
+    if not disk_waits.missing(space, tail):
+        core.answer(peer, Held(request_id, 0, tail.depth, 0, core.wishes.held_bytes, 0))
+        return
+    hold, away = _begin(core, "warm", space, tail, ttl_ms=WARM_MS, now_ns=now_ns)
+    core.answer(peer, Held(request_id, hold.number, tail.depth, away, core.wishes.held_bytes, WARM_MS))
+
+
+def unpin(core: Core, peer: int, request_id: int, command: Unpin) -> None:
+    hold = core.wishes.holds.get(command.hold)
+    if hold is None:
+        raise RequestError("hold-unknown", f"there is no hold {command.hold}: never begun, over, or of another brain")
+    end(core, hold, "")
+    core.answer(peer, LetGo(request_id))
+
+
+def find(core: Core, namespace: bytes, keys: bytes) -> tuple[Space, Node]:
+    """The last chunk of the longest part of a prompt that is held; or the chunk of a single key, wherever it is."""
+    check_digest("namespace", namespace)
+    count, rest = divmod(len(keys), KEY_BYTES)
+    if rest or not 1 <= count <= CHUNKS_MAX:
+        raise RequestError("keys", f"{len(keys)} bytes of keys; expected 1 to {CHUNKS_MAX} keys of {KEY_BYTES} bytes")
+    space = core.chunks.spaces.get(namespace)
+    if space is None:
+        raise RequestError("namespace-unknown", f"nothing is held under namespace {namespace.hex()}")
+    chunks = core.chunks.servable(space, keys) if count > 1 else 1
+    node = space.nodes.get(keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]) if chunks else None
+    if node is None or node.state != READY:
+        raise RequestError("key-unknown", f"no chunk {keys[:KEY_BYTES].hex()} is held in namespace {namespace.hex()}")
+    return space, node
+
+
+def check_digest(what: str, digest: bytes) -> None:
+    if len(digest) != NAMESPACE_BYTES:
+        raise RequestError(what, f"{len(digest)} bytes; a {what} is a digest of {NAMESPACE_BYTES} bytes")
+
+
+def fetched(core: Core, hold: Hold) -> None:
+    """All of it is in DRAM."""
+    if hold.kind == "warm":
+        end(core, hold, "")
+    else:
+        assert core.disk is not None
+        del core.disk.hold_fetches[hold.number]
+
+
+def expire(core: Core, number: int) -> None:
+    """A hold's time is over."""
+    end(core, core.wishes.holds[number], "its time is over")
+
+
+def end(core: Core, hold: Hold, why: str) -> None:
+    """why: for the log; empty where whoever ended it says so."""
+    wishes = core.wishes
+    del wishes.holds[hold.number]
+    core.timers.cancel("hold", hold.number)
+    if core.disk is not None and (fetch := core.disk.hold_fetches.pop(hold.number, None)) is not None:
+        disk_waits.end(core.disk, fetch)
+    for node in hold.chain:
+        count, node_bytes = wishes.held.pop(node)
+        if count > 1:
+            wishes.held[node] = count - 1, node_bytes
+        else:
+            wishes.held_bytes -= node_bytes
+    core.chunks.unpin(hold.space, hold.tail)
+    if why:
+        core.log("hold ended", ("hold", hold.number), ("kind", hold.kind), ("why", why))
+
+
+def _begin(
+    core: Core, kind: Literal["pin", "warm"], space: Space, tail: Node, *, ttl_ms: int, now_ns: int
+) -> tuple[Hold, int]:
+    """The hold, and how many of its chunks are on their way to DRAM. Raises when it may not be; nothing is changed."""
+    wishes, bounds = core.wishes, core.bounds
+    away = disk_waits.missing(space, tail)
+    if away and (core.disk is None or not core.disk.readable):
+        raise DeviceError("disk-away", "some of it is on disk, which cannot be read now")
+    if not disk_waits.may_ever_fit(core, space, away):
+        raise ResourceError("tenant-size", "a chunk of it, on disk, is more than its tenant may have in DRAM (tenants)")
+    if len(wishes.holds) >= bounds.holds_max:
+        raise ResourceError("holds", f"{len(wishes.holds)} prefixes are held, at most {bounds.holds_max} may be")
+    chain = space.chain(tail)
+    fresh = {node: space.group_bytes(node.present) for node in chain if node not in wishes.held}
+    held_bytes, most_bytes = (
+        wishes.held_bytes + sum(fresh.values()),
+        bounds.arena_bytes * bounds.held_percent_max // 100,
+    )
+    if held_bytes > most_bytes:
+        raise ResourceError(
+            "held-bytes",
+            f"{held_bytes} bytes would be held, at most {most_bytes} may be ({bounds.held_percent_max} % of the arena)",
+        )
+    hold = Hold(core.number("hold"), kind, space, tail, now_ns + ttl_ms * MILLISECOND_NS, chain)
+    wishes.holds[hold.number] = hold
+    wishes.held_bytes = held_bytes
+    for node in chain:
+        count, node_bytes = wishes.held.get(node, (0, fresh.get(node, 0)))
+        wishes.held[node] = count + 1, node_bytes
+    core.chunks.pin(tail)
+    tail.used = space.root.used = now_ns
+    if core.disk is not None:
+        core.disk.asked_for(tail)
+    core.timers.set(hold.expires_ns, "hold", hold.number)
+    if away:
+        assert core.disk is not None
+        core.disk.hold_fetches[hold.number] = disk_waits.begin(core.disk, space, away, hold=hold)
+    return hold, len(away)

@@ -1,0 +1,93 @@
+"""What subscribers are told: which chunks each tier holds, as it changes.
+
+Whoever changes what a chunk has in DRAM or on disk says so before (Chunks.count); here the two are compared at the end
+of the event, so a chunk that came and went within it is not mentioned. A namespace that is cleared is one event, and
+what still hangs in it is not mentioned any more. What an earlier brain left is told at ticks, some at a time.
+"""
+
+from itertools import islice
+
+from kvserver.index.space import Node, Space
+from kvserver.service.base.effects import Tell
+from kvserver.service.state.core import Core
+from kvserver.wire.kv_events import Begun, ChunksRemoved, ChunksStored, KvEvent, NamespaceCleared, Tier
+
+UNTOLD_PER_TICK = 1000
+CHUNKS_PER_BATCH = 1024
+"""What is told at once, so that no message grows with the index when a long prefix is cleared."""
+
+
+def begin(core: Core) -> None:
+    """Once, when the index has been restored."""
+    core.chunks.changes = {}
+    for space in core.chunks.spaces.values():
+        core.untold.append((space, space.subtree(space.root)[:0:-1]))
+    core.effects.append(Tell([Begun(core.chunks.chunks)]))
+
+
+def tick(core: Core) -> None:
+    """Some of what an earlier brain left, as it is now. What has changed since, or changes in this event, is told as
+    ever, so that also what goes is."""
+    if not core.untold:
+        return
+    space, nodes = core.untold[-1]
+    some = [nodes.pop() for _ in range(min(UNTOLD_PER_TICK, len(nodes)))]
+    if events := _events(core, [(node, (space, 0, 0)) for node in some]):
+        core.effects.append(Tell(events))
+    if not nodes:
+        core.untold.pop()
+
+
+def cleared(core: Core, space: Space) -> None:
+    if core.chunks.changes is not None:
+        core.effects.append(Tell([NamespaceCleared(space.digest)]))
+
+
+def tell(core: Core, changes: dict[Node, tuple[Space, int, int]]) -> None:
+    """At the end of an event."""
+    left = iter(changes.items())
+    while some := list(islice(left, CHUNKS_PER_BATCH)):
+        events = _events(core, some)
+        if events:
+            core.effects.append(Tell(events))
+    changes.clear()
+
+
+def holds(space: Space, groups: int) -> bool:
+    """Whether these groups (bits) are what a prefix needs of a chunk, or, without a full group, anything."""
+    return groups != 0 and groups & space.needed == space.needed
+
+
+def _events(core: Core, changes: list[tuple[Node, tuple[Space, int, int]]]) -> list[KvEvent]:
+    events: list[KvEvent] = []
+    for node, (space, dram, disk) in changes:
+        if core.chunks.spaces.get(space.digest) is not space:
+            continue
+        here = _is_here(core, space, node)
+        now_dram, now_disk = (node.in_dram, node.on_disk) if here else (0, 0)
+        _compare(events, space, node, "dram", before=dram, now=now_dram)
+        _compare(events, space, node, "disk", before=disk, now=now_disk)
+    return events
+
+
+def _is_here(core: Core, space: Space, node: Node) -> bool:
+    return core.chunks.spaces.get(space.digest) is space and space.nodes.get(node.key) is node
+
+
+def _compare(events: list[KvEvent], space: Space, node: Node, tier: Tier, *, before: int, now: int) -> None:
+    if holds(space, now) == holds(space, before):
+        return
+    if not holds(space, now):
+        match events[-1] if events else None:
+            case ChunksRemoved(space.digest, known, keys) if known == tier:
+                keys.append(node.key)
+            case _:
+                events.append(ChunksRemoved(space.digest, tier, [node.key]))
+        return
+    assert node.parent is not None
+    match events[-1] if events else None:
+        case ChunksStored(space.digest, known, _, keys) if known == tier and keys[-1] == node.parent.key:
+            keys.append(node.key)
+        case _:
+            tokens = space.geometry.chunk_tokens
+            events.append(ChunksStored(space.digest, tier, node.parent.key, [node.key], tokens))

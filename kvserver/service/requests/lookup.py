@@ -1,0 +1,238 @@
+"""Lookups and the leases that they grant.
+
+A lease belongs to an engine, not to a connection: each of its ranks may retrieve under it, in one or more parts. Every
+retrieve extends it for those that follow; it ends when all ranks have had their last, when it is released, or when its
+time is over. Pins move to the job at submit, so the end of a lease never frees a slot under a copy.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from kvserver.errors import RequestError, ResourceError
+from kvserver.index.space import Node, Space
+from kvserver.service.holdings.accounts import Accounts
+from kvserver.service.requests.miss_reason import Ending, ending, missing
+from kvserver.service.state import disk_waits
+from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier, Lease, Session
+from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES, Found, FoundWhy, Lookup, Release, Released
+
+
+def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int) -> None:
+    """The longest servable prefix, and a lease on it."""
+    asked = check_keys(request.keys)
+    check_namespace(request.namespace)
+    space = core.chunks.spaces.get(request.namespace)
+    accounts = core.chunks.accounts
+    if accounts is not None and space is not None and not _may_see(accounts, session, space):
+        space = None
+    chunks = held = core.chunks.servable(space, request.keys) if space is not None else 0
+    away: dict[Node, int] = {}
+    why: Ending = "whole" if held == asked else ending(core, request.namespace, space, request.keys, held)
+    if held and space is not None and core.disk is not None:
+        chunks, away, refused = from_disk(core, core.disk, space, request.keys, held)
+        why = why if why == "recovering" else refused or why
+    untold: FoundWhy = "recovering" if why == "recovering" else ""
+    leased = chunks >= request.chunks_wanted_min and chunks > 0
+    if leased and len(core.leases) >= core.bounds.leases_max:
+        raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
+    core.asked.note(space, request.keys, held, chunks, len(away), leased, why)
+    if level := core.lines.level("lookup", now_ns):
+        line = _line(core, request, space, chunks=chunks, away=len(away), why=why, now_ns=now_ns)
+        core.log("lookup", ("engine", session.engine.name), *line, level=level)
+    if space is None or not chunks:
+        core.answer(peer, Found(request.id, 0, 0, 0, 0, untold))
+        return
+    tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
+    tail.used = space.root.used = now_ns  # with or without a lease: an engine that holds a prefix itself uses it too
+    if core.chunks.arc is not None:
+        core.chunks.arc.asked(space, tail)
+    if leased:
+        _grant(core, session, peer, request, tail, away=away, why=untold, now_ns=now_ns)
+    else:
+        core.answer(peer, Found(request.id, chunks, 0, 0, len(away), untold))
+
+
+def _may_see(accounts: Accounts, session: Session, space: Space) -> bool:
+    """The engine has registered a cache of the tenant whose namespace it is."""
+    return space.tenant is not None and accounts.of_space(space) in session.engine.accounts
+
+
+def _grant(
+    core: Core,
+    session: Session,
+    peer: int,
+    request: Lookup,
+    tail: Node,
+    *,
+    away: dict[Node, int],
+    why: FoundWhy,
+    now_ns: int,
+) -> None:
+    """A lease on the prefix that ends in `tail`, and the reads of what of it is away."""
+    space = core.chunks.spaces[request.namespace]
+    chunks = tail.depth
+    lease = Lease(
+        number=core.number("lease"),
+        engine=session.engine,
+        space=space,
+        tail=tail,
+        keys=request.keys[: chunks * KEY_BYTES],
+        expires_ns=now_ns + core.bounds.lease_ttl_ms * MILLISECOND_NS,
+    )
+    core.chunks.pin(tail)
+    core.leases[lease.number] = lease
+    session.engine.leases.add(lease.number)
+    core.timers.set(lease.expires_ns, "lease", lease.number)
+    core.counters.leases_granted += 1
+    core.answer(peer, Found(request.id, chunks, lease.number, core.bounds.lease_ttl_ms, len(away), why))
+    if core.disk is not None:
+        core.disk.asked_for(tail)
+        core.chunks.offer(space, tail)
+        if away:
+            lease.fetch = disk_waits.begin(core.disk, space, away, lease=lease)
+
+
+def _line(
+    core: Core, request: Lookup, space: Space | None, *, chunks: int, away: int, why: Ending, now_ns: int
+) -> Iterator[tuple[str, object]]:
+    """Tokens by where they are, and why they end."""
+    each = space.geometry.chunk_tokens if space is not None else 0
+    yield "request", request.id
+    yield "tokens", len(request.keys) // KEY_BYTES * each
+    yield "dram_tokens", (chunks - away) * each
+    yield "disk_tokens", away * each
+    yield "why", why
+    key = request.keys[chunks * KEY_BYTES : (chunks + 1) * KEY_BYTES]
+    if key:
+        lacks = missing(core, request.namespace, key, now_ns)
+        yield "key", lacks.key
+        if lacks.cause:
+            yield "cause", lacks.cause
+            yield "gone_s", round(lacks.gone_s, 3)
+        if lacks.held_in:
+            yield "held_in", lacks.held_in[0][:12]
+
+
+Refused = Literal["", "declined", "disk-away", "recovering"]
+
+
+def from_disk(
+    core: Core, tier: DiskTier, space: Space, keys: bytes, chunks: int
+) -> tuple[int, dict[Node, int], Refused]:
+    """How many of the chunks are offered, what of them has to be read, and why they are less: because the disk cannot
+    be read now, because their tenant may not have one of them in DRAM, or because computing would be faster."""
+    refused: Refused = ""
+    while chunks:
+        tail = space.nodes[keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
+        away = disk_waits.missing(space, tail)
+        if not away:
+            break
+        first = next(iter(away)).depth
+        if tier.readable:
+            tokens = (chunks - first + 1) * space.geometry.chunk_tokens
+            if disk_waits.may_ever_fit(core, space, away) and not _too_slow(core, tier, space, away, tokens=tokens):
+                return chunks, away, refused
+            refused = "declined"
+        else:
+            refused = "disk-away" if tier.recovered else "recovering"
+        chunks = core.chunks.servable(space, keys[: (first - 1) * KEY_BYTES]) if first > 1 else 0
+    return chunks, {}, refused
+
+
+def _too_slow(core: Core, tier: DiskTier, space: Space, away: dict[Node, int], *, tokens: int) -> bool:
+    """Reading would take longer than computing the tokens that it saves, each device beside the others."""
+    if not core.bounds.recompute_tokens_per_s:
+        return False
+    device_bytes: dict[int, int] = {}
+    for node, groups in away.items():
+        device = tier.chunks.device_of(node)
+        device_bytes[device] = device_bytes.get(device, 0) + space.group_bytes(groups)
+    slowest_s = max(tier.placements[device].reads.seconds_for(count) for device, count in device_bytes.items())
+    return slowest_s > tokens / core.bounds.recompute_tokens_per_s
+
+
+def release(core: Core, session: Session, peer: int, request: Release) -> None:
+    """Idempotent, but only for one's own leases."""
+    lease = core.leases.get(request.lease)
+    if lease is not None:
+        if lease.engine is not session.engine:
+            raise _foreign(lease, session)
+        core.counters.leases_released += 1
+        end(core, lease)
+    core.answer(peer, Released(request.id))
+
+
+def usable(core: Core, session: Session, number: int, now_ns: int) -> Lease:
+    """The lease, if this rank may retrieve under it now. Raises RequestError otherwise."""
+    lease = core.leases.get(number)
+    if lease is None or lease.expires_ns <= now_ns:
+        raise RequestError("lease-unknown", f"lease {number} is not held: never granted, expired, used up or released")
+    if lease.engine is not session.engine:
+        raise _foreign(lease, session)
+    if not 0 <= session.rank < session.engine.ranks:
+        raise RequestError(
+            "lease-rank", f"rank {session.rank} cannot retrieve; ranks are 0 to {session.engine.ranks - 1}"
+        )
+    if session.rank in lease.ranks_used:
+        raise RequestError("lease-used", f"rank {session.rank} has had its last retrieve under lease {number}")
+    return lease
+
+
+def use(core: Core, session: Session, lease: Lease, now_ns: int, *, more: bool) -> None:
+    """A rank retrieves under the lease, and its pins were taken over by the job. more: it will do so again."""
+    extended_ns = now_ns + core.bounds.lease_extended_ms * MILLISECOND_NS
+    if extended_ns > lease.expires_ns:
+        lease.expires_ns = extended_ns
+        core.timers.set(extended_ns, "lease", lease.number)
+    if more:
+        return
+    lease.ranks_used.add(session.rank)
+    if len(lease.ranks_used) == lease.engine.ranks:
+        end(core, lease)
+
+
+def unheard(core: Core, number: int) -> None:
+    """Nobody was told of this lease, so nobody will use it or give it back."""
+    lease = core.leases.get(number)
+    if lease is not None:
+        core.counters.leases_released += 1
+        end(core, lease)
+
+
+def expire(core: Core, number: int, now_ns: int) -> None:
+    """A lease timer fired."""
+    lease = core.leases[number]
+    assert lease.expires_ns <= now_ns
+    core.counters.leases_expired += 1
+    end(core, lease)
+
+
+def end(core: Core, lease: Lease) -> None:
+    del core.leases[lease.number]
+    core.timers.cancel("lease", lease.number)
+    lease.engine.leases.discard(lease.number)
+    if lease.fetch is not None:
+        assert core.disk is not None
+        disk_waits.end(core.disk, lease.fetch)
+    core.chunks.unpin(lease.space, lease.tail)
+
+
+def check_keys(keys: bytes) -> int:
+    """How many keys; raises RequestError when it is not a sensible whole number of them."""
+    count, rest = divmod(len(keys), KEY_BYTES)
+    if rest or not 1 <= count <= CHUNKS_MAX:
+        raise RequestError("keys", f"{len(keys)} bytes of keys; expected 1 to {CHUNKS_MAX} keys of {KEY_BYTES} bytes")
+    return count
+
+
+def check_namespace(namespace: bytes) -> None:
+    if len(namespace) != NAMESPACE_BYTES:
+        raise RequestError("namespace", f"{len(namespace)} bytes; a namespace is a digest of {NAMESPACE_BYTES} bytes")
+
+
+def _foreign(lease: Lease, session: Session) -> RequestError:
+    return RequestError(
+        "lease-foreign",
+        f"lease {lease.number} belongs to engine {lease.engine.name!r} epoch {lease.engine.epoch}, "
+        f"not to {session.engine.name!r} epoch {session.engine.epoch}",
+    )

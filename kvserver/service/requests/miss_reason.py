@@ -1,0 +1,78 @@
+"""Why the prefix that a lookup found ends where it does: counted for each lookup, said in its line and by `explain`.
+
+whole        it does not: all that was asked for is held
+absent       nothing is known of the next chunk: it was never stored, or has left long ago
+gone         the next chunk was held, or was being stored, and has left (evicted_keys.py says when and why)
+writing      the next chunk is being stored
+partial      the next chunk is held, but a window or state group of it, or of those before it, is not
+declined     the rest is on disk, and reading it is slower than computing it, or its tenant may not have a chunk of it
+             in DRAM
+disk-away    the rest is on disk, which cannot be read now
+namespace    nothing was ever registered here under this namespace
+recovering   whatever it would be otherwise: the rest may be on a disk, and it is not known yet what is there. With
+             quotas so of every namespace that is not seen: nobody learns by it what others have on disk
+"""
+
+from itertools import islice
+from typing import Literal, NamedTuple
+
+from kvserver.index.space import READY, Space
+from kvserver.service.state.core import Core, DiskTier
+from kvserver.wire.messages import KEY_BYTES
+
+HOLDERS_MAX = 8
+
+Ending = Literal["whole", "absent", "gone", "writing", "partial", "declined", "disk-away", "namespace", "recovering"]
+"""The same as counters.LOOKUP_ENDS."""
+
+
+def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held: int) -> Ending:
+    """Why no more than `held` chunks of packed keys can be served, as far as the index knows. space: of the namespace,
+    where whoever asks may see it."""
+    if space is not None and held * KEY_BYTES == len(keys):
+        return "whole"
+    hidden = space is None and core.chunks.accounts is not None  # another's must look as one that does not exist
+    if core.disk is not None and (not core.disk.recovered if hidden else may_tell_of(core.disk, namespace)):
+        return "recovering"
+    if space is None:
+        return "namespace"
+    key = keys[held * KEY_BYTES : (held + 1) * KEY_BYTES]
+    node = space.nodes.get(key)
+    if node is None:
+        return "absent" if core.departed.get(space.digest, key) is None else "gone"
+    if node.state != READY:
+        return "writing"
+    return "absent" if space.only_full else "partial"  # a ready chunk among full groups alone is of another chain
+
+
+def may_tell_of(tier: DiskTier, namespace: bytes) -> bool:
+    """Chunks of it that are not in the index may be found on disk yet."""
+    if tier.recovered:
+        return False
+    if tier.found is None or not tier.found.listed:
+        return namespace not in tier.void_later
+    return tier.found.newest.get(namespace, 0) > tier.noted.get(namespace, 0)
+
+
+class Missing(NamedTuple):
+    """What is known of a chunk that is not served."""
+
+    key: str
+    """Hexadecimal."""
+    cause: str
+    """Why it has left, when it has lately."""
+    gone_s: float
+    held_in: list[str]
+    """Other namespaces that hold the same key, hexadecimal."""
+
+
+def missing(core: Core, namespace: bytes, key: bytes, now_ns: int) -> Missing:
+    """Looks into every namespace: for lines that are made now and then, not for each lookup."""
+    departure = core.departed.get(namespace, key)
+    holders = (digest.hex() for digest, space in core.chunks.spaces.items() if key in space.nodes)
+    return Missing(
+        key=key.hex(),
+        cause=departure.cause if departure is not None else "",
+        gone_s=(now_ns - departure.at_ns) / 1e9 if departure is not None else 0.0,
+        held_in=[name for name in islice(holders, HOLDERS_MAX) if name != namespace.hex()],
+    )

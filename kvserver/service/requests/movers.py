@@ -1,0 +1,228 @@
+"""Mover processes: started when a cache needs one, killed when they do not answer, forgotten when they are reaped.
+
+Rule 1: while a mover's process may exist, everything that its jobs hold stays held. Only MoverGone ends them all.
+Rule 2: a mover that does not end a cancelled job or let a cache go within mover_grace_ms is killed, never waited for.
+"""
+
+import logging
+
+from kvserver.errors import DeviceError, RequestError, ResourceError
+from kvserver.service.base.effects import Ask, CloseDescriptors
+from kvserver.service.holdings.capacity import chunks_that_fit
+from kvserver.service.requests import kv_events, namespaces, transfers
+from kvserver.service.state.core import MILLISECOND_NS, Cache, Core, Mover, Session
+from kvserver.wire.messages import Registered, Unregistered
+from kvserver.wire.orders import (
+    ArenaReady,
+    DropBoard,
+    KillMover,
+    MapCache,
+    MapFailed,
+    Mapped,
+    MoverKind,
+    Ready,
+    StartMover,
+    Unmapped,
+)
+
+
+def ensure(core: Core, device: MoverKind, device_id: str, now_ns: int) -> Mover:
+    """The mover of a device, starting one when there is none."""
+    found = _mover_of(core, device, device_id)
+    if found is not None:
+        return found
+    mover = Mover(core.number("mover"), device, device_id)
+    core.movers[mover.number] = mover
+    core.effects.append(Ask(StartMover(mover.number, device, device_id)))
+    core.timers.set(now_ns + core.bounds.mover_start_ms * MILLISECOND_NS, "mover-start", mover.number)
+    return mover
+
+
+def check_room(core: Core, device: MoverKind, device_id: str) -> None:
+    """ResourceError when a registration would need one more mover than there may be."""
+    if len(core.movers) >= core.bounds.movers_max and _mover_of(core, device, device_id) is None:
+        raise ResourceError("movers", f"{len(core.movers)} movers are running, at most {core.bounds.movers_max} may be")
+
+
+def _mover_of(core: Core, device: MoverKind, device_id: str) -> Mover | None:
+    for mover in core.movers.values():
+        if mover.state != "killed" and (mover.device, mover.device_id) == (device, device_id):
+            return mover
+    return None
+
+
+def ready(core: Core, mover: Mover, report: Ready) -> None:
+    if mover.state != "starting":
+        return
+    mover.state, mover.pid, mover.backend, mover.facts = "ready", report.pid, report.backend, dict(report.facts)
+    core.timers.cancel("mover-start", mover.number)
+    _tell_arena(core, mover)
+    core.effects.extend(mover.queue)
+    mover.queue.clear()
+    core.log("mover ready", *_name(mover), ("pid", mover.pid), ("backend", mover.backend))
+
+
+def arena_grew(core: Core) -> None:
+    for mover in core.movers.values():
+        if mover.state == "ready":
+            _tell_arena(core, mover)
+
+
+def _tell_arena(core: Core, mover: Mover) -> None:
+    """Host copies need no preparation of the arena. A disk mover may register it."""
+    if mover.device != "host":
+        core.instruct(mover, ArenaReady(core.chunks.pool.slabs_ready))
+
+
+def start_overdue(core: Core, number: int) -> None:
+    kill(core, core.movers[number], "did not become ready")
+
+
+def kill(core: Core, mover: Mover, why: str) -> None:
+    """SIGKILL; its jobs end when it has been reaped."""
+    if mover.state == "killed":
+        return
+    _drop_queue(core, mover)
+    mover.state = "killed"
+    core.timers.cancel("mover-start", mover.number)
+    core.effects.append(Ask(KillMover(mover.number)))
+    core.log("mover killed", *_name(mover), ("why", why), level=logging.ERROR)
+
+
+def gone(core: Core, mover: Mover, how: str, now_ns: int) -> None:
+    """The process has been reaped: its mappings are gone and none of its copies can still run."""
+    _drop_queue(core, mover)
+    mover.state = "killed"
+    del core.movers[mover.number]
+    core.timers.cancel("mover-start", mover.number)
+    core.counters.mover_restarts += 1
+    core.log("mover gone", *_name(mover), ("how", how), ("jobs", len(mover.jobs)), level=logging.WARNING)
+    for number in sorted(mover.jobs):
+        transfers.lost(core, core.jobs[number], f"mover {mover.number} is gone: {how}", now_ns)
+    for cache in list(mover.caches.values()):
+        if cache.state == "mapping" and cache.waiting is not None:
+            core.refuse(*cache.waiting, DeviceError("mover-lost", f"mover {mover.number} is gone: {how}"))
+        elif cache.waiting is not None:
+            core.answer(cache.waiting[0], Unregistered(cache.waiting[1]))
+        forget_cache(core, cache)
+
+
+def mapped(core: Core, mover: Mover, report: Mapped) -> None:
+    cache = mover.caches.get(report.cache)
+    if cache is None or cache.state != "mapping":
+        return
+    cache.state = "mapped"
+    core.timers.cancel("map", cache.number)
+    if cache.waiting is not None:
+        core.answer(cache.waiting[0], Registered(cache.waiting[1], cache.number, mover.number))
+        cache.waiting = None
+    core.log(
+        "cache registered",
+        ("cache", cache.number),
+        ("session", cache.session.number),
+        ("namespace", cache.digest[:6].hex()),
+        ("blocks", cache.layout.groups[0].blocks),
+        ("shard_bytes", sum(group.shard_bytes for group in cache.layout.groups)),
+        ("arena_tokens", _capacity_tokens(core, cache)),
+        ("mover", mover.number),
+    )
+
+
+def _capacity_tokens(core: Core, cache: Cache) -> int:
+    """Tokens that the arena could hold if this namespace had it alone; what one long prompt needs must be less."""
+    space, bounds = core.chunks.spaces[cache.digest], core.bounds
+    slot_bytes = [part.slot_bytes for part in space.parts]
+    chunks = chunks_that_fit(slot_bytes, slab_bytes=bounds.slab_bytes, slabs=bounds.arena_bytes // bounds.slab_bytes)
+    return chunks * space.geometry.chunk_tokens
+
+
+def map_failed(core: Core, mover: Mover, report: MapFailed) -> None:
+    cache = mover.caches.get(report.cache)
+    if cache is None:
+        return
+    if cache.waiting is not None:
+        core.refuse(*cache.waiting, RequestError(report.code, report.message))
+    forget_cache(core, cache)
+
+
+def unmapped(core: Core, mover: Mover, report: Unmapped) -> None:
+    cache = mover.caches.get(report.cache)
+    if cache is None or cache.state != "unmapping":
+        return
+    assert not cache.jobs
+    if cache.waiting is not None:
+        core.answer(cache.waiting[0], Unregistered(cache.waiting[1]))
+    core.log("cache unregistered", ("cache", cache.number), ("session", cache.session.number))
+    forget_cache(core, cache)
+
+
+def map_overdue(core: Core, number: int) -> None:
+    """The mover had the time to start and to map; whoever registers is told when it has been reaped."""
+    kill(core, core.caches[number].mover, f"did not map cache {number}")
+
+
+def unmap_overdue(core: Core, number: int, now_ns: int) -> None:
+    """Its jobs end by their deadlines, or were cancelled, and the mover is killed for those that do not. With the last
+    of them the time begins in which the cache is to be let go."""
+    cache = core.caches[number]
+    assert cache.state == "unmapping"
+    if cache.jobs:
+        transfers.await_unmapped(core, cache, now_ns)
+    else:
+        kill(core, cache.mover, f"did not let cache {number} go")
+
+
+def forget_cache(core: Core, cache: Cache) -> None:
+    """The mover has no mapping of this cache any more."""
+    del core.caches[cache.number]
+    core.timers.cancel("map", cache.number)
+    core.timers.cancel("unmap", cache.number)
+    del cache.mover.caches[cache.number]
+    if cache.session.caches.get(cache.name) is cache:
+        del cache.session.caches[cache.name]
+    space = core.chunks.spaces.get(cache.digest)
+    if space is not None:
+        space.caches -= 1
+        if not space.caches and not space.nodes:  # a shape that nothing was stored in binds nobody
+            core.chunks.clear(space, "cleared")
+            kv_events.cleared(core, space)  # its last chunk may have gone in this event
+            namespaces.left(core, space)
+    drop_board(core, cache.mover, cache.session)
+
+
+def forget_queued(core: Core, cache: Cache) -> bool:
+    """True when the mover has not been told of the cache yet: then its orders are taken back and it is forgotten."""
+    mover = cache.mover
+    mine = [item for item in mover.queue if isinstance(item.order, MapCache) and item.order.cache == cache.number]
+    if not mine:
+        return False
+    for item in mine:
+        mover.queue.remove(item)
+        core.effects.append(CloseDescriptors(item.descriptors))
+    forget_cache(core, cache)
+    return True
+
+
+def drop_board(core: Core, mover: Mover, session: Session) -> None:
+    """An ended session's board goes with its last cache."""
+    if not session.ended or session.number not in mover.boards:
+        return
+    if any(other.session is session for other in mover.caches.values()):
+        return
+    mover.boards.discard(session.number)
+    queued = [item for item in mover.queue if item.board == session.number]
+    for item in queued:
+        mover.queue.remove(item)
+    if not queued:
+        core.instruct(mover, DropBoard(session.number))
+
+
+def _drop_queue(core: Core, mover: Mover) -> None:
+    descriptors = tuple(number for instruct in mover.queue for number in instruct.descriptors)
+    if descriptors:
+        core.effects.append(CloseDescriptors(descriptors))
+    mover.queue.clear()
+
+
+def _name(mover: Mover) -> tuple[tuple[str, object], tuple[str, object]]:
+    return ("mover", mover.number), ("device", mover.name)

@@ -1,0 +1,463 @@
+"""Stores and retrieves: from the request to the job, and from the job's end to the reply.
+
+The brain forwards packed block ids and never looks into them; what it adds is the slot of each chunk. A store walks
+its keys once, and pins the last node that it came by, so that making room for the next chunk cannot evict the one
+before.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvserver.errors import DeviceError, RequestError, ResourceError
+from kvserver.index.space import ABSENT, GONE, READY, Node
+from kvserver.service.requests import admission, lookup
+from kvserver.service.state import disk_waits
+from kvserver.service.state.core import MILLISECOND_NS, Cache, Core, GroupRun, Held, Job, Lease, Session
+from kvserver.service.telling.evicted_keys import Cause
+from kvserver.wire.messages import (
+    BLOCKS_MAX,
+    BOARD_WORDS,
+    KEY_BYTES,
+    PLACES_MAX,
+    GroupBlocks,
+    Retrieve,
+    Retrieved,
+    Store,
+    Stored,
+    Why,
+)
+from kvserver.wire.orders import Cancel, Copy, CopyGroup, Done
+
+BLOCK_ID_BYTES = 4
+
+
+class Span(NamedTuple):
+    """The blocks of one group in a request: [first_block, last_block), which touch chunks [first, last)."""
+
+    group: int
+    blocks_per_chunk: int
+    first_block: int
+    last_block: int
+    first: int
+    last: int
+    block_ids: bytes
+
+
+# ---------------------------------------------------------------- store
+
+
+def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) -> None:
+    """Reserves what is not held and has the mover copy it; replies at once when there is nothing to copy."""
+    cache = _usable_cache(core, session, request)
+    count = lookup.check_keys(request.keys)
+    if request.first_chunk < 0 or len(request.parent) != (KEY_BYTES if request.first_chunk else 0):
+        raise RequestError(
+            "parent", f"first_chunk={request.first_chunk} with a parent of {len(request.parent)} bytes; expected "
+            f"{KEY_BYTES} bytes, or none for chunk 0"
+        )  # fmt: skip
+    spans = _store_spans(cache, request, count)
+    admission.check_store(core, cache.digest, now_ns)
+    space = core.chunks.spaces[cache.digest]
+    job = Job(core.number("job"), "store", session, cache, space, peer, request.id, now_ns)
+    parent = space.nodes.get(request.parent) if request.first_chunk else space.root
+    if not space.complete:
+        job.why = "ranks-missing"
+    elif parent is None or parent.depth != request.first_chunk:
+        job.why = "parent-absent"
+    else:
+        _walk(core, job, parent, request, spans=spans, now_ns=now_ns)
+    if any(slot != ABSENT for run in job.runs for slot in run.slots):
+        copies = [_copy_group(run, span) for run, span in zip(job.runs, spans, strict=True) if run.slots]
+        _submit(core, job, request, copies, now_ns)
+    else:
+        _answer_store(core, job, bytes_written=0, chunks_written=0, asked=count)
+
+
+def _store_spans(cache: Cache, request: Store, count: int) -> list[Span]:
+    """Whole chunks inside the keys' range; all of it for full groups."""
+    spans = _spans(cache, request.groups)
+    end = request.first_chunk + count
+    for span in spans:
+        aligned = span.first_block % span.blocks_per_chunk == 0 and span.last_block % span.blocks_per_chunk == 0
+        if not aligned or span.first < request.first_chunk or span.last > end:
+            raise RequestError(
+                "block-range",
+                f"group {span.group}: blocks [{span.first_block}, {span.last_block}) must be whole chunks of "
+                f"{span.blocks_per_chunk} blocks inside chunks [{request.first_chunk}, {end})",
+            )
+    covered = {span.group: (span.first, span.last) for span in spans}
+    for index, shape in enumerate(cache.layout.geometry.groups):
+        if shape.kind == "full" and covered.get(index) != (request.first_chunk, end):
+            raise RequestError(
+                "block-range", f"full group {index} must bring the blocks of all chunks [{request.first_chunk}, {end})"
+            )
+    return spans
+
+
+def _walk(core: Core, job: Job, parent: Node, request: Store, *, spans: list[Span], now_ns: int) -> None:
+    """Finds or makes the node of each key, reserves its groups and takes this rank's parts for the job."""
+    chunks, space, cache = core.chunks, job.space, job.cache
+    chunks.generation += 1
+    deadline_ns = now_ns + core.bounds.reserve_ttl_ms * MILLISECOND_NS
+    job.runs = [GroupRun(span.group, max(0, span.first - request.first_chunk), []) for span in spans]
+    writes = [_writes(cache, span.group) for span in spans]
+    anchor, refused = parent, None
+    chunks.pin(anchor)
+    for position in range(len(request.keys) // KEY_BYTES):
+        chunk = request.first_chunk + position
+        key = request.keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]
+        here = [index for index, span in enumerate(spans) if span.first <= chunk < span.last]
+        node = chunks.node_for(space, key, anchor, now_ns, cache.tenant)
+        if node is None:
+            job.why = "full" if key not in space.nodes else "parent-absent"
+            break
+        chunks.move_pin(space, anchor, node)
+        anchor = node
+        if not chunks.reserve(space, node, [spans[index].group for index in here], deadline_ns):
+            job.why, refused = "full", node
+            break
+        job.walk.append(node)
+        for index in here:
+            writers, writer, part = writes[index]
+            mine = chunk % writers == writer
+            job.runs[index].slots.append(chunks.assign(node, part, job.number) if mine else ABSENT)
+    anchor.used = now_ns
+    chunks.unpin(space, anchor)
+    if refused is not None:
+        chunks.drop_if_bare(space, refused)
+
+
+def _writes(cache: Cache, group: int) -> tuple[int, int, int]:
+    """(writers, writer, part) of a group in this cache: it writes chunk i when i % writers == writer."""
+    return cache.layout.geometry.groups[group].writers, cache.layout.groups[group].writer, cache.parts[group]
+
+
+def _copy_group(run: GroupRun, span: Span) -> CopyGroup:
+    blocks = len(run.slots) * span.blocks_per_chunk
+    return CopyGroup(
+        span.group, span.first_block, span.block_ids[: blocks * BLOCK_ID_BYTES], array("q", run.slots).tobytes()
+    )
+
+
+def _store_ended(core: Core, job: Job, done: Done) -> None:
+    """Seals, or gives back, every part that the job was to write."""
+    kept = done.status == "done" and not job.session.ended
+    died = job.session.ended or done.code == "mover-lost"
+    reason: Cause = "died" if died else "abandoned" if done.status == "abandoned" else "failed"
+    chunks_written: set[int] = set()
+    mine = [
+        (run.first + index, job.cache.parts[run.group])
+        for run in job.runs
+        for index, slot in enumerate(run.slots)
+        if slot != ABSENT
+    ]
+    if kept:
+        for position, part in sorted(mine):  # head of the chain first
+            if core.chunks.seal(job.walk[position], part, job.number):
+                chunks_written.add(position)
+    else:
+        for position, part in sorted(mine, reverse=True):
+            core.chunks.give_up(job.walk[position], part, job.number, reason)
+    core.chunks.job_ended(job.number)
+    if done.status in ("failed", "invalid"):
+        core.counters.stores += 1
+        core.counters.stores_failed += 1
+        family = DeviceError if done.status == "failed" else RequestError
+        core.refuse(job.peer, job.request_id, family(done.code, done.message))
+    else:
+        if done.status == "abandoned":
+            job.why = "abandoned"
+        core.counters.bytes_stored += done.bytes if kept else 0
+        _answer_store(
+            core, job, bytes_written=done.bytes if kept else 0, chunks_written=len(chunks_written), asked=len(job.walk)
+        )
+
+
+def _answer_store(core: Core, job: Job, *, bytes_written: int, chunks_written: int, asked: int) -> None:
+    """Counts the leading chunks whose shards of this rank are held now."""
+    held, missing = _chunks_held(core, job)
+    why = job.why or missing
+    assert why or held == asked, "a store that is cut short says why"
+    core.counters.stores += 1
+    if why:
+        core.counters.short_stores[why] += 1
+    core.answer(job.peer, Stored(job.request_id, held, chunks_written, bytes_written, why))
+
+
+def _chunks_held(core: Core, job: Job) -> tuple[int, Why]:
+    """How many leading chunks of the walk, and why the next one is not. Nothing of a cleared namespace is held."""
+    if core.chunks.spaces.get(job.space.digest) is not job.space:
+        return 0, "discarded"
+    writes = [(run, *_writes(job.cache, run.group)) for run in job.runs]
+    for position, node in enumerate(job.walk):
+        for run, writers, writer, part in writes:
+            inside = run.first <= position < run.first + len(run.slots)
+            mine = (node.depth - 1) % writers == writer
+            if inside and mine and not core.chunks.part_held(node, part, run.group):
+                was_ours = run.slots[position - run.first] != ABSENT
+                return position, "discarded" if was_ours or node.state == GONE else "busy"
+    return len(job.walk), ""
+
+
+def discard_overdue(core: Core, now_ns: int) -> None:
+    """Chunks that are not complete by the deadline of their reservation are discarded, oldest first."""
+    pendings = core.chunks.pendings
+    while pendings and (oldest := next(iter(pendings.values()))).deadline_ns <= now_ns:
+        core.chunks.discard(oldest.space, oldest.node, "deadline")
+
+
+# ---------------------------------------------------------------- retrieve
+
+
+def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns: int) -> None:
+    """Has the mover copy leased blocks into the cache. A lease is used up for this rank only if all is well."""
+    cache = _usable_cache(core, session, request)
+    lease = lookup.usable(core, session, request.lease, now_ns)
+    if lease.space.digest != cache.digest:
+        raise RequestError(
+            "lease-namespace",
+            f"lease {lease.number} is on {lease.space.digest[:6].hex()}, the cache on {cache.digest[:6].hex()}",
+        )
+    spans = _spans(cache, request.groups)
+    for span in spans:
+        if span.last > lease.chunks:
+            raise RequestError(
+                "beyond-lease",
+                f"group {span.group}: blocks up to {span.last_block} reach chunk {span.last - 1}; "
+                f"the lease is on {lease.chunks} chunks",
+            )
+    chain = _leased_chain(lease)
+    needs = _needs(chain, spans)
+    if needs and (core.disk is None or not core.disk.readable):
+        raise DeviceError("disk-away", "some of it is on disk, which cannot be read now")
+    job = Job(core.number("job"), "retrieve", session, cache, lease.space, peer, request.id, now_ns, tail=lease.tail)
+    core.counters.retrieves += 1
+    core.chunks.pin(lease.tail)
+    _register(core, job, request.deadline_ms, now_ns)
+    if needs:
+        assert core.disk is not None
+        job.held = Held(request, disk_waits.begin(core.disk, job.space, needs, job=job))
+    else:
+        _order_retrieve(core, job, chain, request, spans)
+    lookup.use(core, session, lease, now_ns, more=request.more)  # last: reads that we want too keep their turn
+
+
+def _needs(chain: list[Node], spans: list[Span]) -> dict[Node, int]:
+    """What of the blocks is on disk alone: node -> groups (bits), head first. Refuses what is not held at all."""
+    needs: dict[int, int] = {}
+    for span in spans:
+        bit = 1 << span.group
+        for position in range(span.first, span.last):
+            node = chain[position]
+            if not node.present & bit:
+                raise RequestError(
+                    "not-held",
+                    f"group {span.group} holds nothing of chunk {position}: outside of what the lookup needed",
+                )
+            if not node.in_dram & bit:
+                needs[position] = needs.get(position, 0) | bit
+    return {chain[position]: needs[position] for position in sorted(needs)}
+
+
+def _order_retrieve(core: Core, job: Job, chain: list[Node], request: Retrieve, spans: list[Span]) -> None:
+    """Everything that it brings is in DRAM."""
+    copies = [CopyGroup(span.group, span.first_block, span.block_ids, _slots(job, chain, span)) for span in spans]
+    _order(core, job, request, copies)
+
+
+def release_held(core: Core, job: Job) -> None:
+    """The last of what a retrieve waited for is in DRAM."""
+    assert job.held is not None
+    assert job.tail is not None
+    request, job.held = job.held.request, None
+    _order_retrieve(core, job, job.space.chain(job.tail), request, _spans(job.cache, request.groups))
+
+
+def give_up_held(core: Core, job: Job, error: DeviceError, now_ns: int) -> None:
+    """A retrieve ends that its mover never heard of: the client finds its word live and gives it up."""
+    assert job.held is not None
+    assert core.disk is not None
+    disk_waits.end(core.disk, job.held.fetch)
+    job.held = None
+    ended(core, job, Done(job.number, "failed", 0, 0, error.code, error.message, job.cache.mode), now_ns)
+
+
+def _leased_chain(lease: Lease) -> list[Node]:
+    """The leased nodes, head first; refuses keys that never were a chain (bisection probed only some of them)."""
+    chain = lease.space.chain(lease.tail)
+    if b"".join([node.key for node in chain]) != lease.keys:
+        raise RequestError("keys-chain", f"the keys of lease {lease.number} are not one chain: their parents differ")
+    return chain
+
+
+def _slots(job: Job, chain: Sequence[Node], span: Span) -> bytes:
+    part = job.cache.parts[span.group]
+    slots = array("q")
+    for node in chain[span.first : span.last]:
+        assert node.state == READY
+        assert node.in_dram >> span.group & 1
+        slots.append(node.slots[part])
+    return slots.tobytes()
+
+
+def _retrieve_ended(core: Core, job: Job, done: Done) -> None:
+    assert job.tail is not None
+    core.chunks.unpin(job.space, job.tail)
+    match done.status:
+        case "done":
+            core.counters.bytes_retrieved += done.bytes
+            core.answer(job.peer, Retrieved(job.request_id, done.bytes))
+        case "invalid":
+            core.refuse(job.peer, job.request_id, RequestError(done.code, done.message))
+        case "failed" | "abandoned":
+            code = done.code or "abandoned"
+            why = "its time was over" if job.cancelled else "the client gave the job up"
+            core.refuse(job.peer, job.request_id, DeviceError(code, done.message or why))
+
+
+# ---------------------------------------------------------------- jobs
+
+
+def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
+    """No copy of the job can run any more."""
+    del core.jobs[job.number]
+    core.timers.cancel("job", job.number)
+    job.session.jobs.discard(job.number)
+    job.cache.jobs.discard(job.number)
+    job.cache.mover.jobs.discard(job.number)
+    if job.cache.state == "unmapping" and not job.cache.jobs:
+        await_unmapped(core, job.cache, now_ns)
+    if job.held is not None:
+        assert core.disk is not None
+        disk_waits.end(core.disk, job.held.fetch)
+    core.counters.jobs[done.status] += 1
+    # The mover has its half alone, which is direct; the client's half decides how fast it is.
+    mode = "engine-driven" if job.cache.mode == "engine-driven" else done.mode
+    core.counters.mode_bytes[mode] += done.bytes
+    core.counters.moved(job.kind, job.session.rank, done.bytes)
+    core.counters.mode_ns[mode] += done.copy_ns
+    core.counters.job_seconds[job.kind].observe((now_ns - job.began_ns) / 1e9)
+    if level := core.lines.level(job.kind, now_ns):
+        who = ("engine", job.session.engine.name), ("request", job.request_id)
+        took = ("mode", mode), ("ms", (now_ns - job.began_ns) / 1e6), ("copy_ms", done.copy_ns / 1e6)
+        core.log(job.kind, *who, ("status", done.status), ("bytes", done.bytes), *_tokens(job), *took, level=level)
+    if job.kind == "store":
+        _store_ended(core, job, done)
+    else:
+        _retrieve_ended(core, job, done)
+
+
+def _tokens(job: Job) -> tuple[tuple[str, object], ...]:
+    """What a job was about: the tokens behind the chunks that a store could reserve, and why not more."""
+    if job.kind == "retrieve":
+        return (("lease_tokens", job.tail.depth * job.space.geometry.chunk_tokens),) if job.tail is not None else ()
+    said = ("tokens", len(job.walk) * job.space.geometry.chunk_tokens)
+    return (said, ("why", job.why)) if job.why else (said,)
+
+
+def lost(core: Core, job: Job, why: str, now_ns: int) -> None:
+    """The job's mover has been reaped."""
+    ended(core, job, Done(job.number, "failed", 0, 0, "mover-lost", why, job.cache.mode), now_ns)
+
+
+def overdue(core: Core, number: int, now_ns: int) -> Job | None:
+    """A job's time is over: it is cancelled first. Returns it when it was cancelled before and still has not ended."""
+    job = core.jobs[number]
+    if job.held is not None:
+        give_up_held(core, job, DeviceError("disk-late", "its chunks did not come from disk in time"), now_ns)
+        return None
+    if job.cancelled:
+        return job
+    _cancel(core, job, now_ns)
+    return None
+
+
+def cancel(core: Core, job: Job, now_ns: int) -> None:
+    """Whoever asked for it is gone, or lets its cache go."""
+    if job.held is not None:
+        give_up_held(core, job, DeviceError("abandoned", "its cache or session was closed"), now_ns)
+    elif not job.cancelled:
+        _cancel(core, job, now_ns)
+
+
+def await_unmapped(core: Core, cache: Cache, now_ns: int) -> None:
+    """Its mover has mover_grace_ms to let the cache go."""
+    core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "unmap", cache.number)
+
+
+def _cancel(core: Core, job: Job, now_ns: int) -> None:
+    """From now on it has mover_grace_ms to end, however near or far its own deadline was."""
+    job.cancelled = True
+    core.instruct(job.cache.mover, Cancel(job.number))
+    core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "job", job.number)
+
+
+def _submit(core: Core, job: Job, request: Store | Retrieve, copies: list[CopyGroup], now_ns: int) -> None:
+    _register(core, job, request.deadline_ms, now_ns)
+    _order(core, job, request, copies)
+
+
+def _register(core: Core, job: Job, deadline_ms: int, now_ns: int) -> None:
+    core.jobs[job.number] = job
+    job.session.jobs.add(job.number)
+    job.cache.jobs.add(job.number)
+    job.cache.mover.jobs.add(job.number)
+    patience_ms = min(max(deadline_ms, 1), core.bounds.job_ttl_ms)
+    core.timers.set(now_ns + patience_ms * MILLISECOND_NS, "job", job.number)
+
+
+def _order(core: Core, job: Job, request: Store | Retrieve, copies: list[CopyGroup]) -> None:
+    cache = job.cache
+    order = Copy(job.number, job.kind, cache.number, request.word, request.generation, cache.mode, copies)
+    core.instruct(cache.mover, order)
+
+
+def _usable_cache(core: Core, session: Session, request: Store | Retrieve) -> Cache:
+    """The cache of a transfer, and the checks that stores and retrieves share."""
+    cache = core.own_cache(session, request.cache)
+    if cache.state != "mapped" or cache.mover.state != "ready":
+        raise RequestError(
+            "cache-not-mapped", f"cache {request.cache} is {cache.state} on a mover that is {cache.mover.state}"
+        )
+    if not 0 <= request.word < BOARD_WORDS or not 0 <= request.generation < 1 << 55:
+        raise RequestError("word", f"word={request.word} must be in [0, {BOARD_WORDS}), generation in [0, 2^55)")
+    if len(session.jobs) >= core.bounds.jobs_max:
+        raise ResourceError("jobs", f"{len(session.jobs)} jobs are in flight, at most {core.bounds.jobs_max} may be")
+    return cache
+
+
+def _spans(cache: Cache, groups: list[GroupBlocks]) -> list[Span]:
+    """Checks the shape of a request's blocks; the ids themselves are checked by the mover, before any byte moves."""
+    spans: list[Span] = []
+    seen: set[int] = set()
+    total = places = 0
+    for item in groups:
+        if not 0 <= item.group < len(cache.layout.groups) or item.group in seen:
+            raise RequestError("group", f"group {item.group} must be in [0, {len(cache.layout.groups)}) and stand once")
+        seen.add(item.group)
+        blocks, rest = divmod(len(item.block_ids), BLOCK_ID_BYTES)
+        total += blocks
+        if rest or blocks == 0 or total > BLOCKS_MAX:
+            raise RequestError(
+                "block-ids",
+                f"group {item.group}: {len(item.block_ids)} bytes of block ids; expected 1 to {BLOCKS_MAX} ids of "
+                f"{BLOCK_ID_BYTES} bytes in all groups together",
+            )
+        if not 0 <= item.first_block < 1 << 40:
+            raise RequestError(
+                "block-range", f"group {item.group}: first_block={item.first_block} must be in [0, 2^40)"
+            )
+        per_chunk = cache.layout.groups[item.group].blocks_per_chunk
+        last_block = item.first_block + blocks
+        first, last = item.first_block // per_chunk, -(-last_block // per_chunk)
+        places += blocks + 2 * (last - first)
+        spans.append(Span(item.group, per_chunk, item.first_block, last_block, first, last, item.block_ids))
+    if not spans:
+        raise RequestError("block-ids", "no group brings any blocks")
+    if places > PLACES_MAX:
+        raise RequestError(
+            "too-large",
+            f"{total} block ids and twice the {(places - total) // 2} chunks that they touch exceed {PLACES_MAX}",
+        )
+    return spans

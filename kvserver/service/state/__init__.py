@@ -1,0 +1,1 @@
+"""The tables of the brain, a file each."""

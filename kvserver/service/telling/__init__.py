@@ -1,0 +1,1 @@
+"""What is counted and remembered for people. Nothing is decided by it."""

@@ -1,0 +1,1 @@
+"""The parent of all processes. It owns the arena and outlives a brain."""

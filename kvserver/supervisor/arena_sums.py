@@ -1,0 +1,54 @@
+"""Sums of the arena's bytes, taken when a server stops and compared when the next one starts.
+
+`python -m kvserver.supervisor.arena_sums INHERITANCE`: a child of the supervisor, which never looks at cached bytes
+itself. It runs when no brain and no mover does. Slots that it has not reached when it ends stay as they were: not
+summed, so the next start believes them; or summed and not compared, so the brain drops them (csrc/arena/arena_sums.h).
+"""
+
+import logging
+import os
+import sys
+import time
+from typing import Never
+
+import msgspec
+
+from kvserver import logs
+from kvserver.ipc.inheritance import Inheritance, die_with_parent
+from kvserver.transfer.native import Ledger
+
+THREADS_MAX = 16
+"""A processor each, as far as there are: nothing else of ours runs. More would wait for the memory."""
+
+
+def threads() -> int:
+    return min(len(os.sched_getaffinity(0)), THREADS_MAX)
+
+
+def run(inherited: Inheritance) -> None:
+    config = inherited.config
+    ledger = Ledger(inherited.ledger, config.ledger_span_bytes)
+    compare = inherited.sums == "compare"
+    began = time.monotonic()
+    work = ledger.compare_sums if compare else ledger.put_sums
+    slots, payload_bytes, damaged = work(inherited.arena, config.arena_bytes, threads())
+    logs.event(
+        logging.WARNING if damaged else logging.INFO,
+        "kept memory compared" if compare else "memory summed",
+        ("slots", slots),
+        ("bytes", payload_bytes),
+        ("damaged", damaged),
+        ("took_s", f"{time.monotonic() - began:.2f}"),
+    )
+
+
+def main() -> Never:
+    inherited = msgspec.json.decode(sys.argv[1], type=Inheritance)
+    die_with_parent(inherited.parent)
+    logs.start(level=inherited.config.log_level, form=inherited.config.log_format, process="sums")
+    run(inherited)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""On which NUMA nodes the arena's memory is: those of the GPUs, unless the operator or numactl says otherwise.
+
+A GPU reads memory of the other socket through the link between the sockets, which all GPUs of a socket share. So with
+GPUs on one node, the arena is there. With GPUs on several, its pages lie on these nodes in turn: each chunk is near in
+part for every GPU, and the links are shared evenly. One server cannot do better, since any GPU may ask for any chunk;
+decision 0005 has one server a socket.
+
+/sys tells all GPUs of the machine. In a container those count only whose device files it has.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kvserver.config.config import Config
+
+VENDORS = {"0x10de": "nvidia", "0x1002": "amdgpu"}
+"""PCI vendor -> the kernel's driver: a GPU with another one, such as vfio-pci, is not for engines of this machine."""
+CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
+"""PCI classes, first 16 bits: display and 3D controllers, processing accelerators. The GPU's audio has another one."""
+
+
+class Gpu(NamedTuple):
+    address: str
+    """On the PCI bus."""
+    node: int
+    """-1: the machine does not say, mostly because it has only one."""
+
+
+class Placement(NamedTuple):
+    """Where the arena is to be."""
+
+    nodes: tuple[int, ...]
+    """Empty: wherever the kernel puts it. Of several the pages are taken in turn."""
+    why: str
+    asked_for: bool = False
+    """By numa_node: then it is refused if it cannot be had."""
+
+    def __str__(self) -> str:
+        if not self.nodes:
+            return f"wherever the kernel puts it: {self.why}"
+        shown = ", ".join(map(str, self.nodes))
+        return f"nodes {shown} in turn: {self.why}" if len(self.nodes) > 1 else f"node {shown}: {self.why}"
+
+
+def place(config: Config, root: Path = Path("/")) -> Placement:
+    """root: where /sys, /proc and /dev are."""
+    if config.numa_node >= 0:
+        return Placement((config.numa_node,), "numa_node", asked_for=True)
+    with_memory = _nodes_with_memory(root)
+    if len(with_memory) < 2:
+        return Placement((), "this machine has one node")
+    if policy := _inherited_policy(root):
+        return Placement((), f"the server was started with a memory policy of its own ({policy})")
+    found = list(gpus(root))
+    if not found:
+        return Placement((), "no GPU is seen")
+    near = {_nearest(root, gpu.node, with_memory) for gpu in found if gpu.node >= 0}
+    shown = ", ".join(f"GPU {gpu.address} on {gpu.node if gpu.node >= 0 else 'no node that is known'}" for gpu in found)
+    return Placement(tuple(sorted(near)), shown)
+
+
+def gpus(root: Path = Path("/")) -> Iterator[Gpu]:
+    """Those of this machine, or of this container, by address."""
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        driver = VENDORS.get(_read(device / "vendor"))
+        if driver is None or _read(device / "class")[:6] not in CLASSES:
+            continue
+        if (device / "driver").resolve().name == driver and _is_given(root, device, driver):
+            yield Gpu(device.name, int(_read(device / "numa_node") or -1))
+
+
+def _is_given(root: Path, device: Path, driver: str) -> bool:
+    """NVIDIA's tools show a container only the GPUs that it has, in /proc; AMD's are device files of its own."""
+    if driver == "nvidia":
+        listed = root / "proc/driver/nvidia/gpus"
+        return not listed.is_dir() or (listed / device.name).exists()
+    renders = [render.name for render in (device / "drm").glob("renderD*")]
+    return any((root / "dev/dri" / name).exists() for name in renders)
+
+
+def _nodes_with_memory(root: Path) -> list[int]:
+    return _listed(_read(root / "sys/devices/system/node/has_memory"))
+
+
+def _nearest(root: Path, node: int, with_memory: list[int]) -> int:
+    """The node itself, or the one with memory to which it has the shortest way."""
+    if node in with_memory:
+        return node
+    ways = [int(word) for word in _read(root / f"sys/devices/system/node/node{node}/distance").split()]
+    numbered = dict(zip(_listed(_read(root / "sys/devices/system/node/online")), ways, strict=False))
+    return min(with_memory, key=lambda other: numbered.get(other, 255))
+
+
+def _inherited_policy(root: Path) -> str:
+    """As numactl sets it; empty where there is none. A mapping without a policy of its own shows the process's."""
+    words = _read(root / "proc/self/numa_maps").split(maxsplit=2)
+    return words[1] if len(words) > 1 and words[1] != "default" else ""
+
+
+def _listed(text: str) -> list[int]:
+    """What the kernel writes as 0-1,4."""
+    nodes: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        nodes += range(int(first), int(last or first) + 1)
+    return nodes
+
+
+def _read(path: Path) -> str:
+    """Empty where it is not shown to us."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,212 @@
+"""A Rig whose service has a disk tier: its disk mover does at once what it is told, or waits for finish_disk()."""
+
+from kvserver.service.base.events import MoverGone
+from kvserver.service.state.clear_notes import GENERATIONS
+from kvserver.tiers.extents import DEVICES_MAX
+from kvserver.tiers.records import DiskRecord, pack_disk, unpack_disk
+from kvserver.transfer.native import DiskTelling
+from kvserver.wire.orders import (
+    DISK_ITEMS_MAX,
+    Demote,
+    DeviceIs,
+    DrainDevice,
+    DrainState,
+    EraseDevice,
+    Fault,
+    ForgetNotes,
+    FoundNote,
+    FoundRecords,
+    ItemFault,
+    Listed,
+    Moved,
+    Note,
+    Noted,
+    Order,
+    Promote,
+    Recover,
+    TellRecords,
+)
+from tests.rigs.brain_rig import SLAB_BYTES, Client, Rig, chain
+
+RECORDS_A_REPORT = 5
+EXTENT_BYTES = 4 << 10
+"""Of a chunk of the rig's cache: its slot as well."""
+SEGMENT_BYTES = 5 * EXTENT_BYTES
+"""Four extents, and a page for their headers."""
+DISK = {
+    "arena_bytes": 4 * SLAB_BYTES,
+    "disk_devices": 1,
+    "disk_device_bytes": 200 * SEGMENT_BYTES,
+    "disk_segment_bytes": SEGMENT_BYTES,
+    "disk_write_through": True,
+}
+CHUNKS = 3
+"""Of a prompt: what the rig's cache has blocks for."""
+PROMPTS_OF_ARENA = 21
+LAST_OF_FILL = 1000 + PROMPTS_OF_ARENA + 2
+"""Seed of the prompt that fill() stores last."""
+
+
+class DiskRig(Rig):
+    def __init__(self, **bounds: int) -> None:
+        self.disk_works = True
+        """False: reads and writes stay under way until finish_disk()."""
+        self._at_work = False
+        self.moving: list[tuple[int, Demote | Promote]] = []
+        """(mover, order) of what is under way."""
+        self.written: list[list[DiskRecord]] = []
+        """The records of each write, in the order of the writes."""
+        self.read: list[list[DiskRecord]] = []
+        self.notes: list[Note] = []
+        """Of namespaces."""
+        self.forgotten: list[bytes] = []
+        self.notes_answered = True
+        """False: they are noted when answer_notes() is called."""
+        self.noting: list[tuple[int, Noted]] = []
+        self.generations = 0
+        """Up to which one they may be used, as the devices know."""
+        self.damaged = 0
+        """What the devices say of themselves."""
+        self.devices: dict[tuple[int, int], DiskRecord] = {}
+        self.drains: dict[int, DrainState] = {}
+        """What the directories say."""
+        self.telling = DiskTelling([], chunk_most=1)
+        """What the last Recover found."""
+        self.notes_kept = True
+        """Some device could write them."""
+        self.problem = ""
+        """Why devices take no writes."""
+        self.unopened: set[int] = set()
+        """Devices whose store the mover cannot open."""
+        self.tells = True
+        """False: the mover names what it found, and tells no chunk of it."""
+        self.fault: Fault | None = None
+        """What happens to the first record of each job."""
+        self.faulty: set[int] = set(range(DEVICES_MAX))
+        """The devices to whose jobs that happens."""
+        super().__init__(**{**DISK, **bounds})
+        self.wait_ms(50)
+
+    def finish_disk(self, unreadable: bytes = b"") -> None:
+        """unreadable: the key of a chunk whose record is not what was written."""
+        moving, self.moving = self.moving, []
+        for mover, order in moving:
+            records = list(unpack_disk(order.records))
+            if isinstance(order, Demote):
+                self.devices.update({(record.device, record.offset): record for record in records})
+            fault = self.fault if records[0].device in self.faulty else None
+            fault = "checksum" if records[0].key == unreadable else fault
+            faults = [ItemFault(0, fault)] if fault is not None else []
+            self.report(mover, Moved(order.job, faults, 1))
+
+    def _work(self) -> None:
+        """Ends what is under way, and what is ordered then. Not from within itself: a segment is emptied by hundreds of
+        reads and writes, each ordered when the one before it ends."""
+        self._at_work = True
+        try:
+            while self.disk_works and self.moving:
+                self.finish_disk()
+        finally:
+            self._at_work = False
+
+    def answer_notes(self) -> None:
+        noting, self.noting = self.noting, []
+        for mover, noted in noting:
+            self.report(mover, noted)
+
+    def another_mover(self) -> None:
+        """The disk mover dies, and the next one says of its devices what it finds."""
+        (mover,) = (mover.mover for mover in self.service.status(self.now_ns).movers if mover.device == "disk")
+        self.handle(MoverGone(mover, "signal 9"))
+        self.wait_ms(self.bounds.disk_restart_ms + 100)
+        self.tell_devices()
+
+    def tell_devices(self) -> None:
+        (mover,) = (mover.mover for mover in self.service.status(self.now_ns).movers if mover.device == "disk")
+        for device in range(self.bounds.disk_devices):
+            self.report(mover, self._device_is(device))
+
+    def keys_written(self) -> list[bytes]:
+        return [records[0].key for records in self.written]
+
+    def _obey(self, mover: int, order: Order) -> None:
+        match order:
+            case Demote() | Promote():
+                log = self.written if isinstance(order, Demote) else self.read
+                log.append(list(unpack_disk(order.records)))
+                self.moving.append((mover, order))
+                if self.disk_works and not self._at_work:
+                    self._work()
+            case Note(namespace, _, void):
+                if namespace == GENERATIONS:
+                    self.generations = void
+                else:
+                    self.notes.append(order)
+                self.noting.append((mover, Noted(namespace, void, self.notes_kept)))
+                if self.notes_answered:
+                    self.answer_notes()
+            case ForgetNotes(namespaces, _):
+                self.forgotten += namespaces
+                self.notes = [note for note in self.notes if note.namespace not in namespaces]
+            case Recover():
+                for device in range(self.bounds.disk_devices):
+                    self.report(mover, self._device_is(device))
+                self._recover(mover)
+            case TellRecords() if self.tells:
+                self.report(mover, FoundRecords(self.telling.next(RECORDS_A_REPORT)))
+            case DrainDevice(device) if device in self.unopened:
+                self.report(mover, self._device_is(device))
+            case DrainDevice(device):
+                self.drains[device] = "draining"
+                self.report(mover, self._device_is(device))
+            case EraseDevice(device):
+                assert device not in self.unopened, "nobody knows what it holds"
+                self.drains[device] = "drained"
+                self.devices = {at: record for at, record in self.devices.items() if at[0] != device}
+                self.report(mover, self._device_is(device))
+            case _:
+                super()._obey(mover, order)
+
+    def _recover(self, mover: int) -> None:
+        there = [record for record in self.devices.values() if record.device not in self.unopened]
+        found = [pack_disk(record._replace(arena_offset=-1)) for record in there]
+        self.report(mover, FoundNote(GENERATIONS, b"", self.generations, 0))
+        self.telling = DiskTelling(found, chunk_most=DISK_ITEMS_MAX)
+        newest = dict(self.telling.namespaces)
+        for note in self.notes:
+            self.report(mover, FoundNote(note.namespace, note.document, note.void, newest.get(note.namespace, 0)))
+        for namespace in newest.keys() - {note.namespace for note in self.notes}:
+            self.report(mover, FoundNote(namespace, b"", newest[namespace], newest[namespace]))
+        self.report(mover, Listed(self.telling.records, self.damaged))
+
+    def _device_is(self, device: int) -> DeviceIs:
+        drain = self.drains.get(device, "")
+        if device in self.unopened:
+            return DeviceIs(device, 0, "foreign", drain)
+        return (
+            DeviceIs(device, 0, "drained", drain)
+            if drain == "drained"
+            else DeviceIs(device, 1 << 20, self.problem, drain)
+        )
+
+
+def fill(client: Client, first: int = 1000, prompts: int = PROMPTS_OF_ARENA + 3) -> None:
+    """Stores so much else that what was there before leaves DRAM."""
+    for seed in range(first, first + prompts):
+        client.rig.now_ns += 1_000_000
+        client.store(chain(seed, CHUNKS))
+
+
+def cold_prompt(rig: DiskRig) -> tuple[Client, bytes]:
+    """A prompt that is on disk alone."""
+    client, keys = Client(rig).register(), chain(1, CHUNKS)
+    client.store(keys)
+    fill(client)
+    return client, keys
+
+
+def restart(rig: DiskRig) -> None:
+    """Another brain, and nothing is in DRAM."""
+    rig.service = rig.new_service()
+    rig.copies.clear()
+    rig.wait_ms(100)

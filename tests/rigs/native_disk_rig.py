@@ -1,0 +1,182 @@
+"""Stores and an engine with an arena, driven as a disk mover would drive them, and what each record ought to hold."""
+
+import hashlib
+import os
+import random
+import select
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from kvserver._native import DiskEngine, DiskFaults, DiskStore
+from tests.rigs.native_rig import WAIT_MS, Memory
+
+BLOCK = 4096
+ENTRY = 256
+FINGERPRINT = b"fingerprint".ljust(32, b".")
+SEGMENT_BYTES = 13 * BLOCK
+TABLE_BYTES = BLOCK
+"""Of each segment in the file of headers; what is left of it is a row of payloads."""
+SIZES = (BLOCK, 3 * BLOCK)
+"""Extents: twelve to a segment, and four. Payloads are no whole number of blocks."""
+RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
+COMPLETION = struct.Struct("<QIHHQQQ")
+
+DONE, IO_ERROR, CHECKSUM, STALE, SHORT, CANCELLED = range(6)
+
+Kind = Literal["write", "read", "withdraw"]
+
+
+class Extent(NamedTuple):
+    device: int
+    segment: int
+    position: int
+    extent_bytes: int
+
+    @property
+    def name(self) -> int:
+        return self.segment * SEGMENT_BYTES + self.position * self.extent_bytes
+
+
+class Record(NamedTuple):
+    """A shard in an extent; its bytes are a function of its generation."""
+
+    extent: Extent
+    generation: int
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.extent.extent_bytes - self.generation % 1021
+
+    @property
+    def payload(self) -> bytes:
+        return random.Random(self.generation).randbytes(self.payload_bytes)
+
+    def digest(self, what: str) -> bytes:
+        return hashlib.sha256(f"{what} {self.generation}".encode()).digest()
+
+    def packed(self, slot: int = -1, *, stored_s: int = 0) -> bytes:
+        extent = self.extent
+        head = (slot, self.digest("namespace"), self.digest("key"), self.digest("parent"))
+        shard = (self.generation % 5, self.generation % 3, self.payload_bytes, self.generation % 7)
+        units = extent.extent_bytes // BLOCK
+        return RECORD.pack(*head, *shard, units, self.generation, extent.name, extent.device, stored_s)
+
+
+def filled(device: int = 0) -> list[Record]:
+    """A segment of small extents and one of large ones, with a hole in each."""
+    small = [Record(Extent(device, 0, position, SIZES[0]), 100 + position) for position in (0, 1, 3, 5)]
+    return small + [Record(Extent(device, 2, position, SIZES[1]), 200 + position) for position in (2, 0)]
+
+
+def unpack(records: bytes) -> list[Record]:
+    """What recover() returned; every field must be as it was written."""
+    found = []
+    for fields in RECORD.iter_unpack(records):
+        units, generation, name, device, stored_s = fields[8:]
+        segment, rest = divmod(name, SEGMENT_BYTES)
+        record = Record(Extent(device, segment, rest // (units * BLOCK), units * BLOCK), generation)
+        assert record.packed(stored_s=stored_s) == RECORD.pack(*fields)
+        found.append(record)
+    return found
+
+
+def open_store(directory: Path, *, device: int = 0, segments: int = 3, faults: DiskFaults | None = None) -> DiskStore:
+    capacity = 4 * BLOCK + segments * SEGMENT_BYTES + 1234
+    return DiskStore(
+        str(directory),
+        device=device,
+        capacity_bytes=capacity,
+        segment_bytes=SEGMENT_BYTES,
+        fingerprint=FINGERPRINT,
+        faults=faults,
+    )
+
+
+class Rig:
+    """An engine on stores that have been recovered, and slots for as many records as a test has."""
+
+    SLOTS = 40
+    SLOT_BYTES = 3 * BLOCK
+
+    def __init__(
+        self,
+        *stores: DiskStore,
+        engine: Literal["auto", "uring", "threads"] = "auto",
+        depth: int = 3,
+        registered_piece_bytes: int = 256 << 20,
+    ) -> None:
+        self.arena = Memory(self.SLOTS * self.SLOT_BYTES, sealed=True)
+        self.engine = DiskEngine(
+            arena_fd=self.arena.fd,
+            arena_bytes=self.arena.size,
+            stores=list(stores),
+            engine=engine,
+            depth=depth,
+            hash_threads=2,
+            registered_piece_bytes=registered_piece_bytes,
+        )
+        self.jobs = 0
+
+    def submit(self, kind: Kind, records: Iterable[Record]) -> int:
+        """Record i in slot i."""
+        packed = b""
+        for index, record in enumerate(records):
+            slot = index * self.SLOT_BYTES
+            if kind == "write":
+                self.arena.view[slot : slot + record.payload_bytes] = record.payload
+            packed += record.packed(slot)
+        self.jobs += 1
+        self.engine.submit(self.jobs, kind, packed)
+        return self.jobs
+
+    def wait(self, count: int) -> list[tuple[int, int, int, int]]:
+        """(job, item, outcome, errno) of exactly `count` items."""
+        ended = []
+        poll = select.poll()
+        poll.register(self.engine.eventfd, select.POLLIN)
+        while len(ended) < count:
+            assert poll.poll(WAIT_MS), f"{len(ended)} of {count} items ended: {ended}"
+            os.eventfd_read(self.engine.eventfd)
+            for job, item, outcome, errno, payload_bytes, _, _ in COMPLETION.iter_unpack(
+                self.engine.completions(min(3, count - len(ended)))
+            ):
+                assert (payload_bytes > 0) == (outcome == DONE)
+                ended.append((job, item, outcome, errno))
+        return ended
+
+    def run(self, kind: Kind, records: list[Record]) -> list[int]:
+        """The outcome of each record; what a read says is right has the right bytes."""
+        if not records:
+            return []
+        if kind == "read":
+            self.arena.view[:] = bytes(self.arena.size)
+        job = self.submit(kind, records)
+        ended = {item: outcome for its_job, item, outcome, _ in self.wait(len(records)) if its_job == job}
+        assert sorted(ended) == list(range(len(records)))
+        if kind == "read":
+            for index, record in enumerate(records):
+                slot = index * self.SLOT_BYTES
+                right = self.arena.view[slot : slot + record.payload_bytes] == record.payload
+                assert ended[index] != DONE or right, f"wrong bytes of {record}"
+        return [ended[index] for index in range(len(records))]
+
+    def close(self) -> None:
+        self.engine.close()
+        self.arena.close()
+
+
+def kept(directory: Path, *, device: int = 0, segments: int = 3) -> dict[Record, int]:
+    """What a restart finds, and how reading each of it ends."""
+    return outcomes_of(open_store(directory, device=device, segments=segments))
+
+
+def outcomes_of(store: DiskStore) -> dict[Record, int]:
+    """What there is, and how reading each of it ends. Closes the store."""
+    found = unpack(store.recover())
+    rig = Rig(store)
+    outcomes = dict(zip(found, rig.run("read", found), strict=True))
+    rig.close()
+    store.close()
+    return outcomes

@@ -1,0 +1,72 @@
+"""What an installation brings along: little, bounded, and no framework of any engine."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+HEAVY = ("torch", "numpy", "vllm", "transformers", "opentelemetry", "grpcio", "protobuf", "fastapi", "pydantic")
+FRAMEWORKS = ("torch", "vllm", "numpy", "cuda", "hip")
+NEED_AN_ENGINE = ("kvclient.atom.connector", "kvclient.vllm.connector", "kvclient.vllm.memory", "kvclient.vllm.stats")
+"""What an engine loads; nothing else imports them."""
+IMPORTS = """
+import importlib.abc, pkgutil, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] in sys.argv[1].split():
+            raise ImportError(f"{name} is not installed on this machine")
+
+sys.meta_path.insert(0, Absent())
+import kvclient, kvserver
+walks = [pkgutil.walk_packages(package.__path__, package.__name__ + ".") for package in (kvserver, kvclient)]
+left_out = {"kvserver.__main__", *sys.argv[2].split()}
+names = [module.name for walk in walks for module in walk if module.name not in left_out]
+for name in names:
+    __import__(name)
+print(len(names))
+"""
+
+
+def name_of(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert found is not None
+    return re.sub(r"[-_.]+", "-", found[0]).lower()
+
+
+def installed_with(names: list[str]) -> set[str]:
+    """Everything that an installation of these brings, without extras."""
+    known: set[str] = set()
+    while names:
+        name = names.pop()
+        if name not in known:
+            known.add(name)
+            with suppress(metadata.PackageNotFoundError):  # what only another system needs
+                names += [name_of(text) for text in metadata.requires(name) or () if "extra ==" not in text]
+    return known
+
+
+def test_every_dependency_has_a_lower_and_an_upper_bound() -> None:
+    """A release that breaks us must not reach those who install us today."""
+    extras = [text for group in PROJECT["optional-dependencies"].values() for text in group]
+    assert len(extras) > 5
+    wanted = r">=[^,]+,<|==[^*]+$"
+    assert [text for text in PROJECT["dependencies"] + extras if not re.search(wanted, text)] == []
+
+
+def test_the_server_brings_no_framework() -> None:
+    brought = installed_with([name_of(text) for text in PROJECT["dependencies"]])
+    assert brought & {name_of(name) for name in HEAVY} == set()
+
+
+def test_every_module_can_be_imported_where_no_framework_is() -> None:
+    command = [sys.executable, "-c", IMPORTS, " ".join(FRAMEWORKS), " ".join(NEED_AN_ENGINE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 60

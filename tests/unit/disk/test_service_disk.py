@@ -1,0 +1,418 @@
+"""The disk tier as the brain decides it: what is read for whom, and what a fault costs."""
+
+import pytest
+
+from kvserver.index.space import READY, Node, Space
+from kvserver.service.base.events import ArenaGrew, MoverGone
+from kvserver.service.disk import writes
+from kvserver.service.holdings.disk_chunks import DiskChunks
+from kvserver.service.holdings.disk_eviction import DiskRoom, Wanted
+from kvserver.service.state.core import Core, DiskTier
+from kvserver.tiers.extents import Extents
+from kvserver.transfer.layout import Geometry, GroupGeometry
+from kvserver.wire.messages import (
+    KEY_BYTES,
+    Error,
+    Found,
+    GroupBlocks,
+    GroupSpec,
+    RegionRun,
+    Retrieved,
+)
+from kvserver.wire.orders import Copy
+from tests.rigs.brain_rig import FULL, PAGE_BYTES, REGIONS, SLAB_BYTES, STATE, Client, chain, ids, is_refusal, key
+from tests.rigs.disk_rig import (
+    CHUNKS,
+    LAST_OF_FILL,
+    PROMPTS_OF_ARENA,
+    SEGMENT_BYTES,
+    DiskRig,
+    cold_prompt,
+    fill,
+    restart,
+)
+
+
+def whole(client: Client, lease: int) -> object:
+    return client.ask(client.retrieving(lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))))
+
+
+def test_what_leaves_dram_is_found_on_disk_and_read_once_for_all() -> None:
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    found = client.lookup(keys)
+    assert (found.chunks, found.chunks_on_disk) == (CHUNKS, CHUNKS)
+    assert [records[0].key for records in rig.read] == [key(keys, chunk) for chunk in range(CHUNKS)]
+    assert isinstance(whole(client, found.lease), Retrieved)
+    assert client.lookup(keys).chunks_on_disk == 0
+    assert len(rig.read) == CHUNKS
+
+
+def test_a_retrieve_waits_for_the_last_of_its_chunks() -> None:
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    rig.disk_works = False
+    found = client.lookup(keys)
+    copies = sum(isinstance(order, Copy) for order in rig.orders)
+    request = client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS))))
+    assert client.ask(request) is None
+    assert sum(isinstance(order, Copy) for order in rig.orders) == copies
+    rig.finish_disk()
+    assert isinstance(rig.answers[client.peer, request.id], Retrieved)
+
+
+def test_a_part_of_a_retrieve_waits_for_its_own_chunks_only() -> None:
+    rig = DiskRig(disk_jobs_max=1)
+    client, keys = cold_prompt(rig)
+    rig.disk_works = False
+    found = client.lookup(keys)
+    parts = [
+        client.retrieving(found.lease, GroupBlocks(0, 3 * chunk, ids(0, 1, 2)), more=chunk + 1 < CHUNKS)
+        for chunk in range(CHUNKS)
+    ]
+    assert [client.ask(part) for part in parts] == [None] * CHUNKS
+    for chunk in range(CHUNKS):
+        assert rig.read[-1][0].key == key(keys, chunk)
+        assert (client.peer, parts[chunk].id) not in rig.answers
+        rig.finish_disk()
+        assert isinstance(rig.answers[client.peer, parts[chunk].id], Retrieved)
+
+
+def test_the_reads_of_a_lease_keep_their_turn_when_its_last_retrieve_comes() -> None:
+    """It ends the lease, for which they were queued; what others have asked for since does not overtake them."""
+    rig = DiskRig(disk_jobs_max=1)
+    client, keys = cold_prompt(rig)
+    others = chain(1000, CHUNKS)
+    rig.disk_works = False
+    found, later = client.lookup(keys), client.lookup(others)
+    assert (found.chunks_on_disk, later.chunks_on_disk) == (CHUNKS, CHUNKS)
+    client.ask(client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))))
+    for _ in range(2 * CHUNKS):
+        rig.finish_disk()
+    asked_for = keys + others
+    assert [records[0].key for records in rig.read] == [key(asked_for, chunk) for chunk in range(2 * CHUNKS)]
+
+
+def test_a_retrieve_of_what_is_in_dram_already_does_not_wait_for_the_rest() -> None:
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    head = client.lookup(keys[:KEY_BYTES])
+    assert head.chunks_on_disk == 1
+    rig.disk_works = False
+    found = client.lookup(keys)
+    assert found.chunks_on_disk == CHUNKS - 1
+    reply = client.ask(client.retrieving(found.lease, GroupBlocks(0, 0, ids(0, 1, 2))))
+    assert isinstance(reply, Retrieved)
+
+
+def test_a_chunk_on_disk_stays_there_when_dram_has_no_room_for_what_a_store_adds_to_it() -> None:
+    rig = DiskRig()
+    hybrid, other = Client(rig).register([FULL, STATE], namespace=bytes(32)), Client(rig).register()
+    keys = chain(1, 1)
+    blocks, state = GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(3))
+    hybrid.ask(hybrid.storing(keys, blocks))
+    fill(other)
+    node = rig.service._core.chunks.spaces[bytes(32)].nodes[keys]
+    assert (node.in_dram, node.on_disk) == (0, 1)
+    rig.movers_copy = False
+    for seed in range(PROMPTS_OF_ARENA + 1):  # under way, so they keep all slots
+        other.ask(other.storing(chain(seed, CHUNKS), GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))))
+    assert hybrid.ask(hybrid.storing(keys, blocks, state)).why == "full"
+    assert (node.state, node.on_disk) == (READY, 1)
+
+
+def test_a_chunk_that_cannot_be_read_is_a_miss_with_all_behind_it() -> None:
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    rig.disk_works = False
+    found = client.lookup(keys)
+    request = client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS))))
+    client.ask(request)
+    rig.disk_works, rig.fault = True, "checksum"
+    rig.finish_disk()
+    assert is_refusal(rig.answers[client.peer, request.id], "device", "disk-io")
+    assert client.lookup(keys).chunks == 0
+    rig.fault = None
+    client.store(keys)
+    assert client.lookup(keys).chunks == CHUNKS
+
+
+def test_a_held_retrieve_ends_at_its_deadline() -> None:
+    rig = DiskRig(disk_job_ms=60_000)
+    client, keys = cold_prompt(rig)
+    rig.disk_works = False
+    found = client.lookup(keys)
+    request = client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS))))
+    client.ask(request)
+    rig.wait_ms(request.deadline_ms + 50)
+    assert is_refusal(rig.answers[client.peer, request.id], "device", "disk-late")
+
+
+WIDE = GroupSpec(2, 131, "full", 0, 1, 0, 1, 0, [RegionRun(0, 13, REGIONS, 131 * 130, 130, PAGE_BYTES)])
+"""Blocks for more than half of the arena's chunks."""
+
+
+def too_much_for_dram(rig: DiskRig) -> tuple[Client, list[bytes], list[Found]]:
+    """Prompts of 35 and 37 chunks. Leases keep the heads of both in DRAM, 60 of its 64 slots; the last 8 and 4 chunks
+    are on disk alone."""
+    client = Client(rig).register((WIDE,), buffer_bytes=40_000)
+    prompts, heads = [chain(1, 35), chain(2, 37)], []
+    for keys, head in zip(prompts, (27, 33), strict=True):
+        client.store(keys)
+        heads.append(client.lookup(keys[: head * KEY_BYTES]))
+    fill(client)
+    return client, prompts, heads
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_of_two_retrieves_that_wait_for_the_slots_of_each_other_the_later_one_gives_way(busy: bool) -> None:
+    """busy: something else is being copied all the time."""
+    rig = DiskRig()
+    client, prompts, heads = too_much_for_dram(rig)
+    found = [client.lookup(keys) for keys in prompts]
+    assert [(each.chunks, each.chunks_on_disk) for each in found] == [(35, 8), (37, 4)]
+    rig.movers_copy = not busy
+    assert (client.ask(client.retrieving(heads[0].lease, GroupBlocks(0, 0, ids(0, 1)))) is None) == busy
+    client.release(heads[1])
+    asked = [client.retrieving(each.lease, GroupBlocks(0, 0, ids(*range(3 * each.chunks)))) for each in found]
+    assert [client.ask(request) for request in asked] == [None, None]
+    rig.wait_ms(150)
+    assert not any((client.peer, request.id) in rig.answers for request in asked)
+    rig.wait_ms(200)
+    assert is_refusal(rig.answers[client.peer, asked[1].id], "device", "disk-room")
+    rig.finish()
+    assert isinstance(rig.answers[client.peer, asked[0].id], Retrieved)
+    assert (rig.service.status(rig.now_ns).leases, rig.service.status(rig.now_ns).pins) == (0, 0)
+    rig.movers_copy = True
+    again = client.lookup(prompts[1])
+    assert isinstance(client.ask(client.retrieving(again.lease, GroupBlocks(0, 0, ids(*range(3 * 37))))), Retrieved)
+
+
+def test_a_lease_gives_way_whole_also_when_more_retrieves_would_come() -> None:
+    rig = DiskRig()
+    client, prompts, heads = too_much_for_dram(rig)
+    first, last = (client.lookup(keys) for keys in prompts)
+    for head in heads:
+        client.release(head)
+    late = [client.retrieving(first.lease, GroupBlocks(0, 3 * at, ids(*range(6))), more=True) for at in (31, 33)]
+    parts = [client.retrieving(last.lease, GroupBlocks(0, 3 * at, ids(*range(6))), more=True) for at in (33, 35)]
+    assert [client.ask(request) for request in (parts[0], *late, parts[1])] == [None] * 4
+    rig.wait_ms(250)
+    assert all(is_refusal(rig.answers[client.peer, part.id], "device", "disk-room") for part in late)
+    assert rig.service.status(rig.now_ns).leases == 1
+    rig.wait_ms(50)
+    assert all(isinstance(rig.answers[client.peer, part.id], Retrieved) for part in parts)
+
+
+@pytest.mark.parametrize("before", ["a read finds a slot", "another that waited is given up"])
+def test_nobody_gives_way_before_all_have_waited_for_long(before: str) -> None:
+    rig = DiskRig()
+    client, prompts, heads = too_much_for_dram(rig)
+    finds = before == "a read finds a slot"
+    other = client.lookup(chain(LAST_OF_FILL, CHUNKS) if finds else prompts[0])
+    rig.wait_ms(200)
+    if not finds:
+        client.release(other)
+        rig.wait_ms(100)
+    found = [client.lookup(keys) for keys in prompts]
+    for head in heads:
+        client.release(head)
+    asked = [client.retrieving(each.lease, GroupBlocks(0, 0, ids(*range(3 * each.chunks)))) for each in found]
+    assert [client.ask(request) for request in asked] == [None, None]
+    rig.wait_ms(200)
+    if finds:
+        client.release(other)
+        rig.wait_ms(200)
+    assert not any((client.peer, request.id) in rig.answers for request in asked)
+    rig.wait_ms(150)
+    assert is_refusal(rig.answers[client.peer, asked[1].id], "device", "disk-room")
+    assert isinstance(rig.answers[client.peer, asked[0].id], Retrieved)
+
+
+def test_nobody_gives_way_while_the_arena_grows() -> None:
+    rig = DiskRig(arena_bytes=5 * SLAB_BYTES)
+    client, prompts = Client(rig).register((WIDE,), buffer_bytes=40_000), [chain(1, 35), chain(2, 37)]
+    for keys in prompts:
+        client.store(keys)
+    restart(rig)
+    rig.handle(ArenaGrew(4, ""))
+    client = Client(rig).register((WIDE,), buffer_bytes=40_000)
+    head = client.lookup(prompts[1][: 33 * KEY_BYTES])
+    found = [client.lookup(keys) for keys in prompts]
+    client.release(head)
+    asked = [client.retrieving(each.lease, GroupBlocks(0, 0, ids(*range(3 * each.chunks)))) for each in found]
+    assert [client.ask(request) for request in asked] == [None, None]
+    rig.wait_ms(500)
+    assert not any((client.peer, request.id) in rig.answers for request in asked)
+    rig.handle(ArenaGrew(5, ""))
+    rig.wait_ms(100)
+    assert all(isinstance(rig.answers[client.peer, request.id], Retrieved) for request in asked)
+
+
+def test_a_retrieve_that_waits_for_the_slots_of_a_lease_waits_on() -> None:
+    rig = DiskRig()
+    client, prompts, heads = too_much_for_dram(rig)
+    request = client.retrieving(client.lookup(prompts[0]).lease, GroupBlocks(0, 0, ids(*range(3 * 35))))
+    assert client.ask(request) is None
+    rig.wait_ms(500)
+    assert (client.peer, request.id) not in rig.answers
+    client.release(heads[1])
+    rig.wait_ms(100)
+    assert isinstance(rig.answers[client.peer, request.id], Retrieved)
+
+
+def test_a_disk_mover_that_hangs_is_killed_and_lookups_answer_what_dram_has() -> None:
+    rig = DiskRig(disk_job_ms=1_000, disk_restart_ms=5_000, disk_jobs_max=1)
+    client, keys = cold_prompt(rig)
+    rig.disk_works = False
+    found = client.lookup(keys)
+    assert found.chunks == CHUNKS
+    request = client.retrieving(found.lease, GroupBlocks(0, 2, ids(*range(2, 3 * CHUNKS))))
+    client.ask(request)
+    rig.wait_ms(1_100)
+    assert rig.kills == 1
+    assert is_refusal(rig.answers[client.peer, request.id], "device", "disk-lost")
+    assert client.lookup(keys).chunks == 0
+    rig.moving.clear()
+    rig.disk_works = True
+    rig.wait_ms(5_100)
+    assert client.lookup(keys).chunks == CHUNKS
+
+
+def test_a_disk_mover_that_answers_no_note_is_killed_though_nothing_is_read_or_written() -> None:
+    rig = DiskRig(disk_job_ms=1_000, disk_restart_ms=500)
+    rig.disk_works = rig.notes_answered = False
+    client = Client(rig).register()
+    client.store(chain(1, CHUNKS))
+    rig.disk_works = True
+    rig.finish_disk()
+    rig.wait_ms(900)
+    assert rig.kills == 0
+    rig.wait_ms(300)
+    assert rig.kills == 1
+    rig.notes_answered = True
+    rig.wait_ms(5_000)
+    assert rig.kills == 1
+
+
+def test_when_the_disk_mover_dies_who_waits_for_its_turn_is_told_as_well() -> None:
+    rig = DiskRig(disk_jobs_max=1)
+    client, first = cold_prompt(rig)
+    second = chain(1000, CHUNKS)
+    rig.disk_works = False
+    assert client.lookup(first).chunks == CHUNKS  # its first chunk is under way
+    waiting = client.retrieving(client.lookup(second).lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS))))
+    assert client.ask(waiting) is None
+    ((mover, _),) = rig.moving
+    rig.moving.clear()
+    rig.handle(MoverGone(mover, "signal 9"))
+    assert is_refusal(rig.answers[client.peer, waiting.id], "device", "disk-lost")
+
+
+def test_the_daily_budget_holds_and_says_so() -> None:
+    rig = DiskRig(disk_daily_write_bytes=24 * 7 * 4096)
+    client, _ = cold_prompt(rig)
+    assert len(rig.written) == 7
+    assert rig.service.counters.disk_refused["budget"] > 0
+    rig.now_ns += 3600 * 1_000_000_000
+    rig.wait_ms(200)
+    fill(client, first=3000, prompts=1)
+    assert 7 < len(rig.written) <= 14
+
+
+def test_second_touch_writes_only_what_was_asked_for_again() -> None:
+    rig = DiskRig(disk_second_touch=True, disk_write_through=False, disk_clean_percent=50)
+    client = Client(rig).register()
+    asked, other = chain(1, CHUNKS), chain(2, CHUNKS)
+    client.store(asked)
+    client.store(other)
+    client.release(client.lookup(asked))
+    fill(client)
+    assert set(rig.keys_written()) == {key(asked, chunk) for chunk in range(CHUNKS)}
+    assert client.lookup(other).chunks == 0
+    assert rig.service.counters.disk_refused["second-touch"] > 0
+
+
+def test_leaves_that_are_refused_do_not_hold_up_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many became due at once: here while the disk mover was away."""
+    rig = DiskRig(disk_second_touch=True, disk_restart_ms=5_000)
+    client = Client(rig).register()
+    (mover,) = (mover.mover for mover in rig.service.status(rig.now_ns).movers if mover.device == "disk")
+    rig.handle(MoverGone(mover, "signal 9"))
+    looks: list[int] = []
+    coldest_dirty, choose = DiskChunks.coldest_dirty, writes.choose
+
+    def counted(chunks: DiskChunks) -> object:
+        looks[-1] += 1
+        return coldest_dirty(chunks)
+
+    def one_event(core: Core, tier: DiskTier, now_ns: int) -> None:
+        looks.append(0)
+        choose(core, tier, now_ns)
+
+    monkeypatch.setattr(DiskChunks, "coldest_dirty", counted)
+    monkeypatch.setattr(writes, "choose", one_event)
+    monkeypatch.setattr(writes, "REFUSALS_A_LOOK", 3)
+    fill(client, prompts=11)
+    assert looks == []
+    rig.wait_ms(6_000)
+    assert max(looks) == 3
+    assert sum(looks) > 11
+    assert rig.written == []
+
+
+def test_keys_are_remembered_only_where_second_touch_asks_for_them() -> None:
+    for second_touch in (False, True):
+        rig = DiskRig(disk_second_touch=second_touch)
+        client, keys = Client(rig).register(), chain(1, CHUNKS)
+        client.store(keys)
+        client.release(client.lookup(keys))
+        assert (rig.service.status(rig.now_ns).keys_touched > 0) == second_touch
+
+
+def test_a_segment_is_not_emptied_of_what_a_large_tree_hangs_on() -> None:
+    """All below would go with it, in one event."""
+    room: DiskRoom = DiskRoom(Extents(devices=1, device_bytes=2 * SEGMENT_BYTES, segment_bytes=SEGMENT_BYTES), drop)
+    space = Space(b"n" * 32, 0, Geometry(6, (GroupGeometry(2, "full", 0, 1, 1),)))
+    room.add_space(space)
+    node = head = space.root
+    for number in range(5):
+        node = space.add(bytes([number]) * 32, node, used=number, tenant=0)
+        node.state, node.present = READY, 1
+        space.put_on_disk(node, 1, (number * 4096,), number)
+        head = node if number == 0 else head
+    wanted = Wanted(device=0, extent_bytes=8192, used=5)
+    assert len(room.closure([head], wanted, chunks_max=5) or ()) == 5
+    assert room.closure([head], wanted, chunks_max=4) is None
+    assert room.closure([head], wanted._replace(used=4), chunks_max=5) is None, "the last of them is as warm"
+
+
+def drop(space: Space, node: Node) -> None:
+    raise AssertionError("nothing goes")
+
+
+def test_a_prefix_that_would_come_too_slowly_is_not_offered() -> None:
+    rig = DiskRig(recompute_tokens_per_s=1_000_000_000)
+    client, keys = cold_prompt(rig)
+    assert client.lookup(keys).chunks == 0
+    assert rig.service.counters.lookup_ends["declined"] == 1
+    assert rig.read == []
+
+
+def test_a_device_smaller_than_dram_is_not_written_in_circles() -> None:
+    rig = DiskRig(disk_device_bytes=4 * 20 << 10)
+    client = Client(rig).register()
+    fill(client, prompts=30)
+    rig.wait_ms(4_000)
+    before = len(rig.written)
+    rig.wait_ms(4_000)
+    assert len(rig.written) == before
+
+
+def test_a_retrieve_while_the_disk_is_away_is_refused_and_keeps_its_lease() -> None:
+    rig = DiskRig(disk_job_ms=1_000, disk_restart_ms=60_000)
+    client, keys = cold_prompt(rig)
+    head = client.lookup(keys[:KEY_BYTES])
+    rig.disk_works = False
+    assert isinstance(whole(client, head.lease), Error)
+    assert isinstance(client.ask(client.retrieving(head.lease, GroupBlocks(0, 0, ids(0, 1)))), Retrieved)

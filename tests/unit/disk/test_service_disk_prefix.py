@@ -1,0 +1,85 @@
+"""Of a prefix that is on disk and cannot be read as a whole, what enters DRAM."""
+
+import pytest
+
+from kvserver.wire.messages import KEY_BYTES, GroupBlocks, Retrieved
+from kvserver.wire.orders import Copy, ItemFault, Moved
+from tests.rigs.brain_rig import FULL, STATE, Client, chain, ids, is_refusal, key
+from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, PROMPTS_OF_ARENA, DiskRig, cold_prompt, fill
+
+
+@pytest.mark.parametrize("last_first", [False, True], ids=["first read first", "last read first"])
+@pytest.mark.parametrize("middle", range(CHUNKS))
+def test_of_a_prefix_with_an_unreadable_chunk_only_what_is_before_it_enters_dram(middle: int, last_first: bool) -> None:
+    """What was read behind it is of no use to anybody, and takes no room."""
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    rig.disk_works = False
+    found = client.lookup(keys)
+    used_bytes = rig.service.status(rig.now_ns).arena.used_bytes
+    request = client.retrieving(found.lease, GroupBlocks(0, 0, ids(*range(3 * CHUNKS))))
+    assert client.ask(request) is None
+    assert [records[0].key for records in rig.read] == [key(keys, chunk) for chunk in range(CHUNKS)]
+    if last_first:
+        rig.moving.reverse()
+    rig.finish_disk(unreadable=key(keys, middle))
+    assert is_refusal(rig.answers[client.peer, request.id], "device", "disk-io")
+    again = client.lookup(keys)
+    assert (again.chunks, again.chunks_on_disk) == (middle, 0)
+    status = rig.service.status(rig.now_ns)
+    assert status.arena.used_bytes == used_bytes - (CHUNKS - middle) * EXTENT_BYTES
+    assert status.counters["disk_lost"] == 1
+    if middle:
+        head = client.retrieving(again.lease, GroupBlocks(0, 0, ids(*range(3 * middle))))
+        assert isinstance(client.ask(head), Retrieved)
+
+
+def test_a_state_that_cannot_be_read_ends_only_what_needs_a_state_there() -> None:
+    """A longer prefix needs of that chunk what was read well; the chunk stays servable for it."""
+    rig = DiskRig()
+    client = Client(rig, engine="hybrid").register((FULL, STATE), namespace=bytes(32))
+    keys = chain(1, 2)
+    client.ask(client.storing(keys, GroupBlocks(0, 0, ids(*range(6))), GroupBlocks(1, 0, ids(0, 1))))
+    fill(Client(rig).register())
+    rig.disk_works = False
+    short, long = (client.lookup(keys[: count * KEY_BYTES], namespace=bytes(32)) for count in (1, 2))
+    assert (short.chunks_on_disk, long.chunks_on_disk) == (1, 2)
+    of_short = client.retrieving(short.lease, GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(0)))
+    of_long = client.retrieving(long.lease, GroupBlocks(0, 0, ids(*range(6))), GroupBlocks(1, 1, ids(1)))
+    assert client.ask(of_short) is client.ask(of_long) is None
+    mover, head = rig.moving.pop(0)
+    assert [record.group for record in rig.read[0]] == [0, 1]
+    rig.report(mover, Moved(head.job, [ItemFault(1, "checksum")], 1))
+    assert is_refusal(rig.answers[client.peer, of_short.id], "device", "disk-io")
+    rig.finish_disk()
+    assert isinstance(rig.answers[client.peer, of_long.id], Retrieved)
+    assert client.lookup(keys[:KEY_BYTES], namespace=bytes(32)).chunks == 0
+    assert client.lookup(keys, namespace=bytes(32)).chunks == 2
+
+
+@pytest.mark.parametrize("unreadable", range(1, CHUNKS))
+def test_what_is_copied_above_a_chunk_that_is_cut_off_keeps_its_slots(unreadable: int) -> None:
+    """The lease was one pin below the cut, and a part of its retrieve is under way above."""
+    rig = DiskRig(disk_jobs_max=1)
+    client, keys = cold_prompt(rig)
+    rig.movers_copy = rig.disk_works = False
+    found = client.lookup(keys)
+    for chunk in range(CHUNKS):
+        client.ask(client.retrieving(found.lease, GroupBlocks(0, 3 * chunk, ids(0, 1, 2)), more=chunk + 1 < CHUNKS))
+        rig.finish_disk(unreadable=key(keys, unreadable))
+    assert len(rig.copies) == unreadable
+    copied = slots_of(rig.copies)
+    rig.disk_works = True
+    first = len(rig.copies)
+    for seed in range(2000, 2000 + PROMPTS_OF_ARENA):
+        client.ask(client.storing(chain(seed, CHUNKS), GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))))
+    stored = slots_of(rig.copies[first:])
+    assert stored
+    assert stored.isdisjoint(copied)
+    rig.finish()
+    status = rig.service.status(rig.now_ns)
+    assert (status.pins, client.lookup(keys).chunks) == (0, unreadable)
+
+
+def slots_of(copies: list[tuple[int, Copy]]) -> set[int]:
+    return {slot for _, copy in copies for group in copy.groups for slot in memoryview(group.slots).cast("q")}

@@ -1,0 +1,293 @@
+"""Quotas on disk: maximum and guarantee, held across devices, sizes and restarts."""
+
+import dataclasses
+
+import pytest
+
+from kvserver.index.eviction import REFUSED
+from kvserver.service.disk import mover as disk
+from kvserver.service.holdings.accounts import Quota
+from kvserver.wire.messages import GroupBlocks
+from kvserver.wire.orders import TellRecords
+from kvserver.wire.tenants import tag_of
+from tests.rigs.brain_rig import Client, chain, ids, is_refusal, key
+from tests.rigs.disk_quota_rig import (
+    AGENTS,
+    CHAT,
+    EXTENTS,
+    EXTENTS_A_SEGMENT,
+    GUESTS,
+    WIDE,
+    account,
+    chunks_of,
+    client_of,
+    empty_dram,
+    hold_writes,
+    kept,
+    quota,
+    resume_writes,
+    rig_with,
+    stored,
+    tier_of,
+)
+from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, SEGMENT_BYTES, fill, restart
+
+# ---------------------------------------------------------------- maximum
+
+
+def test_a_tenant_at_its_maximum_on_disk_makes_room_among_its_own_coldest_chunks() -> None:
+    rig = rig_with(quota("chat", most=7))
+    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
+    oldest = stored(agents, 3, seed=1)
+    prompts = stored(chat, 5, seed=2)
+    assert chunks_of(rig, "chat") == 7
+    assert kept(rig, AGENTS, oldest) == [3, 3, 3]
+    assert kept(rig, CHAT, prompts) == [0, 0, 1, 3, 3]
+    assert account(rig, "chat").evicted_chunks == 8
+    assert account(rig, "default").evicted_chunks == 0
+
+
+def test_a_maximum_counts_all_devices_together() -> None:
+    rig = rig_with(quota("chat", most=7), disk_devices=3)
+    chat = client_of(rig, "chat", CHAT)
+    prompts = stored(chat, 9, seed=2)
+    used = [device.used_bytes // EXTENT_BYTES for device in rig.service.status(rig.now_ns).disks]
+    assert sum(used) == chunks_of(rig, "chat") == 7
+    assert min(used) > 0, used
+    assert kept(rig, CHAT, prompts)[-2:] == [3, 3]
+
+
+def test_what_is_being_written_counts_against_a_maximum() -> None:
+    rig = rig_with(quota("chat", most=4))
+    chat = client_of(rig, "chat", CHAT)
+    rig.disk_works = False
+    stored(chat, 2, seed=2)
+    assert account(rig, "chat").reserved_bytes == 4 * EXTENT_BYTES
+    assert account(rig, "chat").refused_slots > 0
+    rig.finish_disk()
+    assert chunks_of(rig, "chat") == 4
+
+
+def test_what_could_not_be_written_is_refunded() -> None:
+    rig = rig_with(quota("chat", most=4))
+    chat = client_of(rig, "chat", CHAT)
+    rig.fault = "io"
+    stored(chat, 1, seed=2)
+    assert account(rig, "chat").taken_bytes == 0
+
+
+def test_at_its_maximum_a_tenant_keeps_on_disk_what_it_used_later() -> None:
+    """Else chunks of a DRAM that holds more than the maximum would push each other out for ever."""
+    rig = rig_with(quota("chat", most=3))
+    chat = client_of(rig, "chat", CHAT)
+    [warm] = stored(chat, 1, seed=2)
+    hold_writes(rig)
+    [cold] = stored(chat, 1, seed=3)
+    rig.now_ns += 1_000_000
+    chat.release(chat.lookup(warm, CHAT))
+    written = len(rig.written)
+    resume_writes(rig)
+    assert (kept(rig, CHAT, [warm, cold]), len(rig.written)) == ([3, 0], written)
+    assert account(rig, "chat").refused_slots == 1
+
+
+def test_a_chunk_that_is_more_than_its_tenants_maximum_pushes_nothing_out_in_vain() -> None:
+    rig = rig_with(Quota("chat", 0, 0, 0, EXTENT_BYTES + 4096 - 1))
+    narrow, wide = client_of(rig, "chat", CHAT), client_of(rig, "chat", GUESTS, (WIDE,))
+    [keys] = stored(narrow, 1, seed=2, chunks=1)
+    wide.ask(wide.storing(chain(7, 1), GroupBlocks(0, 0, ids(0, 1, 2))))
+    rig.wait_ms(200)
+    assert kept(rig, CHAT, [keys]) == [1]
+    assert [records[0].namespace for records in rig.written] == [CHAT]
+    assert account(rig, "chat").refused_slots == 0
+    fill(client_of(rig, "agents", AGENTS))
+    assert rig.service.counters.disk_refused["shape"] == 1
+
+
+def test_a_maximum_that_was_lowered_while_the_brain_was_away_is_reached_step_by_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(disk, "OVER_MAXIMUM_AT_ONCE", 4)
+    rig = rig_with(quota("chat", guaranteed=3, most=20))
+    prompts = stored(client_of(rig, "chat", CHAT), 7, seed=2)
+    others = stored(client_of(rig, "agents", AGENTS), 2, seed=3)
+    assert chunks_of(rig, "chat") == 20
+    rig.bounds = dataclasses.replace(rig.bounds, tenants=(quota("chat", most=7),))
+    rig.service = rig.new_service()
+    rig.wait_ms(50)
+    left = [chunks_of(rig, "chat")]
+    for _ in range(4):
+        rig.wait_ms(50)
+        left.append(chunks_of(rig, "chat"))
+    assert left == [20, 16, 12, 8, 7], "and no further"
+    assert kept(rig, CHAT, prompts) == [0, 0, 0, 0, 1, 3, 3], "what was written first goes first"
+    assert kept(rig, AGENTS, others) == [3, 3]
+
+
+# ---------------------------------------------------------------- guarantee
+
+
+def test_nobody_takes_from_disk_what_another_was_guaranteed() -> None:
+    rig = rig_with(quota("agents", guaranteed=20))
+    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
+    prompts = stored(agents, 6, seed=1)
+    stored(chat, 30, seed=2)
+    assert kept(rig, AGENTS, prompts) == [3] * 6
+    assert chunks_of(rig, "default") == EXTENTS - 18
+
+
+def test_what_is_being_written_makes_room_for_nobody_below_a_guarantee() -> None:
+    rig = rig_with(quota("agents", guaranteed=6))
+    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
+    prompts = stored(agents, 2, seed=1)
+    stored(chat, 11, seed=2)
+    stored(chat, 1, seed=5, chunks=2)
+    rig.disk_works = False
+    stored(agents, 1, seed=3)
+    assert account(rig, "agents").reserved_bytes == 3 * EXTENT_BYTES
+    stored(chat, 2, seed=4)
+    assert kept(rig, AGENTS, prompts) == [3, 3]
+
+
+def test_what_exceeds_a_guarantee_on_disk_goes_by_its_age_and_no_further() -> None:
+    rig = rig_with(quota("agents", guaranteed=10))
+    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
+    stored(agents, 9, seed=1)
+    stored(chat, 30, seed=2)
+    assert (chunks_of(rig, "agents"), chunks_of(rig, "default")) == (10, EXTENTS - 10)
+    assert account(rig, "agents").evicted_chunks == 17
+
+
+def test_who_has_less_on_disk_than_its_guarantee_takes_from_those_who_have_more() -> None:
+    """Also when all that the others have was used later."""
+    rig = rig_with(quota("agents", guaranteed=9), quota("chat", guaranteed=EXTENTS - 12))
+    agents, chat, guests = (client_of(rig, name, of) for name, of in (("agents", AGENTS), ("chat", CHAT), ("", GUESTS)))
+    hold_writes(rig)
+    old = stored(agents, 4, seed=1)
+    resumed = stored(chat, 14, seed=2)
+    tier = tier_of(rig)
+    for keys in old:  # to be written after all the others
+        for at in range(CHUNKS):
+            rig.service._core.chunks.spaces[AGENTS].nodes[key(keys, at)].queued |= REFUSED
+    resume_writes(rig)
+    stored(guests, 1, seed=3, chunks=2)
+    assert (chunks_of(rig, "chat"), chunks_of(rig, "default")) == (42, 2)
+    assert tier.chunks.extents.bytes_used == EXTENTS * EXTENT_BYTES
+    hold_writes(rig)
+    for keys in old:
+        node = rig.service._core.chunks.spaces[AGENTS].nodes[key(keys, CHUNKS - 1)]
+        node.queued &= ~REFUSED
+        rig.service._core.chunks.offer(rig.service._core.chunks.spaces[AGENTS], node)
+    resume_writes(rig)
+    assert chunks_of(rig, "agents") == 9, "and beyond its guarantee it has nothing that is warmer"
+    assert chunks_of(rig, "chat") >= EXTENTS - 12
+    assert sum(kept(rig, CHAT, resumed)) == chunks_of(rig, "chat")
+
+
+def test_below_its_guarantee_a_tenant_gives_its_own_where_others_have_nothing_to_give() -> None:
+    rig = rig_with(quota("agents", guaranteed=EXTENTS))
+    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
+    first = stored(agents, 1, seed=1)
+    others = stored(chat, 13, seed=2) + stored(chat, 1, seed=3, chunks=2)
+    assert all(chat.lookup(keys, CHAT).lease for keys in others)
+    later = stored(agents, 1, seed=4, chunks=2)
+    assert (chunks_of(rig, "agents"), chunks_of(rig, "default")) == (3, EXTENTS - 3)
+    assert (kept(rig, AGENTS, first), kept(rig, AGENTS, later)) == ([1], [2])
+
+
+def test_a_guarantee_on_disk_holds_when_another_size_wants_segments() -> None:
+    rig = rig_with(quota("agents", guaranteed=10))
+    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT, (WIDE,))
+    stored(agents, 15, seed=1)
+    assert chunks_of(rig, "agents") == EXTENTS
+    for seed in range(EXTENTS):
+        rig.now_ns += 1_000_000
+        chat.ask(chat.storing(chain(7000 + seed, 1), GroupBlocks(0, 0, ids(0, 1, 2))))
+        rig.wait_ms(100)  # a segment is emptied
+        assert chunks_of(rig, "agents") >= 10
+    assert chunks_of(rig, "agents") < 10 + 2 * EXTENTS_A_SEGMENT
+    assert account(rig, "default").held_bytes > EXTENTS * EXTENT_BYTES // 2
+
+
+def test_a_segment_is_held_against_a_guarantee_as_a_whole() -> None:
+    """Each of its chunks is less than what agents have above theirs; all of them are more."""
+    rig = rig_with(quota("agents", guaranteed=5))
+    stored(client_of(rig, "agents", AGENTS), 2, seed=1)
+    room = tier_of(rig).chunks.room
+    pool = room.extents.pools[0]
+    fullest = max((pool.slab_owners(segment) for segment in range(pool.slabs_total)), key=len)
+    assert len(fullest) == EXTENTS_A_SEGMENT
+    wanted = room.wanted(0, 2 * EXTENT_BYTES, rig.now_ns + 1, tag_of("chat"))
+    assert room.closure(fullest, wanted, chunks_max=99) is None
+    account(rig, "agents").guaranteed_bytes = 0
+    assert len(room.closure(fullest, wanted, chunks_max=99) or ()) == 6, "with what hangs on them"
+
+
+def test_a_full_index_takes_nothing_from_disk_that_was_guaranteed() -> None:
+    """Chunks of agents are on disk alone, which is what goes first for room in the index, for others' stores."""
+    rig = rig_with(quota("agents", guaranteed=6), disk_device_bytes=200 * SEGMENT_BYTES)
+    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
+    prompts = stored(agents, 2, seed=1)
+    empty_dram(chat)
+    rig.service._core.chunks.chunks_max = rig.service._core.chunks.chunks
+    fill(chat, first=50_000, prompts=30)
+    assert kept(rig, AGENTS, prompts) == [3, 3]
+    fill(agents, first=60_000, prompts=1)
+    assert sum(kept(rig, AGENTS, prompts)) < 6, "for its own stores what it used longest ago goes"
+
+
+def test_room_in_the_index_empties_no_dram_in_vain() -> None:
+    """What is on disk as well would leave DRAM and stay in the index, since it is guaranteed there."""
+    rig = rig_with(quota("agents", guaranteed=6))
+    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
+    stored(agents, 2, seed=1)
+    rig.service._core.chunks.chunks_max = rig.service._core.chunks.chunks
+    assert chat.ask(chat.storing(chain(8, 1), GroupBlocks(0, 0, ids(0, 1, 2)))).why == "full"
+    nodes = rig.service._core.chunks.spaces[AGENTS].nodes.values()
+    assert [(node.in_dram, node.on_disk) for node in nodes] == [(1, 1)] * 6
+
+
+def test_a_tenant_without_room_on_disk_holds_up_no_others_writes() -> None:
+    rig = rig_with(quota("chat", most=3))
+    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
+    stored(chat, 8, seed=2)  # the cold ones are to be written again, and there is no room for them
+    prompts = stored(agents, 5, seed=1)
+    rig.now_ns += 2_000_000
+    stored(chat, 1, seed=3)
+    assert kept(rig, AGENTS, prompts) == [3] * 5
+    assert account(rig, "chat").refused_slots > 0
+
+
+def test_a_namespace_is_not_forgotten_below_a_guarantee_on_disk() -> None:
+    rig = rig_with(quota("agents", guaranteed=6), namespaces_max=2)
+    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
+    prompts = stored(agents, 2, seed=1)
+    rig.worker_gone(1)
+    guests = Client(rig, engine="guests")
+    assert is_refusal(guests.ask(guests.registration(namespace=GUESTS)), "resource", "namespaces")
+    assert kept(rig, AGENTS, prompts) == [3, 3]
+    assert chat.cache
+    rig.worker_gone(2)
+    client_of(rig, "guests", GUESTS)
+    assert kept(rig, AGENTS, prompts) == [3, 3]
+
+
+def test_no_namespace_is_forgotten_while_it_is_not_known_what_is_guaranteed_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another brain knows the namespace, and is told nothing more yet; what agents have on disk would be void."""
+    rig = rig_with(quota("agents", guaranteed=6), namespaces_max=1)
+    prompts = stored(client_of(rig, "agents", AGENTS), 2, seed=1)
+    rig.worker_gone(1)
+    obey, untold = rig._obey, []
+    monkeypatch.setattr(
+        rig, "_obey", lambda mover, order: untold.append(mover) if order == TellRecords() else obey(mover, order)
+    )
+    restart(rig)
+    guests = Client(rig, engine="guests")
+    assert is_refusal(guests.ask(guests.registration(namespace=GUESTS)), "resource", "namespaces")
+    assert not tier_of(rig).recovered
+    monkeypatch.undo()
+    for mover in untold:
+        obey(mover, TellRecords())
+    assert kept(rig, AGENTS, prompts) == [3, 3]

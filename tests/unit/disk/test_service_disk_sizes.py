@@ -1,0 +1,203 @@
+"""A model with records of another size begins while every device is full of a model's records that was there before."""
+
+import random
+from itertools import count, product
+from operator import attrgetter
+from typing import Any
+
+import pytest
+
+from kvserver.index.space import Node
+from kvserver.service.disk.drain import MOVING_SHARE
+from kvserver.tiers.extents import extents_per_segment
+from kvserver.tiers.records import DiskRecord, unpack_disk
+from kvserver.wire.admin import DrainServer
+from kvserver.wire.messages import KEY_BYTES, GroupBlocks, GroupSpec, RegionRun
+from kvserver.wire.orders import Promote
+from tests.rigs.admin_rig import command
+from tests.rigs.brain_rig import SLAB_BYTES, Client, chain, ids, key
+from tests.rigs.disk_quota_rig import quota
+from tests.rigs.disk_rig import EXTENT_BYTES, DiskRig
+
+SEGMENT_UNITS = 16
+SEGMENTS = 23
+"""Of each device."""
+BLOCKS = 24
+TURNS_MAX = 4
+"""Of a conversation, two chunks each: what is added later lies elsewhere."""
+EVENTS_A_CHECK = 499
+OLD, NEW = (bytes([number]) * 32 for number in (3, 5))
+
+
+class Scene(DiskRig):
+    """Devices that are full of one model's conversations, which came back now and then."""
+
+    def __init__(self, devices: int, **bounds: Any) -> None:
+        self._events = 0
+        segment_bytes = bounds.setdefault("disk_segment_bytes", SEGMENT_UNITS * EXTENT_BYTES)
+        bounds.setdefault("arena_bytes", (4 + 2 * devices) * SLAB_BYTES)
+        super().__init__(disk_devices=devices, disk_device_bytes=SEGMENTS * segment_bytes, **bounds)
+        self.rng = random.Random(devices)
+        self.turns: dict[int, int] = {}
+
+    def handle(self, event: Any) -> None:
+        self._events += 1
+        check = self.service.check
+        if self._events % EVENTS_A_CHECK:
+            self.service.check = lambda: None  # type: ignore[method-assign]
+        try:
+            super().handle(event)
+        finally:
+            self.service.check = check  # type: ignore[method-assign]
+
+    def client(self, namespace: bytes, units: int, tenant: str = "") -> Client:
+        page_bytes = units * EXTENT_BYTES // 3
+        group = GroupSpec(2, BLOCKS, "full", 0, 1, 0, 1, 0, [RegionRun(0, 0, 1, 0, page_bytes, page_bytes)])
+        client = Client(self, engine=f"engine {namespace[0]}")
+        return client.register((group,), namespace=namespace, tenant=tenant, buffer_bytes=BLOCKS * page_bytes)
+
+    def store(self, client: Client, keys: bytes) -> None:
+        client.ask(client.storing(keys, GroupBlocks(0, 0, ids(*range(3 * (len(keys) // KEY_BYTES))))))
+        self.wait_ms(50)
+
+    def converse(self, client: Client, namespace: bytes) -> None:
+        """One of many conversations goes on; a few of them do so often."""
+        seed = int(self.rng.paretovariate(0.6)) % (SEGMENTS * self.bounds.disk_devices * 3)
+        turns = self.turns[seed] = min(TURNS_MAX, self.turns.get(seed, 0) + 1)
+        keys = chain(seed, 2 * turns)
+        client.release(client.lookup(keys, namespace))
+        self.store(client, keys)
+
+    def fill(self, client: Client, namespace: bytes) -> None:
+        most = self.bounds.disk_devices * self.bounds.disk_device_bytes
+        while self.service.counters.disk_written_bytes < 1.5 * most:
+            self.converse(client, namespace)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(disk.used_bytes for disk in self.service.status(self.now_ns).disks)
+
+    @property
+    def written_bytes(self) -> int:
+        """Without what moved."""
+        return self.service.counters.disk_written_bytes - self.service.counters.disk_rewritten_bytes
+
+    def nodes(self, namespace: bytes) -> list[Node]:
+        return list(self.service._core.chunks.spaces[namespace].nodes.values())
+
+    def on_disk(self, namespace: bytes) -> int:
+        return sum(node.on_disk != 0 for node in self.nodes(namespace))
+
+    def record(self, keys: bytes) -> DiskRecord:
+        """The newest one of a chunk."""
+        return max((record for record in self.devices.values() if record.key == keys), key=attrgetter("generation"))
+
+
+def test_moves_on_all_devices_together_leave_dram_to_others() -> None:
+    """Each device moves one record at a time at least."""
+    rig = Scene(3, disk_write_through=True)
+    rig.fill(rig.client(OLD, units=3), OLD)
+    new = rig.client(NEW, units=1)
+    rig.disk_works = False
+    for seed in range(3):
+        rig.store(new, chain(100_000 + seed, 5))
+    reads = [unpack_disk(order.records) for _, order in rig.moving if isinstance(order, Promote)]
+    records = [record for read in reads for record in read]
+    devices = {record.device for record in records}
+    assert len(devices) > 1
+    most = rig.bounds.arena_bytes // MOVING_SHARE + len(devices) * 3 * EXTENT_BYTES
+    assert sum(record.extent_bytes for record in records) <= most
+
+
+@pytest.mark.parametrize(
+    ("devices", "write_through", "tenants"),
+    [*product((1, 2), (False, True), (False, True)), (8, True, False)],  # eight take longer than all others
+)
+def test_a_model_with_another_record_size_finds_room_on_full_devices(
+    devices: int, write_through: bool, tenants: bool
+) -> None:
+    bounds = {"tenants": (quota("others", guaranteed=1),)} if tenants else {}
+    rig = Scene(devices, disk_write_through=write_through, **bounds)
+    rig.fill(rig.client(OLD, units=3), OLD)
+    new = rig.client(NEW, units=1)
+    full, written = rig.used_bytes, rig.written_bytes
+    lowest = full
+    prompts = [chain(100_000 + seed, 5) for seed in range(2 * SEGMENTS * devices)]
+    for keys in prompts:
+        rig.store(new, keys)
+        lowest = min(lowest, rig.used_bytes)
+    wrote = rig.written_bytes - written
+    evicted = full + wrote - rig.used_bytes
+    assert wrote > 3 * devices * SEGMENT_UNITS * EXTENT_BYTES
+    assert lowest > 0.9 * full
+    assert evicted < 1.5 * wrote
+    if write_through:
+        stored = {key(keys, chunk) for keys in prompts for chunk in range(5)}
+        assert stored <= set(rig.keys_written()), "what was stored found room"
+        assert rig.on_disk(NEW) > 0.95 * len(stored)
+    command(rig, DrainServer())
+    rig.wait_ms(1_000)
+    status = rig.service.status(rig.now_ns)
+    assert (status.drain, status.warnings) == ("drained", ["no store is taken: the server is drained"])
+    assert not any(node.in_dram & ~node.on_disk for node in rig.nodes(NEW)), "and so did what was not yet written"
+
+
+def test_a_chain_of_which_all_leaves_lie_on_another_device_makes_room_all_the_same() -> None:
+    """Its head is on the first device, where nothing is a leaf; the write of another prompt is for that one."""
+    rig = Scene(2, disk_write_through=True)
+    client, extents = rig.client(OLD, units=1), rig.service._core.disk.chunks.extents  # type: ignore[union-attr]
+    heads = (keys for seed in count() if extents.device_for(keys := chain(seed, 1)) == 0)
+    tails = (keys for seed in count(1) if extents.device_for(keys := chain(-seed, 1)) == 1)
+    places = SEGMENTS * extents_per_segment(SEGMENT_UNITS * EXTENT_BYTES, EXTENT_BYTES)
+    for _ in range(places):
+        rig.store(client, next(heads) + next(tails))
+    assert [disk.used_bytes for disk in rig.service.status(rig.now_ns).disks] == [places * EXTENT_BYTES] * 2
+    late = next(heads)
+    rig.store(client, late)
+    assert rig.service._core.chunks.spaces[OLD].nodes[late].on_disk
+    assert rig.used_bytes == (2 * places - 1) * EXTENT_BYTES, "the coldest chain went, and no more"
+
+
+def test_records_move_out_of_a_segment_as_they_were_and_nothing_of_them_is_lost() -> None:
+    rig = Scene(1, disk_write_through=True)
+    old = rig.client(OLD, units=1)
+    places = SEGMENTS * extents_per_segment(SEGMENT_UNITS * EXTENT_BYTES, EXTENT_BYTES)
+    prompts = [chain(seed, 1) for seed in range(places)]
+    for keys in prompts:
+        rig.store(old, keys)
+    cold = set(rig.rng.sample(prompts, places // SEGMENTS + 1))  # all over the device
+    for keys in prompts:
+        if keys not in cold:
+            old.release(old.lookup(keys, OLD))
+    before = {record.key: record for record in rig.devices.values()}
+    rig.store(rig.client(NEW, units=3), late := chain(-1, 1))
+    rig.wait_ms(500)
+    assert rig.service._core.chunks.spaces[NEW].nodes[late].on_disk
+    kept = [keys for keys in prompts if (node := rig.service._core.chunks.spaces[OLD].nodes.get(keys)) and node.on_disk]
+    assert len(kept) >= places - places // SEGMENTS
+    assert set(prompts) - set(kept) <= cold
+    moved = [keys for keys in kept if rig.record(keys).offset != before[keys].offset]
+    assert moved
+    for keys in kept:
+        now = rig.record(keys)
+        assert now.generation > before[keys].generation if keys in moved else now == before[keys]
+
+
+def test_a_segment_that_is_in_use_keeps_its_records_and_another_one_is_emptied() -> None:
+    """A lease that waits for nothing keeps a chunk where it is only as long as it is read: it moves like others."""
+    rig = Scene(1, disk_write_through=True, lease_ttl_ms=600_000)
+    old = rig.client(OLD, units=1)
+    places = SEGMENTS * extents_per_segment(SEGMENT_UNITS * EXTENT_BYTES, EXTENT_BYTES)
+    prompts = [chain(seed, 1) for seed in range(places)]
+    for keys in prompts:
+        rig.store(old, keys)
+    leased = prompts[::7]
+    leases = [old.lookup(keys, OLD) for keys in leased[-9:]]
+    assert all(lease.lease for lease in leases)
+    new = rig.client(NEW, units=3)
+    late = [chain(-seed, 1) for seed in range(1, 30)]
+    for keys in late:
+        rig.store(new, keys)
+    rig.wait_ms(5_000)
+    assert rig.on_disk(NEW) == len(late)
+    assert all(rig.service._core.chunks.spaces[OLD].nodes[keys].on_disk for keys in leased[-9:])

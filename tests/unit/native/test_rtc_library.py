@@ -1,0 +1,56 @@
+"""Where the compiler of GPU kernels is looked for among installed packages, and what the extra `cuda` installs."""
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kvserver.transfer.device import NVRTC_WHEELS, rtc_library
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE_OF = {
+    "nvidia/cu13/lib/libnvrtc.so.13": "nvidia-cuda-nvrtc",
+    "nvidia/cuda_nvrtc/lib/libnvrtc.so.12": "nvidia-cuda-nvrtc-cu12",
+}
+"""What each file is part of, as the packages' own lists of files say."""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder that packages are in."""
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path)])
+    return tmp_path
+
+
+def install(site: Path, name: str) -> str:
+    path = site / name
+    path.parent.mkdir(parents=True)
+    path.touch()
+    return str(path)
+
+
+@pytest.mark.parametrize("name", NVRTC_WHEELS)
+def test_a_compiler_that_a_package_brought_is_found(site: Path, name: str) -> None:
+    assert rtc_library("cuda", "") == ""
+    path = install(site, name)
+    assert rtc_library("cuda", "") == path
+
+
+def test_the_newer_of_two_compilers_is_taken(site: Path) -> None:
+    newer, _ = [install(site, name) for name in NVRTC_WHEELS]
+    assert rtc_library("cuda", "") == newer
+
+
+@pytest.mark.parametrize(("kind", "library"), [("cuda", "/opt/libcuda.so.1"), ("rocm", "")])
+def test_elsewhere_the_native_side_looks_for_it(site: Path, kind: str, library: str) -> None:
+    """Beside a driver's library that was named; and ROCm always has it beside its own."""
+    install(site, NVRTC_WHEELS[0])
+    assert rtc_library(kind, library) == ""
+
+
+def test_the_extra_brings_a_compiler_that_is_looked_for() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert PACKAGE_OF.keys() == set(NVRTC_WHEELS)
+    assert [text.split(">=")[0] in PACKAGE_OF.values() for text in extras["cuda"]] == [True]
+    assert {"vllm", "torch", "dev", "rocm"} <= extras.keys()

@@ -1,0 +1,94 @@
+"""The self-test of the copy engine notices what it is there for: wrong bytes, failures, and copies that never end."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvserver.errors import DeviceError
+from kvserver.transfer import self_test
+from kvserver.transfer.native import CopyEngine
+
+
+class Faulty:
+    """A copy engine that does one thing wrong and all others right."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._engine = CopyEngine(*arguments)
+        self.pool = -1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def map_cache(self, *arguments: Any) -> None:
+        self.pool = arguments[2][0]
+        self._engine.map_cache(*arguments)
+
+
+class FlipsAByte(Faulty):
+    """Of the pool, once the retrieve has ended."""
+
+    where = 0
+    retrieves = False
+
+    def submit(self, *arguments: Any) -> None:
+        self.retrieves = arguments[1] == "retrieve"
+        self._engine.submit(*arguments)
+
+    def completions(self, count: int) -> Any:
+        if self.retrieves:
+            (byte,) = os.pread(self.pool, 1, self.where)
+            os.pwrite(self.pool, bytes([byte ^ 1]), self.where)
+        return self._engine.completions(count)
+
+
+class FlipsAByteOfABlock(FlipsAByte):
+    """That the retrieve has written; the other one it should have left alone."""
+
+    where = self_test.PAGE_BYTES + 7
+
+
+class ForgetsRetrieves(Faulty):
+    """And has the test wait for them no longer than it must."""
+
+    def submit(self, *arguments: Any) -> None:
+        if arguments[1] == "store":
+            self._engine.submit(*arguments)
+        else:
+            self_test.DEADLINE_MS = 50
+
+
+class FailsRetrieves(Faulty):
+    """The blocks that it is to copy are none of the pool's."""
+
+    def submit(self, *arguments: Any) -> None:
+        *others, groups = arguments
+        if arguments[1] == "retrieve":
+            groups = [(group, first, b"\xff" * len(ids), slots) for group, first, ids, slots in groups]
+        self._engine.submit(*others, groups)
+
+
+def test_an_engine_that_works_passes() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    self_test.self_test()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        (FlipsAByte, "bytes came back wrong"),
+        (FlipsAByteOfABlock, "bytes came back wrong"),
+        (ForgetsRetrieves, "a retrieve did not end within 50 ms"),
+        (FailsRetrieves, "a retrieve ended as "),
+    ],
+)
+def test_an_engine_that_does_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch, engine: Callable[..., Any], says: str
+) -> None:
+    monkeypatch.setattr(self_test, "CopyEngine", engine)
+    monkeypatch.setattr(self_test, "DEADLINE_MS", self_test.DEADLINE_MS)  # an engine may change it
+    with pytest.raises(DeviceError, match=says) as refused:
+        self_test.self_test()
+    assert refused.value.code == "self-test"

@@ -1,0 +1,240 @@
+"""The worker half: orders in, one report of each job out, whatever the client does with it."""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvclient.offload.values import RetrieveOrder, StoreOrder
+from kvclient.offload.worker import Worker
+from kvclient.values import Blocks, CacheSpec, Lease, RetrieveResult, StoreResult
+from kvserver.errors import RequestError
+
+LOG = logging.getLogger("kvserver.test")
+LEASE = Lease(1, 3, 1, float("inf"))
+NAMESPACE = b"n" * 32
+SPEC = CacheSpec(name="kv", namespace=b"", chunk_tokens=12, buffers=[], groups=[])
+
+
+class Client:
+    """Hands out futures that the test completes."""
+
+    def __init__(self, *, is_there: bool = True) -> None:
+        self.is_there = is_there
+        self.problem: RequestError | None = None
+        self.refusal: RequestError | None = None
+        self.cache = SimpleNamespace(problem=None, wait_registered=self.wait_registered, registered=True)
+        self.connected = is_there
+        self.waits: list[str] = []
+        self.calls: list[tuple[str, object]] = []
+        self.futures: list[Future[Any]] = []
+
+    def wait_connected(self, timeout_s: float) -> bool:
+        self.waits.append("connected")
+        if self.problem is not None:
+            raise self.problem
+        return self.is_there
+
+    def wait_registered(self, timeout_s: float) -> bool:
+        self.waits.append("registered")
+        return True
+
+    def register_cache(self, spec: CacheSpec, *, namespace: Future[bytes]) -> Any:
+        return self.cache
+
+    def unregister(self, cache: object) -> Future[bool]:
+        done: Future[bool] = Future()
+        done.set_result(True)
+        return done
+
+    def retrieve(self, cache: object, lease: Lease, blocks: Sequence[Blocks], *, after: object) -> Future[Any]:
+        return self._begin("retrieve", after)
+
+    def store(self, cache: object, first_chunk: int, parent: bytes, *rest: object, after: object) -> Future[Any]:
+        return self._begin("store", after)
+
+    def _begin(self, kind: str, after: object) -> Future[Any]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.calls.append((kind, after))
+        self.futures.append(Future())
+        return self.futures[-1]
+
+
+def named() -> Future[bytes]:
+    """A namespace that is known."""
+    found: Future[bytes] = Future()
+    found.set_result(NAMESPACE)
+    return found
+
+
+class Bench:
+    def __init__(self, *, registered: bool = True) -> None:
+        self.client = Client()
+        self.events = 0
+        self.worker = Worker(self.client, rank=2, event=self.event, log=LOG)  # type: ignore[arg-type]
+        if registered:
+            self.worker.register(SPEC, named())
+
+    def event(self) -> object:
+        self.events += 1
+        return f"event {self.events}"
+
+
+def retrieve(job: int = 1, refused: str = "") -> RetrieveOrder:
+    return RetrieveOrder(job, f"r{job}", LEASE, (Blocks(0, 1, [7, 8]),), 4, 12, refused)
+
+
+def store(job: int = 9) -> StoreOrder:
+    return StoreOrder(job, f"r{job}", 0, b"", b"k" * 32, (Blocks(0, 0, [1, 2, 3]),))
+
+
+def test_stores_begin_when_they_are_computed_and_retrieves_at_once() -> None:
+    bench = Bench()
+    bench.worker.begin([retrieve()], [store()])
+    assert bench.client.calls == [("retrieve", "event 1")]
+    bench.worker.computed()
+    bench.worker.computed()
+    assert bench.client.calls[1:] == [("store", "event 2")]
+
+
+def test_no_event_is_recorded_for_nothing() -> None:
+    bench = Bench()
+    bench.worker.begin([], [])
+    bench.worker.computed()
+    assert bench.events == 0
+
+
+def test_stores_wait_for_a_draft_model_that_runs_when_ends_have_been_taken() -> None:
+    bench = Bench()
+    bench.worker.begin([], [store()])
+    bench.worker.take_ended()
+    assert bench.client.calls == []
+    bench.worker.computed()
+    assert bench.client.calls == [("store", "event 1")]
+
+
+def test_stores_of_a_step_whose_end_nobody_told_begin_with_the_next() -> None:
+    bench = Bench()
+    bench.worker.begin([], [store(8)])
+    bench.worker.begin([retrieve()], [store(9)])
+    assert bench.client.calls == [("store", "event 1"), ("retrieve", "event 2")]
+    bench.worker.computed()
+    assert bench.client.calls[2:] == [("store", "event 3")]
+
+
+def test_each_job_is_reported_once() -> None:
+    bench = Bench()
+    bench.worker.begin([retrieve(1), retrieve(2)], [store(3)])
+    bench.worker.computed()
+    assert bench.worker.take_ended().reports == []
+    for future, result in zip(
+        bench.client.futures,
+        (RetrieveResult(True, 8, ""), RetrieveResult(False, 0, "timeout"), StoreResult(1, 1, 8, "")),
+        strict=True,
+    ):
+        future.set_result(result)
+    assert bench.worker.ends.stores_over() == [(3, 2)]
+    ended = bench.worker.take_ended()
+    assert bench.worker.ends.stores_over() == []
+    assert [(report.job, report.rank) for report in ended.reports] == [(1, 2), (2, 2), (3, 2)]
+    assert (ended.retrieved, ended.failed, ended.failed_blocks) == ({"r1", "r2"}, {"r2"}, {7, 8})
+    assert {name: len(seconds) for name, seconds in ended.seconds.items()} == {
+        "retrieve_seconds": 2,
+        "store_seconds": 1,
+    }
+    assert bench.worker.take_ended().reports == []
+
+
+@pytest.mark.parametrize("why", ["not registered", "refused order", "refused call", "bug"])
+def test_what_cannot_be_begun_is_reported_as_failed(why: str) -> None:
+    bench = Bench(registered=why != "not registered")
+    if why == "refused call":
+        bench.client.refusal = RequestError("too-large", "why not")
+    bench.worker.begin([retrieve(1, refused="null-block" if why == "refused order" else "")], [store(3)])
+    bench.worker.computed()
+    for future in bench.client.futures:
+        future.set_exception(ValueError("a bug"))
+    assert [kind for kind, _ in bench.client.calls if why == "refused order"] == ["store"] * (why == "refused order")
+    ended = bench.worker.take_ended()
+    assert {report.job: report.result.why != "" for report in ended.reports} == {1: True, 3: True}
+    assert ended.failed == ended.retrieved == {"r1"}
+    assert ended.failed_blocks == {7, 8}
+
+
+def test_what_was_refused_and_then_given_up_is_reported_once() -> None:
+    bench = Bench()
+    bench.worker.begin([retrieve(1, refused="null-block")], [store(3)])
+    bench.worker.ends.end_unbegun("given-up")
+    reports = {report.job: report.result.why for report in bench.worker.take_ended().reports}
+    assert reports == {1: "null-block", 3: "given-up"}
+    assert bench.worker.take_ended().reports == []
+
+
+def test_what_runs_is_not_given_up_with_the_rest() -> None:
+    """Its blocks are still being written."""
+    bench = Bench()
+    bench.worker.begin([retrieve(1)], [store(3)])
+    bench.worker.ends.note([retrieve(1), store(3)])  # again, as after a bug
+    bench.worker.ends.end_unbegun("given-up")
+    assert [report.job for report in bench.worker.take_ended().reports] == [3]
+    bench.client.futures[0].set_result(RetrieveResult(True, 8, ""))
+    assert [report.job for report in bench.worker.take_ended().reports] == [1]
+
+
+@pytest.mark.parametrize(("is_there", "waits"), [(True, ["connected", "registered"]), (False, ["connected"])])
+def test_an_engine_waits_for_a_server_only_if_there_is_one(is_there: bool, waits: list[str]) -> None:
+    client = Client(is_there=is_there)
+    Worker(client, rank=0, event=object, log=LOG).register(SPEC, named())  # type: ignore[arg-type]
+    assert client.waits == waits
+
+
+def test_an_engine_starts_when_the_server_refuses_it(caplog: pytest.LogCaptureFixture) -> None:
+    client = Client()
+    client.problem = RequestError("protocol", "another number")
+    Worker(client, rank=0, event=object, log=LOG).register(SPEC, named())  # type: ignore[arg-type]
+    assert "another number" in caplog.text
+
+
+def test_a_namespace_that_comes_later_is_not_waited_for() -> None:
+    client, namespace = Client(), Future[bytes]()
+    worker = Worker(client, rank=0, event=object, log=LOG)  # type: ignore[arg-type]
+    worker.register(SPEC, namespace)
+    assert client.waits == ["connected"]
+    assert (worker.namespace, worker.take_namespace()) == (b"", b"")
+    namespace.set_result(NAMESPACE)
+    assert worker.namespace == NAMESPACE
+    assert [worker.take_namespace() for _ in range(3)] == [NAMESPACE, b"", b""]
+    worker.register(SPEC, named())
+    assert worker.take_namespace() == NAMESPACE, "again, for the memory is another"
+
+
+def test_the_namespace_is_told_when_a_server_that_is_there_has_the_cache() -> None:
+    bench = Bench()
+    bench.client.cache.registered = False
+    assert bench.worker.take_namespace() == b"", "what is looked up now could not be retrieved"
+    bench.client.connected = False
+    assert bench.worker.take_namespace() == NAMESPACE
+
+
+def test_without_a_namespace_nothing_is_told() -> None:
+    failed: Future[bytes] = Future()
+    failed.set_exception(ZeroDivisionError())
+    bench = Bench()
+    bench.worker.register(SPEC, failed)
+    assert (bench.worker.namespace, bench.worker.take_namespace()) == (b"", b"")
+
+
+def test_a_refusal_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.client.cache.problem = RequestError("geometry", "another chunk size")
+    bench.client.problem = RequestError("protocol", "another number")
+    for _ in range(3):
+        bench.worker.begin([], [])
+    assert [record.getMessage() for record in caplog.records] == [
+        "no cache rank=2 protocol: another number",
+        "no cache rank=2 geometry: another chunk size",
+    ]

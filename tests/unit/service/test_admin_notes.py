@@ -1,0 +1,85 @@
+"""Notes of cleared prefixes beside those of namespaces: which are forgotten, and that no clear is lost with them."""
+
+from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_note
+from kvserver.wire.admin import ClearNamespace
+from kvserver.wire.messages import Cleared
+from tests.rigs.admin_rig import clear_prefix, command
+from tests.rigs.brain_rig import NAMESPACE, Client, chain, key
+from tests.rigs.disk_rig import CHUNKS, DiskRig, restart
+from tests.unit.disk.test_service_notes import had, names
+
+
+def notes_of_prefixes(rig: DiskRig, keys: bytes) -> list[int]:
+    """Which chunks of the prompt have a note of their own."""
+    there = {note.namespace for note in rig.notes}
+    return [at for at in range(CHUNKS) if prefix_note(ClearedPrefix(NAMESPACE, key(keys, at))) in there]
+
+
+def test_a_cleared_prefix_stays_cleared_when_notes_of_namespaces_are_forgotten() -> None:
+    rig = DiskRig(namespaces_max=2, notes_max=0)
+    client, keys = Client(rig).register(), chain(1, CHUNKS)
+    client.store(keys)
+    clear_prefix(rig, key(keys, 1))
+    for name in "ab":
+        had(rig, name)
+    rig.wait_ms(100)
+    assert names(rig.forgotten) == "ab"
+    restart(rig)
+    assert Client(rig).lookup(keys).chunks == 1
+
+
+def test_notes_of_prefixes_push_out_none_of_namespaces() -> None:
+    rig = DiskRig(namespaces_max=2, notes_max=1)
+    client, keys = Client(rig).register(), chain(1, CHUNKS)
+    client.store(keys)
+    had(rig, "a")
+    for at in (2, 1, 0):
+        clear_prefix(rig, key(keys, at))
+    rig.wait_ms(100)
+    assert rig.forgotten == []
+
+
+def test_of_many_notes_of_prefixes_those_go_whose_namespace_was_cleared_later() -> None:
+    rig = DiskRig(prefix_notes_kept=1)
+    client, keys = Client(rig).register(), chain(1, CHUNKS)
+    client.store(keys)
+    clear_prefix(rig, key(keys, 2))
+    clear_prefix(rig, key(keys, 1))
+    rig.wait_ms(100)
+    assert notes_of_prefixes(rig, keys) == [1, 2], "the namespace lives"
+    rig.notes_answered = False
+    assert command(rig, ClearNamespace(namespace=NAMESPACE)) is None
+    rig.wait_ms(100)
+    assert notes_of_prefixes(rig, keys) == [1, 2], "that it was cleared may not be durable"
+    rig.notes_answered = True
+    rig.answer_notes()
+    client.store(keys)
+    clear_prefix(rig, key(keys, 0))
+    rig.wait_ms(100)
+    assert notes_of_prefixes(rig, keys) == [0]
+    restart(rig)
+    assert Client(rig).lookup(keys).chunks == 0
+
+
+def test_few_notes_of_prefixes_stay_whatever_they_say() -> None:
+    """To forget makes void what devices hold that are away, so it is seldom done."""
+    rig = DiskRig()
+    client, keys = Client(rig).register(), chain(1, CHUNKS)
+    client.store(keys)
+    clear_prefix(rig, key(keys, 1))
+    command(rig, ClearNamespace(namespace=NAMESPACE))
+    rig.wait_ms(100)
+    assert rig.forgotten == []
+
+
+def test_a_cleared_prefix_counts_for_a_device_that_could_not_be_opened() -> None:
+    """It may be all that has the namespace, with its note."""
+    rig = DiskRig(disk_devices=2)
+    client, keys = Client(rig).register(), chain(1, CHUNKS)
+    client.store(keys)
+    away, rig.devices, rig.notes, rig.unopened = (rig.devices, rig.notes), {}, [], {1}
+    restart(rig)
+    assert clear_prefix(rig, key(keys, 1)) == Cleared(1, 0)
+    rig.devices, rig.notes, rig.unopened = away[0], away[1] + rig.notes, set()
+    restart(rig)
+    assert Client(rig).lookup(keys).chunks == 1

@@ -1,0 +1,342 @@
+"""The scheduler half between vLLM's scheduler and the decisions, with a server and a pool that are played."""
+
+from collections import Counter
+
+import pytest
+
+from kvclient.offload.ends import Report
+from kvclient.values import RetrieveResult, StoreResult
+from kvserver.errors import RequestError
+from kvserver.wire.messages import KEY_BYTES
+from tests.rigs.vllm_rig import BLOCK, CHUNK, NAMESPACE, Bench, request, stored
+
+
+def test_a_computed_prompt_is_stored_and_its_blocks_are_pinned_until_it_is() -> None:
+    bench, asked = Bench(), request()
+    assert bench.admit(asked) == 0
+    assert bench.step(r=20) != ((), ())
+    _, (order,) = bench.step(r=41)
+    assert bench.pool.pins == Counter(range(10, 19))
+    bench.half.finished("r")
+    assert bench.half.busy()
+    bench.half.ended([stored(order, 2)])
+    assert sum(bench.pool.pins.values()) == 3  # of the first step's
+    assert bench.half.busy()
+
+
+def test_all_blocks_of_a_request_that_has_finished_stay_while_one_of_its_stores_runs() -> None:
+    bench, asked = Bench(), request()
+    bench.admit(asked)
+    _, (order,) = bench.step(r=20)
+    bench.half.finished("r", [bench.table])
+    assert all(bench.pool.pins[block] for block in bench.table)
+    bench.half.ended([stored(order, 1)])
+    assert +bench.pool.pins == Counter()
+
+
+def test_blocks_of_a_store_that_has_ended_are_free_for_the_next_request_before_it_is_reported() -> None:
+    bench, first, second = Bench(), request(), request("s")
+    bench.admit(first)
+    _, (order,) = bench.step(r=20)
+    bench.half.finished("r", [bench.table])
+    bench.half.match(second, 0)
+    assert +bench.pool.pins != Counter()
+    bench.over = [(order.job, 0)]
+    bench.half.match(second, 0)
+    assert +bench.pool.pins == Counter()
+    bench.half.ended([stored(order, 1)])
+    assert +bench.pool.pins == Counter()
+
+
+def test_a_reset_frees_blocks_of_stores_that_have_ended_and_were_not_reported_for_want_of_a_step() -> None:
+    bench, first = Bench(), request()
+    bench.admit(first)
+    _, (order,) = bench.step(r=20)
+    bench.half.finished("r", [bench.table])
+    bench.half.reset()
+    assert +bench.pool.pins != Counter()
+    bench.over = [(order.job, 0)]
+    bench.half.reset()
+    assert +bench.pool.pins == Counter()
+
+
+def test_blocks_of_a_store_stay_until_ranks_elsewhere_have_reported() -> None:
+    bench, first = Bench(ranks=2), request()
+    bench.admit(first)
+    _, (order,) = bench.step(r=20)
+    bench.over = [(order.job, 0)]
+    bench.half.match(request("s"), 0)
+    assert +bench.pool.pins != Counter()
+    bench.half.ended([Report(order.job, 1, StoreResult(order.chunks, order.chunks, 1, ""), 0.0)])
+    assert +bench.pool.pins == Counter()
+
+
+def test_a_prompt_that_is_held_is_retrieved_and_not_stored() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    assert bench.admit(asked, hbm_tokens=BLOCK) == 3 * CHUNK - BLOCK
+    (order,), stores = bench.step()
+    assert stores == ()
+    assert [(item.first_block, list(item.block_ids)) for item in order.blocks] == [(1, bench.table[1:9])]
+    bench.half.ended([Report(order.job, 0, RetrieveResult(True, 9, ""), 0.0)])
+    assert bench.step(r=41) == ((), ())
+    assert bench.pool.pins == Counter()
+
+
+def test_what_comes_from_disk_is_known_when_it_is_allocated_and_counted_when_it_is_there() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    bench.server.chunks_on_disk = 1
+    assert bench.admit(asked, hbm_tokens=BLOCK) == 3 * CHUNK - BLOCK
+    assert bench.half.disk_tokens("r") == CHUNK
+    (order,), _ = bench.step()
+    assert "tokens_from_disk" not in bench.half.take_counts()
+    bench.half.ended([Report(order.job, 0, RetrieveResult(True, 9, ""), 0.0)])
+    counts = bench.half.take_counts()
+    assert (counts["tokens_retrieved"], counts["tokens_from_disk"]) == (3 * CHUNK - BLOCK, CHUNK)
+    bench.half.finished("r")
+    assert bench.half.disk_tokens("r") == 0
+
+
+def test_a_failed_retrieve_is_not_tried_again() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    assert bench.admit(asked) == 36
+    (order,), _ = bench.step()
+    bench.half.ended([Report(order.job, 0, RetrieveResult(False, 0, "mover-lost"), 0.0)])
+    asked_before = bench.server.asked
+    assert bench.admit(asked) == 0
+    assert bench.server.asked == asked_before
+
+
+def test_a_job_ends_when_every_rank_has_reported() -> None:
+    bench, asked = Bench(ranks=2), request()
+    bench.admit(asked)
+    _, (order,) = bench.step(r=41)
+    bench.half.ended([stored(order, 3, rank=1)])
+    assert sum(bench.pool.pins.values()) == 9
+    bench.half.ended([stored(order, 1, rank=0)])
+    assert sum(bench.pool.pins.values()) == 0
+
+
+def test_an_aborted_request_gives_its_lease_back() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    assert bench.half.match(asked, 0) == (36, True)
+    bench.half.finished("r")
+    bench.step()
+    assert bench.server.released == [1]
+
+
+def test_what_the_engine_holds_itself_is_asked_for_and_not_stored_again() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    assert bench.admit(asked, hbm_tokens=40) == 0
+    assert bench.step(r=41) == ((), ())
+    assert bench.server.asked == 1
+
+
+def test_a_request_that_must_be_computed_is_stored_and_takes_no_lease() -> None:
+    bench, asked = Bench(), request(skip_reading_prefix_cache=True)
+    bench.hold(asked, 2)
+    assert bench.admit(asked) == 0
+    _, (order,) = bench.step(r=41)
+    assert order.first_chunk == 2
+
+
+def test_output_is_stored_as_it_fills_chunks() -> None:
+    bench, asked = Bench(), request(tokens=23)
+    bench.admit(asked)
+    _, (first,) = bench.step(r=23)
+    asked.all_token_ids.append(23)
+    asked.num_tokens = 24
+    _, (second,) = bench.step(r=24)
+    assert (first.first_chunk, second.first_chunk) == (0, 1)
+    assert second.parent == first.keys
+    assert first.keys + second.keys == bench.keyer.keys(asked, extra=b"", parent=b"", first_chunk=0)
+
+
+def test_without_a_namespace_nothing_is_asked_or_stored() -> None:
+    bench, asked = Bench(), request()
+    bench.half._asking.namespace = b""
+    assert bench.half.match(asked, 0) == (0, False)
+    bench.half.allocated(asked, [bench.table], 0)
+    assert bench.step(r=41) == ((), ())
+    assert bench.server.asked == 0
+
+
+def test_ranks_that_disagree_are_refused() -> None:
+    with pytest.raises(RequestError, match="2 namespaces"):
+        Bench().half.use_namespace({b"a" * 32, b"b" * 32})
+
+
+def test_a_namespace_that_comes_later_is_used_when_all_ranks_have_said_it() -> None:
+    bench, first, second = Bench(ranks=2), request("a"), request("b")
+    bench.half._asking.namespace = b""
+    bench.hold(second, 1)
+    assert bench.admit(first) == 0
+    bench.half.learn([(1, NAMESPACE)])
+    bench.half.learn([])
+    assert bench.step(a=41) == ((), ())
+    assert bench.server.asked == 0
+    bench.half.learn([(0, NAMESPACE)])
+    assert bench.admit(second) > 0
+
+
+def test_an_unkeyed_request_is_counted_and_left_alone() -> None:
+    bench, asked = Bench(), request(prompt_embeds=object())
+    assert bench.admit(asked) == 0
+    assert bench.step(r=41) == ((), ())
+    assert bench.server.asked == 0
+    assert bench.half.take_counts()["requests_unkeyed"] == 1
+    assert bench.half.take_counts() == {}
+
+
+def test_after_a_reset_requests_have_other_names_and_computed_ones_none() -> None:
+    bench, waiting, running = Bench(), request("w"), request("c", num_computed_tokens=12)
+    bench.hold(waiting, 3)
+    bench.half.new(waiting)
+    bench.half.new(running)
+    bench.half.reset()
+    assert bench.half.match(waiting, 0) == (0, False)
+    bench.half.allocated(waiting, [bench.table], 0)
+    _, (order,) = bench.step(w=41, c=41)
+    assert order.request == "w"
+    assert not set(bench.server.held) & {order.keys[:KEY_BYTES]}
+
+
+def test_a_refusal_is_a_miss_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.server.refusal = RequestError("keys-chain", "not one chain")
+    for name in ("a", "b"):
+        assert bench.admit(request(name)) == 0
+    assert len(caplog.records) == 1
+
+
+def test_a_lost_server_is_a_miss_and_its_leases_go_back_unused() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    assert bench.half.match(asked, 0) == (36, True)
+    bench.server.connected = False
+    assert bench.half.match(asked, 0) == (0, False)
+    bench.step()
+    assert bench.server.released == [1]
+
+
+# ---------------------------------------------------------------- who waits for whom
+
+
+def test_a_request_is_asked_for_when_it_comes_and_matched_when_the_answer_is_there() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    bench.half.new(asked)
+    assert bench.server.asked == 1
+    assert bench.admit(asked) == 36
+    assert (bench.server.asked, bench.server.waited) == (1, 0)
+
+
+def test_a_step_that_has_other_work_waits_for_no_answer() -> None:
+    bench, other, asked = Bench(), request("other"), request()
+    bench.hold(asked, 3)
+    bench.admit(other, hbm_tokens=40)
+    bench.step(other=41)
+    bench.server.is_slow = True
+    for _ in range(3):
+        assert bench.half.match(asked, 0) == (None, False)
+        bench.step(other=41)
+    assert bench.server.waited == 0
+    bench.server.is_slow = False
+    assert bench.admit(asked) == 36
+
+
+def test_an_answer_is_taken_when_the_engine_comes_by_between_two_steps() -> None:
+    """So the match that needs it has no more to do than to decide."""
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    bench.half.new(asked)
+    bench.half.collect()
+    assert len(bench.server) == 0
+    bench.server.is_slow = True
+    assert bench.admit(asked) == 36
+    assert (bench.server.asked, bench.server.waited) == (1, 0)
+
+
+def test_a_step_waits_a_little_where_that_was_asked_for_and_once_for_all_its_requests() -> None:
+    bench, other = Bench(step_wait_s=0.001), request("other")
+    bench.admit(other, hbm_tokens=40)
+    bench.step(other=41)
+    bench.server.is_slow = bench.server.is_late = True
+    for name in "ab":
+        assert bench.half.match(request(name), 0) == (None, False)
+    assert bench.server.waited == 1
+    bench.step(other=41)
+    bench.server.is_late = False
+    assert bench.half.match(request("a"), 0) == (0, False)
+    assert bench.server.waited == 2
+
+
+@pytest.mark.parametrize("end", ["finished", "preempted"])
+def test_an_engine_without_other_work_waits_for_the_answer(end: str) -> None:
+    bench, other, asked = Bench(), request("other"), request()
+    bench.hold(asked, 3)
+    bench.admit(other, hbm_tokens=40)
+    bench.step(other=41)
+    if end == "finished":
+        bench.half.finished("other")
+    else:
+        bench.step()  # it is in none any more
+    bench.server.is_slow = True
+    assert bench.admit(asked) == 36
+    assert bench.server.waited == 1
+
+
+def test_an_engine_goes_on_stepping_until_the_lease_of_an_aborted_request_is_back() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    bench.server.is_slow = True
+    bench.half.new(asked)
+    bench.half.finished("r")
+    assert bench.half.busy()
+    bench.step()
+    assert bench.half.busy()
+    bench.server.is_slow = False
+    bench.step()
+    assert not bench.half.busy()
+    assert bench.server.released == [1]
+
+
+@pytest.mark.parametrize(("blocks", "leases"), [(0, 1), (5, 1), (8, 1), (9, 0), (10, 0)])
+def test_no_lease_is_taken_for_what_hbm_holds(blocks: int, leases: int) -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    bench.pool.cached = set(asked.block_hashes[:blocks])
+    bench.half.new(asked)
+    tokens, _ = bench.half.match(asked, BLOCK * blocks)
+    assert tokens == max(0, 36 - BLOCK * blocks)
+    assert (bench.server.asked, bench.server.leased) == (1, leases)
+
+
+def test_what_hbm_has_lost_since_is_asked_for_once_more() -> None:
+    bench, asked = Bench(), request()
+    bench.hold(asked, 3)
+    bench.pool.cached = set(asked.block_hashes)
+    bench.half.new(asked)
+    assert bench.admit(asked) == 36
+    assert (bench.server.asked, bench.server.leased) == (2, 1)
+
+
+def test_few_requests_are_asked_for_ahead_of_time_and_the_next_when_one_is_admitted() -> None:
+    bench = Bench(ahead_max=2)
+    waiting = [request(name, first=100 * place) for place, name in enumerate("abcd")]
+    for asked in waiting:
+        bench.half.new(asked)
+        bench.server.held |= bench.keys_of(asked)
+    assert bench.server.asked == 2
+    bench.step()
+    assert bench.server.asked == 2
+    assert bench.admit(waiting[0]) == 36
+    bench.step()
+    assert bench.server.asked == 3
+    bench.half.finished("b")
+    bench.step()
+    assert bench.server.asked == 4
