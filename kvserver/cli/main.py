@@ -474,20 +474,41 @@ def _replay_value(options: type, name: str, text: str) -> Any:
 
 
 def _ask_status(socket: str) -> dict[str, Any]:
-    """The document of the server at that socket. Raises ResourceError when none answers in STATUS_S."""
+    """The document of the server at that socket. Raises ResourceError when none answers."""
     with _client(socket) as client:
         return client.status()
 
 
 @contextmanager
 def _client(socket: str) -> Iterator["Client"]:
-    """A connection to the server at that socket. Raises ResourceError when none answers in STATUS_S."""
+    """A connection to the server at that socket. Raises ResourceError at once when no process listens there, and after
+    STATUS_S when one listens and does not answer."""
     from kvclient.client import Client
 
+    listener = _listener(socket)
     with Client(socket, engine="kvserver-cli", epoch=os.getpid(), rank=-1) as client:
         if not client.wait_connected(STATUS_S):
-            raise ResourceError("server-absent", f"no server answers at {socket} within {STATUS_S:g} s")
+            text = f"{listener} listens at {socket} and does not answer within {STATUS_S:g} s"
+            raise ResourceError("server-silent", f"{text}: it is still starting, stopped, or hangs")
         yield client
+
+
+def _listener(path: str) -> str:
+    """The process that listens at a socket, in words. Raises ResourceError when there is none."""
+    import socket
+
+    from kvserver.ipc.fd_sockets import peer_pid
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(STATUS_S)
+        try:
+            probe.connect(path)
+            pid = peer_pid(probe)
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise ResourceError("server-absent", f"no server listens at {path}") from None
+        except OSError as error:
+            raise ResourceError("server-absent", f"{path}: {error.strerror or error}") from None
+    return f"process {pid}" if pid else "a process of another container"
 
 
 def _print_json(value: object) -> None:

@@ -353,6 +353,9 @@ def load(path: Path | None, flags: Mapping[str, str]) -> tuple[Config, dict[str,
     origins = {key.name: "default" for key in KEYS}
     try:
         for name, (value, line) in (read_table(path) if path is not None else {}).items():
+            if isinstance(value, dict) and name not in _BY_NAME:
+                hint = "keys stand at the top of the file, under no heading"
+                raise ConfigError("config-key", f"{path}:{line}: [{name}] is a table; {hint}")
             key = _known(name, f"{path}:{line}")
             origins[name] = f"{path}:{line}"
             values[name] = key.read(value)

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -252,10 +253,29 @@ def test_describe_lists_the_groups_of_each_cache(monkeypatch: pytest.MonkeyPatch
     ]
 
 
-def test_status_without_a_server_fails_and_names_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_without_a_server_does_not_wait_and_names_the_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "STATUS_S", 3600)
+    left = tmp_path / "left"
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(left))
+    for path in (tmp_path / "absent", left):
+        with pytest.raises(ResourceError, match=f"no server listens at {path}"):
+            main._ask_status(str(path))
+
+
+def test_status_names_the_process_that_listens_and_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(main, "STATUS_S", 0.05)
-    with pytest.raises(ResourceError, match=f"no server answers at {tmp_path}/absent"):
-        main._ask_status(f"{tmp_path}/absent")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "silent"))
+        silent.listen()
+        with pytest.raises(
+            ResourceError, match=f"process {os.getpid()} listens at {tmp_path}/silent and does not answer"
+        ):
+            main._ask_status(str(tmp_path / "silent"))
 
 
 # ---------------------------------------------------------------- doctor

@@ -142,7 +142,14 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     path = toml(tmp_path, "jobs_max = 3\nlease_ttl = 5\n")
     assert refusal(path) == f"config-key: {path}:2: unknown key 'lease_ttl'; did you mean lease_ttl_ms?"
     assert "keys are socket, " in refusal(zzzzzzzzzzzz="1")
-    assert f"{path}:1: unknown key 'server'" in refusal(toml(tmp_path, "[server]\njobs_max = 3\n"))
+
+
+def test_a_heading_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = toml(tmp_path, "[server]\njobs_max = 3\n")
+    assert (
+        refusal(path)
+        == f"config-key: {path}:1: [server] is a table; keys stand at the top of the file, under no heading"
+    )
 
 
 def test_a_key_that_was_renamed_is_refused_by_its_new_name(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ BELOW: dict[str, str] = {
     "kvserver.brain": "brain.http service service.base service.holdings service.state service.telling config ipc "
     "transfer wire",
     "kvserver.replay kvserver.sizing kvserver.cli": "kvclient.client kvclient.keys kvclient.values supervisor movers "
-    "config service service.base service.state service.telling tiers transfer wire",
+    "ipc config service service.base service.state service.telling tiers transfer wire",
     "kvserver.__main__": "cli",
     "kvclient.values kvclient.keys kvclient.counters": "wire",
     "kvclient.base kvclient.memory kvclient.identity kvclient.transport": "kvclient.values kvclient.keys "
