@@ -107,6 +107,8 @@ def test_bad_input_is_refused_and_says_what_is_wrong(server: Server) -> None:
     ):
         said = ask(server, path, body)
         assert (said[0], said[1]["code"]) == (status, code), (path, said)
+    told = ask(server, "/admin/clear", {"namespace": "xyz"})[1]["error"]
+    assert told == "clear: namespace='xyz' is not hexadecimal: a digest is 64 digits 0-9, a-f"
     assert ask(server, "/admin/drain", method="PUT")[1]["code"] == "method"
     assert server.status().drain == ""
 

@@ -233,11 +233,18 @@ def _parsed(verb: str, body: bytes) -> AnyCommand:
         for name in ("namespace", "key", "keys"):
             match fields.get(name):
                 case str(text):
-                    fields[name] = bytes.fromhex(text)
+                    fields[name] = _from_hex(name, text)
         command: AnyCommand = msgspec.convert(fields, AnyCommand, builtin_types=(bytes,))
     except (msgspec.MsgspecError, ValueError, RecursionError) as problem:
         raise Wrong(HTTPStatus.BAD_REQUEST, "command", f"{verb}: {problem}"[:300]) from None
     return command
+
+
+def _from_hex(name: str, text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise ValueError(f"{name}={text[:32]!r} is not hexadecimal: a digest is 64 digits 0-9, a-f") from None
 
 
 def _is_local(address: str) -> bool:
