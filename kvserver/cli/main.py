@@ -437,6 +437,25 @@ def size(
         typer.echo(render(sizing))
 
 
+@app.command("kvsize")
+def kv_size(
+    model: Annotated[Path, typer.Argument(metavar="CONFIG", help="A model's config.json, or the folder that has it.")],
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="As --kv-cache-dtype of the engine.")] = "auto",
+) -> None:
+    """Print how many bytes of KV a model keeps for each token, for --token-bytes and for the arena's size."""
+    from kvserver.sizing import model as sizing_model
+    from kvserver.units import GIB, show_bytes
+
+    found = sizing_model.kv_size(model, dtype)
+    for kind, layers in sorted(found.layers.items()):
+        typer.echo(f"{layers} layers, {kind}: {found.formula} ({found.dtype})")
+    typer.echo(f"bytes a token: {found.token_bytes} ({show_bytes(found.token_bytes)})")
+    if found.window_token_bytes:
+        typer.echo(f"more for each token inside the window: {found.window_token_bytes}")
+    if found.token_bytes:
+        typer.echo(f"an arena of 64GiB holds {64 * GIB // found.token_bytes} tokens")
+
+
 @app.command()
 def bench(
     which: Annotated[str, typer.Argument(metavar=f"[{'|'.join(BENCHES)}]")],

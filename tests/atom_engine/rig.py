@@ -18,7 +18,7 @@ from unittest import mock
 from atom.kv_transfer.disaggregation.factory import KVConnectorFactory
 from atom.kv_transfer.disaggregation.types import KVConnectorOutput
 
-import kvclient.atom as connector
+from kvclient.atom import connector
 from kvclient.atom.layout import Allocation
 from kvclient.atom.register import register
 from kvclient.atom.steps import Step

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-import kvclient.atom as connector
-from kvclient.atom import versions
+from kvclient.atom import connector, versions
 from kvserver.errors import RequestError
 from tests.atom_engine.conftest import ATOM_DIR
 from tests.atom_engine.memory import Shape

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-import kvclient.atom as connector
+from kvclient.atom import connector
 from kvserver.errors import RequestError
 from tests.atom_engine.memory import Shape
 from tests.atom_engine.rig import config_of

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "atom_engine" / "st
 
 from atom.kv_transfer.disaggregation.types import SaveOperationId
 
-import kvclient.atom as connector
+from kvclient.atom import connector
 from kvclient.atom.steps import Step
 from tests.atom_engine.rig import Rig, prompt
 from tests.gpu.atom_memory import DeviceMemory, Shape, SimulatedMemory, TorchMemory

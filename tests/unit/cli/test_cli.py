@@ -339,6 +339,7 @@ def test_every_command_has_help() -> None:
         "disk",
         "doctor",
         "explain",
+        "kvsize",
         "status",
         "top",
         "replay",
