@@ -26,7 +26,7 @@ threads, sockets = threading.active_count(), lambda: [
     and os.readlink(f"/proc/self/fd/{fd}").startswith("socket")
 ]
 had = sockets()
-import kvclient.vllm
+import kvclient.vllm.connector
 assert threading.active_count() == threads, threading.enumerate()
 assert sockets() == had, sockets()
 """
@@ -34,7 +34,7 @@ assert sockets() == had, sockets()
 
 @pytest.fixture(scope="module")
 def module() -> Any:
-    return importlib.import_module("kvclient.vllm")
+    return importlib.import_module("kvclient.vllm.connector")
 
 
 def test_importing_it_opens_no_socket_and_starts_no_thread() -> None:
