@@ -1,4 +1,4 @@
-"""Stored bytes, changed behind the server's back: the control that shows that a comparison of outputs can fail."""
+"""Corrupts stored bytes without the server's knowledge: a control which shows that comparing outputs can fail."""
 
 import mmap
 import os
@@ -10,12 +10,12 @@ FLIP = bytes(byte ^ 0x21 for byte in range(256))
 
 
 class Slots(NamedTuple):
-    """Of one size, in slabs that hold as many as fit."""
+    """Slots of one size, in slabs that hold as many as fit."""
 
     slab_bytes: int
     slot_bytes: int
     first: int
-    """Bytes at the begin of each that stay as they are."""
+    """Bytes at the start of each slot that stay unchanged."""
 
 
 ALL = Slots(1 << 20, 1 << 20, 0)

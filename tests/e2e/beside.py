@@ -1,6 +1,6 @@
-"""Our connector in an engine whose attention keeps something for each block that vLLM does not register.
+"""Our connector in an engine whose attention keeps per-block state that vLLM does not register.
 
-vLLM loads these by kv_connector_module_path. What a forward would do, they do where vLLM calls them behind one.
+vLLM loads these classes by kv_connector_module_path. They simulate a forward in a hook that vLLM calls after it.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from kvclient.vllm.connector import KvServerConnector
 
 
 class KeepsMoreFromTheStart(KvServerConnector):
-    """A layer has a tensor of its own when the caches are registered."""
+    """A layer already has an extra tensor when the caches are registered."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         keep_more(self, kv_caches)
@@ -19,7 +19,7 @@ class KeepsMoreFromTheStart(KvServerConnector):
 
 
 class KeepsMoreLater(KvServerConnector):
-    """It comes with the first forward that has something to compute."""
+    """The extra tensor appears with the first forward that computes something."""
 
     def wait_for_save(self) -> None:
         keep_more(self, self._kv_caches)
@@ -27,7 +27,7 @@ class KeepsMoreLater(KvServerConnector):
 
 
 class HasScalesLater(KvServerConnector):
-    """A layer says that it will have scales; with the first forward it has."""
+    """A layer announces scales, and has them after the first forward."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

@@ -1,4 +1,4 @@
-"""Models, servers and engines for the tests with real vLLM. Without vLLM there is nothing to collect here."""
+"""Models, servers and engines for the tests with real vLLM. Without vLLM nothing here is collected."""
 
 import importlib.util
 import os
@@ -32,7 +32,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """For all tests of a module, and so that all they store has room. Whenever one waits for the server to be at rest,
-    its state is held against every invariant."""
+    """One server for all tests of a module, with room for all their chunks.
+
+    Each wait for a resting server also checks its state against every invariant.
+    """
     with CheckedServer(arena_bytes=256 << 20) as running:
         yield running

@@ -1,11 +1,10 @@
-"""A vLLM engine in a process of its own, driven through a pipe: a test goes on while a server, or it, is stopped.
+"""A vLLM engine in its own process, driven through a pipe, so that a test continues while server or engine is stopped.
 
     with Engine(model, server.path) as engine:
         answer = engine.generate([prompt])[0]       # tokens, logprobs, and how many prompt tokens were cached
         engine.evict()                              # forgets the engine's own prefix cache, not the server's
 
-remote.py is the process itself. An engine takes both cores for half a minute to start, so tests share one where they
-can.
+remote.py is that process. An engine takes both cores for half a minute to start, so tests share one where they can.
 """
 
 import json
@@ -28,9 +27,9 @@ CALL_S = 90.0
 ROOT = Path(__file__).resolve().parents[2]
 
 RANK_FAILS = "KVSERVER_E2E_RANK_FAILS"
-"""Environment variable with the path of a file; while that is there, a rank of one_rank.py fails."""
+"""Environment variable with the path of a file; while the file exists, one rank of one_rank.py fails its loads."""
 PATIENT: dict[str, object] = {"lookup_timeout_ms": 1000, "load_timeout_ms": 45_000, "min_load_tokens": 0}
-"""A machine with more to do than cores must not turn a hit into a miss, and the prompts here are short."""
+"""Long timeouts: an overloaded machine must not turn a hit into a miss. The prompts here are short."""
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -41,30 +40,35 @@ ENVIRONMENT = {
 }
 
 ONE_PROCESS: dict[str, object] = {"distributed_executor_backend": "uni"}
-"""The worker is in the scheduler's process, as with one GPU. vLLM for CPUs does that only where there is no other
-process at all; such an engine starts in a third of the time."""
+"""Runs the worker in the scheduler's process, as with one GPU.
+
+vLLM for CPUs does this only with multiprocessing off. Such an engine starts in a third of the time.
+"""
 
 Prompt = Sequence[int]
 
 
 class Answer(NamedTuple):
-    """What an engine said to one prompt."""
+    """The engine's answer to one prompt."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of each of them."""
+    """Log-probability of each token."""
     cached_tokens: int
-    """Of the prompt, from whichever cache."""
+    """Cached tokens of the prompt, from any cache."""
 
     @property
     def logprob(self) -> float:
-        """Of all tokens together."""
+        """Sum over all tokens."""
         return sum(self.logprobs)
 
 
 class Engine:
-    """The parent's side. options: vLLM's arguments. connector: what kv_connector_extra_config says beside the
-    socket, and beside PATIENT where it is patient."""
+    """The parent's side.
+
+    options: vLLM's arguments. connector: kv_connector_extra_config besides the socket, and besides PATIENT if
+    `patient`.
+    """
 
     def __init__(
         self,
@@ -86,8 +90,8 @@ class Engine:
                 **options,
             }
         )
-        # A machine without NUMA nodes plays as many as there are ranks. Otherwise vLLM would take another number of
-        # threads with a connector than without, which changes the last digits.
+        # Without NUMA nodes, let vLLM simulate one per rank. Otherwise its thread count depends on whether there is
+        # a connector, which changes the last digits.
         ranks = int(str(options.get("tensor_parallel_size", 1)))
         threads = {"VLLM_CPU_SIM_MULTI_NUMA": "1"} if ranks > 1 else {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         processes = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if options.items() >= ONE_PROCESS.items() else {}
@@ -102,7 +106,7 @@ class Engine:
                 pass_fds=(theirs.fileno(),),
                 cwd=ROOT,
                 env={**os.environ, **ENVIRONMENT, **threads, **processes, **(environment or {})},
-                start_new_session=True,  # so that all its processes can be ended together
+                start_new_session=True,  # so that all its processes can be killed together
             )
         theirs.close()
         self._started = False
@@ -130,21 +134,21 @@ class Engine:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
-    # ---------------------------------------------------------------- what it does
+    # ---------------------------------------------------------------- commands
 
     def generate(self, prompts: Sequence[Prompt], *, tokens: int = 12, **request: object) -> list[Answer]:
-        """All prompts at once, greedily. request: further fields of each (cache_salt)."""
+        """Sends all prompts at once and decodes greedily. request: further fields of each request (cache_salt)."""
         return [Answer(*item) for item in self.call("generate", [list(prompt) for prompt in prompts], tokens, request)]
 
     def begin(self, prompts: Sequence[Prompt], *, tokens: int = 12) -> None:
-        """generate() of which end() gives the outcome, so that something can happen meanwhile."""
+        """Like generate(), but end() returns the result, so that a test can act in between."""
         self.send("generate", [list(prompt) for prompt in prompts], tokens, {})
 
     def end(self) -> list[Answer]:
         return [Answer(*item) for item in self.receive()]
 
     def evict(self) -> None:
-        """Forgets the engine's own prefix cache. Stores in flight hold their blocks, so it may take a moment."""
+        """Makes the engine forget its own prefix cache. This can take a moment: stores in flight hold their blocks."""
         until("the engine to forget its prefixes", lambda: self.call("reset"), CALL_S)
 
     def call(self, name: str, *arguments: object) -> Any:
@@ -152,7 +156,7 @@ class Engine:
         return self.receive()
 
     def send(self, name: str, *arguments: object) -> None:
-        """call() of which receive() gives the outcome."""
+        """Like call(), but receive() returns the result."""
         self._pipe.send((name, arguments))
 
     def receive(self) -> Any:
@@ -161,7 +165,7 @@ class Engine:
     # ---------------------------------------------------------------- processes
 
     def kill(self) -> None:
-        """SIGKILL for all its processes, at once."""
+        """Sends SIGKILL to all its processes at once."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -189,7 +193,7 @@ class Engine:
 
 
 def transfer_config(socket: Path, connector: dict[str, object], *, patient: bool = True) -> dict[str, object]:
-    """kv_transfer_config for our connector."""
+    """The kv_transfer_config for our connector."""
     return {
         "kv_connector": "KvServerConnector",
         "kv_connector_module_path": "kvclient.vllm",

@@ -1,8 +1,8 @@
-"""Tiny models with random weights whose outputs mean something: large enough weights that the logits are not uniform.
+"""Tiny models with random weights. The weights are large enough that the logits are not uniform.
 
     python -m tests.e2e.models FOLDER llama mla gemma3        # in the environment that has vLLM
 
-Two builds of a model have the same bytes. Needs torch and transformers, which only `make e2e` brings.
+Two builds of a model have the same bytes. Needs torch and transformers, which only `make e2e` installs.
 """
 
 import json
@@ -27,7 +27,7 @@ COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "initializer_range": 0.08,
 }
-"""initializer_range: with the usual 0.02 so small a model says the same of every prompt."""
+"""initializer_range: with the usual 0.02 such a small model gives the same answer to every prompt."""
 
 
 def llama() -> Any:
@@ -38,7 +38,7 @@ def llama() -> Any:
 
 
 def mistral() -> Any:
-    """One group, of which all layers slide."""
+    """One group, in which all layers have a sliding window."""
     config = transformers.MistralConfig(
         intermediate_size=512, num_hidden_layers=4, num_key_value_heads=2, head_dim=64, sliding_window=128, **COMMON
     )
@@ -46,7 +46,7 @@ def mistral() -> Any:
 
 
 def gemma3() -> Any:
-    """Three groups: twice sliding, then full attention."""
+    """Three groups: two sliding, one with full attention."""
     config = transformers.Gemma3TextConfig(
         intermediate_size=512,
         num_hidden_layers=6,
@@ -67,8 +67,10 @@ def mla() -> Any:
 
 
 def mla_long() -> Any:
-    """The KV of five layers of DeepSeek-V3, as many heads as GPUs' kernels want of each of two ranks, and room for long
-    prompts. 260 million weights."""
+    """The KV of five layers of DeepSeek-V3, for long prompts. 260 million weights.
+
+    It has as many heads as GPU kernels require for each of two ranks.
+    """
     return _latent(
         "V2",
         num_hidden_layers=5,
@@ -82,12 +84,12 @@ def mla_long() -> Any:
 
 
 def mla_mtp() -> Any:
-    """Of one layer: build_mtp() adds another."""
+    """A model of one layer; build_mtp() adds another."""
     return _latent("V3", num_hidden_layers=1, num_nextn_predict_layers=1, num_key_value_heads=4, intermediate_size=512)
 
 
 def _latent(version: str, **sizes: Any) -> Any:
-    """As DeepSeek's models, with their size of a token, and without experts, which have no KV."""
+    """A model like DeepSeek's, with the same bytes per token but without experts, which have no KV."""
     config = getattr(transformers, f"Deepseek{version}Config")(
         **{**COMMON, **sizes},
         kv_lora_rank=512,
@@ -107,7 +109,7 @@ def _latent(version: str, **sizes: Any) -> Any:
 
 
 def lfm2() -> Any:
-    """Layers with states (short convolutions) and layers of full attention, by turns."""
+    """Alternates layers with states (short convolutions) and layers with full attention."""
     config = transformers.Lfm2Config(
         intermediate_size=512,
         num_hidden_layers=4,
@@ -126,7 +128,7 @@ def lfm2() -> Any:
 
 
 def qwen3_next() -> Any:
-    """Three layers with states (gated delta nets), then one of full attention, with experts: vLLM wants some."""
+    """Three layers with states (gated delta nets), then one with full attention; experts, which vLLM demands."""
     config = transformers.Qwen3NextConfig(
         intermediate_size=512,
         num_hidden_layers=4,
@@ -148,7 +150,7 @@ def qwen3_next() -> Any:
 
 
 def llama_long() -> Any:
-    """Heads as GPUs' attention wants them, and room for longer prompts."""
+    """Head sizes that GPU attention supports, and room for longer prompts."""
     config = transformers.LlamaConfig(
         **{**COMMON, "hidden_size": 512, "max_position_embeddings": 8192},
         intermediate_size=1024,
@@ -173,7 +175,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 def build(name: str, folder: Path) -> None:
-    """Model and tokenizer: a word for every token, w3 to w511."""
+    """Saves model and tokenizer. The tokenizer has one word for every token, w3 to w511."""
     torch.manual_seed(0)
     MODELS[name]().to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
     words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{token}": token for token in range(3, VOCABULARY)}
@@ -185,11 +187,13 @@ def build(name: str, folder: Path) -> None:
 
 
 def build_head(folder: Path) -> None:
-    """An EAGLE head for the llama model that often agrees with it, as far as it sees the right prefix: it has the
-    model's own layers, and looks at tokens, not at hidden states; at all but the first.
+    """An EAGLE head that often agrees with the llama model, as long as it sees the right prefix.
 
-    A head's first layer has no norm, so tokens come enlarged, and what the layers add to them is enlarged as much; the
-    norms behind do not see that."""
+    It has the model's own layers, and looks at tokens, not at hidden states, except for the first token.
+
+    A head's first layer has no norm, so token embeddings are enlarged, and the layers' outputs as much. The later
+    norms cancel the factor.
+    """
     torch.manual_seed(0)
     model = llama().to(torch.bfloat16)
     larger, width = 16.0, COMMON["hidden_size"]
@@ -208,10 +212,13 @@ def build_head(folder: Path) -> None:
 
 
 def build_mtp(folder: Path) -> None:
-    """A DeepSeek-V3 of one layer of latent attention, and an MTP layer that often agrees with it, as far as it sees the
-    right prefix: it is the same layer, and looks at tokens, not at hidden states; at all but the first two.
+    """A DeepSeek-V3 with one layer of latent attention, and an MTP layer that often agrees with it.
 
-    It has tokens behind a norm, so what the layer adds to them is enlarged as much as they are by it."""
+    It agrees as long as it sees the right prefix: it is the same layer, and looks at tokens, not at hidden states,
+    except for the first two tokens.
+
+    Its embeddings have passed a norm, which enlarges them; so its layer's outputs are enlarged by the same factor.
+    """
     build("mla-mtp", folder)
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     larger, width = 1 / COMMON["initializer_range"], COMMON["hidden_size"]
@@ -233,7 +240,7 @@ def build_mtp(folder: Path) -> None:
 
 
 def build_adapter(folder: Path) -> None:
-    """A LoRA adapter for the llama model, as peft saves it; strong enough to change what the model says."""
+    """A LoRA adapter for the llama model, in peft's format; strong enough to change its output."""
     folder.mkdir()
     width, heads, kv_heads, head, rank = COMMON["hidden_size"], 4, 2, 64, 8
     random = torch.Generator().manual_seed(1)

@@ -1,16 +1,16 @@
-"""The same on a real GPU, where nobody can watch: one line a check, and what a prefix costs from each place.
+"""The end-to-end checks on a real GPU, unattended: one line per check, and the cost of a prefix from each place.
 
     python -m tests.e2e.on_gpu                      # tokens and log-probabilities, tiny model with random weights
-    python -m tests.e2e.on_gpu --kinds llama fp8 latent window    # the same of several kinds of KV
-    python -m tests.e2e.on_gpu --ttft 8192 32768    # to the first token: computed, from HBM, evicted from there;
+    python -m tests.e2e.on_gpu --kinds llama fp8 latent window    # the same for several kinds of KV
+    python -m tests.e2e.on_gpu --ttft 8192 32768    # time to first token: computed, from HBM, evicted from HBM;
                                                     # without a connector, with vLLM's own offloading, with a server
-    python -m tests.e2e.on_gpu --misses 8192 32768  # prompts that nobody knows, by turns to an engine without any
-                                                    # connector and to one with a server, both there all the time
-    python -m tests.e2e.on_gpu --rounds 33000       # on two GPUs, latent attention: a conversation whose second and
-                                                    # third round find all before them in the server, to the token
-    --graphs: both of it in vLLM's usual way, with compiled code and CUDA graphs. Else eager, which starts sooner.
+    python -m tests.e2e.on_gpu --misses 8192 32768  # unknown prompts, alternating between an engine without a
+                                                    # connector and one with a server; both run all the time
+    python -m tests.e2e.on_gpu --rounds 33000       # two GPUs, latent attention: a conversation whose second and
+                                                    # third round find all earlier tokens in the server
+    --graphs: vLLM's usual mode, with compiled code and CUDA graphs. Otherwise eager, which starts sooner.
 
-Needs a GPU, vLLM (0.20.2 or newer), transformers, and kvserver installed. Exit status 1 when a check failed.
+Needs a GPU, vLLM (0.20.2 or newer), transformers, and kvserver installed. Exit status 1 if a check failed.
 """
 
 import argparse
@@ -37,15 +37,17 @@ BLOCK_TOKENS = 32
 LATENT_BLOCK_TOKENS = 64
 POOL_TOKENS = 11_200
 FILLERS, FILLER_TOKENS = 4, 3600
-"""Together they push everything else out."""
+"""Together these prompts push everything else out of the pool."""
 CONTEXT_TOKENS = 4096
 LENGTHS = (1285, 2053, 3845)
-"""Five tokens behind a chunk: from HBM and from the server the same tokens are left to compute, so that even bfloat16
-gives the same bits."""
+"""Five tokens more than whole chunks: the same tokens remain to be computed after a hit in HBM or in the server.
+
+So even bfloat16 gives the same bits.
+"""
 
 
 class Kind(NamedTuple):
-    """Of KV."""
+    """A kind of KV."""
 
     model: str
     block_tokens: int
@@ -58,25 +60,25 @@ KINDS = {
     "latent": Kind("mla-long", LATENT_BLOCK_TOKENS, {}),
     "window": Kind("gemma3", BLOCK_TOKENS, {"disable_hybrid_kv_cache_manager": True}),
 }
-"""window: 0.20.2 lets a connector have one group of layers only, so sliding windows keep the whole prompt there."""
+"""window: 0.20.2 allows a connector only one group of layers, so layers with sliding windows keep the whole prompt."""
 SPARE_TOKENS = 4096
-"""Of a pool that is filled by the longest prompt."""
+"""Free tokens in a pool sized for the longest prompt."""
 LLAMA_8B_TOKEN_BYTES = 32 * 2 * 8 * 128 * 2
 ARMS = ("none", "native", "kvserver")
 GRAPHS: dict[str, object] = {
     "enforce_eager": False,
     "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]},
 }
-"""Graphs for the few tokens that are left behind a hit, too, which vLLM would leave out with so few sequences."""
+"""Captures graphs also for the few tokens that remain after a hit; vLLM skips these sizes with so few sequences."""
 START_S = 400.0
-"""Compiling is a part of it."""
+"""Time to start, including compilation."""
 MODEL_ID: dict[str, object] = {"model_id": "dummy-8b"}
 OFFLOAD_GIB = 40
 RANKS = 2
 MORE_TOKENS = 1000
-"""Of every round but the first."""
+"""New tokens in every round but the first."""
 LATENT_BYTES = 5 * 576 * 2
-"""Layers, latent and position, bf16; once for both ranks."""
+"""Layers, latent and position, bf16; stored once for both ranks."""
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -97,7 +99,7 @@ LLAMA_8B = {
 
 
 class Checks:
-    """Goes on after a failed one."""
+    """Runs checks, and continues after a failed one."""
 
     def __init__(self) -> None:
         self.failed = 0
@@ -123,14 +125,14 @@ def ask(engine: Engine, tokens: int) -> Answer:
 
 
 def usual(engine: Engine) -> str:
-    """vLLM's usual way on GPUs, asynchronous scheduling nowhere else: so what follows holds for it."""
+    """Checks that vLLM's default features are on. Asynchronous scheduling is the default only on GPUs."""
     features = {"asynchronous": engine.call("is_asynchronous"), **engine.call("features")}
     assert all(features.values()), features
     return ", ".join(features)
 
 
 def clean(engine: Engine) -> str:
-    """Behind all that was asked of it. A load that failed was computed, so that answers and times do not show it."""
+    """Checks that no load failed. Answers and times would not show it, because a failed load is computed."""
     counted = engine.call("metrics")
     failures = {name: counted.get(name) for name in ("vllm:kvserver_retrieves_failed", "vllm:kvserver_bugs")}
     assert not any(value != 0 for value in failures.values()), failures
@@ -199,13 +201,13 @@ def identity(checks: Checks, model: Path, kind: Kind, graphs: dict[str, object])
 
 
 def rounds(checks: Checks, model: Path, tokens: int, graphs: dict[str, object]) -> None:
-    """Two ranks; between two questions other prompts push everything out of the engine's pool."""
+    """A conversation on two ranks. Between questions, other prompts push everything out of the engine's pool."""
     context = tokens + 4 * MORE_TOKENS
     options: dict[str, object] = {
         **graphs,
         "dtype": "bfloat16",
         "tensor_parallel_size": RANKS,
-        "disable_custom_all_reduce": True,  # not every virtual machine lets GPUs see each other's memory
+        "disable_custom_all_reduce": True,  # some virtual machines do not let GPUs access each other's memory
         "block_size": LATENT_BLOCK_TOKENS,
         "num_gpu_blocks_override": context // LATENT_BLOCK_TOKENS + 2,
         "max_model_len": context,
@@ -231,7 +233,7 @@ def rounds(checks: Checks, model: Path, tokens: int, graphs: dict[str, object]) 
 
 
 def llama_8b(folder: Path, longest: int, graphs: dict[str, object]) -> dict[str, object]:
-    """Of engines of that shape, whose pool is filled by the longest prompt. Writes the model's configuration."""
+    """Options for engines of Llama-8B's shape whose pool fits the longest prompt. Writes the model's configuration."""
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     return {
         "load_format": "dummy",
@@ -248,11 +250,10 @@ def llama_8b(folder: Path, longest: int, graphs: dict[str, object]) -> dict[str,
 def ttft(
     checks: Checks, lengths: list[int], arms: list[str], folder: Path, *, turns: int, graphs: dict[str, object]
 ) -> None:
-    """One engine after the other, the same prompts: without any connector, with vLLM's own offloading to the CPU, and
-    with a server."""
+    """Runs the same prompts on one engine after another: no connector, vLLM's own CPU offloading, and a server."""
     longest = max(lengths)
     options = llama_8b(folder, longest, graphs)
-    options["disable_hybrid_kv_cache_manager"] = True  # 0.20.2's own offloading asks for it
+    options["disable_hybrid_kv_cache_manager"] = True  # 0.20.2's own offloading requires it
     with Server(arena_bytes=OFFLOAD_GIB << 30) as server:
         for arm in arms:
             if arm != "kvserver":
@@ -275,8 +276,10 @@ def ttft(
 
 
 def first_token(engine: Engine, server: Server, *, tokens: int, longest: int, turns: int, arm: str) -> str:
-    """Of a prompt that nobody knows; of one in HBM, right behind it and once it is stored; and of one of which all was
-    pushed out of there. Where it came from is checked each time."""
+    """Time to the first token of a prompt that is unknown, in HBM (at once, and after its store), or evicted.
+
+    Each time the source of its tokens is checked.
+    """
 
     def found(seed: int, cached_tokens: int, from_server: int) -> float:
         before = retrieved_tokens(server)
@@ -288,16 +291,20 @@ def first_token(engine: Engine, server: Server, *, tokens: int, longest: int, tu
 
     def quiet() -> None:
         until("the stores to end", lambda: settled(server), 60)
-        time.sleep(0.2)  # vLLM's own offloading cannot be asked
+        time.sleep(0.2)  # vLLM's own offloading cannot be queried
 
     def push_out(turn: int) -> None:
         for filler, length in enumerate((longest, SPARE_TOKENS + BLOCK_TOKENS)):
             timed(engine, prompt(tokens * 100 + 60 + 20 * filler + turn, length))
             quiet()
 
-    in_pool = tokens - BLOCK_TOKENS  # of its own pool's last block vLLM would need the last token, and takes none of it
+    in_pool = (
+        tokens - BLOCK_TOKENS
+    )  # vLLM does not reuse the last block of its own pool: it needs the last token's output
     rows: dict[str, list[float]] = {"computed": [], "HBM, at once": [], "HBM, stored": [], "evicted": []}
-    engine.generate([prompt(tokens * 100 + 1, tokens)], tokens=2)  # kernels for this length, and for one token
+    engine.generate(
+        [prompt(tokens * 100 + 1, tokens)], tokens=2
+    )  # warms up the kernels for this length and for one token
     for turn in range(turns):
         seed = tokens * 100 + 10 + turn
         rows["computed"].append(found(seed, 0, 0))
@@ -313,9 +320,9 @@ def first_token(engine: Engine, server: Server, *, tokens: int, longest: int, tu
 
 
 def misses(checks: Checks, lengths: list[int], folder: Path, *, pairs: int, graphs: dict[str, object]) -> None:
-    """Two engines on one GPU, of which one at a time has something to do."""
+    """Two engines on one GPU, only one of them busy at a time."""
     options = llama_8b(folder, max(lengths), graphs)
-    options["gpu_memory_utilization"] = 0.4  # of what is there, must be free at the start of each
+    options["gpu_memory_utilization"] = 0.4  # this share of the GPU's memory must be free when each starts
     with (
         Server(arena_bytes=OFFLOAD_GIB << 30) as server,
         Engine(folder, server.path, connector=MODEL_ID, patient=False, start_s=START_S, **options) as ours,
@@ -333,7 +340,7 @@ def misses(checks: Checks, lengths: list[int], folder: Path, *, pairs: int, grap
 
 
 def by_turns(bare: Engine, ours: Engine, server: Server, *, tokens: int, pairs: int) -> str:
-    """Whoever is first in one pair is second in the next; both are asked for the same prompt."""
+    """Asks both engines the same prompt. The order alternates from pair to pair."""
     rows: dict[str, list[float]] = {"without": [], "with": []}
     for pair in range(-1, pairs):
         turn = [("without", bare), ("with", ours)]
@@ -341,7 +348,7 @@ def by_turns(bare: Engine, ours: Engine, server: Server, *, tokens: int, pairs: 
             answer, took_ms = timed(engine, prompt(tokens * 1000 + pair, tokens))
             assert answer.cached_tokens == 0, answer
             until("the stores to end", lambda: settled(server), 60)
-            if pair >= 0:  # the first is for the kernels of this length
+            if pair >= 0:  # the first pair warms up the kernels for this length
                 rows[name].append(took_ms)
     ratios = [ours_ms / bare_ms for bare_ms, ours_ms in zip(rows["without"], rows["with"], strict=True)]
     mean, error = statistics.mean(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
@@ -354,7 +361,7 @@ def by_turns(bare: Engine, ours: Engine, server: Server, *, tokens: int, pairs: 
 
 
 def timed(engine: Engine, tokens: list[int]) -> tuple[Answer, float]:
-    """What the engine says first to them, and after how many milliseconds."""
+    """The engine's first token for this prompt, and the milliseconds until it."""
     began_s = time.perf_counter()
     answer = engine.generate([tokens], tokens=1)[0]
     return answer, (time.perf_counter() - began_s) * 1e3
@@ -396,7 +403,7 @@ def main() -> int:
 
 
 def built(folder: Path, name: str) -> Path:
-    """A model with random weights. Built by another process, so that this one holds no framework."""
+    """Builds a model with random weights in another process, so that this one loads no framework."""
     subprocess.run([sys.executable, "-m", "tests.e2e.models", str(folder), name], check=True, timeout=180)
     return folder / name
 

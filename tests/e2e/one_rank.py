@@ -1,7 +1,7 @@
-"""Our connector, of which rank 1 fails the loads that it is given while there is a file of a certain name.
+"""Our connector, in which rank 1 fails its loads while a certain file exists.
 
-vLLM loads it like any other, by kv_connector_module_path. What a rank does not load on its own account, be it that its
-GPU or its mover is lost, ends like this: one rank says so, and the blocks of the other hold what they should.
+vLLM loads it by kv_connector_module_path. A lost GPU or mover ends the same way: one rank reports failed loads, and
+the other rank's blocks hold the right bytes.
 """
 
 import os

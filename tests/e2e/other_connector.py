@@ -1,7 +1,7 @@
-"""A connector to stand beside ours in MultiConnector: it says that it has prompts, and then brings nothing.
+"""A connector to run beside ours in MultiConnector: it claims to have prompts, and then fails to load them.
 
-It loads within a step, as some do, and reports the failure when the step is over, so that vLLM computes the tokens.
-Each prompt that begins with MARK is offered once; of others it has nothing.
+It loads within a step, as some connectors do, and reports the failure after the step, so that vLLM computes the
+tokens. It offers each prompt that begins with MARK once, and no other prompt.
 """
 
 from dataclasses import dataclass, field
@@ -14,18 +14,18 @@ log = init_logger("vllm.other_connector")
 
 MARK = 7
 BLOCKS = 16
-"""That it offers of a prompt."""
+"""Blocks that it offers for a prompt."""
 
 
 @dataclass
 class Step(interface.KVConnectorMetadata):
-    """Blocks that it was to fill in this step."""
+    """The blocks it had to fill in this step."""
 
     blocks: set[int] = field(default_factory=set)
 
 
 class LoadsOnly(interface.KVConnectorBase_V1, interface.SupportsHMA):
-    """Stores nothing, and holds no blocks."""
+    """A connector that stores nothing and holds no blocks."""
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return False, None

@@ -1,4 +1,4 @@
-"""The process of engine.py: `python -m tests.e2e.remote FD OPTIONS`. It ends when its pipe does."""
+"""The process that engine.py starts: `python -m tests.e2e.remote FD OPTIONS`. It ends when its pipe closes."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from vllm.lora.request import LoRARequest
 
 
 class Remote:
-    """Its verbs can be called through the pipe."""
+    """The methods that can be called through the pipe."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         settings: dict[str, Any] = {
@@ -31,20 +31,20 @@ class Remote:
         self._is_one_process = not vllm.envs.VLLM_ENABLE_V1_MULTIPROCESSING
 
     def generate(self, prompts: list[list[int]], tokens: int, request: dict[str, object]) -> list[tuple[Any, ...]]:
-        """request: further fields of each; adapter: the folder of a LoRA adapter."""
+        """request: further fields of each request; adapter: the folder of a LoRA adapter."""
         adapter = request.pop("adapter", None)
         lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
         return self._answers([{"prompt_token_ids": prompt, **request} for prompt in prompts], tokens, lora)
 
     def generate_embedded(self, prompts: list[tuple[int, int]], tokens: int) -> list[tuple[Any, ...]]:
-        """Prompts of embeddings, of which each is a seed and how many there are."""
+        """Generates from embeddings; each prompt is (seed, length)."""
         width = self._llm.model_config.get_hidden_size()
         random = [(torch.Generator().manual_seed(seed), length) for seed, length in prompts]
         asked = [{"prompt_embeds": torch.randn(length, width, generator=source)} for source, length in random]
         return self._answers(asked, tokens, None)
 
     def embed(self, prompts: list[list[int]]) -> list[tuple[tuple[float, ...], int]]:
-        """The vector of each prompt, and how many of its tokens were cached. Of a model that pools."""
+        """For a pooling model: the vector of each prompt, and how many of its tokens were cached."""
         outputs = self._llm.embed([{"prompt_token_ids": prompt} for prompt in prompts], use_tqdm=False)
         return [(tuple(item.outputs.embedding), item.num_cached_tokens or 0) for item in outputs]
 
@@ -57,33 +57,36 @@ class Remote:
         ]
 
     def prompt_logprob(self, prompt: list[int]) -> tuple[float, int]:
-        """Of all its tokens behind the first together, and how many of them were cached."""
+        """The summed log-probability of all tokens after the first, and the number of cached tokens."""
         sampling = vllm.SamplingParams(temperature=0, max_tokens=1, detokenize=False, prompt_logprobs=0)
         (output,) = self._llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
         told = zip(prompt[1:], output.prompt_logprobs[1:], strict=True)
         return sum(at[token].logprob for token, at in told), output.num_cached_tokens or 0
 
     def reset(self, connector: bool = False, running: bool = False) -> bool:
-        """running: also with requests that run, which begin anew. Where all is in one process, nobody steps an engine
-        without requests: it would not hear of stores that have ended, and keep their blocks."""
+        """Resets the prefix cache. running: also restarts running requests.
+
+        With everything in one process, an engine without requests takes no steps. It would not notice finished
+        stores and would keep their blocks, so this takes one step first.
+        """
         if self._is_one_process:
             self._llm.llm_engine.step()
         return bool(self._llm.reset_prefix_cache(reset_running_requests=running, reset_connector=connector))
 
     def sleep(self, level: int, mode: str) -> None:
-        """Back when nothing is under way any more. Level 0 pauses, level 1 forgets all caches besides."""
+        """Returns when no work is in flight. Level 0 pauses; level 1 also forgets all caches."""
         self._llm.sleep(level, mode)
 
     def wake(self) -> bool:
-        """Before 0.32 vLLM does not say whether it has."""
+        """True unless vLLM says that it failed; vLLM before 0.32 says nothing."""
         return self._llm.wake_up() is not False
 
     def is_asynchronous(self) -> bool:
-        """Whether a step is scheduled while the one before it runs."""
+        """True if a step is scheduled while the previous one runs."""
         return bool(self._llm.llm_engine.vllm_config.scheduler_config.async_scheduling)
 
     def features(self) -> dict[str, bool]:
-        """Of vLLM's usual ones, those that it turns off by itself where it has to."""
+        """vLLM's default features that it silently turns off where they are not possible."""
         config = self._llm.llm_engine.vllm_config
         return {
             "prefix_caching": bool(config.cache_config.enable_prefix_caching),
@@ -91,7 +94,7 @@ class Remote:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Counters and gauges by name, summed over their labels; those with a source also by name:source."""
+        """Counters and gauges by name, summed over labels; those with a source label also as name:source."""
         found: dict[str, float] = {}
         for metric in self._llm.get_metrics():
             value = getattr(metric, "value", None)
@@ -101,7 +104,7 @@ class Remote:
                     found[name] = found.get(name, 0.0) + value
         return found
 
-    # requests one by one, for tests that abort them
+    # single requests, for tests that abort them
 
     def add(self, name: str, prompt: list[int], tokens: int) -> str:
         sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
@@ -109,7 +112,7 @@ class Remote:
         return name
 
     def drain(self) -> dict[str, tuple[int, ...]]:
-        """Those that have finished since the last call, and what was generated."""
+        """Requests finished in one step, with their generated tokens."""
         steps = self._llm.llm_engine.step()
         return {output.request_id: tuple(output.outputs[0].token_ids) for output in steps if output.finished}
 

@@ -1,10 +1,10 @@
-"""A conversation whose rounds find all rounds before them in the server, to the token, when the engine forgot them.
+"""A conversation on an engine that forgets: each round finds all earlier rounds in the server, to the token.
 
     conversation = Conversation(engine, server, filler_tokens=..., token_bytes=..., ranks=...)
     conversation.round(33_000)      # nothing is found; then once more from HBM and from the server
     conversation.round(1_000)       # 33,000 tokens are found, 1,000 are computed
 
-Each round ends a few tokens behind a chunk, so from HBM and from the server the same tokens are left to compute, and
+Each round ends a few tokens after a chunk. The same tokens remain to be computed from HBM and from the server, so
 even bfloat16 gives the same bits. Where an engine keeps no prefixes itself (latent attention on CPUs) both come from
 the server.
 """
@@ -19,17 +19,18 @@ from tests.process.harness import Server, until
 
 CHUNK_TOKENS = 256
 BEHIND_TOKENS = 5
-"""Behind the last whole chunk of a round."""
+"""Tokens after the last whole chunk of a round."""
 OUTPUT_TOKENS = 16
 FILLER_SEED = 300
 WAIT_S = 120.0
 
 
 class Asked(NamedTuple):
-    """An answer, and where the tokens came from that were not computed for it.
+    """An answer, and the source of the tokens that were not computed for it.
 
-    By the server's own counters: vLLM tells of scheduler steps that bring an output alone, so its counters of hits lack
-    those of a prompt that is loaded or computed in several steps (0.20.2)."""
+    Uses the server's own counters. vLLM reports hits only for steps with output, so its counters miss prompts that
+    are loaded or computed in several steps (0.20.2).
+    """
 
     answer: Answer
     from_hbm: float
@@ -39,8 +40,9 @@ class Asked(NamedTuple):
 
 class Conversation:
     def __init__(self, engine: Engine, server: Server, *, filler_tokens: int, token_bytes: int, ranks: int) -> None:
-        """filler_tokens: of each of two prompts that together fill the engine's pool. token_bytes: of one rank; of
-        latent attention all ranks hold the same."""
+        """filler_tokens: length of each of two prompts that together fill the engine's pool. token_bytes: of one rank;
+        with latent attention all ranks hold the same bytes.
+        """
         self.said: list[int] = []
         self.rounds = 0
         self._engine = engine
@@ -52,16 +54,16 @@ class Conversation:
 
     @property
     def found_tokens(self) -> int:
-        """Of all that was said, what the server holds and a prompt can use."""
+        """Tokens of the conversation that the server holds and a prompt can use."""
         return whole_chunks(len(self.said) - 1, CHUNK_TOKENS) if self.said else 0
 
     @property
     def stored_tokens(self) -> int:
-        """All that the server holds, fillers included."""
+        """All tokens that the server holds, including fillers."""
         return self.found_tokens + sum(whole_chunks(len(filler), CHUNK_TOKENS) for filler in self._fillers)
 
     def round(self, new_tokens: int) -> str:
-        """Says about so many tokens more; AssertionError when anything is found or counted that should not."""
+        """Adds about `new_tokens` tokens. AssertionError if hits or counters differ from what is expected."""
         held = self.found_tokens
         length = whole_chunks(len(self.said) + new_tokens, CHUNK_TOKENS) + BEHIND_TOKENS
         self.said += prompt(100 + self.rounds, length - len(self.said))
@@ -85,7 +87,7 @@ class Conversation:
         )
 
     def flipped(self) -> str:
-        """The last round once more with changed bytes: the output is another."""
+        """Repeats the last round with corrupted bytes: the output must change."""
         assert self._right is not None, "no round before it"
         self.forget()
         flip_stored_bytes(self._server.mover_pid())
@@ -98,13 +100,13 @@ class Conversation:
         return f"log-probability {found.logprob:.2f} where {self._right.logprob:.2f} is right"
 
     def stored_once(self) -> str:
-        """Not once for each rank."""
+        """Checks that tokens are stored once, not once for each rank."""
         used = self._server.status().arena.used_bytes
         assert used == self.stored_tokens * self._token_bytes, (used, self.stored_tokens, self._token_bytes)
         return f"{self.stored_tokens} tokens in {used} bytes, of all ranks together"
 
     def forget(self) -> None:
-        """Other prompts push everything out of the engine's pool, as traffic does."""
+        """Pushes everything out of the engine's pool with other prompts, as traffic does."""
         self._settle()
         for filler in self._fillers:
             self._engine.generate([filler], tokens=1)
@@ -123,7 +125,7 @@ class Conversation:
         return Asked(answer, answer.cached_tokens - from_server, from_server, ms)
 
     def _retrieved_bytes(self) -> int:
-        """By all ranks together."""
+        """Bytes retrieved by all ranks together."""
         count = self._server.status().counters["bytes_retrieved"]
         assert isinstance(count, int)
         return count

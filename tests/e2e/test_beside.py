@@ -1,4 +1,4 @@
-"""What attention layers keep for each block and vLLM does not register: no block comes back without it."""
+"""Per-block state of attention layers that vLLM does not register: no block comes back without it."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ LENGTH = 600
 
 
 def engine(server: Server, models: Path, name: str) -> Engine:
-    """With a connector of beside.py."""
+    """An engine with a connector of beside.py."""
     transfer = {**transfer_config(server.path, {}), "kv_connector": name}
     options = {**ONE_PROCESS, "kv_transfer_config": {**transfer, "kv_connector_module_path": "tests.e2e.beside"}}
     return Engine(models / "llama", server.path, block_size=32, **options)
@@ -39,7 +39,7 @@ def test_one_that_keeps_more_later_goes_on_without_a_cache_and_has_stored_nothin
         assert running.log().count("no cache from now on: layout: layer model.layers.3") == 1
 
 
-def test_one_whose_scales_come_with_the_first_forward_has_its_cache_from_then_on(server: Server, models: Path) -> None:
+def test_an_engine_whose_scales_come_with_the_first_forward_caches_from_then_on(server: Server, models: Path) -> None:
     until("the engines before to be gone", lambda: server.status().caches == 0)
     with engine(server, models, "HasScalesLater") as running:
         assert server.status().caches == 0

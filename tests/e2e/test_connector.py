@@ -1,4 +1,4 @@
-"""The connector's class against the vLLM that is installed, without an engine."""
+"""The connector class against the installed vLLM, without an engine."""
 
 import importlib
 import inspect
@@ -56,7 +56,7 @@ def test_everything_abstract_is_there(module: Any) -> None:
 
 
 def test_overrides_take_what_the_base_takes(module: Any) -> None:
-    """Under the same names: vLLM passes some arguments by keyword."""
+    """Overrides have the base's parameter names: vLLM passes some arguments by keyword."""
     base = module.interface.KVConnectorBase_V1
     different = {}
     for name, own in vars(module.KvServerConnector).items():
@@ -134,10 +134,10 @@ def test_what_is_not_supported_is_refused_at_the_start(module: Any, wrong: dict[
         module._check_supported(config(**wrong), groups)
 
 
-def test_windows_alone_are_refused_where_failed_loads_are_told_by_block(
+def test_models_with_windows_only_are_refused_if_vllm_learns_of_failed_loads_by_block(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM would go on as if all before the first block of the window were there."""
+    """vLLM would continue as if all tokens before the window's first block were there."""
     full, window = (SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=one)]) for one in (FULL, WINDOW))
     monkeypatch.setattr(module.versions, "reports_failed_requests", lambda _: True)
     module._check_supported(config(), window)
@@ -150,7 +150,7 @@ def test_windows_alone_are_refused_where_failed_loads_are_told_by_block(
 def test_connectors_of_two_servers_do_not_take_each_others_stores_for_theirs(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two in one MultiConnector, the worker in the scheduler's process: jobs of both have the same numbers."""
+    """Two connectors in one MultiConnector, worker and scheduler in one process: their jobs have the same numbers."""
     transfer = {"engine_id": "e", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
     group = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)], kv_cache_tensors=[])
     monkeypatch.setattr(module, "get_tensor_model_parallel_rank", lambda: 0)
@@ -207,7 +207,7 @@ def test_ranks_that_share_a_models_kv_but_not_its_drafts_are_refused(module: Any
 
 
 def test_vllm_finds_it_by_its_name_as_well(module: Any) -> None:
-    """As MultiConnector does for statistics, which knows no module paths."""
+    """MultiConnector looks it up by name for statistics, without the module path."""
     factory = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.factory").KVConnectorFactory
     assert factory.get_connector_class_by_name("KvServerConnector") is module.KvServerConnector
 
@@ -233,7 +233,7 @@ def test_dummy_weights_need_a_name(module: Any, tmp_path: Path) -> None:
 def test_weights_are_looked_at_where_they_were_downloaded(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache of the Hub has the settings then, and may have weights of another day."""
+    """The Hub's cache has the settings, and may have older weights."""
     for name, weights in (("hub", b"before"), ("mine", b"now")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.bin").write_bytes(weights)

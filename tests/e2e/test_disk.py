@@ -1,6 +1,6 @@
-"""What DRAM has lost and disk still has: the same tokens, and no step waits for the reads.
+"""Prefixes that DRAM has lost and disk still has: the tokens are the same, and no step waits for the reads.
 
-The server writes through, is killed with its arena, and is started again at the same directory.
+The server writes through, is killed with its arena, and is started again on the same directory.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tests.process.harness import Server, resume, stop, until
 TOKENS = 8
 LENGTH = 900
 OTHER = 300
-"""A prompt that the server is asked for as well, and does not have."""
+"""Length of a second prompt, whose hits show that the engine asks the server again."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def engine(models: Path, server: Server) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def computed(engine: Engine, server: Server) -> Answer:
-    """By the engine alone; afterwards the disk holds it, and what shows that the server is asked again."""
+    """The engine's own answer. Afterwards the disk holds this prompt, and the one that looks_up() asks for."""
     answer = ask(engine)
     assert answer.cached_tokens == 0
     engine.generate([prompt(2, OTHER)], tokens=1)
@@ -51,7 +51,7 @@ def computed(engine: Engine, server: Server) -> Answer:
 
 @pytest.fixture
 def only_on_disk(engine: Engine, computed: Answer, server: Server) -> Answer:
-    """The server was killed, and its arena went with it; the engine has forgotten the prompt."""
+    """The server was killed and its arena is lost; the engine has forgotten the prompt."""
     server.kill()
     server.start()
     until("the disk", lambda: server.status().disk_state == "ready")
@@ -63,7 +63,7 @@ def only_on_disk(engine: Engine, computed: Answer, server: Server) -> Answer:
 
 
 def looks_up(engine: Engine) -> bool:
-    """Its scheduler connects by itself, some time after its worker or before."""
+    """True if lookups hit again: the scheduler connects by itself, some time before or after its worker."""
     engine.evict()
     return engine.generate([prompt(2, OTHER)], tokens=1)[0].cached_tokens > 0
 
@@ -105,12 +105,12 @@ def test_others_go_on_while_a_prefix_is_read(engine: Engine, only_on_disk: Answe
 
 
 class Brought(NamedTuple):
-    """What an engine has counted of its hits."""
+    """The engine's hit counters."""
 
     tokens: float
     from_disk: float
     by_source: tuple[float, ...]
-    """By vLLM itself, from 0.32 on: from disk, from DRAM."""
+    """vLLM's own counters, from 0.32 on: from disk, from DRAM."""
 
     @classmethod
     def by(cls, engine: Engine) -> "Brought":

@@ -1,5 +1,7 @@
-"""A load that fails, of models whose groups of layers vLLM is told of by request, not by block; and on two ranks, of
-which each says so for itself. What test_faults.py does with one group and one rank is not repeated here.
+"""Failed loads of models with several groups of layers, and on two ranks.
+
+vLLM is told of these failures by request, not by block; with two ranks each rank reports for itself. test_faults.py
+covers one group and one rank.
 """
 
 from collections.abc import Iterator
@@ -34,7 +36,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def switch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """While it is there, rank 1 fails its loads."""
+    """While this file exists, rank 1 fails its loads."""
     return tmp_path_factory.mktemp("switch") / "fails"
 
 
@@ -56,7 +58,7 @@ def ask(engine: Engine) -> Answer:
 
 
 def found_again(engine: Engine, server: Server) -> bool:
-    """Asks until it comes from the server: what was not stored when it was evicted is computed and stored."""
+    """Asks until the prompt comes from the server: chunks evicted before they were stored are computed and stored."""
     until("the server to be at rest", lambda: settled(server))
     engine.evict()
     return ask(engine).cached_tokens > LENGTH // 2
@@ -91,7 +93,7 @@ def test_a_request_whose_load_fails_is_computed_and_finds_its_prefix_the_next_ti
 
 
 def test_a_load_that_one_rank_fails_is_computed_by_all(engine: Engine, server: Server, switch: Path) -> None:
-    """What the other rank has loaded is not used."""
+    """The other rank's loaded blocks are not used."""
     if server.status().caches < 2:
         pytest.skip("one rank")
     wanted = ask(engine)

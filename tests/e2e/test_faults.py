@@ -1,7 +1,7 @@
-"""Whatever becomes of the server, the engine says the same as without it, serves on, and uses the cache again later.
+"""The server fails in all ways: the engine's answers stay the same, it serves on, and later uses the cache again.
 
-One engine for all tests, which leave it with a server that answers; CI leaves out those that are long. A stopped mover
-is a slow one: its copies hang until it is resumed, or until the server, two seconds behind a job's deadline, kills it.
+All tests share one engine and leave it with a server that answers; CI skips the long ones. A stopped mover simulates
+a slow one: its copies hang until it is resumed, or until the server kills it, two seconds after a job's deadline.
 """
 
 import threading
@@ -18,7 +18,7 @@ from tests.process.harness import Server, kill, maps, resume, stop, stopped, unt
 TOKENS = 8
 LENGTH = 900
 LOAD_S = 2.0
-"""Patience of the engine's loads; short, since most tests here wait for it."""
+"""Timeout of the engine's loads; short, because most tests here wait for it."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def engine(models: Path, server: Server) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def wanted(engine: Engine, server: Server) -> Answer:
-    """Of the prompt that all tests ask for; computed before anything is stored."""
+    """The answer to the prompt that all tests use, computed before anything is stored."""
     answer = engine.generate([prompt(1, LENGTH)], tokens=TOKENS)[0]
     assert answer.cached_tokens == 0
     return answer
@@ -38,7 +38,7 @@ def wanted(engine: Engine, server: Server) -> Answer:
 
 @pytest.fixture
 def stored(engine: Engine, wanted: Answer, server: Server) -> Iterator[Answer]:
-    """The server holds the prompt, the engine does not. Whatever a test does in between, in the end nothing is held."""
+    """The server holds the prompt, the engine does not. After the test nothing may be in flight or held."""
     until("the engine's cache to be registered", lambda: server.status().caches == 1)
     until("the prompt to be stored", lambda: has_stored(engine, server))
     engine.evict()
@@ -47,7 +47,7 @@ def stored(engine: Engine, wanted: Answer, server: Server) -> Iterator[Answer]:
 
 
 def has_stored(engine: Engine, server: Server) -> bool:
-    """Asks until it comes from the server. A prompt that was evicted before it was stored is computed and stored."""
+    """Asks until the prompt comes from the server. If it was evicted too early, it is computed and stored."""
     engine.evict()
     answer = engine.generate([prompt(1, LENGTH)], tokens=1)[0]
     until("the server to be at rest", lambda: settled(server))
@@ -120,7 +120,7 @@ def test_a_server_that_dies_within_a_load_is_a_miss(engine: Engine, stored: Answ
 
 @pytest.mark.long
 def test_a_server_that_dies_behind_a_load_takes_nothing_back(engine: Engine, stored: Answer, server: Server) -> None:
-    """Nor what the request stores of its output."""
+    """The server loses neither the loaded prompt nor the output that the request stores."""
     brought = server.status().counters["bytes_retrieved"]
     engine.begin([prompt(1, LENGTH)], tokens=500)
     until("the load to be over", lambda: has_brought(server, brought))
@@ -141,7 +141,7 @@ def has_brought(server: Server, before: object) -> bool:
 def test_a_server_that_is_restarted_at_once_within_a_load_is_a_miss(
     engine: Engine, stored: Answer, server: Server
 ) -> None:
-    """It answers again while the request still waits; what was asked of the one before has no answer."""
+    """The new server answers while the request still waits, but knows nothing of its questions to the old one."""
     failed = count(engine, "retrieves_failed")
     stop(server.mover_pid())
     engine.begin([prompt(1, LENGTH)], tokens=TOKENS)
@@ -199,7 +199,7 @@ def test_others_go_on_while_a_load_hangs(engine: Engine, stored: Answer, server:
 
 @contextmanager
 def every_mover_stopped(server: Server) -> Iterator[None]:
-    """Also those that the server starts in place of others."""
+    """Stops every mover, including those that the server starts as replacements."""
     over = threading.Event()
 
     def go_on_stopping() -> None:
@@ -256,7 +256,7 @@ def test_an_abort_within_a_load_gives_its_blocks_back(engine: Engine, stored: An
     assert other.tokens
     resume(mover)
     until("the server to be at rest", lambda: settled(server))
-    engine.evict()  # fails for as long as any block is held
+    engine.evict()  # fails while any block is held
     assert_same(ask(engine), stored)
 
 
@@ -275,7 +275,7 @@ def test_an_abort_within_a_store_gives_its_blocks_back(engine: Engine, stored: A
 
 @pytest.mark.long
 def test_a_reset_of_the_connector_finds_nothing_of_before(engine: Engine, stored: Answer, server: Server) -> None:
-    """Last but one: from now on this engine names everything anew."""
+    """The last but one test: from now on this engine names all chunks anew."""
     until("the engine to forget", lambda: engine.call("reset", True))
     found = ask(engine)
     assert found.cached_tokens == 0
@@ -289,7 +289,7 @@ def test_a_reset_of_the_connector_finds_nothing_of_before(engine: Engine, stored
 def test_an_engine_that_is_killed_within_a_load_leaves_nothing_behind(
     engine: Engine, stored: Answer, server: Server, models: Path
 ) -> None:
-    """The last one: the engine is gone."""
+    """The last test: it kills the engine."""
     mover = server.mover_pid()
     assert maps(mover, "kvserver-pool")
     stop(mover)

@@ -1,6 +1,6 @@
-"""A lease that is over before its retrieve: the request is asked for anew, or computed, and says the same.
+"""A lease that expires before its retrieve: the request asks again or is computed, and its answer is the same.
 
-The engine runs one request at a time. The one behind it is asked for ahead, so its lease grows old while it waits.
+The engine runs one request at a time. The next request is asked for ahead, so its lease ages while it waits.
 """
 
 import time
@@ -17,7 +17,7 @@ from tests.process.harness import Server, stopped, until
 LENGTH = 900
 TOKENS = 8
 TTL_S = 4.0
-"""Of which the connector leaves the last second unused."""
+"""Lease lifetime in seconds. The connector leaves the last second unused."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def engine(models: Path, server: Server) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def wanted(engine: Engine, server: Server) -> tuple[int, ...]:
-    """What the prompt is answered with, computed; the server holds it from then on."""
+    """The computed answer; from then on the server holds the prompt."""
     answer = engine.generate([prompt(1, LENGTH)], tokens=TOKENS)[0]
     assert answer.cached_tokens == 0
     until("the engine's cache to be registered", lambda: server.status().caches == 1)
@@ -51,7 +51,7 @@ def has_stored(engine: Engine, server: Server) -> bool:
 
 @pytest.fixture
 def waiting(engine: Engine, wanted: tuple[int, ...], server: Server) -> float:
-    """The prompt waits behind another request, and has a lease; when that was seen."""
+    """The prompt waits for another request to end, and has a lease. Returns the time when the lease was seen."""
     engine.evict()
     engine.call("add", "before", prompt(2, 40), 2000)
     engine.call("add", "waits", prompt(1, LENGTH), TOKENS)
@@ -66,7 +66,7 @@ def answer_of(engine: Engine, name: str) -> tuple[int, ...]:
 
 
 def counts(engine: Engine) -> tuple[float, float]:
-    """Tokens that were brought back, and retrieves that failed."""
+    """Retrieved tokens, and failed retrieves."""
     found = engine.call("metrics")
     return found["vllm:kvserver_tokens_retrieved"], found["vllm:kvserver_retrieves_failed"]
 

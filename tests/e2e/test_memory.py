@@ -1,4 +1,4 @@
-"""The KV memory of a CPU engine, made without an engine."""
+"""The KV memory of a CPU engine, tested without an engine."""
 
 import os
 
@@ -10,11 +10,11 @@ BYTES = (3 << 20) + 4097
 
 
 def test_the_pool_has_its_pages_before_the_first_request() -> None:
-    """Of torch.zeros() as well: a request that is the first to use a block would pay for its pages."""
+    """Memory of torch.zeros() is populated too: else the first request to use a block pays for its page faults."""
     with SharedZeros([BYTES]) as zeros:
         pool = torch.zeros(BYTES, dtype=torch.int8)
     descriptor, bytes_ = zeros.made[pool.untyped_storage().data_ptr()]
-    assert os.fstat(descriptor).st_blocks * 512 >= BYTES  # before anything reads it, which makes pages as well
+    assert os.fstat(descriptor).st_blocks * 512 >= BYTES  # read first: reading the pool would also populate pages
     assert bytes_ == pool.nbytes == BYTES
     assert not pool.any()
     os.close(descriptor)

@@ -1,8 +1,8 @@
-"""The same tokens and the same log-probabilities, whether a prefix is computed or comes from the server.
+"""The same tokens and log-probabilities, whether a prefix is computed or comes from the server.
 
-For each shape of KV: stored by one engine, evicted there, brought back into other blocks; found by a second engine, of
-another process and hash seed, and on disk by a server that was killed; and wrong as soon as the stored bytes are
-changed, so that comparing means something.
+For each shape of KV: stored by one engine, evicted there, and loaded into other blocks; found by a second engine in
+another process with another hash seed; and found on disk after the server was killed. The output must change when
+the stored bytes are corrupted: otherwise the comparison proves nothing.
 """
 
 from collections.abc import Iterator
@@ -24,33 +24,34 @@ class Case(NamedTuple):
     model: str
     options: dict[str, object]
     token_bytes: int
-    """Of KV in all layers and ranks: what a token takes in the arena when nothing is stored twice. 0: it depends."""
+    """KV bytes of a token in all layers and ranks: its arena bytes if nothing is stored twice. 0: varies."""
     chunk_tokens: int = 256
     step_tokens: int = 0
-    """With states: where steps of a prefill end and a state is kept. A part of a prompt can be used up to there."""
+    """With states: prefill steps end at multiples of this. A state is kept there, so reuse ends there."""
     agrees_with_itself: bool = True
-    """False where vLLM on CPUs, also without a connector, says something else in a batch than alone, and something else
-    when it computes the rest of a prompt than when it computes all of it (latent attention: by 0.5 in a token's
-    log-probability; short convolutions: by 1.2). Then what comes from the server is compared with what came from it
-    before, and with what follows in one go."""
+    """False if vLLM on CPUs, even without a connector, does not reproduce its own output.
+
+    Results differ in a batch, and when only the rest of a prompt is computed (latent attention: by 0.5 in a token's
+    log-probability; short convolutions: by 1.2). Then an answer from the server is compared with an earlier answer
+    from the server, and with one generated in one go.
+    """
 
 
 LLAMA_BYTES = 4 * 2 * 2 * 64 * 4
-"""Layers, K and V, heads, their size, float32."""
+"""Layers, K and V, heads, head size, float32."""
 LATENT_BYTES = 2 * 576 * 4
 """Layers, latent and position, float32: the same in all ranks."""
 LATENT: dict[str, object] = {"max_num_batched_tokens": 2048, "attention_config": {"backend": "CPU_MLA"}}
-"""Where a CPU has AMX, vLLM takes other kernels for latent attention, which refuse float32."""
+"""On CPUs with AMX, vLLM would use other kernels for latent attention, which refuse float32."""
 HASHES: dict[str, object] = {"prefix_caching_hash_algo": "sha256_cbor"}
-"""Chunks are named by vLLM's own block hashes; elsewhere, and where PYTHONHASHSEED starts those, by tokens."""
+"""Names chunks by vLLM's own block hashes. Other cases name them by tokens, unless PYTHONHASHSEED seeds the hashes."""
 STATES: dict[str, object] = {
     "block_size": 32,
     "dtype": "bfloat16",
     "mamba_ssm_cache_dtype": "float32",
     "prefix_cache_retention_interval": 480,
 }
-"""Where a CPU computes bfloat16 itself, vLLM keeps states in float32 in any case; what a state takes decides how many
-tokens a block has."""
+"""On CPUs with native bfloat16, vLLM keeps states in float32 anyway. The state's size decides the tokens per block."""
 CASES = {
     "llama": Case("llama", {"block_size": 32}, LLAMA_BYTES),
     "gemma3": Case("gemma3", {"block_size": 32, **ONE_PROCESS}, 0, chunk_tokens=128),
@@ -74,13 +75,13 @@ CASES = {
     ),
     "tp2": Case("llama", {"block_size": 32, "tensor_parallel_size": 2}, LLAMA_BYTES),
     "tp2-mla": Case("mla", {**LATENT, **HASHES, "tensor_parallel_size": 2}, LATENT_BYTES, agrees_with_itself=False),
-    # The last: what it stores in the server of all stays out of the disk.
+    # The last case, because chunks it stores in the shared server do not go to disk.
     "mistral": Case("mistral", {"block_size": 32, **ONE_PROCESS}, 0, chunk_tokens=128),
 }
 
 
 LONG = ("tp2-mla", "qwen3-next", "lfm2", "mistral")
-"""Left to `make e2e-all`."""
+"""Only in `make e2e-all`."""
 
 
 @pytest.fixture(
@@ -93,7 +94,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """For all models, one after the other."""
+    """One server for all models, one after the other."""
     with CheckedServer(
         arena_bytes=256 << 20,
         disk_paths=str(tmp_path_factory.mktemp("disk")),
@@ -121,7 +122,7 @@ def first(engine: Engine, server: Server) -> list[Answer]:
 
 @pytest.fixture(scope="module")
 def computed(case: Case, engine: Engine, first: list[Answer]) -> list[Answer]:
-    """What other answers to them are compared with."""
+    """The answers that later answers are compared with."""
     if case.agrees_with_itself:
         return first
     engine.evict()
@@ -156,7 +157,7 @@ def test_an_evicted_prefix_comes_back_and_the_output_is_the_same(
     engine: Engine, case: Case, computed: list[Answer], server: Server
 ) -> None:
     engine.evict()
-    engine.generate([prompt(50, 700)], tokens=2)  # other blocks are free now
+    engine.generate([prompt(50, 700)], tokens=2)  # now other blocks are free
     for (seed, tokens), wanted in zip(PROMPTS, computed, strict=True):
         found = engine.generate([prompt(seed, tokens)], tokens=TOKENS)[0]
         assert found.cached_tokens == whole_chunks(tokens, case.chunk_tokens)
@@ -180,8 +181,10 @@ def test_the_log_says_of_a_request_what_was_found_and_loaded(
 
 
 def test_a_conversation_goes_on_where_it_was(engine: Engine, case: Case, server: Server) -> None:
-    """What is generated in one go, and what follows when all before it comes from the server: the same states, so the
-    same tokens. The prompt of the second turn ends with a chunk, which was stored when it was generated."""
+    """A second turn with its prefix from the server gives the tokens that the first turn generated in one go.
+
+    The states are the same. The second prompt ends with a chunk that was stored while it was generated.
+    """
     first = engine.generate([prompt(80, 500)], tokens=24)[0]
     until("the stores to end", lambda: settled(server))
     engine.evict()
@@ -189,7 +192,7 @@ def test_a_conversation_goes_on_where_it_was(engine: Engine, case: Case, server:
     second = engine.generate([[*prompt(80, 500), *first.tokens[:12]]], tokens=12)[0]
     assert second.cached_tokens == whole_chunks(512 if case.token_bytes else 511, case.chunk_tokens)
     assert second.tokens == first.tokens[12:]
-    close = 50 * CLOSE if case.step_tokens else CLOSE  # a state is computed in another way when decoding
+    close = 50 * CLOSE if case.step_tokens else CLOSE  # decoding computes a state in another way
     assert second.logprobs == pytest.approx(first.logprobs[12:], abs=close)
 
 

@@ -1,4 +1,4 @@
-"""Beside another connector, in vLLM's MultiConnector: what it fails to bring does no harm to what is stored."""
+"""Beside another connector in vLLM's MultiConnector: its failed loads do not harm stored chunks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def engine(models: Path, server: Server) -> Iterator[Engine]:
         "kv_connector_extra_config": {"connectors": [OTHER, transfer_config(server.path, {})]},
     }
     with Engine(models / "llama", server.path, block_size=32, kv_transfer_config=both) as running:
-        running.generate([prompt(90, 40)], tokens=1)  # from then on the scheduler knows the ranks' namespace
+        running.generate([prompt(90, 40)], tokens=1)  # after this the scheduler knows the ranks' namespace
         yield running
 
 

@@ -1,5 +1,7 @@
-"""Through vLLM's OpenAI server, for each shape of KV: many requests at once, the same tokens from the server's memory,
-and the metrics. Chunks are named by vLLM's block hashes."""
+"""vLLM's OpenAI server, for each shape of KV: many requests at once, the same tokens from the server, and the metrics.
+
+Chunks are named by vLLM's block hashes.
+"""
 
 import json
 import os
@@ -35,7 +37,7 @@ USUAL: dict[str, object] = {
 
 
 class Endpoint:
-    """The server's HTTP side."""
+    """The vLLM server's HTTP API."""
 
     def __init__(self, port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self._base = f"http://127.0.0.1:{port}"
@@ -61,7 +63,7 @@ class Endpoint:
         return True
 
     def metric(self, name: str) -> float:
-        """Summed over its labels."""
+        """The metric's sum over its labels."""
         found = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", self._get("/metrics"), re.MULTILINE)
         return sum(map(float, found))
 
@@ -122,7 +124,7 @@ def test_the_same_tokens_for_many_at_once(endpoint: Endpoint, case: Case, server
     prompts = [prompt(10 + place, tokens) for place, tokens in enumerate(LENGTHS)]
     held = sum(whole_chunks(tokens, case.chunk_tokens) for tokens in LENGTHS)
     computed = one_by_one(endpoint, server, prompts)
-    if not case.agrees_with_itself:  # of what comes from the server the rest is computed: again in the same way
+    if not case.agrees_with_itself:  # after a hit the rest is computed in another way, so compare with a hit
         computed = one_by_one(endpoint, server, prompts)
     again = one_by_one(endpoint, server, prompts)
     assert_same(again, computed)
@@ -136,7 +138,7 @@ def test_the_same_tokens_for_many_at_once(endpoint: Endpoint, case: Case, server
 
 
 def one_by_one(endpoint: Endpoint, server: Server, prompts: list[list[int]]) -> list[tuple[list[str], list[float]]]:
-    """Afterwards the server holds them, and the engine none."""
+    """Answers one prompt after another. Afterwards the server holds the prompts, and the engine none."""
     answers = [endpoint.complete(item) for item in prompts]
     until("the server to be at rest", lambda: settled(server))
     until("the engine to forget its prefixes", endpoint.evict)

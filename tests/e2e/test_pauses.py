@@ -1,7 +1,7 @@
-"""An engine that is paused, put to sleep, or made to forget, while requests load and store: it waits for what is under
-way, or says that it does not, and goes on with the same tokens.
+"""An engine that is paused, put to sleep or reset while requests load and store.
 
-A stopped mover is a slow one: what is under way stays so until it is resumed.
+It waits for work in flight, or refuses, and then continues with the same tokens. A stopped mover simulates a slow
+one: work in flight stays so until the mover is resumed.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def stored(engine: Engine, wanted: Answer, server: Server) -> Answer:
 
 
 def begin_load(engine: Engine, name: str, server: Server) -> int:
-    """Of a request of that name, which waits for it; the mover, which is stopped."""
+    """Begins a request that waits for its load. Returns the pid of the mover, which is stopped."""
     mover = server.mover_pid()
     stop(mover)
     engine.call("add", name, prompt(1, LENGTH), TOKENS)
@@ -61,7 +61,7 @@ def tokens_brought(engine: Engine) -> float:
 
 def assert_finds(engine: Engine, server: Server, wanted: Answer) -> None:
     until("the server to be at rest", lambda: settled(server))
-    engine.evict()  # fails for as long as any block is held
+    engine.evict()  # fails while any block is held
     found = engine.generate([prompt(1, LENGTH)], tokens=TOKENS)[0]
     assert found.cached_tokens == whole_chunks(LENGTH)
     assert_same(found, wanted)
@@ -112,7 +112,7 @@ def test_requests_that_are_made_to_begin_anew_say_the_same(engine: Engine, store
 def test_sleep_waits_for_stores_and_nothing_of_before_is_found_behind_it(
     engine: Engine, stored: Answer, server: Server
 ) -> None:
-    """The last one: from now on this engine names everything anew."""
+    """The last test: from now on this engine names all chunks anew."""
     mover = server.mover_pid()
     stop(mover)
     engine.call("add", "asleep", prompt(3, LENGTH), 400)

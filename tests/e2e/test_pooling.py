@@ -1,4 +1,4 @@
-"""Models that pool: a prefix may come from the server where the last position says all, and nowhere else."""
+"""Pooling models: a prefix may come from the server only if the pooled vector depends on the last position alone."""
 
 from pathlib import Path
 
@@ -19,8 +19,8 @@ def engine_with(pooling: str, models: Path, server: Server) -> Engine:
         "convert": "embed",
         "pooler_config": {"pooling_type": pooling},
         "skip_tokenizer_init": False,
-        "enable_prefix_caching": pooling == "LAST",  # as vLLM chooses, where it is not told
-        "max_num_batched_tokens": 2048,  # whole prompts, where they are not computed in parts
+        "enable_prefix_caching": pooling == "LAST",  # vLLM's default
+        "max_num_batched_tokens": 2048,  # whole prompts, for models that cannot compute them in parts
     }
     return Engine(models / "llama", server.path, block_size=32, **options)
 
@@ -45,7 +45,7 @@ def test_a_prompt_whose_prefix_comes_back_has_the_same_vector(models: Path, serv
 
 
 def test_a_mean_over_all_positions_is_refused_at_the_start(models: Path, server: Server) -> None:
-    """vLLM ends when a prompt of such a model is computed in parts."""
+    """vLLM dies if a prompt of such a model is computed in parts."""
     engine = engine_with("MEAN", models, server)
     try:
         with pytest.raises(AssertionError, match="pools over all positions"):

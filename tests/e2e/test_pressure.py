@@ -1,7 +1,7 @@
-"""Too few blocks in the engine and too little room in the server: preemptions, evictions, and still the right tokens.
+"""Too few blocks in the engine and too little room in the server: preemptions, evictions, and still right tokens.
 
-float32, because in a batch of another composition bfloat16 rounds differently, which would hide what is looked for. The
-server's copies are slow, so that blocks are wanted back while they are being read; without pins this fails.
+Uses float32, because bfloat16 rounds differently in another batch, which would hide errors. The server's copies are
+slow, so that blocks are reclaimed while they are being read; without pins these tests fail.
 """
 
 import threading
@@ -20,12 +20,12 @@ TOKENS = 200
 PROMPTS = [prompt(seed, 260 + 7 * seed) for seed in range(6)]
 CHUNK_TOKENS = 64
 BLOCKS = 44
-"""Of 32 tokens, one of them the engine's null block: two of the sequences fit, four are begun."""
+"""Blocks of 32 tokens, including the engine's null block: two of the sequences fit, four are begun."""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Room for 64 chunks of 256 tokens, which is less than these tests store."""
+    """A server with room for 64 chunks of 256 tokens, which is less than these tests store."""
     with CheckedServer(arena_bytes=64 << 20) as running:
         yield running
 
@@ -39,13 +39,13 @@ def engine(models: Path, server: Server) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def wanted(engine: Engine) -> list[Answer]:
-    """One by one, under names of their own."""
+    """Computed one by one, under a salt of their own."""
     return [engine.generate([item], tokens=TOKENS, cache_salt="alone")[0] for item in PROMPTS]
 
 
 @contextmanager
 def slow_mover(server: Server) -> Iterator[None]:
-    """Works for a hundredth of the time, and a second passes between: enough for blocks to get into other hands."""
+    """Lets the mover work a hundredth of the time, with pauses of a second: long enough for blocks to be reassigned."""
     over = threading.Event()
 
     def hold_up() -> None:
@@ -87,9 +87,11 @@ def test_preempted_requests_are_right_while_stores_are_slow(
     until("the server to be at rest", lambda: settled(server))
 
 
-def test_what_they_stored_is_right(engine: Engine, wanted: list[Answer], server: Server) -> None:
-    """A chunk that was read while its blocks held something else would show here: the next turn of each conversation,
-    with what was generated in its prompt."""
+def test_preempted_requests_stored_the_right_chunks(engine: Engine, wanted: list[Answer], server: Server) -> None:
+    """A chunk read after its blocks were reused would show here.
+
+    Each prompt is the next turn of a conversation, and contains the generated tokens.
+    """
     for item, alone in zip(PROMPTS, wanted, strict=True):
         following = [*item, *alone.tokens, 7]
         computed = engine.generate([following], tokens=8, cache_salt="alone, next")[0]

@@ -1,7 +1,7 @@
-"""One of two ranks is killed. vLLM ends such an engine; the server gives back what both ranks held, and an engine that
-is started in its place finds what was stored, with the same tokens.
+"""One of two ranks is killed: vLLM ends the engine, and the server frees what both ranks held.
 
-The mover stands still when the rank is killed, so the job is one that runs, on this rank and on the other.
+A new engine then finds the stored chunks, with the same tokens. The mover is stopped when the rank is killed, so the
+job is in flight, on this rank and on the other.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,14 +30,14 @@ RANKS = 2
 LENGTH = 900
 TOKENS = 8
 ENDS_S = 60.0
-"""vLLM looks for workers that have ended, tells those that are left, and waits for them."""
+"""vLLM polls for ended workers, tells the remaining ones, and waits for them."""
 
 Running = Callable[[], Engine]
 
 
 @pytest.fixture(scope="module")
 def running(models: Path, server: Server) -> Iterator[Running]:
-    """The engine that lives, or another where none does."""
+    """Returns the live engine, or starts another."""
     engines: list[Engine] = []
 
     def engine() -> Engine:
@@ -55,14 +55,14 @@ def running(models: Path, server: Server) -> Iterator[Running]:
 
 
 def ranks_of(engine: Engine) -> list[int]:
-    """Pids of its workers that live, by rank."""
+    """Pids of its live workers, by rank."""
     below = [pid for child in pids_below(engine.process.pid) for pid in pids_below(child)]
     found = {command_of(pid): pid for pid in below if "Worker" in command_of(pid) and not is_gone(pid)}
     return [found[name] for name in sorted(found)]
 
 
 def kill_a_rank(engine: Engine, rank: int, server: Server) -> None:
-    """While the mover, which is stopped, has a job of it. Back when the server holds nothing of any rank."""
+    """Kills a rank while the stopped mover has a job of it. Returns when the server holds nothing of any rank."""
     workers, mover = ranks_of(engine), server.mover_pid()
     assert len(workers) == RANKS
     assert maps(mover, "kvserver-pool")
@@ -70,7 +70,7 @@ def kill_a_rank(engine: Engine, rank: int, server: Server) -> None:
     with pytest.raises(AssertionError, match="EngineDead"):
         engine.end()
     until("the other rank to end", lambda: all(map(is_gone, workers)), ENDS_S)
-    resume(mover)  # where the server has not killed it meanwhile
+    resume(mover)  # unless the server has killed it meanwhile
     until("the ranks' memory to be let go", lambda: is_rid_of_all(server))
     until("the server to be at rest", lambda: settled(server))
 
@@ -97,7 +97,7 @@ def test_a_rank_that_is_killed_within_a_load_leaves_nothing_behind(running: Runn
 
 
 def test_a_rank_that_is_killed_within_a_store_leaves_nothing_behind(running: Running, server: Server) -> None:
-    """Nor is a chunk found of which one rank's part was not stored."""
+    """No chunk is found if one rank's part was not stored."""
     engine = running()
     first = engine.generate([prompt(1, LENGTH)], tokens=TOKENS, cache_salt="first")[0]
     wanted = engine.generate([prompt(2, LENGTH)], tokens=TOKENS, cache_salt="alone")[0]

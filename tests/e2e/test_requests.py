@@ -1,5 +1,7 @@
-"""Requests whose KV hangs on more than their tokens: LoRA adapters, and prompts of embeddings. And those that need all
-positions computed: log-probabilities of the prompt."""
+"""Requests whose KV depends on more than their tokens: LoRA adapters and prompts of embeddings.
+
+Also requests that need all positions computed: log-probabilities of the prompt.
+"""
 
 import importlib
 from collections.abc import Iterator

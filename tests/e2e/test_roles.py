@@ -1,5 +1,7 @@
-"""One server, two engines at once: what a producer computes, a consumer loads, and neither does more; and both of both
-roles, each of which finds what the other one computes."""
+"""One server and two engines: a consumer loads what a producer computes, and neither does more.
+
+Two engines with both roles find each other's chunks.
+"""
 
 from pathlib import Path
 
@@ -25,7 +27,7 @@ def count(engine: Engine, name: str) -> float:
 
 def test_what_a_producer_stores_a_consumer_loads(models: Path, server: Server) -> None:
     with engine_with("kv_producer", models, server) as producer:
-        producer.generate([prompt(90, 40)], tokens=1)  # from then on the scheduler knows the namespace
+        producer.generate([prompt(90, 40)], tokens=1)  # after this the scheduler knows the namespace
         wanted = producer.generate([prompt(1, LENGTH)])[0]
         until("the prompt to be stored", lambda: server.status().chunks >= whole_chunks(LENGTH) // 256)
         until("the stores to end", lambda: settled(server))

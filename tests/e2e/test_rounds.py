@@ -1,7 +1,7 @@
-"""Several rounds of a conversation on two ranks of a model with latent attention, behind evictions.
+"""Several rounds of a conversation on two ranks of a model with latent attention, with evictions in between.
 
-A few thousand tokens, since vLLM computes latent attention on CPUs as one matrix of scores. The same at 33,000 tokens
-on two GPUs: `python -m tests.e2e.on_gpu --rounds 33000`.
+A few thousand tokens only, because vLLM computes latent attention on CPUs as one matrix of scores. The same with
+33,000 tokens on two GPUs: `python -m tests.e2e.on_gpu --rounds 33000`.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""A few seeds around vLLM's own scheduler; `python -m tests.e2e.scheduler_sim` runs as many as one likes.
+"""A few seeds around vLLM's own scheduler; `python -m tests.e2e.scheduler_sim` runs any number.
 
-In a process of their own: to configure vLLM changes the environment and the logging of the process that does it.
+They run in their own process, because configuring vLLM changes a process's environment and logging.
 """
 
 import re
@@ -42,12 +42,12 @@ def test_deliberate_bugs_are_noticed(models: Path) -> None:
 
 
 def missing(names: tuple[str, ...], said: str) -> list[str]:
-    """Of what was counted."""
+    """Names that were not counted."""
     return [name for name in names if not re.search(rf"^{name} +\d+$", said, re.MULTILINE)]
 
 
 def _run(module: str, *options: str) -> str:
-    """What it printed, whatever its exit status: a test that fails shows it."""
+    """The program's output, whatever its exit status: a failing test shows it."""
     command = [sys.executable, "-m", module, *options]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert said.returncode in (0, 1), said.stderr[-4000:]

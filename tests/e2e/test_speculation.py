@@ -1,5 +1,7 @@
-"""Drafts: what was computed for tokens that are rejected is not stored as if it were the output. And what a draft
-model, or a head, has of a prefix comes back with what the model has."""
+"""Speculative decoding: KV of rejected draft tokens is never stored as output.
+
+The KV of a draft model or head comes back together with the model's.
+"""
 
 import importlib
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ TOKENS = 300
 N_GRAMS = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
 DRAFTED = 3
 KV_BYTES = {"draft_model": (4 * 2 * 2 * 64 * 4,) * 2, "eagle": (4 * 2 * 2 * 64 * 4,) * 2, "mtp": ((512 + 64) * 4,) * 2}
-"""Of a token, in the model and in what drafts: layers, K and V, heads, their size, float32; what is latent is one."""
+"""Bytes of a token, in the model and in the drafter: layers, K and V, heads, head size, float32; latent KV is one."""
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +52,24 @@ def test_output_with_rejected_drafts_is_stored_as_it_was_sampled(engine: Engine,
 
 
 AGREED_MIN = {"draft_model": 40 * DRAFTED // (DRAFTED + 1) - DRAFTED, "eagle": 8, "mtp": 8}
-"""Of 40 tokens those that were drafted. The model drafts for itself, or a head that has its layers does: they agree
-always, or with some (of 512 tokens), as long as those saw the right prefix."""
+"""Minimum of drafted tokens that are accepted, of 40.
+
+The model drafts for itself, or a head with its layers does. They agree always, or with some (of 512 tokens), as long
+as the drafter saw the right prefix.
+"""
 
 
 VARIES = ("mtp",)
-"""Latent attention on CPUs says something else of four tokens at once than of each alone, also without a connector: the
-output depends on what was drafted, behind its first token."""
+"""Latent attention on CPUs computes four tokens at once differently from one, even without a connector.
+
+So after its first token the output depends on the drafts.
+"""
 
 
 class Drafted(NamedTuple):
     answer: Answer
     accepted: float
-    """Tokens of drafts that the model agreed with."""
+    """Draft tokens that the model accepted."""
 
 
 @pytest.fixture(scope="module", params=list(AGREED_MIN))
@@ -102,9 +109,9 @@ def drafted(engine: Engine, seed: int) -> Drafted:
 
 
 def found_again(drafting: Engine, seed: int) -> Drafted:
-    """From the server, into other blocks."""
+    """The answer with its prefix loaded from the server into other blocks."""
     drafting.evict()
-    drafting.generate([prompt(50, 700)], tokens=2)  # other blocks are free now
+    drafting.generate([prompt(50, 700)], tokens=2)  # now other blocks are free
     found = drafted(drafting, seed)
     assert found.answer.cached_tokens == whole_chunks(TOKENS, CHUNK_TOKENS)
     return found
@@ -125,10 +132,10 @@ def test_what_drafts_are_made_from_comes_back_with_a_prefix(drafting: Engine, me
     assert found.accepted == computed.accepted >= AGREED_MIN[method]
 
 
-def test_drafts_without_their_prefix_are_disagreed_with_and_change_no_output(
+def test_drafts_from_a_wrong_prefix_are_rejected_and_change_no_output(
     drafting: Engine, method: str, server: Server
 ) -> None:
-    """Its layers lie behind the model's own in every chunk."""
+    """The drafter's layers follow the model's own in every chunk."""
     right = drafted(drafting, 4)
     until("the stores to end", lambda: settled(server))
     if method in VARIES:

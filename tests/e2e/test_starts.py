@@ -1,5 +1,8 @@
-"""Engine and server start in any order. A server that is of no use is said so and done without, and an engine that
-comes back as another one does not find what is not its own."""
+"""Engine and server start in any order.
+
+An unusable server is logged and ignored. An engine that restarts with other settings finds only chunks that fit
+them.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +49,7 @@ def test_the_engine_is_first_then_a_server_that_is_too_small_then_a_good_one(uns
 
 
 def cached_tokens(engine: Engine, server: Server) -> int:
-    """Of the prompt, when the engine has forgotten it; what is computed is stored meanwhile."""
+    """Cached tokens of the prompt after the engine has forgotten it; computed chunks are stored meanwhile."""
     engine.evict()
     answer = engine.generate([prompt(1, LENGTH)], tokens=1)[0]
     until("the server to be at rest", lambda: settled(server))
@@ -54,7 +57,7 @@ def cached_tokens(engine: Engine, server: Server) -> int:
 
 
 def refusals(engine: Engine) -> int:
-    """A step makes the worker look."""
+    """Number of refusals in the log. A step makes the worker check."""
     engine.generate([prompt(2, 40)], tokens=1)
     return engine.log().count("no cache rank=0 prompt-size")
 

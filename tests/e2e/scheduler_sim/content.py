@@ -1,4 +1,4 @@
-"""What KV stands for: a slot holds a digest of all tokens up to its own, so nothing out of place looks right."""
+"""Simulated KV: a slot holds a digest of all tokens up to its own, so misplaced KV never looks right."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from kvserver.wire.messages import KEY_BYTES
 
 BLOCK_TOKENS = 4
 VOCABULARY = 5
-"""Few, so that prompts have prefixes in common."""
+"""Small, so that prompts share prefixes."""
 NULL_BLOCK = 0
 
 
 class Broken(AssertionError):
-    """Something that must never happen has happened."""
+    """A promise was broken."""
 
 
 def require(true: bool, message: str) -> None:
@@ -21,17 +21,17 @@ def require(true: bool, message: str) -> None:
 
 
 def kv(weights: int, group: int, tokens: Sequence[int]) -> bytes:
-    """Of the last one of these tokens, in the layers of a group."""
+    """KV of the last of these tokens, in one group of layers."""
     return hashlib.blake2b(bytes([weights % 256, group, *tokens]), digest_size=8).digest()
 
 
 def next_token(tokens: Sequence[int]) -> int:
-    """What the model generates: it depends on everything before."""
+    """The token that the model generates; it depends on all tokens before it."""
     return (sum(tokens) * 31 + len(tokens) * 7 + tokens[0] + tokens[-1] * 3) % VOCABULARY
 
 
 def continued(tokens: Sequence[int], count: int) -> list[int]:
-    """With so many generated tokens behind."""
+    """The tokens followed by `count` generated ones."""
     whole = list(tokens)
     for _ in range(count):
         whole.append(next_token(whole))
@@ -43,7 +43,7 @@ def cut(keys: bytes) -> list[bytes]:
 
 
 class Slots:
-    """The KV of all blocks, by rank. A block is of whichever group holds it."""
+    """The KV of all blocks, by rank. A block belongs to whichever group holds it."""
 
     def __init__(self, ranks: int, blocks: int) -> None:
         self.ranks = range(ranks)
@@ -60,12 +60,12 @@ class Slots:
             self._blocks[rank][block][slot] = computed
 
     def hold(self, block: int, slot: int, wanted: bytes) -> bool:
-        """On every rank."""
+        """True if the slot holds `wanted` on every rank."""
         return all(self._blocks[rank][block][slot] == wanted for rank in self.ranks)
 
 
 class Meanings:
-    """What keys name: weights, and all tokens before the end of a chunk. Never two things."""
+    """Key -> the weights, and all tokens up to the end of the chunk. A key never has two meanings."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[int, tuple[int, ...]]] = {}

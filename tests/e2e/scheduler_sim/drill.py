@@ -1,7 +1,6 @@
-"""`python -m tests.e2e.scheduler_sim.drill --model FOLDER`: breaks the connector on purpose, one bug at a time, and
-reports what was noticed. Exit status 1 when a bug survives.
+"""`python -m tests.e2e.scheduler_sim.drill --model FOLDER`: breaks the connector on purpose, one bug at a time.
 
-Each is in the place of what it breaks for as long as seeds run, until one fails.
+Reports what was noticed. Exit status 1 if a bug survives. Each bug is patched in while seeds run, until one fails.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from kvclient.vllm.pins import Pins
 from .run import run_seed
 
 SEED0 = 500_000
-"""Other seeds than those that run by default."""
+"""Not the seeds that run by default."""
 EVENTS = 400
 
 _computed = Offload.computed
@@ -33,7 +32,7 @@ class Bug(NamedTuple):
     attribute: str
     replacement: Any
     beside: bool = False
-    """It matters beside another connector only."""
+    """The bug matters only beside another connector."""
 
 
 def _freed_by_the_first(pins: Any, job: int, rank: int) -> None:
@@ -68,9 +67,9 @@ BUGS = (
     ),
     Bug("what another connector brings is there", Doubts, "holds_back", lambda doubts, *_, **__: False, True),
     Bug("what it failed to bring for a request that is gone is right", Doubts, "forget", _forgotten, True),
-    # Was so once: wrong KV, of requests that vLLM itself has confused.
+    # A former bug: wrong KV, from requests that vLLM itself confuses.
     Bug("an engine that is a step ahead sets requests back as others do", Doubts, "__init__", _never_ahead, True),
-    # Was so once: wrong output, behind a window that was taken for a prefix.
+    # A former bug: wrong output, because a window was taken for a prefix.
     Bug("failed loads of windows alone are told by block", vllm, "_fails_by_block", lambda groups: len(groups) == 1),
 )
 
@@ -90,7 +89,7 @@ def main() -> int:
 
 
 def _noticed(bug: Bug, seeds: int, model: Path) -> str:
-    """By which seed, and what it said; empty when none did."""
+    """The failing seed and its message; empty if none failed."""
     with mock.patch.object(bug.owner, bug.attribute, bug.replacement):
         for number in range(1, seeds + 1):
             outcome = run_seed(SEED0 + number, EVENTS, model, beside=bug.beside)

@@ -1,4 +1,4 @@
-"""vLLM's own scheduler, and both halves of the connector, made for a seed. Neither a model nor a worker is started."""
+"""vLLM's own scheduler and both halves of the connector, built for one seed. No model or worker is started."""
 
 import copy
 import functools
@@ -40,8 +40,10 @@ HASH = get_hash_fn_by_name("sha256")
 
 @contextmanager
 def stand_ins(clock: Clock, client_of: Callable[[int], object]) -> Iterator[None]:
-    """In the place of what is outside: time, clients (by rank; -1: the scheduler's), the other half in this process.
-    Everything is as it was behind it."""
+    """Replaces time and clients (by rank; -1: the scheduler's), and hides the other half in this process.
+
+    Everything is restored afterwards.
+    """
 
     def client(connector: object, *, rank: int) -> object:
         return client_of(rank)
@@ -54,7 +56,7 @@ def stand_ins(clock: Clock, client_of: Callable[[int], object]) -> Iterator[None
         for name in ("NONE_HASH", "_NONE_HASH_SEED"):
             stack.enter_context(mock.patch.object(kv_cache_utils, name, None, create=True))
         kv_cache_utils.init_none_hash(HASH)
-        # Of thousands of failed loads and lost servers, which are meant to be.
+        # Thousands of failed loads and lost servers are intended, so their logs are silenced.
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.ERROR)
         yield
@@ -78,7 +80,7 @@ class Engine:
         self.scheduler.connector.set_xfer_handshake_metadata(handshakes)
         self.workers = [_worker(config, kv_config, rank) for rank in range(options.ranks)]
         if options.ranks > 1:
-            vllm._here.clear()  # they would be other processes
+            vllm._here.clear()  # real ranks would be other processes
         self.aggregator: Any = KVOutputAggregator.from_connector(self.workers[0], options.ranks)
         self.hasher: Any = kv_cache_utils.get_request_block_hasher(BLOCK_TOKENS, HASH)
 
@@ -88,12 +90,12 @@ class Engine:
 
     @property
     def guarded(self) -> Any:
-        """The connector's half in the scheduler, GuardedScheduler."""
+        """The connector's scheduler half, GuardedScheduler."""
         return _ours(self.scheduler.connector)._scheduler
 
     @property
     def half(self) -> Any:
-        """What is guarded, kvclient.vllm.scheduler.Scheduler."""
+        """The guarded object, kvclient.vllm.scheduler.Scheduler."""
         return self.guarded._half
 
     @property
@@ -105,7 +107,7 @@ class Engine:
 
 
 def _worker(config: Any, kv_config: Any, rank: int) -> Any:
-    """As it is when its KV is registered."""
+    """A worker whose KV is registered."""
     kind = MultiConnector if config.kv_transfer_config.kv_connector == "MultiConnector" else vllm.KvServerConnector
     with mock.patch.object(vllm, "get_tensor_model_parallel_rank", return_value=rank):
         worker: Any = kind(config, KVConnectorRole.WORKER, kv_config)
@@ -130,7 +132,7 @@ def _ours(connector: Any) -> Any:
 
 @functools.cache
 def _base(model: Path) -> Any:
-    """A valid configuration of vLLM, which takes a while to make; the seeds' differ in what no model is asked about."""
+    """A valid vLLM configuration, which is slow to make. Seeds change only fields that no model depends on."""
     transfer = KVTransferConfig(
         kv_connector="KvServerConnector", kv_connector_module_path="kvclient.vllm", kv_role="kv_both"
     )
@@ -189,7 +191,7 @@ def _transfer_config(options: Options) -> Any:
 
 def _kv_config(options: Options) -> Any:
     groups = [KVCacheGroupSpec([f"layer{index}"], _spec(kind)) for index, kind in enumerate(options.groups)]
-    # Releases differ in whether it is said here.
+    # Releases differ in whether this field exists.
     said = {"hash_block_size": BLOCK_TOKENS} if "hash_block_size" in KVCacheConfig.__dataclass_fields__ else {}
     return KVCacheConfig(num_blocks=options.blocks, kv_cache_tensors=[], kv_cache_groups=groups, **said)
 

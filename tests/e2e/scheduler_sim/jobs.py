@@ -1,5 +1,4 @@
-"""Loads and stores of the ranks under way: they go on at any moment, compare what they store, and write what they load
-block by block."""
+"""The ranks' loads and stores in flight. They advance at any moment, check what they store, and load block by block."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ class Load:
 
 
 class RankClient:
-    """kvclient's Client, as far as a worker's half uses it."""
+    """The part of kvclient's Client that a worker's half uses."""
 
     problem = None
     connected = True
@@ -69,7 +68,7 @@ class RankClient:
         return store.future
 
     def close(self) -> None:
-        """The seed is over."""
+        """Does nothing: the seed is over."""
 
 
 class Jobs:
@@ -79,7 +78,7 @@ class Jobs:
         self.under_way: list[Store | Load] = []
         self.counts: Counter[str] = Counter()
         self.pool: Any = None
-        """vLLM's, when there is an engine."""
+        """vLLM's block pool, set when there is an engine."""
         self.is_faulty = True
         self._day, self._rng, self._server = day, rng, server
         self._slots, self._meanings = slots, meanings
@@ -88,7 +87,7 @@ class Jobs:
         self._ranks = options.ranks
 
     def progress(self) -> None:
-        """Of one of them. Those that store are in line, by rank."""
+        """Advances one job. A rank's stores run in order."""
         if not self.under_way:
             return
         job = self._rng.choice(self.under_way)
@@ -117,12 +116,12 @@ class Jobs:
         job.future.set_result(StoreResult(count, 0, 0, why))
 
     def _stop(self, chunks: int) -> int:
-        """How many of them this store takes at most."""
+        """The number of chunks after which this store stops."""
         is_short = self.is_faulty and self._rng.random() < self._day.store_short
         return self._rng.randrange(chunks) if is_short else chunks
 
     def _store_chunks(self, job: Store, stop: int) -> tuple[int, str]:
-        """How many were stored, and why not all."""
+        """The number of chunks stored, and why not all."""
         if not self._server.is_up:
             return 0, "connection-lost"
         parent = job.parent
@@ -134,7 +133,7 @@ class Jobs:
             parts = self._server.chunks.setdefault(key, {})
             for item in job.blocks:
                 begin = (job.first_chunk + index) * self._chunk_blocks - item.first_block
-                if begin >= 0:  # of a window the first ones are left out
+                if begin >= 0:  # the first chunks of a window are left out
                     blocks = item.block_ids[begin : begin + self._chunk_blocks]
                     held = self._read(job.rank, item.group, key, job.first_chunk + index, blocks)
                     parts.setdefault((item.group, job.rank), held)
@@ -142,7 +141,7 @@ class Jobs:
         return len(job.keys), ""
 
     def _read(self, rank: int, group: int, key: bytes, chunk: int, blocks: Sequence[int]) -> list[list[bytes]]:
-        """What is in these blocks, which must be what the key names."""
+        """Reads blocks, and checks that they hold exactly what the key names."""
         weights, tokens = self._meanings.of(key)
         require(len(tokens) == (chunk + 1) * self._chunk_tokens, "a key is stored in the place of another")
         read = []

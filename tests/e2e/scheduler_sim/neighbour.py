@@ -1,5 +1,7 @@
-"""Another connector beside ours, in vLLM's own MultiConnector: it has what it likes of a prompt, brings it within a
-step or between steps, and fails at times. Of a failure within a step vLLM hears when that step is over."""
+"""Another connector beside ours, in vLLM's own MultiConnector. It loads random parts of prompts, and sometimes fails.
+
+Loads happen within a step or between steps. vLLM learns of a failure within a step when that step is over.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,39 +18,39 @@ from .jobs import GARBAGE
 from .shapes import Day
 
 BETWEEN = 0.3
-"""Of its loads are between steps."""
+"""Share of its loads that happen between steps."""
 ENDS = 0.3
-"""Chance of such a load in each step."""
+"""Chance in each step that such a load ends."""
 
 
 @dataclass
 class Played:
-    """What a Neighbour, which vLLM makes, cannot be given."""
+    """Context for Neighbour, which vLLM constructs without it."""
 
     rng: Random
     day: Day
     slots: Slots
     weights: Callable[[], int]
-    """Of the engine, now."""
+    """The engine's weights now."""
     counts: Counter[str]
 
 
 @dataclass
 class Gift:
-    """To be brought: whole blocks of a prompt."""
+    """A load to do: whole blocks of a prompt."""
 
     request: str
     is_between: bool
-    """Steps."""
+    """Loaded between steps, not within one."""
     first_block: int
     blocks: list[int]
-    """In the engine's pool."""
+    """Block ids in the engine's pool."""
     tokens: Sequence[int]
-    """Of the prompt, from its begin."""
+    """Tokens of the prompt, from its start."""
     rank_that_fails: int
-    """-1: none does."""
+    """Rank whose load fails; -1: none."""
     good_blocks: int
-    """That it brings before it fails."""
+    """Blocks loaded before the failure."""
 
 
 @dataclass
@@ -58,14 +60,14 @@ class Gifts(interface.KVConnectorMetadata):
 
 class Neighbour(LoadsOnly):
     played: ClassVar[Played]
-    """Of the seed that runs: there is one at a time."""
+    """The context of the running seed; only one seed runs at a time."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.rank = 0
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
         self._offers: dict[str, tuple[int, bool]] = {}
-        """Behind how many tokens, and whether between steps, by request."""
+        """Request -> (tokens before the offer, loaded between steps)."""
         self._gifts: list[Gift] = []
         self._under_way: list[Gift] = []
         self._failed: set[int] = set()
@@ -116,7 +118,7 @@ class Neighbour(LoadsOnly):
         self._under_way += [gift for gift in connector_metadata.gifts if gift.is_between]
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
-        """Done: the played runner calls this behind the forward, as vLLM's for CPUs does."""
+        """Already done: the simulated runner calls this after the forward, as vLLM's for CPUs does."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         ended = [gift for gift in self._under_way if self.played.rng.random() < ENDS]

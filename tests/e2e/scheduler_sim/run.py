@@ -1,4 +1,4 @@
-"""Seeds, one after the other; what happened is counted."""
+"""Runs seeds one after another, and counts what happened."""
 
 import os
 import traceback
@@ -20,12 +20,15 @@ class Outcome(NamedTuple):
     seed: int
     counts: Counter[str]
     problem: str
-    """Empty when all was well."""
+    """Empty if the seed passed."""
 
 
 def run_seed(seed: int, events: int, model: Path, *, beside: bool = False) -> Outcome:
-    """So many events, then the end of everything. model: a folder, of which only the configuration is read. beside:
-    there is another connector, and it fails at times; otherwise the seed decides."""
+    """Runs `events` events, then the end checks.
+
+    model: a folder, of which only the configuration is read. beside: there is another connector that sometimes
+    fails; otherwise the seed decides.
+    """
     rng = Random(seed)
     options = draw_options(rng, beside=beside)
     day = draw_day(rng, options, beside=beside)
@@ -43,7 +46,7 @@ def run_seed(seed: int, events: int, model: Path, *, beside: bool = False) -> Ou
                 world.event()
                 done += 1
             world.end()
-        except Exception as problem:  # whatever it is, the seed must be told
+        except Exception as problem:  # any failure must be reported with its seed
             where = traceback.extract_tb(problem.__traceback__)[-2:]
             at = traceback.format_exc() if os.environ.get("SIM_TRACE") else f"{where[0].name}, {where[-1].name}"
             said = f"event {done}: {type(problem).__name__}: {problem} [{at}] {options} {day}"

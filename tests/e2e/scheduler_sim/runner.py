@@ -1,4 +1,4 @@
-"""The played model runner: keeps its own tables, as vLLM's do, and computes only behind KV that is right."""
+"""The simulated model runner: keeps its own block tables, as vLLM's do, and attends only to right KV."""
 
 import copy
 import pickle
@@ -13,12 +13,12 @@ from .engine import Engine
 from .shapes import Options
 
 BEHIND_WRONG = b"behind wrong"
-"""What a model makes of KV that is not right: nobody may ever store it."""
+"""KV computed from wrong KV; it must never be stored."""
 
 
 @dataclass
 class Row:
-    """What it knows of a request."""
+    """The runner's view of a request."""
 
     tokens: list[int]
     tables: list[list[int]]
@@ -26,7 +26,7 @@ class Row:
     prompt_tokens: int
 
     def place(self, group: int, position: int) -> tuple[int, int]:
-        """Block and slot."""
+        """(block, slot) of a token."""
         block, slot = divmod(position, BLOCK_TOKENS)
         return self.tables[group][block], slot
 
@@ -35,14 +35,14 @@ class Runner:
     def __init__(
         self, options: Options, engine: Engine, slots: Slots, *, may_be_wrong: bool, meanwhile: Callable[[], None]
     ) -> None:
-        """may_be_wrong: another connector may fail. meanwhile: lets jobs go on, at any moment at which they might."""
+        """may_be_wrong: another connector may fail. meanwhile: lets jobs advance at points where they could."""
         self.weights = 0
         self._options, self._engine, self._slots = options, engine, slots
         self._may_be_wrong, self._meanwhile = may_be_wrong, meanwhile
         self._rows: dict[str, Row] = {}
 
     def execute(self, step: Any) -> Any:
-        """A step of all ranks, with the calls of vLLM's in their order."""
+        """Runs a step on all ranks, with vLLM's calls in their order."""
         workers = self._engine.workers
         orders = pickle.dumps(step.kv_connector_metadata)
         for worker in workers:
@@ -60,10 +60,10 @@ class Runner:
         outputs = pickle.loads(pickle.dumps([_output(step, worker, sampled) for worker in workers]))
         if len(outputs) == 1:
             return outputs[0]
-        # Equal ones come out of one pickle as the same object, and the aggregator writes into the first.
+        # Equal objects unpickle as one shared object, and the aggregator writes into the first.
         return self._engine.aggregator.aggregate([copy.copy(output) for output in outputs])
 
-    # ---------------------------------------------------------------- what the scheduler says
+    # ---------------------------------------------------------------- the scheduler's output
 
     def _read(self, step: Any) -> None:
         for name in step.finished_req_ids:
@@ -85,8 +85,10 @@ class Runner:
         return Row(list(tokens), [list(table) for table in blocks], computed, prompt_tokens)
 
     def _go_on(self, row: Row, blocks: Any, computed: int, said: int) -> None:
-        """said: tokens of its output, also those under way. What was sampled behind a load that failed within a step
-        does not count."""
+        """said: number of output tokens, including those in flight.
+
+        A token sampled after a load that failed within a step does not count.
+        """
         for table, more in zip(row.tables, blocks or [()] * len(row.tables), strict=True):
             table.extend(more)
         row.computed = computed
@@ -95,7 +97,7 @@ class Runner:
     # ---------------------------------------------------------------- the model
 
     def _compute(self, name: str, count: int) -> list[int]:
-        """So many tokens of a request; what is sampled behind the last one."""
+        """Computes `count` tokens of a request; returns the token sampled after the last one, if any."""
         row = self._rows[name]
         begin, end = row.computed, row.computed + count
         require(end <= len(row.tokens), f"{name} is to compute {count} tokens at {begin} of {len(row.tokens)}")
@@ -111,8 +113,10 @@ class Runner:
         return row.tokens[-1:]
 
     def _is_behind_right(self, name: str, row: Row, begin: int) -> bool:
-        """Whether all that the model attends to is what it computed, or what it would have. It must be, but behind what
-        another connector failed to bring: vLLM hears of that when the step is over."""
+        """True if all KV that the model attends to is right.
+
+        Wrong KV is allowed only after another connector failed: vLLM learns of that when the step is over.
+        """
         for group, kind in enumerate(self._options.groups):
             for position in range(kind.first(begin), begin):
                 block, slot = row.place(group, position)

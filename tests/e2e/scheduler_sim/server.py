@@ -1,5 +1,4 @@
-"""The server, as far as a connector can tell: chunks with parts, leases, refusals, a death now and then; and the client
-of the scheduler's half, which asks it."""
+"""The server as a connector sees it, and the scheduler's client: chunks with parts, leases, refusals, restarts."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -15,7 +14,7 @@ TTLS_S = (2.0, 20.0, 20.0)
 
 
 class Clock:
-    """Takes the place of the module `time` in what is tested."""
+    """Replaces the module `time` in the code under test."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -34,7 +33,7 @@ class Promise:
 class Server:
     def __init__(self, options: Options, rng: Random, clock: Clock) -> None:
         self.chunks: dict[bytes, dict[tuple[int, int], list[list[bytes]]]] = {}
-        """Blocks by group and rank."""
+        """Key -> (group, rank) -> contents of its blocks."""
         self.leases: dict[int, Promise] = {}
         self.incarnation = 1
         self.is_up = True
@@ -51,7 +50,7 @@ class Server:
         return Found(found, Lease(self._numbers, found, self.incarnation, expires_s), "")
 
     def promise(self, lease: Lease) -> Promise | None:
-        """None: it is lost."""
+        """The lease's promise; None if it is lost."""
         if not self.is_up or lease.incarnation != self.incarnation:
             return None
         promise = self.leases.get(lease.number)
@@ -78,7 +77,7 @@ class Server:
             self.chunks.clear()
 
     def _servable(self, asked: list[bytes]) -> bool:
-        """A brute-force reading of what a boundary needs."""
+        """A brute-force check of the chunks that a boundary needs."""
         end = len(asked) * self._options.chunk_tokens
         for group, kind in enumerate(self._options.groups):
             for key in asked[kind.first(end) // self._options.chunk_tokens :]:
@@ -97,14 +96,14 @@ class Question:
 
 
 class SchedulerClient:
-    """kvclient's Client and its Inquiries in one: as much of them as a scheduler's half uses. Late at times."""
+    """kvclient's Client and Inquiries in one, as far as the scheduler's half uses them. Sometimes answers late."""
 
     def __init__(self, server: Server, rng: Random, clock: Clock) -> None:
         self._server, self._rng, self._clock = server, rng, clock
         self._questions: list[Question] = []
         self._answers: list[Answered] = []
 
-    # ---------------------------------------------------------------- what the connector calls
+    # ---------------------------------------------------------------- calls of the connector
 
     def inquiries(self) -> "SchedulerClient":
         return self
@@ -143,12 +142,12 @@ class SchedulerClient:
         self._server.release(lease)
 
     def close(self) -> None:
-        """The seed is over."""
+        """Does nothing: the seed is over."""
 
-    # ---------------------------------------------------------------- what happens to it
+    # ---------------------------------------------------------------- calls of the simulation
 
     def progress(self) -> None:
-        """One question may be answered; those that are due are given up."""
+        """May answer one question; questions past their timeout are given up."""
         if self._questions and self._rng.random() < 0.5:
             question = self._questions.pop(self._rng.randrange(len(self._questions)))
             self._answer(question.number, self._server.lookup(question.keys, question.wanted_min))

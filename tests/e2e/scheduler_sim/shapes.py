@@ -1,4 +1,4 @@
-"""What differs from seed to seed: the engine's shapes and ways, and how bad a day it has."""
+"""Differences between seeds: the engine's shape and options, and the rates of faults."""
 
 from dataclasses import dataclass
 from random import Random
@@ -10,13 +10,13 @@ WINDOW = 10
 
 
 class Kind(NamedTuple):
-    """Of a group of layers."""
+    """The kind of a group of layers."""
 
     window: int
-    """How many tokens it attends to, the present one included; 0: to all."""
+    """Number of tokens it attends to, including the present one; 0: all."""
 
     def first(self, end: int) -> int:
-        """The first token whose KV is needed to compute what is behind `end` tokens."""
+        """The first token whose KV is needed to compute the token after `end` tokens."""
         return max(0, end - (self.window - 1)) if self.window else 0
 
 
@@ -25,11 +25,11 @@ FULL, SLIDING = Kind(0), Kind(WINDOW)
 
 @dataclass(frozen=True)
 class Options:
-    """As vLLM and the connector are set."""
+    """The settings of vLLM and the connector."""
 
     is_async: bool
     has_new_runner: bool
-    """A resumed request comes to it as if it were new."""
+    """This runner receives a resumed request as if it were new."""
     ranks: int
     groups: tuple[Kind, ...]
     chunk_tokens: int
@@ -42,30 +42,30 @@ class Options:
     min_load_tokens: int
     step_wait_us: int
     beside: str
-    """Where another connector stands: before ours, behind it, or nowhere ("")."""
+    """Position of another connector: before ours, after it ("behind"), or none ("")."""
 
 
 @dataclass(frozen=True)
 class Day:
-    """How often what goes wrong, as chances by event or job."""
+    """Chances of each fault, by event or job."""
 
     abort: float
     reset: float
     forget: float
-    """The engine's own prefix cache is emptied."""
+    """Empties the engine's own prefix cache."""
     pause: float
     unread: float
     """A prompt whose log-probabilities are wanted: nothing may be read from a cache."""
     load_fails: float
     store_short: float
     gives: float
-    """The other connector has something of a prompt."""
+    """The other connector offers part of a prompt."""
     gift_fails: float
     evict: float
     restart: float
     down: float
     pace: float
-    """How much of what is under way happens between two calls of the engine."""
+    """How much of the work in flight advances between two calls of the engine."""
     output_max: int
 
 

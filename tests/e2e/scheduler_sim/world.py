@@ -1,4 +1,4 @@
-"""One seed: an engine, its users, a server, and what may happen next; then the end, at which nothing may be left."""
+"""One seed: an engine, its users, a server, random events; and an end at which nothing may be left."""
 
 from collections import Counter, deque
 from operator import attrgetter
@@ -23,7 +23,7 @@ PROMPT_MAX = 90
 LIVE_MAX = 10
 STEPS_TO_END_MAX = 6000
 LEFT_FREE = 4
-"""Blocks, so that the longest request can run to its end alone."""
+"""Blocks that prompts leave free, so that the longest request can finish alone."""
 
 MUST_BE_EMPTY = attrgetter(
     "_live",
@@ -41,11 +41,11 @@ MUST_BE_EMPTY = attrgetter(
     "_offload._stores._jobs",
     "_offload._questions._in_flight",
 )
-"""Of the scheduler's half, behind the last request."""
+"""State of the scheduler's half that must be empty after the last request."""
 
 
 class Outside(NamedTuple):
-    """All that the engine does not belong to."""
+    """Everything outside the engine."""
 
     clock: Clock
     server: Server
@@ -56,11 +56,11 @@ class Outside(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """By a user."""
+    """A user's request."""
 
     request: Any
     whole: list[int]
-    """The prompt, and all that will be said."""
+    """The prompt and its whole future output."""
 
 
 class World:
@@ -73,13 +73,15 @@ class World:
             options, engine, outside.slots, may_be_wrong=day.gift_fails > 0, meanwhile=self._meanwhile
         )
         self._says_what_it_likes = options.is_async and day.gift_fails > 0
-        """vLLM leaves a token out behind another connector's load that failed within a step: it hears of that when it
-        has scheduled the next one, and takes the token of that one for the first. What it computes is of the tokens
-        that it has sampled, at places that are off by one."""
+        """vLLM drops a token after another connector's load failed within a step.
+
+        It learns of the failure after it scheduled the next step, and takes that step's token for the first. What it
+        computes belongs to the tokens it has sampled, at positions that are off by one.
+        """
         Neighbour.played = Played(rng, day, outside.slots, lambda: self._runner.weights, self.counts)
         self._live: dict[str, Asked] = {}
         self._in_flight: deque[tuple[Any, Any]] = deque()
-        """Steps whose outputs the scheduler has not had; async scheduling is one ahead."""
+        """Steps whose outputs the scheduler has not received; async scheduling is one ahead."""
         self._prompts: list[list[int]] = []
         self._names: list[str] = []
         self._is_ending = False
@@ -112,7 +114,7 @@ class World:
             self._outside.clock.now_s += rng.choice((0.03, 0.3, 2.5))
 
     def end(self) -> None:
-        """The server recovers, users wait for what they have asked; then everything must have come back."""
+        """The server recovers and users wait for their requests; then everything must have been returned."""
         self._outside.server.is_up, self._outside.jobs.is_faulty, self._is_ending = True, False, True
         self._scheduler.set_pause_state(PauseState.UNPAUSED)
         for steps in range(STEPS_TO_END_MAX):
@@ -153,7 +155,7 @@ class World:
         self._tell_meanings(*asked)
 
     def _prompt(self, output: int) -> list[int]:
-        """They share prefixes with each other, and fit into the pool."""
+        """A prompt that often shares a prefix with others, and fits into the pool."""
         rng, chunk = self._rng, self._options.chunk_tokens
         base: list[int] = []
         if self._prompts and rng.random() < 0.8:
@@ -163,14 +165,14 @@ class World:
         fresh = rng.choice((0, 0, rng.randint(1, 30)))
         prompt = (base + [rng.randrange(VOCABULARY) for _ in range(fresh)])[:PROMPT_MAX] or [1]
         if rng.random() < 0.3:
-            prompt = prompt + [1] * (-len(prompt) % chunk)  # which has an end of its own
+            prompt = prompt + [1] * (-len(prompt) % chunk)  # a prompt that ends with a chunk
         room = (self._options.blocks - LEFT_FREE) * BLOCK_TOKENS // len(self._options.groups) - 14
         prompt = prompt[: max(1, room - output)]
         self._prompts.append(prompt)
         return prompt
 
     def _name(self) -> str:
-        """A new one, or one whose bearer is gone; jobs of that one may still run."""
+        """A new name, or one of a request that is gone, whose jobs may still run."""
         taken = {name for step, _ in self._in_flight for name in step.num_scheduled_tokens}
         free = [name for name in self._names if name not in self._scheduler.requests and name not in taken]
         name = self._rng.choice(free) if free and self._rng.random() < 0.3 else f"r{len(self._names)}"
@@ -178,7 +180,7 @@ class World:
         return name
 
     def _tell_meanings(self, request: Any, tokens: list[int]) -> None:
-        """What the keys of a request name: the weights at its begin, and the tokens that it will have."""
+        """Records the meaning of a request's keys: the weights at its start, and the tokens it will have."""
         known = self._engine.half._live.get(request.request_id)
         if known is not None and known.extra is not None:
             chunk = self._options.chunk_tokens
@@ -200,7 +202,7 @@ class World:
             self.counts["aborted"] += 1
 
     def _give_up(self) -> None:
-        """Those that vLLM does not schedule any more: it waits for the token that it has left out."""
+        """Aborts requests that vLLM no longer schedules, because it waits for the token it dropped."""
         stuck = [name for name, asked in self._live.items() if asked.request.num_output_placeholders]
         require(bool(stuck) or not self._live, f"not at an end: {list(self._live)}")
         self.counts["stuck by vLLM itself"] += len(stuck)
@@ -210,7 +212,7 @@ class World:
     # ---------------------------------------------------------------- a step
 
     def _step(self) -> bool:
-        """False: there was nothing to do."""
+        """Runs one step. Returns False if there was nothing to do."""
         scheduler = self._scheduler
         if scheduler.has_requests():
             self._tell_what_is_said()
@@ -245,7 +247,7 @@ class World:
         self.counts[f"finished: {why}"] += 1
 
     def _meanwhile(self) -> None:
-        """What is under way goes on, a little or a lot."""
+        """Advances work in flight, a little or a lot."""
         while self._rng.random() < self._day.pace:
             self._outside.clock.now_s += self._rng.random() * 0.002
             self._progress()
@@ -255,21 +257,21 @@ class World:
             self._outside.client.progress()
         self._outside.jobs.progress()
 
-    # ---------------------------------------------------------------- what happens to it
+    # ---------------------------------------------------------------- faults
 
     def _reset(self) -> None:
-        """New weights, if vLLM says that nothing of the old ones is left in its pool."""
+        """Switches to new weights, if vLLM says that its pool holds nothing of the old ones."""
         try:
             is_done = self._scheduler.reset_prefix_cache(
                 reset_running_requests=self._rng.random() < 0.5, reset_connector=True
             )
-        except RuntimeError:  # as it does where requests wait for loads
+        except RuntimeError:  # vLLM raises this where requests wait for loads
             is_done = False
         if is_done:
             self.counts["resets"] += 1
             self._runner.weights += 1
         if self._engine.half._keyer._life:
-            # Requests that go on have other keys from now on.
+            # Running requests have other keys from now on.
             for asked in self._live.values():
                 self._tell_meanings(*asked)
 
@@ -284,13 +286,13 @@ class World:
         if not server.is_up:
             self._restart()
 
-    # ---------------------------------------------------------------- what must be true in the end
+    # ---------------------------------------------------------------- checks at the end
 
     def _require_nothing_left(self) -> None:
         server, engine = self._outside.server, self._engine
         require(not self._outside.jobs.under_way, "jobs are left")
         server.expire()
-        # An answer that has not been read may have brought one.
+        # An unread answer may have brought a lease.
         require(not server.leases or len(self._outside.client) > 0, f"leases {list(server.leases)} are left")
         require(not any(MUST_BE_EMPTY(engine.half)), f"left: {MUST_BE_EMPTY(engine.half)}")
         require(not engine.guarded._promised, f"promises {engine.guarded._promised} are left")

@@ -1,11 +1,11 @@
-"""Runs at the start of each Python process of an engine under test, which has this folder in PYTHONPATH.
+"""Startup hook of each Python process of an engine under test, which has this folder in PYTHONPATH.
 
 An engine's processes wait for each other by calling sched_yield in a loop, also while all requests wait for a load.
-With as many ranks as cores, Linux (seen: 6.18) then leaves everybody else without a core, for a minute and more: the
-server that is to bring the load, and kernel threads too. Here they sleep instead, for less than a step takes.
+With as many ranks as cores, Linux (seen: 6.18) then starves all other processes for a minute and more: kernel
+threads, and the server that has to bring the load. So here they sleep instead, for less time than a step takes.
 
-And each of them imports torch and vLLM, one after the other, which takes a quarter less (9.8 s instead of 12.7) as long
-as nobody looks for garbage among what is imported.
+Each process also imports torch and vLLM. With garbage collection off during the imports they take a quarter less
+(9.8 s instead of 12.7).
 """
 
 import gc
@@ -18,7 +18,7 @@ IMPORTS_S = 15.0
 
 
 def sched_yield() -> None:
-    """os.sched_yield, which releases the core in any case."""
+    """os.sched_yield, but it always releases the core."""
     time.sleep(PAUSE_S)
 
 
