@@ -1,7 +1,7 @@
 """KV memory of one rank of an ATOM engine on a GPU, for tests/atom_engine/rig.py: bf16, one tensor for all layers.
 
-A block's bytes are a function of the tokens up to its first one, so they are made and compared a block at a time, where
-they are: in torch's tensors on a GPU, and in the simulated driver's memory where there is none.
+A block's bytes are a function of the tokens up to its first one. So they are made and compared one block at a time,
+in place: in torch's tensors on a GPU, else in the simulated driver's memory.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ POISON = 0x5A
 
 
 class Shape(NamedTuple):
-    """What Rig asks of a shape, and the sizes of a page."""
+    """The parts of a shape that Rig uses, and the sizes of a page."""
 
     name: str
     layers: int
@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
 
 class DeviceMemory:
-    """As Memory of tests/atom_engine, but it counts what is wrong instead of naming it: a control wants to see it."""
+    """Like Memory of tests/atom_engine, but it counts wrong blocks instead of naming them: controls expect some."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -57,10 +57,10 @@ class DeviceMemory:
         self.wrong_blocks = 0
         self.compared_blocks = 0
 
-    # ---------------------------------------------------------------- what a Rig asks
+    # ---------------------------------------------------------------- Rig's interface
 
     def kv_caches(self) -> dict[str, Any]:
-        self._kept = {  # dropped, they would be memory that ATOM gives back
+        self._kept = {  # references, because dropped tensors would be memory that ATOM gives back
             f"layer_{layer}": SimpleNamespace(
                 layer_num=layer, k_cache=k, v_cache=v, k_scale=None, v_scale=None, index_cache=None
             )
@@ -83,7 +83,7 @@ class DeviceMemory:
         return []
 
     def spoil(self, block: int) -> None:
-        """Nothing: whatever was freed has its poison already."""
+        """Does nothing: freed blocks already have their poison."""
 
     def _seeds(self, tokens: Sequence[int], blocks: int) -> list[int]:
         chain, at, seeds = hashlib.sha256(), 0, []
@@ -94,7 +94,7 @@ class DeviceMemory:
             seeds.append(int.from_bytes(chain.digest()[:4], "little", signed=True))
         return seeds
 
-    # ---------------------------------------------------------------- what a device has
+    # ---------------------------------------------------------------- device specific
 
     def tensors(self) -> list[tuple[Any, Any]]:
         """K and V of each layer."""
@@ -104,7 +104,7 @@ class DeviceMemory:
         raise NotImplementedError
 
     def differing(self, blocks: list[int], seeds: list[int]) -> int:
-        """How many do not hold the bytes of their seeds."""
+        """Number of blocks that do not hold the bytes of their seeds."""
         raise NotImplementedError
 
     def poison(self, blocks: list[int]) -> None:
@@ -115,7 +115,7 @@ class DeviceMemory:
 
 
 class TorchMemory(DeviceMemory):
-    """Everything is launched on torch's current stream, as a forward is."""
+    """Memory in torch tensors. All work is launched on torch's current stream, like a forward."""
 
     def __init__(self, shape: Shape) -> None:
         import torch  # noqa: PLC0415  (on GPUs only)
@@ -123,7 +123,7 @@ class TorchMemory(DeviceMemory):
         super().__init__(shape)
         self._torch = torch
         self.delay_cycles = 0
-        """For which the stream stands still before a forward writes."""
+        """Delay on the stream before a forward writes."""
         words = shape.page_bytes // 4
         self._pool = torch.full((2, shape.layers, shape.blocks, words), POISON, dtype=torch.int32, device="cuda")
         self._ramp = (torch.arange(2 * shape.layers * words, device="cuda") * 0x9E3779B1).to(torch.int32)
@@ -135,7 +135,7 @@ class TorchMemory(DeviceMemory):
         return [(typed[0, layer].view(shape.k), typed[1, layer].view(shape.v)) for layer in range(shape.layers)]
 
     def fill(self, blocks: list[int], seeds: list[int]) -> None:
-        at, content = self._on_gpu(blocks), self._content(seeds)  # a copy from the host waits for what was launched
+        at, content = self._on_gpu(blocks), self._content(seeds)  # a copy from the host waits for earlier launches
         if self.delay_cycles:
             self._torch.cuda._sleep(self.delay_cycles)
         self._pool[:, :, at] = content
@@ -158,7 +158,7 @@ class TorchMemory(DeviceMemory):
 
 
 class SimulatedMemory(DeviceMemory):
-    """Of the simulated driver, which this process's environment makes its libcuda."""
+    """Memory of the simulated driver, which this process's environment selects as its libcuda."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -201,14 +201,14 @@ class SimulatedMemory(DeviceMemory):
                 self._bytes[begin : begin + self.shape.page_bytes] = bytes([POISON]) * self.shape.page_bytes
 
     def close(self) -> None:
-        """The process's end frees it."""
+        """Does nothing: the end of the process frees it."""
 
     def _differs(self, block: int, content: bytes) -> bool:
         size = self.shape.page_bytes
         return any(self._bytes[begin : begin + size] != content[at : at + size] for begin, at in self._pages(block))
 
     def _pages(self, block: int) -> list[tuple[int, int]]:
-        """Where a block's pages begin in the memory, and in its content."""
+        """(offset in the memory, offset in the block's content) of each of a block's pages."""
         size = self.shape.page_bytes
         return [((number * self.shape.blocks + block) * size, number * size) for number in range(2 * self.shape.layers)]
 

@@ -1,9 +1,9 @@
 """`python -m tests.gpu.atom_process [--simulated]`: when does ATOM's connector let go of blocks that are stored?
 
-The rig of tests/atom_engine with its stand-in for ATOM's scheduler; server, mover, both halves of the connector, events
-and memory are a GPU's. A block gets poison in the moment in which the connector lets it go; afterwards its prompt is
-loaded, and every block compared. Each control takes away one thing that holds a block, and must then find poison.
-Prints `ok: …` or `FAILED: …`, and exits 1 when something failed.
+Uses the rig of tests/atom_engine with its stand-in for ATOM's scheduler. Server, mover, both halves of the
+connector, events and memory use a real GPU. A block is poisoned at the moment the connector lets it go; later its
+prompt is loaded, and every block compared. Each control removes one mechanism that holds blocks, and must then find
+poison. Prints `ok: …` or `FAILED: …`, and exits 1 if anything failed.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from tests.process.harness import stopped, until
 
 ROUNDS = 7
 STAGING_MIB = 16
-"""The least: eight pieces of 1 MiB for stores, so that most of a store's small pages are read late."""
+"""The minimum: eight pieces of 1 MiB for stores, so that most of a store's small pages are read late."""
 DELAY_CYCLES = 600_000_000
-"""Some 300 ms of a forward that has not computed yet when its store is ordered."""
+"""About 300 ms of a forward that has not computed yet when its store is ordered."""
 SHAPES = {
     "small pages": Shape("small pages", layers=32, heads=2, dim=64, block_tokens=16, blocks=1100),
     "large pages": Shape("large pages", layers=16, heads=8, dim=128, block_tokens=256, blocks=70),
@@ -42,12 +42,12 @@ SIMULATED = {
 
 
 class DeviceRig(Rig):
-    """One rank on a GPU. What is freed gets its poison at once."""
+    """One rank on a GPU. Freed blocks are poisoned at once."""
 
     def __init__(self, server: Any, shape: Shape, *, simulated: bool) -> None:
         self._simulated = simulated
         self.tokens = shape.blocks * 2 // 5 * shape.block_tokens
-        """Of a prompt, less what keeps it from being all chunks."""
+        """Tokens of a prompt, before subtracting those that keep it from being whole chunks."""
         super().__init__(
             server,
             shape=shape,
@@ -94,14 +94,16 @@ class DeviceRig(Rig):
             yield
 
     def finish(self, seed: int, *, max_tokens: int = 1) -> Any:
-        """A request that has told its last token; whether its blocks are poisoned already is another question. With one
-        token its store is ordered behind its end, with more of them before."""
+        """A request that has reported its last token; its blocks may or may not be poisoned already.
+
+        With one output token its store is ordered after its end, with more tokens before.
+        """
         seq = self.add(prompt(seed, self.tokens), max_tokens=max_tokens)
         self.until("its end", lambda: seq.is_finished)
         return seq
 
     def wrong_when_loaded(self, seed: int) -> tuple[int, int]:
-        """Blocks of the prompt that are not as they were computed, and how many were loaded."""
+        """(wrong blocks of the prompt, loaded blocks)."""
         self.orders.clear()
         before = self.memory.wrong_blocks
         self.run(prompt(seed, self.tokens))
@@ -109,7 +111,7 @@ class DeviceRig(Rig):
         return self.memory.wrong_blocks - before, loaded
 
 
-# ---------------------------------------------------------------- what holds
+# ---------------------------------------------------------------- checks
 
 
 def held_while_it_is_read(rig: DeviceRig, mover: int) -> bool:
@@ -128,7 +130,7 @@ def held_while_it_is_read(rig: DeviceRig, mover: int) -> bool:
 
 
 def poisoned_as_soon_as_let_go(rig: DeviceRig, _: int) -> bool:
-    """Nothing is stopped, so this is about the instant in which a store is said to have ended."""
+    """Nothing is stopped, so this tests the moment at which a store is reported as ended."""
     wrong = loaded = waited = 0
     for seed in range(100, 100 + ROUNDS):
         before = rig.poisoned
@@ -142,7 +144,7 @@ def poisoned_as_soon_as_let_go(rig: DeviceRig, _: int) -> bool:
 
 
 def stored_behind_its_forward(rig: DeviceRig, _: int) -> bool:
-    """The forward stands still on the compute stream while its store is ordered."""
+    """The forward is delayed on the compute stream while its store is ordered."""
     with delayed(rig):
         rig.finish(200)
         rig.drain()
@@ -150,7 +152,7 @@ def stored_behind_its_forward(rig: DeviceRig, _: int) -> bool:
     return say(not wrong and loaded > 0, f"a forward that computes late: {loaded} blocks loaded, {wrong} wrong")
 
 
-# ---------------------------------------------------------------- what must be found
+# ---------------------------------------------------------------- controls
 
 
 def control_without_deferral(rig: DeviceRig, mover: int) -> bool:
@@ -159,7 +161,7 @@ def control_without_deferral(rig: DeviceRig, mover: int) -> bool:
 
 
 def control_that_says_the_end_too_early(rig: DeviceRig, mover: int) -> bool:
-    """As soon as a worker has an order, it says that it was carried out."""
+    """A worker reports an order as done as soon as it gets it."""
     early: list[Any] = []
 
     def given(_: int, step: Step) -> Step:

@@ -1,4 +1,4 @@
-"""Every layout in every mode on a GPU that is really there, and engines that share what they store."""
+"""Every layout in every mode on a real GPU, and engines that share their stored chunks."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ INSET = 13 * 16
 
 
 def layouts(report: Report, machine: Gpus | Machine) -> None:
-    """One engine a mode; each stores a prompt, and all retrieve all of them."""
+    """There is one engine per mode; each stores a prompt, and all retrieve all prompts."""
     for path in PATHS:
         with ExitStack() as stack:
             arena = {"arena_bytes": 256 * MIB, "slab_bytes": 16 * MIB}
@@ -55,7 +55,7 @@ def _compare_layout(report: Report, path: str, shape: str, workers: Mapping[str,
 
 
 def against_torch(report: Report, machine: Gpus | Machine) -> None:
-    """Kernels, and torch's index_select and index_copy_ on the same device: each retrieves what the other stored."""
+    """Kernels and torch's index_select and index_copy_ on the same device retrieve each other's chunks."""
     if importlib.util.find_spec("torch") is None:
         report.skip("needs torch")
         return
@@ -72,7 +72,7 @@ def against_torch(report: Report, machine: Gpus | Machine) -> None:
 
 
 def one_gpu(report: Report, machine: Gpus | Machine) -> None:
-    """Two engines at the same time: what one stores the other retrieves."""
+    """Two engines at the same time retrieve each other's chunks."""
     with Scene(machine) as scene, scene.worker("staged", "second") as second:
         second.call("ready")
         _share(report, scene, scene.lives, second)
@@ -100,7 +100,7 @@ def two_gpus(report: Report, machine: Gpus | Machine) -> None:
 
 
 def _share(report: Report, scene: Scene, one: GpuWorker, other: GpuWorker) -> None:
-    """Stores of both at once, then retrieves of the other's, then a store of one beside a retrieve of the other."""
+    """Both store at once, then retrieve each other's prompts, then one stores while the other retrieves."""
     for number in range(ROUNDS):
         ours, theirs, third = scene.fresh(), scene.fresh(), scene.fresh()
         steps = (
@@ -120,7 +120,7 @@ def _share(report: Report, scene: Scene, one: GpuWorker, other: GpuWorker) -> No
 
 
 def crowded(report: Report, machine: Gpus | Machine) -> None:
-    """Small allocations share a block of the driver, whose handle stands for all of it: served right, or refused."""
+    """Small allocations share a block of the driver, whose handle covers all of it: served right, or refused."""
     with GpuServer(machine, arena_bytes=64 * MIB, slab_bytes=4 * MIB) as server:
         for mode in MODES:
             with GpuWorker(server.path, machine, name=f"crowded-{mode}") as worker:

@@ -1,8 +1,8 @@
 """`python -m tests.gpu.capture SOCKET`: an engine that captures CUDA graphs while its KV is stored and retrieved.
 
-In the mode `global`, a capture breaks when any thread of the process makes a call that might wait, so a client that
-polls events or launches kernels like everybody else would spoil it. Prints `ok: …` or `FAILED: …`, and exits 1 when
-something failed. The numbers are whole and small, so that every order of adding gives the same float.
+In mode `global`, a capture breaks if any thread of the process makes a call that might wait. So a client that polls
+events or launches kernels in the usual way would break it. Prints `ok: …` or `FAILED: …`, and exits 1 if anything
+failed. Numbers are small integers, so every order of additions gives the same float.
 """
 
 import os
@@ -35,7 +35,7 @@ REPLAYS = 20
 
 
 class Traffic:
-    """Stores the first half of the pool and retrieves it into the second, over and over, in a thread."""
+    """Repeatedly stores the first half of the pool and retrieves it into the second, in a thread."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -53,7 +53,7 @@ class Traffic:
             )
         )
         assert self._cache.wait_registered(60), self._cache
-        self._event = torch.cuda.Event()  # recording one while another thread captures would be our own mistake
+        self._event = torch.cuda.Event()  # recording one while another thread captures would be this test's own error
         self._event.record()
         torch.cuda.synchronize()
         self.transfers = 0
@@ -62,7 +62,7 @@ class Traffic:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Afterwards the second half must equal the first."""
+        """Runs traffic in the block. Afterwards the second half must equal the first."""
         self.pool[:, :, HALF:] = 0
         torch.cuda.synchronize()
         self._stop.clear()
@@ -75,7 +75,7 @@ class Traffic:
             thread.join(2 * WAIT_S)
 
     def wait_for(self, more: int) -> int:
-        """Until so many transfers have ended; how many did."""
+        """Waits until `more` transfers have ended; returns how many did."""
         before, due_s = self.transfers, time.monotonic() + WAIT_S
         while self.transfers - before < more and not self.problem and time.monotonic() < due_s:
             time.sleep(0.002)

@@ -1,9 +1,8 @@
-"""What only a real GPU shows: `python -m tests.gpu.checks [--only NAME,NAME] [--simulated]`, from the checkout's root.
+"""Checks that need a real GPU: `python -m tests.gpu.checks [--only NAME,NAME] [--simulated]`, from the checkout's root.
 
-Prints a line for each thing that held or failed, goes on after a failure, and exits 1 when there was one. Every wait is
-bounded, and no process stays behind. Needs kvserver, a GPU, and torch for `refused`, `captured`, `atom_blocks` and
-`against_torch`.
---simulated: the same on the simulated driver, where that means something; it keeps these checks from rotting.
+Prints a line for each result, goes on after a failure, and exits 1 if there was one. Every wait is bounded, and no
+process stays behind. Needs kvserver, a GPU, and torch for `refused`, `captured`, `atom_blocks` and `against_torch`.
+--simulated: the same on the simulated driver, where that makes sense; it keeps these checks from rotting.
 """
 
 import argparse

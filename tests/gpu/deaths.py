@@ -1,4 +1,4 @@
-"""Engines and movers that die, stop or break while bytes move, on a GPU that is really there."""
+"""Engines and movers that die, stop or break while bytes move, on a real GPU."""
 
 import os
 import signal
@@ -15,21 +15,21 @@ from tests.process.harness import is_gone, kill, resume, stop, until
 
 FREED_S = 5.0
 SLACK_BYTES = 64 * MIB
-"""What else may come and go on a device meanwhile."""
+"""Tolerance for other allocations on the device meanwhile."""
 TRIES = 3
-"""A copy takes some milliseconds, and may be over before the signal comes."""
+"""A copy takes some milliseconds, and may end before the signal arrives."""
 LOOKUP_MS_MAX = 100.0
 HEALTH_MS_MAX = 100.0
 VERBS = ("begin_store", "begin_retrieve")
 LOADED = "poison: loaded"
-"""As poison/sitecustomize.py says it."""
+"""The message of poison/sitecustomize.py."""
 
 
 def engine_killed(report: Report, machine: Gpus | Machine) -> None:
     """Its memory is free within five seconds by the driver's own count, and others go on."""
     with Scene(machine) as scene:
         for mode in MODES:
-            with scene.worker(mode, f"first-{mode}") as first:  # what the mover takes for a mode at its first use
+            with scene.worker(mode, f"first-{mode}") as first:  # memory that the mover takes at a mode's first use
                 first.call("ready")
                 first.call("store", scene.fresh(), scene.chunks)
                 first.call("retrieve", 1, scene.chunks)
@@ -92,7 +92,7 @@ def mover_killed(report: Report, machine: Gpus | Machine) -> None:
 
 @contextmanager
 def _held(scene: Scene, mover: int) -> Iterator[None]:
-    """Copies of a simulated device hang; others are as fast as they are."""
+    """Makes copies of a simulated device hang; on a real one it does nothing."""
     if isinstance(scene.machine, Machine):
         with scene.machine.rule("run:copy", HANG, pid=mover):
             yield
@@ -101,7 +101,7 @@ def _held(scene: Scene, mover: int) -> Iterator[None]:
 
 
 def mover_stopped(report: Report, machine: Gpus | Machine) -> None:
-    """It is killed and replaced when somebody asks something of it; until then nobody minds."""
+    """An idle stopped mover is killed and replaced at the next request; until then there is no effect."""
     with Scene(machine) as scene:
         mover, since_s = scene.server.mover_pid(), time.monotonic()
         stop(mover)
@@ -131,7 +131,7 @@ def _stop_mover_midway(report: Report, scene: Scene, verb: str) -> None:
 
 
 def mover_broken(report: Report, machine: Gpus | Machine) -> None:
-    """A kernel in the mover's own context writes where nothing is: idle, and while it copies."""
+    """A kernel in the mover's own context writes to an invalid address: while idle, and while it copies."""
     with Scene(machine) as scene:
         for when in ("idle", *VERBS):
             mover = scene.server.mover_pid()
@@ -159,7 +159,7 @@ def mover_broken(report: Report, machine: Gpus | Machine) -> None:
 
 @contextmanager
 def _broken(scene: Scene, mover: int) -> Iterator[None]:
-    """A simulated device runs no such kernel; there, every call of the mover fails from now on."""
+    """Breaks the mover's context. On a simulated device, every call of the mover fails from now on instead."""
     if isinstance(scene.machine, Machine):
         with scene.machine.rule("run:copy", STICKY, code=700, pid=mover):
             yield
@@ -183,13 +183,13 @@ def _is_gone_soon(pid: int) -> bool:
 
 
 def engine_broken(report: Report, machine: Gpus | Machine) -> None:
-    """An engine's own context breaks: that is the engine's trouble alone."""
+    """An engine's own context breaks; no other process may be affected."""
     if isinstance(machine, Machine):
         report.skip("a simulated device runs no kernels but ours")
         return
     for mode in MODES:
         with Scene(machine, lives=mode) as scene:
-            scene.lives.call("retrieve", 1, scene.chunks)  # what the mover takes for a mode at its first use
+            scene.lives.call("retrieve", 1, scene.chunks)  # memory that the mover takes at a mode's first use
             mover, before = scene.server.mover_pid(), scene.free_bytes()
             with scene.worker(mode, f"breaks-{mode}") as breaks:
                 breaks.call("ready")
@@ -207,7 +207,7 @@ def engine_broken(report: Report, machine: Gpus | Machine) -> None:
             report.check(found == scene.chunks, f"{mode}: another engine hits {found} chunks afterwards")
 
 
-# ---------------------------------------------------------------- what is asked after each of them
+# ---------------------------------------------------------------- checks after each fault
 
 
 def _brain_answers(report: Report, scene: Scene, when: str) -> None:
@@ -218,7 +218,7 @@ def _brain_answers(report: Report, scene: Scene, when: str) -> None:
 
 
 def _brain_answers_health(report: Report, scene: Scene, when: str) -> None:
-    """Other work has the CPUs of a simulated device at times, and a brain that is without one is said to be away."""
+    """Checks /healthz. On a simulated device it retries, because a brain without CPU time reports itself as away."""
     if scene.simulated:
         health_ms = until("/healthz to be 200 twenty times", lambda: _health_ms(scene))
     else:
@@ -227,7 +227,7 @@ def _brain_answers_health(report: Report, scene: Scene, when: str) -> None:
 
 
 def _health_ms(scene: Scene) -> float | None:
-    """None when one was 503."""
+    """The longest answer in milliseconds; None if one was 503."""
     try:
         return scene.server.health_ms(20)
     except HTTPError as problem:
@@ -237,7 +237,7 @@ def _health_ms(scene: Scene) -> float | None:
 
 
 def _check_ms(report: Report, scene: Scene, what: str, took_ms: float, most_ms: float) -> None:
-    """Of a simulated device it is said, and not judged."""
+    """Checks a duration; on a simulated device only prints it."""
     text = f"{what} took {took_ms:.2f} ms"
     if scene.simulated:
         report.say(text)
@@ -246,7 +246,7 @@ def _check_ms(report: Report, scene: Scene, what: str, took_ms: float, most_ms: 
 
 
 def _everything_is_back(report: Report, scene: Scene, when: str, old_mover: int, since_s: float) -> None:
-    """Right after a failed job: its blocks are reused, and nobody writes them any more; the engine hits again."""
+    """Checks recovery after a failed job: its reused blocks are not written any more, and the engine hits again."""
     scene.lives.begin("reuse")
     _brain_answers_health(report, scene, when)
     scene.wait_mapped(old_mover)

@@ -1,6 +1,6 @@
-"""An engine with its KV cache on a GPU, in a process of its own: tests/device/engine_process.py by plain driver calls.
+"""An engine with its KV cache on a GPU, in its own process: tests/device/engine_process.py with plain driver calls.
 
-`python -m tests.gpu.engine_process FD OPTIONS` is the process; it ends when its pipe does.
+`python -m tests.gpu.engine_process FD OPTIONS` is the process; it ends when its pipe closes.
 """
 
 import ctypes
@@ -17,9 +17,9 @@ from tests.gpu.plain_driver import PlainDriver
 from tests.process.engine import prompt
 
 LARGE_CHUNKS, SMALL_CHUNKS = 64, 6
-"""Of the longest prompt that large_cache and small_cache have room for, with some blocks to spare."""
+"""Chunks of the longest prompt that fits large_cache and small_cache, with some blocks to spare."""
 ANSWER_S = 90.0
-"""Making and comparing half a gigabyte takes Python a while."""
+"""Timeout: Python needs a while to make and compare half a gigabyte."""
 
 
 def _cache(name: str, chunks: int) -> Shape:
@@ -31,12 +31,12 @@ def _cache(name: str, chunks: int) -> Shape:
 
 
 def large_cache() -> Shape:
-    """Pages of 131,120 bytes in 16 regions, chunks of 6.3 MB: a copy of 64 of them lasts long enough to be met."""
+    """Pages of 131,120 bytes in 16 regions, chunks of 6.3 MB: 64 of them copy long enough to be interrupted."""
     return _cache("large_cache", LARGE_CHUNKS)
 
 
 def small_cache() -> Shape:
-    """The same with fewer blocks, for a simulated device."""
+    """Like large_cache with fewer blocks, for a simulated device."""
     return _cache("small_cache", SMALL_CHUNKS)
 
 
@@ -53,7 +53,7 @@ class GpuWorker(DeviceWorker):
 
 
 class GpuRemote(Remote):
-    """What the process can be asked to do besides."""
+    """Further methods that can be called through the pipe."""
 
     DRIVER = PlainDriver
     SHAPES: ClassVar[Mapping[str, Callable[[], Shape]]] = {
@@ -73,11 +73,11 @@ class GpuRemote(Remote):
         return self._client.wait_connected(within_s)
 
     def allocate_densely(self) -> None:
-        """From now on: several small allocations may share what the driver exports."""
+        """From now on, several small allocations may share one exported block."""
         self.driver.granule_bytes = 1
 
     def lookups(self, seed: int, chunks: int, count: int) -> tuple[int, float]:
-        """The fewest chunks that any of `count` lookups found, and the longest that one took, in milliseconds."""
+        """The fewest chunks that any of `count` lookups found, and the longest lookup in milliseconds."""
         fewest, longest_s = chunks, 0.0
         for _ in range(count):
             began = time.perf_counter()
@@ -89,8 +89,10 @@ class GpuRemote(Remote):
         return fewest, longest_s * 1e3
 
     def begin_and_hold_the_gil(self, verb: str, seed: int, chunks: int, seconds: int) -> bool:
-        """Begins a transfer, and right behind it no Python thread of this process runs for so long. Whether the
-        transfer was done by then already."""
+        """Begins a transfer, then blocks all Python threads of this process for `seconds`.
+
+        Returns True if the transfer was already done before.
+        """
         getattr(self, verb)(seed, chunks)
         done = self.is_done()
         ctypes.PyDLL(None).sleep(seconds)
@@ -101,7 +103,7 @@ class GpuRemote(Remote):
         illegal.load()()
 
     def begin_retrieve_unprepared(self, seed: int, chunks: int, timeout_s: float) -> None:
-        """A retrieve by an engine that cannot use its device any more."""
+        """Begins a retrieve in an engine whose device context is broken."""
         story = prompt(seed, chunks, CHUNK_TOKENS)
         found = self._lookup(seed, chunks)
         assert isinstance(found.lease, Lease), found

@@ -1,4 +1,4 @@
-"""Transfers of an engine whose Python stands still: a C call holds the GIL, as a collective or a compiler may."""
+"""Transfers of an engine whose Python is blocked: a C call holds the GIL, as a collective or a compiler may."""
 
 import time
 

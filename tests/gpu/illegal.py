@@ -1,4 +1,4 @@
-"""A kernel that writes where nothing is: afterwards every call in that context fails, for good, as after a real bug."""
+"""A kernel that writes to an invalid address: afterwards every call in that context fails, as after a real bug."""
 
 import ctypes
 from collections.abc import Callable
@@ -21,9 +21,10 @@ KERNEL = b"""
 
 
 def load(ordinal: int = 0) -> Callable[[], None]:
-    """What enqueues the kernel, in the context that this process shares with all users of the device's primary one.
+    """Loads the kernel into the device's primary context, and returns a function that launches it.
 
-    To be called in the thread that loads. OSError when the driver refuses."""
+    Call it in the loading thread. Raises OSError if the driver refuses.
+    """
     library = ctypes.CDLL("libcuda.so.1")
     context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
 

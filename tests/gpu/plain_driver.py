@@ -1,4 +1,4 @@
-"""A driver used as any engine uses it, by its own entry points: the real library, or the simulated one in its place."""
+"""A driver used as engines use it, by its own entry points: the real library, or the simulated one in its place."""
 
 import ctypes
 import time
@@ -12,12 +12,12 @@ NOT_READY = 600
 PORTABLE_AND_MAPPED = 3
 BOUNCE_BYTES = 64 << 20
 GRANULE_BYTES = 2 << 20
-"""Torch asks for memory in multiples of this, and a driver gives such memory a block of its own."""
+"""torch allocates in multiples of this, and a driver gives such memory its own block."""
 TO_DEVICE, TO_HOST = 1, 2
 
 
 class PlainDriver(Driver):
-    """One thread's. Host memory takes the way through pinned memory, copied and waited for piece by piece."""
+    """A driver for one thread. Host memory is copied through pinned memory, waiting for each piece."""
 
     def __init__(self, vendor: Vendor, library: str, ordinal: int = 0) -> None:
         """library: "" for the machine's own."""
@@ -38,7 +38,7 @@ class PlainDriver(Driver):
         return DeviceView(self, address, size)
 
     def free_bytes(self) -> int:
-        """Of the whole device, by the driver's count."""
+        """Free bytes of the whole device, by the driver's count."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._check("memory_info", ctypes.byref(free), ctypes.byref(total))
         return free.value
@@ -73,7 +73,7 @@ class PlainDriver(Driver):
 
 
 class DeviceView:
-    """Device memory that is assigned to, sliced and compared like a memoryview of bytes."""
+    """Device memory that can be assigned, sliced and compared like a memoryview of bytes."""
 
     def __init__(self, driver: PlainDriver, address: int, size: int) -> None:
         self._driver = driver

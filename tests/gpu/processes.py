@@ -1,4 +1,4 @@
-"""Checks that are a process of their own, for they need torch or another environment; what they print is passed on."""
+"""Checks that run in their own process, because they need torch or another environment; their output is passed on."""
 
 import json
 import os
@@ -20,7 +20,7 @@ CHILD_S = 240
 
 
 def doctor(report: Report, machine: Gpus | Machine) -> None:
-    """What an operator sees on this machine."""
+    """The operator's view of this machine."""
     shown = _run("-m", "kvserver", "doctor", "--http-port", "0", "--device-library", str(machine.library))
     report.say(shown.stdout + shown.stderr)
     report.check(shown.returncode == 0, f"exit status {shown.returncode}")
@@ -32,7 +32,7 @@ def doctor(report: Report, machine: Gpus | Machine) -> None:
 
 
 def refused(report: Report, machine: Gpus | Machine) -> None:
-    """Memory of torch that no other process can map: refused, naming the setting to change; and some that can."""
+    """torch memory that no other process can map is refused, naming the setting to change; other memory is taken."""
     if isinstance(machine, Machine) or not find_spec("torch"):
         report.skip("needs a GPU and torch")
         return
@@ -56,7 +56,7 @@ def captured(report: Report, machine: Gpus | Machine) -> None:
 
 
 def atom_blocks(report: Report, machine: Gpus | Machine) -> None:
-    """Blocks that the ATOM connector lets go get poison at once, and what was stored of them is right."""
+    """Blocks that the ATOM connector lets go are poisoned at once, and their stored bytes are right."""
     if isinstance(machine, Machine):
         first = os.pathsep.join([str(machine.library.parent), os.environ.get("LD_LIBRARY_PATH", "")])
         _pass_on(report, _run("-m", "tests.gpu.atom_process", "--simulated", variables={"LD_LIBRARY_PATH": first}))
@@ -79,7 +79,7 @@ def _pass_on(report: Report, done: "subprocess.CompletedProcess[str]") -> None:
 
 
 def _run(*arguments: str, variables: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    """A Python of this environment in the repository's root. TimeoutExpired kills it."""
+    """Runs Python with this environment in the repository's root. TimeoutExpired kills it."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Registers a tensor of torch and prints `taken`, or the refusal; started with the allocator's settings to try."""
+"""Registers a tensor of torch and prints `taken` or the refusal; started with the allocator settings to try."""
 
 import torch
 
@@ -8,7 +8,7 @@ PAGE_BYTES, BLOCKS = 4096, 4099
 
 
 def main() -> None:
-    """No server is needed: what can be exported is known in the engine's own process."""
+    """Needs no server: the engine's own process knows what can be exported."""
     memory = torch.zeros(PAGE_BYTES * BLOCKS, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     group = full_group(block_tokens=2, blocks=BLOCKS, regions=[RegionRun(0, 0, 1, 0, PAGE_BYTES, PAGE_BYTES)])

@@ -1,4 +1,4 @@
-"""Lines for a person who runs checks on a machine that is there once: what held, what did not, and on to the next."""
+"""Prints the results of checks for a person at a machine that is available only once, and continues after failures."""
 
 import signal
 import time
@@ -30,7 +30,7 @@ class Report:
 
     @contextmanager
     def part(self, name: str, within_s: int = CHECK_S) -> Iterator[None]:
-        """What goes wrong inside, or takes longer, has failed and ends the part; the next one begins all the same."""
+        """Runs a part. An exception or timeout counts as a failure and ends the part; the next one still runs."""
 
         def overdue(*_: object) -> None:
             raise TimeoutError(f"{name} takes longer than {within_s} s")
@@ -40,7 +40,7 @@ class Report:
         signal.alarm(within_s)
         try:
             yield
-        except Exception as problem:  # whatever it is: the other parts are to be seen as well
+        except Exception as problem:  # any failure: the other parts must run too
             signal.alarm(0)
             traceback.print_exc()
             self.check(False, f"{type(problem).__name__}: {problem}")

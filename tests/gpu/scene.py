@@ -1,4 +1,4 @@
-"""A server for the GPUs of this machine with an engine that lives through everything, for the checks in this folder."""
+"""A server for this machine's GPUs, with an engine that lives through everything, for the checks in this folder."""
 
 import itertools
 import os
@@ -21,11 +21,11 @@ MIB = 1 << 20
 POISON = Path(__file__).parent / "poison"
 MODES = ("staged", "server-gather", "direct")
 BACK_S = 40.0
-"""A mover's start, with its driver and self-test."""
+"""Timeout of a mover's start, with its driver and self-test."""
 
 
 class Gpus:
-    """What is really there, in the place of a simulated Machine."""
+    """The real GPUs, in the place of a simulated Machine."""
 
     def __init__(self, vendor: Vendor = "cuda") -> None:
         self.vendor: Vendor = vendor
@@ -39,7 +39,7 @@ class Gpus:
 
 
 class GpuServer(Server):
-    """Compiled kernels and measurements are kept for all servers of a run."""
+    """A server whose compiled kernels and measurements are kept for all servers of a run."""
 
     CACHE = tempfile.TemporaryDirectory(prefix="kv-gpu-")
 
@@ -61,7 +61,7 @@ class GpuServer(Server):
         )
 
     def health_ms(self, count: int) -> float:
-        """The longest of some answers of /healthz, in milliseconds. OSError when one is not 200."""
+        """The longest of `count` answers of /healthz, in milliseconds. Raises OSError if one is not 200."""
         longest_s = 0.0
         for _ in range(count):
             began = time.perf_counter()
@@ -72,7 +72,7 @@ class GpuServer(Server):
 
 
 class Scene:
-    """Use as a context manager. `lives` has stored prompt 1."""
+    """A machine, a server, and the engine `lives`, which has stored prompt 1. Use as a context manager."""
 
     def __init__(self, machine: Gpus | Machine, *, lives: str = "staged") -> None:
         self.machine = machine
@@ -115,7 +115,7 @@ class Scene:
         return status.stores + status.retrieves
 
     def wait_alone(self) -> None:
-        """Until the server has forgotten all engines but `lives`."""
+        """Waits until the server has forgotten all engines but `lives`."""
         until("the other engines to be gone", lambda: self.server.status().caches == 1)
 
     def free_bytes(self) -> int:
@@ -123,7 +123,7 @@ class Scene:
         return freed
 
     def met(self, within_s: float = 3.0) -> bool:
-        """Whether a copy began by then; it comes back at once, for copies take milliseconds."""
+        """True if a copy began in time. Returns at once, because copies take milliseconds."""
         boards, due_s = self.server.boards(), time.monotonic() + within_s
         try:
             while time.monotonic() < due_s:
@@ -134,7 +134,7 @@ class Scene:
             boards.close()
 
     def wait_mapped(self, old_mover: int) -> None:
-        """Until `lives` has found its way to another mover by itself."""
+        """Waits until `lives` has registered with another mover by itself."""
 
         def mapped() -> bool:
             status = self.server.status()
@@ -151,7 +151,7 @@ class Scene:
 
 @contextmanager
 def environment(added: Mapping[str, str]) -> Iterator[None]:
-    """Processes that are started inside have these variables as well."""
+    """Adds these variables for processes that are started inside."""
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     try:
@@ -165,6 +165,6 @@ def environment(added: Mapping[str, str]) -> Iterator[None]:
 
 
 def poisonable() -> AbstractContextManager[None]:
-    """Movers of servers that are started inside can be broken by a signal (poison/sitecustomize.py)."""
+    """Lets a signal break movers of servers that are started inside (poison/sitecustomize.py)."""
     behind = os.environ.get("PYTHONPATH")
     return environment({"PYTHONPATH": os.pathsep.join([str(POISON), *([behind] if behind else [])])})

@@ -19,12 +19,12 @@ SOURCES = [
 
 
 def build() -> Path:
-    """The program's path; compiled when anything that it is made of has changed."""
+    """The program's path; compiles it if any of its sources has changed."""
     return build_program("driver_table", SOURCES)
 
 
 def build_program(name: str, sources: list[Path]) -> Path:
-    """A program of some sources of the data plane; compiled are those that have changed, or all when a header has."""
+    """Builds a program from sources of the data plane; compiles changed sources, or all if a header has changed."""
     headers = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc/gpu/kernels/objects").iterdir()]
     folder = ROOT / "build" / "programs" / _digest(sorted(headers))
     program = folder / f"{name}-{_digest(sources)}"

@@ -1,4 +1,4 @@
-"""The checks for a real GPU run on the simulated driver, some of them, so that they cannot rot between two machines."""
+"""Some checks for a real GPU, run on the simulated driver so that they cannot rot between two machines."""
 
 import subprocess
 import sys

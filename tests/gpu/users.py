@@ -1,4 +1,4 @@
-"""The server of one user, the engine of another, as in two containers that share the namespaces that IPC needs."""
+"""The server of one user and the engine of another, as in two containers that share the namespaces that IPC needs."""
 
 import grp
 import itertools
@@ -16,7 +16,7 @@ ACCOUNT = "nobody"
 
 
 def two_users(report: Report, machine: Gpus | Machine) -> None:
-    """In each mode: what this user's engine stored, the other's retrieves, and the other way round."""
+    """In each mode the two users' engines retrieve each other's chunks."""
     if isinstance(machine, Machine) or os.geteuid() != 0 or not _can_run_python():
         report.skip(f"needs a GPU, root, and a Python that {ACCOUNT} can run")
         return
@@ -48,7 +48,7 @@ def two_users(report: Report, machine: Gpus | Machine) -> None:
 
 
 def _stranger_is_refused(report: Report, machine: Gpus | Machine) -> None:
-    """Without a group, another user finds no way in."""
+    """Without a group, another user cannot connect."""
     with GpuServer(machine, arena_bytes=64 * MIB, slab_bytes=4 * MIB) as server:
         server.folder.chmod(0o711)
         with GpuWorker(server.path, machine, name="stranger", account=ACCOUNT, shape="small_cache") as stranger:

@@ -1,6 +1,6 @@
-"""On PYTHONPATH of a server under test: its movers load a kernel at SIGUSR1 and break their GPU context at SIGUSR2.
+"""Startup hook on a tested server's PYTHONPATH: its movers load a kernel at SIGUSR1 and break their context at SIGUSR2.
 
-Python imports a module of this name at every start; in all processes but movers it does nothing.
+Python imports a module of this name at every start; outside movers it does nothing.
 """
 
 import os
@@ -12,7 +12,7 @@ if "kvserver.movers.mover" in sys.orig_argv:
     _loaded: list[Callable[[], None]] = []
 
     def _load(*_: object) -> None:
-        from tests.gpu import illegal  # noqa: PLC0415  (the start of a mover shall not notice)
+        from tests.gpu import illegal  # noqa: PLC0415  (imported late, so that it does not affect a mover's start)
 
         try:
             _loaded.append(illegal.load())
