@@ -1,6 +1,6 @@
-"""The client's part of the GPU path without any server, in a process of its own, and its parent's side.
+"""The client's part of the GPU path without any server: runs in its own process, next to its parent's side.
 
-A driver is begun once in a process, and each test has a machine of its own.
+A driver is initialised only once in a process, and each test has its own machine.
 """
 
 import logging
@@ -28,7 +28,7 @@ TAKEN, DONE, FAULT = 2, 3, 4
 PAGE, BLOCKS, REGIONS, PER_CHUNK = 333, 7, 2, 3
 POOL_BYTES = REGIONS * BLOCKS * PAGE + 40
 INSET = 17
-"""Of the pool in its allocation."""
+"""Offset of the pool in its allocation."""
 SHARD_BYTES = PER_CHUNK * REGIONS * PAGE
 
 
@@ -48,7 +48,7 @@ class ClientHalf(Worker):
 
 
 class Remote:
-    """What the process can be asked to do."""
+    """The methods that can be called through the pipe."""
 
     def __init__(self, vendor: str, library: str) -> None:
         self.driver = Driver("rocm" if vendor == "rocm" else "cuda", library)
@@ -69,21 +69,21 @@ class Remote:
         return address
 
     def handle(self, address: int, size: int) -> bytes:
-        """Of the allocation behind an address."""
+        """IPC handle of the allocation that contains an address."""
         return export_memory(self._vendor, self._library, address, size)[4]
 
     def free_pool(self) -> None:
-        """The pool of make_staged() goes, as if the engine slept."""
+        """Frees the pool of make_staged(), as if the engine slept."""
         self.driver.free(self.cache.memory.bases[0])
 
     def warnings(self) -> list[str]:
-        """What kvclient has warned of."""
+        """Warnings logged by kvclient."""
         return [record.getMessage() for record in self._warned]
 
     # ---------------------------------------------------------------- a cache
 
     def make(self, buffers: list[tuple[int, int]], runs: list[tuple[int, ...]], options: dict[str, Any]) -> Any:
-        """What the server would be told of a cache, or the refusal."""
+        """The registration of a cache as the server would receive it, or the refusal."""
         group = full_group(block_tokens=2, blocks=BLOCKS, regions=[RegionRun(*run) for run in runs])
         spec = CacheSpec(
             name="kv",
@@ -104,7 +104,7 @@ class Remote:
         return memory.device_id, [buffer.bytes for buffer in memory.buffers], places
 
     def make_staged(self, staging_bytes: int = 16 * MIB) -> Any:
-        """A pool of BLOCKS pages in each of two regions, INSET bytes behind its allocation's begin; and a ring."""
+        """Makes a pool of BLOCKS pages in each of two regions, INSET bytes after its allocation's start; and a ring."""
         base = self.driver.alloc(INSET + POOL_BYTES)
         self._pool = self.driver.host(base, INSET + POOL_BYTES)[INSET:]
         self._pool[:] = bytes(at * 7 % 251 for at in range(POOL_BYTES))
@@ -162,7 +162,7 @@ class Remote:
         until("all kernels to end", lambda: self.cache.free)
 
     def passed(self) -> bool:
-        """Whether the retrieves that are taken now have ended."""
+        """True if all retrieves taken so far have ended."""
         copier = self.cache._copier
         assert copier is not None
         return copier.passed(RETRIEVE, copier.mark(RETRIEVE))
@@ -173,7 +173,7 @@ class Remote:
         return str(until("the copier to give up", lambda: copier.broken))
 
     def zeroes(self) -> list[int]:
-        """The blocks whose pages are all zero: where an empty segment was scattered to."""
+        """Blocks whose pages are all zero: an empty segment was scattered there."""
         size = BLOCKS * PAGE + 40
         pages = [[bytes(self._pool[r * size + b * PAGE :][:PAGE]) for r in range(REGIONS)] for b in range(BLOCKS)]
         return [block for block, regions in enumerate(pages) if not any(map(any, regions))]
@@ -198,21 +198,21 @@ class Remote:
         return event
 
     def capture(self, lane: int) -> int:
-        """A transfer while this thread captures; what the capture's end says."""
+        """Runs a transfer while this thread captures; returns the result of ending the capture."""
         self.driver.begin_capture()
         self.ask(lane, 1, 5)
         self.reaches(lane, 1, DONE)
         return self.driver.end_capture()
 
     def capture_beside_event(self, event: int) -> tuple[list[tuple[int, bool]], int]:
-        """An event is awaited while this thread captures; what is told of it, and what the capture's end says."""
+        """Waits for an event while this thread captures. Returns the reports, and the result of ending the capture."""
         self.driver.begin_capture()
         self.watch(1, event)
         told = self.completed()
         return told, self.driver.end_capture()
 
     def fork(self) -> int:
-        """A child that drops everything; its exit status."""
+        """Forks a child that drops everything; returns its exit status."""
         child = os.fork()
         if child == 0:
             self.cache.forsake_after_fork()
@@ -233,7 +233,7 @@ def main() -> None:
         action: Callable[..., Any] = getattr(remote, name)
         try:
             pipe.send((action(*arguments), None))
-        except Exception as problem:  # the test shall see it, whatever it is
+        except Exception as problem:  # the test must see any failure
             pipe.send((None, f"{type(problem).__name__}: {problem}"))
 
 

@@ -25,7 +25,7 @@ def vendor(request: pytest.FixtureRequest) -> Vendor:
 
 @pytest.fixture
 def machine(vendor: Vendor) -> Iterator[Machine]:
-    """One device of 4 GiB, seen by all processes that the test starts."""
+    """One device of 4 GiB, visible to all processes that the test starts."""
     with Machine(vendor) as made, seen_by_children(made):
         yield made
 
@@ -38,7 +38,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def measurement_path(vendor: Vendor, library: str, device_id: str, cache_dir: str) -> Path:
-    """Asked in another process: a library that is loaded here would be found by tests that look for none."""
+    """Asks another process: a library loaded here would be found by tests that expect none."""
     script = (
         "import sys; from kvserver.config.config import Config; from kvserver.transfer.device import measurement_path;"
         "vendor, library, device_id, cache_dir = sys.argv[1:];"
@@ -51,8 +51,9 @@ def measurement_path(vendor: Vendor, library: str, device_id: str, cache_dir: st
 class DeviceServer(Server):
     """A server for the devices of a machine.
 
-    direct_from_bytes: copies of that length need no packing, as if it had been measured; a simulated link has no
-    crossover worth the name."""
+    direct_from_bytes: pretends to be the measured length from which copies need no packing; a simulated link has no
+    meaningful crossover.
+    """
 
     def __init__(self, machine: Machine, cache_dir: Path, *, direct_from_bytes: int = 1 << 40, **settings: Any) -> None:
         self.machine = machine
@@ -79,7 +80,7 @@ def server(machine: Machine, cache_dir: Path) -> Iterator[DeviceServer]:
 
 @contextmanager
 def seen_by_children(machine: Machine) -> Iterator[Machine]:
-    """Processes that are started in the block see the machine: for fixtures that outlive a test."""
+    """Makes processes started in the block see the machine: for fixtures that outlive a test."""
     with pytest.MonkeyPatch().context() as environment:
         for name, value in machine.environment.items():
             environment.setenv(name, value)

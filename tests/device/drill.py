@@ -1,8 +1,9 @@
 """`python -m tests.device.drill`: breaks the GPU part on purpose, one bug at a time, and reports which test noticed.
 
-A copy of the tree is built in build/drill: whole at first, which takes two minutes on two cores, then what a mutation
-changes, some ten seconds each. The tests that a mutation names run in an environment whose packages are that copy; on
-the unbroken copy they all run first, and must pass. Exit status 1 when a bug survives.
+A copy of the tree is built in build/drill: completely at first, which takes two minutes on two cores, then only the
+files that a mutation changes, about ten seconds each. The tests named by a mutation run in an environment whose
+packages are that copy. They all run on the unbroken copy first, and must pass there. Exit status 1 if a bug
+survives.
 """
 
 import argparse
@@ -25,7 +26,7 @@ SECONDS_MAX = 600
 
 class Verdict(NamedTuple):
     by: str
-    """The test that failed; empty when none did."""
+    """The test that failed; empty if none did."""
     build_s: float
     tests_s: float
 
@@ -42,12 +43,13 @@ class Workshop:
         if not self._python.exists():
             venv.create(folder / "venv", symlinks=True)
         (packages,) = (folder / "venv").glob("lib/python*/site-packages")
-        # An editable installation's hooks are in .pth files, which are not looked for in directories named by another.
+        # An editable installation's hooks are in .pth files, which Python does not read in directories added by a
+        # .pth file.
         outer = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
         (packages / "drill.pth").write_text("\n".join([str(self.tree), str(self.tree / "client"), *sorted(outer)]))
 
     def build(self) -> float:
-        """Makes the module of the tree as it is now; its seconds."""
+        """Builds the native module of the present tree; returns the seconds."""
         began = time.monotonic()
         scripts = {sysconfig.get_path("scripts"), *os.environ["PATH"].split(":")}
         environment = {**os.environ, "PATH": os.pathsep.join(scripts)}
@@ -58,17 +60,17 @@ class Workshop:
         (module,) = self._build.glob("_native*.so")
         partial = self.tree / "kvserver" / "partial"
         shutil.copy2(module, partial)
-        partial.rename(self.tree / "kvserver" / module.name)  # not written over: a process that ends late has it mapped
+        partial.rename(self.tree / "kvserver" / module.name)  # not overwritten: a process that ends late still maps it
         return time.monotonic() - began
 
     def check(self) -> None:
-        """The packages that tests would import are the copy's."""
+        """Checks that tests would import the copy's packages."""
         script = "import kvserver._native, kvclient; print(kvserver._native.__file__, kvclient.__file__)"
         for path in _run([self._python, "-c", script], dict(os.environ), self.tree).split():
             assert Path(path).is_relative_to(self.tree), f"{path} is not the copy's"
 
     def test(self, *names: str) -> tuple[str, float]:
-        """The first test that fails, of those named "file" or "file -k words"; and the seconds."""
+        """The first failing test among those named "file" or "file -k words", and the seconds."""
         began = time.monotonic()
         for name in names:
             path, _, words = name.partition(" -k ")
@@ -89,7 +91,7 @@ class Workshop:
         return "", time.monotonic() - began
 
     def suffer(self, mutation: Mutation) -> Verdict:
-        """Breaks the tree, looks who notices, and mends it."""
+        """Breaks the tree, runs the tests, and repairs the tree."""
         file = self.tree / mutation.file
         whole = file.read_text()
         file.write_text(text_with(mutation, ROOT))
@@ -132,7 +134,7 @@ def _swapped(build_s: float, tested: tuple[str, float]) -> tuple[str, float, flo
 
 
 def _mirror(source: Path, target: Path) -> None:
-    """Files that are the same keep their time, so that only what differs is compiled again."""
+    """Copies a tree. Unchanged files keep their time, so that only changes are compiled again."""
     if source.is_dir():
         names = {path.name for path in source.iterdir()} - {"__pycache__"}
         target.mkdir(parents=True, exist_ok=True)

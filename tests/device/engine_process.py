@@ -1,11 +1,11 @@
-"""An engine with its KV cache on a simulated device, in a process of its own.
+"""An engine with its KV cache on a simulated device, in its own process.
 
     with DeviceWorker(server.path, machine, shape="kv_first", mode="staged") as worker:
         worker.call("ready")
         worker.call("store", seed, chunks)
         worker.call("retrieve", seed, chunks)      # compares every byte of all its device memory
 
-`python -m tests.device.engine_process FD OPTIONS` is the process itself; it ends when its pipe does.
+`python -m tests.device.engine_process FD OPTIONS` is the process itself; it ends when its pipe closes.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ from tests.process.worker import Worker
 
 PATIENT = Timeouts(lookup_s=10.0, backoff_first_s=0.01, backoff_max_s=0.1)
 STAGING_BYTES = STAGING_SEGMENTS << 20
-"""Segments of 1 MiB: the smallest that there are."""
+"""Segments of 1 MiB, the smallest possible."""
 COMPARED_BYTES = 1 << 16
 NOISE_BYTES = 64 << 20
 FP8_SPECIALS = bytes((0x7F, 0xFF, 0x80, 0x00, 0x78, 0xF8, 0x7C, 0xFC))
@@ -54,7 +54,7 @@ class DeviceWorker(Worker):
         account: str | None = None,
         **options: object,
     ) -> None:
-        """`options` are the arguments of Remote. `account`: the user whose process it is, and its group."""
+        """`options` are the arguments of Remote. `account`: user, with its group, that runs the process."""
         self._pipe, theirs = Pipe()
         told = json.dumps({"path": str(path), "vendor": machine.vendor, "library": str(machine.library), **options})
         self.process = subprocess.Popen(
@@ -71,13 +71,13 @@ class DeviceWorker(Worker):
 
 
 class PortableWorker(DeviceWorker):
-    """Of an engine whose KV cache is torch tensors. Options beside those of a DeviceWorker: `torch_device`."""
+    """A worker whose KV cache is torch tensors. Takes `torch_device` besides a DeviceWorker's options."""
 
     MODULE = "tests.device.torch_process"
 
 
 class Pool:
-    """Device memory, and what must be in it byte for byte: the shadow."""
+    """Device memory, and its expected content byte for byte: the shadow."""
 
     def __init__(self, driver: Driver, shape: Shape, inset: int, vmm: bool) -> None:
         """`inset`: bytes of each allocation before the cache begins."""
@@ -104,7 +104,7 @@ class Pool:
             self._driver.free(address - self._inset)
 
     def compute(self, story: Prompt, where: Sequence[Blocks]) -> None:
-        """Stands for the model: the blocks get the bytes of their place in the prompt."""
+        """Replaces the model: writes the bytes of their place in the prompt into the blocks."""
         self._write(self._memory, where, self._of_prompt(story))
         self.expect(story, where)
 
@@ -112,14 +112,14 @@ class Pool:
         self._write(self._shadow, where, self._of_prompt(story))
 
     def spoil(self, where: Sequence[Blocks]) -> None:
-        """The blocks get bytes that no prompt has."""
+        """Writes bytes into the blocks that no prompt has."""
         self._spoiled += 1
         seed = f"spoiled {os.getpid()} {self._spoiled}".encode()
         for target in (self._memory, self._shadow):
             self._write(target, where, lambda group, block: seed + bytes((group, block & 255)))
 
     def wrong(self) -> int:
-        """How many bytes of all its memory are not what they must be."""
+        """Number of bytes in all its memory that differ from the shadow."""
         return sum(_differing(memory[:], shadow) for memory, shadow in zip(self._memory, self._shadow, strict=True))
 
     def _of_prompt(self, story: Prompt) -> Callable[[int, int], bytes]:
@@ -150,19 +150,19 @@ class Pool:
 
 
 def _noise(size: int) -> bytearray:
-    """The same for the same size; Python makes at most 256 MiB of it at once."""
+    """Noise that depends only on the size; Python makes at most 256 MiB of it at once."""
     source = random.Random(size)
     return bytearray().join(source.randbytes(min(NOISE_BYTES, size - at)) for at in range(0, size, NOISE_BYTES))
 
 
 def _differing(one: memoryview | bytes, other: bytearray) -> int:
-    """Bytes; what is equal is passed over in large pieces."""
+    """Number of differing bytes; equal parts are skipped in large pieces."""
     pieces = (slice(at, at + COMPARED_BYTES) for at in range(0, len(other), COMPARED_BYTES))
     return sum(sum(map(operator.ne, one[at], other[at])) for at in pieces if one[at] != other[at])
 
 
 class Remote:
-    """What the process can be asked to do. Prompts travel as (seed, chunks)."""
+    """The methods that can be called through the pipe. Prompts are passed as (seed, chunks)."""
 
     DRIVER = Driver
     SHAPES: ClassVar[Mapping[str, Callable[[], Shape]]] = SHAPES
@@ -177,7 +177,7 @@ class Remote:
         ordinal: int = 0,
         **cache: Any,
     ) -> None:
-        """`cache`: the arguments of open(), when it shall have a cache at once."""
+        """`cache`: arguments of open(), to get a cache at once."""
         self._path = path
         self._vendor = vendor
         self._library = library
@@ -193,7 +193,7 @@ class Remote:
     def open(
         self, shape: str, mode: str = "staged", inset: int = 0, staging_bytes: int = STAGING_BYTES, vmm: bool = False
     ) -> None:
-        """A cache and a client for it. `vmm`: of memory that cannot be exported."""
+        """Makes a cache and a client for it. `vmm`: use memory that cannot be exported."""
         self._shape = self.SHAPES[shape]()
         self.pool = Pool(self.driver, self._shape, inset, vmm)
         self.namespace = namespace_digest({"model": "device tests", "shape": shape})
@@ -215,41 +215,41 @@ class Remote:
         self._cache = self._client.register_cache(self._spec)
 
     def _as_told(self, spec: CacheSpec) -> CacheSpec:
-        """What the client is told of a cache."""
+        """The spec passed to the client."""
         return spec
 
     def move_to_twin(self) -> None:
-        """A second cache of the same memory takes the first one's place, which is unregistered."""
+        """Registers a second cache of the same memory, and unregisters the first."""
         first = self._cache
         self._cache = self._client.register_cache(replace(self._spec, name="twin"))
         assert self._cache.wait_registered(WAIT_S), "not registered"
         self._client.unregister(first).result(WAIT_S)
 
     def signal_new_descriptors(self, count: int) -> int:
-        """Takes numbers of closed descriptors, readable at once; returns the bugs of the client some turns later."""
+        """Reuses numbers of closed descriptors, readable at once; returns the client's bug count some turns later."""
         self._descriptors = [os.eventfd(1) for _ in range(count)]
         for _ in range(5):
             self._client.lookup_async(self.namespace, bytes(32)).result(WAIT_S)
         return self._client.counters.bugs
 
     def sleep(self) -> None:
-        """The cache is unregistered and its memory given back; the client stays."""
+        """Unregisters the cache and frees its memory; the client stays."""
         self._client.unregister(self._cache).result(WAIT_S)
         self.pool.free()
 
     def wake(self) -> None:
-        """New memory, under the old name."""
+        """Registers new memory under the old name."""
         self.pool = Pool(self.driver, self._shape, 0, vmm=False)
         buffers, _ = self._shape.registration(self.pool.addresses)
         self._cache = self._client.register_cache(replace(self._spec, buffers=buffers))
 
     def close(self) -> None:
-        """The cache is gone, and its memory free."""
+        """Closes the client and frees its memory."""
         self._client.close()
         self.pool.free()
 
     def hold_the_gil(self, gate: str) -> None:
-        """No Python thread of this process runs until somebody writes into a FIFO. A file beside it says: now."""
+        """Blocks all Python threads of this process until a FIFO gets a byte. Creates a `.held` file first."""
         with open(gate, "rb", buffering=0) as opened:
             Path(gate).with_suffix(".held").touch()
             ctypes.PyDLL(None).read(opened.fileno(), ctypes.create_string_buffer(1), ctypes.c_size_t(1))
@@ -257,7 +257,7 @@ class Remote:
     # ---------------------------------------------------------------- registration
 
     def ready(self, within_s: float = WAIT_S) -> int:
-        """Registered; returns its process number."""
+        """Waits until registered; returns its pid."""
         assert self._client.wait_connected(within_s), "not connected"
         assert self._cache.wait_registered(within_s), f"not registered: {self._cache.problem!r}"
         return os.getpid()
@@ -280,7 +280,7 @@ class Remote:
         return self.outcome()
 
     def retrieve(self, seed: int, chunks: int) -> int:
-        """Looks up, retrieves what is found into blocks that held something else, compares all memory; the chunks."""
+        """Looks up, retrieves the hit into overwritten blocks, and compares all memory. Returns the chunks."""
         found = self.begin_retrieve(seed, chunks)
         if not found:
             return 0
@@ -291,7 +291,7 @@ class Remote:
         return found
 
     def retrieve_part(self, seed: int, chunks: int, first_block: int, blocks: int) -> None:
-        """A retrieve of some blocks in the middle of a prompt, of every group as many tokens."""
+        """Retrieves blocks in the middle of a prompt, the same token range in every group."""
         story = prompt(seed, chunks, CHUNK_TOKENS)
         found = self._client.lookup(self.namespace, story.keys)
         assert found.lease is not None, found
@@ -305,7 +305,7 @@ class Remote:
         assert wrong == 0, f"{wrong} wrong bytes"
 
     def begin_store(self, seed: int, chunks: int, timeout_s: float | None = None, with_event: bool = False) -> None:
-        """with_event: the job waits for an event that was recorded behind the bytes."""
+        """with_event: the job waits for an event recorded after the bytes were written."""
         self._story = prompt(seed, chunks, CHUNK_TOKENS)
         self._where = self._place(self._story)
         self.pool.compute(self._story, self._where)
@@ -341,12 +341,12 @@ class Remote:
         return result
 
     def landed(self) -> int:
-        """After a retrieve that succeeded: the wrong bytes of all memory."""
+        """Number of wrong bytes in all memory after a successful retrieve."""
         self.pool.expect(self._story, self._where)
         return self.pool.wrong()
 
     def reuse(self) -> None:
-        """The blocks of the last transfer are used for something else now."""
+        """Overwrites the blocks of the last transfer, as if they were reused."""
         self.pool.spoil(self._where)
 
     def wrong(self) -> int:
@@ -384,7 +384,7 @@ def main(kind: type[Remote] = Remote) -> None:
             if remote is None:
                 remote = kind(**json.loads(sys.argv[2]))
             pipe.send((getattr(remote, name)(*arguments), None))
-        except Exception as problem:  # the test shall see it, whatever it is
+        except Exception as problem:  # the test must see any failure
             pipe.send((None, f"{type(problem).__name__}: {problem}"))
 
 

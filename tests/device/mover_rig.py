@@ -1,4 +1,4 @@
-"""A DeviceEngine in a process of its own, with the client's side of its rings in the test's hand.
+"""A DeviceEngine in its own process; the test plays the client's side of its rings.
 
     with Halves(machine) as halves:
         cache = halves.map(333, staged=True)
@@ -7,8 +7,8 @@
         halves.rig.call("done", cache, STORE)
         halves.wait(job)
 
-The memory is another process's, because no process can open its own handles. `python -m tests.device.mover_rig FD
-OPTIONS` is either of the two.
+The memory belongs to another process, because no process can open its own handles. `python -m tests.device.mover_rig
+FD OPTIONS` is either of the two.
 """
 
 import ctypes
@@ -57,7 +57,7 @@ class Half(Worker):
 
 
 class Halves:
-    """A process that has memory, and one with an engine that uses it."""
+    """A process with memory, and one with an engine that uses it."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Halves:
         self.memory.close()
 
     def begin_map(self, page_bytes: int, *, staged: bool) -> int:
-        """A cache of BLOCKS blocks in an allocation of its own; returns its number."""
+        """Begins to map a cache of BLOCKS blocks in its own allocation; returns its number."""
         pool = self.memory.call("take", REGIONS * BLOCKS * page_bytes)
         return self.begin_map_of(pool, page_bytes, self.memory.call("take", STAGING_BYTES) if staged else None)
 
@@ -110,20 +110,20 @@ class Halves:
         assert self.wait(cache)[1] == "unmapped"
 
     def submit(self, kind: str, cache: int, chunks: int, mode: str = "staged") -> int:
-        """The job's number, which is its word's as well."""
+        """Submits a job. Its number is also its word's."""
         self._jobs += 1
         self.rig.call("submit", self._jobs, kind, cache, chunks, mode)
         return self._jobs
 
     def wait(self, subject: int) -> tuple[Any, ...]:
-        """The one completion of a job or cache."""
+        """The only completion of a job or cache."""
         (completion,) = self.rig.call("completions", 1)
         assert completion[0] == subject, completion
         return tuple(completion)
 
 
 class Memory:
-    """Allocations of a process, named by their handles."""
+    """Allocations of a process, identified by their handles."""
 
     def __init__(self, vendor: Any, library: str) -> None:
         self._vendor = vendor
@@ -141,7 +141,7 @@ class Rig:
     def __init__(
         self, vendor: Any, library: str, arena_reach: Any, direct_from: int, bare_direct_from: int = 0
     ) -> None:
-        """bare_direct_from: of caches without staging; 0 = the same."""
+        """bare_direct_from: for caches without staging; 0: the same."""
         self._vendor = vendor
         arena = _native.create_memfd("arena", ARENA_BYTES)
         board = _native.create_memfd("board", WORDS * 8)
@@ -166,7 +166,7 @@ class Rig:
         )
         self._engine.map_board(SESSION, board, WORDS)
 
-    # ---------------------------------------------------------------- as the brain
+    # ---------------------------------------------------------------- the brain's side
 
     def arena_ready(self, slabs: int) -> None:
         self._engine.arena_ready(slabs)
@@ -185,7 +185,7 @@ class Rig:
         self._engine.unmap_cache(cache)
 
     def submit(self, job: int, kind: Any, cache: int, chunks: int, mode: str) -> None:
-        """Blocks in order; slots SLAB_BYTES / 4 apart."""
+        """Submits a job with blocks in order and slots SLAB_BYTES / 4 apart."""
         self._generations[job] = self._board.begin(job)
         ids = b"".join(block.to_bytes(4, "little") for block in range(chunks * PER_CHUNK))
         slots = b"".join((chunk * SLAB_BYTES // 4).to_bytes(8, "little") for chunk in range(chunks))
@@ -195,7 +195,7 @@ class Rig:
         self._engine.cancel(job)
 
     def completions(self, count: int) -> list[Any]:
-        """Exactly so many; when they are there, no more come for a moment."""
+        """Exactly `count` completions; fails if there are more at that moment."""
         found: list[Any] = []
         poll = select.poll()
         poll.register(self._engine.eventfd, select.POLLIN)
@@ -207,7 +207,7 @@ class Rig:
         return found
 
     def hold_the_gil(self, gate: str) -> None:
-        """No Python thread of this process runs until somebody writes into a FIFO. A file beside it says: now."""
+        """Blocks all Python threads of this process until a FIFO gets a byte. Creates a `.held` file first."""
         with open(gate, "rb", buffering=0) as opened:
             Path(gate).with_suffix(".held").touch()
             ctypes.PyDLL(None).read(opened.fileno(), ctypes.create_string_buffer(1), ctypes.c_size_t(1))
@@ -216,11 +216,11 @@ class Rig:
         return self._engine.imports
 
     def close(self) -> list[Any]:
-        """What the engine says at its end."""
+        """Closes the engine; returns its last completions."""
         self._engine.close()
         return self._engine.completions(100)
 
-    # ---------------------------------------------------------------- as the client
+    # ---------------------------------------------------------------- the client's side
 
     def state(self, job: int) -> int:
         generation, state = self._board.state(job)
@@ -231,12 +231,12 @@ class Rig:
         return self._board.abandon_store(job, self._generations[job])
 
     def take(self, cache: int, lane: int) -> int:
-        """Takes the next segment, when one is asked for; returns its job."""
+        """Takes the next segment that is asked for; returns its job."""
         assert self.asked(cache, lane, WAIT_S), "nothing was asked"
         return self._job
 
     def asked(self, cache: int, lane: int, within_s: float) -> bool:
-        """Whether something is asked for by then; it is taken then."""
+        """Waits for a request for a segment and takes it. Returns False on timeout."""
         deadline_s = time.monotonic() + within_s
         while (asked := self._rings[cache].take(lane)) is None:
             if time.monotonic() >= deadline_s:
@@ -266,7 +266,7 @@ def main() -> None:
             os._exit(0)
         try:
             pipe.send((getattr(half, name)(*arguments), None))
-        except Exception as problem:  # the test shall see it, whatever it is
+        except Exception as problem:  # the test must see any failure
             pipe.send((None, f"{type(problem).__name__}: {problem}"))
 
 

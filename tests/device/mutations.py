@@ -1,13 +1,15 @@
-"""Deliberate bugs of the GPU part, one line or two each: every one must be noticed by one of the tests that it names.
+"""Deliberate bugs of the GPU part, of one or two lines each. A test named in the mutation must notice each of them.
 
-Above all the handling of what drivers do otherwise than one would think: each of test_traps.py's traps is here.
+Most of them remove the handling of surprising driver behaviour: each of test_traps.py's traps is here.
 """
 
 from typing import NamedTuple
 
 
 class Mutation(NamedTuple):
-    """`old` stands exactly once in `file` and becomes `new`. tests: below tests/, with " -k words" after the file."""
+    """A bug: `old` occurs exactly once in `file` and becomes `new`. tests: below tests/, with " -k words" after the
+    file.
+    """
 
     name: str
     file: str
@@ -36,7 +38,7 @@ GIL = """
             void release(int) asm("PyGILState_Release");
             release(ensure());
 """
-"""Takes the interpreter's lock and gives it back."""
+"""Takes and releases the GIL."""
 
 
 def traps(words: str) -> tuple[str, ...]:

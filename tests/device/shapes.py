@@ -1,7 +1,7 @@
-"""KV caches as engines shape them: tensors in allocations, and which bytes of them a block is.
+"""KV caches in the shapes of engines: tensors in allocations, and the bytes of each block.
 
-The oracle of these tests: where a block's bytes lie is worked out element by element from shape and strides, with no
-regard to how the server or kvclient.memory.layouts see it. Sizes are tiny, odd and differ in every axis.
+This is the oracle of these tests. It computes a block's bytes element by element from shape and strides,
+independently of the server and kvclient.memory.layouts. Sizes are tiny, odd and differ in every axis.
 """
 
 import itertools
@@ -22,7 +22,7 @@ HEAD = 24
 
 
 class Extent(NamedTuple):
-    """Consecutive bytes of one block; block b lies at offset + b * stride."""
+    """Consecutive bytes of one block; block b is at offset + b * stride."""
 
     allocation: int
     offset: int
@@ -48,7 +48,7 @@ class Tensor:
         return prod(self.shape) * self.element_bytes
 
     def extents(self) -> list[Extent]:
-        """A block's bytes in this tensor, in the order of addresses."""
+        """A block's bytes in this tensor, in address order."""
         axes = [range(length) for length in self.shape]
         axes[self.block_axis] = range(self.per_block)
         starts = sorted(
@@ -68,17 +68,17 @@ class Tensor:
 
 @dataclass
 class Shape:
-    """A whole cache. Tensors are added one after the other, each in an allocation."""
+    """A whole cache. Tensors are added one after another, each in an allocation."""
 
     name: str
     allocations: list[int] = field(default_factory=list)
-    """Bytes of each."""
+    """Bytes of each allocation."""
     tensors: list[Tensor] = field(default_factory=list)
     groups: int = 1
     blocks: list[int] = field(default_factory=lambda: [BLOCKS])
     block_tokens: list[int] = field(default_factory=lambda: [BLOCK_TOKENS])
     nan_bytes: bool = False
-    """The bytes are those of fp8 NaNs, infinities and zeros of either sign."""
+    """Contents are fp8 NaNs, infinities and zeros of both signs."""
 
     def add(
         self,
@@ -92,7 +92,7 @@ class Shape:
         gap: int = 0,
         per_block: int = 1,
     ) -> "Shape":
-        """`order`: the axes from the outermost in memory to the innermost. `gap`: bytes that are left out before it."""
+        """Adds a tensor. `order`: axes from outermost to innermost in memory. `gap`: unused bytes before it."""
         strides = [0] * len(shape)
         step = 1
         for axis in reversed(order or range(len(shape))):
@@ -121,7 +121,7 @@ class Shape:
         return CHUNK_TOKENS // self.block_tokens[group]
 
     def registration(self, addresses: Sequence[int]) -> tuple[list[DeviceBuffer], list[GroupSpec]]:
-        """Buffers and groups as an engine tells them: with kvclient.memory.layouts. `addresses`: of the allocations."""
+        """Buffers and groups as an engine registers them. `addresses`: of the allocations."""
         buffers: list[DeviceBuffer] = []
         groups = []
         for group in range(self.groups):
@@ -161,7 +161,7 @@ class Placed:
 
 
 def kv_first() -> Shape:
-    """(2, blocks, tokens, heads, head), a tensor a layer, all in one allocation."""
+    """(2, blocks, tokens, heads, head), one tensor per layer, all in one allocation."""
     shape = Shape("kv_first")
     for _ in range(LAYERS):
         shape.add((2, BLOCKS, BLOCK_TOKENS, HEADS, HEAD), block_axis=1)
@@ -169,7 +169,7 @@ def kv_first() -> Shape:
 
 
 def kv_first_hnd() -> Shape:
-    """The same as seen by an attention that wants heads before tokens in memory."""
+    """Like kv_first, but with heads before tokens in memory."""
     shape = Shape("kv_first_hnd")
     for _ in range(LAYERS):
         shape.add((2, BLOCKS, BLOCK_TOKENS, HEADS, HEAD), block_axis=1, order=(0, 1, 3, 2, 4))
@@ -177,7 +177,7 @@ def kv_first_hnd() -> Shape:
 
 
 def block_first() -> Shape:
-    """(blocks, 2, tokens, heads, head), every layer in an allocation of its own."""
+    """(blocks, 2, tokens, heads, head), every layer in its own allocation."""
     shape = Shape("block_first")
     for _ in range(LAYERS):
         shape.add((BLOCKS, 2, BLOCK_TOKENS, HEADS, HEAD), block_axis=0, own_allocation=True)
@@ -185,12 +185,12 @@ def block_first() -> Shape:
 
 
 def cross_layer() -> Shape:
-    """(blocks, layers, 2, tokens, heads, head): a block's layers are together."""
+    """(blocks, layers, 2, tokens, heads, head): a block's layers are contiguous."""
     return Shape("cross_layer").add((BLOCKS, LAYERS, 2, BLOCK_TOKENS, HEADS, HEAD), block_axis=0)
 
 
 def layers_inside() -> Shape:
-    """Tensors of layers that are slices of one whose layers lie inside of its blocks."""
+    """Per-layer tensors that are slices of one tensor whose layers are inside its blocks."""
     shape = Shape("layers_inside")
     whole = (BLOCKS, LAYERS, BLOCK_TOKENS, HEADS, HEAD)
     page = BLOCK_TOKENS * HEADS * HEAD
@@ -203,7 +203,7 @@ def layers_inside() -> Shape:
 
 
 def mla() -> Shape:
-    """(blocks, tokens, 576), one byte an element."""
+    """(blocks, tokens, 576), one byte per element."""
     shape = Shape("mla")
     for _ in range(LAYERS):
         shape.add((BLOCKS, BLOCK_TOKENS, 576), block_axis=0, element_bytes=1)
@@ -211,7 +211,7 @@ def mla() -> Shape:
 
 
 def token_major() -> Shape:
-    """(blocks * tokens, 1, 576): the number of blocks is told, not seen."""
+    """(blocks * tokens, 1, 576): the number of blocks is given, not visible in the shape."""
     shape = Shape("token_major")
     for _ in range(LAYERS):
         shape.add((BLOCKS * BLOCK_TOKENS, 1, 576), block_axis=0, per_block=BLOCK_TOKENS, own_allocation=True)
@@ -238,7 +238,7 @@ def heads_of_132() -> Shape:
 
 
 def heads_of_136() -> Shape:
-    """(blocks, tokens, 136) bytes, of which 8 are the widest that copies every page."""
+    """(blocks, tokens, 136) bytes: 8 bytes is the widest word that copies every page."""
     shape = Shape("heads_of_136")
     for _ in range(LAYERS):
         shape.add((BLOCKS, BLOCK_TOKENS, 136), block_axis=0, element_bytes=1, gap=8)
@@ -246,7 +246,7 @@ def heads_of_136() -> Shape:
 
 
 def mla_and_indexer() -> Shape:
-    """Layers of two kinds in one group: (blocks, tokens, 576) of two bytes beside (blocks, tokens, 132) of one."""
+    """Two kinds of layers in one group: (blocks, tokens, 576) of two bytes, and (blocks, tokens, 132) of one."""
     shape = Shape("mla_and_indexer", nan_bytes=True)
     for _ in range(LAYERS):
         shape.add((BLOCKS, BLOCK_TOKENS, 576), block_axis=0)
@@ -265,7 +265,7 @@ def odd_bytes() -> Shape:
 
 
 def large_pages() -> Shape:
-    """Pages larger than what a crew copies at a time, and shards that are larger than a segment of staging."""
+    """Pages larger than a crew's copy unit, and shards larger than a staging segment."""
     return Shape("large_pages", blocks=[7]).add((2, 7, BLOCK_TOKENS, 11, 53), block_axis=1, element_bytes=64)
 
 

@@ -1,11 +1,11 @@
-"""The simulated driver: built from tests/simdriver, one simulated machine, and what shall go wrong on it.
+"""The simulated driver, built from tests/simdriver: one simulated machine, and faults on it.
 
     with Machine("cuda", devices=2) as machine:
-        machine.library                     # stands in for libcuda.so.1 or libamdhip64.so.7
-        machine.environment                 # what a process needs to see this machine
+        machine.library                     # replaces libcuda.so.1 or libamdhip64.so.7
+        machine.environment                 # variables with which a process sees this machine
         machine.used_bytes(0)               # the driver's own count
         with machine.rule("cuEventQuery", HANG, pid=pid) as rule:
-            until("somebody to hang", rule.met)
+            until("a process to hang", rule.met)
 
 A Machine is a file that all its processes map; state.h is the other side of the struct formats here.
 """
@@ -36,19 +36,20 @@ LIBRARY = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so.7"}
 COMPILER = {"cuda": "libnvrtc.so.13", "rocm": "libhiprtc.so.7"}
 
 CODE, STICKY, HANG, DELAY, CORRUPT = range(1, 6)
-"""What a rule does: the call returns a code; so do all later ones; it hangs until the rule is gone; it takes longer;
-its copy flips a byte."""
+"""Actions of a rule: the call returns a code; it and all later calls do; it hangs until the rule is removed; it takes
+longer; its copy flips a byte.
+"""
 ALWAYS = 2**31 - 1
 GRANULE_BYTES = 2 << 20
 GFX_TARGET_VERSION = {"gfx90a": 90010, "gfx942": 90402}
-"""As AMD's kernel module writes an architecture."""
+"""The architecture in the format of AMD's kernel module."""
 
 
 # ---------------------------------------------------------------- the library
 
 
 def build(vendor: Vendor, without: Sequence[str] = ()) -> Path:
-    """The library's path; compiled when its sources have changed. `without`: names that it shall not export."""
+    """The library's path; compiles it if its sources have changed. `without`: names that it must not export."""
     inputs = sorted([*SOURCES.glob("*.*"), *(ROOT / "csrc/gpu" / name for name in INCLUDED)])
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
     variant = "-".join([vendor, *without])
@@ -62,7 +63,7 @@ def build(vendor: Vendor, without: Sequence[str] = ()) -> Path:
 
 
 def build_redirect() -> Path:
-    """The library that shows a process a simulated machine's /sys/class/kfd."""
+    """Path of the library that shows a process a simulated machine's /sys/class/kfd."""
     source = SOURCES / "sysfs" / "redirect.cpp"
     target = BUILT / hashlib.sha256(source.read_bytes()).hexdigest()[:16] / "libkvsim-sysfs.so"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +122,7 @@ def symbols() -> list[Symbol]:
 
 
 def name_in(vendor: Vendor, field: str) -> str:
-    """What a vendor calls an entry of the table."""
+    """A vendor's name for an entry of the table."""
     name: str | None = next(getattr(symbol, vendor) for symbol in symbols() if symbol.field == field)
     assert name is not None, f"{vendor} has no {field}"
     return name
@@ -148,14 +149,14 @@ RULE_ACTIVE_AT, RULE_MET_AT = 44, 72
 
 
 class Rule:
-    """One thing that goes wrong, while it is there."""
+    """One fault, while the rule exists."""
 
     def __init__(self, state: mmap.mmap, offset: int) -> None:
         self._state = state
         self._offset = offset
 
     def met(self) -> int:
-        """How often it was met."""
+        """How often the fault occurred."""
         return int(struct.unpack_from("<I", self._state, self._offset + RULE_MET_AT)[0])
 
     def remove(self) -> None:
@@ -177,16 +178,17 @@ class Machine:
         arch_known: bool = True,
         compiler: int = 0,
     ) -> None:
-        """arch_known: AMD's kernel module says of what architecture the devices are (NVIDIA's driver does anyway).
-        compiler: first part of the run-time compiler's version."""
+        """arch_known: AMD's kernel module tells the devices' architecture (NVIDIA's driver always does).
+        compiler: major version of the run-time compiler.
+        """
         self.vendor: Vendor = vendor
         self.library = build(vendor, without)
         self._folder = tempfile.TemporaryDirectory(prefix="kvsim-")
         self.environment = {
             "KVSIM_STATE": f"{self._folder.name}/state",
-            "XDG_CACHE_HOME": f"{self._folder.name}/cache",  # no kernels for simulated devices among the user's
+            "XDG_CACHE_HOME": f"{self._folder.name}/cache",  # the user's cache gets no kernels for simulated devices
         }
-        """What a process needs to see this machine."""
+        """Variables with which a process sees this machine."""
         if vendor == "rocm" and arch_known:
             preloaded = f"{os.environ.get('LD_PRELOAD', '')} {build_redirect()}".strip()
             self.environment |= {"KVSIM_KFD": f"{self._folder.name}/kfd", "LD_PRELOAD": preloaded}
@@ -207,12 +209,12 @@ class Machine:
 
     def close(self) -> None:
         for rule in range(RULES):
-            Rule(self._state, RULES_AT + rule * RULE.size).remove()  # nobody hangs for ever
+            Rule(self._state, RULES_AT + rule * RULE.size).remove()  # lets hanging processes go
         self._state.close()
         self._folder.cleanup()
 
     def device_id(self, device: int) -> str:
-        """As kvserver names it."""
+        """The device's name in kvserver."""
         uuid, pci, *_ = DEVICE.unpack_from(self._state, DEVICES_AT + device * DEVICE.size)
         return f"{uuid.hex()}@{pci.rstrip(bytes(1)).decode().lower()}"
 
@@ -235,10 +237,10 @@ class Machine:
             f"gfx_target_version {GFX_TARGET_VERSION[arch]}\nlocation_id {location}\ndomain 0\n"
         )
 
-    # ---------------------------------------------------------------- what is in use
+    # ---------------------------------------------------------------- usage
 
     def used_bytes(self, device: int = 0, owner: int = 0) -> int:
-        """Memory of a device that somebody who lives has, or has imported; of one owner, dead or alive, if named."""
+        """Device memory that a live process owns or has imported; with `owner`, only that process's, dead or alive."""
         return sum(
             -(-size // GRANULE_BYTES) * GRANULE_BYTES
             for number, size, on, processes in self._allocations()
@@ -247,7 +249,7 @@ class Machine:
         )
 
     def importers(self) -> list[int]:
-        """Process numbers, one for each import that is open."""
+        """Pid of each open import."""
         return [
             pid
             for number, _, _, (_, *importers) in self._allocations()
@@ -276,7 +278,7 @@ class Machine:
                 return int(count)
         return 0
 
-    # ---------------------------------------------------------------- what goes wrong
+    # ---------------------------------------------------------------- faults
 
     @contextmanager
     def rule(
@@ -290,7 +292,7 @@ class Machine:
         times: int = ALWAYS,
         delay_us: int = 0,
     ) -> Iterator[Rule]:
-        """`symbol`: an entry of the table, or "run:copy", "run:kernel", "rtc_compile". Gone at the block's end."""
+        """Adds a fault until the block's end. `symbol`: a table entry, or "run:copy", "run:kernel", "rtc_compile"."""
         known = {entry.field for entry in symbols()}
         name = name_in(self.vendor, symbol) if symbol in known else symbol
         offset = self._free_rule()
@@ -311,7 +313,7 @@ class Machine:
         raise AssertionError("no rule is free")
 
     def throttle(self, bytes_per_s: int) -> None:
-        """Of each copy that runs from now on; 0: none."""
+        """Limits the rate of each copy from now on; 0: no limit."""
         struct.pack_into("<Q", self._state, COPY_RATE_AT, bytes_per_s)
 
     def delay_operations(self, delay_us: int) -> None:
@@ -332,7 +334,7 @@ def _lives(pid: int, started: int) -> bool:
 
 
 class Driver:
-    """The library as an engine uses it, in this process, whose environment names the machine."""
+    """The library as an engine uses it, in this process, whose environment selects the machine."""
 
     def __init__(self, vendor: Vendor, library: str, ordinal: int = 0) -> None:
         self.vendor: Vendor = vendor
@@ -342,7 +344,7 @@ class Driver:
         self.use(ordinal)
 
     def use(self, ordinal: int) -> None:
-        """This thread uses that device."""
+        """Selects the device for this thread."""
         if self.vendor == "rocm":
             self._check("set_device", ordinal)
             return
@@ -356,7 +358,7 @@ class Driver:
         return address.value
 
     def alloc_vmm(self, size: int) -> int:
-        """As torch's expandable segments are: it cannot be exported."""
+        """Allocates memory like torch's expandable segments, which cannot be exported."""
         address = ctypes.c_uint64()
         assert self._library.kvsim_alloc_vmm(ctypes.byref(address), ctypes.c_size_t(size)) == 0
         return address.value
@@ -365,7 +367,7 @@ class Driver:
         self._check("free", ctypes.c_uint64(address))
 
     def host(self, address: int, size: int) -> memoryview:
-        """Device memory, to fill and to compare; not to be used after free()."""
+        """Device memory, to fill and to compare; invalid after free()."""
         pointer = self._library.kvsim_host(ctypes.c_uint64(address))
         assert pointer, hex(address)
         return memoryview((ctypes.c_ubyte * size).from_address(pointer)).cast("B")
@@ -387,7 +389,7 @@ class Driver:
         self._library.kvsim_begin_capture()
 
     def end_capture(self) -> int:
-        """0, or 901 when something has spoiled it."""
+        """Ends the capture: 0, or 901 if a call invalidated it."""
         return int(self._library.kvsim_end_capture())
 
     def _check(self, field: str, *arguments: object) -> None:
@@ -396,5 +398,5 @@ class Driver:
 
 
 def environment_of(machine: Machine) -> dict[str, str]:
-    """For a child process."""
+    """The environment for a child process."""
     return {**os.environ, **machine.environment}

@@ -22,12 +22,12 @@ from tests.process.raw import RawSession
 
 RUN = wire.RegionRun(0, INSET, REGIONS, BLOCKS * PAGE + 40, PAGE, PAGE)
 SLABS, SELF_TEST_UNITS = 8, 2
-"""Of the arena; and what the mover registers before it begins with them."""
+"""Slabs of the arena; units that the mover registers for its self-test before the slabs."""
 GROUP = wire.GroupSpec(2, BLOCKS, "full", 0, 1, 0, 1, 0, [RUN])
 
 
 class Registrant:
-    """A session that registers a process's memory, right or wrong."""
+    """A session that registers a process's memory, rightly or wrongly."""
 
     def __init__(self, server: DeviceServer, machine: Machine) -> None:
         self.raw = RawSession(server.path, engine="registrant")
@@ -104,7 +104,7 @@ def test_bad_handles_are_refused_with_a_code_and_hurt_nobody(
 def test_handles_of_memory_that_is_gone_are_refused(
     registrant: Registrant, server: DeviceServer, machine: Machine
 ) -> None:
-    """Freed by its owner, and freed because its owner has died."""
+    """The memory was freed by its owner, or because its owner died."""
     owner = RingOwner(MIB)
     with ClientHalf(machine) as other:
         other.call("make_staged")
@@ -143,7 +143,7 @@ def test_a_descriptor_that_is_no_ring_is_refused(registrant: Registrant, what: s
 
 
 def test_a_device_that_nobody_has_is_refused(registrant: Registrant, server: DeviceServer) -> None:
-    """Its mover starts, finds no such device and ends; the next registration of a real one works."""
+    """Its mover starts, finds no such device and ends; the next registration of a real device works."""
     owner = RingOwner(MIB)
     ring = owner.fd
     reply = registrant.registers(ring, device_id="f" * 32 + "@0000:ff:00.0")
@@ -151,10 +151,8 @@ def test_a_device_that_nobody_has_is_refused(registrant: Registrant, server: Dev
     assert isinstance(registrant.registers(ring), wire.Registered)
 
 
-def test_registering_while_the_arena_is_still_made_ready_waits_for_no_more_than_it_needs(
-    vendor: Vendor, cache_dir: Path
-) -> None:
-    """The driver takes its time for each slab, or for the last one for ever: what is there serves."""
+def test_registering_while_the_arena_grows_waits_only_for_the_slabs_it_needs(vendor: Vendor, cache_dir: Path) -> None:
+    """The driver is slow for each slab, and never returns for the last one: the ready slabs are used."""
     with (
         Machine(vendor) as machine,
         seen_by_children(machine),
@@ -171,7 +169,7 @@ def test_registering_while_the_arena_is_still_made_ready_waits_for_no_more_than_
 
 
 def test_kernels_that_could_not_be_compiled_are_spoken_of(vendor: Vendor, tmp_path: Path) -> None:
-    """The built-in ones are as right; whoever reads the log or the status document learns why they are used."""
+    """The built-in kernels are right too; log and status document say why they are used."""
     with (
         Machine(vendor) as machine,
         seen_by_children(machine),

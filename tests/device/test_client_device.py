@@ -1,4 +1,4 @@
-"""The client's part of the GPU path by itself: what it exports and refuses, its staging, events, capture and fork."""
+"""The client's part of the GPU path alone: exports and refusals, staging, events, capture and fork."""
 
 import re
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def client(machine: Machine) -> Iterator[ClientHalf]:
 
 
 def test_tensors_in_one_allocation_are_one_buffer(client: ClientHalf) -> None:
-    """The server knows allocations: offsets are moved to their begin."""
+    """The server sees allocations, so offsets become relative to the allocation's start."""
     size = BLOCKS * PAGE
     one, other = client.call("take", 3 * size), client.call("take", size)
     runs = [(0, 3, 1, 0, PAGE - 1, PAGE - 1), (1, 0, 1, 0, PAGE, PAGE), (2, 0, 1, 0, PAGE, PAGE)]
@@ -46,7 +46,7 @@ def test_tensors_in_one_allocation_are_one_buffer(client: ClientHalf) -> None:
 
 
 def test_an_allocation_has_one_handle_wherever_a_cache_begins(client: ClientHalf) -> None:
-    """AMD's differ for every pointer, and open at the begin of the allocation all the same."""
+    """AMD's handles differ for every pointer, but all open at the start of the allocation."""
     address = client.call("take", 4 * BLOCKS * PAGE)
     one, other = (client.call("handle", address + at, BLOCKS * PAGE) for at in (0, 3 * PAGE + 7))
     assert one == other
@@ -68,7 +68,7 @@ def test_a_tensor_that_leaves_its_allocation_is_refused(client: ClientHalf) -> N
 
 
 def test_pages_that_leave_their_tensor_are_refused(client: ClientHalf) -> None:
-    """They would lie inside the allocation, so nobody else could tell."""
+    """The pages are inside the allocation, so no other check would notice."""
     address = client.call("take", 2 * BLOCKS * PAGE)
     code, message = client.call("make", [(address, BLOCKS * PAGE - 1)], [RUN], {})
     assert (code, f"which has {BLOCKS * PAGE - 1} bytes" in message) == ("layout", True)
@@ -119,7 +119,7 @@ def test_nonsense_is_answered_with_a_fault_and_the_lane_goes_on(client: ClientHa
 
 
 def test_a_kernel_that_runs_keeps_blocks_and_ring_busy(client: ClientHalf, machine: Machine) -> None:
-    """Whoever gives a retrieve up must know when nothing writes its blocks any more."""
+    """When a retrieve is given up, it must be known when the last write to its blocks has ended."""
     client.call("make_staged")
     with machine.rule("event_query", HANG):
         client.call("ask", RETRIEVE, 0, 4)
@@ -133,7 +133,7 @@ def test_a_kernel_that_runs_keeps_blocks_and_ring_busy(client: ClientHalf, machi
 
 
 def test_nothing_is_taken_from_a_ring_that_has_ended(client: ClientHalf) -> None:
-    """Its mover is gone: what it asked for last was never withdrawn, and the blocks are the engine's again."""
+    """The mover is gone: its last request was never withdrawn, and the blocks belong to the engine again."""
     client.call("make_staged")
     client.call("end_ring")
     client.call("becomes_free")

@@ -1,7 +1,7 @@
 """Engines and movers that die, stop or break in the middle of a transfer, on a simulated device.
 
-What a dead engine had on the device is free within five seconds by the driver's own count; whoever is not concerned
-goes on; a mover that is gone comes back, and engines find it by themselves.
+A dead engine's device memory is free within five seconds by the driver's own count. Other engines go on. A dead
+mover is replaced, and engines reconnect by themselves.
 """
 
 import itertools
@@ -28,7 +28,7 @@ class Scene(NamedTuple):
     machine: Machine
     server: DeviceServer
     engine: DeviceWorker
-    """Lives through everything; has stored prompt 1."""
+    """Lives through all tests; has stored prompt 1."""
 
     def fresh(self) -> int:
         """The seed of a prompt that nobody has stored."""
@@ -39,8 +39,10 @@ class Scene(NamedTuple):
         return status.stores + status.retrieves
 
     def is_met(self, held: Rule, timeout_s: float) -> bool:
-        """Begins a retrieve that has so long. False when that was over before the rule was met, as may be on a crowded
-        machine; its blocks are used for something else then."""
+        """Begins a retrieve with this timeout. Returns False if it ended before the rule was met.
+
+        That may happen on a crowded machine; its blocks are then overwritten.
+        """
         assert self.engine.call("begin_retrieve", 1, CHUNKS, timeout_s) == CHUNKS
         until("it to be held or to end", lambda: held.met() or self.engine.call("is_done"))
         if held.met():
@@ -50,7 +52,7 @@ class Scene(NamedTuple):
         return False
 
     def wait_registered_again(self, registrations: int) -> None:
-        """Until the engine has found its way back by itself."""
+        """Waits until the engine has registered again by itself."""
         until("the engine to register again", lambda: self.engine.call("registrations") == registrations + 1)
         self.engine.call("ready")
 
@@ -70,7 +72,7 @@ def served(vendor: Vendor, cache_dir: Path, **settings: Any) -> Iterator[Scene]:
 
 @pytest.fixture(scope="module", params=VENDORS)
 def scene(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Scene]:
-    """One server for all tests: what goes wrong in one of them must not be there in the next."""
+    """One server for all tests: a fault in one test must be gone in the next."""
     with served(request.param, cache_dir) as made:
         yield made
 
@@ -78,7 +80,7 @@ def scene(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Scene]:
 @pytest.mark.parametrize("mode", ["staged", "server-gather", "direct"])
 @pytest.mark.parametrize("verb", ["begin_store", "begin_retrieve"])
 def test_memory_of_an_engine_killed_while_bytes_move_is_free_at_once(scene: Scene, mode: str, verb: str) -> None:
-    """The mover's DMA is held while the engine is killed: the copy ends, then the mappings go."""
+    """The mover's DMA hangs while the engine is killed: the copy ends, then the mappings are removed."""
     machine, server, engine = scene
     with DeviceWorker(server.path, machine, shape="kv_first", mode=mode, name="dies") as dying:
         dying.call("ready")
@@ -112,8 +114,10 @@ def test_mover_killed_while_bytes_move_comes_back(scene: Scene, verb: str) -> No
 
 
 def test_stopped_mover_is_replaced_and_nobody_writes_reused_blocks(vendor: Vendor, cache_dir: Path) -> None:
-    """Killed when the retrieve is overdue and the grace is over. A round in which that was before it was stopped shows
-    nothing, and there is another."""
+    """The mover is killed when the retrieve is overdue and the grace period is over.
+
+    A round in which the retrieve ended before the mover was stopped shows nothing, so another round follows.
+    """
     with served(vendor, cache_dir, mover_grace_ms=700) as scene:
         until("a mover to be stopped midway", lambda: is_stopped_midway(scene))
         assert scene.engine.call("wrong") == 0
@@ -121,7 +125,7 @@ def test_stopped_mover_is_replaced_and_nobody_writes_reused_blocks(vendor: Vendo
 
 
 def is_stopped_midway(scene: Scene) -> bool:
-    """Whether it was; if so it has been replaced since."""
+    """True if the mover was stopped during the copy; it has been replaced since."""
     machine, server, engine = scene
     mover, registrations = server.mover_pid(), engine.call("registrations")
     with machine.rule("run:copy", HANG, pid=mover) as held:
@@ -156,7 +160,7 @@ def test_broken_device_context_ends_the_mover_alone(scene: Scene) -> None:
 
 @pytest.mark.parametrize("verb", ["begin_store", "begin_retrieve"])
 def test_stopped_engine_does_not_hold_up_another(scene: Scene, verb: str) -> None:
-    """It is stopped with a segment of its ring asked for or taken; its jobs wait, the other's do not."""
+    """The engine is stopped while its ring has a segment asked for or taken; its jobs wait, another engine's do not."""
     machine, server, engine = scene
     with DeviceWorker(server.path, machine, shape="kv_first", name="stops") as stops:
         pid = stops.call("ready")
@@ -186,7 +190,7 @@ def test_blocks_of_a_cancelled_retrieve_stay_the_jobs_until_its_own_scatter_is_d
 
 
 def test_import_that_hangs_costs_its_own_cache_only(scene: Scene) -> None:
-    """The driver does not come back from opening a handle: registered caches go on meanwhile."""
+    """The driver hangs while opening a handle: registered caches go on meanwhile."""
     machine, server, engine = scene
     with (
         machine.rule("ipc_open", HANG, pid=server.mover_pid(), times=1) as held,
@@ -201,7 +205,7 @@ def test_import_that_hangs_costs_its_own_cache_only(scene: Scene) -> None:
 
 
 def test_wedged_device_does_not_concern_another(vendor: Vendor, cache_dir: Path) -> None:
-    """Two devices, an engine on each; the first mover hangs in the driver. Engines of both share what was stored."""
+    """Two devices with an engine on each; the first mover hangs in the driver. Both engines share stored chunks."""
     with (
         Machine(vendor, devices=2) as machine,
         seen_by_children(machine),

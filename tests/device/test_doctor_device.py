@@ -1,4 +1,4 @@
-"""What doctor says of GPUs: on machines without, with, and with one that is not as it should be."""
+"""doctor's checks of GPUs: on machines without a GPU, with one, and with a faulty one."""
 
 import json
 import os
@@ -70,7 +70,7 @@ print(json.dumps(dict(doctor_device.CHECKS)["gpu sharing"](config)))
 def sharing(
     machine: Machine, environment: Mapping[str, str] | None = None, *, memlock_bytes: int = resource.RLIM_INFINITY
 ) -> tuple[str, str]:
-    """Verdict and text of what stands in the way of sharing, without the copies for trial: they take a second."""
+    """Verdict and text of sharing problems, without the trial copies, which take a second."""
     said = subprocess.run(
         [sys.executable, "-c", SHARING, str(machine.library), str(memlock_bytes)],
         env={**os.environ, **machine.environment, **(environment or {})},
@@ -92,7 +92,7 @@ print(json.dumps([check(Config()) for _, check in doctor_device.CHECKS]))
 
 
 def test_no_gpu_is_in_order_and_says_what_was_looked_for() -> None:
-    """In a process of its own: a library that another test has loaded would be found."""
+    """Runs in its own process: a library loaded by another test would be found."""
     said = subprocess.run(
         [sys.executable, "-c", WITHOUT_DRIVERS], capture_output=True, text=True, check=True, timeout=60
     )
@@ -105,7 +105,7 @@ def test_no_gpu_is_in_order_and_says_what_was_looked_for() -> None:
 
 
 def test_a_gpu_whose_library_is_not_found_fails(tmp_path: Path) -> None:
-    """Its kernel module has made a file, and nothing else of it can be used."""
+    """Its kernel module has created a device file, but the GPU cannot be used."""
     (tmp_path / "kfd").touch()
     script = (
         "from kvserver.cli.doctor import device as doctor_device; "
@@ -208,7 +208,7 @@ def test_a_limit_of_locked_memory_is_warned_of(machine: Machine) -> None:
 
 
 def test_engines_whose_settings_break_sharing_are_named(machine: Machine) -> None:
-    """They are another process's settings: only /proc tells them."""
+    """The settings are in another process, so only /proc shows them."""
     settings = {"PYTORCH_CUDA_ALLOC_CONF": "backend:native, expandable_segments: True", peers.LEGACY: "1"}
     with DeviceWorker(Path("/nobody"), machine, environment=settings) as engine:
         engine.call("begin_capture")  # it has begun the driver
@@ -222,7 +222,7 @@ def test_engines_whose_settings_break_sharing_are_named(machine: Machine) -> Non
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """/proc with ourselves, an engine, a mover, a process without a driver, and one that ends while it is looked at."""
+    """A /proc with ourselves, an engine, a mover, a process without a driver, and one that ends during the scan."""
     for name, arguments, library in (
         ("4711", "vllm serve --enforce-eager", "/usr/lib/libcuda.so.1"),
         ("4712", "python -m kvserver.movers.mover {}", "/usr/lib/libcuda.so.1"),

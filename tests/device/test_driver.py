@@ -1,4 +1,4 @@
-"""The driver table and the kernels on simulated machines: what is found, named, compiled, kept, and every byte."""
+"""The driver table and the kernels on simulated machines: discovery, names, compilation, caching, and every byte."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 def call(machine: Machine, function: str, *arguments: object, environment: dict[str, str] | None = None) -> Any:
-    """The native function's result, called in a process of its own: a driver is begun once in a process."""
+    """The native function's result, from its own process: a driver is initialised only once in a process."""
     script = (
         "import json, sys; from kvserver import _native\n"
         "function, arguments = json.loads(sys.argv[1])\n"
@@ -50,7 +50,7 @@ def kernel_report(machine: Machine, *, rtc: str = "", cache: str = "") -> list[s
     return report
 
 
-# ---------------------------------------------------------------- what is found
+# ---------------------------------------------------------------- discovery
 
 
 WITHOUT_DRIVERS = """
@@ -66,7 +66,7 @@ except _native.DriverAbsent as absent:
 
 
 def test_a_machine_without_drivers_says_what_it_looked_for() -> None:
-    """In a process of its own: a library that another test has loaded would be found."""
+    """Runs in its own process: a library loaded by another test would be found."""
     said = subprocess.run(
         [sys.executable, "-c", WITHOUT_DRIVERS], capture_output=True, text=True, check=True, timeout=60
     )
@@ -83,7 +83,7 @@ print(json.dumps([_native.mapped_vendors(), _native.probe_driver(vendor)[0], _na
 
 
 def test_the_library_that_the_process_has_loaded_is_the_one_that_is_used(machine: Machine, tmp_path: Path) -> None:
-    """torch brings its own, at a place that nobody looks at; a second one would not know its memory."""
+    """torch brings its own library in its own folder; a second copy would not know its memory."""
     brought = tmp_path / f"{machine.library.name}.7.2.3"
     shutil.copyfile(machine.library, brought)
     said = subprocess.run(
@@ -132,7 +132,7 @@ def test_a_missing_symbol_is_named(vendor: Vendor, symbol: str, required: bool) 
 
 
 def test_nobody_chooses_between_two_vendors() -> None:
-    """A machine on which both drivers work: whoever wants one must say which."""
+    """On a machine with both drivers the user must choose."""
     with Machine("cuda") as machine:
         folders = os.pathsep.join(str(build(vendor).parent) for vendor in VENDORS)
         environment = {"LD_LIBRARY_PATH": folders}
@@ -181,7 +181,7 @@ def test_an_amd_architecture_is_found_by_its_pci_address(tmp_path: Path) -> None
 
 
 def copied(machine: Machine) -> dict[str, Any]:
-    """Runs the whole table; the last line is about the copies."""
+    """Runs the whole table; the last line reports the copies."""
     done = subprocess.run(
         [table.build(), machine.vendor, "--library", machine.library],
         env={**os.environ, **machine.environment},
@@ -219,7 +219,7 @@ def test_a_driver_without_batches_copies_one_by_one() -> None:
     ],
 )
 def test_older_drivers_copy_the_same(vendor: Vendor, version: int, without: tuple[str, ...], batch: bool) -> None:
-    """CUDA 12.8 has a batch call of another shape, those before it and ROCm 6 have none."""
+    """CUDA 12.8 has a batch call with another signature; earlier releases and ROCm 6 have none."""
     with Machine(vendor, driver_version=version, without=without) as machine:
         assert copied(machine) == {"copies": "equal", "batch": batch, "registered": True}
         if batch:
@@ -239,7 +239,7 @@ BUILT_IN = {"cuda": "built-in ptx sm_90", "rocm": "built-in bundle"}
 
 
 def compiled(machine: Machine) -> list[str]:
-    """The report of kernels that the run-time compiler made."""
+    """The report for kernels made by the run-time compiler."""
     return [COMPILER[machine.vendor], ARCH[machine.vendor], ""]
 
 
@@ -259,7 +259,7 @@ def test_without_a_compiler_the_built_in_kernels_are_used_and_why_is_said(machin
 
 
 def test_a_compiler_that_lacks_a_call_is_not_used(machine: Machine) -> None:
-    """Its library is the driver's, here: whatever that exports is no compiler once one call of it is missing."""
+    """Here the compiler's library is the driver's: it is no compiler as soon as one call is missing."""
     name = {"cuda": "nvrtcGetCUBIN", "rocm": "hiprtcGetCode"}[machine.vendor]
     with Machine(machine.vendor, without=(name,)) as lacking:
         provider, _, note = kernel_report(lacking)
@@ -301,7 +301,7 @@ def test_a_second_start_does_not_compile(machine: Machine, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("changed", ["arch", "compiler"])
 def test_code_for_another_device_or_of_another_compiler_is_not_taken(tmp_path: Path, changed: str) -> None:
-    """Each has a file of its own: both stay."""
+    """Each has its own file, and both are kept."""
     with Machine("rocm") as first, Machine("rocm", **{changed: {"arch": "gfx90a", "compiler": 6}[changed]}) as second:
         for machine in (first, second, first, second):
             kernel_report(machine, cache=str(tmp_path))

@@ -1,6 +1,6 @@
-"""Jobs of the mover's device engine: how they go, how they end, and that nobody waits for a client that never answers.
+"""Jobs of the mover's device engine: their paths and ends. No job waits for a client that never answers.
 
-The client's side of the rings is played by hand: it takes, finishes, faults or forgets segments as a test asks.
+The test plays the client's side of the rings: it takes, finishes, faults or forgets segments.
 """
 
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from tests.process.harness import until
 
 LANES = {"store": STORE, "retrieve": RETRIEVE}
 SMALL, LARGE = 333, 70_001
-"""Page sizes: a job of LARGE ones has several segments (420 KB a chunk, segments of 1 MiB)."""
+"""Page sizes: a job with LARGE pages has several segments (420 KB a chunk, segments of 1 MiB)."""
 SEGMENTS = STAGING_SEGMENTS // len(LANES)
-"""Of a lane."""
+"""Segments of a lane."""
 
 
 @pytest.fixture(scope="module", params=VENDORS)
 def bench(request: pytest.FixtureRequest) -> Iterator[tuple[Machine, Halves]]:
-    """A machine with an engine that packs everything: many tests share it."""
+    """A machine with an engine that packs everything, shared by many tests."""
     with Machine(request.param) as machine, Halves(machine) as halves:
         yield machine, halves
 
@@ -40,7 +40,7 @@ def serve(halves: Halves, cache: int, lane: int) -> None:
 
 
 def run(halves: Halves, kind: str, cache: int, mode: str, *, packed_by_client: bool = False) -> str:
-    """Runs a job of three chunks; how it went."""
+    """Runs a job of three chunks; returns the mode that was used."""
     job = halves.submit(kind, cache, 3, mode)
     if packed_by_client:
         serve(halves, cache, LANES[kind])
@@ -71,7 +71,7 @@ def test_long_copies_go_direct_whatever_the_cache_brought(machine: Machine) -> N
 
 
 def test_copies_go_direct_sooner_where_nobody_else_would_pack(machine: Machine) -> None:
-    """Packing by the mover costs the engine its turns on the GPU; packing by the client does not."""
+    """Packing by the mover costs the engine time on the GPU; packing by the client does not."""
     with Halves(machine, direct_from=3 * SMALL + 1, bare_direct_from=3 * SMALL) as halves:
         staged, bare = halves.map(SMALL, staged=True), halves.map(SMALL, staged=False)
         for kind in LANES:
@@ -97,7 +97,7 @@ def test_a_job_of_many_segments_goes_round_the_ring(halves: Halves, kind: str) -
 @pytest.mark.parametrize("kind", ["store", "retrieve"])
 @pytest.mark.parametrize("taken", [0, 1, 4])
 def test_a_cancelled_job_ends_though_the_client_never_answers(halves: Halves, kind: str, taken: int) -> None:
-    """What was asked is withdrawn; what was taken stays with the client until it comes back."""
+    """Segments asked for are withdrawn; a taken one stays with the client until it comes back."""
     lane = LANES[kind]
     cache = halves.map(LARGE, staged=True)
     job = halves.submit(kind, cache, 10)
@@ -142,7 +142,7 @@ def test_a_job_waits_for_its_part_of_the_arena(machine: Machine) -> None:
 
 
 def test_while_jobs_run_only_what_they_need_of_the_arena_is_registered(machine: Machine) -> None:
-    """The driver keeps other calls of the process waiting meanwhile, and a large arena takes it many seconds."""
+    """Registering blocks other calls of the process, and for a large arena takes many seconds."""
     with Halves(machine, arena_reach="register", slabs=1) as halves:
         staged, bare = halves.map(SMALL, staged=True), halves.map(SMALL, staged=False)
         running = halves.submit("store", staged, 3)
@@ -207,7 +207,7 @@ def test_a_client_that_does_not_answer_holds_up_nobody_else(halves: Halves, kind
 
 
 def test_a_retrieve_does_not_wait_for_the_stores_before_it(halves: Halves) -> None:
-    """Each way has lanes of its own: whoever waits for its prefix does not wait for what others bring."""
+    """Each direction has its own lanes: waiting for a prefix does not wait for other requests' stores."""
     cache = halves.map(SMALL, staged=True)
     stores = [halves.submit("store", cache, 3, "staged") for _ in range(2)]
     retrieve = halves.submit("retrieve", cache, 3, "staged")

@@ -38,7 +38,7 @@ def test_the_timeout_counts_from_the_call(worker: DeviceWorker, server: DeviceSe
         worker.call("begin_store", 1, 3, 0.05, True)
         assert worker.call("outcome")["why"] == "timeout"
     assert server.status().counters["stores"] == 0
-    assert worker.call("store", 2, 3)["chunks"] == 3  # the late event is nobody's business any more
+    assert worker.call("store", 2, 3)["chunks"] == 3  # the late event has no effect any more
 
 
 def test_an_event_that_failed_ends_the_job(worker: DeviceWorker, server: DeviceServer, machine: Machine) -> None:
@@ -58,7 +58,7 @@ def test_a_store_whose_event_is_not_done_ends_with_its_cache(worker: DeviceWorke
 
 
 def test_a_cache_that_has_waited_for_events_is_unregistered_whole(worker: DeviceWorker) -> None:
-    """The number of its event descriptor is soon another one's."""
+    """The number of its event descriptor is soon reused."""
     worker.call("begin_store", 1, 3, None, True)
     assert worker.call("outcome")["chunks"] == 3
     worker.call("move_to_twin")

@@ -1,5 +1,6 @@
-"""Every layout of a KV cache through store and retrieve, in every mode, on both vendors' drivers, over both ways to the
-arena: what one engine stores another retrieves into other blocks, and no other byte of its memory changes.
+"""Every KV cache layout through store and retrieve, in every mode, with both drivers and both paths to the arena.
+
+One engine retrieves another's chunks into other blocks, and no other byte of its memory changes.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ Workers = dict[str, DeviceWorker]
 
 @pytest.fixture(scope="module", params=[(vendor, path) for vendor in ("cuda", "rocm") for path in PATHS], ids="-".join)
 def workers(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Workers]:
-    """A server, and an engine for each mode: for all layouts, one after the other."""
+    """A server, and an engine for each mode, used for all layouts in turn."""
     vendor: Vendor
     vendor, path = request.param
     with ExitStack() as stack:
@@ -38,7 +39,7 @@ def workers(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Workers
 
 @pytest.mark.parametrize("shape", LAYOUTS)
 def test_bytes_are_the_same(workers: Workers, shape: str) -> None:
-    """One engine a mode; each stores a prompt, and all retrieve all of them."""
+    """There is one engine per mode; each stores a prompt, and all retrieve all prompts."""
     chunks = CHUNKS.get(shape, 5)
     for mode, worker in workers.items():
         worker.call("open", shape, mode, 13 * 16)
@@ -56,7 +57,7 @@ def test_bytes_are_the_same(workers: Workers, shape: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_segment_is_one_launch_however_many_pages_it_has(vendor: Vendor, cache_dir: Path, path: str) -> None:
-    """Kernels of two processes take turns on a device, so each launch may cost the engine one."""
+    """Kernels of two processes take turns on a device, so each launch may cost the engine a turn."""
     chunks = 128
     with (
         Machine(vendor) as machine,

@@ -1,5 +1,7 @@
-"""The ways between device memory and the arena, on the simulated driver: rings that wrap, copies that are cut, both
-directions at once, and a driver that fails at any call. The program is links.cpp."""
+"""The paths between device memory and the arena, on the simulated driver. The program is links.cpp.
+
+Covers rings that wrap, copies that are cut, both directions at once, and a driver that fails at any call.
+"""
 
 import os
 import subprocess
@@ -32,7 +34,7 @@ DATA_PATH = {
 
 
 def run(machine: Machine, path: str, seed: int = 1, buffer_bytes: int = BUFFER_BYTES) -> tuple[int, str]:
-    """Exit status and what it said."""
+    """Exit status and output."""
     program = build_program("links", SOURCES)
     arguments = [machine.vendor, machine.library, path, UNIT_BYTES, buffer_bytes, seed]
     done = subprocess.run(
@@ -62,14 +64,14 @@ def test_bytes_are_right_whatever_a_buffer_holds(machine: Machine, buffer_bytes:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_nothing_is_used_before_the_device_is_done_with_it(machine: Machine, path: str) -> None:
-    """Each operation of a stream begins late: who does not wait for it copies what is not there yet."""
+    """Each operation of a stream begins late: code that does not wait for it copies missing data."""
     machine.delay_operations(200)
     assert run(machine, path, 11) == (RIGHT, "")
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_call_that_fails_ends_everything_and_no_byte_is_wrong(vendor: Vendor, path: str) -> None:
-    """The first call of each kind, the second, and so on until none fails any more."""
+    """The first call of each kind fails, then the second, and so on until none fails any more."""
     met = set()
     with Machine(vendor) as machine:
         for field in DATA_PATH[vendor]:
@@ -86,6 +88,6 @@ def test_a_call_that_fails_ends_everything_and_no_byte_is_wrong(vendor: Vendor, 
 
 
 def skips(field: str) -> Iterator[int]:
-    """How many calls pass before one fails. Whether an event is done is asked so often that steps must grow."""
+    """How many calls pass before one fails. Events are queried so often that steps must grow."""
     for number in count():
         yield number if field != "event_query" else number * number

@@ -1,5 +1,7 @@
-"""Engines that live on while their Python does not run, that sleep and wake, and a mover whose driver fails here or
-there: what is stored stays right, and whoever waits gets an answer."""
+"""Engines whose Python is blocked, engines that sleep and wake, and movers with failing driver calls.
+
+Stored chunks stay right, and every request gets an answer.
+"""
 
 import os
 import time
@@ -23,7 +25,7 @@ DATA_PATH = ("copy", "event_record", "event_query", "event_create", "launch", "s
 
 @contextmanager
 def gil_held(worker: Worker, folder: Path) -> Iterator[None]:
-    """In the block no Python thread of the worker runs."""
+    """Blocks all Python threads of the worker within the block."""
     gate = folder / "gate"
     os.mkfifo(gate)
     ours = os.open(gate, os.O_RDWR)
@@ -39,7 +41,7 @@ def gil_held(worker: Worker, folder: Path) -> Iterator[None]:
 
 
 def sleeps(pid: int) -> bool:
-    """Whether the main thread was asleep at each of fifty looks."""
+    """True if the main thread was asleep at each of fifty looks."""
     states = []
     for _ in range(50):
         states.append(Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0])
@@ -59,7 +61,7 @@ def test_a_mover_looks_on_for_a_moment_and_then_sleeps(server: DeviceServer, mac
 def test_packing_needs_no_python_of_the_engine(
     server: DeviceServer, machine: Machine, tmp_path: Path, verb: str
 ) -> None:
-    """Its main thread holds the GIL from before its first kernel has run until the server has all bytes."""
+    """The engine's main thread holds the GIL from before its first kernel runs until the server has all bytes."""
     with DeviceWorker(server.path, machine, shape="kv_first") as worker:
         pid = worker.call("ready")
         if verb == "retrieve":
@@ -119,7 +121,7 @@ def test_an_engine_that_sleeps_gives_its_memory_back_and_hits_when_it_wakes(
 def test_a_call_of_the_mover_that_fails_costs_the_job_and_no_byte(
     server: DeviceServer, machine: Machine, call: str, skip: int
 ) -> None:
-    """The job ends one way or the other, the mover comes back, and everything works again."""
+    """The job ends in one way or another, the mover comes back, and everything works again."""
     fields = {"cuda": ("copy_to_host", "copy_to_device"), "rocm": ("copy_of_kind",)}[machine.vendor]
     with DeviceWorker(server.path, machine, shape="kv_first", mode="server-gather") as worker:
         worker.call("ready")
@@ -132,7 +134,7 @@ def test_a_call_of_the_mover_that_fails_costs_the_job_and_no_byte(
                     if failed.met():
                         break
             if not failed.met():
-                continue  # this way does without that call
+                continue  # this mode does not use that call
             until("the mover to end", lambda ended=mover: server.mover_pid_now() != ended)
             until("to be registered again", lambda n=registrations: worker.call("registrations") == n + 1)
             worker.call("ready")
@@ -141,7 +143,7 @@ def test_a_call_of_the_mover_that_fails_costs_the_job_and_no_byte(
 
 
 def move(worker: DeviceWorker, seed: int) -> None:
-    """A store and a retrieve that may fail, and are right if they do not."""
+    """A store and a retrieve that may fail, but are right if they succeed."""
     stored = worker.call("store", seed, CHUNKS)
     assert stored["chunks"] == CHUNKS or stored["why"], stored
     if not worker.call("begin_retrieve", seed, CHUNKS):

@@ -1,4 +1,4 @@
-"""How a GPU's mover starts: it proves itself or ends with the reason, and what it measured of its device is kept."""
+"""The start of a GPU's mover: it passes its self-test or ends with the reason, and its measurements are kept."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,10 @@ from tests.process.abuse import refusal
 
 CHUNKS = 3
 KEPT = (7.25, 3 * MIB, 5 * MIB, 9.75, 11 * MIB, 13 * MIB)
-"""GB/s, and from where copies go direct with and without staging: of stores, then of retrieves. Nobody measures it."""
+"""An invented measurement: GB/s, and lengths from which copies go direct with and without staging.
+
+First for stores, then for retrieves.
+"""
 SHOWN = {
     "link-store-gbps": f"{KEPT[0]:.1f}",
     "direct-from-store": "3 MiB",
@@ -30,7 +33,7 @@ SHOWN = {
 
 
 def test_a_device_that_returns_wrong_bytes_gets_no_mover(server: DeviceServer, machine: Machine) -> None:
-    """Its mover ends with the reason, and nothing takes its place: no other device, no slower way."""
+    """Its mover ends with the reason, and nothing replaces it: no other device, no slower path."""
     registrant = Registrant(server, machine)
     owner = RingOwner(MIB)
     try:
@@ -49,7 +52,7 @@ def test_a_device_that_returns_wrong_bytes_gets_no_mover(server: DeviceServer, m
 
 @contextmanager
 def started(machine: Machine, folder: Path, kept: bytes) -> Iterator[dict[str, str]]:
-    """What /status tells of a mover that found `kept` as its device's measurement; none if that is empty."""
+    """The facts in /status of a mover that found `kept` as its device's measurement; none if that is empty."""
     server = DeviceServer(machine, folder)
     path = measurement_of(machine, folder)
     path.unlink()

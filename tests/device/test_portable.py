@@ -1,1 +1,1 @@
-"""The portable path, which moves bytes by torch alone, and what it is a reference of: the kernels of either vendor."""
+"""The portable path, which moves bytes with torch alone; the kernels of both vendors are checked against it."""

@@ -1,7 +1,7 @@
-"""Kernels held against torch: what index_select gathers they scatter, and what they gather index_copy_ scatters.
+"""Kernels compared with torch: kernels scatter what index_select gathers, and index_copy_ scatters what they gather.
 
-The shapes say byte by byte what a block is (shapes.py); here it is shown that both ways agree on where each of its
-bytes lies in DRAM. Needs torch, which `make e2e` and `make e2e-ci` bring.
+shapes.py defines each block byte by byte; here both implementations must agree on the place of each byte in DRAM.
+Needs torch, which `make e2e` and `make e2e-ci` install.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ pytest.importorskip("torch", reason="needs torch: make e2e-ci")
 KERNELS = ("staged", "server-gather")
 CHUNKS = {"large_pages": 2, "many_pages": 128}
 ONE_BYTE = 1
-"""Of room for the buffer, which has some for two chunks all the same."""
+"""Requested bytes for the buffer, which has room for two chunks anyway."""
 
 Workers = dict[str, DeviceWorker]
 
 
 @pytest.fixture(scope="module", params=["cuda", "rocm"])
 def workers(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[Workers]:
-    """A server, an engine for each way of the kernels, and one that has torch: for all layouts, one after the other."""
+    """A server, an engine for each kernel mode, and one with torch, used for all layouts in turn."""
     vendor: Vendor = request.param
     with ExitStack() as stack:
         machine = stack.enter_context(seen_by_children(stack.enter_context(Machine(vendor))))

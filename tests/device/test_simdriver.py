@@ -1,4 +1,4 @@
-"""The simulated driver itself: its entry points are those of the table, and it counts what it should."""
+"""The simulated driver itself: its entry points equal the table's, and its counts are right."""
 
 import subprocess
 import sys

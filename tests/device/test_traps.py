@@ -1,6 +1,6 @@
-"""What a driver does that is easily overlooked, AMD's above all: one test a trap, which fails when its handling goes.
+"""Driver behaviours that are easily overlooked, especially AMD's: one test per trap, which fails without its handling.
 
-The simulator enforces them (tests/simdriver). Open flags other than 1 are refused by it in every test there is.
+The simulator enforces them (tests/simdriver). It refuses open flags other than 1 in every test.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ CHUNKS = 5
 def scene(
     vendor: Vendor, cache_dir: Path, settings: dict[str, Any] | None = None, **environment: str
 ) -> Iterator[tuple[Machine, DeviceServer]]:
-    """A machine and a server of their own. `environment`: of the server, and of everything else if not told."""
+    """A machine and its own server. `environment`: for the server, and for all other processes unless overridden."""
     with pytest.MonkeyPatch().context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -39,13 +39,13 @@ def scene(
 
 @pytest.fixture(scope="module", params=VENDORS)
 def shared(request: pytest.FixtureRequest, cache_dir: Path) -> Iterator[tuple[Machine, DeviceServer]]:
-    """For tests that leave nothing behind."""
+    """Shared by tests that leave nothing behind."""
     with scene(request.param, cache_dir) as made:
         yield made
 
 
 def test_registered_slabs_have_unrelated_device_addresses(vendor: Vendor, cache_dir: Path) -> None:
-    """Prompts that fill three slabs of the arena and more."""
+    """The prompts fill more than three slabs of the arena."""
     with (
         scene(vendor, cache_dir, {"arena_reach": "register"}) as (machine, server),
         DeviceWorker(server.path, machine, shape="large_pages") as worker,
@@ -60,7 +60,7 @@ def test_registered_slabs_have_unrelated_device_addresses(vendor: Vendor, cache_
 
 
 def test_batch_copies_work_with_the_attributes_that_the_vendor_wants(vendor: Vendor, cache_dir: Path) -> None:
-    """AMD's driver refuses any, NVIDIA's wants one; more than 8,192 copies in a call are an AMD fault."""
+    """AMD's driver accepts no attributes, NVIDIA's requires one; more than 8,192 copies in a call fail on AMD."""
     with (
         scene(vendor, cache_dir, {"arena_reach": "register"}) as (machine, server),
         DeviceWorker(server.path, machine, shape="many_pages", mode="direct") as worker,
@@ -98,7 +98,7 @@ def batch_calls(machine: Machine) -> int:
 
 
 def test_equal_process_numbers_are_explained(cache_dir: Path) -> None:
-    """Two containers whose processes are both number 1."""
+    """Two containers whose processes both have pid 1."""
     with (
         scene("rocm", cache_dir, KVSIM_PID="1") as (machine, server),
         DeviceWorker(server.path, machine, shape="kv_first") as worker,
@@ -124,9 +124,9 @@ def test_a_handle_opens_at_the_begin_of_its_allocation(shared: tuple[Machine, De
         "IpcGetEventHandle",  # events of another process leak, stall or hang
         "IpcOpenEventHandle",
         "Memcpy2D",  # one operation of the copy engine for each row
-        "LaunchHostFunc",  # runs in a thread of the driver, where nothing may wait for anything
+        "LaunchHostFunc",  # runs in a thread of the driver, where nothing may block
         "GetDeviceProperties",  # a struct whose layout changed between releases
-        "hipDeviceGetAttribute",  # whose numbers changed
+        "hipDeviceGetAttribute",  # its attribute numbers changed
     ],
 )
 def test_calls_that_are_broken_somewhere_are_not_known(name: str) -> None:
@@ -139,14 +139,14 @@ def test_calls_that_are_broken_somewhere_are_not_known(name: str) -> None:
 
 
 def test_no_more_than_a_gibibyte_is_registered_at_once() -> None:
-    """A slab is. Drivers of either vendor have failed at hundreds of GiB, and are slow long before."""
+    """A slab is registered as a whole. Both vendors' drivers have failed at hundreds of GiB."""
     assert Config(arena_bytes=8 << 30, slab_bytes=1 << 30).slab_bytes == 1 << 30
     with pytest.raises(ConfigError, match="slab_bytes"):
         Config(arena_bytes=8 << 30, slab_bytes=(1 << 30) + 4096)
 
 
 def test_transfers_do_not_spoil_a_stream_capture(shared: tuple[Machine, DeviceServer]) -> None:
-    """While the engine captures, our threads allocate nothing and ask for events only with a relaxed mode."""
+    """While the engine captures, our threads allocate nothing, and query events only in relaxed mode."""
     machine, server = shared
     with DeviceWorker(server.path, machine, shape="kv_first", name="captures") as worker:
         worker.call("ready")
@@ -158,7 +158,7 @@ def test_transfers_do_not_spoil_a_stream_capture(shared: tuple[Machine, DeviceSe
 
 @pytest.mark.parametrize(("ours", "theirs"), [("", "1"), ("1", "")])
 def test_different_modes_of_handles_are_explained(cache_dir: Path, ours: str, theirs: str) -> None:
-    """They are the same bytes with another meaning, and each side has its own default."""
+    """The same bytes have another meaning in each mode, and each side has its own default."""
     name = "HSA_ENABLE_IPC_MODE_LEGACY"
     with (
         scene("rocm", cache_dir, **{name: ours}) as (machine, server),
@@ -178,7 +178,7 @@ def test_memory_that_cannot_be_exported_is_refused_with_the_setting(shared: tupl
 
 
 def test_devices_are_known_by_name_where_they_are_numbered_otherwise(vendor: Vendor, cache_dir: Path) -> None:
-    """An engine that may use the second device only calls it the first."""
+    """An engine that sees only the second device calls it the first."""
     with (
         Machine(vendor, devices=2) as machine,
         seen_by_children(machine),
@@ -196,7 +196,7 @@ def test_devices_are_known_by_name_where_they_are_numbered_otherwise(vendor: Ven
 
 
 def test_one_allocation_is_opened_once(shared: tuple[Machine, DeviceServer]) -> None:
-    """AMD's driver refuses a second time. Two caches use it, and the second goes on when the first is gone."""
+    """AMD's driver refuses a second open. Two caches use it, and the second goes on when the first is gone."""
     machine, server = shared
     with DeviceWorker(server.path, machine, shape="kv_first", mode="server-gather", name="twins") as worker:
         worker.call("ready")

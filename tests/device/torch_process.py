@@ -1,7 +1,7 @@
-"""An engine in a process of its own whose KV cache is torch tensors, on any device that torch knows: portable.
+"""An engine in its own process whose KV cache is torch tensors, on any device that torch supports: portable.
 
-What it stores, others must be able to retrieve, and the reverse: it is the reference that kernels are held against.
-`python -m tests.device.torch_process FD OPTIONS` is the process; it ends when its pipe does.
+Other engines must be able to retrieve its chunks, and the reverse: kernels are checked against it. `python -m
+tests.device.torch_process FD OPTIONS` is the process; it ends when its pipe closes.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from tests.gpu.plain_driver import DeviceView
 
 
 class Allocations:
-    """In the place of a driver: memory is torch's."""
+    """Replaces a driver: memory is torch's."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -34,7 +34,7 @@ class Allocations:
         del self._tensors[address]
 
     def tensor(self, address: int, size: int) -> torch.Tensor:
-        """A view of what lies there."""
+        """A view of the memory at an address."""
         base = max(start for start in self._tensors if start <= address)
         return self._tensors[base][address - base : address - base + size]
 
@@ -53,7 +53,7 @@ class Allocations:
 
 
 class TorchRemote(Remote):
-    """What the process can be asked to do."""
+    """The methods that can be called through the pipe."""
 
     SHAPES: ClassVar[Mapping[str, Callable[[], Shape]]] = {
         **SHAPES,
