@@ -1,11 +1,11 @@
-"""A headless Chromium for tests, spoken to by WebDriver over HTTP: Debian's chromium and chromium-driver, nothing else.
+"""A headless Chromium for tests, controlled by WebDriver over HTTP: only Debian's chromium and chromium-driver.
 
     with Browser() as browser:
         browser.open("http://127.0.0.1:9710/")
         browser.text("#hit-rate")
 
-The protocol is a dozen JSON requests (https://www.w3.org/TR/webdriver2/), so no client library is needed. Every wait is
-bounded. Both processes end with the block.
+The protocol is a dozen JSON requests (https://www.w3.org/TR/webdriver2/), so no client library is needed. Every wait
+is bounded. Both processes end with the block.
 """
 
 import base64
@@ -68,15 +68,15 @@ class Browser:
         self._ask("POST", "/url", {"url": address})
 
     def run(self, script: str, *arguments: object) -> Any:
-        """What the body of that function returns, called with the arguments."""
+        """Calls a JavaScript function body with the arguments; returns its result."""
         return self._ask("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
     def text(self, selector: str) -> str:
-        """Of the first element."""
+        """The text of the first matching element."""
         return str(self.run("return document.querySelector(arguments[0]).innerText", selector))
 
     def sees(self, selector: str) -> bool:
-        """The first element has a place on the page."""
+        """True if the first matching element is visible on the page."""
         return bool(self.run("return document.querySelector(arguments[0]).getClientRects().length", selector))
 
     def table(self, selector: str) -> dict[str, list[str]]:
@@ -87,12 +87,12 @@ class Browser:
         return {cells[0]: cells[1:] for cells in self.run(script, selector)}
 
     def press(self, *names: str) -> None:
-        """Keys, one by one, to whatever has the focus."""
+        """Presses keys, one by one, with the present focus."""
         strokes = [{"type": way, "value": KEYS[name]} for name in names for way in ("keyDown", "keyUp")]
         self._ask("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": strokes}]})
 
     def before_each_page(self, script: str) -> None:
-        """Runs it in each page that is opened from now on, before the page's own; in place of the last such script."""
+        """Runs a script in each page opened from now on, before the page's own; replaces the previous such script."""
         self.forget_scripts()
         begun = self._devtools("Page.addScriptToEvaluateOnNewDocument", {"source": script})
         self._scripts.append(begun["identifier"])
@@ -102,22 +102,24 @@ class Browser:
             self._devtools("Page.removeScriptToEvaluateOnNewDocument", {"identifier": self._scripts.pop()})
 
     def resize(self, width: int, height: int) -> None:
-        """The page's own size, whatever the window has around it."""
+        """Sets the page's own size, independent of the window's borders."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._devtools("Emulation.setDeviceMetricsOverride", metrics)
 
     def prefer(self, scheme: str) -> None:
-        """light or dark"""
+        """Sets the colour scheme: light or dark."""
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self._devtools("Emulation.setEmulatedMedia", {"features": [feature]})
 
     def picture(self) -> bytes:
-        """What the window shows, as PNG."""
+        """The window's content as PNG."""
         return base64.b64decode(self._ask("GET", "/screenshot"))
 
     def complaints(self) -> list[str]:
-        """What the browser has complained of since it was asked last: scripts that failed, policies that were hit. Not
-        that a server was gone: stories end before their pages do."""
+        """Browser complaints since the last call: failed scripts, policy violations.
+
+        Failed requests are left out: stories end before their pages do.
+        """
         messages = [entry["message"] for entry in self._ask("POST", "/se/log", {"type": "browser"})]
         return [message for message in messages if "Failed to load resource" not in message]
 
@@ -132,7 +134,7 @@ class Browser:
         arguments = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", f"--window-size={width},{height}"]
         arguments += [f"--user-data-dir={self._folder}/profile", "--hide-scrollbars", "--lang=en-US"]
         arguments += ["--disable-background-networking", "--disable-component-update", "--no-first-run"]
-        if os.geteuid() == 0:  # root has no sandbox; the page comes from here
+        if os.geteuid() == 0:  # root has no sandbox; the page is our own
             arguments.append("--no-sandbox")
         options = {"binary": CHROMIUM, "args": arguments}
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
@@ -143,7 +145,7 @@ class Browser:
         return self._ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The value of the answer; RuntimeError with its message when it is an error."""
+        """The value of the answer. Raises RuntimeError with the message if it is an error."""
         text = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._address + self._session + path, text, method=method)
         try:

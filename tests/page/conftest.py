@@ -1,4 +1,4 @@
-"""One browser for all tests of the page; without one they are left out, and say what to install."""
+"""One browser for all tests of the page; without one they are skipped, with a hint what to install."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def _started() -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(_started: Browser) -> Iterator[Browser]:
-    """Shows nothing yet. A test fails when the browser has complained of the page."""
+    """An empty browser. A test fails if the browser has complained about the page."""
     _started.resize(1280, 900)
     _started.prefer("light")
     _started.forget_scripts()

@@ -1,6 +1,6 @@
-"""Takes the pictures of the status page that the documents show: python -m tests.page.pictures FOLDER
+"""Takes the pictures of the status page for the documents: python -m tests.page.pictures FOLDER
 
-A server with a disk tier, the recorded traffic of `make demo` against it, and a browser that looks at it for LOOK_S.
+Runs a server with a disk tier, the recorded traffic of `make demo`, and a browser that shows the page for LOOK_S.
 """
 
 import subprocess

@@ -1,4 +1,4 @@
-"""A page without a brain: the real HTTP server answers whatever status document a test hands to it."""
+"""A page without a brain: the real HTTP server answers with the status documents of a test."""
 
 import time
 from types import TracebackType
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def a_status(**changes: object) -> Status:
-    """One of everything."""
+    """A status with one of everything."""
     status = Status(
         server="kvserver 7.5.3",
         incarnation=11,
@@ -84,7 +84,7 @@ def a_status(**changes: object) -> Status:
 
 
 def asked(status: Status, *, seconds: float, **tokens: int) -> Status:
-    """The same server so many seconds later, when lookups had asked for more tokens."""
+    """The same server `seconds` later, after lookups asked for more tokens."""
     counters = dict(status.counters)
     before = counters["lookup_tokens"]
     assert isinstance(before, dict)
@@ -93,7 +93,7 @@ def asked(status: Status, *, seconds: float, **tokens: int) -> Status:
 
 
 class Story:
-    """A running HTTP server; `tell` is what its brain would publish."""
+    """A running HTTP server; `tell` publishes a status as its brain would."""
 
     def __init__(self, port: int = 0) -> None:
         self._board = SnapshotBoard()

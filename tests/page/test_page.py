@@ -1,4 +1,4 @@
-"""The status page in a real browser, told stories by a real HTTP server: what it shows, and what nobody can make it."""
+"""The status page in a real browser, fed by a real HTTP server: its content, and attempts to inject scripts."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.process.harness import until
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 QUICK = "const ask = setTimeout; window.setTimeout = (what, ms) => ask(what, ms && Math.min(ms, 20));"
-"""The page asks once a second; nobody waits for that here."""
+"""The page polls once a second; tests do not wait that long."""
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_bars_are_as_long_as_their_shares(page: Browser) -> None:
             "return [...document.querySelectorAll('.bar rect')].map(b => [b.x.baseVal.value, b.width.baseVal.value])"
         )
         bars = page.run(script)
-        # Of 1000: used and not on disk, used and on disk as well, ready and free; and the disk's own.
+        # Of 1000: used and not on disk, used and also on disk, ready and free; then the disk's own.
         assert bars == [[0, 187.5], [187.5, 62.5], [250, 500], [0, 250]]
 
 
@@ -118,7 +118,7 @@ def test_rates_are_over_the_brains_own_time(page: Browser) -> None:
 
 
 def test_names_of_others_are_text_and_nothing_else(page: Browser) -> None:
-    """Each text of the document that somebody else may choose."""
+    """Every text in the document that somebody else may choose."""
     plain = a_status(warnings=[HOSTILE], troubles={HOSTILE: 3}, server=HOSTILE, disk_state=HOSTILE)
     document = msgspec.to_builtins(plain)
     for entries in ("movers", "disks", "shown_sessions", "shown_caches"):
@@ -139,7 +139,7 @@ def test_names_of_others_are_text_and_nothing_else(page: Browser) -> None:
 
 
 def test_the_browser_itself_refuses_scripts_and_html_that_are_not_the_pages(page: Browser) -> None:
-    """What the policy is for: a mistake in the page's own script must not be enough."""
+    """The policy's purpose: a mistake in the page's own script must not be enough."""
     with Story() as story:
         story.tell(a_status())
         page.open(story.address)
@@ -278,7 +278,7 @@ def test_no_width_makes_the_page_scroll_sideways(page: Browser, width: int) -> N
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_in_both_schemes(page: Browser, scheme: str) -> None:
-    """Contrasts of at least 4.5 (WCAG AA) between each text and what lies behind it."""
+    """Each text has a contrast of at least 4.5 (WCAG AA) with its background."""
     with Story() as story:
         story.tell(a_status(warnings=["seven"], troubles={"old": 3}))
         page.prefer(scheme)
@@ -307,7 +307,7 @@ return JSON.stringify(found);
 
 
 def numbers(colour: str) -> list[float]:
-    """Of rgb(...) or color(srgb ...), from 0 to 1."""
+    """The components of rgb(...) or color(srgb ...), from 0 to 1."""
     texts = colour[colour.index("(") + 1 : -1].replace("srgb", "").replace(",", " ").replace("/", " ").split()[:3]
     return [float(text) / (1 if colour.startswith("color(") else 255) for text in texts]
 
@@ -323,7 +323,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_polling_slows_down_while_nobody_answers_and_has_a_bound(page: Browser) -> None:
-    """The page's own waits, as it asks for them."""
+    """Checks the page's own waits."""
     page.before_each_page(
         "window.waits = []; const later = window.setTimeout;"
         "window.setTimeout = (what, ms) => { waits.push(ms); return later(what, ms && Math.min(ms, 5)); };"
@@ -342,7 +342,7 @@ def test_polling_slows_down_while_nobody_answers_and_has_a_bound(page: Browser) 
 
 
 def test_memory_of_the_page_is_bounded(page: Browser) -> None:
-    """Ten hours of samples, told to the page's own store, as fast as they can be."""
+    """Adds ten hours of samples to the page's own store as fast as possible."""
     with Story() as story:
         story.tell(a_status(arena=msgspec.structs.replace(a_status().arena, used_bytes=4 * MIB)))
         page.open(story.address)

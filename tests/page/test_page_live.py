@@ -1,4 +1,4 @@
-"""The page under real traffic: every number that it shows of lookups, stores and chunks is the one in /metrics."""
+"""The page under real traffic: each number it shows about lookups, stores and chunks equals the one in /metrics."""
 
 import os
 import pty
@@ -21,20 +21,20 @@ from tests.process.test_http_live import Site
 
 DISK_MIB = 8
 TURNS_MAX = 80
-"""In which `kvserver top` has to show what was asked."""
+"""Turns in which `kvserver top` must show the lookups."""
 NAMES = {"DRAM": "dram", "disk": "disk", "declined": "declined", "unwanted": "unwanted", "miss": "miss"}
 
 
 @pytest.fixture(autouse=True)
 def heeds_interrupts() -> Iterator[None]:
-    """What a shell starts in the background ignores them, as does whatever that starts; `kvserver top` shall not."""
+    """Restores SIGINT: background jobs of a shell ignore it, and so do their children; `kvserver top` must not."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def disk_site(folder: Path) -> Site:
-    """A server whose arena is smaller than what it is given."""
+    """A server whose arena is smaller than the data stored."""
     site = Site()
     site.server.settings |= {
         "arena_bytes": 1 << 20,
@@ -47,12 +47,12 @@ def disk_site(folder: Path) -> Site:
 
 
 def total(site: Site, sample: str) -> int:
-    """Of one sample; 0 where there is none yet."""
+    """The value of one sample; 0 if there is none yet."""
     return int(site.sample(sample) or 0)
 
 
 def tokens(site: Site, result: str) -> int:
-    """Those that lookups asked for, of the one model that there is."""
+    """Tokens that lookups asked for, of the only model."""
     return total(site, f'kvserver_lookup_tokens_total{{model="{MODEL}",result="{result}"}}')
 
 
@@ -61,26 +61,26 @@ def number(text: str) -> int:
 
 
 def shares(site: Site) -> list[str]:
-    """How full the arena and the disk are, in percent as the page has it."""
+    """Fill of the arena and the disk in percent, formatted like the page."""
     arena = [total(site, f'kvserver_arena_bytes{{state="{state}"}}') for state in ("used", "total")]
     disk = [total(site, f'kvserver_disk_{state}_bytes{{device="0"}}') for state in ("used", "total")]
     return [f"{100 * used / whole:.1f}" for used, whole in (arena, disk)]
 
 
 def shown_count(browser: Browser, counter: str) -> int:
-    """As the page has it now."""
+    """The count as the page shows it now."""
     return number(browser.table("#counted")[counter][1])
 
 
 def settled(site: Site, browser: Browser, asked: int) -> None:
-    """Waits until /metrics has counted all lookups, and the page as well."""
+    """Waits until /metrics has counted all lookups, and the page shows them."""
     until("the lookups in /metrics", lambda: total(site, "kvserver_lookup_handle_seconds_count") == asked)
     until("the page to follow", lambda: browser.table("#counted").get("lookups", ["", ""])[1] == f"{asked:,}")
 
 
 @contextmanager
 def traffic(engine: Engine, rounds: int) -> Iterator[None]:
-    """Stores, lookups and retrieves while the block runs; all of them are over at its end."""
+    """Runs stores, lookups and retrieves during the block; all have ended at its end."""
 
     def work() -> None:
         for seed in range(rounds):
@@ -206,12 +206,12 @@ def test_top_leaves_a_terminal_as_it_was() -> None:
 
 
 def read_until(descriptor: int, mark: bytes) -> bytes:
-    """What a terminal was sent up to that mark; to its end when the mark is empty."""
+    """A terminal's output up to that mark, or to its end if the mark is empty."""
     said = b""
     while not mark or mark not in said:
         try:
             piece = os.read(descriptor, 65_536)
-        except OSError:  # whoever wrote to it is gone
+        except OSError:  # the writer is gone
             break
         if not piece:
             break
