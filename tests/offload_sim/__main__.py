@@ -1,4 +1,4 @@
-"""`python -m tests.offload_sim --seeds N --seed0 K [--events 400]`: exit status 1 when a seed failed."""
+"""`python -m tests.offload_sim --seeds N --seed0 K [--events 400]`: exit status 1 if a seed failed."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""What bytes stand for: a page's content is the tokens before its end, so nothing that is out of place looks right."""
+"""Simulated bytes: a page's content is the tokens up to its end, so misplaced pages never look right."""
 
 import hashlib
 from random import Random
@@ -8,7 +8,7 @@ TOKEN_KINDS = 251
 
 
 class Broken(AssertionError):
-    """Something that must never happen has happened."""
+    """A promise was broken."""
 
 
 def require(true: bool, message: str) -> None:
@@ -17,7 +17,7 @@ def require(true: bool, message: str) -> None:
 
 
 class Page(NamedTuple):
-    """The bytes of one block on one rank, after `tokens` were computed. Of a state only the end matters."""
+    """The bytes of one block on one rank, after `tokens` were computed. For a state only the end matters."""
 
     rank: int
     group: int
@@ -29,23 +29,23 @@ GARBAGE = Page(-1, -1, -1, b"garbage")
 
 
 def page(rank: int, group: int, block_tokens: int, block: int, tokens: bytes | bytearray) -> Page:
-    """Of block `block` of a sequence of which `tokens` are computed."""
+    """The right page of block `block`, in a sequence whose `tokens` are computed."""
     return Page(rank, group, block * block_tokens, bytes(tokens[: (block + 1) * block_tokens]))
 
 
 def keys(tokens: bytes, chunk_tokens: int) -> list[bytes]:
-    """Of the whole chunks. Each names all tokens before its end."""
+    """Keys of the whole chunks. Each names all tokens up to its end."""
     ends = range(chunk_tokens, len(tokens) + 1, chunk_tokens)
     return [hashlib.blake2b(bytes([255, *tokens[:end]]), digest_size=32).digest() for end in ends]
 
 
 def next_token(tokens: bytes | bytearray) -> int:
-    """What the model generates: it depends on everything before."""
+    """The token that the model generates; it depends on all tokens before it."""
     return (sum(tokens) * 31 + len(tokens) * 7 + tokens[0]) % TOKEN_KINDS
 
 
 class Prompts:
-    """Prompts that share prefixes with each other, as those of a conversation and of a system do."""
+    """Prompts that share prefixes with each other, like those of a conversation and of a system prompt."""
 
     def __init__(self, rng: Random, tokens_max: int) -> None:
         self._rng = rng
@@ -66,9 +66,9 @@ class Prompts:
         return prompt
 
     def seen_elsewhere(self) -> bytes:
-        """One of them, or something new that will be asked here as well."""
+        """A known prompt, or a new one that will also be asked here."""
         return self._rng.choice(self._known[-6:]) if self._known and self._rng.random() < 0.7 else self.draw()
 
     def remember(self, tokens: bytes | bytearray) -> None:
-        """A whole conversation, output included: its next turn begins with it."""
+        """Remembers a whole conversation, including output: its next turn begins with it."""
         self._known.append(bytes(tokens[: self._tokens_max]))

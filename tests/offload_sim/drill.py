@@ -1,7 +1,7 @@
-"""`python -m tests.offload_sim.drill`: breaks the decisions on purpose, one bug at a time, and reports who noticed.
+"""`python -m tests.offload_sim.drill`: breaks the decisions on purpose, one bug at a time, and reports what noticed.
 
-Each mutation is made in a copy of the package that stands first on the path of a fresh interpreter; seeds run there
-until one fails, then, if none did, the unit tests. Exit status 1 when a bug survives.
+Each mutation is made in a copy of the package, placed first on the path of a fresh interpreter. Seeds run there
+until one fails; if none does, the unit tests run. Exit status 1 if a bug survives.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from tests.drilling import PACKAGES, ROOT, copy_with, refuse_stale
 from .mutations import MUTATIONS, Mutation
 
 SEED0 = 500_000
-"""Other seeds than those that run by default."""
+"""Not the seeds that run by default."""
 UNIT_TESTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/unit/offload").glob("test_offload_*.py"))
 
 HUNT = """
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def _try(mutation: Mutation, seeds: int) -> str:
-    """Who noticed; empty when nobody did."""
+    """The seed or test that noticed; empty if nothing did."""
     with copy_with(mutation, "kvclient") as copy:
         said = copy.run("-c", HUNT, str(SEED0), str(seeds), str(copy.folder))
         if said.returncode:

@@ -1,4 +1,4 @@
-"""A model engine around kvclient.offload: schedules, allocates, preempts, aborts, computes; believes nobody.
+"""A model engine around kvclient.offload: schedules, allocates, preempts, aborts, computes, and verifies everything.
 
 One step: ends are delivered; running requests go on and waiting ones are admitted while there are blocks; stores are
 ordered; the model computes; orders go to the ranks.
@@ -26,12 +26,12 @@ class Engine:
         self.watch = Watch(options, pool)
         self.ranks = Ranks(options.ranks, pool, server, rng)
         self.lookups: list[LookupOrder] = []
-        """On their way to the server."""
+        """Lookups on their way to the server."""
         self.waiting: list[Sequence] = []
         self.parked: list[Sequence] = []
         self.running: list[Sequence] = []
         self.zombies: list[Sequence] = []
-        """Finished, with blocks that a job needs."""
+        """Finished sequences whose blocks a job still needs."""
         self.finished = 0
         self.generated = 0
         self._options, self._ways, self._day, self._rng = options, ways, day, rng
@@ -40,13 +40,13 @@ class Engine:
         self._retrieves: list[RetrieveOrder] = []
         self._ok: dict[int, bool] = {}
         self._preempted: list[Sequence] = []
-        """In this step; they are not admitted again in the same."""
+        """Sequences preempted in this step, which are not admitted again in it."""
 
     @property
     def alive(self) -> list[Sequence]:
         return self.waiting + self.parked + self.running
 
-    # ---------------------------------------------------------------- what users do
+    # ---------------------------------------------------------------- users
 
     def arrive(self, name: Hashable, prompt: bytes, output: int, now_s: float, *, faulty: bool) -> None:
         keyed = not (faulty and self._rng.random() < self._day.unkeyed)
@@ -70,7 +70,7 @@ class Engine:
         self._let_go(sequence)
 
     def preempt(self, sequence: Sequence) -> bool:
-        """Back to the front of the queue, without its blocks."""
+        """Moves a sequence back to the front of the queue, without its blocks."""
         if self._ways.defers_free and self.offload.holds(sequence.name):
             return False
         self.running.remove(sequence)
@@ -110,7 +110,7 @@ class Engine:
         self._tidy()
 
     def _room_to_go_on(self, sequence: Sequence) -> int:
-        """Tokens that it computes in this step, with blocks for them."""
+        """Number of tokens to compute in this step, after allocating blocks for them."""
         if sequence not in self.running:
             return 0  # preempted for another
         count = min(len(sequence.tokens) - sequence.computed, self._rng.randint(1, self._ways.step_tokens))
@@ -147,7 +147,7 @@ class Engine:
         return work
 
     def _park(self, sequence: Sequence, hbm: int, end: int) -> bool:
-        """Allocates for a retrieve. True also when it turned out not to be worth one."""
+        """Allocates for a retrieve. Also returns True if a retrieve turned out not to be worth it."""
         ahead = len(sequence.tokens) if self._ways.defers_free else end
         self._memory.adopt(sequence, hbm)
         missing = self._memory.missing_for_retrieve(sequence, end, ahead=ahead)
@@ -185,7 +185,7 @@ class Engine:
         return True
 
     def _match(self, sequence: Sequence, hbm: int, now_s: float) -> int | None:
-        if sequence.untold:  # match() sees it by itself
+        if sequence.untold:  # match() notices it by itself
             sequence.untold = False
             self.watch.preempted(sequence.life)
         tokens, said = len(sequence.tokens), None
@@ -197,11 +197,11 @@ class Engine:
                 break
         retrieves = self.offload.statistics.retrieves_in_flight
         self.watch.matched(sequence.life, said, tokens=tokens, hbm=hbm, now_s=now_s, retrieves=retrieves)
-        self._send_lookups(sequence, now_s)  # what is asked for anew, while what was said stands
+        self._send_lookups(sequence, now_s)  # a new question, while the present answer stands
         return said
 
     def _store(self, sequence: Sequence, count: int, now_s: float) -> StoreOrder | None:
-        """An engine that pins says what this step computes; the other one what is computed already."""
+        """A store order. A pinning engine counts this step's tokens as computed, the other does not yet."""
         computed = sequence.computed + (0 if self._ways.defers_free else count)
         if not self.offload.computed(sequence.name, computed, now_s):
             return None
@@ -252,7 +252,7 @@ class Engine:
             self._memory.retrieved(sequence, sequence.retrieve_end)
             self.running.append(sequence)
         elif len(self._options.groups) == 1 and order.hbm_tokens:
-            self.running.append(sequence)  # computed again from there, into the blocks that it has
+            self.running.append(sequence)  # computed again from there, into its present blocks
         else:
             self._memory.free(sequence)
             self.waiting.insert(0, sequence)
@@ -310,7 +310,7 @@ class Engine:
         return named
 
     def _ask_ahead(self, now_s: float) -> None:
-        """With a guess of what the engine holds: nothing, as it is just now, or far too much."""
+        """Asks ahead with a guess of the HBM prefix: nothing, the present one, or far too much."""
         while self._ways.asks_early and (name := self.offload.next_to_ask()) is not None:
             sequence = next(sequence for sequence in self.waiting if sequence.name == name)
             tokens = len(sequence.tokens)

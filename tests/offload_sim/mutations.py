@@ -1,10 +1,10 @@
-"""Deliberate bugs, a line or two each: every one of them must be noticed by a seed or by a unit test."""
+"""Deliberate bugs, of a line or two each. A seed or a unit test must notice every one."""
 
 from typing import NamedTuple
 
 
 class Mutation(NamedTuple):
-    """`old` stands exactly once in `file` (below client/kvclient/) and becomes `new`."""
+    """A bug: `old` occurs exactly once in `file` (below client/kvclient/) and becomes `new`."""
 
     name: str
     file: str

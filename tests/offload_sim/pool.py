@@ -1,4 +1,4 @@
-"""The engine's paged KV: blocks with counts, a prefix cache over those that nobody uses, pages on every rank."""
+"""The engine's paged KV: blocks with reference counts, a prefix cache over unused blocks, pages on every rank."""
 
 from collections import OrderedDict
 
@@ -6,11 +6,11 @@ from .content import Page, require
 from .shapes import NULL
 
 Name = tuple[int, bytes]
-"""Of a whole block: its group, and the tokens before its end."""
+"""A whole block's name: its group, and the tokens up to its end."""
 
 
 class Pool:
-    """Block NULL belongs to nobody. A free block keeps its name, and can be had by it, until it is used again."""
+    """The block pool. Block NULL has no owner. A free block keeps its name and can be found until it is reused."""
 
     def __init__(self, blocks: int, ranks: int) -> None:
         self.pages: list[dict[int, Page]] = [{} for _ in range(ranks)]
@@ -31,7 +31,7 @@ class Pool:
         return self._blocks.get(name)
 
     def take(self, block: int) -> None:
-        """One more user."""
+        """Adds one user."""
         require(block != NULL, "the null block is used")
         self._counts[block] += 1
         self._free.pop(block, None)
@@ -51,15 +51,15 @@ class Pool:
             self._free[block] = None
 
     def publish(self, block: int, name: Name) -> None:
-        """From now on other requests may find it; the first block of a name stays."""
+        """Lets other requests find the block; the first block of a name stays."""
         if name not in self._blocks and block not in self._names:
             self._blocks[name], self._names[block] = block, name
 
     def forget(self) -> None:
-        """Nothing that is free can be found any more."""
+        """Makes all free blocks unfindable."""
         for block in [block for block in self._free if block in self._names]:
             del self._blocks[self._names.pop(block)]
 
     def is_private(self, block: int) -> bool:
-        """Whether one user has it and nobody can find it."""
+        """True if the block has one user and cannot be found."""
         return self._counts[block] == 1 and block not in self._names

@@ -1,4 +1,4 @@
-"""The workers: they carry out orders some time later, in any order, and tell of each end in the next step."""
+"""The workers: they carry out orders some time later, in any order, and report each end in the next step."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -45,7 +45,7 @@ class Ranks:
         self.tasks += [Task(order, rank) for rank in range(self._count)]
 
     def writes_to(self, block: int) -> bool:
-        """Whether a retrieve in flight may write the block."""
+        """True if a retrieve in flight may write the block."""
         return any(
             block in item.block_ids
             for task in self.tasks
@@ -54,12 +54,12 @@ class Ranks:
         )
 
     def advance(self, now_s: float) -> None:
-        """Something happens on some rank."""
+        """Advances a task on a random rank."""
         if not self.tasks:
             return
         task = self._rng.choice(self.tasks)
         if isinstance(task.order, StoreOrder):
-            # A client's stores reach the server in order, so that what is behind a chunk finds it there.
+            # A client's stores reach the server in order, so that a chunk finds its parent there.
             first = next(it for it in self.tasks if isinstance(it.order, StoreOrder) and it.rank == task.rank)
             assert isinstance(first.order, StoreOrder)
             self._store(first, first.order)
@@ -67,7 +67,7 @@ class Ranks:
             self._retrieve(task, task.order, now_s)
 
     def server_died(self) -> None:
-        """Retrieves that have begun come to rest half-way; what has not begun will be refused."""
+        """Running retrieves stop half-way; those that have not begun will be refused."""
         for task in self.tasks:
             if task.begun:
                 task.result = RetrieveResult(False, 0, "connection-lost")

@@ -1,4 +1,4 @@
-"""Seeds, one after the other; what happened is counted."""
+"""Runs seeds one after another, and counts what happened."""
 
 import os
 import traceback
@@ -12,11 +12,11 @@ class Outcome(NamedTuple):
     seed: int
     counts: Counter[str]
     problem: str
-    """Empty when all was well."""
+    """Empty if the seed passed."""
 
 
 def run_seed(seed: int, events: int) -> Outcome:
-    """So many events, then the end of everything."""
+    """Runs `events` events, then the end checks."""
     done = 0
     try:
         world = World(seed)
@@ -24,7 +24,7 @@ def run_seed(seed: int, events: int) -> Outcome:
             world.event()
             done += 1
         world.end()
-    except Exception as problem:  # whatever it is, the seed must be told
+    except Exception as problem:  # any failure must be reported with its seed
         where = traceback.extract_tb(problem.__traceback__)[-2:]
         at = traceback.format_exc() if os.environ.get("SIM_TRACE") else f"{where[0].name}, {where[-1].name}"
         return Outcome(seed, Counter(), f"event {done}: {type(problem).__name__}: {problem} [{at}]")

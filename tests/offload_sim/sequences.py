@@ -1,4 +1,4 @@
-"""A sequence in the engine: its tokens, its tables, and the check that every byte it computes with is right."""
+"""A sequence in the engine: its tokens, its tables, and the check that it computes only with right bytes."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -16,18 +16,18 @@ class Sequence:
     name: Hashable
     life: Life
     tokens: bytearray
-    """Prompt, and what was generated so far."""
+    """The prompt and the output so far."""
     output_left: int
     tables: list[list[int]]
     computed: int = 0
     state: list[bytes] = field(default_factory=list)
-    """By rank: the tokens that a state group's running state stands for."""
+    """Rank -> the tokens that a state group's running state represents."""
     aborted: bool = False
     untold: bool = False
-    """Preempted, and nobody has said so."""
+    """Preempted, and offload was not told."""
     retrieve_end: int = 0
     ranks_left: int = 0
-    """That have not reported its retrieve."""
+    """Ranks that have not reported its retrieve."""
     retrieve_failed: bool = False
 
 
@@ -38,12 +38,12 @@ class Memory:
         self._options = options
         self._pool = pool
         self._slack = window_slack
-        """Engines differ by one in what a window is."""
+        """Engines differ by one in the length of a window."""
 
     # ---------------------------------------------------------------- the prefix cache
 
     def hbm_hit(self, tokens: bytes | bytearray) -> int:
-        """The longest prefix that all groups can serve from the pool; a token is left to compute."""
+        """The longest prefix that all groups can serve from the pool, leaving one token to compute."""
         step = max(group.block_tokens for group in self._options.groups)
         for end in range((len(tokens) - 1) // step * step, 0, -step):
             needed = self._needed(end)
@@ -73,7 +73,7 @@ class Memory:
     # ---------------------------------------------------------------- tables
 
     def missing(self, sequence: Sequence, end: int) -> list[tuple[int, int]]:
-        """Group and block, where the tables must grow so that [computed, end) can be written."""
+        """(group, block) pairs to add to the tables before [computed, end) can be written."""
         grown = []
         for index, group in enumerate(self._options.groups):
             if group.kind != "state":
@@ -84,7 +84,7 @@ class Memory:
         return grown
 
     def missing_for_retrieve(self, sequence: Sequence, end: int, *, ahead: int) -> list[tuple[int, int]]:
-        """The same for what others write: windows need their end only. ahead: where full groups end."""
+        """The same for blocks that a retrieve writes: windows need only their end. ahead: end of full groups."""
         held = [(index, block) for index, block in self._needed(end) if block >= len(sequence.tables[index])]
         last = -(-ahead // self._options.groups[0].block_tokens)
         if ahead > end and len(self._options.groups) == 1:
@@ -109,7 +109,7 @@ class Memory:
     # ---------------------------------------------------------------- the model
 
     def compute(self, sequence: Sequence, count: int) -> None:
-        """Reads everything that attention reads, compares it, and writes the new tokens' pages."""
+        """Reads and compares everything that attention reads, then writes the new tokens' pages."""
         self.check(sequence)
         begin, end = sequence.computed, sequence.computed + count
         for rank, pages in enumerate(self._pool.pages):
@@ -144,7 +144,7 @@ class Memory:
                 require(sequence.state[rank] == sequence.tokens[:end], f"{sequence.name} goes on from a wrong state")
 
     def retrieved(self, sequence: Sequence, end: int) -> None:
-        """Goes on behind what was retrieved, as far as the engine lets itself."""
+        """Continues after the retrieved prefix, as far as the engine allows."""
         self._load_state(sequence, end)
         sequence.computed = min(end, len(sequence.tokens) - 1)
         self.check(sequence)
@@ -153,7 +153,7 @@ class Memory:
     # ---------------------------------------------------------------- helpers
 
     def _needed(self, end: int) -> list[tuple[int, int]]:
-        """Group and block of everything that must be there to go on at `end`."""
+        """(group, block) of every block needed to continue at `end`."""
         needed = []
         for index, group in enumerate(self._options.groups):
             bt = group.block_tokens
@@ -178,7 +178,7 @@ class Memory:
                 sequence.state = [pages[block].tokens if block in pages else b"" for pages in self._pool.pages]
 
     def _slide(self, sequence: Sequence) -> None:
-        """Gives back what has left the windows, and all states but the last."""
+        """Frees the blocks that have left the windows, and all states but the last."""
         kept = set(self._needed(sequence.computed))
         for index, group in enumerate(self._options.groups):
             if group.kind != "full":

@@ -1,4 +1,4 @@
-"""The server, as far as a connector can tell: prefixes with parts, tiers, leases, refusals, a death now and then."""
+"""The server as a connector sees it: prefixes with parts, tiers, leases, refusals, occasional restarts."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -11,14 +11,14 @@ from .content import Page, keys, page, require
 from .shapes import Day
 
 TTLS_S = (0.7, 20.0, 20.0, 20.0)
-"""The shortest is shorter than what a lease must have left to be used, in some seeds."""
+"""In some seeds the lease's lifetime is shorter than the minimum for its use."""
 
 
 @dataclass
 class Chunk:
     parent: bytes
     parts: dict[tuple[int, int], list[Page]] = field(default_factory=dict)
-    """By group and rank."""
+    """(group, rank) -> pages."""
 
 
 @dataclass
@@ -34,16 +34,16 @@ def cut(keys: bytes) -> list[bytes]:
 
 class Server:
     def __init__(self, options: Options, day: Day, rng: Random, tiers: Random) -> None:
-        """tiers: dice of their own, for what is on disk."""
+        """tiers: separate random numbers for the disk."""
         self.chunks: dict[bytes, Chunk] = {}
         self.leases: dict[int, Promise] = {}
         self.incarnation = 1
         self.tokens_of: dict[bytes, bytes] = {}
-        """What keys mean: a server knows nothing of it, but compares here."""
+        """Key -> the tokens it names. A real server does not know them; here they are compared."""
         self.untold: set[bytes] = set()
-        """On disks that are still being read: nobody knows of them yet."""
+        """Chunks on disks that are still being read: not known yet."""
         self.on_disk: set[bytes] = set()
-        """Alone: they have left DRAM, and nobody has had them read since."""
+        """Chunks only on disk: they have left DRAM and were not read since."""
         self.up = True
         self.faulty = True
         self._options = options
@@ -65,7 +65,7 @@ class Server:
         self._numbers += 1
         self.leases[self._numbers] = Promise(asked[:found], now_s + self._ttl_s)
         if self._happens(self._day.timeout):
-            del self.leases[self._numbers]  # the client closed its lane, and the lease went with it
+            del self.leases[self._numbers]  # the client closed its lane, which ended the lease
             return Found(0, None, "timeout")
         lease = Lease(self._numbers, found, self.incarnation, now_s + self._ttl_s, self._promote(asked[:found]))
         return Found(found, lease, why)
@@ -77,7 +77,7 @@ class Server:
     def read(
         self, lease: Lease, rank: int, blocks: tuple[Blocks, ...], now_s: float
     ) -> list[list[Page]] | RetrieveResult:
-        """The bytes of the blocks, or the refusal."""
+        """The pages of the blocks, or the refusal."""
         if not self.up:
             return RetrieveResult(False, 0, "connection-lost")
         promise = self.leases.get(lease.number)
@@ -104,7 +104,7 @@ class Server:
         return brought
 
     def store(self, order: StoreOrder, rank: int, pages: list[list[Page]]) -> StoreResult:
-        """Compares what it is given with what the keys mean."""
+        """Stores pages, after comparing them with the meaning of the keys."""
         if not self.up:
             return StoreResult(0, 0, 0, "connection-lost")
         brought_keys = cut(order.keys)
@@ -128,17 +128,17 @@ class Server:
             parent = key
         return StoreResult(len(brought_keys), len(brought_keys), 0, "")
 
-    # ---------------------------------------------------------------- what happens to it
+    # ---------------------------------------------------------------- events
 
     def demote(self) -> None:
-        """A chunk leaves DRAM, and those behind it have left it before."""
+        """Moves a chunk out of DRAM; its descendants have left before."""
         inner = {chunk.parent for key, chunk in self.chunks.items() if key not in self.on_disk}
         leaves = [key for key in self.chunks if key not in inner and key not in self.on_disk]
         if leaves:
             self.on_disk.add(self._tiers.choice(leaves))
 
     def bring(self, tokens: bytes) -> None:
-        """Another engine of the same kind has stored a sequence."""
+        """Adds a sequence stored by another engine of the same kind."""
         parent = b""
         for index, key in enumerate(keys(tokens, self._options.chunk_tokens)):
             chunk = self.chunks.setdefault(key, Chunk(parent))
@@ -153,7 +153,7 @@ class Server:
             del self.leases[number]
 
     def evict(self) -> None:
-        """A leaf that nobody was promised."""
+        """Evicts a leaf that no lease covers."""
         inner = {chunk.parent for chunk in self.chunks.values()}
         promised = {key for promise in self.leases.values() for key in promise.keys}
         leaves = [key for key in self.chunks if key not in inner and key not in promised]
@@ -174,7 +174,7 @@ class Server:
             self.know_nothing_of_disks()
 
     def know_nothing_of_disks(self) -> None:
-        """A chunk, and all that hangs on it, was on disk alone when the server began."""
+        """Simulates a restart: a random chunk and its descendants are only on disk, and not found yet."""
         below = {self._rng.choice(list(self.chunks))} if self.chunks else set()
         while more := {key for key, chunk in self.chunks.items() if chunk.parent in below} - below:
             below |= more
@@ -186,7 +186,7 @@ class Server:
     # ---------------------------------------------------------------- helpers
 
     def _promote(self, found: list[bytes]) -> int:
-        """How many have to be read, which begins: head first, and some are there before the next question."""
+        """Number of chunks to be read. Reading begins from the head; some are in DRAM before the next question."""
         away = [key for key in found if key in self.on_disk]
         self.on_disk.difference_update(away[: self._tiers.randint(0, len(away))])
         return len(away)
@@ -210,7 +210,7 @@ class Server:
         return [page(rank, group, block_tokens, block, self.tokens_of[key]) for block in blocks]
 
     def _servable(self, asked: list[bytes]) -> bool:
-        """A brute-force reading of what a boundary needs."""
+        """A brute-force check of the chunks that a boundary needs."""
         end = len(asked) * self._options.chunk_tokens
         for index, group in enumerate(self._options.groups):
             first_token = {"full": 0, "window": max(0, end - group.window_tokens), "state": end - 1}[group.kind]

@@ -1,4 +1,4 @@
-"""What differs from seed to seed: the engine's ways, shapes, bounds, and how bad a day the server has."""
+"""Differences between seeds: the engine's policies, shapes and bounds, and the rates of the server's faults."""
 
 from dataclasses import dataclass
 from random import Random
@@ -10,17 +10,19 @@ NULL = 0
 
 @dataclass(frozen=True)
 class Ways:
-    """How this engine goes about things."""
+    """The policies of this engine."""
 
     defers_free: bool
-    """It keeps the blocks of finished requests while a job needs them, and preempts none that has one; it learns how
-    much it holds itself when it allocates, and stores what earlier steps computed. Otherwise it pins."""
+    """It keeps blocks of finished requests while a job needs them, and does not preempt requests with a job.
+
+    It learns its own HBM prefix when it allocates, and stores what earlier steps computed. Otherwise it pins.
+    """
     asks_early: bool
     looks_up_in_line: bool
-    """A lookup is answered before match() comes back to the engine."""
+    """A lookup is answered before match() returns to the engine."""
     tells_of_preemptions: bool
     takes_less: bool
-    """Now and then than it is offered."""
+    """It sometimes takes less than it is offered."""
     blocks: int
     step_tokens: int
     running_max: int
@@ -28,7 +30,7 @@ class Ways:
 
 @dataclass(frozen=True)
 class Day:
-    """How often what goes wrong, as chances."""
+    """Chances of each fault."""
 
     store_short: float
     retrieve_fails: float
@@ -39,7 +41,7 @@ class Day:
     preempt: float
     abort: float
     leap: float
-    """A leap of the clock: answers are late, leases expire."""
+    """The clock leaps: answers are late, leases expire."""
     timeout: float
     forget: float
     """The engine's prefix cache is emptied."""

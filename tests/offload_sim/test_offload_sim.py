@@ -1,4 +1,4 @@
-"""A few seeds at every `make test`; `python -m tests.offload_sim` runs as many as one likes."""
+"""A few seeds in every `make test`; `python -m tests.offload_sim` runs any number."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ MUST_HAPPEN = (
 
 
 def test_fifty_seeds_keep_every_promise_and_meet_every_trouble() -> None:
-    outcomes = [run_seed(seed, 400) for seed in range(9000, 9050)]  # which meet them all
+    outcomes = [run_seed(seed, 400) for seed in range(9000, 9050)]  # these seeds meet them all
     assert [(outcome.seed, outcome.problem) for outcome in outcomes if outcome.problem] == []
     met = sum((outcome.counts for outcome in outcomes), Counter())
     assert [name for name in MUST_HAPPEN if not met[name]] == []

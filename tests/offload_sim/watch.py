@@ -1,4 +1,4 @@
-"""What must hold of everything that the decisions say, whatever the engine and the server do. Knows no internals."""
+"""Invariants of every decision, for any engine and server. Uses no internals."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from .server import cut
 from .shapes import NULL
 
 QUESTIONS_MAX = 2
-"""A second one when the engine has lost what it held, and the request was not worth a lease before."""
+"""A second question is allowed if the engine has lost its prefix, and the request was not worth a lease before."""
 LONG_AGO = float("-inf")
 
 
@@ -26,38 +26,38 @@ class Life:
     keys: list[bytes]
     prompt_tokens: int
     asked_due_s: float = 0.0
-    """Of the question that it waits for; 0: none."""
+    """Deadline of the question it waits for; 0: none."""
     question: int = 0
     answer: Found | None = None
-    """The last one in time, since it was last preempted or retrieved."""
+    """The last timely answer since it was last preempted or retrieved."""
     answered_s: float = 0.0
     floor: int = 0
-    """Chunks that need not be stored."""
+    """Leading chunks that need not be stored."""
     sent: int = 0
-    """Chunks before it were found or sent at some time."""
+    """Leading chunks that were found or sent at some time."""
     storing: dict[int, int] = field(default_factory=dict)
     stored_since_asked: int = 0
     retrieving: int = 0
     unsure: int | None = None
-    """Chunks that were held by an answer that did not know of all disks; more were stored once."""
+    """Chunks held according to an answer that did not know all disks; more may have been stored before."""
     was_short: bool = False
-    """A store of it was, since the server was asked last."""
+    """One of its stores was cut short since the server was asked last."""
     failed: bool = False
     is_ahead: bool = False
-    """It was asked for, and the engine has not wanted to know yet."""
+    """Its question was asked ahead, and the engine has not asked match() yet."""
     ahead_s: float | None = None
-    """When the question to `answer` was put, if nobody waited for it."""
+    """When the question of `answer` was asked, if nobody waited for it."""
     told_nothing: Found | None = None
-    """The answer of which it was told that nothing follows: that stands while it is asked for anew."""
+    """The answer after which it was told "nothing": this stands while the question is asked again."""
     has_to_ask: bool = False
-    """It goes by such an answer that has grown old, so the next question is due at once."""
+    """It uses such an answer that has become stale, so the next question is due at once."""
     questions: int = 0
-    """That it had to wait for, since it was told anything but to wait."""
+    """Questions it had to wait for since match() last gave another result than "wait"."""
     queued_s: float | None = None
     from_disk: set[int] = field(default_factory=set)
-    """Tokens of which its answers have said that they are read from disk, since it was last preempted or retrieved."""
+    """Tokens that its answers placed on disk, since it was last preempted or retrieved."""
     perhaps_from_disk: set[int] = field(default_factory=set)
-    """Beside them: of answers that came when it waited for them no more, or did."""
+    """Further such tokens, from answers for which it may not have waited any more."""
     summaries: int = 0
     finished: bool = False
 
@@ -71,11 +71,11 @@ class Watch:
         self._pool = pool
         self._asked: dict[int, Life] = {}
         self._lent: dict[tuple[int, int], str] = {}
-        """Leases that were granted and have not ended: incarnation and number, and who has it."""
+        """(incarnation, number) of leases that were granted and have not ended -> their holder."""
         self.brought = 0, 0
-        """Tokens of retrieves that went well, and those of them from disk."""
+        """Tokens of successful retrieves, and how many of them came from disk."""
         self._forgotten: set[tuple[int, int]] = set()
-        """By a server that was started anew."""
+        """Leases lost in a restart of the server."""
 
     def begin(self, name: Hashable, tokens: int, keys: list[bytes], *, reads: bool, keyed: bool) -> Life:
         life = Life(name, reads and self._options.retrieves, keyed, list(keys), tokens)
@@ -118,7 +118,7 @@ class Watch:
             life.was_short = False
         if life.question == number and now_s < life.asked_due_s:
             life.floor, life.answer, life.answered_s, life.question = anew, found, now_s, 0
-        elif life.question == number:  # perhaps somebody still waited for it
+        elif life.question == number:  # perhaps the request still waited for it
             life.floor, life.answer, life.answered_s, life.question = min(anew, life.floor), found, LONG_AGO, 0
         elif not life.failed:
             life.floor = max(life.floor, found.chunks)
@@ -133,7 +133,7 @@ class Watch:
         require(holder != "job", f"lease {lease.number} is given back while a retrieve may need it")
 
     def server_restarted(self) -> None:
-        """Nobody has to give back what the server has forgotten, but may."""
+        """Leases that the server has forgotten need not be given back, but may be."""
         self._forgotten.update(self._lent)
         self._lent.clear()
 
@@ -146,7 +146,7 @@ class Watch:
     def matched(self, life: Life, said: int | None, *, tokens: int, hbm: int, now_s: float, retrieves: int) -> None:
         life.is_ahead = False
         if said is None:
-            life.ahead_s = None if life.question else life.ahead_s  # somebody waits for the answer from now on
+            life.ahead_s = None if life.question else life.ahead_s  # from now on the request waits for the answer
             self._has_to_wait(life, now_s, retrieves)
             return
         stands = not said and life.told_nothing is not None and life.told_nothing is life.answer
@@ -161,10 +161,10 @@ class Watch:
         elif self._should_read(life, tokens, hbm, now_s, retrieves):
             require(False, f"offers nothing, expected {self._gain(life, tokens, hbm)}")
         elif retrieves >= self._options.retrieves_max:
-            life.answer = None  # it may have waited for its turn for too long
+            life.answer = None  # it may have waited for its turn too long
 
     def _is_stale(self, life: Life, tokens: int, hbm: int, now_s: float) -> bool:
-        """Whether it goes by an answer that nobody waited for, and that has grown old."""
+        """True if it relies on an answer that nobody waited for and that is too old."""
         answer, may_read = life.answer, self._options.resumes_output or tokens <= life.prompt_tokens
         if answer is None or life.ahead_s is None or life.question or life.failed or not (life.reads and may_read):
             return False
@@ -179,11 +179,11 @@ class Watch:
             return
         require(retrieves >= self._options.retrieves_max, "has to wait for nothing")
         life.queued_s = now_s if life.queued_s is None else life.queued_s
-        life.questions = 0  # what was found grows old while it waits
+        life.questions = 0  # the answer becomes stale while it waits
         require(now_s - life.queued_s < self._options.retrieve_wait_s, "has to wait for its turn for too long")
 
     def _gain(self, life: Life, tokens: int, hbm: int) -> int:
-        """Written down once more, from the rules."""
+        """The expected offer, computed independently from the rules."""
         if life.answer is None:
             return 0
         found = life.answer.chunks * self._options.chunk_tokens

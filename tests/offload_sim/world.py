@@ -1,4 +1,4 @@
-"""One seed: an engine, a server, a clock, and what may happen next; then the end, at which nothing may be left."""
+"""One seed: an engine, a server, a clock, random events; and an end at which nothing may be left."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -20,14 +20,14 @@ class World:
         self.options = draw_options(rng)
         self.ways = draw_ways(rng, self.options, 2 * TOKENS_MAX)
         self.day = draw_day(rng)
-        self._tiers = Random(f"tiers {seed}")  # so that disks change nothing else of a seed
+        self._tiers = Random(f"tiers {seed}")  # so that disks change nothing else in a seed
         self.server = Server(self.options, self.day, rng, self._tiers)
         self._demote = self._tiers.choice((0.0, 0.05, 0.5))
         self._pool = Pool(self.ways.blocks, self.options.ranks)
         self.engine = Engine(self.options, self.ways, day=self.day, rng=rng, server=self.server, pool=self._pool)
         self._prompts = Prompts(rng, TOKENS_MAX)
         self._pace = rng.choice((1, 3, 12))
-        """Of the ranks, compared with the engine."""
+        """Steps of the ranks per step of the engine."""
         self._company = rng.choice((0.0, 0.02, 0.1)) if self.options.stores else 0.1
         """How often another engine stores something."""
         if rng.random() < 0.3:
@@ -68,7 +68,7 @@ class World:
                 engine.abort(rng.choice(candidates))
 
     def end(self) -> None:
-        """The server recovers, users wait for what they have asked; then everything must have come back."""
+        """The server recovers and users wait for their requests; then everything must have been returned."""
         self.server.up, self.server.faulty = True, False
         engine = self.engine
         for _ in range(STEPS_TO_END_MAX):
@@ -89,7 +89,7 @@ class World:
         numbers = {name: value for name, value in seen.items() if isinstance(value, int)}
         return Counter({**numbers, "generated": self.engine.generated, **self.engine.offload.statistics.skipped_tokens})
 
-    # ---------------------------------------------------------------- what happens
+    # ---------------------------------------------------------------- events
 
     def _arrive(self) -> None:
         rng = self._rng
@@ -101,7 +101,7 @@ class World:
         self.engine.arrive(name, self._prompts.draw(), rng.choice((0, 1, 9, 30)), self.now_s, faulty=self.server.faulty)
 
     def _may_reuse(self, rng: Random) -> bool:
-        """A name may come back while jobs of its last bearer run, unless the engine asks by names whether they do."""
+        """A name may be reused while jobs of its last owner run, unless the engine asks about jobs by name."""
         return not self.ways.defers_free and rng.random() < 0.2
 
     def _answer(self) -> None:
@@ -135,7 +135,7 @@ class World:
     def _leap(self) -> None:
         self.now_s += self._rng.choice((0.03, 0.3, 2.0, max(TTLS_S) + 1))
 
-    # ---------------------------------------------------------------- what must be true in the end
+    # ---------------------------------------------------------------- checks at the end
 
     def _check_nothing_is_left(self) -> None:
         engine = self.engine
@@ -152,7 +152,7 @@ class World:
         require(seen.retrieves_in_flight == seen.stores_in_flight == 0, "jobs in flight were miscounted")
 
     def _check_what_is_held(self) -> None:
-        """Where nothing went wrong and no bound was met, the server holds every whole chunk that was computed."""
+        """Without faults and limits, the server holds every whole chunk that was computed."""
         day = vars(self.day) | {"wipe": 0.0, "preempt": 0.0, "forget": 0.0, "unread": 0.0, "unkeyed": 0.0}
         skipped = self.engine.offload.statistics.skipped_tokens
         if any(day.values()) or set(skipped) - {"below-min", "multimodal"} or not self.options.stores:
