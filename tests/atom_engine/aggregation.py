@@ -1,7 +1,7 @@
-"""Terminals of ranks and stages become one: ATOM's aggregators, or what stands for them.
+"""Combines the terminals of ranks and stages: ATOM's aggregators, or their stand-ins.
 
-An operation has ended when all have said so, and has failed when any of them says that. Stages do not hand completions
-of connectors on.
+An operation has ended when all have reported it, and has failed if any of them reports a failure. Stages do not pass
+on completions of connectors.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ class _Quorum:
 
 
 class TensorEnds:
-    """Of one stage."""
+    """The aggregator of one stage's ranks."""
 
     def __init__(self, ranks: int, *, is_real: bool) -> None:
         self._real = None
@@ -65,7 +65,7 @@ class TensorEnds:
 
 
 class PipelineEnds:
-    """Of all stages. Nothing is handed on when nothing has ended."""
+    """The aggregator of all stages. Passes on nothing if nothing has ended."""
 
     def __init__(self, stages: int, *, is_real: bool) -> None:
         self._real = None

@@ -12,19 +12,19 @@ class Blocks:
         self.total = blocks
         self.block_tokens = block_tokens
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
-        """Oldest first; they keep what they hold until they are taken."""
+        """Free blocks, oldest first; they keep their contents until they are reused."""
         self._users = [0] * blocks
         self._index: dict[Prefix, int] = {}
         self._prefix_of: dict[int, Prefix] = {}
         self.spoiled: list[int] = []
-        """Taken for something else since the last look."""
+        """Blocks reused since the last take_spoiled()."""
 
     @property
     def free(self) -> int:
         return len(self._free)
 
     def cached(self, seq: Sequence) -> int | None:
-        """Blocks of its own prefix that are here, leaving one token to compute; None if it does not fit."""
+        """Number of its prefix blocks in HBM, leaving one token to compute; None if the sequence does not fit."""
         hits = 0
         while (hits + 1) * self.block_tokens < seq.num_tokens and self._prefix(seq, hits + 1) in self._index:
             hits += 1
@@ -42,7 +42,7 @@ class Blocks:
         self.grow(seq)
 
     def grow(self, seq: Sequence) -> bool:
-        """Blocks for all of its tokens; False if there are none."""
+        """Allocates blocks for all of its tokens; False if there are none."""
         while len(seq.block_table) * self.block_tokens < seq.num_tokens:
             if not self._free:
                 return False
@@ -56,7 +56,7 @@ class Blocks:
         return True
 
     def publish(self, seq: Sequence, first_token: int, end_token: int) -> None:
-        """What these tokens fill can be found from now on."""
+        """Makes the blocks filled by these tokens findable."""
         for at in range(first_token // self.block_tokens, end_token // self.block_tokens):
             prefix, block = self._prefix(seq, at + 1), seq.block_table[at]
             if self._index.setdefault(prefix, block) == block:
@@ -73,7 +73,7 @@ class Blocks:
         seq.num_cached_tokens = seq.num_hashed_tokens = 0
 
     def forget_prefixes(self) -> None:
-        """HBM forgets all that nobody uses."""
+        """Drops all blocks from the index that nobody uses."""
         for block in self._free:
             prefix = self._prefix_of.pop(block, None)
             if prefix is not None and self._index.get(prefix) == block:

@@ -1,4 +1,4 @@
-"""ATOM for the tests: a checkout that ATOM_DIR names, or the stand-in beside this file."""
+"""ATOM for the tests: a checkout named by ATOM_DIR, or the stand-in next to this file."""
 
 import os
 import sys
@@ -18,15 +18,14 @@ from tests.process.harness import Server  # noqa: E402
 
 @pytest.fixture(scope="module")
 def shared_server() -> Iterator[Server]:
-    """For tests that leave it as it is; each has a namespace of its own."""
+    """One server for all tests that leave it unchanged; each test has its own namespace."""
     with Server(arena_bytes=128 << 20) as running:
         yield running
 
 
 @pytest.fixture
 def make_rig(shared_server: Server, request: pytest.FixtureRequest) -> Iterator[Callable[..., Rig]]:
-    """Engines at one server, of the real scheduler if ATOM_DIR says where it is. Each has given all its blocks back at
-    the end."""
+    """Makes engines at one server, with the real scheduler if ATOM_DIR is set. Each must return all blocks."""
     with ExitStack() as stack:
 
         def make(server: Any = shared_server, **options: Any) -> Rig:

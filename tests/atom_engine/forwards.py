@@ -1,13 +1,13 @@
-"""Forwards of all ranks: what each attends to is compared byte by byte before it writes.
+"""Forwards of all ranks: the attended context is compared byte by byte before each forward writes.
 
-ATOM (ffdf3bb) leaves some KV of output out itself, without any connector. A sequence that was preempted when it had
-output is computed anew, in chunks; a chunk that ends at or behind the end of the prompt passes for the last one, though
-tokens of the output follow. These are not computed again, and the next token is, behind them.
+ATOM (ffdf3bb) itself leaves some KV of output out, without any connector. A sequence preempted after its first
+output is recomputed in chunks. A chunk that ends at or after the end of the prompt counts as the last one, even if
+output tokens follow. These tokens are not recomputed, and the next token is computed after them.
 
-Which ones they are is seen here in what ATOM schedules: tokens of output behind the end of a forward, until one
-computes them. They are known by block and place, because ATOM publishes blocks of output in its prefix index as if all
-of it were computed. Only they are not looked at, and only where they are output. A prompt with such a gap in it is
-wrong, whoever left it there.
+This file finds these tokens from ATOM's schedule: output tokens after the end of a forward, until a forward computes
+them. They are recorded by block and place, because ATOM publishes blocks of output in its prefix index as if they
+were complete. Only these tokens are not compared, and only where they are output. A prompt with a gap is an error,
+whoever left it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,10 +19,10 @@ from tests.atom_engine.scheduler import Batch
 
 class Forwards:
     def __init__(self, memories: Sequence[Memory], block_tokens: int) -> None:
-        """memories: of the ranks, as they are at each forward. block_tokens: of all contexts together."""
+        """memories: of the ranks, as they are at each forward. block_tokens: over all contexts."""
         self._memories, self._block_tokens = memories, block_tokens
         self._gaps: dict[tuple[int, int], list[int]] = {}
-        """By block and place the tokens up to the one that was to be computed there, and was not."""
+        """(block, place) -> all tokens up to the one that should have been computed there, and was not."""
 
     def run(self, batch: Batch) -> None:
         for seq, first, count in zip(batch.seqs, batch.first, batch.counts, strict=True):
@@ -31,14 +31,14 @@ class Forwards:
             self._compute(seq, first, first + count)
 
     def left_out(self, seq: Any, end: int) -> list[int]:
-        """Its output tokens before this one whose KV nobody has computed where its blocks have it."""
+        """Its output tokens before `end` whose KV nobody has computed in its blocks."""
         if not self._gaps:
             return []
         tokens = range(seq.num_prompt_tokens, end)
         return [at for at in tokens if self._gaps.get(self._place(seq, at)) == seq.token_ids[: at + 1]]
 
     def wrong(self, seq: Any, end: int) -> list[str]:
-        """Where ranks do not hold what they must of its tokens before this one."""
+        """Places where ranks do not hold the right bytes of its tokens before `end`."""
         pieces = list(_between(self.left_out(seq, end), end))
         return [
             place
@@ -52,7 +52,7 @@ class Forwards:
             memory.write(seq.block_table, seq.token_ids, first, end)
         for at in range(first, end):
             self._gaps.pop(self._place(seq, at), None)
-        # Where the prompt is not over, more of it follows.
+        # If the prompt is not finished, more of it follows, so there is no gap.
         for at in range(end, seq.num_tokens) if end >= seq.num_prompt_tokens else ():
             self._gaps[self._place(seq, at)] = seq.token_ids[: at + 1]
 

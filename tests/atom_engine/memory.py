@@ -1,7 +1,7 @@
-"""KV memory of one rank in the layouts that ATOM registers, on the host, every byte known.
+"""KV memory of one rank in ATOM's layouts, on the host, with every byte known.
 
-A token's bytes are a function of rank, layer, part and of all tokens up to it, so bytes of another prefix, rank, layer
-or place show. Nothing here needs torch: tensors are shapes over a memfd.
+A token's bytes are a function of rank, layer, part and all tokens up to it, so bytes of another prefix, rank, layer
+or place are noticed. No torch is needed: tensors are shapes over a memfd.
 """
 
 import hashlib
@@ -26,18 +26,19 @@ class Shape:
     """A model and its cache: odd sizes, pairwise different."""
 
     form: str = "mha"
-    """mha (K, V), mha-fp8 (with scales), mha-v4 (V of four dimensions), mla, dsa (with index keys), m3 (index keys that
-    only the regions tell of), mimo (layers of different heads)."""
+    """mha (K, V), mha-fp8 (with scales), mha-v4 (V of four dimensions), mla, dsa (with index keys), m3 (index keys
+    visible only in the regions), mimo (layers with different head counts).
+    """
     layers: int = 3
     draft_layers: int = 0
     heads: int = 2
     block_tokens: int = 32
     page_tokens: int = 16
-    """Of a physical page: block_ratio is block_tokens / page_tokens."""
+    """Tokens of a physical page: block_ratio is block_tokens / page_tokens."""
     blocks: int = 29
     first_layer: int = 0
     contexts: int = 1
-    """Ranks that share the tokens of a block between them, one token after the other (decode context parallel)."""
+    """Ranks that share a block's tokens, one token after another (decode context parallel)."""
 
     @property
     def pages(self) -> int:
@@ -45,7 +46,7 @@ class Shape:
 
 
 class Tensor:
-    """What the connector asks of a torch.Tensor."""
+    """The parts of torch.Tensor that the connector uses."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Tensor:
         self.bytes_of_token = self.bytes_of_block // memory.shape.block_tokens
         self._places: dict[int, list[tuple[slice, slice]]] = {}
         self._from: itemgetter[Any] | None = None
-        """The bytes of a block, as indices into those of its tokens."""
+        """For each byte of a block, its index in the concatenated bytes of the block's tokens."""
 
     def stride(self) -> tuple[int, ...]:
         return self._strides
@@ -84,14 +85,16 @@ class Tensor:
         return SimpleNamespace(data_ptr=lambda: self.pool.address, nbytes=lambda: self.pool.bytes)
 
     def places(self, token: int) -> list[tuple[slice, slice]]:
-        """Where the bytes of a block's token lie, from the block's begin, and which of them: in as few pieces as
-        extended slices allow, because V has runs of one item each."""
+        """(slice of the block, slice of the token's bytes) for each piece of a token.
+
+        Uses as few pieces as extended slices allow, because V has runs of one item each.
+        """
         if token not in self._places:
             self._places[token] = list(_pieces_of(self._runs_of(token)))
         return self._places[token]
 
     def _runs_of(self, token: int) -> list[tuple[int, int]]:
-        """(offset in the block, bytes)"""
+        """(offset in the block, bytes) of each run of a token."""
         page_tokens = 1 if self._counts_tokens else self._page_tokens()
         page, inside = divmod(token, page_tokens)
         page_bytes = self._bytes() // self.shape[0]
@@ -99,14 +102,14 @@ class Tensor:
 
     @property
     def _counts_tokens(self) -> bool:
-        """As MLA does: a page is a token."""
+        """True for MLA, where a page is a token."""
         return self.part == "k_cache" and self.shape[1] == 1 and len(self.shape) == 3
 
     def offset_of_block(self, block: int) -> int:
         return self._offset + block * self.bytes_of_block
 
     def as_it_lies(self, content: bytes) -> bytes:
-        """A block's bytes, of those of its tokens one behind the other, each run behind run."""
+        """Reorders concatenated token bytes, each run after run, into a block's memory order."""
         if self._from is None:
             runs = [run for token in range(self._memory.shape.block_tokens) for run in self._runs_of(token)]
             places = [offset + inside for offset, length in runs for inside in range(length)]
@@ -153,7 +156,7 @@ class Tensor:
 
 
 def _pieces_of(runs: list[tuple[int, int]]) -> Iterator[tuple[slice, slice]]:
-    """Many runs of one length, equally far from each other, are one piece for each of their bytes."""
+    """Merges runs: many runs of one length at equal distances become one piece for each of their bytes."""
     taken = 0
     while runs:
         (begin, length), alike = runs[0], 1
@@ -176,7 +179,7 @@ class Pool:
 
     def __init__(self, address: int, bytes_: int) -> None:
         self.address = address
-        """Made up: nobody reads through it."""
+        """Invented: nobody reads through it."""
         self.bytes = bytes_
         self.fd = create_memfd("kvserver-atom", bytes_)
         self.map = mmap.mmap(self.fd, bytes_)
@@ -188,7 +191,7 @@ class Pool:
 
 
 class Memory:
-    """Of one rank: one allocation, and another for index keys that no tensor tells of."""
+    """The memory of one rank: one allocation, and another for index keys that no tensor describes."""
 
     def __init__(self, shape: Shape, rank: int) -> None:
         self.shape, self.rank = shape, rank
@@ -197,7 +200,7 @@ class Memory:
         self.pools: list[Pool] = []
         self.tensors: list[Tensor] = []
         self._images: dict[bytes, list[bytes]] = {}
-        """Of each tensor all bytes of a block, by the digest of all tokens up to its end. Lives as long as a test."""
+        """Digest of all tokens up to a block's end -> the block's bytes in each tensor. Lives as long as a test."""
         for entries in ([entry for entry in plan if entry not in hidden], hidden):
             sizes = [math.prod(dims) * item_bytes for _, _, dims, item_bytes in entries]
             if not sizes:
@@ -239,12 +242,12 @@ class Memory:
         )
 
     def write(self, block_table: Sequence[int], tokens: Sequence[int], first: int, end: int) -> None:
-        """Stands for a forward of tokens [first, end)."""
+        """Simulates a forward of tokens [first, end)."""
         for _, pool, place, value in self._pieces(block_table, tokens, first, end):
             pool.map[place] = value
 
     def wrong(self, block_table: Sequence[int], tokens: Sequence[int], first: int, end: int) -> list[str]:
-        """Where tokens [first, end) do not hold their bytes: the first place of each piece."""
+        """Places where tokens [first, end) do not hold their bytes: the first wrong one of each piece."""
         found = []
         for at, pool, place, value in self._pieces(block_table, tokens, first, end):
             held = pool.map[place]
@@ -254,7 +257,7 @@ class Memory:
         return found
 
     def spoil(self, block: int) -> None:
-        """A block that was freed: whoever reads it later reads nonsense."""
+        """Overwrites a freed block, so that a later reader gets garbage."""
         for tensor in self.tensors:
             size, begin = tensor.bytes_of_block, tensor.offset_of_block(block)
             tensor.pool.map[begin : begin + size] = bytes([POISON]) * size
@@ -262,10 +265,11 @@ class Memory:
     def _pieces(
         self, block_table: Sequence[int], tokens: Sequence[int], first: int, end: int
     ) -> Iterator[tuple[int, Pool, slice, bytes]]:
-        """What tokens [first, end) must hold: their first token, where it lies, bytes.
+        """The right contents of tokens [first, end): (first token, pool, slice, bytes).
 
-        Of a block that they fill, one piece for a tensor: contexts are looked through at nearly every forward, and the
-        bytes of a block of the same tokens are the same each time."""
+        A completely filled block is one piece per tensor. Nearly every forward checks the whole context, and equal
+        tokens give equal block bytes each time, so these are cached.
+        """
         span = self.shape.block_tokens * self.shape.contexts
         packed = struct.pack(f"<{end}I", *tokens[:end])
         chain = hashlib.sha256(packed[: 4 * first])
@@ -287,8 +291,10 @@ class Memory:
             first = until
 
     def _own(self, chain: Any, packed: bytes, first: int, end: int) -> list[tuple[int, int, bytes]]:
-        """Of tokens [first, end) of one block those that this rank has: which, its place in the block, its digest.
-        chain: of all tokens before them."""
+        """(token, place in the block, digest) of this rank's tokens among [first, end) of one block.
+
+        chain: hash of all tokens before them.
+        """
         found = []
         for at in range(first, end):
             chain.update(packed[4 * at : 4 * at + 4])
@@ -315,14 +321,14 @@ class Memory:
                     yield at, tensor.pool, lies, content[which]
 
     def _content(self, number: int, tensor: Tensor, digest: bytes) -> bytes:
-        """Of one token, run behind run."""
-        # Ranks of MLA hold the same bytes, so that which of them stores a chunk does not matter.
+        """The bytes of one token, run after run."""
+        # Ranks of MLA hold the same bytes, so it does not matter which of them stores a chunk.
         rank = 0 if self.shape.form in ("mla", "dsa") and self.shape.contexts == 1 else self.rank
         return hashlib.shake_128(digest + bytes([rank, number, tensor.layer])).digest(tensor.bytes_of_token)
 
 
 def _plan(shape: Shape) -> Iterator[tuple[str, int, tuple[int, ...], int]]:
-    """(part, layer, dimensions, bytes of an item), in the order of the memory: as ATOM allocates them."""
+    """(part, layer, dimensions, bytes of an item), in ATOM's allocation order."""
     layers = range(shape.first_layer, shape.first_layer + shape.layers + shape.draft_layers)
     pages, page = shape.pages, shape.page_tokens
     if shape.form in ("mla", "dsa"):
@@ -336,7 +342,7 @@ def _plan(shape: Shape) -> Iterator[tuple[str, int, tuple[int, ...], int]]:
     if shape.form == "mha-v4":
         yield from (("k_cache", layer, (pages, heads[layer], 3, page, x), item) for layer in layers)
         yield from (("v_cache", layer, (pages, heads[layer], 3 * x, page), item) for layer in layers)
-    elif shape.form == "mimo":  # K and V of a layer, one layer behind the other
+    elif shape.form == "mimo":  # K and V of a layer, layer after layer
         for layer in layers:
             yield "k_cache", layer, (pages, heads[layer], 3, page, x), item
             yield "v_cache", layer, (pages, heads[layer], page // x, 5, x), item

@@ -1,5 +1,7 @@
-"""Parent, child and grandchild by spawn, like server, EngineCore and ModelRunner; each imports ATOM's factory and says
-what it makes of "kvserver"."""
+"""Parent, child and grandchild by spawn, like server, EngineCore and ModelRunner.
+
+Each imports ATOM's factory, and prints whether it knows "kvserver".
+"""
 
 import multiprocessing
 

@@ -1,4 +1,4 @@
-"""ATOM's own Scheduler, from the checkout that ATOM_DIR names, behind the words of the stand-in."""
+"""ATOM's own Scheduler, from the checkout in ATOM_DIR, with the stand-in's interface."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class RealScheduler:
     def __init__(self, config: Any) -> None:
         self.inner = AtomScheduler(config)
         self._previous: list[Any] | None = [] if config.deferred_output else None
-        """Sequences whose tokens come a step late; None where they come at once."""
+        """Sequences whose tokens come a step late; None if they come at once."""
         self._config = config
         self._batch: Any = None
         self._seqs: dict[Any, Any] = {}
@@ -67,7 +67,7 @@ class RealScheduler:
         return self.inner.take_rejected()
 
     def take_spoiled(self) -> list[int]:
-        """The pool does not say what it takes for something else."""
+        """Always empty: ATOM's pool does not report reused blocks."""
         return []
 
     def forget_prefixes(self) -> None:
@@ -86,7 +86,7 @@ class RealScheduler:
         return Batch(seqs, first, counts, batch.connector_meta_output, is_prefill)
 
     def release(self, seq: Any) -> None:
-        """As if its end had been waited for."""
+        """Releases it as if its end had been awaited."""
         self.inner.deferred_free_blocks[seq.id] = seq
         self.inner._maybe_release_deferred(seq)
 
@@ -99,7 +99,7 @@ class RealScheduler:
         if is_deferred:
             names, self._previous = self._previous or [], names
         zeros = np.zeros(len(names), dtype=np.int32)
-        # The token that ATOM puts where a late one is to come, so that what is computed of it is the same.
+        # ATOM's placeholder for a late token, so that the same KV is computed.
         tokens = [(self._config.eos_token_id,)] * len(names)
         output = ScheduledBatchOutput(names, tokens, zeros, zeros, None, is_deferred_out=is_deferred)
         self.inner.postprocess(list(self._seqs.values()), output, batch=self._batch)

@@ -1,8 +1,8 @@
 """An ATOM engine in one process: a scheduler, a worker for each rank of each stage, and a model whose KV is known.
 
-The scheduler is ATOM's own or the stand-in; everything else is ours: the connector's two halves as ATOM makes them, the
-real server, KV memory on the host. A forward compares the context that it attends to, byte by byte, before it writes;
-so a request never goes on behind blocks that do not hold what they should.
+The scheduler is ATOM's own or the stand-in. Everything else is ours: the connector's two halves as ATOM constructs
+them, the real server, KV memory on the host. A forward compares its context byte by byte before it writes, so a
+request never continues after wrong KV.
 """
 
 import itertools
@@ -30,18 +30,18 @@ from tests.atom_engine.scheduler import Batch, Scheduler
 from tests.process.harness import WAIT_S
 
 IDLE_S = 0.001
-"""Between polls of an engine that has nothing to compute."""
+"""Pause between polls of an engine that has nothing to compute."""
 _lives = itertools.count(1)
 
 
 def prompt(seed: int, tokens: int) -> list[int]:
-    """Token ids that nobody else draws."""
+    """Token ids that no other seed draws."""
     draw = random.Random(seed)
     return [draw.randrange(3, 1 << 31) for _ in range(tokens)]
 
 
 def config_of(server_path: str, shape: Shape, *, model: str, **options: Any) -> Any:
-    """ATOM's Config, as far as schedulers and connectors read it."""
+    """The fields of ATOM's Config that schedulers and connectors read."""
     extra = {"socket": server_path, "min_load_tokens": 1, "lookup_timeout_ms": 3000}
     extra |= {} if options.pop("by_files", False) else {"model_id": model}
     extra |= {name: options.pop(name) for name in list(options) if name in EXTRAS}
@@ -99,8 +99,9 @@ class Rig:
         is_late: bool = False,
         **options: Any,
     ) -> None:
-        """tells_of_release: the stand-in's order of calls is that of ATOM since its #2167.
-        is_late: nobody waits at the start for the ranks to have a namespace."""
+        """tells_of_release: the stand-in has the order of calls of ATOM since its #2167.
+        is_late: the start does not wait for the ranks' namespace.
+        """
         self.shape = shape if shape is not None else Shape()
         self._is_real = is_real
         self._tells_of_release = tells_of_release
@@ -123,7 +124,7 @@ class Rig:
         self.workers: list[Any] = []
         self._added: dict[Any, Any] = {}
         self.orders: list[Any] = []
-        """Steps that workers were given, in which there was something to do."""
+        """Steps with work that were given to the workers."""
         self.metadata_filter: Callable[[int, Any], Any] = lambda rank, step: step
         self.get_finished: Callable[[int], Any] = lambda rank: self.workers[rank].get_finished()
         self.computed_tokens = 0
@@ -163,7 +164,7 @@ class Rig:
                 memory.close()
 
     def register(self) -> None:
-        """Again after the engine has slept; memories may be others then."""
+        """Registers again after a sleep of the engine; its memories may have changed."""
         with self._as_atom():
             for memory, worker in zip(self.memories, self.workers, strict=True):
                 worker.register_kv_caches(memory.kv_caches(), memory.transfer_tensors(), num_blocks=self.shape.blocks)
@@ -172,7 +173,7 @@ class Rig:
 
     @property
     def _is_served(self) -> bool:
-        """Whether the server was started: then it will answer, however long that takes. Engines do not wait for it."""
+        """True if the server was started. Then it will answer eventually; an engine itself does not wait for it."""
         return self._server.process is not None
 
     def _memory_of(self, rank: int) -> Memory:
@@ -199,14 +200,14 @@ class Rig:
 
     @contextmanager
     def _as_atom(self) -> Iterator[None]:
-        """What differs from ATOM's processes: all of them are one here, and memory is not on a GPU."""
+        """Patches the differences from ATOM's processes: all are one process here, and memory is not on a GPU."""
 
         def buffers(kind: str, allocations: Sequence[Allocation]) -> list[HostBuffer]:
             known = {pool.address: pool.fd for memory in self.memories for pool in memory.pools}
             return [HostBuffer(known[found.address], found.bytes) for found in allocations]
 
         def on_host(_: object) -> str:
-            """No Mock, which would keep the tensors that it is asked about."""
+            """A plain function, because a Mock would keep references to the tensors."""
             return "host"
 
         with (
@@ -225,13 +226,13 @@ class Rig:
         return seq
 
     def run(self, *prompts: Sequence[int], **options: Any) -> list[Any]:
-        """Requests to their ends, and everything that follows from them."""
+        """Runs requests to their ends, until nothing is left to do."""
         seqs = [self.add(tokens, **options) for tokens in prompts]
         self.drain()
         return seqs
 
     def run_on(self, *prompts: Sequence[int], **options: Any) -> list[Any]:
-        """As run(), where the connector has something of its own to wait for."""
+        """Like run(), for a connector with pending work of its own."""
         seqs = [self.add(tokens, **options) for tokens in prompts]
         self.until("their ends", lambda: self.scheduler.is_idle and not self.scheduler.deferred)
         return seqs
@@ -242,7 +243,7 @@ class Rig:
     # ---------------------------------------------------------------- steps
 
     def step(self) -> bool:
-        """As in EngineCore: dispatch, forward, poll, postprocess. False when nothing was computed."""
+        """One step of EngineCore: dispatch, forward, poll, postprocess. Returns False if nothing was computed."""
         batch = self.scheduler.schedule()
         for seq in self.scheduler.take_rejected():
             assert "unschedulable" not in getattr(seq, "leave_reason", ""), seq.leave_reason
@@ -267,8 +268,11 @@ class Rig:
         time.sleep(IDLE_S)
 
     def drain(self) -> None:
-        """Until the engine has nothing to do, and nothing is in flight. What is bounded is standing still: on a crowded
-        machine many turns took 32 s, 29 of them without a CPU."""
+        """Runs until the engine has nothing to do and nothing is in flight.
+
+        The timeout counts only time without progress: on a crowded machine many steps once took 32 s, 29 of them
+        without a CPU.
+        """
         due_s = time.monotonic() + WAIT_S
         while not self.is_over:
             assert time.monotonic() < due_s, self.state
@@ -304,7 +308,7 @@ class Rig:
             self.orders.append(step)
             for order in step.retrieves:
                 seq = self._added[order.request.id]
-                # Otherwise what a load had ATOM leave out would look like what it leaves out by itself.
+                # Otherwise a gap caused by a load would look like ATOM's own gap.
                 assert seq.num_tokens == seq.num_prompt_tokens, f"request {seq.id} has output, and is loaded"
         sent = pickle.dumps(step)
         for rank, worker in enumerate(self.workers):
@@ -329,11 +333,11 @@ class Rig:
             for whole in self._pipeline.ended(stage, output):
                 self.scheduler.kv_ended(whole)
 
-    # ---------------------------------------------------------------- what was ordered
+    # ---------------------------------------------------------------- orders
 
     @contextmanager
     def silence(self, *ranks: int) -> Iterator[None]:
-        """What these ranks have to say stays with them: as if their copies took until then."""
+        """Holds back the reports of these ranks, as if their copies took until then."""
         said, self.get_finished = self.get_finished, lambda rank: KVConnectorOutput() if rank in ranks else said(rank)
         try:
             yield
@@ -341,7 +345,7 @@ class Rig:
             self.get_finished = said
 
     def said(self, rank: int) -> Any:
-        """The next that a rank has to say."""
+        """The next report of a rank."""
         due_s = time.monotonic() + WAIT_S
         while (output := self.get_finished(rank)) == KVConnectorOutput():
             assert time.monotonic() < due_s, f"rank {rank} says nothing"
@@ -350,7 +354,7 @@ class Rig:
 
     @contextmanager
     def refuse(self, *ranks: int) -> Iterator[None]:
-        """Loads of these ranks fail."""
+        """Makes loads of these ranks fail."""
 
         def refused(rank: int, step: Step) -> Step:
             if rank not in ranks:
@@ -367,7 +371,7 @@ class Rig:
         return [order for step in self.orders for order in step.retrieves]
 
     def stored_tokens(self) -> list[tuple[int, int]]:
-        """Of each store, in order: [first, end) in tokens."""
+        """The token range [first, end) of each store, in order."""
         return [
             (order.first_chunk * self.chunk_tokens, (order.first_chunk + order.chunks) * self.chunk_tokens)
             for step in self.orders
@@ -376,7 +380,7 @@ class Rig:
 
     @contextmanager
     def prefixes_end_early(self, tokens: int) -> Iterator[None]:
-        """HBM's own prefixes end so many tokens before their last block does; ATOM's end with it."""
+        """Makes HBM's own prefixes end `tokens` tokens before their last block; ATOM's prefixes end with the block."""
         blocks = self.scheduler.blocks
         allocate = blocks.allocate
 
@@ -388,11 +392,11 @@ class Rig:
             yield
 
     def written_bytes(self) -> int:
-        """That movers have copied into the arena of its server so far."""
+        """Bytes that movers have copied into the server's arena so far."""
         return int(self._server.status().counters["bytes_stored"])
 
     def forget_hbm(self) -> None:
-        """HBM keeps nothing of what nobody uses."""
+        """Drops all unused blocks from HBM."""
         self.scheduler.forget_prefixes()
         for block in range(self.shape.blocks):
             for memory in self.memories:

@@ -1,11 +1,11 @@
-"""The engine's side of the contract, as small as its call order allows: stands for ATOM's Scheduler.
+"""The engine's side of the contract: a minimal stand-in for ATOM's Scheduler, with its order of calls.
 
-schedule()   ready waiters come first, running sequences are asked whether they are handed over; partial prefills
-             go on; then from `waiting`: match, allocate, update_state_after_alloc, park or adjust the chunk; a step
-             without prefills decodes; build_connector_meta() once, always
+schedule()   loaded requests come first; running sequences are asked whether they are handed over; partial
+             prefills go on; then from `waiting`: match, allocate, update_state_after_alloc, park or adjust the
+             chunk; a step without prefills decodes; build_connector_meta() once, always
 then         workers get the metadata, the forward runs, terminals of all ranks are collected:
-kv_ended()   process_completions(), and what follows from it
-postprocess()  what was computed counts, and can be found; ends of sequences; their blocks go, or are kept until the
+kv_ended()   process_completions(), and its consequences
+postprocess()  computed tokens count, and can be found; sequences end; their blocks are freed, or kept until the
              connector lets go of them
 """
 
@@ -19,7 +19,7 @@ from tests.atom_engine.sequence import Sequence, Status
 class Batch(NamedTuple):
     seqs: list[Sequence]
     first: list[int]
-    """Token where each begins to be computed."""
+    """First token that each sequence computes."""
     counts: list[int]
     metadata: Any
     is_prefill: bool
@@ -27,8 +27,11 @@ class Batch(NamedTuple):
 
 class Scheduler:
     def __init__(self, config: Any, connector: Any, *, tells_of_release: bool = False) -> None:
-        """tells_of_release: since ATOM's #2167 source_blocks_released() is called wherever blocks go back, and
-        request_finished() only when a request ends, not again when its blocks go."""
+        """tells_of_release: behaves like ATOM since its #2167.
+
+        source_blocks_released() is called wherever blocks are freed; request_finished() is called only when a
+        request ends, not again when its blocks are freed.
+        """
         self.kv_connector = connector
         self._tells_of_release = tells_of_release
         block_tokens = config.kv_cache_block_size * config.decode_context_parallel_size
@@ -77,7 +80,7 @@ class Scheduler:
     # ---------------------------------------------------------------- schedule
 
     def schedule(self) -> Batch:
-        # As ATOM does it: not those that were aborted meanwhile, though they have blocks.
+        # As in ATOM: without those aborted meanwhile, though they have blocks.
         parked = [seq for seq in self.waiting if seq.status is Status.WAITING_FOR_REMOTE_KVS]
         ready = [seq for seq in parked if seq.id in self._loaded | self._failed]
         self.waiting = deque([*ready, *(seq for seq in self.waiting if seq not in ready)])
@@ -111,7 +114,7 @@ class Scheduler:
             self.waiting.appendleft(seq)
 
     def _admit(self, seq: Sequence, chosen: dict[Sequence, int], skipped: list[Sequence]) -> bool:
-        """False when nobody else can be admitted."""
+        """Admits one sequence. Returns False if no other can be admitted."""
         budget = self._tokens_max - sum(chosen.values())
         if seq.status is Status.ABORTED:
             self._reject(seq)
@@ -129,7 +132,7 @@ class Scheduler:
             seq.status = Status.WAITING
         resumes = getattr(seq, "offload_loaded", False) or getattr(seq, "offload_load_failed", False)
         if resumes and seq.block_table:
-            # Sized by the prompt alone: for output that was generated before, nothing would be computed.
+            # Sized by the prompt alone: earlier output would not be computed.
             self._run(seq, min(budget, seq.num_prompt_tokens - seq.num_cached_tokens), chosen)
             self.parked -= 1
             return True
@@ -201,7 +204,7 @@ class Scheduler:
                 self.release(self.deferred[name])
 
     def _reject(self, seq: Sequence) -> None:
-        """Aborted before it ran. Nothing is said of it to the connector, unless it waits for a load."""
+        """Ends a sequence aborted before it ran. The connector is not told, unless the sequence waits for a load."""
         was_parked = bool(seq.block_table)
         seq.status = Status.FINISHED
         self.rejected.append(seq)
@@ -238,8 +241,8 @@ class Scheduler:
         for seq in batch.seqs:
             if seq.is_partial_prefill:
                 continue
-            seq.token_ids.append(7)  # what the model says
-            # As ATOM does it: from where the index ends, whether or not all of it was computed.
+            seq.token_ids.append(7)  # the model's output
+            # As in ATOM: from the end of the index, computed or not.
             self.blocks.publish(seq, seq.num_hashed_tokens, seq.num_tokens - 1)
             done = seq.num_tokens - seq.num_prompt_tokens >= seq.max_tokens
             if done or seq.status is Status.ABORTED:

@@ -1,4 +1,4 @@
-"""A request as the stand-in scheduler keeps it: the attributes that a connector reads and writes."""
+"""A request in the stand-in scheduler: the attributes that a connector reads and writes."""
 
 from enum import Enum, auto
 from itertools import count

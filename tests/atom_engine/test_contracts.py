@@ -1,4 +1,4 @@
-"""ATOM's contract as of ffdf3bb and since its #2167, told apart by looking; what is neither is refused by name."""
+"""ATOM's contract as of ffdf3bb and since its #2167, distinguished by inspection; any other is refused by name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Blocks go back once, and not before copies have ended: finish, abort, preemption, failures, in each state."""
+"""Blocks are freed once, and not before copies have ended: finish, abort, preemption, failures, in each state."""
 
 import random
 import sys
@@ -19,7 +19,7 @@ MakeRig = Callable[..., Rig]
 
 
 def warm(make_rig: MakeRig, **options: Any) -> Rig:
-    """The server holds prompt(1, 300), HBM does not."""
+    """A rig whose server holds prompt(1, 300), and whose HBM does not."""
     rig = make_rig(**options)
     rig.run(prompt(1, 300))
     rig.forget_hbm()
@@ -41,8 +41,10 @@ def parked(rig: Rig, **options: Any) -> Any:
 
 
 def test_blocks_of_a_finished_request_stay_until_they_are_stored(make_rig: MakeRig) -> None:
-    """save_inflight_defers_free_until_save_finishes; A11, and A10: no batch runs any more when the store is sent.
-    ATOM: request_finish_retains_tracker_for_pending_page_save."""
+    """The store is sent when no batch runs any more (A11, A10). Scenario:
+    save_inflight_defers_free_until_save_finishes.
+    ATOM: request_finish_retains_tracker_for_pending_page_save.
+    """
     rig = make_rig()
     with rig.silence(0):
         seq = rig.add(prompt(1, 300))
@@ -60,7 +62,7 @@ def test_blocks_of_a_finished_request_stay_until_they_are_stored(make_rig: MakeR
 
 
 def test_every_rank_and_stage_has_to_have_read_them(make_rig: MakeRig) -> None:
-    """A15: one that is late keeps them."""
+    """One late rank keeps the blocks (A15)."""
     rig = make_rig(tensor=2, stages=2, shape=Shape(layers=1))
     with rig.silence(3):
         seq = rig.add(prompt(1, 300))
@@ -81,8 +83,10 @@ def test_a_request_that_is_finished_twice_is_finished_once(make_rig: MakeRig) ->
 
 
 def test_terminals_of_nobody_are_dropped(make_rig: MakeRig) -> None:
-    """raw_callbacks_cannot_retire_exact_active_operations; stale generations.
-    ATOM: dense_stale_or_raw_save_completion_cannot_clear_exact_lifecycle."""
+    """Stale and foreign terminals do not end a job: raw_callbacks_cannot_retire_exact_active_operations; stale
+    generations.
+    ATOM: dense_stale_or_raw_save_completion_cannot_clear_exact_lifecycle.
+    """
     rig = make_rig()
     with rig.silence(0):
         seq = rig.add(prompt(1, 300))
@@ -103,7 +107,9 @@ def test_terminals_of_nobody_are_dropped(make_rig: MakeRig) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_a_load_that_fails_on_one_rank_is_computed(make_rig: MakeRig, rank: int) -> None:
-    """aggregator_emits_failed_recving_if_any_worker_failed; A12: in its own blocks, and it does not ask again."""
+    """The request is computed in its own blocks, and does not ask again (A12).
+    Scenario: aggregator_emits_failed_recving_if_any_worker_failed.
+    """
     rig = warm(make_rig, tensor=2, stages=2, shape=Shape(layers=1))
     with rig.refuse(rank):
         rig.computed_tokens = 0
@@ -118,8 +124,9 @@ def test_a_load_that_fails_on_one_rank_is_computed(make_rig: MakeRig, rank: int)
 
 
 def test_a_failure_waits_for_the_ranks_that_still_load(make_rig: MakeRig) -> None:
-    """failure is said when all are terminal: blocks that a rank still writes are not computed into.
-    ATOM: aggregator_failure_overrides_late_success."""
+    """A failure is reported when all ranks have ended: nothing is computed into blocks that a rank still writes.
+    ATOM: aggregator_failure_overrides_late_success.
+    """
     rig = warm(make_rig, tensor=2)
     with rig.refuse(0), rig.silence(1):
         seq = parked(rig)
@@ -129,7 +136,7 @@ def test_a_failure_waits_for_the_ranks_that_still_load(make_rig: MakeRig) -> Non
 
 
 def test_a_poll_that_atom_drops_costs_no_request_its_end(make_rig: MakeRig) -> None:
-    """Another rank took too long; what this one said is lost."""
+    """Another rank took too long, so this rank's report is lost."""
     rig = warm(make_rig, tensor=2)
     seq = rig.add(prompt(1, 300))
     rig.until("its load", rig.loads)
@@ -144,7 +151,7 @@ def test_a_poll_that_atom_drops_costs_no_request_its_end(make_rig: MakeRig) -> N
 
 
 def test_aborted_while_it_waits_unadmitted(make_rig: MakeRig) -> None:
-    """ATOM says nothing of it to the connector; its lease goes back all the same."""
+    """ATOM does not tell the connector, but the lease goes back all the same."""
     rig = warm(make_rig, shape=Shape(blocks=19))
     running = rig.add(prompt(5, 300), max_tokens=30)
     rig.until("it to run", lambda: running.block_table)
@@ -181,7 +188,9 @@ def test_aborted_while_its_load_runs(make_rig: MakeRig, ends: str) -> None:
 
 @pytest.mark.parametrize("ranks", [(), (1,)])
 def test_aborted_when_its_load_has_been_taken(make_rig: MakeRig, ranks: tuple[int, ...]) -> None:
-    """abort_cleans_load_whose_terminal_was_already_consumed: it computes the rest by then, or all of it."""
+    """The request computes the rest by then, or everything. Scenario:
+    abort_cleans_load_whose_terminal_was_already_consumed.
+    """
     rig = warm(make_rig, tensor=2, shape=Shape(layers=1, blocks=47), max_num_batched_tokens=100)
     with rig.refuse(*ranks):
         seq = rig.add(prompt(1, 300) + prompt(2, 500), max_tokens=9)
@@ -198,7 +207,7 @@ def test_aborted_when_its_load_has_been_taken(make_rig: MakeRig, ranks: tuple[in
 def test_one_that_was_aborted_while_it_loaded_does_not_keep_what_another_waits_for(
     make_rig: MakeRig, ends: str
 ) -> None:
-    """ATOM lets nobody go ahead who was aborted; the one ahead waits for its blocks, and nothing else runs."""
+    """ATOM does not let an aborted request go ahead; the one ahead waits for its blocks, and nothing else runs."""
     rig = warm(make_rig, tensor=2, shape=Shape(blocks=17))
     with rig.silence(1), rig.refuse(*[0] * (ends == "failed")):
         aborted = parked(rig, max_tokens=9)
@@ -221,7 +230,7 @@ def test_one_that_was_aborted_while_it_loaded_does_not_keep_what_another_waits_f
 def test_one_that_was_aborted_while_it_loaded_does_not_keep_the_block_that_a_running_one_needs(
     make_rig: MakeRig,
 ) -> None:
-    """It runs and stands still: there is nobody whom ATOM could preempt, and the one ahead needs more blocks yet."""
+    """The running one stalls: ATOM has no other to preempt, and the one ahead needs even more blocks."""
     rig = warm(make_rig, tensor=2, shape=Shape(blocks=17))
     with rig.silence(1):
         aborted = parked(rig, max_tokens=9)
@@ -244,7 +253,7 @@ def test_one_that_was_aborted_while_it_loaded_does_not_keep_the_block_that_a_run
 def test_one_that_was_aborted_while_it_loaded_is_left_alone_while_another_gets_on(
     make_rig: MakeRig, batched_tokens: int, tokens: int
 ) -> None:
-    """ATOM may come to it by itself, and then it costs nothing."""
+    """ATOM may reach the aborted request by itself, and then waiting costs nothing."""
     rig = warm(make_rig, tensor=2, shape=Shape(layers=1, blocks=17), max_num_batched_tokens=batched_tokens)
     with rig.silence(1):
         aborted = parked(rig, max_tokens=9)
@@ -276,8 +285,11 @@ def test_aborted_while_it_runs_and_is_stored(make_rig: MakeRig) -> None:
 
 
 def test_aborts_at_any_moment_cost_no_block(make_rig: MakeRig) -> None:
-    """Waiting, parked, prefilling, stored, decoding, preempted: whatever it is in, with a rank that is silent for a
-    while or fails its loads. Whether a seed preempts hangs on how long copies take; it goes on until one has."""
+    """Aborts requests that wait, are parked, prefill, are stored, decode or are preempted.
+
+    Sometimes a rank is silent for a while or fails its loads. Preemptions depend on the duration of copies, so the
+    test goes on until there is one.
+    """
     preempted = 0
     for seed in range(30):
         if seed < 4 or not preempted:
@@ -286,7 +298,7 @@ def test_aborts_at_any_moment_cost_no_block(make_rig: MakeRig) -> None:
 
 
 def aborted_at_any_moment(make_rig: MakeRig, seed: int) -> int:
-    """How many were preempted."""
+    """Returns the number of preemptions."""
     draw = random.Random(seed)
     shape = Shape(layers=1, blocks=17)
     rig = make_rig(model=f"aborts {seed}", shape=shape, tensor=2, max_num_batched_tokens=90, max_num_seqs=4)
@@ -314,7 +326,9 @@ def aborted_at_any_moment(make_rig: MakeRig, seed: int) -> int:
 
 
 def test_what_is_being_stored_is_not_preempted(make_rig: MakeRig) -> None:
-    """decode_preemption_skips_pinned_victim: another goes, or the step stalls until the store has ended."""
+    """Another request is preempted, or the step stalls until the store ends. Scenario:
+    decode_preemption_skips_pinned_victim.
+    """
     rig = make_rig(shape=Shape(blocks=13), max_num_seqs=3, chunk_tokens=64)
     with rig.silence(0):
         seqs = [rig.add(prompt(number, 128), max_tokens=40) for number in range(3)]
@@ -331,7 +345,7 @@ def test_what_is_being_stored_is_not_preempted(make_rig: MakeRig) -> None:
 
 
 def test_chunks_that_are_due_are_taken_before_their_request_is_preempted(make_rig: MakeRig) -> None:
-    """To ask whether blocks may be freed begins the store of what is due; so it is asked only once in vain."""
+    """Asking whether blocks may be freed begins the store that is due, so only the first question gets a no."""
     rig = make_rig()
     seq = rig.add(prompt(1, 300), max_tokens=9)
     rig.until("it to be computed", lambda: seq.num_cached_tokens == 300)
@@ -344,7 +358,7 @@ def test_chunks_that_are_due_are_taken_before_their_request_is_preempted(make_ri
 
 
 def test_after_a_sleep_nothing_of_before_is_found(make_rig: MakeRig) -> None:
-    """Weights may be others: registered again, under a namespace of its own; HBM was given back and is new."""
+    """Weights may have changed: the engine registers again with a new namespace; HBM was freed and is new."""
     rig = warm(make_rig, tensor=2)
     before = rig.connector._half.namespace
     rig.register()
@@ -361,7 +375,7 @@ def test_after_a_sleep_nothing_of_before_is_found(make_rig: MakeRig) -> None:
 
 
 def test_memory_that_atom_gives_back_is_not_kept_by_the_server(make_rig: MakeRig) -> None:
-    """ATOM drops its tensors and says nothing. Memory that a mover has mapped would not be free for a trainer."""
+    """ATOM drops its tensors without telling us. Memory that a mover keeps mapped would not be free for a trainer."""
     with Server(arena_bytes=64 << 20) as server:
         rig = make_rig(server, tensor=2)
         rig.run(prompt(1, 300))
@@ -385,7 +399,10 @@ def test_memory_that_atom_gives_back_is_not_kept_by_the_server(make_rig: MakeRig
 def test_what_an_engine_stores_that_can_sleep_nobody_else_looks_for(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ATOM overwrites its KV with zeros before it sleeps, also under a store that reads it. So from the first on."""
+    """ATOM overwrites its KV with zeros before it sleeps, even under a running store.
+
+    So an engine that can sleep never shares its chunks.
+    """
     plain = make_rig()
     monkeypatch.setitem(sys.modules, ROLLOUT, ModuleType(ROLLOUT))
     sleepers = [make_rig(tensor=2), make_rig(tensor=2)]

@@ -1,6 +1,7 @@
-"""Whatever becomes of the server or a rank: the engine computes on, no block is lost, no byte is wrong, nothing hangs.
+"""Faults of the server or a rank: the engine computes on, no block is lost, no byte is wrong, nothing hangs.
 
-Each engine here has a server of its own. Rig compares the context of every forward, and that all blocks came back."""
+Each engine here has its own server. Rig compares the context of every forward, and checks that all blocks came back.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ def serve() -> Server:
 
 
 def reconnect(rig: Rig) -> None:
-    """Scheduler and workers have met the server again, and registered."""
+    """Waits until scheduler and workers are connected to the server again, and registered."""
     rig.until("the server to be back", lambda: rig.connector._half._asking._client.connected)
     caches = [worker._worker._half._cache for worker in rig.workers]
     rig.until("the caches to be registered", lambda: all(cache.registered for cache in caches))
@@ -88,7 +89,7 @@ def test_a_mover_dies_while_it_loads(make_rig: MakeRig) -> None:
 
 @pytest.mark.parametrize("what", ["load", "store"])
 def test_a_copy_that_hangs(make_rig: MakeRig, what: str) -> None:
-    """Its deadline passes, the server kills who copies, and only then the blocks are used again."""
+    """After its deadline the server kills the copying mover; only then are the blocks reused."""
     with serve() as server:
         rig = make_rig(server, **{f"{what}_timeout_ms": 400})
         if what == "load":
@@ -102,7 +103,7 @@ def test_a_copy_that_hangs(make_rig: MakeRig, what: str) -> None:
 
 
 def test_a_server_that_does_not_answer(make_rig: MakeRig) -> None:
-    """One lookup is waited for; then nobody asks until it gives a sign of life."""
+    """One lookup is waited for; then nobody asks until the server gives a sign of life."""
     with serve() as server:
         make_rig(server).run(prompt(1, 300))
         rig = make_rig(server, **BRISK)
@@ -112,7 +113,7 @@ def test_a_server_that_does_not_answer(make_rig: MakeRig) -> None:
             assert rig.connector._half.statistics.lookups_unserved + rig.connector._half.statistics.lookups_late >= 1
 
         def loads() -> list[Any]:
-            """When an answer is late again, nobody asks until the next sign of life."""
+            """The loads, once the engine asks again: after a late answer it waits for the next sign of life."""
             reconnect(rig)
             rig.run(prompt(1, 300))
             rig.forget_hbm()
@@ -122,7 +123,7 @@ def test_a_server_that_does_not_answer(make_rig: MakeRig) -> None:
 
 
 def test_a_server_that_starts_again(make_rig: MakeRig) -> None:
-    """Leases of before mean nothing; what was lost is computed and stored anew."""
+    """Old leases are void; lost chunks are computed and stored again."""
     with serve() as server:
         rig = make_rig(server, tensor=2)
         rig.run(prompt(1, 300))
@@ -151,7 +152,7 @@ def test_the_brain_dies_and_comes_back(make_rig: MakeRig) -> None:
 
 
 def test_a_worker_that_is_away_fails_its_loads_and_lets_blocks_go(make_rig: MakeRig) -> None:
-    """A rank whose process has no connection: its stores bring nothing, so nothing is ever found half."""
+    """A rank whose process has no connection: its stores bring nothing, so no chunk is found with a part missing."""
     with serve() as server:
         rig = make_rig(server, tensor=2)
         rig.run(prompt(1, 300))
@@ -169,8 +170,9 @@ def test_a_worker_that_is_away_fails_its_loads_and_lets_blocks_go(make_rig: Make
 
 @pytest.mark.parametrize("call", ["match", "allocated", "computed", "retrieve_ended", "store_ended", "begin", "_event"])
 def test_a_bug_of_ours_costs_the_cache_and_nothing_else(make_rig: MakeRig, call: str) -> None:
-    """fallback_page_event_constructor_failure_is_terminal; fallback_page_event_record_failure_is_terminal. In the call
-    that is named: begin and _event are a worker's, the others decide for the scheduler."""
+    """The bug is in the named call: begin and _event are a worker's, the others decide for the scheduler.
+    Scenarios: fallback_page_event_constructor_failure_is_terminal; fallback_page_event_record_failure_is_terminal.
+    """
     with serve() as server:
         rig = make_rig(server, tensor=2)
         rig.run(prompt(1, 300))
@@ -207,8 +209,9 @@ def test_after_a_bug_what_is_in_flight_still_holds_its_blocks(make_rig: MakeRig)
 
 
 def test_what_left_memory_comes_back_from_disk(make_rig: MakeRig, tmp_path: Path) -> None:
-    """lmcache_local_disk_round_trip_without_cpu_hot_cache: the arena holds four of six prompts, the disk all but what
-    it was too slow to take."""
+    """The arena holds four of six prompts, the disk all chunks except those it was too slow to take.
+    Scenario: lmcache_local_disk_round_trip_without_cpu_hot_cache.
+    """
     disk = {"disk_paths": str(tmp_path), "disk_bytes": 64 << 20, "disk_segment_bytes": 512 << 10}
     with Server(arena_bytes=4 << 20, slab_bytes=1 << 20, disk_write_policy="through", **disk) as server:
         until("the disk", lambda: server.status().disk_state == "ready")
@@ -226,13 +229,13 @@ def test_what_left_memory_comes_back_from_disk(make_rig: MakeRig, tmp_path: Path
 
 
 def on_disk_or_not(server: Server) -> tuple[int, int]:
-    """Chunks that are there, and those that were not taken."""
+    """(chunks on disk, chunks that were not taken)."""
     status = server.status()
     return status.chunks_on_disk, sum(status.counters["disk_refused"].values())
 
 
 def test_a_full_arena(make_rig: MakeRig) -> None:
-    """Stores that find no place end, and leave no gap that a load would fall into."""
+    """Stores that find no room end, and leave no gap that a load could hit."""
     with Server(arena_bytes=4 << 20) as server:
         rig = make_rig(server, shape=Shape(layers=24, blocks=47), max_model_len=400)
         for number in range(4):

@@ -1,4 +1,4 @@
-"""What is stored, token by token: never what the store holds already, and again only what a load failed to bring."""
+"""The stored token ranges: no chunk that the store already holds, and again only after a failed load."""
 
 from collections.abc import Callable
 from unittest import mock
@@ -20,8 +20,9 @@ def written(server: Server) -> int:
 
 
 def test_whole_chunks_of_a_prompt_are_stored_once(make_rig: MakeRig) -> None:
-    """chunked_prefill_save_uses_computed_frontier: 96 tokens in a chunk, at most 100 in a step.
-    ATOM: chunked_prefill_save_uses_computed_frontier_and_serializes_inflight."""
+    """Chunks have 96 tokens, and a step at most 100. Scenario: chunked_prefill_save_uses_computed_frontier.
+    ATOM: chunked_prefill_save_uses_computed_frontier_and_serializes_inflight.
+    """
     rig = make_rig(max_num_batched_tokens=100)
     rig.run(prompt(1, 411), max_tokens=5)
     assert rig.stored_tokens() == [(0, 96), (96, 192), (192, 288), (288, 384)]
@@ -34,15 +35,16 @@ def test_a_prompt_shorter_than_a_chunk_is_not_stored(make_rig: MakeRig) -> None:
 
 
 def test_output_is_not_stored(make_rig: MakeRig) -> None:
-    """Only prompt tokens; ATOM counts only these as computed."""
+    """Only prompt tokens are stored, because ATOM counts only these as computed."""
     rig = make_rig()
     rig.run(prompt(1, 100), max_tokens=120)
     assert rig.stored_tokens() == [(0, 96)]
 
 
 def test_a_prompt_that_hbm_holds_is_not_stored_again(make_rig: MakeRig, shared_server: Server) -> None:
-    """lookup_time_hbm_satisfies; P3: zero bytes when warm.
-    ATOM: load_is_skipped_if_hbm_satisfies_after_allocation; worker_completes_noop_load_when_hbm_satisfies."""
+    """A warm prompt stores zero bytes (P3). Scenario: lookup_time_hbm_satisfies.
+    ATOM: load_is_skipped_if_hbm_satisfies_after_allocation; worker_completes_noop_load_when_hbm_satisfies.
+    """
     rig = make_rig()
     rig.run(prompt(1, 300))
     before = written(shared_server)
@@ -68,12 +70,13 @@ def test_a_loaded_prefix_is_not_stored_again_and_what_follows_is(make_rig: MakeR
 
 
 def test_a_failed_load_lets_the_recomputed_chunks_be_stored(make_rig: MakeRig) -> None:
-    """load_failure_allows_recomputed_hit_range_to_be_saved: from the HBM floor on.
-    ATOM: dense_exact_load_failure_rolls_back_save_frontier."""
+    """Chunks are stored from the HBM floor on. Scenario: load_failure_allows_recomputed_hit_range_to_be_saved.
+    ATOM: dense_exact_load_failure_rolls_back_save_frontier.
+    """
     rig = make_rig()
     rig.run(prompt(1, 300))
     rig.forget_hbm()
-    rig.run(prompt(1, 100) + prompt(3, 20))  # HBM holds three blocks of it
+    rig.run(prompt(1, 100) + prompt(3, 20))  # HBM holds three of its blocks
     rig.orders.clear()
     with rig.refuse(0):
         rig.run(prompt(1, 300))
@@ -111,13 +114,13 @@ def test_a_late_end_of_an_earlier_life_changes_nothing(make_rig: MakeRig) -> Non
         first = rig.add(prompt(1, 200), id=77)
         rig.until("the first to end", lambda: first.is_finished)
         assert rig.connector.should_defer_free(first)
-        rig.scheduler.deferred.pop(77)  # as if the engine had forgotten it: the other is to be told from it
+        rig.scheduler.deferred.pop(77)  # as if the engine had forgotten it: the two must not be confused
         second = rig.add(prompt(2, 300), id=77)
         rig.until("the second to end", lambda: second.is_finished)
         assert rig.connector.should_defer_free(second)
         rig.idle()
     ends = rig.said(0)
-    while sum(one.req_id == 77 for one in ends.finished_saving) < 2:  # a rank says its namespace there as well
+    while sum(one.req_id == 77 for one in ends.finished_saving) < 2:  # a rank also reports its namespace there
         ends.finished_saving |= rig.said(0).finished_saving
     of_first = {name for name in ends.finished_saving if name.generation == rig.orders[0].stores[0].job}
     rest = ends.finished_saving - of_first
@@ -133,8 +136,11 @@ def test_a_late_end_of_an_earlier_life_changes_nothing(make_rig: MakeRig) -> Non
 
 @pytest.mark.parametrize(("why", "stores"), [("full", 1), ("busy", 4), ("late", 4)])
 def test_behind_a_gap_nothing_more_is_stored(make_rig: MakeRig, why: str, stores: int) -> None:
-    """One rank's store is cut short: what follows could not be found. Not so when somebody else brings the rest. Both
-    ranks' stores end at once, so that the next step knows of them."""
+    """One rank's store is cut short, so later chunks could not be found. If another engine may bring the rest, storing
+    goes on.
+
+    Both ranks' stores end at once, so that the next step knows of them.
+    """
     rig = make_rig(tensor=2, max_num_batched_tokens=100)
     one, other = (worker._worker._half._client for worker in rig.workers)
     whole, short = ended_with(StoreResult(1, 1, 0, "")), ended_with(StoreResult(0, 0, 0, why))
@@ -156,13 +162,13 @@ def test_roles(make_rig: MakeRig, role: str) -> None:
     both = make_rig(model=role)
     both.run(prompt(1, 300))
     rig = make_rig(model=role, kv_role=role)
-    rig.run(prompt(1, 300) + prompt(2, 300), max_tokens=3)  # the answer is not waited for where nothing is loaded
+    rig.run(prompt(1, 300) + prompt(2, 300), max_tokens=3)  # an answer is not awaited where nothing is loaded
     assert len(rig.loads()) == (role == "kv_consumer")
     assert rig.stored_tokens() == ([(288, 576)] if role == "kv_producer" else [])
 
 
 def test_stages_share_one_frontier(make_rig: MakeRig) -> None:
-    """K13: the frontier lives in the scheduler, so no stage has one of its own."""
+    """The frontier lives in the scheduler, so no stage has its own (K13)."""
     rig = make_rig(shape=Shape(layers=2), stages=2, tensor=2, max_num_batched_tokens=100)
     rig.run(prompt(1, 300))
     rig.run(prompt(1, 300) + prompt(2, 100))

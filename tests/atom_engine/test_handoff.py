@@ -1,7 +1,8 @@
-"""A19: an own prefix of HBM that ends inside a block is computed to that block's end; what lies behind it is loaded.
+"""Hand-off (A19): an HBM prefix that ends inside a block is computed to the block's end, and the rest is loaded.
 
-ATOM's own prefixes end with a block today; here they are made to end five tokens earlier. Where they are whole blocks
-and no whole chunks there is nothing to hand over (test_loads.py), since a load may begin inside a chunk."""
+ATOM's own prefixes end with a block today; here they are made to end five tokens earlier. A prefix of whole blocks
+but not whole chunks needs no hand-off (test_loads.py), because a load may begin inside a chunk.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +16,11 @@ from tests.atom_engine.rig import Rig, prompt
 MakeRig = Callable[..., Rig]
 EARLY = 5
 DROPPED = int(bool(ATOM_DIR))
-"""ATOM drops the token behind a prefill in chunks and decodes it anew, but not behind a hand-off."""
+"""ATOM drops the token after a prefill in chunks and decodes it again, but not after a hand-off."""
 
 
 def shared(make_rig: MakeRig, **options: Any) -> Rig:
-    """The server holds 288 tokens of prompt(1, 300), HBM two blocks."""
+    """A rig whose server holds 288 tokens of prompt(1, 300), and whose HBM holds two blocks."""
     rig = make_rig(**options)
     rig.run(prompt(1, 300))
     rig.forget_hbm()
@@ -44,7 +45,7 @@ def test_it_is_computed_to_the_blocks_end_and_then_loaded(make_rig: MakeRig, ten
 
 
 def test_others_run_on_meanwhile(make_rig: MakeRig) -> None:
-    """It gives its place among the running ones away, and is taken again when its load has ended."""
+    """The parked sequence gives up its place among the running ones, and resumes when its load has ended."""
     rig = shared(make_rig, shape=Shape(layers=2, blocks=47), max_num_seqs=2)
     other = rig.add(prompt(5, 40), max_tokens=60)
     rig.until("the other to run", lambda: other.num_tokens > 41)
@@ -63,7 +64,9 @@ def test_others_run_on_meanwhile(make_rig: MakeRig) -> None:
 
 
 def test_what_brings_too_little_behind_the_boundary_is_computed(make_rig: MakeRig) -> None:
-    """unaligned_handoff_skips_if_boundary_remainder_is_too_small: 224 tokens from the block's end on, 229 from here."""
+    """224 tokens remain after the block's end, 229 from here. Scenario:
+    unaligned_handoff_skips_if_boundary_remainder_is_too_small.
+    """
     rig = shared(make_rig, min_load_tokens=225)
     with rig.prefixes_end_early(EARLY):
         rig.run(prompt(1, 300))
@@ -72,7 +75,7 @@ def test_what_brings_too_little_behind_the_boundary_is_computed(make_rig: MakeRi
 
 
 def test_who_is_computed_past_its_boundary_goes_on(make_rig: MakeRig) -> None:
-    """The cap holds at admission; three tokens a step then step over the boundary, and nothing is lost but the load."""
+    """The limit holds at admission; steps of three tokens then cross the boundary, and only the load is lost."""
     rig = shared(make_rig, max_num_batched_tokens=3)
     with rig.prefixes_end_early(EARLY):
         (seq,) = rig.run(prompt(1, 300))
@@ -83,7 +86,7 @@ def test_who_is_computed_past_its_boundary_goes_on(make_rig: MakeRig) -> None:
 
 
 def test_a_load_that_fails_behind_the_boundary_is_computed_from_there(make_rig: MakeRig) -> None:
-    """The HBM floor of the load is the boundary: what is computed again may be stored again from that chunk on."""
+    """The load's HBM floor is the boundary: chunks computed again may be stored again from there on."""
     rig = shared(make_rig, tensor=2)
     with rig.prefixes_end_early(EARLY), rig.refuse(1):
         rig.run(prompt(1, 300))

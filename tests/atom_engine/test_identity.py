@@ -1,4 +1,4 @@
-"""Which model an ATOM engine has is told by its files, and its start does not wait for them to be hashed."""
+"""An ATOM engine's model is identified by its files, and the engine's start does not wait for their hashes."""
 
 import itertools
 import random
@@ -43,7 +43,7 @@ def files_were_there_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loads(make_rig: MakeRig, model: Path, **options: Any) -> int:
-    """Of an engine that has the prompt for the first time."""
+    """Number of loads in an engine that gets the prompt for the first time."""
     rig = make_rig(model=str(model), by_files=True, tensor=2, **options)
     rig.run(prompt(7, 300))
     return len(rig.loads())
@@ -81,7 +81,7 @@ def test_an_engine_starts_and_computes_while_its_weights_are_hashed_and_stores_a
 def test_ranks_that_do_not_say_the_same_have_no_cache(
     make_rig: MakeRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One has found its files to be others than those that it may have loaded."""
+    """One rank found that its files differ from those it may have loaded."""
     once = itertools.chain([file_times.Doubt(tmp_path)], itertools.repeat(None))
     with mock.patch.object(late_namespaces, "doubt", side_effect=once):
         rig = make_rig(model=str(write(tmp_path / "m", trained_row(6))), by_files=True, tensor=2, is_late=True)

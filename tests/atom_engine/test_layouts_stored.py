@@ -1,4 +1,4 @@
-"""Every layout that is understood, through the real server: evicted prefixes come back byte for byte, on every rank."""
+"""Every supported layout through the real server: evicted prefixes come back byte for byte, on every rank."""
 
 from collections.abc import Callable
 
@@ -47,15 +47,16 @@ def test_an_evicted_prefix_comes_back_byte_for_byte(
 
 
 def stored_bytes_of_a_block(rig: Rig, tensor: int) -> int:
-    """In all ranks; a latent is stored once for those of a stage."""
+    """Bytes of a block stored by all ranks; latent KV is stored once per stage."""
     of_ranks = [sum(part.bytes_of_block for part in memory.tensors) for memory in rig.memories]
     return sum(of_ranks) // (tensor if rig.shape.form in ("mla", "dsa") else 1)
 
 
 @pytest.mark.parametrize("form", ["mha", "mla"])
 def test_with_decode_context_parallel_each_rank_brings_its_own_tokens(make_rig: Callable[..., Rig], form: str) -> None:
-    """lmcache_connector_maps_dcp_ranges_on_virtual_block_grid: a block of the scheduler is a page of each rank, which
-    has every third token of it."""
+    """A block of the scheduler is a page of each rank, which has every third token.
+    Scenario: lmcache_connector_maps_dcp_ranges_on_virtual_block_grid.
+    """
     shape = Shape(form, contexts=3, block_tokens=16, blocks=23)
     rig = make_rig(shape=shape, tensor=3)
     tokens = prompt(1, 2 * 144 + 11)
@@ -73,7 +74,7 @@ def test_with_decode_context_parallel_each_rank_brings_its_own_tokens(make_rig: 
 
 
 def test_a_rank_never_gets_the_bytes_of_another(make_rig: Callable[..., Rig]) -> None:
-    """Ranks of MHA hold different heads, so each has a shard of its own; of MLA one is stored for all."""
+    """Ranks of MHA hold different heads, so each has its own shard; for MLA one shard is stored for all."""
     for form, shards in (("mha", 2), ("mla", 1)):
         rig = make_rig(model=f"shards {form}", shape=Shape(form), tensor=2)
         groups = [worker._worker._half._cache.spec.groups[0] for worker in rig.workers]
@@ -83,6 +84,6 @@ def test_a_rank_never_gets_the_bytes_of_another(make_rig: Callable[..., Rig]) ->
 
 
 def test_equal_layouts_are_equal_runs_however_many_layers_there_are(make_rig: Callable[..., Rig]) -> None:
-    """dense_backend_registers_dense_kv_byte_codec: ATOM's one tensor for all layers is one run a part."""
+    """ATOM's one tensor for all layers is one run per part. Scenario: dense_backend_registers_dense_kv_byte_codec."""
     rig = make_rig(shape=Shape("mha-fp8", layers=7))
     assert len(rig.workers[0]._worker._half._cache.spec.groups[0].regions) == 4

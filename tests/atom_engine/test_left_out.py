@@ -1,8 +1,7 @@
-"""KV that ATOM never computes, with no connector beside it: what of that is overlooked in these tests, and what is not;
-and that none of it is stored.
+"""KV that ATOM never computes, with no connector at all: which of it these tests ignore, and that none of it is stored.
 
-Blocks have 32 tokens, chunks 64: a prompt of 120 tokens and 40 of output are computed anew in chunks that end at 64 and
-at 128, and there ATOM takes the prompt for computed.
+Blocks have 32 tokens, chunks 64. A prompt of 120 tokens with 40 of output is recomputed in chunks that end at 64 and
+at 128; there ATOM takes the prompt for computed.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ if ATOM_DIR:
 
 
 class NoConnector:
-    """The stand-in of the scheduler always asks one; ATOM's own has none here."""
+    """A connector that does nothing: the stand-in scheduler always asks one. ATOM's own scheduler has none here."""
 
     def get_num_new_matched_tokens(self, seq: Any) -> tuple[int, bool]:
         return 0, False
@@ -52,14 +51,14 @@ class NoConnector:
 
 
 class Rank:
-    """Its memory, and its forwards."""
+    """One rank: its memory and its forwards."""
 
     def __init__(self) -> None:
         self.memory = Memory(SHAPE, 0)
         self.forwards = Forwards([self.memory], SHAPE.block_tokens)
 
     def flip(self, seq: Any, at: int) -> None:
-        """One bit of a token; MLA has all bytes of one in a row."""
+        """Flips one bit of a token. MLA has all bytes of a token in a row."""
         (tensor,) = self.memory.tensors
         block, place = divmod(at, SHAPE.block_tokens)
         row = seq.block_table[block] * SHAPE.block_tokens + place
@@ -101,13 +100,13 @@ class Engine(Rank):
         raise AssertionError(f"{what}: not in {STEPS_MAX} steps")
 
     def with_a_gap(self) -> tuple[Any, Batch]:
-        """A sequence that decodes again after a preemption, and its first such step."""
+        """A sequence that decodes again after a preemption, and its first decoding step."""
         ahead = self.add(prompt(1, PROMPT), 50)
         seq = self.add(prompt(2, PROMPT), 70)
         self.until("the one ahead ends", lambda: ahead.is_finished)
         assert self.scheduler.preemptions
         assert seq.num_tokens > LAST_CHUNK
-        self.scheduler.forget_prefixes()  # or it goes on behind blocks that are still there
+        self.scheduler.forget_prefixes()  # otherwise it continues with blocks that are still there
         while (batch := self.step()).is_prefill:
             assert batch.seqs == [seq]
         return seq, batch
@@ -131,7 +130,7 @@ def rank() -> Iterator[Rank]:
 
 
 def test_output_behind_the_chunk_that_reaches_the_prompts_end_is_never_computed(engine: Engine) -> None:
-    """On record, because a difference that is met with the connector must not be taken for it."""
+    """Recorded here, so that a difference seen with the connector is not mistaken for this one."""
     seq, batch = engine.with_a_gap()
     (first,) = batch.first
     gap = list(range(LAST_CHUNK, first))
@@ -143,20 +142,20 @@ def test_output_behind_the_chunk_that_reaches_the_prompts_end_is_never_computed(
 
 
 def test_a_prompt_that_goes_on_behind_such_output_attends_to_the_gap(engine: Engine) -> None:
-    """ATOM publishes the blocks as if they were whole."""
+    """ATOM publishes the blocks as if they were complete."""
     seq, _ = engine.with_a_gap()
     engine.until("its end", lambda: seq.is_finished)
-    engine.add([*seq.token_ids[:165], *prompt(3, 40)], 1)  # what HBM has of it ends between blocks, at 160
+    engine.add([*seq.token_ids[:165], *prompt(3, 40)], 1)  # its prefix in HBM ends between blocks, at 160
     with pytest.raises(AssertionError, match="wrong pieces before 160"):
         engine.step()
 
 
-# ---------------------------------------------------------------- what is not overlooked
+# ---------------------------------------------------------------- errors that are noticed
 
 
 @pytest.mark.parametrize("at", [0, 63, PROMPT - 1, PROMPT, LAST_CHUNK - 1, -1])
 def test_a_wrong_byte_beside_the_gap_is_noticed(engine: Engine, at: int) -> None:
-    """Of the prompt, of output that was computed again, and of what was computed behind the gap."""
+    """Wrong bytes in the prompt, in recomputed output, and in tokens computed after the gap."""
     seq, batch = engine.with_a_gap()
     engine.flip(seq, at if at >= 0 else batch.first[0])
     with pytest.raises(AssertionError, match="attends to 1 wrong pieces"):
@@ -188,7 +187,7 @@ def test_what_was_left_out_is_looked_at_when_it_has_been_computed(rank: Rank) ->
 
 
 def test_what_was_left_out_is_known_before_its_sequence_goes_on(rank: Rank) -> None:
-    """ATOM publishes it behind the chunk that it takes for the last: another one with the same tokens is next."""
+    """ATOM publishes the block after the chunk that it takes for the last; an equal sequence comes next."""
     seq, other = sequence(71, 40), sequence(71, 40)
     forward(rank, seq, 0, 64, is_prefill=True)
     forward(rank, other, 68, 71, is_prefill=True)
@@ -196,7 +195,7 @@ def test_what_was_left_out_is_known_before_its_sequence_goes_on(rank: Rank) -> N
 
 
 def test_what_was_left_out_in_blocks_of_others_is_looked_at(rank: Rank) -> None:
-    """They are known by block and by all tokens: the same of either is not enough."""
+    """Gaps are identified by block and by all tokens: only one of the two being equal is not enough."""
     seq = sequence(71, 40)
     forward(rank, seq, 0, 64, is_prefill=True)
     forward(rank, seq, 70, 71, is_prefill=False)
@@ -224,7 +223,7 @@ def test_a_prompt_that_is_not_computed_to_its_end_is_an_error(rank: Rank) -> Non
 def test_a_prompt_that_has_a_gap_in_hbm_is_stored_up_to_the_gap_only(
     make_rig: Callable[..., Rig], options: dict[str, Any]
 ) -> None:
-    """What is computed behind the gap is as wrong as the gap. Who computes all of it stores all of it."""
+    """KV computed after the gap is as wrong as the gap. A sequence that computes everything stores everything."""
     rig = make_rig(shape=SHAPE, max_num_batched_tokens=64, chunk_tokens=64, **options)
     ahead = rig.add(prompt(1, PROMPT), max_tokens=50)
     seq = rig.add(prompt(2, PROMPT), max_tokens=90)

@@ -1,4 +1,4 @@
-"""What is loaded: decided when HBM's own part is known, written nowhere else, and byte for byte what was computed."""
+"""Loads: decided when HBM's own part is known, written nowhere else, and equal byte for byte to the computed KV."""
 
 import random
 from collections.abc import Callable
@@ -29,7 +29,9 @@ def test_an_evicted_prefix_is_loaded_and_the_rest_computed(make_rig: MakeRig) ->
 
 
 def test_of_a_full_hit_the_last_token_is_computed(make_rig: MakeRig) -> None:
-    """full_prompt_hit_is_clamped_before_load_spec: the whole last chunk comes, prompt-1 is what counts as loaded."""
+    """The whole last chunk is loaded, but only prompt-1 counts as loaded. Scenario:
+    full_prompt_hit_is_clamped_before_load_spec.
+    """
     rig = make_rig()
     rig.run(prompt(1, 288))
     rig.forget_hbm()
@@ -43,7 +45,7 @@ def test_of_a_full_hit_the_last_token_is_computed(make_rig: MakeRig) -> None:
 
 
 def test_loaded_blocks_are_found_in_hbm_by_the_next_request(make_rig: MakeRig) -> None:
-    """HBM promotion: offload_load_start_tokens is said, so a third request loads nothing."""
+    """HBM promotion: offload_load_start_tokens is reported, so a third request loads nothing."""
     rig = make_rig()
     rig.run(prompt(1, 300))
     rig.forget_hbm()
@@ -57,9 +59,10 @@ def test_loaded_blocks_are_found_in_hbm_by_the_next_request(make_rig: MakeRig) -
 
 @pytest.mark.parametrize("shared", [32, 64, 128])
 def test_behind_an_hbm_prefix_that_is_no_whole_chunk_the_load_begins_at_once(make_rig: MakeRig, shared: int) -> None:
-    """A19: nothing has to be computed up to a chunk's end, because a load may begin inside a chunk.
+    """Nothing needs to be computed up to a chunk's end, because a load may begin inside a chunk (A19).
     ATOM: lmcache_connector_maps_token_ranges_to_block_ids;
-    worker_reports_unaligned_hbm_load_as_failed_without_exception."""
+    worker_reports_unaligned_hbm_load_as_failed_without_exception.
+    """
     rig = make_rig()
     rig.run(prompt(1, 300))
     rig.forget_hbm()
@@ -74,7 +77,7 @@ def test_behind_an_hbm_prefix_that_is_no_whole_chunk_the_load_begins_at_once(mak
 
 
 def test_what_brings_too_little_is_computed(make_rig: MakeRig) -> None:
-    """load_is_skipped_if_aligned_hit_is_below_threshold; counted behind what HBM holds."""
+    """Only tokens beyond the HBM prefix count. Scenario: load_is_skipped_if_aligned_hit_is_below_threshold."""
     rig = make_rig(min_load_tokens=161)
     rig.run(prompt(1, 300))
     rig.forget_hbm()
@@ -100,8 +103,10 @@ def test_an_input_beside_the_text_is_neither_looked_up_nor_stored(make_rig: Make
 
 
 def test_a_sequence_with_output_is_not_loaded_after_a_preemption(make_rig: MakeRig) -> None:
-    """A24: ATOM would size the prefill by the prompt and leave the output without KV. The context of each forward is
-    compared, so a hole would show."""
+    """ATOM would size the prefill by the prompt and leave the output without KV (A24).
+
+    The context of each forward is compared, so a hole would be noticed.
+    """
     rig = make_rig(shape=Shape(blocks=19), max_num_seqs=2, chunk_tokens=64)
     first = rig.add(prompt(1, 270), max_tokens=60)
     second = rig.add(prompt(2, 270), max_tokens=60)
@@ -115,8 +120,9 @@ def test_a_sequence_with_output_is_not_loaded_after_a_preemption(make_rig: MakeR
 
 
 def test_loads_are_begun_before_stores(make_rig: MakeRig) -> None:
-    """A load is waited for, a store is not.
-    ATOM: mixed_batch_reserves_slot_load_before_preparing_save."""
+    """Requests wait for loads, not for stores.
+    ATOM: mixed_batch_reserves_slot_load_before_preparing_save.
+    """
     rig = make_rig()
     rig.run(prompt(1, 300))
     rig.forget_hbm()
@@ -134,7 +140,7 @@ def test_loads_are_begun_before_stores(make_rig: MakeRig) -> None:
 
 @pytest.mark.skipif(not ATOM_DIR, reason="the stand-in has no deferred output; ATOM_DIR names a checkout that has")
 def test_tokens_that_come_a_step_late(make_rig: MakeRig) -> None:
-    """A13: what was sampled behind a partial chunk is dropped, across park and resume, as without a load."""
+    """A token sampled after a partial chunk is dropped, across park and resume, as without a load (A13)."""
     rig = make_rig(deferred_output=True, max_num_batched_tokens=100)
     first, other = rig.run(prompt(1, 300), prompt(2, 150), max_tokens=7)
     rig.forget_hbm()
@@ -145,8 +151,10 @@ def test_tokens_that_come_a_step_late(make_rig: MakeRig) -> None:
 
 @pytest.mark.parametrize(("tensor", "stages"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_many_turns_of_many_conversations(make_rig: MakeRig, tensor: int, stages: int) -> None:
-    """A pool that holds a fraction of them: prefixes are evicted, loaded, promoted, shared and preempted all the time,
-    and each forward compares all it attends to."""
+    """The pool holds a fraction of them, so prefixes are evicted, loaded, promoted, shared and preempted.
+
+    Each forward compares its whole context.
+    """
     rig = make_rig(
         shape=Shape(layers=2, blocks=41), tensor=tensor, stages=stages, max_num_batched_tokens=170, max_num_seqs=4
     )

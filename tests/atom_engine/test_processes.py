@@ -1,4 +1,4 @@
-"""The connector is known in every process of an ATOM that nobody has changed."""
+"""The connector is known in every process of an unmodified ATOM."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ KNOWN = [f"{generation} kvserver" for generation in range(3)]
 
 
 def said(*arguments: str, first: Path | None = None, **environment: str) -> list[str]:
-    """What the processes of a tree say, in order of their generation."""
+    """The output of a process tree, in order of generation."""
     atom = ATOM_DIR or str(Path(__file__).with_name("standin"))
     paths = [*([str(first)] if first else []), atom, str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
@@ -43,11 +43,11 @@ def test_a_wrapper_makes_it_known_in_all_processes() -> None:
 
 
 def test_a_hook_makes_it_known_in_all_processes(tmp_path: Path) -> None:
-    """The .pth file is read whenever Python starts; here from a folder that is said to be one of packages."""
+    """Python reads the .pth file at every start; here from a folder declared as a site directory."""
     packages = tmp_path / "packages"
     packages.mkdir()
     assert install(packages) == packages / PTH
-    others = importlib.util.find_spec("sitecustomize")  # of whoever runs these tests
+    others = importlib.util.find_spec("sitecustomize")  # the sitecustomize of the process that runs these tests
     also = f"exec(open({others.origin!r}).read())\n" if others is not None else ""
     (tmp_path / "sitecustomize.py").write_text(f"{also}import site; site.addsitedir({str(packages)!r})\n")
     tree = ("-m", "tests.atom_engine.process_tree")
@@ -59,8 +59,9 @@ def test_a_hook_makes_it_known_in_all_processes(tmp_path: Path) -> None:
 
 
 def test_processes_of_one_engine_name_the_same_life() -> None:
-    """A worker is a child of the process in which the scheduler is; another child of another process is not.
-    ATOM: engine_id_pairs_scheduler_and_workers_of_one_replica."""
+    """A worker is a child of the scheduler's process; a child of another process belongs to another engine.
+    ATOM: engine_id_pairs_scheduler_and_workers_of_one_replica.
+    """
     code = f"from kvclient.atom.process import life_of; print(life_of({WORKER}, name='a'))"
     assert said("-c", code) == [str(life_of(SCHEDULER, name="a"))]
     assert said("-c", code) != [str(life_of(SCHEDULER, name="b"))]

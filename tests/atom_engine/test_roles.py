@@ -1,4 +1,4 @@
-"""Two engines at one server: what one that only stores has computed, one that only loads takes over."""
+"""Two engines at one server: a load-only engine uses the chunks that a store-only engine has computed."""
 
 import copy
 from collections.abc import Callable
@@ -35,8 +35,9 @@ def test_what_a_producer_has_stored_a_consumer_loads_and_neither_does_the_others
 
 @pytest.mark.skipif(not ATOM_DIR, reason="the stand-in has no multi; ATOM_DIR names a checkout that has")
 def test_inside_of_multi_nothing_is_stored_nor_loaded_and_every_block_comes_back(make_rig: MakeRig) -> None:
-    """A21: ATOM's multi does not hand ends of transfers to the scheduler halves at this commit.
-    ATOM: multi_metadata_exposes_sub_meta_unpins."""
+    """ATOM's multi does not pass ends of transfers to the scheduler halves at this commit (A21).
+    ATOM: multi_metadata_exposes_sub_meta_unpins.
+    """
     rig = make_rig()
     config = copy.copy(rig.config)
     config.kv_transfer_config = {"kv_connector": "multi", "connectors": [rig.config.kv_transfer_config]}

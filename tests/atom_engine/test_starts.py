@@ -1,5 +1,4 @@
-"""What an engine is when it starts, and what is refused then: by both halves, before either waits for a server, and by
-name."""
+"""An engine's settings at its start, and refusals: by both halves, by name, before either waits for a server."""
 
 from types import SimpleNamespace
 from typing import Any

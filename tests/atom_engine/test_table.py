@@ -1,4 +1,4 @@
-"""README.md of this folder: which test shows which of ATOM's scenarios."""
+"""The table in README.md of this folder: which test covers which of ATOM's scenarios."""
 
 import ast
 import re
@@ -23,13 +23,13 @@ ROWS = [
 
 @cache
 def functions_of(path: str) -> dict[str, str]:
-    """Their docstrings by their names."""
+    """Test function -> docstring."""
     body = ast.parse((ROOT / path).read_text()).body
     return {node.name: ast.get_docstring(node) or "" for node in body if isinstance(node, ast.FunctionDef)}
 
 
 def scenarios_told() -> Counter[str]:
-    """How often each stands on the page, wherever."""
+    """How often each scenario occurs on the page."""
     return Counter(name for name in NAMES.findall(PAGE) if name != COMMIT)
 
 
@@ -48,7 +48,7 @@ def test_the_test_that_shows_it_is_there_and_names_it(scenario: str, test: str) 
 
 
 def test_the_manual_counts_them_as_the_page_does() -> None:
-    """Those that a test shows, those that none does, and how many of these are DeepSeek-V4's."""
+    """The manual's numbers: covered scenarios, uncovered ones, and DeepSeek-V4's share of the latter."""
     manual = (ROOT / "docs" / "atom.md").read_text()
     states = set(NAMES.findall(PAGE.split("## Not ours")[1])) - {scenario for scenario, _ in ROWS}
     shown = r"has the (\d+) of five files\. Tests of ours show (\d+); (\d+) are not ours, (\d+) of"

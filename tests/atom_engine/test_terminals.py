@@ -1,4 +1,4 @@
-"""Each job ends once, under its own name: what ranks say together, apart, twice, too early for another, or never."""
+"""Each job ends once, under its own name, however ranks report it: together, apart, twice, too early, or never."""
 
 import copy
 from collections.abc import Callable
@@ -18,7 +18,7 @@ MakeRig = Callable[..., Rig]
 
 
 def warm(make_rig: MakeRig, **options: Any) -> Rig:
-    """The server holds prompt(1, 300), HBM does not."""
+    """A rig whose server holds prompt(1, 300), and whose HBM does not."""
     rig = make_rig(**options)
     rig.run(prompt(1, 300))
     rig.forget_hbm()
@@ -27,7 +27,7 @@ def warm(make_rig: MakeRig, **options: Any) -> Rig:
 
 
 def ended_with(result: object) -> Callable[..., Future[Any]]:
-    """In the place of a client's call: a transfer that is over."""
+    """Replaces a client's call by one that returns a finished transfer."""
 
     def begin(*_: object, **__: object) -> Future[Any]:
         done: Future[Any] = Future()
@@ -41,7 +41,7 @@ def ended_with(result: object) -> Callable[..., Future[Any]]:
 
 
 def heard(rig: Rig, field: str, seq: Any, count: int = 1) -> Any:
-    """What rank 0 says, as soon as that many ends of a sequence are in it. Those of before are said for a while."""
+    """Rank 0's report once it contains `count` ends of a sequence. Earlier ends are repeated for a while."""
     while True:
         said = rig.said(0)
         if sum(one.req_id == seq.id for one in getattr(said, field)) == count:
@@ -81,12 +81,12 @@ def test_ranks_that_have_ended_different_stores_have_ended_none(make_rig: MakeRi
         rig.until("its end", lambda: seq.is_finished)
         rig.idle()
     ends: set[Any] = set()
-    while len(ends) < 2:  # the first may not be said any more when the second has ended
+    while len(ends) < 2:  # the first may no longer be reported when the second has ended
         ends |= {one for one in rig.said(0).finished_saving if one.req_id == seq.id}
     first, second = sorted(ends, key=lambda operation: operation.generation)
 
     def say(*of_ranks: Any) -> bool:
-        """Whether its blocks are held afterwards."""
+        """Returns True if its blocks are still held afterwards."""
         outputs = [KVConnectorOutput(finished_saving={one} if one else set()) for one in of_ranks]
         rig.scheduler.kv_ended(rig._on_stages[0].together(outputs))
         return bool(seq.block_table)
@@ -133,7 +133,7 @@ def test_a_request_is_reported_by_the_id_that_it_came_with(make_rig: MakeRig, na
     assert (statistics["save_requests"], statistics["load_requests"]) == (1, 1)
 
 
-# ---------------------------------------------------------------- what a worker's transfer may end as
+# ---------------------------------------------------------------- ends of a worker's transfers
 
 
 @pytest.mark.parametrize("ends", ["less", "throws", "refused"])
@@ -173,8 +173,9 @@ def test_a_store_that_throws_lets_its_blocks_go(make_rig: MakeRig, ends: str) ->
 
 
 def test_a_store_waits_for_an_event_of_the_step_that_orders_it(make_rig: MakeRig) -> None:
-    """worker_save_waits_for_forward_event_before_store: recorded when its forward has been launched, on the stream of
-    the thread that launches them, before start_load_kv() returns."""
+    """The event is recorded after its forward was launched, on that thread's stream, before start_load_kv() returns.
+    Scenario: worker_save_waits_for_forward_event_before_store.
+    """
     rig = make_rig()
     half, forward = rig.workers[0]._worker._half, rig.forward
     happened: list[object] = []
@@ -202,7 +203,7 @@ def test_a_store_waits_for_an_event_of_the_step_that_orders_it(make_rig: MakeRig
     assert stored == ("store", event)
 
 
-# ---------------------------------------------------------------- what an idle engine is given
+# ---------------------------------------------------------------- idle engines
 
 
 def test_an_engine_with_nothing_to_do_is_given_nothing(make_rig: MakeRig) -> None:
@@ -242,13 +243,15 @@ def test_statistics_add_up_and_forget_what_was_aborted(make_rig: MakeRig) -> Non
     }
 
 
-# ---------------------------------------------------------------- what is bounded
+# ---------------------------------------------------------------- bounds
 
 
 def test_stores_in_flight_are_bounded_and_the_rest_follows(make_rig: MakeRig) -> None:
-    """max_pending_saves_bounds_running_plus_queued_before_snapshot;
+    """At most sixteen stores are in flight, of any requests. Scenarios:
+    max_pending_saves_bounds_running_plus_queued_before_snapshot;
     rejected_boundary_save_does_not_finish_prior_page_operation;
-    save_workers_parallelize_different_requests_but_complete_once: sixteen at a time, of whichever requests."""
+    save_workers_parallelize_different_requests_but_complete_once.
+    """
     rig = make_rig(shape=Shape(layers=1, blocks=71), max_num_batched_tokens=96, max_model_len=1100)
     with rig.silence(0):
         seqs = [rig.add(prompt(number, 1000), max_tokens=30) for number in (1, 2)]
@@ -266,10 +269,11 @@ def test_stores_in_flight_are_bounded_and_the_rest_follows(make_rig: MakeRig) ->
 
 @pytest.mark.parametrize("why", ["HBM holds it", "too little", "nothing is held"])
 def test_what_was_asked_for_and_is_not_loaded_is_kept_by_nobody(make_rig: MakeRig, why: str) -> None:
-    """lookup_miss_is_forwarded_for_worker_unpin; lookup_unpin_ids_are_consumed_by_metadata_build;
+    """Leases go back over the scheduler's own connection, so no worker has to be told. Scenarios:
+    lookup_miss_is_forwarded_for_worker_unpin; lookup_unpin_ids_are_consumed_by_metadata_build;
     engine_core_dispatches_idle_lookup_unpin_metadata; idle_offload_dispatch_delivers_unpin_only_metadata;
-    pp_connector_only_dispatch_delivers_unpin_only_metadata; worker_unpins_only_lookups_without_an_emitted_load: leases
-    go back by the scheduler's own connection, so no worker has to be told."""
+    pp_connector_only_dispatch_delivers_unpin_only_metadata; worker_unpins_only_lookups_without_an_emitted_load.
+    """
     rig = make_rig(shape=Shape(layers=1), stages=2, min_load_tokens=200)
     rig.run(prompt(1, 300))
     if why == "too little":
@@ -285,8 +289,9 @@ def test_what_was_asked_for_and_is_not_loaded_is_kept_by_nobody(make_rig: MakeRi
 
 
 def test_a_load_gives_its_lease_back_once(make_rig: MakeRig) -> None:
-    """Whether it succeeds or fails; a server that is told twice would say so.
-    ATOM: dense_lookup_unpin_passes_one_string_id."""
+    """The load may succeed or fail; a server would notice a second release.
+    ATOM: dense_lookup_unpin_passes_one_string_id.
+    """
     rig = warm(make_rig, tensor=2)
     for ranks in ((), (1,)):
         with rig.refuse(*ranks):

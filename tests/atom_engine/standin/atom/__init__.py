@@ -1,1 +1,1 @@
-"""Stands for ATOM where it is not installed: the names that kvclient.atom imports, and nothing of its engine."""
+"""Replaces ATOM where it is not installed: only the names that kvclient.atom imports, nothing of its engine."""

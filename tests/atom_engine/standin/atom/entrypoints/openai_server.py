@@ -1,4 +1,4 @@
-"""In the place of ATOM's server: starts processes as ATOM does, each of which says whether it knows the connector."""
+"""Replaces ATOM's server: starts processes as ATOM does, each of which prints whether it knows the connector."""
 
 from tests.atom_engine.process_tree import main
 

@@ -1,1 +1,1 @@
-"""As in ATOM."""
+"""The package of ATOM's connectors."""

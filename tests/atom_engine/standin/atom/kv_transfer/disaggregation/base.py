@@ -1,4 +1,4 @@
-"""What connectors derive from, with what ATOM demands of a scheduler's half since its #2167."""
+"""Base classes of connectors, with the methods that ATOM requires of a scheduler's half since its #2167."""
 
 from abc import ABC, abstractmethod
 from typing import Any

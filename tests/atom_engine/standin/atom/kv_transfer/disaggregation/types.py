@@ -1,4 +1,4 @@
-"""Values that connectors and ATOM hand to each other, with the fields that a connector for offload uses."""
+"""Values passed between connectors and ATOM, with the fields that an offload connector uses."""
 
 from dataclasses import dataclass, field
 from typing import Any
