@@ -1,4 +1,4 @@
-"""`python -m tests.sim --seeds N --seed0 K [--events 300] [--jobs 2]`: exit status 1 when a promise was broken."""
+"""`python -m tests.sim --seeds N --seed0 K [--events 300] [--jobs 2]`: exit status 1 if any promise was broken."""
 
 import argparse
 import sys

@@ -4,7 +4,7 @@ FREE, LIVE, SUBMITTED, DONE, ABANDONED, FAILED = range(6)
 
 
 class Board:
-    """Shared by a client and the movers; survives either."""
+    """One session's board, shared by a client and the movers; it survives either of them."""
 
     def __init__(self, words: int) -> None:
         self._words = [(0, FREE)] * words
@@ -21,7 +21,7 @@ class Board:
         return generation + 1
 
     def state(self, word: int, generation: int) -> int:
-        """Of that generation; a later generation means that this one ended long ago."""
+        """The state of the word if it still has this generation, else FAILED: this generation has ended."""
         now, state = self._words[word]
         return state if now == generation else FAILED
 

@@ -1,7 +1,8 @@
-"""What bytes must be: the content of a block is a function of namespace, key, group, shard and place in the chunk.
+"""The right bytes: a block's content is a function of namespace, key, group, shard and place in the chunk.
 
 Nothing is copied for real: one Python value stands for the bytes of one block of one shard. Garbage is a value that
-equals no other. Keys name paths in a small tree of prefixes that all namespaces share, so equal keys are everywhere.
+equals no other. Keys name paths in a small tree of prefixes shared by all namespaces, so equal keys occur in many of
+them.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ _paths: dict[bytes, Path] = {b"": ()}
 
 
 def key_of(path: Path) -> bytes:
-    """The key of the chunk that ends this prefix; empty for the empty prefix."""
+    """The key of the chunk at the end of this prefix; empty for the empty prefix."""
     key = _keys.get(path)
     if key is None:
         key = _keys[path] = hashlib.sha256(repr(path).encode()).digest()
@@ -29,7 +30,7 @@ def path_of(key: bytes) -> Path:
 
 
 def is_chain(keys: list[bytes]) -> bool:
-    """True for known keys that are one prefix from its first chunk on."""
+    """True for known keys that form one prefix, starting at its first chunk."""
     path = _paths.get(keys[-1])
     return path is not None and keys_of(path) == keys
 

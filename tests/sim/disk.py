@@ -1,9 +1,9 @@
 """The simulated devices and their mover.
 
-What a device holds outlives every process. A record is there or not, with the bytes that were in its slot when it was
-written; a write first ends what its extent held, so a mover that dies between the two leaves nothing. Faults: I/O that
-fails, writes of which only a part lands though success was said, bytes that change by themselves, I/O in any order, a
-mover that stops or dies at any point.
+A device's contents outlive every process. A record is there or not, with the bytes its slot had when it was written.
+A write first deletes what its extent held, so a mover that dies between the two steps leaves nothing. Faults: I/O
+errors, partial writes that were reported as success, bytes that rot, I/O in any order, a mover that stops or dies at
+any point.
 """
 
 import random
@@ -54,25 +54,25 @@ class Stored:
     record: DiskRecord
     blocks: list[Block]
     sound: bool = True
-    """Its bytes are those that its checksum was made of."""
+    """The bytes match their checksum."""
 
 
 class Devices:
-    """What is on all devices, by (device, offset)."""
+    """The records on all devices, by (device, offset), and their notes."""
 
     def __init__(self, segment_bytes: int) -> None:
         self.records: dict[tuple[int, int], Stored] = {}
         self.notes: dict[bytes, tuple[bytes, int]] = {}
         self.notes_fail: Literal["", "full", "broken"] = ""
-        """A full file system has no room for a note that is not there yet; a broken one takes none."""
+        """"full": the file system has no room for a note of another namespace. "broken": it takes no note at all."""
         self.given_up: dict[bytes, int] = {}
-        """Namespace -> generation up to which it was made void, as a prefix of it was cleared that had no room."""
+        """Namespace -> generation up to which it is void, because a cleared prefix's note found no room."""
         self.drains: dict[int, DrainState] = {}
-        """What the directory of a device says of it."""
+        """Drain mark in each device's directory."""
         self._segment_bytes = segment_bytes
 
     def withdraw(self, record: DiskRecord) -> None:
-        """A write begins: whatever its extent held is over, and so is a segment that served another size."""
+        """A write begins: deletes the extent's old record, and a segment's records of another extent size."""
         segment = record.offset // self._segment_bytes
         for at, stored in list(self.records.items()):
             device, offset = at
@@ -84,7 +84,7 @@ class Devices:
         self.records[record.device, record.offset] = Stored(record, blocks, sound)
 
     def note(self, namespace: bytes, document: bytes, void: int) -> bool:
-        """Whether it is durable, document and all."""
+        """Returns True if the note is durable, including its document."""
         known = self.notes.get(namespace)
         if self.notes_fail == "broken" or (self.notes_fail == "full" and known is None):
             return False
@@ -100,7 +100,7 @@ class Devices:
         self.records = {at: stored for at, stored in self.records.items() if at[0] != device}
 
     def read(self, wanted: DiskRecord) -> Stored | None:
-        """The record if it is exactly this one."""
+        """The stored record, or None unless it is exactly `wanted`."""
         stored = self.records.get((wanted.device, wanted.offset))
         if stored is None or _identity(stored.record) != _identity(wanted):
             return None
@@ -113,12 +113,12 @@ def _identity(record: DiskRecord) -> DiskRecord:
 
 @dataclass(eq=False)
 class DiskRun:
-    """An order in the mover."""
+    """An order that the mover is working on."""
 
     job: int
     kind: Literal["read", "write"]
     left: list[tuple[int, DiskRecord, bool]]
-    """(item, record, begun) of what is still to be done."""
+    """(item, record, begun) for each record still to be done."""
     faults: list[ItemFault] = field(default_factory=list)
 
 
@@ -134,9 +134,9 @@ class SimDiskMover:
         self.runs: list[DiskRun] = []
         self._notes_at_start: dict[bytes, tuple[bytes, int]] = {}
         self._notes_problem = False
-        """The devices were said to take no writes, since a note failed."""
+        """A note failed, so we reported that the devices take no writes."""
         self._untold: list[list[DiskRecord]] = []
-        """Chunks that Recover found, the first one last."""
+        """Chunks found by Recover and not yet reported, in reverse order."""
         self._world = world
 
     @property
@@ -145,7 +145,7 @@ class SimDiskMover:
         return bool(self.inbox or self.runs) or mends or self.state == "starting"
 
     def step(self) -> None:
-        """Something that the process does by itself."""
+        """One step of the process on its own."""
         if self.stopped or self.state == "reaped":
             return
         rng = self._world.rng
@@ -158,7 +158,7 @@ class SimDiskMover:
             self._progress(self.runs[int(rng.random() * len(self.runs))])
 
     def reap(self) -> None:
-        """From now on nothing of it can touch the arena or a device."""
+        """From now on the mover can touch neither the arena nor a device."""
         self.state = "reaped"
         for run in self.runs:
             self._world.promises.disk.over(run.job)
@@ -216,7 +216,7 @@ class SimDiskMover:
                 raise Wrong(f"{order} was sent to the mover of the disks")
 
     def _note(self, note: Note) -> None:
-        """What has no room for a prefix makes its namespace void."""
+        """A prefix note without room makes the whole namespace void instead."""
         world, devices = self._world, self._world.devices
         if not devices.notes_fail and world.chance("notes-fail"):
             devices.notes_fail = world.rng.choice(("full", "broken"))
@@ -242,7 +242,7 @@ class SimDiskMover:
         if any(record.generation > void for record in left):
             raise Wrong("the note of a namespace is to be forgotten that has newer records")
         for namespace in namespaces:
-            devices.notes.pop(namespace, None)  # of one that was forgotten by an earlier brain there are records alone
+            devices.notes.pop(namespace, None)  # a namespace forgotten by an earlier brain has records but no note
 
     def _erase(self, device: int) -> None:
         if any(record.device == device for run in self.runs for _, record, _ in run.left):
@@ -328,7 +328,7 @@ def items_of(records: bytes) -> list[tuple[int, DiskRecord, bool]]:
 
 
 def rot(world: "World") -> None:
-    """A bit of a record changes."""
+    """Damages one random record."""
     stored = list(world.devices.records.values())
     if stored:
         world.rng.choice(stored).sound = False
@@ -336,8 +336,10 @@ def rot(world: "World") -> None:
 
 
 def parents_first(records: list[DiskRecord], rng: random.Random) -> list[list[DiskRecord]]:
-    """What kvserver._native.DiskTelling does, in one of the orders that it may choose: the records of each chunk, the
-    newest first, and each chunk after its parent."""
+    """Chunks with parents before children, each with its newest record first.
+
+    Does what kvserver._native.DiskTelling does, in one of the orders that it may choose.
+    """
     chunks: dict[tuple[bytes, bytes], list[DiskRecord]] = {}
     for record in rng.sample(records, len(records)):
         chunks.setdefault((record.namespace, record.key), []).append(record)

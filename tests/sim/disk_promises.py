@@ -1,4 +1,4 @@
-"""What is held against the orders to the disk mover, kept by the simulator itself."""
+"""The promises for orders to the disk mover. The simulator keeps these books itself."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -23,37 +23,39 @@ Shard = tuple[bytes, bytes, int, int]
 
 
 class DiskPromises:
-    """Of one brain's life. Disk jobs stand among the copies of promises.py under their negative number."""
+    """The promises of one brain's life. In promises.py disk jobs stand among the copies under negative numbers."""
 
     def __init__(self, ledger: Ledger, promises: "Promises") -> None:
         self._ledger = ledger
         self._promises = promises
         self._extents: dict[int, tuple[int, str]] = {}
-        """Extent -> the job that may still touch it, and its kind."""
+        """Extent -> (job, kind) of the job that may still touch it."""
         self._extent_bytes: dict[int, int] = {}
         self.written_bytes: dict[int, int] = {}
-        """Device -> bytes that were ordered to be written."""
+        """Device -> bytes ordered to be written."""
         self.generations: dict[int, tuple[bytes, bytes]] = {}
-        """Of a write -> its chunk."""
+        """Write generation -> (namespace, key) of its chunk."""
         self.reads: dict[int, list[DiskRecord]] = {}
         self.now_ns = 0
         self.drained: set[int] = set()
-        """Devices of which the service has said that it empties them."""
+        """Devices that the service has announced as draining."""
         self._began_ns = 0
         self._daily_bytes = 0
         self.namespaces: dict[int, bytes] = {}
-        """Job -> its namespace."""
+        """Job -> namespace."""
         self.cleared: set[int] = set()
         """Jobs that were in flight when their namespace was cleared."""
         self._of_cleared: dict[int, tuple[Shard, int]] = {}
-        """Extent -> name and generation of what lay there when its namespace was cleared: a retrieve that was under
-        way may still have it read, also when the name has a newer record elsewhere."""
+        """Extent -> (name, generation) of its record when its namespace was cleared.
+
+        A retrieve already under way may still read that record, even if the name has a newer record elsewhere.
+        """
 
     def began(self, bounds: Bounds, now_ns: int) -> None:
         self._daily_bytes, self._began_ns = bounds.disk_daily_write_bytes, now_ns
 
     def ordered(self, order: Demote | Promote) -> None:
-        """No slot is read that is not sealed, none is written that something else may use; an extent has one user."""
+        """Each order reads only sealed slots, writes only unused slots, and has its extents to itself."""
         for record in unpack_disk(order.records):
             extent = extent_at(record.device, record.offset)
             if extent in self._extents:
@@ -75,7 +77,7 @@ class DiskPromises:
                 self._promises.disk_writes_slot(order.job, record.arena_offset, list(units))
 
     def ended(self, moved: Moved, on_disk: dict[Shard, tuple[int, int]]) -> None:
-        """What could not be read is not said to be there any more."""
+        """A record that could not be read must no longer be listed as on disk."""
         records = self.reads.pop(moved.job, [])
         for fault in moved.faults if records else ():
             record = records[fault.item]
@@ -84,7 +86,7 @@ class DiskPromises:
                 raise Wrong(f"{name} could not be read ({fault.fault}) and is still said to be on disk")
 
     def writes_by(self, account_of: Callable[[bytes], str]) -> Counter[str]:
-        """Account -> bytes that are being written for it."""
+        """Account -> bytes being written for it now."""
         writes: Counter[str] = Counter()
         for extent, (job, kind) in self._extents.items():
             if kind == "Demote":
@@ -92,7 +94,7 @@ class DiskPromises:
         return writes
 
     def over(self, job: int) -> None:
-        """The mover will not touch a byte of it again."""
+        """The mover will not touch any byte of this job again."""
         self._extents = {extent: user for extent, user in self._extents.items() if user[0] != job}
         self._promises.copy_over(-job)
 
@@ -112,7 +114,7 @@ class DiskPromises:
             raise Wrong(f"chunk {path_of(record.key)} is written to disk under the parent {record.parent.hex()[:8]}")
 
     def _check_place(self, record: DiskRecord) -> None:
-        """Exactly what was written there is asked for."""
+        """A read must name exactly the record that was written at its place."""
         name = (record.namespace, record.key, record.group, record.shard)
         asked = (extent_at(record.device, record.offset), record.generation)
         if self._of_cleared.get(asked[0]) == (name, asked[1]):
@@ -121,7 +123,7 @@ class DiskPromises:
             raise Wrong(f"{name} is read from {asked}; it is at {self._promises.on_disk[name]}")
 
     def _charge(self, record: DiskRecord) -> None:
-        """Writes stay within the day's bytes; no two chunks share a generation."""
+        """Writes stay within the daily budget, and no two chunks share a generation."""
         chunk = (record.namespace, record.key)
         if self.generations.setdefault(record.generation, chunk) != chunk:
             raise Wrong(f"generation {record.generation} is given to a second chunk")

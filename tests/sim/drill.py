@@ -1,8 +1,8 @@
-"""`python -m tests.sim.drill`: breaks the service on purpose, one bug at a time, and reports who noticed.
+"""`python -m tests.sim.drill`: breaks the service on purpose, one bug at a time, and reports which check noticed.
 
-Each mutation is made in a copy of the package that stands first on the path of a fresh interpreter; the simulator runs
-there until a seed fails, then, if none did or it cannot see such a bug, the unit tests of the pure core. Exit status 1
-when a bug survives.
+Each mutation is made in a copy of the package, placed first on the path of a fresh interpreter. The simulator runs
+there until a seed fails. If none does, or if it cannot see such a bug, the unit tests of the pure core run. Exit
+status 1 if a bug survives.
 """
 
 import argparse
@@ -25,7 +25,7 @@ MUTATIONS = (
     *mutations_arc.MUTATIONS,
 )
 SEED0 = 500_000
-"""Other seeds than those that `make sim` runs by default."""
+"""Not the seeds that `make sim` uses by default."""
 UNIT_TESTS = tuple(
     unit_test(name)
     for name in (
@@ -52,7 +52,7 @@ for number in range(int(sys.argv[2])):
 class Verdict(NamedTuple):
     mutation: Mutation
     by: str
-    """Who noticed; empty when nobody did."""
+    """The seed or test that noticed; empty if nothing did."""
     seeds: int
     message: str
     seconds: float

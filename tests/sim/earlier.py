@@ -1,6 +1,6 @@
-"""What the devices hold when the world begins: chains of whole chunks, as an earlier life of the server left them.
+"""Initial contents of the devices: chains of whole chunks, as left by an earlier life of the server.
 
-A short seed stores little, and less of it leaves DRAM; where it begins like this, most of what is asked for is read.
+A short seed stores little, and little of it leaves DRAM. With this start, most lookups need reads from disk.
 """
 
 from random import Random
@@ -24,13 +24,13 @@ from .shapes import Shape
 from .tenants import tenant_of
 
 PREFIXES = 5
-"""Of each namespace."""
+"""Prefixes for each namespace."""
 
 
 def leave_behind(
     devices: Devices, bounds: Bounds, shapes: dict[bytes, Shape], rng: Random, *, depth: int, fanout: int
 ) -> dict[bytes, list[Path]]:
-    """Namespace -> the prefixes that are there."""
+    """Fills the devices. Returns namespace -> its prefixes."""
     extents: Extents[bytes] = Extents(
         devices=bounds.disk_devices, device_bytes=bounds.disk_device_bytes, segment_bytes=bounds.disk_segment_bytes
     )

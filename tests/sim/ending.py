@@ -1,5 +1,6 @@
-"""The end of a seed: nothing new begins, everything must settle; then everybody goes, and nothing may be left but
-sealed chunks, which a last death of the brain must not cost.
+"""The end of a seed: no new work begins, all work must settle, then all clients leave.
+
+Afterwards only sealed chunks may remain, and a final death of the brain must not lose them.
 """
 
 from collections.abc import Callable
@@ -17,14 +18,17 @@ if TYPE_CHECKING:
 
 ROUNDS = 400
 DRAIN_ROUNDS = 4000
-"""An arena of four slabs, and no other device: chunks are given up one by one."""
-"""In which everything that is in flight must end once nothing new is begun."""
+"""Rounds for a drain: with an arena of four slabs and no other device, chunks are given up one by one.
+
+ROUNDS is the limit for all other work in flight once no new work begins.
+"""
 MOVER_STEPS = 200
 
 
 def drain(world: "World") -> None:
-    """All requests are answered and all transfers settled; without clients only sealed chunks are left; these survive
-    the brain, and clear."""
+    """Checks the quiet end. All requests are answered and all transfers settled; without clients only sealed chunks are
+    left. These survive a restart of the brain, and Clear removes them.
+    """
     world.be_calm()
     world.grow(world.swarm.bounds.arena_bytes // world.swarm.bounds.slab_bytes)
     for process in _processes(world):
@@ -45,15 +49,18 @@ def drain(world: "World") -> None:
 
 
 def _may_give_up(world: "World") -> set[str]:
-    """Accounts that have more than they may on disk, where nothing that is in DRAM alone hangs on all of it."""
+    """Accounts above their disk maximum that own something evictable: a chunk that no chunk held only in DRAM depends
+    on.
+    """
     quotas, service = world.shell.promises.quotas, world.shell.service
     over = quotas.over_maximum(inside.on_disk(service))
     return over & {quotas.account_of(digest) for digest in inside.may_leave_disk(service)} if over else over
 
 
 def _restart(world: "World") -> None:
-    """kill -9 of a brain at rest, then of the whole server: every prefix is served again as far as what was left can
-    serve it, the ledger and the devices, then the devices alone."""
+    """kill -9 of an idle brain, then of the whole server. Every prefix must be served again as far as the remaining
+    state allows: first ledger and devices, then devices alone.
+    """
     for wiped in (False, True):
         service, ledger = world.shell.service, world.ledger
         kept = Both(ledger, _lasting(world))
@@ -65,7 +72,9 @@ def _restart(world: "World") -> None:
             after = inside.servable_chunks_of(world.shell.service, digest, keys)
             split = [keys[at : at + 32] for at in range(0, len(keys), 32)]
             wanted = servable(kept, world.shapes[digest], digest, split)
-            counters = world.shell.service.counters  # a drain goes on, and may evict to read what is on disk alone
+            counters = (
+                world.shell.service.counters
+            )  # a drain goes on, and may evict to read chunks that are only on disk
             gave_way = counters.evictions or counters.disk_evictions or inside.index_is_full(world.shell.service)
             if after < wanted and not gave_way:
                 raise Wrong(f"after a restart {after} chunks of a prefix of {len(split)} are servable, not {wanted}")
@@ -73,7 +82,7 @@ def _restart(world: "World") -> None:
 
 
 def _lasting(world: "World") -> set[Shard]:
-    """What is on disk, but for namespaces that were made void for one of their prefixes."""
+    """The shards on disk, except in namespaces made void for one of their prefixes."""
     on_disk, given_up = inside.on_disk(world.shell.service), world.devices.given_up
     return {name for name, (_, generation) in on_disk.items() if generation > given_up.get(name[0], 0)}
 

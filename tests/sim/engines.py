@@ -1,4 +1,4 @@
-"""Simulated inference engines: several ranks and a scheduler each, that agree on what to store and to retrieve."""
+"""Simulated inference engines: several ranks and one scheduler each, which agree on what to store and retrieve."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +18,7 @@ UNKNOWN_KEYS = [bytes([200 + number]) * 32 for number in range(8)]
 
 
 class Granted(NamedTuple):
-    """A lease as its engine knows it."""
+    """A lease as the engine knows it."""
 
     number: int
     digest: bytes
@@ -27,17 +27,17 @@ class Granted(NamedTuple):
 
 
 class SimEngine:
-    """The processes that say the same (engine, epoch)."""
+    """The processes that share one (engine, epoch)."""
 
     def __init__(self, world: "World", name: str, digest: bytes, shape: Shape, stored: Sequence[Path] = ()) -> None:
-        """stored: prefixes that it may ask for from the first."""
+        """stored: prefixes that the engine may ask for from the start."""
         self.name = name
         self.epoch = 1
         self.digest = digest
         self.shape = shape
         self.leases: list[Granted] = []
         self._stored = list(stored)
-        """What was to be stored lately."""
+        """Prefixes of recent stores."""
         self._world = world
         self.scheduler = Process(world, self, -1)
         self.workers = [Process(world, self, rank) for rank in range(shape.ranks)]
@@ -47,7 +47,7 @@ class SimEngine:
         return [self.scheduler, *self.workers]
 
     def replace(self, process: Process) -> None:
-        """A process that died comes back alone, or the whole engine starts anew under another epoch."""
+        """Replaces one dead process, or restarts the whole engine with a new epoch."""
         if self._world.chance("same-epoch"):
             fresh = Process(self._world, self, process.rank)
             if process is self.scheduler:
@@ -61,13 +61,13 @@ class SimEngine:
         self.epoch += 1
         self.scheduler = Process(self._world, self, -1)
         self.workers = [Process(self._world, self, rank) for rank in range(self.shape.ranks)]
-        for lease in self.leases:  # of an engine of the same name that is no more, perhaps not quite yet
+        for lease in self.leases:  # leases of the previous epoch, whose end the server may not have noticed yet
             self._world.rng.choice(self.workers).late.append(RetrieveTask(lease))
 
     # ---------------------------------------------------------------- plans
 
     def plan_store(self) -> None:
-        """Every rank is to store its shards of the same chunks; some forget it, some store other groups."""
+        """Plans a store of the same chunks on every rank; some ranks skip it, some store other groups."""
         world, rng = self._world, self._world.rng
         path, first = self._path(), 0
         if self._stored and rng.random() < 0.5:  # another turn of a conversation
@@ -93,7 +93,7 @@ class SimEngine:
         self._lookup(self._digest(), keys, least)
 
     def keys_to_ask(self) -> list[bytes]:
-        """Mostly of what was stored lately; now and then with chunks behind it that nobody has stored."""
+        """Keys for a lookup: mostly recent stores, sometimes followed by chunks that nobody has stored."""
         rng = self._world.rng
         keys = keys_of(rng.choice(self._stored) if self._stored and rng.random() < 0.8 else self._path())
         if rng.random() < 0.1:
@@ -101,7 +101,7 @@ class SimEngine:
         return keys
 
     def plan_mixed_lookup(self) -> None:
-        """Keys that are not one chain, which only a broken client sends."""
+        """Looks up keys that are not one chain. Only a broken client sends these."""
         rng = self._world.rng
         keys = keys_of(self._path())
         for _ in range(1 + int(rng.random() * 2)):
@@ -115,7 +115,7 @@ class SimEngine:
             asker.send(Lookup(asker.next_id(), digest, b"".join(keys), least), asker.quick_peer())
 
     def granted(self, digest: bytes, keys: list[bytes], lease: int) -> None:
-        """The ranks are told of a lease; some never use it, and some leases end up with another engine."""
+        """Tells the ranks about a lease. Some never use it, and some leases go to another engine."""
         world = self._world
         shape = world.shapes.get(digest)
         if shape is None:
@@ -124,7 +124,9 @@ class SimEngine:
         self.leases.append(granted)
         del self.leases[:-8]
         user = world.rng.choice(world.engines) if world.chance("foreign-lease") else self
-        registered_scheduler = [user.scheduler] if user.scheduler.cache else []  # which may store, and never retrieves
+        registered_scheduler = (
+            [user.scheduler] if user.scheduler.cache else []
+        )  # a registered scheduler may store but never retrieves
         for worker in [*user.workers, *registered_scheduler]:
             if not world.chance("rank-skips"):
                 worker.todo.append(RetrieveTask(granted))
@@ -132,7 +134,7 @@ class SimEngine:
                 worker.todo.append(RetrieveTask(granted))
 
     def release(self) -> None:
-        """Gives a lease back: a living one, one that is over, or another engine's."""
+        """Gives a lease back: a live one, an expired one, or another engine's."""
         rng = self._world.rng
         sender = rng.choice(self.processes)
         if not sender.ready:
@@ -148,12 +150,12 @@ class SimEngine:
         return path
 
     def _digest(self) -> bytes:
-        """Its own namespace; now and then another one."""
+        """Usually the engine's own namespace, sometimes another."""
         world = self._world
         return world.rng.choice(list(world.shapes)) if world.rng.random() < 0.1 else self.digest
 
     def _store_ranges(self, first: int, end: int) -> dict[int, tuple[int, int]]:
-        """Group -> the chunks whose blocks it brings: all for full groups, else often just what a lookup needs."""
+        """Group -> range of chunks to store: all for full groups, often only what a lookup needs for others."""
         rng = self._world.rng
         ranges: dict[int, tuple[int, int]] = {}
         for index, group in enumerate(self.shape.groups):

@@ -1,4 +1,4 @@
-"""What must have happened at least once in a run of SEEDS_FOR_ALL seeds; otherwise the simulator checks too little."""
+"""Names that must be counted at least once in SEEDS_FOR_ALL seeds; otherwise the simulator checks too little."""
 
 SEEDS_FOR_ALL = 1000
 

@@ -1,4 +1,4 @@
-"""A subscriber that hears everything: what it makes of the events must be what the service holds."""
+"""A KV-event subscriber that receives every event: its picture must equal the chunks that the service holds."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ Fact = tuple[bytes, bytes, str]
 
 
 class Heard:
-    """Outlives brains, as a subscriber does."""
+    """The subscriber's picture. It outlives brains, as a real subscriber does."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
@@ -20,7 +20,7 @@ class Heard:
         self._speaks = False
 
     def take(self, events: list[KvEvent]) -> None:
-        """A chunk is never removed that was not stored, nor under another parent."""
+        """Applies events. A stored chunk must be announced under its true parent."""
         for event in events:
             match event:
                 case Begun(chunks):
@@ -40,7 +40,7 @@ class Heard:
                         self._known.discard((namespace, key, tier))
 
     def check(self, held: set[Fact], untold: set[tuple[bytes, bytes]]) -> None:
-        """untold: chunks that are still to be mentioned."""
+        """Compares with the service. untold: chunks whose events are still to be sent."""
         if not self._speaks:
             return
         if wrong := self._known - held:

@@ -1,4 +1,4 @@
-"""The only file of the simulator that looks into the service: to compare it with the ledger, to see that it is idle."""
+"""The simulator's only view into the service: compares it with the ledger, and checks that it is idle."""
 
 from random import Random
 
@@ -43,14 +43,14 @@ def leases(service: Service) -> set[int]:
 
 
 def has_cache(service: Service, number: int, peer: int) -> bool:
-    """The session of that peer has that cache registered."""
+    """True if the peer's session has this cache registered."""
     core = _core(service)
     cache = core.caches.get(number)
     return cache is not None and cache.state == "mapped" and core.peers.get(peer) is cache.session
 
 
 def takes_jobs(service: Service, number: int) -> bool:
-    """Nothing about this cache or its session forbids another job."""
+    """True if neither this cache nor its session forbids another job."""
     core = _core(service)
     cache = core.caches.get(number)
     return (
@@ -62,13 +62,13 @@ def takes_jobs(service: Service, number: int) -> bool:
 
 
 def slots_being_written(service: Service, job: int) -> list[int]:
-    """The slots that will be sealed if this job ends well now: those that nothing has taken from it."""
+    """Slots that are sealed if this job succeeds: those that have not been taken from it."""
     pendings = _core(service).chunks.pendings.values()
     return [pending.slots[part] for pending in pendings for part, state in pending.parts.items() if state == job]
 
 
 def slots_being_read(service: Service, moved: Moved) -> list[int]:
-    """The slots that will be sealed by the end of a read: those of whole groups, if their chunk is still held."""
+    """Slots that the end of a read will seal: those of complete groups, if their chunk is still held."""
     tier = _core(service).disk
     job = tier.chunks.jobs.get(moved.job) if tier is not None else None
     if job is None or job.kind == "write":
@@ -80,7 +80,7 @@ def slots_being_read(service: Service, moved: Moved) -> list[int]:
 
 
 def on_disk(service: Service) -> dict[tuple[bytes, bytes, int, int], tuple[int, int]]:
-    """(namespace, key, group, shard) -> (extent, generation) of all that the service says to have on disk."""
+    """(namespace, key, group, shard) -> (extent, generation) of every shard the service lists on disk."""
     found: dict[tuple[bytes, bytes, int, int], tuple[int, int]] = {}
     for space in _core(service).chunks.spaces.values():
         for node in space.nodes.values():
@@ -93,14 +93,14 @@ def on_disk(service: Service) -> dict[tuple[bytes, bytes, int, int], tuple[int, 
 
 
 def disk_shortages(service: Service) -> dict[str, int]:
-    """Account -> extents that it wanted and did not get."""
+    """Account -> number of extents refused to it."""
     tier = _core(service).disk
     accounts = tier.chunks.accounts if tier is not None else None
     return {account.name: account.refused_slots for account in accounts.all()} if accounts is not None else {}
 
 
 def may_leave_disk(service: Service) -> set[bytes]:
-    """Namespaces of which something on disk may go now."""
+    """Namespaces with at least one evictable chunk on disk."""
     return {
         space.digest
         for space in _core(service).chunks.spaces.values()
@@ -109,13 +109,13 @@ def may_leave_disk(service: Service) -> set[bytes]:
 
 
 def clears_are_owed(service: Service) -> bool:
-    """Something was cleared that no disk could note yet, and whoever did it was told so."""
+    """A clear is not yet noted on any disk, and its caller was told so."""
     tier = _core(service).disk
     return tier is not None and bool(tier.owed)
 
 
 def is_draining(service: Service) -> bool:
-    """A device is being emptied."""
+    """True while a device is being emptied."""
     tier = _core(service).disk
     return tier is not None and any(drain.state == "draining" for drain in tier.drains.values())
 
@@ -131,7 +131,7 @@ def disk_room(service: Service) -> DiskRoom | None:
 
 
 def told(service: Service) -> set[tuple[bytes, bytes, str]]:
-    """(namespace, key, tier) of all that subscribers should know."""
+    """(namespace, key, tier) of all chunks that subscribers should know."""
     return {
         (space.digest, node.key, tier)
         for space in _core(service).chunks.spaces.values()
@@ -142,7 +142,7 @@ def told(service: Service) -> set[tuple[bytes, bytes, str]]:
 
 
 def untold(service: Service) -> set[tuple[bytes, bytes]]:
-    """(namespace, key) of what they are still to be told."""
+    """(namespace, key) of chunks whose events are still to be sent."""
     return {(space.digest, node.key) for space, nodes in _core(service).untold for node in nodes}
 
 
@@ -157,20 +157,20 @@ def disk_recovered(service: Service) -> bool:
 
 
 def fullest_device(service: Service) -> int:
-    """The device whose drain has most to do."""
+    """The device with most bytes in use: its drain has most to do."""
     tier = _core(service).disk
     used = [pool.bytes_used for pool in tier.chunks.extents.pools] if tier is not None else [0]
     return used.index(max(used))
 
 
 def index_is_full(service: Service) -> bool:
-    """Not everything that was found on disk had a place."""
+    """The index is full, so recovery may have left chunks out."""
     core = _core(service)
     return core.chunks.chunks >= core.bounds.chunks_max
 
 
 def drains_are_over(service: Service) -> bool:
-    """Whatever is drained is empty, or waits for another day's bytes; nothing of it is in flight."""
+    """Every draining device is empty or waits for the next day's budget, and the service is idle."""
     tier = _core(service).disk
     drains = tier.drains.values() if tier is not None else ()
     return all(drain.state == "drained" or drain.waits == "budget" for drain in drains) and is_idle(service)
@@ -182,12 +182,12 @@ def is_disk_mover(service: Service, number: int) -> bool:
 
 
 def holds_back(service: Service, peer: int, request_id: int) -> bool:
-    """A retrieve waits for its chunks."""
+    """True if this retrieve waits for its chunks."""
     return any(job.held and (job.peer, job.request_id) == (peer, request_id) for job in _core(service).jobs.values())
 
 
 def compare_with_devices(service: Service, devices: Devices, shapes: dict[bytes, Shape]) -> None:
-    """What the service says to have on disk is there, and its bytes are right unless a fault has hurt them."""
+    """Every chunk that the service lists on disk is there, with right bytes unless a fault damaged them."""
     for (digest, key, group, shard), (extent, generation) in on_disk(service).items():
         place = place_of(extent)
         stored = devices.records.get((place.device, place.offset))
@@ -204,7 +204,7 @@ def compare_with_devices(service: Service, devices: Devices, shapes: dict[bytes,
 
 
 def sealed_slots(service: Service) -> dict[int, tuple[bytes, bytes, int, int]]:
-    """Offset -> (namespace, key, group, shard) of every shard that the service holds as sealed, and of every mark."""
+    """Offset -> (namespace, key, group, shard) of every sealed shard and every mark in the service."""
     chunks = _core(service).chunks
     sealed: dict[int, tuple[bytes, bytes, int, int]] = {}
     for space in chunks.spaces.values():
@@ -225,7 +225,7 @@ def sealed_slots(service: Service) -> dict[int, tuple[bytes, bytes, int, int]]:
 
 
 def going(service: Service) -> list[int]:
-    """Offsets of what was cleared and has not gone yet, and of marks."""
+    """Offsets of cleared chunks, and their marks, that are not withdrawn yet."""
     chunks = _core(service).chunks
     found = []
     for space in chunks.emptying:
@@ -241,7 +241,7 @@ def servable_chunks_of(service: Service, digest: bytes, keys: bytes) -> int:
 
 
 def servable_prefixes(service: Service) -> dict[tuple[bytes, bytes], int]:
-    """(namespace, packed keys) of each chunk's prefix -> how many chunks of it a lookup would find."""
+    """(namespace, packed keys) of each chunk's prefix -> number of chunks a lookup would find."""
     found: dict[tuple[bytes, bytes], int] = {}
     for digest, space in _core(service).chunks.spaces.items():
         for node in space.nodes.values():
@@ -253,7 +253,7 @@ def servable_prefixes(service: Service) -> dict[tuple[bytes, bytes], int]:
 def compare_with_ledger(
     service: Service, ledger: Ledger, rng: Random, arena: Arena, shapes: dict[bytes, Shape]
 ) -> None:
-    """The ledger says exactly what the service believes, and a few sealed slots are read to see that both are right."""
+    """The ledger matches the service's state exactly. A few sealed slots are read to check their bytes."""
     sealed = sealed_slots(service)
     if len(sealed) + len(going(service)) != len(ledger.records) or any(
         ledger.held.get(name) != offset for offset, name in sealed.items()
@@ -269,7 +269,7 @@ def compare_with_ledger(
 
 
 def forge_rival(service: Service, ledger: Ledger) -> None:
-    """What a lost withdrawal would leave: an older entry for a shard that is held elsewhere by now."""
+    """Adds what a lost withdrawal would leave: an older entry for a shard that is now held elsewhere."""
     chunks = _core(service).chunks
     for record in list(ledger.records.values()):
         if record.generation:

@@ -1,7 +1,7 @@
-"""The simulated ledger, and what must be served from it, read as plainly as the design says it.
+"""The simulated ledger, and a plain implementation of what must be served from it.
 
-The ledger holds exactly the sealed shards, so it is the truth that lookups are held against, and what a restarted brain
-must come back with is computed from it alone.
+The ledger holds exactly the sealed shards. Lookups are checked against it, and what a restarted brain must restore
+is computed from it alone.
 """
 
 from array import array
@@ -15,19 +15,19 @@ from .shapes import Shape
 
 
 class Ledger:
-    """Outlives brains. Units are SLOT_ALIGN bytes of the arena."""
+    """The ledger, which outlives brains. Units are SLOT_ALIGN bytes of the arena."""
 
     def __init__(self, arena: Arena) -> None:
         self.records: dict[int, Record] = {}
         self.documents: dict[int, bytes] = {}
         self.held: dict[tuple[bytes, bytes, int, int], int] = {}
-        """(namespace, key, group, shard) -> offset; marks stand under (NO_GROUP, 0)."""
+        """(namespace, key, group, shard) -> offset; marks are stored as (NO_GROUP, 0)."""
         self.units: dict[int, int] = {}
         """Arena unit -> offset of the sealed slot that covers it."""
         self.arena = arena
 
     def publish(self, record: Record, shape: Shape) -> None:
-        """Seals one slot, whose bytes must be there already, and right; or keeps a mark, which has no slot."""
+        """Seals one slot, whose right bytes must be there already; or keeps a mark, which has no slot."""
         if record.group == NO_GROUP:
             if record.offset < self.arena.bytes:
                 raise Wrong(f"{_name(record)} is a mark and lies in the arena")
@@ -39,8 +39,10 @@ class Ledger:
         self.put(record)
 
     def check_order(self, published: list[Record]) -> None:
-        """A brain may die between two records, and the next one must find what leads to each of them: a chunk of which
-        nothing was recorded yet is recorded ahead of those behind it."""
+        """Each chunk is recorded after its parent, unless the parent had a record already.
+
+        A brain may die between two records, and the next one must find the whole path to each of them.
+        """
         held = {(namespace, key) for namespace, key, _, _ in self.held}
         behind = {(record.namespace, record.key) for record in published} - held
         for record in published:
@@ -72,7 +74,7 @@ class Ledger:
             self.held[name] = record.offset
 
     def withdraw(self, offset: int) -> None:
-        """Free places are left as they are."""
+        """Removes a record; does nothing if there is none."""
         record = self.records.pop(offset, None)
         if record is None:
             return
@@ -83,14 +85,14 @@ class Ledger:
             del self.held[name]
 
     def doom(self, digest: bytes) -> list[Record]:
-        """What it has of a namespace that was cleared: nothing of that is served, and it goes by and by."""
+        """Returns the records of a cleared namespace. They are no longer served, and are withdrawn step by step."""
         doomed = [record for record in self.records.values() if record.namespace == digest]
         for name in [name for name in self.held if name[0] == digest]:
             del self.held[name]
         return doomed
 
     def read_again(self) -> None:
-        """As a new brain does. What was doomed and had not gone is held, unless something newer is."""
+        """Rebuilds `held`, as a new brain does. Doomed records are held again unless a newer one exists."""
         self.held.clear()
         for offset, record in self.records.items():
             name = (record.namespace, record.key, record.group, record.shard)
@@ -100,11 +102,11 @@ class Ledger:
 
     @property
     def slots(self) -> set[int]:
-        """Offsets of what is sealed, without marks."""
+        """Offsets of sealed slots, without marks."""
         return {offset for offset, record in self.records.items() if record.group != NO_GROUP}
 
     def packed(self) -> bytes:
-        """What scan() returns: ascending by offset."""
+        """The bytes that scan() returns: records ascending by offset."""
         return b"".join(pack(self.records[offset]) for offset in sorted(self.records))
 
     def present(self, digest: bytes, key: bytes, group: int, shards: int) -> bool:
@@ -112,14 +114,14 @@ class Ledger:
 
 
 class Both:
-    """DRAM and disk: a group is present where all its shards are, in one of them."""
+    """DRAM and disk together: a group is present if each of its shards is in one of them."""
 
     def __init__(self, ledger: Ledger, on_disk: set[tuple[bytes, bytes, int, int]]) -> None:
         self._ledger = ledger
         self._on_disk = on_disk
 
     def keep_only(self, offsets: set[int]) -> None:
-        """Of what is in DRAM, as it is now."""
+        """Keeps only these offsets of DRAM, using the ledger's present state."""
         kept = Ledger(self._ledger.arena)
         kept.held = {name: offset for name, offset in self._ledger.held.items() if offset in offsets}
         self._ledger = kept
@@ -131,7 +133,7 @@ class Both:
 
 
 def servable(ledger: Ledger | Both, shape: Shape, digest: bytes, keys: list[bytes]) -> int:
-    """The longest boundary that every group can serve, by trying each of them token by token."""
+    """The longest boundary that every group can serve, found by trying each one."""
     for boundary in range(len(keys), 0, -1):
         if all(
             ledger.present(digest, keys[chunk], index, group.shards)
@@ -154,12 +156,12 @@ def needed(shape: Shape, group: int, boundary: int) -> list[int]:
 
 
 def serves(ledger: Ledger | Both, shape: Shape, digest: bytes, keys: list[bytes], boundary: int) -> bool:
-    """What is held can serve this boundary."""
+    """True if the held shards can serve this boundary."""
     return boundary == 0 or servable(ledger, shape, digest, keys[:boundary]) == boundary
 
 
 def away_of(ledger: Ledger, shape: Shape, digest: bytes, keys: list[bytes]) -> int:
-    """Chunks of which a prefix needs something that DRAM does not hold."""
+    """The number of chunks of a prefix for which DRAM misses something needed."""
     missing = {
         chunk
         for index, group in enumerate(shape.groups)
@@ -170,8 +172,11 @@ def away_of(ledger: Ledger, shape: Shape, digest: bytes, keys: list[bytes]) -> i
 
 
 def survivors(ledger: Ledger, shapes: dict[bytes, Shape]) -> set[int]:
-    """The offsets that a restarted brain must keep: every whole group of a chunk that has, and whose prefix has, all
-    full groups. Marks are not asked: where there is no full group, nothing that is whole may be lost."""
+    """Offsets that a restarted brain must keep: every complete group of a chunk whose whole prefix, and itself, has all
+    full groups.
+
+    Marks are ignored: without a full group, no complete group may be lost.
+    """
     found: set[int] = set()
     for (digest, key, index, _), offset in ledger.held.items():
         if index == NO_GROUP:

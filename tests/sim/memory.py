@@ -1,4 +1,4 @@
-"""The two memories that movers copy between: KV pools and the arena, a value for each block."""
+"""The two memories that movers copy between, KV pools and the arena, with one value for each block."""
 
 from kvserver.tiers.slots import SLOT_ALIGN
 
@@ -11,7 +11,7 @@ class Wrong(AssertionError):
 
 
 class Pool:
-    """One rank's paged KV. Outlives its process for as long as a mover has it mapped."""
+    """One rank's paged KV. It outlives its process while a mover has it mapped."""
 
     def __init__(self, digest: bytes, shape: Shape, rank: int, blocks: int, garbage: Garbage) -> None:
         self.digest = digest
@@ -30,25 +30,25 @@ class Pool:
         return taken
 
     def give_back(self, group: int, blocks: list[int]) -> None:
-        """The engine reuses these blocks at once."""
+        """Frees blocks. The engine reuses them at once, so their content becomes garbage."""
         for block in blocks:
             self.blocks[group][block] = self._garbage()
             self.targets.pop((group, block), None)
         self.free[group].extend(blocks)
 
     def write(self, group: int, block: int, content: Block, job: object) -> None:
-        """A mover's write; only into blocks that a retrieve waits for."""
+        """A mover's write, allowed only into blocks that a retrieve waits for."""
         if self.targets.get((group, block)) != job:
             raise Wrong(f"job {job} wrote into block {block} of group {group}, which it must not touch (any more)")
         self.blocks[group][block] = content
 
 
 class Arena:
-    """Slots by offset. Writing a slot destroys whatever overlaps it."""
+    """Slots by offset. Writing a slot destroys every slot that it overlaps."""
 
     def __init__(self, slab_bytes: int, slabs: int) -> None:
         self.resized = 0
-        """Slots that went because one of another size was written over them: slabs that changed hands."""
+        """Slots lost because a slot of another size was written over them, when a slab changed hands."""
         self.bytes = slab_bytes * slabs
         self._slab_bytes = slab_bytes
         self._slabs: list[dict[int, tuple[int, list[Block | None]]]] = [{} for _ in range(slabs)]

@@ -1,8 +1,8 @@
 """Simulated movers and their supervisor.
 
-A mover copies block by block in an order of its own, so any other thing may happen between two blocks. A stopped mover
-(SIGSTOP) goes on where it was when it is resumed. A killed mover says nothing more, but may still write until it is
-reaped; only then none of its copies can run.
+A mover copies block by block in its own order, so other events can happen between two blocks. A stopped mover
+(SIGSTOP) continues where it was when it is resumed. A killed mover reports nothing more, but may still write until
+it is reaped. After that none of its copies can run.
 """
 
 from array import array
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .world import World
 
 BLOCK_BYTES = 11
-"""What one copied block counts in Done.bytes."""
+"""Contribution of one copied block to Done.bytes."""
 
 
 @dataclass(eq=False)
@@ -54,14 +54,14 @@ class Mapping:
 
 @dataclass(eq=False)
 class Run:
-    """A job in a mover."""
+    """A copy job in a mover."""
 
     order: Copy
     mapping: Mapping
     board: Board
     begun: bool = False
     left: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """(group, block, arena offset, place in the chunk) still to be copied."""
+    """(group, block, arena offset, place in the chunk) of each block still to be copied."""
     copied: int = 0
 
 
@@ -72,7 +72,7 @@ class SimMover:
         self.number = number
         self.device = device
         self.slabs_ready = 0
-        """Of a GPU: the slabs that it was told of."""
+        """Slabs that the brain has announced to this mover; used for GPUs only."""
         self.state: Literal["starting", "running", "killed", "reaped"] = "starting"
         self.stopped = False
         self.inbox: deque[tuple[Order, Pool | None, Board | None]] = deque()
@@ -88,7 +88,7 @@ class SimMover:
         return bool(self.inbox or self.runs) or self.state == "starting"
 
     def step(self) -> None:
-        """Something that the process does by itself."""
+        """One step of the process on its own."""
         if self.stopped or self.state == "reaped":
             return
         rng = self._world.rng
@@ -104,11 +104,11 @@ class SimMover:
             self._progress(self.runs[int(rng.random() * len(self.runs))])
 
     def maps(self, session: int) -> bool:
-        """A cache of that session is mapped, although it may have been told to let it go."""
+        """True if a cache of that session is still mapped, even after an unmap order."""
         return any(mapping.session == session for mapping in self.mappings.values())
 
     def reap(self) -> None:
-        """From now on nothing of it can write."""
+        """From now on the mover cannot write."""
         self.state = "reaped"
         for run in self.runs:
             self._world.promises.copy_over(run.order.job)
@@ -139,7 +139,7 @@ class SimMover:
                     self.mappings[order.cache] = Mapping(order.cache, order.session, pool)
                     self.reports.append(Mapped(order.cache))
             case UnmapCache(cache):
-                if cache in self.mappings:  # else it could not be mapped, and the brain has been told
+                if cache in self.mappings:  # else mapping failed, and the brain has been told
                     self.mappings[cache].unmapping = True
                     self._unmap_if_idle(self.mappings[cache])
             case Copy():
@@ -171,7 +171,7 @@ class SimMover:
         if not run.begun:
             self._begin(run)
         elif self._world.chance("copy-waits"):
-            pass  # a slow link, or much before it
+            pass  # a slow link, or other work first
         elif not run.left:
             self._finish(run)
         elif self._world.chance("copy-fails"):
@@ -196,7 +196,7 @@ class SimMover:
             self._end(run, "invalid", *problem)
 
     def _plan(self, run: Run) -> tuple[str, str] | None:
-        """What plan_copies does: block ids are checked here, before any byte moves."""
+        """The checks of plan_copies: block ids are checked before any byte moves."""
         shape = run.mapping.pool.shape
         for group in run.order.groups:
             ids, slots = array("i", group.block_ids).tolist(), array("q", group.slots).tolist()
@@ -246,14 +246,14 @@ class SimMover:
 
 
 class Supervisor:
-    """Starts, kills and reaps movers, in the order of the brain's wishes."""
+    """Starts, kills and reaps movers in the order of the brain's wishes."""
 
     def __init__(self, world: "World") -> None:
         self.wishes: deque[Wish] = deque()
         self.movers: dict[int, SimMover | SimDiskMover] = {}
-        """Those of the present brain that are not reaped."""
+        """The present brain's movers that are not yet reaped."""
         self.reaped: deque[tuple[int, str]] = deque()
-        """News for the brain."""
+        """(mover, reason) reports for the brain."""
         self._world = world
 
     @property
@@ -277,12 +277,12 @@ class Supervisor:
                         self.movers[number].stopped = False
 
     def died(self, mover: SimMover | SimDiskMover) -> None:
-        """By itself. Like a killed one, it is a danger until it is reaped."""
+        """A mover dies by itself. Like a killed one, it may write until it is reaped."""
         mover.state = "killed"
         mover.stopped = False
 
     def reap_all(self) -> None:
-        """The brain is dead, and its movers with it; each may have written some more before it was gone."""
+        """The brain and its movers are dead. Each mover may have written a little more before it ended."""
         for mover in self.movers.values():
             mover.state = "killed"
             mover.stopped = False

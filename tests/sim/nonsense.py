@@ -35,7 +35,7 @@ FOUR = bytes(4)
 
 
 def send_some(world: "World", process: "Process") -> None:
-    """One bad request of a kind that the process can send in its present state."""
+    """Sends one bad request that fits the process's present state."""
     kinds: list[Callable[[World, Process], None]] = [_before_hello, _bad_hello]
     if process.session:
         kinds += [
@@ -104,7 +104,7 @@ def _bad_offer(world: "World", process: "Process") -> None:
     if process.local_peer and process.board is not None and world.rng.random() < 0.5:
         if world.rng.random() < 0.5:
             _refused(world, process.local_peer, Offer(process.next_id()))
-        else:  # good, but never used: too many of these are refused
+        else:  # valid but never used: too many of these are refused
             peer = process.local_peer
             for _ in range(3):
                 world.post(peer, Offer(process.next_id()), descriptor=world.new_descriptor())
@@ -141,7 +141,7 @@ def _bad_lookup(world: "World", process: "Process") -> None:
 
 
 def _bad_register(world: "World", process: "Process") -> None:
-    """Everything that can be wrong with a registration."""
+    """Sends a registration with one of all possible defects."""
     frame, rng = _frame(process, "other"), world.rng
     group, buffer, run = frame.groups[0], frame.buffers[0], frame.groups[0].regions[0]
     choices: tuple[dict[str, object], ...] = (
@@ -170,7 +170,10 @@ def _bad_register(world: "World", process: "Process") -> None:
 
 
 def _bad_register_again(world: "World", process: "Process") -> None:
-    """The same name, another geometry or other pages; only while the first registration is there to disagree with."""
+    """Registers the same name with another geometry, or the same namespace with other pages, writers or tenant.
+
+    Skipped while an Unregister is pending: the first registration has to exist for them to conflict.
+    """
     if process.asks(Unregister):
         return
     kind = world.rng.choice(("name", "pages", "writers", *(["tenant"] * 6 if world.promises.quotas else [])))
@@ -190,7 +193,7 @@ def _bad_register_again(world: "World", process: "Process") -> None:
 
 
 def _bad_transfer(world: "World", process: "Process") -> None:
-    """Blocks, words, parents and leases that are not what they should be."""
+    """Sends a store or retrieve with wrong blocks, words, parents or leases."""
     shape, rng = process.engine.shape, world.rng
     per_chunk = shape.blocks_per_chunk(0)
     whole = GroupBlocks(0, 0, bytes(4 * per_chunk))
@@ -234,7 +237,7 @@ def _frame(process: "Process", name: str) -> Register:
 
 
 def _too_large(frame: Register) -> dict[str, object]:
-    """A shard that fits no slab."""
+    """A registration whose shard is larger than any slab."""
     group, run = frame.groups[0], frame.groups[0].regions[0]
     large = _with(run, offset=0, page_bytes=1 << 20, block_stride=1 << 20, region_stride=1 << 30)
     return {
@@ -245,6 +248,6 @@ def _too_large(frame: Register) -> dict[str, object]:
 
 
 def _with(frame: object, **changes: object) -> object:
-    """The frame with other fields."""
+    """A copy of the frame with some fields changed."""
     fields = {name: getattr(frame, name) for name in frame.__struct_fields__}  # type: ignore[attr-defined]
     return type(frame)(**{**fields, **changes})

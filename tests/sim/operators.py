@@ -1,8 +1,8 @@
-"""Operators of the simulated server: the commands that they give, and what is held against these.
+"""Simulated operators: the commands they give, and the promises checked for them.
 
-A cleared prefix is not served again, whatever happens: it must not be found on disk, also by a later brain, until it
-was stored again. What is pinned stays in DRAM until its time is over. Nothing is stored while the server is drained,
-nor in a namespace whose weights have changed.
+A cleared prefix is never served again, not even from disk by a later brain, until it is stored again. A pinned chunk
+stays in DRAM until its pin expires. Nothing is stored while the server is drained, nor in a namespace whose weights
+have changed.
 """
 
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ MS = 1_000_000
 
 
 def act(world: "World") -> None:
-    """One command, of any kind, now and then a wrong one."""
+    """Sends one random command, sometimes a wrong one."""
     rng, swarm = world.rng, world.swarm
     digest, path = _somewhere(world)
     depth = 1 + int(rng.random() * len(path))
@@ -98,7 +98,7 @@ def act(world: "World") -> None:
 
 
 def _somewhere(world: "World") -> tuple[bytes, Path]:
-    """A prefix, mostly one that is held, in DRAM or on disk."""
+    """A random prefix, usually one held in DRAM or on disk."""
     rng, swarm = world.rng, world.swarm
     held = [(name[0], name[1]) for name in world.ledger.held]
     held += [(stored.record.namespace, stored.record.key) for stored in world.devices.records.values()]
@@ -111,7 +111,7 @@ def _somewhere(world: "World") -> tuple[bytes, Path]:
 
 @dataclass(eq=False)
 class Pinned:
-    """A prefix that was in DRAM as a whole when it was pinned."""
+    """A prefix that was completely in DRAM when it was pinned."""
 
     digest: bytes
     path: Path
@@ -120,14 +120,15 @@ class Pinned:
 
 
 class Voided:
-    """Chunks whose prefix was cleared and that were not stored again since. Outlives brains, as the devices do."""
+    """Chunks whose prefix was cleared and that were not stored since. Outlives brains, as the devices do."""
 
     def __init__(self) -> None:
         self.chunks: set[Chunk] = set()
         self.unanswered: dict[int, set[Chunk]] = {}
-        """By the peer that has not been told yet: the promise is not made before."""
+        """Peer -> its cleared chunks. They become a promise only when the peer is answered."""
         self.owed: set[Chunk] = set()
-        """Of clears that no disk could note: the promise is made when one has, unless the brain dies before."""
+        """Chunks of clears that no disk has noted yet. They become a promise once a disk has; a dead brain drops them.
+        """
 
     def stored(self, digest: bytes, key: bytes) -> None:
         for chunks in (self.chunks, self.owed, *self.unanswered.values()):
@@ -138,7 +139,7 @@ class Voided:
         self.owed.clear()
 
     def check(self, on_disk: dict[Name, tuple[int, int]], *, are_owed: bool) -> None:
-        """are_owed: the service says that some clear is not durable yet."""
+        """are_owed: the service says that a clear is not durable yet."""
         if not are_owed:
             self.chunks |= self.owed
             self.owed.clear()
@@ -148,7 +149,7 @@ class Voided:
 
 
 class OperatorPromises:
-    """Of one brain's life."""
+    """The operator promises of one brain's life."""
 
     def __init__(self, ledger: Ledger, shapes: dict[bytes, Shape]) -> None:
         self._ledger = ledger
@@ -172,7 +173,7 @@ class OperatorPromises:
                 self.draining = False
 
     def weights_changed(self, command: NewWeights, now_ns: int) -> None:
-        """From the command on, however late the disks note it and it is answered."""
+        """Fences the namespace from the command on, however late the disks note it and the answer comes."""
         until_ns = now_ns + command.quiet_ms * MS
         self.fences[command.namespace] = max(until_ns, self.fences.get(command.namespace, 0))
 
@@ -188,7 +189,7 @@ class OperatorPromises:
         self.holds[hold] = Pinned(digest, path, names, now_ns + command.ttl_ms * MS)
 
     def cleared(self, digest: bytes, path: Path) -> None:
-        """Everything from there on is forgotten now."""
+        """All chunks at and below `path` are forgotten now."""
         if any(name[0] == digest and is_below(path_of(name[1]), path) for name in self._ledger.held):
             raise Wrong(f"{path} was cleared, and the ledger still holds some of it")
         self.holds = {
@@ -198,7 +199,7 @@ class OperatorPromises:
         }
 
     def check(self, now_ns: int) -> None:
-        """After each event: what is pinned is there."""
+        """Runs after each event: every pinned chunk is in DRAM."""
         for number, pinned in list(self.holds.items()):
             if pinned.expires_ns <= now_ns:
                 del self.holds[number]
@@ -217,7 +218,7 @@ def is_below(path: Path, prefix: Path) -> bool:
 
 
 def before(world: "World", peer: int, command: AnyCommand) -> None:
-    """What a clear is about, on the devices and on the way there."""
+    """Remembers the chunks that a clear is about, on the devices and on their way there."""
     cleared: list[tuple[bytes, Path]]
     match command:
         case ClearNamespace(namespace, b"") | NewWeights(namespace=namespace):

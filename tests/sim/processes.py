@@ -1,7 +1,7 @@
 """One simulated client process: its session, its pool and its transfers.
 
-A process keeps the rules that kvclient keeps. Blocks of a store may be reused once the word is done, abandoned or
-failed; blocks of a retrieve only when the word says so, or the mover is reaped. Reused blocks are overwritten at once.
+A process keeps kvclient's rules. Blocks of a store may be reused once the word is done, abandoned or failed. Blocks
+of a retrieve may be reused only when the word says so or the mover is reaped. Reused blocks are overwritten at once.
 """
 
 from array import array
@@ -65,7 +65,7 @@ class RetrieveTask(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A reply, and what comes with it: the number behind a Welcome's secret, the board of an Attached."""
+    """A reply with its extras: the session number of a Welcome's secret, the board of an Attached."""
 
     reply: Reply
     session: int
@@ -82,12 +82,12 @@ class Transfer:
     deadline_ns: int
     blocks: dict[int, list[int]]
     expected: dict[tuple[int, int], Block] = field(default_factory=dict)
-    """Retrieve: what must lie in which (group, block) afterwards."""
+    """Retrieve: (group, block) -> content that must be there afterwards."""
     answered: bool = False
 
 
 class Process:
-    """rank -1 is a scheduler."""
+    """One client process; rank -1 is a scheduler."""
 
     def __init__(self, world: "World", engine: "SimEngine", rank: int) -> None:
         self.engine = engine
@@ -99,7 +99,7 @@ class Process:
         self.transfers: list[Transfer] = []
         self.todo: deque[StoreTask | RetrieveTask] = deque(maxlen=4)
         self.late: list[RetrieveTask] = []
-        """What it will try once it is registered."""
+        """Retrieves to try once the process is registered."""
         self._world = world
         self._last_id = 0
         self._caches_named = 0
@@ -107,7 +107,7 @@ class Process:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Without any session."""
+        """Forgets the session and everything that belonged to it."""
         self.brain = self._world.brain
         self.peer = self._world.new_peer(self)
         self.local_peer = 0
@@ -132,7 +132,7 @@ class Process:
         return self.alive and not self.stalled and self.session != 0
 
     def quick_peer(self) -> int:
-        """The lane where there is one."""
+        """The lane if it is open, or sometimes the main connection."""
         return self.lane_peer if self.lane_open and self._world.rng.random() < 0.6 else self.peer
 
     def send(
@@ -144,10 +144,10 @@ class Process:
     def asks(self, *kinds: type) -> bool:
         return any(isinstance(request, kinds) for request in self.asked.values())
 
-    # ---------------------------------------------------------------- what it does by itself
+    # ---------------------------------------------------------------- its own steps
 
     def act(self) -> None:
-        """One thing: settle what is over, become registered, or begin a transfer."""
+        """One step: settle finished transfers, register, or begin a transfer."""
         if not self.alive or self.stalled:
             return
         if self.brain != self._world.brain and self._world.rng.random() < 0.3:
@@ -165,7 +165,7 @@ class Process:
             self._begin_task(self.todo.popleft())
 
     def _advance(self) -> None:
-        """The next step towards a registered cache."""
+        """Takes the next step towards a registered cache."""
         engine = self.engine
         if not self.session:
             if not self.asks(Hello):
@@ -204,7 +204,7 @@ class Process:
             self.send(Lane(self.next_id(), self.token), self.lane_peer)
 
     def give_lane_up(self) -> None:
-        """As kvclient does when a lookup took too long: whatever is answered there is lost."""
+        """Abandons the lane after a slow lookup, as kvclient does. Answers sent there are lost."""
         if self.lane_open:
             peer, self.lane_peer, self.lane_open = self.lane_peer, 0, False
             self.send(Lookup(self.next_id(), self.engine.digest, b"".join(self.engine.keys_to_ask()), 0), peer)
@@ -227,12 +227,12 @@ class Process:
         self.send(Explain(self.next_id(), self._world.rng.choice((b"", self.engine.digest)), keys), self.quick_peer())
 
     def die(self) -> None:
-        """The process ends. Its pool lives on while a mover has it mapped, and nobody writes to it any more."""
+        """The process ends. Its pool lives on while a mover has it mapped, and nobody else writes to it."""
         self.alive = False
         self._world.process_died(self)
 
     def disconnect(self) -> None:
-        """The brain is gone, or knows nothing of this session. Transfers are given up as far as that is possible."""
+        """The brain is gone, or does not know this session. Abandons transfers as far as that is possible."""
         if self.brain == self._world.brain:
             self._world.disconnected(self)
         self._begin_anew()
@@ -284,7 +284,7 @@ class Process:
         self._begin(Transfer(request, board, self._live_mover(), self._until(deadline_ms), blocks), sound=False)
 
     def _retrieve(self, task: RetrieveTask, word: int) -> None:
-        """Any blocks that the lookup needed, from anywhere inside a chunk to anywhere inside another."""
+        """Retrieves any of the blocks that the lookup needed, possibly starting and ending inside a chunk."""
         world, shape, pool, granted = self._world, self.engine.shape, self.pool, task.granted
         rng, boundary = world.rng, len(granted.keys)
         blocks: dict[int, list[int]] = {}
@@ -332,7 +332,7 @@ class Process:
         self.send(transfer.request, self.quick_peer(), sound=sound)
 
     def repeat(self) -> None:
-        """Sends a transfer once more, under another id, as a confused client might."""
+        """Sends a transfer again under another id, as a confused client might."""
         if self.transfers and self.session and self.cache:
             request = self._world.rng.choice(self.transfers).request
             twin_id = self.next_id()
@@ -349,7 +349,7 @@ class Process:
             self.settle()
 
     def settle(self) -> None:
-        """Takes back the blocks of all transfers that are over."""
+        """Takes back the blocks of all finished transfers."""
         for transfer in list(self.transfers):
             if transfer.answered or transfer.deadline_ns <= self._world.now_ns:
                 self._give_up(transfer)
@@ -416,7 +416,7 @@ class Process:
     # ---------------------------------------------------------------- replies
 
     def hears(self, peer: int) -> bool:
-        """It is there, and has not given up that connection."""
+        """True if the process lives and still uses that connection."""
         return self.alive and peer in (self.peer, self.local_peer, self.lane_peer)
 
     def receive(self, peer: int, received: Received) -> None:

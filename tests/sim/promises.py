@@ -1,4 +1,4 @@
-"""What is held against every event and effect, kept by the simulator itself and not read out of the service."""
+"""The promises checked for every event and effect. The simulator keeps these books without reading the service."""
 
 from array import array
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ class EngineFacts:
     ranks: int
     sessions: int = 0
     accounts: set[str] = field(default_factory=set)
-    """Of the caches that it registered, where there are quotas."""
+    """Accounts of the caches that it registered; used with quotas only."""
 
 
 @dataclass(eq=False)
@@ -134,11 +134,11 @@ class Asked:
     request: Request | AnyCommand
     must_fail: bool
     excused: bool = False
-    """Whoever asked is gone; an answer may still come."""
+    """The asker is gone; an answer may still come."""
 
 
 class Promises:
-    """One brain's life; begins anew with each brain. Raises Wrong."""
+    """The promises of one brain's life, begun anew with each brain. Raises Wrong."""
 
     def __init__(
         self, ledger: Ledger, shapes: dict[bytes, Shape], *, lease_ttl_ms: int, lease_extended_ms: int
@@ -159,14 +159,14 @@ class Promises:
         """Arena unit -> the job that may write there."""
         self.reading: dict[int, list[int]] = {}
         self._doomed: list[Record] = []
-        """What the ledger had of namespaces when they were cleared."""
+        """The ledger's records of each namespace at the moment it was cleared."""
         self._clears_asked: dict[tuple[int, int], int] = {}
-        """(peer, request id) -> how much of that must be gone when it is answered."""
+        """(peer, request id) -> length of the prefix of `_doomed` that must be gone when the clear is answered."""
         self.cleared_jobs: set[int] = set()
         """Jobs that were in flight when their namespace was cleared."""
         self.jobs_ever: dict[int, SessionFacts] = {}
         self.slot_job: dict[int, int] = {}
-        """Arena offset -> the last job that was to write there."""
+        """Arena offset -> the last job ordered to write there."""
         self.disk = DiskPromises(ledger, self)
         self.operators = OperatorPromises(ledger, shapes)
         self.now_ns = 0
@@ -184,7 +184,7 @@ class Promises:
         self.asked[peer, COMMAND_ID] = [Asked(command, must_fail)]
 
     def answered(self, peer: int, reply: Reply | Outcome, now_ns: int) -> Request | AnyCommand:
-        """Exactly one answer of the right type to each request; returns the request."""
+        """Checks that each request gets exactly one answer of the right type; returns the request."""
         waiting = self.asked.get((peer, reply.id))
         if not waiting:
             raise Wrong(f"peer {peer} got {reply} without having asked, or twice")
@@ -210,7 +210,7 @@ class Promises:
                     asked.excused = True
 
     def check_gone(self, peer: int, request_id: int, digests: Sequence[bytes]) -> None:
-        """Whoever cleared is answered when no later brain finds anything of what there was then."""
+        """A clear is answered only when no later brain can find any chunk that existed when it was asked for."""
         count = self._clears_asked.pop((peer, request_id), None)
         doomed = [record for record in self._doomed[:count] if record.namespace in digests]
         if any(self._ledger.records.get(record.offset) is record for record in doomed):
@@ -233,7 +233,7 @@ class Promises:
                     raise Wrong(f"lease {request.lease} was released by another engine")
 
     def cleared(self, peer: int, request_id: int, namespace: bytes, *, answered: bool) -> None:
-        """A Clear was accepted: nothing of the namespace is served from now on, whenever the answer comes."""
+        """A Clear was accepted: no chunk of the namespace is served from now on, whenever the answer comes."""
         self._doomed += self._ledger.doom(namespace)
         self._clears_asked[peer, request_id] = len(self._doomed)
         if answered:
@@ -244,7 +244,7 @@ class Promises:
         self.cleared_jobs.update(job for job, copy in self.copies.items() if copy.digest == namespace)
 
     def prefix_cleared(self, namespace: bytes, key: bytes) -> None:
-        """As cleared(), of a chunk and all below it. What is copied there now is not published: see Shell.feed()."""
+        """Like cleared(), for a chunk and all below it. Chunks being copied now are not published: see Shell.feed()."""
         path = path_of(key)
         self.operators.cleared(namespace, path)
         below = [n for n, lease in self.leases.items() if lease.digest == namespace and _ends_below(lease, path)]
@@ -271,8 +271,10 @@ class Promises:
             self.leases[found.lease] = LeaseFacts(session.engine, request.namespace, keys[: found.chunks], expires_ns)
 
     def _wanted(self, shape: Shape, digest: bytes, keys: list[bytes], found: Found) -> tuple[int, int]:
-        """(chunks, of these on disk) that a lookup must find. What cannot be read now, or only slowly, may be left out
-        with all behind it."""
+        """(chunks, chunks of these that need the disk) that a lookup must find.
+
+        Chunks that cannot be read now, or only slowly, may be left out together with all that follow.
+        """
         both = Both(self._ledger, set(self.on_disk))
         wanted = servable(both, shape, digest, keys)
         away = away_of(self._ledger, shape, digest, keys[:wanted])
@@ -281,13 +283,13 @@ class Promises:
         shorter = servable(self._ledger, shape, digest, keys)
         if all(group.kind == "full" for group in shape.groups):
             return shorter, 0
-        held = both if self.disk_readable else self._ledger  # less to read may be worth it, where more was not
+        held = both if self.disk_readable else self._ledger  # a shorter read can be worth it where a longer one was not
         if serves(held, shape, digest, keys, found.chunks):
             return found.chunks, away_of(self._ledger, shape, digest, keys[: found.chunks])
         return shorter, 0
 
     def _held(self, shape: Shape | None, digest: bytes, keys: list[bytes]) -> int:
-        """Chunks that a lookup would find if each read from disk were possible and worth it."""
+        """Chunks that a lookup would find if every read from disk were possible and worth it."""
         return servable(Both(self._ledger, set(self.on_disk)), shape, digest, keys) if shape is not None else 0
 
     def knows_disks(self, on_disk: dict[Shard, tuple[int, int]], *, readable: bool, recovered: bool) -> None:
@@ -297,7 +299,7 @@ class Promises:
         self.on_disk, self.disk_readable, self.disk_recovered = on_disk, readable, recovered
 
     def _check_stored(self, request: Store, stored: Stored) -> None:
-        """What a store says is held is sealed in the ledger."""
+        """Every chunk that a Stored reply counts as held is sealed in the ledger or on disk."""
         count = len(request.keys) // KEY
         if not 0 <= stored.chunks <= count or (stored.chunks < count and not stored.why):
             raise Wrong(f"{stored} to a store of {count} chunks")
@@ -333,7 +335,7 @@ class Promises:
         self.by_peer.pop(peer, None)
 
     def unheard(self, number: int) -> None:
-        """The service was told that nobody knows of this lease."""
+        """The service was told that nobody knows this lease."""
         self.leases.pop(number, None)
 
     def closed(self, number: int) -> None:
@@ -355,7 +357,7 @@ class Promises:
     # ---------------------------------------------------------------- retrieves
 
     def before_retrieve(self, peer: int, request: Retrieve, now_ns: int) -> str:
-        """Why this retrieve must be refused; empty when its lease is good for it."""
+        """The reason to refuse this retrieve; empty when its lease is good for it."""
         session, lease, cache = self.by_peer.get(peer), self.leases.get(request.lease), self.caches.get(request.cache)
         if session is None or cache is None or cache.session is not session:
             return "not its cache"
@@ -386,8 +388,11 @@ class Promises:
         sound: bool,
         held: bool,
     ) -> None:
-        """refusal: what before_retrieve() said. sound: apart from the lease there is nothing to refuse, and every block
-        is one that the lookup needed. held: it waits for chunks from disk."""
+        """Checks that a retrieve was refused or begun as its lease demands.
+
+        refusal: result of before_retrieve(). sound: nothing but the lease could be refused, and the lookup needed
+        every block. held: it waits for chunks from disk.
+        """
         if any(isinstance(e, Answer) and isinstance(e.reply, Error) and e.reply.code == "disk-away" for e in effects):
             return
         begun = held or any(isinstance(effect, Instruct) and isinstance(effect.order, Copy) for effect in effects)
@@ -409,7 +414,7 @@ class Promises:
     # ---------------------------------------------------------------- copies
 
     def copy_sent(self, order: Copy) -> None:
-        """No slot is written while anything else may write or read it, or while the ledger says that it is sealed."""
+        """No slot is written while another job may write or read it, or while the ledger lists it as sealed."""
         cache = self.caches[order.cache]
         units: list[int] = []
         for group in order.groups:
@@ -440,7 +445,7 @@ class Promises:
         self.jobs_ever[order.job] = cache.session
 
     def disk_reads_slot(self, job: int, units: list[int]) -> None:
-        """A slot is written to disk."""
+        """A slot is being written to disk."""
         for unit in units:
             if unit in self.writing:
                 raise Wrong(f"disk job {job} reads a slot that job {self.writing[unit]} may still write")
@@ -448,7 +453,7 @@ class Promises:
         self._also(job, "retrieve", units)
 
     def disk_writes_slot(self, job: int, offset: int, units: list[int]) -> None:
-        """A slot is filled from disk."""
+        """A slot is being filled from disk."""
         for unit in units:
             if unit in self.writing or unit in self.reading or unit in self._ledger.units:
                 raise Wrong(f"disk job {job} may write a slot that is sealed, or that something else may use")
@@ -461,7 +466,7 @@ class Promises:
         known.units.extend(units)
 
     def lost_leases(self, living: set[int], now_ns: int) -> None:
-        """Something on disk could not be read. Leases may end by that if they needed it."""
+        """A record could not be read, which may end the leases that needed it."""
         for number in [number for number in self.leases if number not in living]:
             lease = self.leases[number]
             shape = self._shapes[lease.digest]
@@ -471,12 +476,12 @@ class Promises:
             del self.leases[number]
 
     def _asks_the_disk(self, lease: LeaseFacts) -> bool:
-        """A retrieve may ask for more of the lease's chunks than the boundary needs, and wait for that."""
+        """True if a retrieve under the lease may wait for disk: it can ask for more chunks than the boundary needs."""
         alone = {name[:2] for name in self.on_disk.keys() - self._ledger.held.keys()}
         return any((lease.digest, key) in alone for key in lease.keys)
 
     def copy_over(self, job: int) -> None:
-        """The mover will not touch a byte of it again."""
+        """The mover will not touch any byte of this job again."""
         copy = self.copies.pop(job, None)
         if copy is None:
             return

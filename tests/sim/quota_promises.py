@@ -1,4 +1,4 @@
-"""What tenants are held to, and what they were promised, read out of the ledger alone."""
+"""Quota promises: tenants' maxima and guarantees, checked with the ledger alone."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
@@ -12,11 +12,11 @@ from .shapes import Shape
 from .tenants import OTHERS, tenant_of
 
 Shards = Mapping[tuple[bytes, bytes, int, int], tuple[int, int]]
-"""(namespace, key, group, shard) -> (extent, generation) of what is on disk."""
+"""(namespace, key, group, shard) -> (extent, generation) of each shard on disk."""
 
 
 class Quotas:
-    """What is promised to tenants of one brain."""
+    """The quotas of one brain's tenants."""
 
     def __init__(self, quotas: tuple[Quota, ...], ledger: Ledger, shapes: dict[bytes, Shape]) -> None:
         self._quotas = {quota.tenant: quota for quota in quotas}
@@ -33,11 +33,11 @@ class Quotas:
         return self.account(tenant_of(digest))
 
     def allow(self, accounts: set[str], digest: bytes) -> bool:
-        """An engine with caches of these accounts finds what is in the namespace; everybody does without quotas."""
+        """True if an engine with caches of these accounts sees the namespace; without quotas everybody does."""
         return not self or self.account_of(digest) in accounts
 
     def sealed_bytes(self, going: Container[int] = ()) -> Counter[str]:
-        """Of each account, in DRAM, without what was cleared and has yet to go (offsets)."""
+        """Sealed DRAM bytes of each account, without the offsets in `going`: cleared slots not yet withdrawn."""
         sealed: Counter[str] = Counter()
         for offset, record in self._ledger.records.items():
             if record.group != NO_GROUP and offset not in going:
@@ -59,9 +59,12 @@ class Quotas:
         excused: Callable[[str], bool],
         known: bool,
     ) -> int:
-        """What accounts have on disk, and are having written (writes: bytes): within their maxima, unless an earlier
-        life left more, which then becomes less; and nobody is brought below its guarantee but by what is excused.
-        known: all that is on disk was found. Returns how many accounts gave something to another."""
+        """Accounts stay within their disk maxima, and only excused causes bring one below its guarantee.
+
+        An earlier life may have left an account above its maximum; then its usage must not grow. writes: bytes being
+        written for each account. known: recovery has found everything on disk. Returns the number of accounts that
+        gave something to another.
+        """
         had, has = self._disk_bytes(before), self._disk_bytes(after)
         gave, over = 0, self.over_maximum(before)
         for name in had.keys() | has.keys() | writes.keys():
@@ -80,7 +83,7 @@ class Quotas:
         return gave
 
     def over_maximum(self, on_disk: Shards) -> set[str]:
-        """Accounts that have more on disk than they may."""
+        """Accounts above their disk maximum."""
         has = self._disk_bytes(on_disk)
         return {name for name, quota in self._quotas.items() if 0 < quota.disk_max_bytes < has[name]}
 
@@ -91,8 +94,7 @@ class Quotas:
         return has
 
     def check_guarantees(self, before: Counter[str], after: Counter[str], claimant: str) -> int:
-        """What `claimant` asked for took nothing from others that they were guaranteed. Returns how many others gave
-        something."""
+        """The claimant's request took no guaranteed bytes from others. Returns how many others gave some."""
         gave = 0
         for name, taken in before.items():
             if name == claimant or after[name] >= taken:

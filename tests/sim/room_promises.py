@@ -1,8 +1,7 @@
-"""Room on the devices: what is held against each extent that is taken for a write, and against what goes for it.
+"""Room on the devices: promises for each extent taken for a write, and for the evictions it causes.
 
-A write is refused only when nothing on its device that was used before may go. What goes is no more than half as much
-again as what is written, beside a segment of each size on each device: less is not possible where a segment serves one
-size.
+A write is refused only when no colder chunk on its device may be evicted. Evictions are at most 1.5 times the bytes
+written, plus one segment of each size on each device: a segment serves only one size, so less is impossible.
 """
 
 from collections.abc import Callable
@@ -18,10 +17,10 @@ from .memory import Wrong
 
 
 class RoomPromises:
-    """Of one brain. It stands before the room of its disk tier, and says nothing to it."""
+    """The promises of one brain. This wraps the disk tier's room and only observes it."""
 
     def __init__(self, room: DiskRoom, bounds: Bounds, sizes: int) -> None:
-        """sizes: of records, that the namespaces of the world have."""
+        """sizes: number of record sizes in the world's namespaces."""
         self._room = room
         self._slack_bytes = bounds.disk_devices * (sizes + 1) * bounds.disk_segment_bytes
         self.taken_bytes = self.evicted_bytes = 0
@@ -56,10 +55,10 @@ class RoomPromises:
 
     def _check_refusal(self, wanted: Wanted) -> None:
         if self._room.extents.pools[wanted.device].movable(wanted.extent_bytes, 1):
-            return  # enough went, and what is in use keeps every segment that was tried
+            return  # enough was evicted, but chunks in use keep every segment that was tried
         for extent, _, owner in self._room.extents.taken():
             if not isinstance(owner, Node) or device_of(owner) != wanted.device:
                 continue
             doomed = self._room.closure([owner], wanted, CHUNKS_MAX)
-            if any(droppable(node) for node in doomed or ()):  # unless something below is just being written
+            if any(droppable(node) for node in doomed or ()):  # unless something below is being written
                 raise Wrong(f"{wanted} was refused, and what lies at {extent} may go, with all below it")

@@ -1,4 +1,4 @@
-"""Seeds: one, or many in several processes; what happened is counted, and what never happened is a failure."""
+"""Runs one seed, or many in several processes. Events are counted; an expected one that never happened is a failure."""
 
 import multiprocessing
 import os
@@ -14,21 +14,21 @@ from .world import World
 
 SEEDS_PER_TASK = 10
 STEPS_PER_EVENT_MAX = 200
-"""A world in which nothing reaches the service any more is a bug of the simulator."""
+"""Limit on idle steps: a world in which nothing reaches the service any more is a simulator bug."""
 
 
 class Outcome(NamedTuple):
-    """Of one seed."""
+    """The result of one seed."""
 
     seed: int
     events: int
     counts: Counter[str]
     problem: str
-    """Empty when every promise was kept; else what was broken, and where."""
+    """Empty if every promise was kept; else the broken promise and its place."""
 
 
 def run_seed(seed: int, events: int) -> Outcome:
-    """At least `events` events, then the end of everything."""
+    """Runs at least `events` events, then the end checks."""
     world: World | None = None
     try:
         world = World(seed)
@@ -39,7 +39,7 @@ def run_seed(seed: int, events: int) -> Outcome:
         assert world.events >= events, "the simulated world stands still"
         drain(world)
         world.count_what_the_brain_counted()
-    except Exception as problem:  # whatever it is, the seed must be told
+    except Exception as problem:  # any failure must be reported with its seed
         at = world.events if world is not None else 0
         where = traceback.format_exc() if os.environ.get("SIM_TRACE") else _where(problem)
         return Outcome(seed, at, Counter(), f"event {at}: {type(problem).__name__}: {problem} [{where}]")
@@ -47,7 +47,7 @@ def run_seed(seed: int, events: int) -> Outcome:
 
 
 def run_seeds(seed0: int, seeds: int, events: int, jobs: int) -> Iterator[Outcome]:
-    """All outcomes, in no particular order when jobs > 1."""
+    """Yields all outcomes, in no particular order when jobs > 1."""
     if jobs == 1:
         for seed in range(seed0, seed0 + seeds):
             yield run_seed(seed, events)
@@ -67,7 +67,7 @@ def _run_task(task: tuple[int, int, int]) -> list[Outcome]:
 
 
 def _where(problem: Exception) -> str:
-    """The innermost line, which names the assertion when it has no message."""
+    """The innermost lines, which name the assertion when it has no message."""
     frames = traceback.extract_tb(problem.__traceback__)
     return " < ".join(f"{os.path.basename(f.filename)}:{f.lineno} {f.line}" for f in reversed(frames[-3:]))
 
@@ -75,7 +75,7 @@ def _where(problem: Exception) -> str:
 def main_loop(
     *, seed0: int, seeds: int, events: int, jobs: int, missing_is_wrong: bool, expected: tuple[str, ...]
 ) -> int:
-    """Runs, prints, and returns the exit status."""
+    """Runs the seeds, prints the results, and returns the exit status."""
     began, total, done, handled, failed = time.monotonic(), Counter[str](), 0, 0, []
     told = began
     for outcome in run_seeds(seed0, seeds, events, jobs):

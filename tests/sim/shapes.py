@@ -11,7 +11,7 @@ from .tenants import tenant_of
 
 @dataclass(frozen=True)
 class GroupShape:
-    """One group; shards * writers ranks hold it."""
+    """One group, held by shards * writers ranks."""
 
     block_tokens: int
     kind: Kind
@@ -20,7 +20,7 @@ class GroupShape:
     writers: int
     regions: int
     page_bytes: tuple[int, ...]
-    """Of each shard; pipeline stages hold different numbers of bytes."""
+    """Page bytes of each shard; pipeline stages differ."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Shape:
     ranks: int
     groups: tuple[GroupShape, ...]
     device: DeviceKind = "host"
-    """Engines of a GPU use mode staged."""
+    """Engines on a GPU use mode staged."""
 
     @property
     def descriptors(self) -> int:
-        """That a registration offers: a buffer for each group, or the ring."""
+        """Descriptors offered with a registration: one buffer for each group, or the ring."""
         return len(self.groups) if self.device == "host" else 1
 
     def device_id(self, rank: int) -> str:
-        """The ranks of an engine have two GPUs."""
+        """The device id of a rank. The ranks of an engine share two GPUs."""
         return "" if self.device == "host" else f"{rank % 2:032x}@0000:{rank % 2:02x}:00.0"
 
     def blocks_per_chunk(self, group: int) -> int:
@@ -60,14 +60,14 @@ class Shape:
         return [(group, shard) for group, shape in enumerate(self.groups) for shard in range(shape.shards)]
 
     def chunk_units(self) -> int:
-        """Slot units of one chunk with all its groups and shards."""
+        """Slot units of one chunk with all groups and shards."""
         return sum(self.slot_bytes(*part) for part in self.parts()) // SLOT_ALIGN
 
     def slot_units_max(self) -> int:
         return max(self.slot_bytes(*part) for part in self.parts()) // SLOT_ALIGN
 
     def chunk_slabs(self, slab_units: int) -> int:
-        """Slabs that one chunk fills, one size of slots in each."""
+        """Slabs that one chunk fills. Each slab holds slots of one size."""
         sizes = Counter(self.slot_bytes(*part) // SLOT_ALIGN for part in self.parts())
         return sum(-(-count // (slab_units // units)) for units, count in sizes.items())
 
@@ -103,13 +103,13 @@ OF_SEVERAL_SIZES = (
     Shape("two-units", 4, 1, (_group(2, "full", 1, 1, 3001),)),
     Shape("three-units", 9, 1, (_group(3, "full", 1, 1, 4003),)),
 )
-"""Each with one rank and records of one size, so that much is stored in a short time."""
+"""Shapes with one rank and records of one size, so that much is stored in a short time."""
 
 
 def register_frame(
     shape: Shape, rank: int, *, request_id: int, name: str, digest: bytes, blocks: int, descriptors: list[int]
 ) -> Register:
-    """One buffer a group, one run of regions a buffer."""
+    """A Register with one buffer for each group, and one run of regions for each buffer."""
     on_host = shape.device == "host"
     buffers, groups = [], []
     for index, group in enumerate(shape.groups):

@@ -1,6 +1,6 @@
-"""The shell around one brain: feeds it events, carries out its effects in order, and may stop between any two of them.
+"""The shell around one brain: feeds it events, executes its effects in order, and may stop between any two of them.
 
-Each life of the brain has a shell of its own; what outlives it (ledger, arena, processes) belongs to the world.
+Each life of the brain has its own shell. What outlives the brain (ledger, arena, processes) belongs to the world.
 """
 
 from collections import Counter
@@ -88,21 +88,21 @@ if TYPE_CHECKING:
 
 
 class BrainDied(Exception):
-    """Raised between two effects."""
+    """The brain died between two effects."""
 
 
 class Shell:
-    """One brain and what its process holds."""
+    """One brain and the resources of its process."""
 
     def __init__(self, world: "World", life: int, effects_left: int) -> None:
-        """effects_left: how many effects are carried out before the brain dies; -1 when it shall live."""
+        """effects_left: number of effects to execute before the brain dies; -1: it lives on."""
         self._world = world
         self.effects_left = effects_left
         self.boards: dict[int, Board] = {}
         self.descriptors: dict[int, Pool | None] = {}
-        """Open descriptors, and the pool behind each."""
+        """Open descriptors -> the pool of each."""
         self._movers_ready: dict[int, bool] = {}
-        """Movers that are not gone; True while orders may be sent."""
+        """Movers that are not gone -> whether orders may be sent."""
         self._killed: list[int] = []
         bounds, ledger = world.swarm.bounds, world.ledger
         ledger.read_again()
@@ -136,8 +136,10 @@ class Shell:
         self.service.handle(ArenaGrew(world.slabs, ""), world.now_ns)
 
     def feed(self, event: Event, *, must_fail: bool, sound: bool) -> None:
-        """One event: decided, held against the promises, carried out. must_fail: it asks for something that has to be
-        refused. sound: a retrieve in which nothing but its lease can be wrong."""
+        """Handles one event, checks the promises, and executes the effects.
+
+        must_fail: the request must be refused. sound: a retrieve in which only the lease can be wrong.
+        """
         world = self._world
         world.counts[f"event {type(event).__name__}"] += 1
         refusal = ""
@@ -217,7 +219,10 @@ class Shell:
             raise Wrong(f"leases {sorted(unknown)} were never granted, or are over")
 
     def _check_quotas(self, event: Event, effects: list[Effect], sealed: "Counter[str]") -> None:
-        """sealed: what each account had before. What is read from disk in the same turn may be for anybody."""
+        """Checks DRAM quotas. sealed: bytes of each account before the event.
+
+        Events that also start a read from disk are skipped: that read may be for any account.
+        """
         quotas = self.promises.quotas
         quotas.check_most()
         if any(isinstance(effect, Instruct) and isinstance(effect.order, Promote) for effect in effects):
@@ -241,8 +246,7 @@ class Shell:
         *,
         was_draining: bool,
     ) -> None:
-        """What faults, operators, drains and a tenant's own requests and writes take from it, no other tenant has
-        taken."""
+        """No tenant takes disk from another: only faults, operators, drains and a tenant's own work do."""
         quotas = self.promises.quotas
         own = ""
         takes = was_draining or inside.is_draining(self.service)
@@ -260,7 +264,9 @@ class Shell:
         now = inside.disk_shortages(self.service)
         orders = [effect.order for effect in effects if isinstance(effect, Instruct)]
         demotes = [record for order in orders if isinstance(order, Demote) for record in unpack_disk(order.records)]
-        writing = {quotas.account_of(record.namespace) for record in demotes}  # its mover may be dead and never hear
+        writing = {
+            quotas.account_of(record.namespace) for record in demotes
+        }  # its mover may be dead and never receive them
         gave = quotas.check_disk(
             self.promises.on_disk,
             inside.on_disk(self.service),
@@ -286,7 +292,7 @@ class Shell:
                 pass
 
     def _may_lose(self, event: Event) -> bool:
-        """Chunks on disk may turn out to be lost by this."""
+        """True if this event may reveal that chunks on disk are lost."""
         match event:
             case Reported(_, Moved(_, faults)):
                 return bool(faults)
@@ -298,7 +304,7 @@ class Shell:
                 return False
 
     def _to_be_sealed(self, event: Event) -> list[int]:
-        """A store that is done is sealed unless its client is gone, and what was read from disk; nothing else is."""
+        """Slots that this event may seal: those of a finished store whose client lives, and those read from disk."""
         match event:
             case Reported(_, Moved() as moved):
                 return inside.slots_being_read(self.service, moved)
@@ -448,7 +454,7 @@ class Shell:
 
 
 def _refuses_now(effects: list[Effect], peer: int) -> bool:
-    """Nothing was done. What is only not durable, was."""
+    """True if the request was refused and did nothing. After `disk-clear` it was done, but is not durable."""
     errors = [e.reply.code for e in effects if isinstance(e, Answer) and e.peer == peer and isinstance(e.reply, Error)]
     return errors not in ([], ["disk-clear"])
 

@@ -1,4 +1,4 @@
-"""What a seed decides before anything happens: sizes, times, and how often each thing is done.
+"""Decisions of a seed made before it runs: sizes, times, and the probability of each operation.
 
 Swarm testing: in each seed some operations never happen and others are very likely, so that no fault hides another.
 """
@@ -13,7 +13,7 @@ from .shapes import OF_SEVERAL_SIZES, SHAPES, Shape
 from .tenants import draw_disk_quotas, draw_quotas
 
 ACTS = {
-    # what may happen at one step: how likely it is before the swarm
+    # operations of one step, with their weights before the swarm changes them
     "deliver": 30.0,
     "mover": 40.0,
     "supervisor": 7.0,
@@ -44,7 +44,7 @@ ACTS = {
     "admin": 0.6,
 }
 WITH_FULL_GROUP = tuple(shape for shape in SHAPES if any(group.kind == "full" for group in shape.groups))
-"""Of which chunks can lie on disk."""
+"""Shapes whose chunks can be on disk."""
 HARMFUL = (
     *("process-dies", "process-stalls", "mover-dies", "mover-stops", "brain-dies", "clear", "unregister", "abandon"),
     *("give-lane-up", "nonsense", "repeat", "plan-mixed-lookup", "admin"),
@@ -52,7 +52,7 @@ HARMFUL = (
 ALWAYS = ("deliver", "mover", "supervisor", "process", "tick", "resume")
 
 CHANCES = {
-    # how likely each small thing is whenever it could happen, before the swarm
+    # probability of each small fault or variation where it can occur, before the swarm changes it
     "copy-fails": 0.03,
     "map-fails": 0.03,
     "start-fails": 0.03,
@@ -81,7 +81,7 @@ CHANCES = {
 
 
 class Swarm:
-    """The character of one seed."""
+    """The random settings of one seed."""
 
     def __init__(self, rng: Random) -> None:
         self.acts: dict[str, float] = {
@@ -92,7 +92,7 @@ class Swarm:
         self.has_disk = rng.random() < 0.6
         self.shapes = self._shapes(rng, WITH_FULL_GROUP if self.has_disk and rng.random() < 0.9 else SHAPES)
         self.mixes_sizes = self.has_disk and rng.random() < 0.25
-        """Models with records of several sizes come one after the other, to several devices that are too small."""
+        """Models with different record sizes run one after another, on several devices that are too small."""
         if self.mixes_sizes:
             self.shapes = rng.sample(OF_SEVERAL_SIZES, len(OF_SEVERAL_SIZES))
         if self.has_disk:
@@ -105,7 +105,7 @@ class Swarm:
             if not self.mixes_sizes and rng.random() < 0.3:
                 self.acts["drain"] = 0.3
         self.begins_cold = self.has_disk and (self.mixes_sizes or rng.random() < 0.5)
-        """The devices hold what an earlier life left behind."""
+        """The devices start with records from an earlier life."""
         self.reads_much = self.begins_cold and not self.mixes_sizes and rng.random() < 0.6
         if self.reads_much:
             self._read_much(rng)
@@ -120,13 +120,13 @@ class Swarm:
         if self.has_quotas:
             self.engines = max(2, self.engines)
         self.depth = rng.choice((6, 8) if self.reads_much else (2, 3, 4) if self.has_arc else (2, 4, 6, 8))
-        """Chunks of the longest prefix. Where few fit ARC's arena, few are asked for: else none comes back in time."""
+        """Chunks of the longest prefix. Few with ARC: its arena holds few, and else none comes back in time."""
         self.fanout = rng.choice((1, 2, 2, 3))
         """Branches at each chunk."""
         self.pool_blocks = rng.choice((17, 41, 83))
         self.words = rng.choice((2, 5, 11))
         self.step_ms = rng.choice((1, 3, 10))
-        """Mean time between two steps; all other times are so many steps."""
+        """Mean time between two steps. All other times are multiples of it."""
         if self.mixes_sizes:
             self.engines, self.depth, self.fanout = 2, rng.choice((2, 4, 6)), 3
             self.acts["plan-store"], self.acts["mover"], self.acts["tick"] = 20.0, 90.0, 9.0
@@ -134,7 +134,7 @@ class Swarm:
         self.slabs_at_start = rng.choice((0, 1, *[self.bounds.arena_bytes // self.bounds.slab_bytes] * 5))
 
     def _be_gentle(self, rng: Random) -> None:
-        """Few things go wrong, so that chunks grow old."""
+        """Makes faults rare, so that chunks grow old."""
         for name in HARMFUL:
             if rng.random() < 0.7:
                 self.acts[name] = 0.0
@@ -143,7 +143,7 @@ class Swarm:
                 self.chances[name] *= 0.2
 
     def _read_much(self, rng: Random) -> None:
-        """Long prefixes are read from disk in many parts, and some of it cannot be read."""
+        """Makes long prefixes be read from disk in many parts, with some read errors."""
         for name in HARMFUL:
             if rng.random() < 0.9:
                 self.acts[name] = 0.0
@@ -208,7 +208,7 @@ class Swarm:
 
     @staticmethod
     def _scarce(rng: Random, bounds: Bounds) -> Bounds:
-        """Tenants want more of the disks than there is: whatever is stored is written, and room must be made for it."""
+        """Disks too small for the tenants: every stored chunk is written, and room must be made for it."""
         segments = rng.choice((1, 2, 3, 4))
         return replace(
             bounds,
@@ -220,7 +220,7 @@ class Swarm:
         )
 
     def _disk(self, rng: Random) -> dict[str, int]:
-        """The disk tier, in most seeds: devices that hold a little more than the arena, or less."""
+        """Disk settings: in most seeds there are devices, slightly larger or smaller than the arena."""
         if not self.has_disk:
             return {}
         largest = max(shape.slot_units_max() for shape in self.shapes)

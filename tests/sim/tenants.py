@@ -1,4 +1,4 @@
-"""Whose each simulated namespace is, and what quotas a seed has."""
+"""The owner of each simulated namespace, and the quotas of a seed."""
 
 from collections.abc import Iterable
 from random import Random
@@ -8,7 +8,7 @@ from kvserver.service.state.core import Bounds
 from kvserver.tiers.slots import SLOT_ALIGN
 
 TENANTS = ("agents", "chat", "guests", "")
-"""Of the namespaces, in turn; the last two have no quota and share the account of the others."""
+"""Owners of the namespaces, in turn; the last two have no quota and share the default account."""
 OTHERS = "default"
 
 
@@ -21,7 +21,7 @@ def namespaces_of(tenant: str, digests: Iterable[bytes]) -> list[bytes]:
 
 
 def draw_quotas(rng: Random, arena_bytes: int, chunk_bytes: int) -> tuple[Quota, ...]:
-    """Guarantees that fit the arena together, and maxima, which leave room for a chunk."""
+    """DRAM quotas: guarantees that fit the arena together, and maxima with room for at least one chunk."""
     left = arena_bytes
     quotas = []
     for name in (*TENANTS[:2], *((OTHERS,) if rng.random() < 0.5 else ())):
@@ -33,7 +33,7 @@ def draw_quotas(rng: Random, arena_bytes: int, chunk_bytes: int) -> tuple[Quota,
 
 
 def draw_disk_quotas(rng: Random, bounds: Bounds, chunk_bytes: int) -> tuple[Quota, ...]:
-    """The same tenants, with guarantees that fit the devices together, and maxima of a few chunks, or less than one."""
+    """Disk quotas of the same tenants: guarantees fit the devices; maxima are a few chunks, or less than one."""
     segments = bounds.disk_device_bytes // bounds.disk_segment_bytes
     room_bytes = bounds.disk_devices * segments * (bounds.disk_segment_bytes - SLOT_ALIGN)
     left = room_bytes

@@ -1,4 +1,4 @@
-"""Which lookups deny that there is more on disk."""
+"""Lookup answers that deny, or do not deny, that there are more chunks on disk."""
 
 import pytest
 
@@ -13,7 +13,7 @@ KEYS = [bytes([number]) * 32 for number in (3, 5, 7)]
 
 
 def told(*, found: int, held: int) -> Doubts:
-    """A lookup found so many of three chunks without a doubt, and so many were known to be held."""
+    """The doubts after a lookup that found `found` of three chunks, without a doubt, while `held` were known."""
     doubts = Doubts(Ledger(Arena(1 << 16, 1)))
     answer = Found(11, found, 0, 0, 0, "")
     doubts.told(answer, NAMESPACE, KEYS, held=held, recovered=False, hidden=False)

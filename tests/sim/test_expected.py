@@ -1,4 +1,4 @@
-"""Every kind of event, request, reply, effect, order, report and wish that there is must have happened."""
+"""EXPECTED names every kind of event, request, command, reply, effect, order, report and wish."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""A few seeds of the simulator at every `make test`; `make sim` runs thousands."""
+"""A few simulator seeds in every `make test`; `make sim` runs thousands."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def test_a_hundred_seeds_keep_every_promise() -> None:
 
 
 def test_a_seed_is_the_same_in_every_process() -> None:
-    """Whatever PYTHONHASHSEED and addresses are: a failing seed must fail again."""
+    """A seed gives the same counts for any PYTHONHASHSEED and addresses, so that a failing seed fails again."""
     said = {
         subprocess.run(
             [sys.executable, "-c", REPLAY, "7"],

@@ -1,6 +1,6 @@
-"""The world around one Service: what carries messages, keeps time, starts movers, and goes wrong. One seed, one world.
+"""The world around one Service: carries messages, keeps time, starts movers, and injects faults. One seed, one world.
 
-Everything random comes from one random.Random, and no set or address decides an order, so a seed is a replay.
+All randomness comes from one random.Random, and no set or address decides an order, so a seed is a replay.
 """
 
 from collections import Counter, deque
@@ -34,18 +34,18 @@ RECOVERY_STEPS_MAX = 2000
 
 
 class Posted(NamedTuple):
-    """A request on its way."""
+    """A request on its way to the server."""
 
     request: Request
     descriptor: int
     must_fail: bool
     sound: bool
     only_if: Callable[[Service], bool] | None
-    """Lost on the way where this does not hold."""
+    """The request is lost on the way if this is false then."""
 
 
 class World:
-    """One seed."""
+    """The simulated world of one seed."""
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
@@ -54,7 +54,7 @@ class World:
         self.events = 0
         self.now_ns = 1_000_000_000
         self.calm = False
-        """Nothing new is begun and nothing goes wrong."""
+        """No new work begins and no fault happens."""
         bounds = self.swarm.bounds
         self.garbage = Garbage()
         self.arena = Arena(bounds.slab_bytes, bounds.arena_bytes // bounds.slab_bytes)
@@ -73,7 +73,7 @@ class World:
         self._eager: deque[int] = deque()
         """Peers whose first message arrives at once."""
         self.gone: deque[Event] = deque()
-        """What the shell has noticed and not yet told."""
+        """Events that the shell has noticed and not yet fed to the service."""
         self.engines: list[SimEngine] = []
         self._numbers = Counter[str]()
         self._acts = {name: weight for name, weight in self.swarm.acts.items() if weight}
@@ -97,16 +97,16 @@ class World:
 
     @property
     def brain(self) -> int:
-        """Which life of the brain this is."""
+        """The number of the brain's present life."""
         return self._numbers["brain"]
 
     @property
     def promises(self) -> Promises:
-        """Those that the present brain must keep."""
+        """The promises of the present brain."""
         return self.shell.promises
 
     def feed(self, event: Event, *, must_fail: bool = False, sound: bool = False) -> None:
-        """One event, and what follows at once."""
+        """Feeds one event and its immediate consequences."""
         self.events += 1
         if isinstance(event, PeerGone):
             self.mail.pop(event.peer, None)
@@ -125,7 +125,7 @@ class World:
         self._deliver_eagerly()
 
     def _start_brain(self, effects_left: int) -> Shell:
-        """Until one lives; a brain may die while it still withdraws what it does not trust."""
+        """Starts brains until one lives: a brain may die while it withdraws records that it does not trust."""
         while True:
             self._numbers["brain"] += 1
             try:
@@ -135,7 +135,7 @@ class World:
                 effects_left = -1
 
     def _recover(self) -> None:
-        """What the devices hold is in the index before the engines come. It is not counted among the seed's events."""
+        """Runs recovery before the engines come. Its events do not count for the seed."""
         for _ in range(RECOVERY_STEPS_MAX):
             if inside.disk_is_recovered(self.shell.service):
                 break
@@ -143,7 +143,7 @@ class World:
         self.events = 0
 
     def _lose_memory(self) -> None:
-        """The supervisor died as well, or the machine: only the devices are as they were."""
+        """The supervisor died too, or the machine rebooted: only the devices keep their contents."""
         bounds = self.swarm.bounds
         self.counts["memory lost"] += 1
         resized = self.arena.resized
@@ -152,8 +152,9 @@ class World:
         self.ledger = Ledger(self.arena)
 
     def brain_died(self, *, wiped: bool = False) -> None:
-        """kill -9; wiped: of the supervisor too. Its movers are reaped before there is another brain; clients notice,
-        unless they are stopped."""
+        """kill -9 of the brain, with `wiped` of the supervisor too. Its movers are reaped before the next brain starts.
+        Clients notice, unless they are stopped.
+        """
         self.counts["brain died"] += 1
         self.count_what_the_brain_counted()
         self.supervisor.reap_all()
@@ -199,7 +200,7 @@ class World:
             self.counts[f"counted job_seconds {direction}"] += histogram.count
         self.counts["slots of another size overwritten"] = self.arena.resized
 
-    # ---------------------------------------------------------------- what processes use
+    # ---------------------------------------------------------------- services for processes
 
     def new_peer(self, process: Process) -> int:
         self._numbers["peer"] += 1
@@ -207,7 +208,7 @@ class World:
         return self._numbers["peer"]
 
     def new_number(self) -> int:
-        """Of a peer that is no process: an operator's, for one command."""
+        """A peer number without a process: an operator's, for one command."""
         self._numbers["peer"] += 1
         return self._numbers["peer"]
 
@@ -225,31 +226,31 @@ class World:
         sound: bool = False,
         only_if: Callable[[Service], bool] | None = None,
     ) -> None:
-        """A request sets out; it arrives now or later, but after those that the same peer sent before."""
+        """Sends a request. It arrives now or later, but in order with the peer's other messages."""
         self.mail.setdefault(peer, deque()).append(Posted(request, descriptor, must_fail, sound, only_if))
         if len(self.mail[peer]) == 1 and not self.calm and not self.chance("message-waits"):
             self._eager.append(peer)
             self._deliver_eagerly()
 
     def _deliver_eagerly(self) -> None:
-        """What does not wait arrives as soon as the brain is free."""
+        """Delivers messages that do not wait, as soon as the brain is free."""
         while self._eager and not self._feeding:
             peer = self._eager.popleft()
             if peer in self.mail:
                 self._deliver(peer)
 
     def disconnected(self, process: Process) -> None:
-        """A process that lives gives up its connections."""
+        """A live process gives up its connections."""
         self.gone.extend(PeerGone(peer) for peer in (process.peer, process.local_peer, process.lane_peer) if peer)
 
     def lane_closed(self, peer: int) -> None:
-        """A process that lives closed its lane; the shell notices that after what was sent there, or never reads it."""
+        """A live process closed its lane. The shell notices after reading the lane's messages, or drops them."""
         while self.rng.random() < 0.7 and self.mail.get(peer):
             self._deliver(peer)
         self.gone.append(PeerGone(peer))
 
     def process_died(self, process: Process) -> None:
-        """The shell notices both ends of a worker in any order; what it had sent may still arrive first, or never."""
+        """The shell notices both ends of a worker in any order. Messages already sent may arrive first, or never."""
         for peer in (process.peer, process.local_peer, process.lane_peer):
             if peer in self.mail and self.rng.random() < 0.4:
                 del self.mail[peer]
@@ -265,13 +266,13 @@ class World:
     # ---------------------------------------------------------------- steps
 
     def be_calm(self) -> None:
-        """Nothing new is begun and nothing goes wrong any more."""
+        """No new work begins and no fault happens from now on."""
         self.calm = True
         self.devices.notes_fail = ""
         self.shell.effects_left = -1
 
     def grow(self, slabs: int) -> None:
-        """The arena has that many slabs from now on."""
+        """Grows the arena to that many slabs."""
         if slabs > self.slabs:
             self.slabs = slabs
             self.feed(ArenaGrew(slabs, ""))
@@ -281,7 +282,7 @@ class World:
         self.feed(Tick())
 
     def step(self) -> None:
-        """Something happens."""
+        """Takes one random step."""
         self.now_ns += int(self.rng.random() * 2_000_000 * self.swarm.step_ms)
         name = self.rng.choices(self._act_names, cum_weights=self._act_weights)[0]
         self._step_by_name(name)
@@ -389,7 +390,7 @@ class World:
         return self.engines[int(self.rng.random() * len(self.engines))]
 
     def deliver_something(self) -> bool:
-        """One message or piece of news, from a random source that has any."""
+        """Delivers one message or notice from a random source that has one."""
         sources: list[object] = [peer for peer, mail in self.mail.items() if mail]
         reporting = [mover for mover in self.supervisor.movers.values() if mover.reports]
         sources += reporting
