@@ -1,6 +1,6 @@
 """`python -m tests.client_drill`: breaks the client on purpose, one bug at a time, and reports which unit test noticed.
 
-Exit status 1 when a bug survives.
+Exit status 1 if a bug survives.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def _noticed(mutation: Mutation) -> str:
-    """By whom; empty when nobody did."""
+    """The unit test that noticed; empty if none did."""
     with copy_with(mutation, "kvclient") as copy:
         return copy.failed_test([unit_test(name) for name in TESTS[mutation.file]])
 

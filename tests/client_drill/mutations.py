@@ -1,10 +1,10 @@
-"""Deliberate bugs in the client, a line or two each: every one of them must be noticed by a unit test of its file."""
+"""Deliberate bugs in the client, of a line or two each. A unit test of the file must notice every one."""
 
 from typing import NamedTuple
 
 
 class Mutation(NamedTuple):
-    """`old` stands exactly once in `file` (below client/kvclient/) and becomes `new`."""
+    """A bug: `old` occurs exactly once in `file` (below client/kvclient/) and becomes `new`."""
 
     name: str
     file: str
@@ -31,7 +31,7 @@ TESTS = {
     "client.py": ("client_jobs", "client_lookup"),
     "transport/caches.py": ("client_connection", "client_jobs"),
 }
-"""File -> those of tests/unit that are asked, without test_ and .py."""
+"""File -> its test files in tests/unit, without test_ and .py."""
 
 MUTATIONS = (
     # ------------------------------------------------------------ jobs.py
