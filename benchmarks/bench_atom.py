@@ -1,11 +1,11 @@
-"""What does the connector cost ATOM's scheduler? `python -m benchmarks.bench_atom [--json] [--smoke]`
+"""How much does the connector cost ATOM's scheduler? `python -m benchmarks.bench_atom [--json] [--smoke]`
 
-The scheduler half as ATOM makes it, of a checkout that ATOM_DIR names or of the stand-in that the tests have. Sequences
-are played. Microseconds on the scheduler's thread, median of the calls of a round, and of the rounds.
+Runs the scheduler half as ATOM constructs it, with a checkout in ATOM_DIR or the tests' stand-in. Sequences are
+simulated. Microseconds on the scheduler's thread: median over the calls of a round, then over the rounds.
 
-step: all that a step of 256 running sequences which decode asks for: each of them, whether it is handed over; the
-metadata; the ends of nothing. miss: match and allocation of a new prompt of which nothing is held; behind the slash its
-tokens. "absent": there is no server; "all-miss": there is one, and it holds nothing.
+step: all calls in a step of 256 running sequences that decode: for each, whether it is handed over; the metadata; no
+finished jobs. miss: match and allocation of a new prompt of which nothing is held; after the slash its tokens.
+"absent": there is no server; "all-miss": there is one, and it holds nothing.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def step(half: KvServerScheduler, running: list[Any]) -> float:
 
 
 def measure(socket: str, *, steps: int, requests: int) -> dict[str, float]:
-    """Microseconds by what they are for, of one round."""
+    """Runs one round. Returns row -> microseconds."""
     half = scheduler_at(socket)
     took: dict[str, list[float]] = defaultdict(list)
     for tokens in LENGTHS:
@@ -91,7 +91,7 @@ def measure(socket: str, *, steps: int, requests: int) -> dict[str, float]:
             seq = sequence(number, tokens)
             took[f"miss/{tokens}"].append(admit(half, seq))
             half.request_finished(seq)
-    running = [sequence(number, 100) for number in range(RUNNING)]  # shorter than a chunk, so nothing is to be stored
+    running = [sequence(number, 100) for number in range(RUNNING)]  # shorter than a chunk, so nothing is stored
     for seq in running:
         admit(half, seq)
         seq.num_cached_tokens = seq.num_prompt_tokens

@@ -1,28 +1,38 @@
-"""What do vLLM's calls of our scheduler half cost? `python -m benchmarks.bench_connector [--json] [--smoke]`
+"""How much do vLLM's calls of our scheduler half cost? `python -m benchmarks.bench_connector [--json] [--smoke]`
 
-Needs vLLM (any build; no engine and no model is started). Real requests with real block hashes, vLLM's own block pool,
-a real server; what a scheduler does is played: each prompt is new, is matched, gets its blocks, is computed in steps of
-2048 tokens, decodes beside 31 others, and finishes. Microseconds of each call on the scheduler's thread, median over
-the requests of a round, and that of the rounds, of which the first is not counted; behind the slash the length of the
-prompt. Of these prompts the server holds nothing. Rows "hit" are of prompts that it holds, stored before by the
-connector's own orders, with a question of 100 tokens behind them: all whole chunks have to be matched, and are loaded,
-between the calls, by the connector's own worker. No lease may be left.
+Needs vLLM (any build; no engine and no model is started). Requests, block hashes, vLLM's block pool and the server
+are real; only the scheduler is simulated. Each prompt is new, is matched, gets its blocks, is computed in steps of
+2048 tokens, decodes beside 31 others, and finishes. The server holds nothing of these prompts.
 
-new: on_new_request, which names the chunks of a short prompt and asks the server, and begins to name those of a long
-one, or names them by its block hashes. match: get_num_new_matched_tokens in a step that has other work: at once behind
-on_new_request, and in those after that, a millisecond later, until one decides. match that asks: that of them which
-finds the keys of a long prompt made, and asks; by block hashes it is the one at once. step: build_connector_meta
-between two of them, with another request that decodes; step that sends: the one of them that sends the question of a
-long prompt. events: take_events behind a step's forward; events answered: the one of them that takes the answer.
-prefill: build_connector_meta of a step that completes eight chunks, which are stored. decode: that of a step of 32
-requests that decode, per request. all of match, all of step: the kinds of one method together (but decode). alone:
-match in an engine without other work, which waits for the answer. allocated: update_state_after_alloc. reported:
-update_connector_output with the end of a job. finished: request_finished. bare send: instead of new, one system call
-that wakes a sleeping process, as the question has to; bare receive: instead of match, one that takes an answer. Both in
-the same place and as cold, so what a call costs above them is our own.
-Only of a hit: allocated is of the blocks to be loaded, for whose ids the connector asks vLLM. step that loads:
-build_connector_meta of the same step, which has the order. allocated again: when vLLM goes on with the request, and
-loads nothing. step behind the load: that in which the question is computed; it is no whole chunk, so none is stored.
+Values are microseconds of each call on the scheduler's thread: median over the requests of a round, then over the
+rounds, of which the first is not counted. After the slash: the length of the prompt.
+
+Rows "hit": prompts that the server holds, stored before by the connector's own orders, followed by a question of 100
+tokens. All whole chunks must match. Between the calls the connector's own worker loads them. No lease may be left.
+
+new: on_new_request. For a short prompt it computes the keys and asks the server. For a long one it starts computing
+keys, or takes its block hashes.
+match: get_num_new_matched_tokens in a step with other work: right after on_new_request, then in each following step,
+a millisecond apart, until it decides.
+match that asks: the match that finds a long prompt's keys ready, and asks; with block hashes it is the first one.
+step: build_connector_meta between two matches, with another request that decodes.
+step that sends: the step that sends a long prompt's question.
+events: take_events after a step's forward; events answered: the one that takes the answer.
+prefill: build_connector_meta of a step that completes eight chunks, which are stored.
+decode: build_connector_meta of a step of 32 decoding requests, per request.
+all of match, all of step: all rows of one method together (except decode).
+alone: match in an engine without other work, which waits for the answer.
+allocated: update_state_after_alloc. reported: update_connector_output with a finished job. finished:
+request_finished.
+bare send: in the place of new, one system call that wakes a sleeping process, as the question must; bare receive: in
+the place of match, one that takes an answer. Both run with equally cold caches; what a call costs above them is our
+own.
+
+Only for hits: allocated covers the blocks to be loaded, whose ids the connector asks vLLM for.
+step that loads: build_connector_meta of the same step, which carries the order.
+allocated again: vLLM continues the request and loads nothing.
+step behind the load: the step that computes the question; it is shorter than a chunk, so nothing is stored.
+
 "tokens": keys from token ids; "hashes": from the engine's block hashes (--prefix-caching-hash-algo sha256_cbor).
 """
 
@@ -66,10 +76,10 @@ from kvserver.wire.messages import FRAME_BYTES_MAX, KEY_BYTES, NAMESPACE_BYTES
 BLOCK, CHUNK, STEP = 16, 256, 2048
 LENGTHS = (1024, 8192, 32768)
 QUESTION = 100
-"""Tokens behind what is loaded: no whole chunk."""
+"""Tokens after the loaded prefix: less than a chunk."""
 STEP_S = 0.001
 DECODING = 32
-"""Requests of a step."""
+"""Requests in a step."""
 BLOCKS = 40_000
 VOCABULARY = 128_000
 ARENA_BYTES = 64 << 20
@@ -79,7 +89,7 @@ METHODS = {
     "match": ("match at once", "match", "match that asks", "match that decides"),
     "step": ("step", "step that sends", "step that loads", "step behind the load", "prefill"),
 }
-"""Kinds of calls of one method, of an engine that has other work."""
+"""Rows of the calls of one method, in an engine with other work."""
 ANSWER = b"an answer"
 ANSWERS = f"""
 import socket, sys
@@ -90,7 +100,7 @@ while peer.recv({FRAME_BYTES_MAX}):
 
 
 class Bare:
-    """A process that sleeps until it is sent something, and answers."""
+    """A process that sleeps until it receives a message, and answers."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -117,16 +127,16 @@ class Running(NamedTuple):
 
     request: Request
     ids: list[int]
-    """Of its blocks."""
+    """Ids of its blocks."""
 
 
 class Bench:
-    """One kind of keys. A server that holds nothing but what keep() has put there."""
+    """Calls with one kind of keys. The server holds only what keep() stored."""
 
     def __init__(
         self, client: Client, worker: PlayedWorker, *, by_hashes: bool, step_wait_s: float, drawn_by: int
     ) -> None:
-        """drawn_by: the seed of the prompts. vLLM's init_none_hash() has been called."""
+        """drawn_by: seed of the prompts. vLLM's init_none_hash() must have been called."""
         self._worker = worker
         self._hasher = get_request_block_hasher(BLOCK, algorithm(by_hashes=by_hashes))
         options = Options(
@@ -156,7 +166,7 @@ class Bench:
         return Request(f"r{next(self._names)}", prompt, sampling, None, block_hasher=self._hasher)
 
     def keep(self, tokens: int) -> "array[int]":
-        """A prompt that the server holds from now on, by the connector's own orders."""
+        """Stores a prompt in the server with the connector's own orders, and returns it."""
         prompt = self.prompt(tokens)
         request = self.request(prompt)
         ids = self.admit(request)
@@ -171,7 +181,7 @@ class Bench:
         return Running(request, ids)
 
     def hit(self, held: "array[int]") -> Running:
-        """held: a prompt of keep(). Its tokens are made anew: those of a prompt that has just come lie together."""
+        """held: a prompt of keep(). It copies the tokens, because a new request's tokens lie together in memory."""
         request = self.request(held.tolist() + self.prompt(QUESTION))
         ids = self.admit(request, held_tokens=len(held))
         self.load(request, ids, held_tokens=len(held))
@@ -184,7 +194,9 @@ class Bench:
         return value
 
     def admit(self, request: Request, *, held_tokens: int = 0) -> list[int]:
-        """Until it has its blocks, beside others and alone by turns. held_tokens: what has to be matched, all of it."""
+        """Runs a request until it has its blocks; in turns with other requests and alone. held_tokens: length of the
+        hit.
+        """
         self._beside = not self._beside
         other = self._others()
         self._step(step_of(other, other, [], is_new=False))
@@ -211,13 +223,13 @@ class Bench:
         assert matched == (held_tokens, held_tokens > 0), matched
         blocks = self._pool.get_new_blocks(-(-(request.num_tokens + 16) // BLOCK))
         ids = [block.block_id for block in blocks]
-        # As the connector's update_state_after_alloc() does.
+        # as the connector's update_state_after_alloc() does
         tables = KVCacheBlocks((blocks,)).get_block_ids if held_tokens else tuple
         self.timed("allocated", lambda: self.half.allocated(request, tables(), held_tokens))
         return ids
 
     def load(self, request: Request, ids: list[int], *, held_tokens: int) -> None:
-        """From the step in which it got its blocks to the one that computes what is behind the load."""
+        """Runs the steps from the one that allocated the blocks to the one that computes the rest."""
         other = self._others()
         output = step_of(other, other, [], is_new=False)
         retrieves, _ = self.timed("step that loads", lambda: self._step(output))
@@ -237,15 +249,15 @@ class Bench:
         self.timed("reported", lambda: self.half.ended(reports, namespaces=(), is_inert=False))
 
     def _others(self) -> dict[str, int]:
-        """Requests that decode beside the one that is measured, and their tokens in a step."""
+        """Requests that decode beside the measured one -> their tokens in a step."""
         return {"other": 1} if self._beside else {}
 
     def _call(self, name: str, before: str) -> None:
-        """The last call of `before` was of this kind."""
+        """Renames the last call of `before`."""
         self.took_us[name].append(self.took_us[before].pop())
 
     def bare(self, peer: Bare, tokens: int) -> None:
-        """As admit(), with nothing of ours in the calls."""
+        """Like admit(), without our code in the calls."""
         self.request(self.prompt(tokens))
         self._step(step_of({}, {}, [], is_new=False))
         frame = bytes(tokens // CHUNK * KEY_BYTES + NAMESPACE_BYTES)
@@ -271,7 +283,7 @@ class Bench:
         self._pool.free_blocks(reversed([self._pool.blocks[block] for block in ids]))
 
     def decode(self, begin: Callable[[int], Running]) -> float:
-        """Microseconds a request; all of them end with it."""
+        """Microseconds per request; finishes all of them."""
         running = [begin(number) for number in range(DECODING)]
         self.took_us.clear()
         for step in range(20):
@@ -289,14 +301,14 @@ class Bench:
 
 
 def compute(seconds: float) -> None:
-    """As an engine does between two steps: a processor that sleeps would have to wake up inside of the next call."""
+    """Spins, as an engine computes between two steps: a sleeping processor would wake up within the next call."""
     due_s = time.perf_counter() + seconds
     while time.perf_counter() < due_s:
         pass
 
 
 def step_of(counts: dict[str, int], computed: dict[str, int], ids: list[int], *, is_new: bool) -> Any:
-    """What is read of vLLM's SchedulerOutput."""
+    """The fields of vLLM's SchedulerOutput that are read."""
     new = [SimpleNamespace(req_id=name, num_computed_tokens=computed[name], block_ids=[ids]) for name in counts]
     cached = SimpleNamespace(
         req_ids=list(counts),
@@ -314,19 +326,19 @@ def step_of(counts: dict[str, int], computed: dict[str, int], ids: list[int], *,
 
 
 def algorithm(*, by_hashes: bool) -> Callable[[Any], bytes]:
-    """Of vLLM's block hashes."""
+    """The algorithm of vLLM's block hashes."""
     return sha256_cbor if by_hashes else sha256
 
 
 def pretended(orders: Sequence[StoreOrder]) -> list[Report]:
-    """Ends of stores that nobody has carried out."""
+    """Reports for stores that nobody has carried out."""
     return [Report(order.job, 0, StoreResult(order.chunks, order.chunks, 1, ""), 0.0) for order in orders]
 
 
 def measure(
     bench: Bench, peer: Bare, begin: Callable[[int], Running], *, tokens: int, requests: int
 ) -> dict[str, float]:
-    """Microseconds by call, of one round. begin: computes the prompt of one request, by its number."""
+    """Runs one round. Returns row -> microseconds. begin: computes the prompt of the request with this number."""
     for number in range(requests):
         bench.finish(begin(number))
         bench.bare(peer, tokens)
@@ -341,7 +353,7 @@ def measure(
 def measure_rounds(
     client: Client, peer: Bare, bench: Callable[..., Bench], *, tokens: int, requests: int, rounds: int
 ) -> dict[str, list[float]]:
-    """A value of each round, by row. bench: makes a new one, whose prompts are drawn by that number."""
+    """Returns row -> one value per round. bench: makes a Bench; its argument is the seed of the prompts."""
     keeper = bench(drawn_by=0)
     held = [keeper.keep(tokens) for _ in range(requests)]
     runs: dict[str, list[float]] = defaultdict(list)
@@ -360,7 +372,7 @@ def measure_rounds(
 
 
 def check_clean(client: Client) -> None:
-    """Each lease was used or has gone back."""
+    """Checks that every lease was used or given back."""
     due_s = time.monotonic() + CLEAN_S
     while (status := client.status())["leases"] or status["pins"]:
         assert time.monotonic() < due_s, (status["leases"], status["pins"])
@@ -374,14 +386,14 @@ def main() -> None:
     parser.add_argument("--step-wait-us", type=int, default=0, help="as of the connector, whose default is 500")
     given = parser.parse_args()
     for handler in logging.getLogger("vllm").handlers:
-        handler.setStream(sys.stderr)  # where a line for each request belongs
+        handler.setStream(sys.stderr)  # vLLM logs a line for each request
     requests, rounds = (3, 1) if given.smoke else (30, 5)
     config = f"{requests} requests a round, chunk {CHUNK}, block {BLOCK}, step wait {given.step_wait_us} us"
     rows = Rows("connector", as_json=given.json, config=config)
     with serving((), ARENA_BYTES, engine="bench") as (_, client), contextlib.closing(Bare()) as peer:
         worker = PlayedWorker(client, NAMESPACE, chunk_tokens=CHUNK, block_tokens=BLOCK, blocks=BLOCKS)
         for by_hashes in (False, True):
-            init_none_hash(algorithm(by_hashes=by_hashes))  # once: some releases draw another each time
+            init_none_hash(algorithm(by_hashes=by_hashes))  # once: some releases draw a new hash each time
             bench = partial(Bench, client, worker, by_hashes=by_hashes, step_wait_s=given.step_wait_us / 1e6)
             for tokens in LENGTHS:
                 runs = measure_rounds(client, peer, bench, tokens=tokens, requests=requests, rounds=rounds)

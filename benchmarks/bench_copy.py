@@ -1,16 +1,20 @@
-"""How much of the link do stores and retrieves of GPU memory reach, and what does the engine keep of its own speed?
+"""How much of the link do stores and retrieves of GPU memory reach, and how much does the engine slow down?
 
 `python -m benchmarks.bench_copy [--modes staged,direct,server-gather] [--pages-kib 2,4,32] [--request-mib 256]
 [--engine idle,compute,memory] [--json]`; needs torch and a GPU.
 
-The engine is this process: a pool of GPU memory, kvclient, and (busy) a thread that launches bf16 matrix products or a
-memory-bound kernel back to back. Requests through the real socket, block ids shuffled. A burst is about 6 GiB of them,
-four in flight; GB/s = its bytes / the time from its first call to its last completed future. `single_*`: one request at
-a time, from the call (of a retrieve: behind its lookup) to the completed future, in ms; its ceiling is the same bytes
-in one contiguous copy. Ceiling: one contiguous asynchronous copy of 256 MiB between pinned host memory and the device,
-the best of three beside each burst while the engine idles; `link_*`: the same beside its work. `engine_*` is the
-engine's rate during the burst as a share of its rate alone, just before. Every byte of the first and the last burst is
-compared on the device, outside the timed part.
+The engine is this process: a pool of GPU memory, kvclient, and (busy) a thread that launches bf16 matrix products or
+a memory-bound kernel back to back. Requests go through the real socket; block ids are shuffled.
+
+A burst is about 6 GiB of requests, four in flight; GB/s = its bytes / the time from its first call to its last
+completed future. `single_*`: one request at a time, in ms, from the call (for a retrieve: after its lookup) to the
+completed future; its ceiling is one contiguous copy of the same bytes.
+
+Ceiling: one contiguous asynchronous copy of 256 MiB between pinned host memory and the device, the best of three
+next to each burst, with the engine idle; `link_*`: the same with the engine busy. `engine_*`: the engine's rate
+during the burst, relative to its rate alone just before.
+
+Every byte of the first and the last burst is compared on the device, outside the timed part.
 """
 
 import argparse
@@ -37,7 +41,7 @@ from kvserver.wire.messages import KEY_BYTES
 MIB = 1 << 20
 BLOCKS_PER_CHUNK = 16
 REGIONS_OF_PAGE_KIB = {2: 160, 4: 160, 8: 160, 16: 160, 18: 61, 32: 64, 64: 64, 128: 1, 256: 1, 512: 1, 1024: 1}
-"""Page size -> regions in shapes that occur (bench_host has their names; 18 KiB is MLA with 61 layers)."""
+"""Page size -> regions in real shapes (bench_host names them; 18 KiB is MLA with 61 layers)."""
 IN_FLIGHT = 4
 BURST_BYTES = 6 << 30
 REQUESTS_MIN, REQUESTS_MAX = 6, 200
@@ -48,7 +52,7 @@ T = TypeVar("T")
 
 
 class Pool:
-    """A KV pool on the device, of which each request covers a quarter."""
+    """A KV pool on the device; each request covers a quarter."""
 
     def __init__(self, client: Client, page_kib: int, request_bytes: int, mode: str) -> None:
         page = page_kib << 10
@@ -77,7 +81,7 @@ class Pool:
 
 
 class Burst:
-    """Some requests in a row, each with the blocks of a quarter of the pool in an order and under keys of its own."""
+    """Consecutive requests, each with its own keys and a quarter of the pool's blocks in its own order."""
 
     def __init__(self, client: Client, pool: Pool, seed: int) -> None:
         self._client, self._pool = client, pool
@@ -95,21 +99,21 @@ class Burst:
         return orders
 
     def store(self) -> float:
-        """GB/s of all requests, of blocks that were filled."""
+        """GB/s over all requests, from blocks that were filled before."""
         results, gb_per_s = self._timed(self._store)
         for stored in results:
             assert stored.chunks == stored.chunks_written == self._pool.chunks, stored
         return gb_per_s
 
     def retrieve(self) -> float:
-        """GB/s of all requests; their keys have been stored."""
+        """GB/s over all requests, whose keys were stored before."""
         results, gb_per_s = self._timed(self._retrieve)
         for retrieved in results:
             assert retrieved.ok, retrieved
         return gb_per_s
 
     def singles(self, kind: str) -> list[float]:
-        """Milliseconds of one request after the other."""
+        """Milliseconds of each request, one at a time."""
         times_ms = []
         for at in range(min(SINGLES, self._pool.requests)):
             begin = partial(self._store, at) if kind == "store" else partial(self._fetch, at, self._lease(at))
@@ -119,7 +123,7 @@ class Burst:
         return times_ms[1:]
 
     def fill(self) -> None:
-        """The pool with what is compared afterwards."""
+        """Fills the pool with the bytes that compare() expects."""
         self._pool.memory.copy_(self._pool.truth)
         torch.cuda.synchronize()
 
@@ -131,7 +135,7 @@ class Burst:
             assert self._retrieve(at).result(60).ok
             targets = torch.tensor(self._targets[at], device="cuda")
             sources = torch.tensor(self._sources[at], device="cuda")
-            wrong = torch.zeros((), dtype=torch.int64, device="cuda")  # asked for once, for answers wait
+            wrong = torch.zeros((), dtype=torch.int64, device="cuda")  # read only once: each read waits for the device
             for region in range(pool.regions):
                 wrong += (pool.memory[region, targets] != pool.truth[region, sources]).sum()
             assert int(wrong) == 0, f"{int(wrong)} wrong bytes"
@@ -174,7 +178,7 @@ class Link:
         self._stream = torch.cuda.Stream()
 
     def sample(self, kind: str) -> float:
-        """GB/s; waits for its own copies only, so that an engine may work beside it."""
+        """GB/s. Waits only for its own copies, so that an engine may work at the same time."""
         to, source = (self._host, self._device) if kind == "store" else (self._device, self._host)
         rates = []
         for _ in range(3):
@@ -188,7 +192,7 @@ class Link:
 
 
 class Engine:
-    """Work of the engine's own, back to back, and how fast it goes."""
+    """The engine's own work, back to back, and its rate."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -220,7 +224,7 @@ class Engine:
                     self._done += 1
 
     def rate(self, during: Callable[[], T]) -> tuple[T, float]:
-        """What `during` gave, and pieces of work a second meanwhile."""
+        """Runs `during`. Returns its result, and units of work per second meanwhile."""
         before, began = self._done, time.perf_counter()
         result = during()
         return result, (self._done - before) / (time.perf_counter() - began)
@@ -273,7 +277,7 @@ def measure(
 
 
 def measure_link(rows: Rows, link: Link, engine_kind: str) -> None:
-    """What one contiguous copy reaches beside that work of the engine."""
+    """Measures one contiguous copy while the engine works."""
     engine = Engine(engine_kind)
     time.sleep(0.3)
     for kind in ("store", "retrieve"):
@@ -283,7 +287,7 @@ def measure_link(rows: Rows, link: Link, engine_kind: str) -> None:
 
 
 CEILINGS: dict[str, float] = {}
-"""Of the idle engine, also for the busy rows."""
+"""Ceilings with the idle engine, also used for the busy rows."""
 
 
 def main() -> None:

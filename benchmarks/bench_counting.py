@@ -1,11 +1,12 @@
-"""What do metrics and logging cost? `python -m benchmarks.bench_counting [--json] [--smoke]`
+"""How much do metrics and logging cost? `python -m benchmarks.bench_counting [--json] [--smoke]`
 
-One server, whose brain counts and logs the lookups in one namespace and not those in another (half_counted/): no
-counters, no histogram, no sketch of what was asked, no lines at the default level. The same prompts lie in both, and
-each lookup is followed by one in the other namespace, so that the machine's moods meet both alike.
+One server, whose brain counts and logs lookups in one namespace but not in another (half_counted/): no counters, no
+histogram, no sketch, no log lines at the default level. Both namespaces hold the same prompts. Each lookup is
+followed by one in the other namespace, so that the machine's variations affect both alike.
 
-counting_p50_ratio: medians of a round's lookups as in bench_service, counted over not. counting_rate_ratio: of lookup
-and release without a pause before the next, with what is counted behind the answer. Of both 1.02 is the goal: 2 %.
+counting_p50_ratio: medians of a round's lookups as in bench_service, counted / uncounted. counting_rate_ratio:
+lookup and release without a pause, which includes the counting done after the answer. The goal for both is 1.02: 2
+%.
 """
 
 import argparse
@@ -25,8 +26,9 @@ NAMESPACES = COUNTED, UNCOUNTED
 
 
 def turns(client: Client, prompts: list[list[bytes]], count: int, seed: int, pause_s: float) -> list[list[float]]:
-    """Of `count` lookups in each namespace, in turns: microseconds to the answer, or with a pause of 0 until the lease
-    is given back."""
+    """Runs `count` lookups in each namespace, alternating. Returns microseconds to the answer; with a pause of 0, until
+    the lease is released.
+    """
     choose, taken = random.Random(seed), list[list[float]]([[], []])
     for _ in range(count):
         for arm in choose.sample((0, 1), 2):
@@ -44,7 +46,7 @@ def turns(client: Client, prompts: list[list[bytes]], count: int, seed: int, pau
 
 
 def counted_lookups(http_port: int, awaited: int) -> float:
-    """What /metrics shows as soon as it is as many as are awaited, or after COUNTED_S_MAX."""
+    """The count in /metrics once it reaches `awaited`, or after COUNTED_S_MAX."""
     due_s = time.monotonic() + COUNTED_S_MAX
     while True:
         _, (_, counted) = handle_us(http_port, (0.0, 0.0))

@@ -1,15 +1,18 @@
-"""How fast are records written to disk and read back, beside fio on the same file system?
+"""How fast are records written to disk and read back, next to fio on the same file system?
 
-python -m benchmarks.bench_disk [--json] [--directory DIR] [--kinds write,read] [--kib 256,1024,4096] [--depths 1,8,32]
+python -m benchmarks.bench_disk [--json] [--directory DIR] [--kinds write,read] [--kib 256,1024,4096] [--depths
+1,8,32]
 [--rounds 7] [--fio PATH] [--huge-pages] [--recovery-records 100000] [--smoke]
 
 Both use O_DIRECT and io_uring on a preallocated file whose every block was written before, in random order, with the
-same number of payloads under way, and the same memory: fio's buffers lie at the beginning of our arena. A virtual disk
-may be twice as fast with memory that lies together, and how much of it does is a matter of luck, unless --huge-pages
-takes 2 MiB at a time (vm.nr_hugepages). Ours computes a checksum of each payload, and writes beside it: zeros over the
-header that was there, and the new header. A round is ours and fio, which take turns in being first; the ratio is that
-of each round. The rate is payload bytes over the time from the first request to the last end. Without fio only our
-rates are shown. Recovery: of a store that is full of records of 16 KiB, which were written and not flushed before.
+same number of payloads in flight. Both use the same memory: fio's buffers are at the beginning of our arena. A
+virtual disk may be twice as fast with contiguous memory. How much of it is contiguous is a matter of luck, unless
+--huge-pages takes 2 MiB at a time (vm.nr_hugepages).
+
+We also compute a checksum of each payload, and write two more blocks: zeros over the old header, and the new header.
+A round is one run of ours and one of fio; they take turns going first, and the ratio is computed in each round. The
+rate is payload bytes / time from the first request to the last completion. Without fio only our rates are shown.
+Recovery: a store full of records of 16 KiB, written but not flushed before.
 """
 
 import argparse
@@ -39,7 +42,7 @@ Kind = Literal["write", "read"]
 
 
 class Ours:
-    """A store that is full of records of one size, and an arena with a slot for each record of a round, or of fio's."""
+    """A store full of records of one size, and an arena with slots for a round's records, or for fio's buffers."""
 
     def __init__(
         self,
@@ -62,12 +65,12 @@ class Ours:
             for position in range(per_segment)
         ]
         self.slots = round_bytes // record_bytes
-        least_bytes = max(self.slots, depth) * record_bytes + 4096  # as fio lays out its buffers
+        least_bytes = max(self.slots, depth) * record_bytes + 4096  # fio's layout of its buffers
         arena_bytes = -(-least_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self.fd = create_memfd("arena", arena_bytes, huge_page_bytes)
         self.arena = mmap.mmap(self.fd, arena_bytes)
         if not huge_page_bytes:
-            self.arena.madvise(mmap.MADV_HUGEPAGE)  # as a server asks for them, before it touches its arena
+            self.arena.madvise(mmap.MADV_HUGEPAGE)  # as a server asks for huge pages before it touches its arena
         block = random.Random(1).randbytes(record_bytes)
         for slot in range(self.slots):
             self.arena[slot * record_bytes : (slot + 1) * record_bytes] = block[slot * 8 :] + block[: slot * 8]
@@ -82,17 +85,17 @@ class Ours:
         self.engine.arena_ready(arena_bytes)
         self.generation = 0
         self.held: dict[int, int] = {}
-        """extent -> generation."""
+        """Extent -> generation."""
         self.chooser = random.Random(2)
         for first in range(0, len(self.extents), self.slots):
             self._run("write", self.extents[first : first + self.slots])
 
     def gb_per_s(self, kind: Kind) -> float:
-        """Of one round."""
+        """The rate of one round."""
         return self._run(kind, self.chooser.sample(self.extents, self.slots))
 
     def recovery_s(self) -> tuple[float, int]:
-        """How long a recovery takes, and of how many records."""
+        """Seconds of a recovery, and its number of records."""
         begun = time.perf_counter()
         records = self.store.recover()
         return time.perf_counter() - begun, len(records) // DiskStore.RECORD_BYTES
@@ -129,9 +132,9 @@ class Ours:
 
 
 class Fio:
-    """The same work by fio, on a file that it lays out, and writes, the first time.
+    """The same work by fio, on a file that it lays out and writes the first time.
 
-    memory: a file of memory that holds its buffers, `depth` records and a page; fio reads into it, and writes from it.
+    memory: a memory file with fio's buffers (`depth` records and a page); fio reads into it and writes from it.
     """
 
     def __init__(
@@ -145,7 +148,7 @@ class Fio:
             self._run("--rw=write", "--bs=1m", "--iodepth=8")
 
     def gb_per_s(self, kind: Kind) -> float:
-        """Of one round."""
+        """The rate of one round."""
         return float(json.loads(self._run(f"--rw=rand{kind}", *self._round))["jobs"][0][kind]["bw_bytes"]) / 1e9
 
     def _run(self, *options: str) -> str:

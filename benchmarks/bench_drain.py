@@ -1,13 +1,15 @@
-"""How fast is a device emptied, and what do lookups notice of it?
+"""How fast is a device emptied, and how much does that slow lookups down?
 
-`python -m benchmarks.bench_drain [--device-mib 1024] [--page-kib 4] [--rounds 3] [--directory DIR] [--json] [--smoke]`
+`python -m benchmarks.bench_drain [--device-mib 1024] [--page-kib 4] [--rounds 3] [--directory DIR] [--json]
+[--smoke]`
 
-A server with two devices in DIR is filled through its socket until both hold about --device-mib, most of it no longer
-in DRAM; then the second one is drained as by `kvserver disk drain`. `drain`: bytes of that device over the time from
-the order until it is empty and its file is gone. Its ceiling is `write`: the rate at which all came to both devices
-before, by stores that are written through. Both devices lie on one file system here, which a drain reads and writes.
-Meanwhile one chunk after the other is looked up: `lookup_p50_us` and `lookup_longest_ms`. Afterwards every chunk is
-still found, and every byte compared.
+A server with two devices in DIR is filled through its socket until both hold about --device-mib, most of it no
+longer in DRAM. Then the second device is drained as by `kvserver disk drain`.
+
+`drain`: bytes of that device / time from the order until it is empty and its file is gone. Its ceiling is `write`:
+the rate at which the stores, written through, filled both devices before. Both devices are on one file system here,
+which a drain reads and writes. Meanwhile chunks are looked up one after another: `lookup_p50_us` and
+`lookup_longest_ms`. Afterwards every chunk must be found, and every byte is compared.
 """
 
 import argparse
@@ -32,7 +34,7 @@ LOOKUP_PAUSE_S = 0.002
 
 
 class Drained(NamedTuple):
-    """Of one round."""
+    """The result of one round."""
 
     write_gb_per_s: float
     drain_gb_per_s: float
@@ -40,7 +42,7 @@ class Drained(NamedTuple):
 
 
 def filled(client: Client, pool: HostPool, device_bytes: int) -> tuple[list[Prompt], float]:
-    """Prompts that are on disk, half of their chunks on each device, and the rate at which they came there."""
+    """Prompts on disk, half of their chunks on each device, and the rate of writing them."""
     pool.fill()
     prompts = [Prompt(client, pool, seed) for seed in range(2 * device_bytes // pool.request_bytes)]
     began = time.perf_counter()
@@ -52,7 +54,7 @@ def filled(client: Client, pool: HostPool, device_bytes: int) -> tuple[list[Prom
 
 
 def drained(client: Client, prompts: list[Prompt]) -> tuple[float, list[float]]:
-    """The rate, and what the lookups meanwhile took."""
+    """The drain's rate, and the durations of the lookups meanwhile."""
     bytes_there = client.status()["disks"][DRAINED]["used_bytes"]
     lookups_s = []
     asking = cycle(prompts)
@@ -97,7 +99,7 @@ def main() -> None:
     request_mib = REQUEST_MIB
     if given.smoke:
         given.device_mib, given.rounds, request_mib = 48, 1, 24
-        given.page_kib = 128  # chunks of 2 MiB: of eight larger ones all may lie on the other device
+        given.page_kib = 128  # chunks of 2 MiB: with eight larger ones, all could be on the other device
     rows = Rows("drain", as_json=given.json, config=f"{given.device_mib} MiB a device, pages of {given.page_kib} KiB")
     rounds = [
         one_round(

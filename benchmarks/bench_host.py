@@ -1,10 +1,10 @@
 """How much of the memory's speed do stores and retrieves reach? `python benchmarks/bench_host.py [--json] [--smoke]`
 
-Requests of 256 MiB through the real socket, two in flight, block ids shuffled, page sizes from 2 KiB to 1 MiB. A run is
-a burst of 6 requests: GB/s = their bytes / the time from the first call to the last completed future.
-Ceiling: the best contiguous copy of as many bytes over 1, 2 and 4 threads, plain and non-temporal, between touched
-memfds. It is sampled before and after every run, because the speed of this memory drifts while we measure;
-ratio = median over the runs of (GB/s / ceiling of that run). Every byte is compared, outside the timed part.
+Requests of 256 MiB through the real socket, three in flight, block ids shuffled, page sizes from 2 KiB to 1 MiB. A run
+is a burst of 6 requests: GB/s = their bytes / the time from the first call to the last completed future.
+Ceiling: the best contiguous copy of as many bytes with 1, 2 and 4 threads, plain and non-temporal, between touched
+memfds. It is sampled before and after every run, because the speed of this memory drifts during a measurement. Ratio
+= median over the runs of (GB/s / ceiling of that run). Every byte is compared, outside the timed part.
 """
 
 import argparse
@@ -30,20 +30,20 @@ from kvserver.wire.messages import KEY_BYTES, RegionRun
 REGIONS_OF_PAGE = {
     2 << 10: 160,  # Llama-3.1-70B, fp8, one rank of 8: 80 layers, K and V, 1 KV head of 128
     4 << 10: 160,  # the same in bf16
-    16 << 10: 160,  # in bf16, one rank of 2
+    16 << 10: 160,  # the same in bf16, one rank of 2
     32 << 10: 64,  # Llama-3.1-8B, bf16
     128 << 10: 1,  # all layers of a block side by side: a small model
     1 << 20: 1,
 }
-"""Page size in bytes -> regions, in shapes that occur; blocks have 16 tokens."""
+"""Page size in bytes -> regions, in real shapes; blocks have 16 tokens."""
 BLOCKS_PER_CHUNK = 16
 """Chunks of 256 tokens."""
 THREADS = (1, 2, 4)
 REQUESTS = 6
-"""Of a burst."""
+"""Requests in a burst."""
 IN_FLIGHT = 3
 SAMPLES = 3
-"""Of the ceiling, in a round."""
+"""Samples of the ceiling in a round."""
 WIPE = struct.Struct("<QQQ")
 MIB = 1 << 20
 NAMESPACE_TAIL = struct.Struct(">28sI")
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class Pool:
-    """A KV pool in shared memory, of which each request covers one half: those in flight never share a block."""
+    """A KV pool in shared memory. Each request covers one third; requests in flight never share a block."""
 
     def __init__(self, client: Client, page_bytes: int, request_bytes: int) -> None:
         self.page_bytes = page_bytes
@@ -82,7 +82,7 @@ class Pool:
         return cache
 
     def ranges(self, content_of: list[int], at: list[int]) -> bytes:
-        """Pattern ranges: block at[i] holds what block content_of[i] held when the pool was filled."""
+        """Pattern ranges: block at[i] holds the original content of block content_of[i]."""
         pack = struct.Struct("<QQQ").pack
         return b"".join(
             pack((region * self.blocks + to) * self.page_bytes, self.page_bytes, region * self.blocks + source + 1)
@@ -96,7 +96,7 @@ class Pool:
 
 
 class Burst:
-    """Some requests in a row, each with the blocks of one half of the pool in an order and under keys of its own."""
+    """Consecutive requests, each with its own keys and one third of the pool's blocks in its own order."""
 
     def __init__(self, pool: Pool, seed: int) -> None:
         self._pool = pool
@@ -116,7 +116,7 @@ class Burst:
         self._pool.pattern.fill(self._pool.ranges(everything, everything))
 
     def store(self, client: Client) -> float:
-        """GB/s."""
+        """Stores all requests; GB/s."""
         pool = self._pool
 
         def begin(at: int) -> "Future[StoreResult]":
@@ -129,7 +129,7 @@ class Burst:
         return gb_per_s
 
     def retrieve(self, client: Client) -> float:
-        """GB/s, the lookups included."""
+        """Retrieves all requests; GB/s, including the lookups."""
         results, gb_per_s = self._timed(lambda at: self._retrieve(client, at))
         for retrieved in results:
             assert retrieved.ok, retrieved
@@ -137,7 +137,7 @@ class Burst:
         return gb_per_s
 
     def compare(self, client: Client) -> None:
-        """Every byte of every request, retrieved once more into a pool that was wiped before."""
+        """Retrieves every request into a wiped pool, and compares every byte."""
         pool = self._pool
         for at in range(REQUESTS):
             pool.pattern.fill(WIPE.pack(0, pool.bytes, 0))
@@ -152,7 +152,7 @@ class Burst:
         return client.retrieve(self._pool.cache, found.lease, [Blocks(0, 0, array("i", self._targets[at]))])
 
     def _timed(self, begin: "Callable[[int], Future[T]]") -> tuple[list[T], float]:
-        """What the requests came to, and GB/s."""
+        """Runs all requests. Returns their results, and GB/s."""
         results, running = [], deque[Future[T]]()
         began = time.perf_counter()
         for at in range(REQUESTS):
@@ -164,7 +164,7 @@ class Burst:
 
 
 class Ceiling:
-    """Contiguous copies on this machine, sampled again and again during the run."""
+    """Contiguous copies on this machine, sampled repeatedly during the run."""
 
     def __init__(self, copy_bytes: int) -> None:
         self._bytes = copy_bytes
@@ -200,7 +200,7 @@ def run(*, request_bytes: int, page_sizes: tuple[int, ...], rounds: int, as_json
             for number in range(rounds + 1):  # the first warms up
                 burst = Burst(pool, number)
                 burst.fill()
-                ceiling.sample()  # sweeps out what the fill left in the processor's caches, too
+                ceiling.sample()  # this also evicts the fill from the processor's caches
                 stores.append(burst.store(client))
                 ceiling.sample()
                 retrieves.append(burst.retrieve(client))

@@ -1,16 +1,19 @@
-"""What does an engine that is bound by its kernel launches lose while its own process stores and retrieves?
+"""How much does an engine that is bound by kernel launches slow down while its own process stores and retrieves?
 
 `python -m benchmarks.bench_launches [--request-mib 256] [--page-kib 64] [--json]`; needs torch and a GPU.
 
 The engine is the main thread. A step copies eight small inputs to the device, launches 32 layers of twelve small
-kernels, as a decoder does that runs without graphs, copies a result back, and waits for it. It is timed alone, and
-while something else goes on without a pause: stores by this process (`store`), each begun between two steps and behind
-an event of the step before, as a connector does; retrieves (`retrieve`); stores by another process on the same GPU
-(`elsewhere`); and contiguous copies of 256 MiB by this process without any server (`to_host`, `to_device`), which is
-what the GPU itself costs. Rows:
-median and ninth decile of the steps in ms, their ceiling the same of the steps alone in that round (100 % = nothing
-lost). The last
-store of each round and the retrieves behind it are compared, byte by byte, outside the timed part.
+kernels, like a decoder without graphs, copies a result back, and waits for it. It is timed alone, and with
+continuous background work:
+
+    store        stores by this process, each begun between two steps, ordered after an event of the last step
+    retrieve     retrieves by this process
+    elsewhere    stores by another process on the same GPU
+    to_host, to_device    contiguous copies of 256 MiB by this process without a server: the GPU's own cost
+
+Rows: median and ninth decile of the steps in ms; the ceiling is the same value of the steps alone in that round (100
+% = nothing lost). The last store of each round and the retrieves after it are compared, byte by byte, outside the
+timed part.
 """
 
 import argparse
@@ -45,7 +48,7 @@ WAIT_S = 120.0
 
 
 class Engine:
-    """Steps as an engine without graphs makes them: some inputs to the device, many small kernels, a result back."""
+    """Steps of an engine without graphs: some inputs to the device, many small kernels, a result back."""
 
     def __init__(self) -> None:
         self._hidden = torch.zeros((32, WIDTH), device="cuda", dtype=torch.bfloat16)
@@ -54,7 +57,7 @@ class Engine:
         self._result = torch.zeros(32, dtype=torch.bfloat16, pin_memory=True)
 
     def step(self) -> float:
-        """Seconds from the first input until the result is here."""
+        """Seconds from the first input until the result is on the host."""
         began = time.perf_counter()
         for there, here in zip(self._there, self._here, strict=True):
             there.copy_(here, non_blocking=True)
@@ -65,7 +68,7 @@ class Engine:
         return time.perf_counter() - began
 
     def steps(self, between: Callable[[], None]) -> tuple[float, float]:
-        """Median and ninth decile, in ms."""
+        """Median and ninth decile of the steps, in ms."""
         times = []
         for _ in range(STEPS):
             between()
@@ -74,7 +77,7 @@ class Engine:
 
 
 class Link:
-    """Contiguous copies of this process, as an engine that offloads by itself makes them: two of them ahead."""
+    """Contiguous copies of this process, two ahead, as in an engine that offloads by itself."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
@@ -102,19 +105,19 @@ class Link:
 
 
 class Requests:
-    """One store or retrieve after the other, never two at once."""
+    """Stores or retrieves, one at a time."""
 
     def __init__(self, client: Client, pool: DevicePool) -> None:
         self._client, self._pool = client, pool
         self._blocks = list(range(pool.request_blocks))
         random.Random(7).shuffle(self._blocks)
         self._keys = b""
-        """Of the last store."""
+        """Keys of the last store."""
         self._running: Future[Any] | None = None
         self.done = 0
 
     def store(self) -> None:
-        """Begins the next store behind what was launched so far, unless one goes on."""
+        """Begins the next store, ordered after all launches so far, unless one is running."""
         if self._ended():
             self._keys = os.urandom(self._pool.chunks * KEY_BYTES)
             event = torch.cuda.Event()
@@ -156,7 +159,7 @@ class Requests:
 
 
 def store_elsewhere(socket: str, page_kib: int, request_bytes: int, go: ProcessEvent, over: ProcessEvent) -> None:
-    """Another engine, which stores whenever it is told to."""
+    """Another engine, which stores while `go` is set."""
     client = Client(socket, engine="bench-launches-elsewhere", timeouts=PATIENT)
     assert client.wait_connected(30)
     pool = DevicePool(client, page_kib, request_bytes, "staged")

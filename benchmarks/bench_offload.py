@@ -1,14 +1,14 @@
-"""What do an engine's steps cost for the decisions? `python -m benchmarks.bench_offload [--json] [--smoke]`
+"""How much do offload decisions cost an engine's steps? `python -m benchmarks.bench_offload [--json] [--smoke]`
 
 Calls of kvclient.offload on the scheduler's thread, without server and engine: microseconds per request and step,
 median of rounds. A prompt of 128K tokens is 512 chunks of 256 tokens, 8192 blocks of 16.
 
-decode_us: a step of a request that decodes, between two chunks: what nearly every call is.
+decode_us: a decoding request's step between two chunks; nearly every call is like this.
 waiting_us: match() of a request that is asked for again, its answer known.
 store_us: a prefill step that completes two chunks (512 tokens): computed(), store(), and the end of its job.
 store_16k_us: the same for 64 chunks (16,384 tokens, a large prefill step).
 ask_128k_us: the first match() of a long prompt: the question with its 512 keys.
-retrieve_128k_us: found(), match() and allocated() of 8192 blocks, and the end of the job: once a request.
+retrieve_128k_us: found(), match() and allocated() of 8192 blocks, and the end of the job: once per request.
 short_us: a whole request of 700 tokens, all miss: begin, match, found, match, admitted, one store, finish.
 """
 
@@ -39,7 +39,7 @@ class Bench:
         self.offload = Offload(Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),), null_block=0))
 
     def timed(self, once: Callable[[], float]) -> float:
-        """Median of what `once` says that it took, in microseconds."""
+        """Median of the seconds that `once` returns, in microseconds."""
         return statistics.median(once() for _ in range(self._calls)) * 1e6
 
     def begin(self, tokens: int) -> int:

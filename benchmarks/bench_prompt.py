@@ -1,14 +1,15 @@
-"""How long does the KV of one long prompt take to be stored, and to come back; and how long a single chunk?
+"""How long do stores and retrieves of one long prompt take, and of a single chunk?
 
-`python -m benchmarks.bench_prompt [--tokens 129792,65536] [--rounds 5] [--json]`; needs torch and a GPU with room for
-30 GB.
+`python -m benchmarks.bench_prompt [--tokens 129792,65536] [--rounds 5] [--json]`; needs torch and a GPU with room
+for 30 GB.
 
-One rank of two of a model with 62 layers and 8 KV heads of 128 in fp8 with fp32 scales, as AITER lays them out: pages
-of 8 KiB for K and V and of 256 bytes for their scales, 16-token blocks, 65,472 bytes a token. One request at a time,
-from the call to the completed future, lookup included in a retrieve; blocks in random order, mode staged. Ceiling: the
-bytes over the link, the best of three contiguous copies of pinned memory beside each round; a ratio of 105 % is 5 %
-slower. Every byte that came back is compared on the device, outside the timed part. `first_chunk`: one chunk, after the
-pause that comparing takes; `chunk_in_a_row`: one retrieve of it behind the other.
+One rank of two of a model with 62 layers and 8 KV heads of 128 in fp8 with fp32 scales, as AITER lays them out:
+pages of 8 KiB for K and V and of 256 bytes for their scales, 16-token blocks, 65,472 bytes a token. One request at a
+time, from the call to the completed future; a retrieve includes its lookup; blocks in random order, mode staged.
+
+Ceiling: the bytes over the link, the best of three contiguous copies of pinned memory next to each round; a ratio of
+105 % is 5 % slower. Every retrieved byte is compared on the device, outside the timed part. `first_chunk`: one
+chunk, after the pause that comparing takes; `chunk_in_a_row`: one retrieve of it right after another.
 """
 
 import argparse
@@ -61,11 +62,11 @@ class Pool:
 
     @property
     def memory(self) -> tuple[Tensor, Tensor]:
-        """As bytes."""
+        """Both allocations as bytes."""
         return self.values, self.scales.view(torch.uint8)
 
     def fill(self) -> None:
-        """Every byte value there is, NaNs among them."""
+        """Fills the pool with all byte values, including NaNs."""
         for bytes_ in self.memory:
             for region in bytes_:
                 region.random_(0, 256)
@@ -89,7 +90,7 @@ class Prompt:
         self._truth = [memory[:, self._sources_there] for memory in pool.memory]
 
     def store(self) -> tuple[float, int]:
-        """Milliseconds, and the chunks that were written."""
+        """Milliseconds, and the chunks written."""
         pool, where = self._pool, [Blocks(0, 0, array("i", self._sources))]
         for memory, truth in zip(pool.memory, self._truth, strict=True):
             memory[:, self._sources_there] = truth
@@ -98,7 +99,7 @@ class Prompt:
         return took_ms, stored.chunks_written
 
     def store_again(self) -> float:
-        """Under keys that nobody has; the old ones go. Milliseconds."""
+        """Clears the namespace, and stores under new keys. Returns milliseconds."""
         self._pool.client.clear(NAMESPACE)
         self.keys = os.urandom(len(self.keys))
         took_ms, written = self.store()
@@ -106,7 +107,7 @@ class Prompt:
         return took_ms
 
     def retrieve(self, chunks: int) -> tuple[float, float]:
-        """Of the prompt's first chunks, into other blocks: milliseconds in all, and of the lookup. Compares."""
+        """Retrieves the first chunks into other blocks, and compares. Returns total and lookup milliseconds."""
         pool, blocks = self._pool, chunks * BLOCKS_PER_CHUNK
         pool.zero()
         targets = self._order()[:blocks]
@@ -120,7 +121,7 @@ class Prompt:
         return lookup_ms + retrieve_ms, lookup_ms
 
     def retrieve_chunk_in_a_row(self, times: int) -> list[float]:
-        """Of the first chunk, one after the other with nothing between: milliseconds of each, lookup included."""
+        """Retrieves the first chunk repeatedly without pauses. Returns milliseconds of each, including the lookup."""
         pool, targets = self._pool, self._order()[:BLOCKS_PER_CHUNK]
         pool.zero()
         torch.cuda.synchronize()
@@ -152,7 +153,7 @@ class Prompt:
 
 
 def timed(action: Callable[[], T]) -> tuple[T, float]:
-    """With milliseconds; everything before has ended on the device."""
+    """Waits for the device, then runs `action`. Returns its result and its milliseconds."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     result = action()

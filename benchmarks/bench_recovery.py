@@ -1,11 +1,14 @@
-"""How soon has a server taken in what is on its disk? `python -m benchmarks.bench_recovery [--json] [--directory DIR]
-[--records 100000,400000] [--smoke]`
+"""How soon has a server indexed its disk?
 
-A store is filled by the disk engine with records of 4 KiB in chains of 512 chunks, as many records as chunks; then
-servers are started on it, killed, and started again. recovered_s: from starting the process to `disk_state` "ready",
-when everything is in the index. answer_s: to the first lookup that was answered, and lookup_longest_ms: the longest of
-those that were asked one after the other from then until all was recovered. brain_rss: of the brain, at the end.
-records_per_s is the recovery alone: without the start of a server on an empty store, which is measured beside it.
+`python -m benchmarks.bench_recovery [--json] [--directory DIR] [--records 100000,400000] [--smoke]`
+
+The disk engine fills a store with records of 4 KiB in chains of 512 chunks, one record per chunk. Then servers are
+started on it, killed, and started again.
+
+recovered_*_s: from starting the process to `disk_state` "ready", when everything is in the index. answer_*_s: to the
+first answered lookup. lookup_longest: the longest lookup from then until recovery is complete; lookups run one after
+another. brain_rss: of the brain, at the end. per_100k_of_*_s: recovery alone, for 100,000 records, without the time
+to start on an empty store, which is measured next to it.
 """
 
 import argparse
@@ -43,7 +46,7 @@ CHAIN_CHUNKS = 512
 EXTENT_BYTES = 4096
 SEGMENT_BYTES = 64 << 20
 HEAD_BYTES = 1 << 20
-"""More than a device takes beside its segments."""
+"""More than a device uses besides its segments."""
 BATCH = 4096
 WAIT_MS = 60_000
 ARENA_BYTES = 64 << 20
@@ -51,7 +54,7 @@ NAMESPACE = hashlib.sha256(b"bench-recovery").digest()
 PATIENT = Timeouts(lookup_s=10.0, backoff_first_s=0.005, backoff_max_s=0.01)
 POLL_S = 0.005
 RECORDS_TO_TELL = 50_000
-"""Fewer take less time than two starts of a server differ."""
+"""With fewer records, recovery takes less time than two starts of a server differ."""
 
 
 class Start(NamedTuple):
@@ -67,7 +70,7 @@ def disk_bytes_for(records: int) -> int:
 
 
 def chains(records: int) -> Iterator[DiskRecord]:
-    """Records of chunks that hang on each other, each in the next free extent."""
+    """Records of chunks in chains, each in the next free extent."""
     per_segment = extents_per_segment(SEGMENT_BYTES, EXTENT_BYTES)
     parent = NO_PARENT
     for number in range(records):
@@ -94,7 +97,7 @@ def chains(records: int) -> Iterator[DiskRecord]:
 
 
 def fill(directory: Path, records: int) -> None:
-    """A store of so many records, and the note without which nobody would know what they are."""
+    """Writes a store of that many records, and the note that describes their namespace."""
     store, _ = open_store(str(directory), device=0, capacity_bytes=disk_bytes_for(records), segment_bytes=SEGMENT_BYTES)
     arena = create_memfd("bench-recovery", BATCH * EXTENT_BYTES)
     engine = DiskEngine(
@@ -125,7 +128,7 @@ def fill(directory: Path, records: int) -> None:
 
 
 def one_start(directory: Path, records: int) -> Start:
-    """A server on the store; it changes nothing there."""
+    """Starts a server on the store, without changing the store."""
     flags = ["--disk-paths", str(directory), "--disk-bytes", str(disk_bytes_for(records))]
     flags += ["--disk-segment-bytes", str(SEGMENT_BYTES), "--http-port", "0"]
     began = time.perf_counter()
@@ -159,7 +162,7 @@ def measure(rows: Rows, parent: Path, *, records: int, runs: int) -> None:
         began = time.perf_counter()
         fill(directory, records)
         say(f"{records} records written in {time.perf_counter() - began:.0f} s")
-        one_start(empty, 0)  # makes its store
+        one_start(empty, 0)  # creates the empty store
         starts = [(one_start(directory, records), one_start(empty, 0)) for _ in range(runs)]
     name = f"{records // 1000}k"
     recovered = [start.recovered_s for start, _ in starts]

@@ -1,8 +1,9 @@
 """How long does a scheduler wait for a lookup? `python benchmarks/bench_service.py [--json] [--smoke]`
 
-One server, an index filled by real stores, lookups of a whole prompt from another process through kvclient: every chunk
-hits, a lease is granted (and released outside the timed part), another random prompt each time. Then the same while
-other processes store at a bounded rate. `handle` is the time inside Service.handle, by the server's own metrics.
+One server, an index filled by real stores, and lookups of a whole prompt from another process through kvclient.
+Every chunk hits and a lease is granted (and released outside the timed part); each lookup uses another random
+prompt. Then the same while other processes store at a bounded rate. `handle` is the time inside Service.handle, from
+the server's own metrics.
 
 lookup_512_p50_us etc.: time of Client.lookup(). store_4_p50_us: Client.store() of 4 chunks, to the completed future.
 """
@@ -31,7 +32,7 @@ PATIENT = Timeouts(lookup_s=2.0)
 
 
 def cache_spec(name: str, namespace: bytes, *, blocks: int, blocks_per_chunk: int, page_bytes: int) -> CacheSpec:
-    """A pool with one region."""
+    """A spec for a pool with one region."""
     pool = create_memfd("bench-pool", blocks * page_bytes)
     run = RegionRun(0, 0, 1, blocks * page_bytes, page_bytes, page_bytes)
     return CacheSpec(
@@ -78,7 +79,7 @@ def lookups(client: Client, namespace: bytes, prompts: list[bytes], count: int, 
 
 
 def storer(socket: str, number: int, ready: Event, stop: Event) -> None:
-    """Stores 4 chunks of 64 KiB every 20 ms until told to stop."""
+    """Stores 4 chunks of 64 KiB every 20 ms until `stop` is set."""
     client = Client(socket, engine=f"bench-storer-{number}", timeouts=PATIENT)
     assert client.wait_connected(30)
     spec = cache_spec("store", bytes(31) + b"\x02", blocks=16, blocks_per_chunk=4, page_bytes=16384)
@@ -121,12 +122,12 @@ def brain_rss_mib(supervisor: int) -> float:
                 if b"kvserver.brain.process" in command.read() and int(fields["PPid"]) == supervisor:
                     return int(fields["VmRSS"].split()[0]) / 1024
         except OSError:
-            continue  # a process that ended meanwhile
+            continue  # the process has ended meanwhile
     raise RuntimeError("no brain runs")
 
 
 def run(*, chains: int, count: int, rounds: int, storers: int, spare_bytes: int, as_json: bool) -> None:
-    """spare_bytes: of the arena, for what storers store."""
+    """spare_bytes: part of the arena for the stores of storers."""
     arena_bytes = (chains * CHAIN_CHUNKS * 4096 >> 20 << 20) + spare_bytes
     rows = Rows("service", as_json=as_json, config=f"{chains * CHAIN_CHUNKS} chunks, arena {arena_bytes >> 20} MiB")
     http_port = free_port()

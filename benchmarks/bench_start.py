@@ -1,11 +1,11 @@
 """How soon does a server answer? `python benchmarks/bench_start.py [--json] [--smoke] [--arena-bytes N]`
 
-answer_ms: from starting the process to the first answered lookup of another process. ready_at_answer_gib: bytes of the
-arena that were usable at that moment. grown_ms: to the whole arena. Each start is a new server with a new arena.
+answer_ms: from starting the process to the first answered lookup of another process. ready_at_answer_gib: usable
+bytes of the arena at that moment. grown_ms: until the whole arena is usable. Each start is a new server with a new
+arena.
 
-sum_ms, compare_ms: what a stop and a start take longer where the arena is kept, and full: the process that sums it,
-from its start to its end. sum_gbs, compare_gbs: bytes of the arena by that time, beside a copy of memory by as many
-threads.
+sum_ms, compare_ms: time added to a stop and to a start when a full arena is kept: the summing process, from start to
+end. sum_gbs, compare_gbs: bytes of the arena / that time, next to a memory copy with as many threads.
 """
 
 import argparse

@@ -3,12 +3,13 @@
 `python -m benchmarks.bench_streaming [--device host|cuda] [--directory DIR] [--request-mib 512]
 [--engine auto|uring|threads] [--json]`; cuda needs torch and a GPU.
 
-Prompts that are on disk alone, in turn. Of one, the two stages are timed each by itself: `disk`, from the lookup, whose
-lease has it read, until all of it is in DRAM; then `copy`, from the call of retrieve to the completed future. Of the
-next one, both at once: `both`, from the lookup to the completed future of a retrieve that follows at once. The ceiling
-of `both` is the slower stage of the prompt before; its ratio is what both took as a share of that stage alone. Blocks
-are shuffled, pages are 32 KiB in 64 regions (an 8B model). Every byte of every prompt is compared, outside the timed
-part.
+Prompts that are only on disk, in turn. For one prompt, the two stages are timed separately: `disk`, from the lookup,
+whose lease starts the read, until the whole prompt is in DRAM; then `copy`, from the call of retrieve to the
+completed future. For the next prompt, both together: `both`, from the lookup to the completed future of an immediate
+retrieve.
+
+The ceiling of `both` is the slower stage of the prompt before; the ratio is their quotient. Blocks are shuffled,
+pages are 32 KiB in 64 regions (an 8B model). Every byte of every prompt is compared, outside the timed part.
 """
 
 import argparse
@@ -29,10 +30,10 @@ from kvserver.wire.messages import KEY_BYTES
 MIB = 1 << 20
 PAGE_BYTES = 32 << 10
 PROMPTS = 6
-"""Of which the arena holds three: each has left it when its turn comes again."""
+"""The arena holds half of them, so each has left it when its turn comes again."""
 ARENA_PROMPTS = 3
 ROUNDS = 4
-"""Through all prompts; the first one warms up."""
+"""Passes through all prompts; the first one warms up."""
 SEGMENT_BYTES = 256 * MIB
 SLAB_BYTES_MAX = 512 * MIB
 POLL_S = 0.001
@@ -40,7 +41,7 @@ WAIT_S = 120.0
 
 
 class Pool(Protocol):
-    """The engine's KV memory, and what lies in which block of it."""
+    """The engine's KV memory, and the expected content of its blocks."""
 
     cache: Cache
     namespace: bytes
@@ -63,7 +64,7 @@ class HostPool(bench_host.Pool):
         self.pattern.fill(bench_host.WIPE.pack(0, self.bytes, 0))
 
     def wrong(self, sources: list[int], targets: list[int]) -> int:
-        """Bytes of `targets` that are not what `sources` held when the pool was filled."""
+        """Number of bytes in `targets` that differ from the original content of `sources`."""
         return self.pattern.wrong(self.ranges(sources, targets))
 
 
@@ -76,7 +77,7 @@ def pool_of(device: str, client: Client, request_bytes: int) -> Pool:
 
 
 class Prompt:
-    """A request's worth of blocks, in an order of its own."""
+    """The blocks of one request, in its own order."""
 
     def __init__(self, client: Client, pool: Pool, seed: int) -> None:
         self._client, self._pool = client, pool
@@ -98,7 +99,7 @@ class Prompt:
         return found.lease
 
     def look(self) -> float:
-        """Seconds of a lookup of its first chunk, which is found and not taken."""
+        """Seconds of a lookup of its first chunk, which hits and is not retrieved."""
         began = time.perf_counter()
         found = self._client.lookup(self._pool.namespace, self._keys[:KEY_BYTES])
         took_s = time.perf_counter() - began
@@ -108,7 +109,7 @@ class Prompt:
         return took_s
 
     def read(self) -> float:
-        """Seconds until all of it is in DRAM."""
+        """Seconds until the whole prompt is in DRAM."""
         began = time.perf_counter()
         lease = self._from_disk()
         while (left := self.lease()).chunks_on_disk:
@@ -120,7 +121,7 @@ class Prompt:
         return took_s
 
     def copy(self) -> float:
-        """Seconds for what is in DRAM."""
+        """Seconds to retrieve a prompt that is in DRAM."""
         lease = self.lease()
         assert lease.chunks_on_disk == 0, lease
         began = time.perf_counter()
@@ -159,7 +160,7 @@ def until(what: str, holds: Callable[[], bool]) -> None:
 
 
 def store_all(client: Client, pool: Pool) -> list[Prompt]:
-    """Each is on disk before the next comes."""
+    """Stores all prompts; each is on disk before the next is stored."""
     prompts = [Prompt(client, pool, seed) for seed in range(PROMPTS)]
     pool.fill()
     for number, prompt in enumerate(prompts, 1):

@@ -1,19 +1,22 @@
-"""How long does a prompt's first token take, when its prefix is computed, in HBM, or brought back by the server?
+"""How long does a prompt's first token take if its prefix is computed, is in HBM, or comes from the server?
 
-`python -m benchmarks.bench_ttft [--tokens 8192,32768,65536] [--rounds 5] [--json]`; needs torch and a GPU with room for
-50 GB.
+`python -m benchmarks.bench_ttft [--tokens 8192,32768,65536] [--rounds 5] [--json]`; needs torch and a GPU with room
+for 50 GB.
 
-The engine is this process: a decoder with the shape of Llama-3.1-8B (llama.py), 16-token blocks, K/V-first, chunks of
-256 tokens. A prompt is a prefix and 7 tokens more. From the request to the first token's number on the host:
+The engine is this process: a decoder with the shape of Llama-3.1-8B (llama.py), 16-token blocks, K/V-first, chunks
+of 256 tokens. A prompt is a prefix and 7 more tokens. Times run from the request to the first token's number on the
+host:
 
-    cold     all of it is computed
+    cold     the whole prompt is computed
     hbm      the prefix is still in its blocks, the rest is computed
     server   all blocks hold zeroes, the prefix goes to other blocks: lookup, retrieve, then the rest is computed
 
-Ceiling of `server`: hbm + the bytes of the prefix over the link, both of the same round (best of three contiguous
-copies of pinned memory); a ratio of 105 % is 5 % slower than that. Outside the timed part, every byte that came back is
-compared with what was stored, all other blocks with zero, and the logits with those from the stored bytes: equal bit by
-bit. Those of `cold` were rounded in another order, and are only compared roughly.
+Ceiling of `server`: hbm + the prefix's bytes over the link, both of the same round (best of three contiguous copies
+of pinned memory); a ratio of 105 % is 5 % slower than that.
+
+Outside the timed part every retrieved byte is compared with the stored one, and all other blocks with zero. The
+logits must equal those from the stored bytes, bit by bit. The logits of `cold` were rounded in another order, and
+are only compared roughly.
 """
 
 import argparse
@@ -39,13 +42,15 @@ CHUNK_TOKENS = 256
 REST_TOKENS = 7
 LINK_BYTES = 256 * MIB
 NEAR = 0.5
-"""Logits of one prompt, computed in another order, differ by a few hundredths of their spread; those of another prompt
-by several times their spread."""
+"""Limit for differences of logits, as a share of their spread.
+
+One prompt computed in another order differs by a few hundredths; another prompt by several times the spread.
+"""
 NAMESPACE = namespace_digest({"model": "bench_ttft"})
 
 
 class Timed(NamedTuple):
-    """A first token, and what it took."""
+    """A first token, and its time."""
 
     seconds: float
     token: int
@@ -53,7 +58,7 @@ class Timed(NamedTuple):
 
 
 class Engine:
-    """The decoder with a client: its cache holds two of the longest prompts."""
+    """The decoder with a client. Its cache holds two of the longest prompts."""
 
     def __init__(self, client: Client, shape: Shape, *, prefix_tokens_max: int, device: str = "cuda") -> None:
         self.client = client
@@ -76,7 +81,7 @@ class Engine:
         )
 
     def first_token(self, prepare: Callable[[], None], tokens: Tensor, block_ids: Tensor, computed: int) -> Timed:
-        """`prepare` is part of it. Everything before has ended on the device."""
+        """Time includes `prepare`. All earlier work on the device has ended."""
         torch.cuda.synchronize()
         began = time.perf_counter()
         prepare()
@@ -86,7 +91,7 @@ class Engine:
 
 
 class Prompt:
-    """A prefix that the server holds, and the rest behind it."""
+    """A prefix that the server holds, and the rest of the prompt."""
 
     def __init__(self, engine: Engine, prefix_tokens: int) -> None:
         self._engine = engine
@@ -100,7 +105,7 @@ class Prompt:
         self._store()
 
     def place(self) -> Tensor:
-        """Blocks for it, another order each time."""
+        """Blocks for the prompt, in a new order each time."""
         order = list(range(self._engine.blocks))
         self._shuffle(order)
         needed = -(-len(self.tokens) // self._engine.shape.block_tokens)
@@ -113,7 +118,7 @@ class Prompt:
         return self._engine.first_token(lambda: None, self.tokens, block_ids, self.prefix_tokens)
 
     def server(self, block_ids: Tensor) -> tuple[Timed, float]:
-        """And how long the retrieve took, with its lookup."""
+        """Also returns the time of the retrieve with its lookup."""
         self._engine.decoder.cache.zero_()
         taken = array("i", block_ids[: self.prefix_blocks].tolist())
         retrieved_s = 0.0
@@ -131,7 +136,7 @@ class Prompt:
         return self._engine.first_token(retrieve, self.tokens, block_ids, self.prefix_tokens), retrieved_s
 
     def _store(self) -> None:
-        """Computed once; what is compared later is taken from these bytes."""
+        """Computes the prompt once and stores it; these bytes are the truth for later comparisons."""
         block_ids, cache = self.place(), self._engine.decoder.cache
         self.cold(block_ids)
         self.expected = self.hbm(block_ids)
@@ -142,10 +147,10 @@ class Prompt:
         stored = self._engine.client.store(self._engine.cache, 0, b"", self.keys, where, after=event).result(60)
         assert stored.chunks == stored.chunks_written == len(self.keys) // KEY_BYTES, stored
 
-    # ---------------------------------------------------------------- what must be equal
+    # ---------------------------------------------------------------- comparisons
 
     def compare(self, block_ids: Tensor, came: Timed) -> None:
-        """After `server`: the bytes, and what was made of them."""
+        """Checks the bytes and the logits after `server`."""
         kept, rest = block_ids[: self.prefix_blocks], set(range(self._engine.blocks)) - set(block_ids.tolist())
         others = torch.tensor(sorted(rest), device=self._engine.device)
         wrong = touched = 0
@@ -157,7 +162,7 @@ class Prompt:
         assert torch.equal(came.logits, self.expected.logits), "equal bytes, and other logits"
 
     def difference(self, other: Timed) -> float:
-        """Of logits, as a share of their spread."""
+        """The largest difference of logits, as a share of their spread."""
         return float((other.logits - self.expected.logits).abs().max() / self.expected.logits.std())
 
 

@@ -1,4 +1,4 @@
-"""What do users of an engine gain from the server, and what does it cost them where it cannot help?
+"""How much do users of an engine gain from the server, and what does it cost where it cannot help?
 
     python -m benchmarks.bench_vllm WORKLOAD [--arms none,kvserver] [--rounds 3] [options] [--json] [--out FOLDER]
     python -m benchmarks.bench_vllm WORKLOAD --url none=http://a:8000 --url kvserver=http://b:8000 [options]
@@ -13,17 +13,18 @@ Workloads (--help after one shows its options):
     evicted       one prompt computed, from the engine's own cache, and after the engine has forgotten it
     misses        nothing is ever asked twice
 
-All arms are up at the same time and get the same prompts, round by round, each round with another seed and beginning
-with another arm. Without --url, vLLM is started for each arm, with a KV cache of --pool-tokens: small, so that prefixes
-are evicted. Without --model, a Llama is made up: --shape small with drawn weights, --shape llama-8b without weights
-(--load-format dummy: then answers say little about the KV that they came from). Needs httpx, and vLLM for arms that it
-starts.
+All arms are up at the same time and get the same prompts, round by round. Each round has another seed and begins
+with another arm. Without --url, vLLM is started for each arm, with a KV cache of --pool-tokens: small, so that
+prefixes are evicted. Without --model, a Llama is made up: --shape small with drawn weights, --shape llama-8b without
+weights (--load-format dummy: its answers say little about the KV that they came from). Needs httpx, and vLLM for the
+arms that it starts.
 
-A first token's time counts from the sending of the request to the first token in the stream. Greedy answers to equal
-prompts are compared; prompts that were answered differently are asked again, alone; if answers differ then, the exit
-status is 1. So it is if an answer has not as many tokens as were asked for, and if a load of kvserver failed, a request
-ended with an error of the engine, or prefix caching or chunked prefill is off. (Of an engine that is there already,
-whether it prefills in chunks cannot be asked.)
+Time to first token runs from sending the request to the first token in the stream. Greedy answers to equal prompts
+are compared; prompts that were answered differently are asked again, one at a time.
+
+The exit status is 1 if answers still differ then, if an answer has not as many tokens as were asked for, if a load
+of kvserver failed, if a request ended with an engine error, or if prefix caching or chunked prefill is off. (A
+running engine cannot be asked whether it prefills in chunks.)
 """
 
 import argparse
@@ -76,7 +77,7 @@ def main() -> int:
 
 
 def _keep(arms: Sequence[Arm]) -> int:
-    """Until somebody ends us."""
+    """Prints the arms' URLs, and keeps them running until a signal ends us."""
     for arm in arms:
         print(f"--url {arm.name}={arm.url}" + (f",{arm.server_url}" if arm.server_url else ""), flush=True)
     while True:
@@ -84,7 +85,7 @@ def _keep(arms: Sequence[Arm]) -> int:
 
 
 def _tell(rounds: list[Round], agreement: Agreement, arms: Sequence[Arm], drawn: Any, given: argparse.Namespace) -> int:
-    """Table or rows, files, and what went wrong; the exit status."""
+    """Prints table or rows, files, and problems. Returns the exit status."""
     limits = Limits(given.good_ttft_s, given.good_gap_ms / 1e3)
     names = [arm.name for arm in arms]
     runs = report.collect(rounds, limits)
@@ -141,7 +142,7 @@ async def _measure(arms: Sequence[Arm], drawn: Any, given: argparse.Namespace) -
 
 
 class _Watched:
-    """Counts outcomes for whoever looks on."""
+    """Counts outcomes for the progress display."""
 
     def __init__(self, show: Shown, rounds: int) -> None:
         self._show = show
@@ -195,7 +196,7 @@ def _engines(given: argparse.Namespace, stack: ExitStack) -> Engines:
     return Engines([ArmKind(name) for name in given.arms.split(",")], options)
 
 
-# ---------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------- options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -261,7 +262,7 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
 
 
 def _workload(given: argparse.Namespace) -> Any:
-    """Options of the workload: what was said, else the preset, else the defaults."""
+    """Options of the workload: given ones, else the preset, else the defaults."""
     kind = WORKLOADS[given.workload]
     said = {each.name: getattr(given, each.name) for each in dataclasses.fields(kind) if hasattr(given, each.name)}
     preset = getattr(given, "preset", None)
@@ -269,7 +270,7 @@ def _workload(given: argparse.Namespace) -> Any:
 
 
 def _config(given: argparse.Namespace, drawn: Any) -> str:
-    """Everything that shapes the figures."""
+    """All settings that affect the figures."""
     what = f"{drawn}, {given.rounds} rounds, seed {given.seed}"
     if given.url:
         return f"{what}, {given.form} to {', '.join(given.url)}"

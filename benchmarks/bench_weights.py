@@ -1,7 +1,7 @@
-"""How fast a model's weights are hashed: python -m benchmarks.bench_weights [--bytes N] [--folder DIR]
+"""How fast are a model's weights hashed? python -m benchmarks.bench_weights [--bytes N] [--folder DIR]
 
-The first time, with and without the file in memory, and when the hash is kept. One JSON object a row. CPU seconds are
-beside the others, because on a crowded machine they say more.
+Rows: the first time, with and without the file in memory, and with the kept hash. One JSON object a row. CPU seconds
+are shown too: on a crowded machine they are more reliable.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def row(what: str, path: Path, call: Callable[[], object]) -> None:
 
 
 def forget(path: Path) -> None:
-    """Its pages are not in memory any more."""
+    """Drops the file's pages from memory."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""The worker half of a played engine: a small KV pool in host memory, and the connector's own worker, with its jobs."""
+"""The worker half of a simulated engine: a small KV pool in host memory, and the connector's own worker."""
 
 import logging
 import time
@@ -16,13 +16,13 @@ from kvserver.wire.messages import RegionRun
 log = logging.getLogger("benchmarks")
 
 PAGE_BYTES = 64
-"""What a block holds: enough to be found."""
+"""Bytes of a block; tiny, because only hits matter here."""
 JOBS_S = 60.0
 POLL_S = 0.0002
 
 
 class PlayedWorker:
-    """Carries out what a scheduler half orders."""
+    """Carries out the orders of a scheduler half."""
 
     def __init__(self, client: Client, namespace: bytes, *, chunk_tokens: int, block_tokens: int, blocks: int) -> None:
         pool_bytes = blocks * PAGE_BYTES
@@ -45,7 +45,7 @@ class PlayedWorker:
         self._worker.register(spec, named)
 
     def carry_out(self, orders: Sequence[RetrieveOrder | StoreOrder]) -> list[Report]:
-        """Waits for their ends, all of which are to be good ones."""
+        """Carries out orders, and waits until all have succeeded."""
         retrieves = [order for order in orders if isinstance(order, RetrieveOrder)]
         stores = [order for order in orders if isinstance(order, StoreOrder)]
         self._worker.begin(retrieves, stores)

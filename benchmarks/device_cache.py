@@ -1,4 +1,4 @@
-"""GPU memory of a benchmark's own engine as a cache of the server."""
+"""Registers GPU memory of a benchmark's own engine as a cache of the server."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def register(
     chunk_tokens: int,
     device: str = "cuda",
 ) -> Cache:
-    """All layers, as one group of full attention."""
+    """Registers all layers as one group of full attention."""
     described = describe(layers, blocks=blocks, block_dim=block_dim)
     cache = client.register_cache(
         CacheSpec(

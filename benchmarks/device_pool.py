@@ -1,4 +1,4 @@
-"""A pool of GPU memory for benchmarks that run on host memory as well."""
+"""A pool of GPU memory, for benchmarks that also run on host memory."""
 
 import torch
 
@@ -15,9 +15,9 @@ class DevicePool(bench_copy.Pool):
         torch.cuda.synchronize()
 
     def wrong(self, sources: list[int], targets: list[int]) -> int:
-        """Bytes of `targets` that are not what `sources` held when the pool was filled."""
+        """Number of bytes in `targets` that differ from the original content of `sources`."""
         to, source = (torch.tensor(blocks, device="cuda") for blocks in (targets, sources))
         return sum(int((self.memory[region, to] != self.truth[region, source]).sum()) for region in range(self.regions))
 
     def close(self) -> None:
-        """The memory goes with this object."""
+        """Does nothing: the memory goes with this object."""

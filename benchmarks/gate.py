@@ -1,11 +1,11 @@
-"""Is anything several times slower than it was? `python -m benchmarks.gate`: exits with 1 and names what is.
+"""Is anything several times slower than it was? `python -m benchmarks.gate`: exits with 1 and names the slow cases.
 
-A machine with too much other work exits with SKIPPED: nothing was measured, so nothing has passed. The last line of
-standard output says which of the three it was.
+On a machine with too much other work it exits with SKIPPED: nothing was measured, so nothing has passed. The last
+line of standard output says which of the three it was.
 
-The goals are those of README.md's table, times SLACK: machines of a CI differ, have neighbours, and run tiny sizes. Of
-each case the best round of up to ATTEMPTS runs counts, so what a neighbour does for a second fails nobody, and what a
-change made of a walk that was logarithmic does.
+The goals are those of README.md's table, times SLACK: CI machines differ, have neighbours, and run tiny sizes. For
+each case the best round of up to ATTEMPTS runs counts. So a neighbour's one busy second fails nobody, but a change
+that makes a logarithmic walk linear does.
 """
 
 import json
@@ -23,12 +23,12 @@ SLACK = 4.0
 ATTEMPTS = 3
 RUN_S = 120.0
 SKIPPED = 77
-"""Exit status where nothing was measured, as automake and meson have it for a test that did not run."""
+"""Exit status if nothing was measured; automake and meson use it for a test that did not run."""
 BENCHES = ("service", "start")
 LEFT_OUT = {"brain_rss_growth_mib", "lookup_512_p99_us"}
-"""The goal of the first is of a million chunks; the other is a tail, and tails are the machine's neighbours'."""
+"""The first goal is for a million chunks; the second is a tail, and tails depend on the machine's neighbours."""
 BUSY = 2.0
-"""Processes that want to run, for each core: with more of them there is nothing to be measured."""
+"""Runnable processes per core. With more, nothing can be measured."""
 UNITS = {"µs": 1e-6, "us": 1e-6, "ms": 1e-3, "s": 1.0, "MB": 1e6, "MiB": float(1 << 20)}
 
 _GOAL = re.compile(r"^\|[^|]*\| `(\w+)` \|.*\| [≤<] ([\d.]+) (\S+) \|$", re.MULTILINE)
@@ -40,7 +40,7 @@ def goals(readme: str) -> dict[str, float]:
 
 
 def best(rows: Iterable[Mapping[str, object]], known: dict[str, float]) -> dict[str, float]:
-    """Case -> the least that was ever measured, with `known` from earlier attempts."""
+    """Case -> the smallest value measured, including `known` from earlier attempts."""
     found = dict(known)
     for row in rows:
         case, least = str(row["case"]), float(str(row["min"])) * UNITS[str(row["unit"])]
@@ -49,7 +49,7 @@ def best(rows: Iterable[Mapping[str, object]], known: dict[str, float]) -> dict[
 
 
 def missed(wanted: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
-    """Cases that are beyond the slack, or were not measured at all."""
+    """Cases beyond the slack, or not measured at all."""
     return [case for case, goal in wanted.items() if not measured.get(case, float("inf")) <= goal * SLACK]
 
 

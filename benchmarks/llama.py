@@ -1,7 +1,7 @@
-"""A decoder with Llama-3.1-8B's shape, random weights and a paged KV cache, in plain torch: what an engine computes.
+"""A decoder with Llama-3.1-8B's shape, random weights and a paged KV cache, in plain torch: an engine's computation.
 
-One prompt at a time, prefill only: `Decoder.prefill` gives the logits behind the last token and leaves the keys and
-values of all tokens in the blocks that it was told. Attention is torch's FlashAttention over the gathered blocks.
+One prompt at a time, prefill only: `Decoder.prefill` returns the logits after the last token, and leaves the keys
+and values of all tokens in the given blocks. Attention is torch's FlashAttention over the gathered blocks.
 """
 
 import math
@@ -15,16 +15,18 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 STEP_TOKENS = 8192
-"""Of a prompt at a time; bounds what activations need."""
+"""Tokens of a prompt computed at a time; bounds the memory for activations."""
 ROPE_BASE = 500_000.0
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Queries [heads, new, head], keys and values [kv_heads, tokens, head] -> [heads, new, head]; the new tokens are the
-last ones, and each sees itself and what is before it."""
+"""Queries [heads, new, head], keys and values [kv_heads, tokens, head] -> [heads, new, head].
+
+The new tokens are the last ones; each sees itself and all tokens before it.
+"""
 
 
 class Shape(NamedTuple):
-    """The defaults are Llama-3.1-8B's."""
+    """A decoder's dimensions. The defaults are Llama-3.1-8B's."""
 
     layers: int = 32
     width: int = 4096
@@ -53,7 +55,7 @@ class Layer(NamedTuple):
 
 
 class Decoder:
-    """`cache` is [layers, 2, blocks, block_tokens, kv_heads, head], bf16, in one allocation."""
+    """The decoder. `cache` is [layers, 2, blocks, block_tokens, kv_heads, head], bf16, in one allocation."""
 
     def __init__(self, shape: Shape, *, blocks: int, positions: int, attention: Attention, device: str) -> None:
         """positions: length of the longest prompt."""
@@ -71,7 +73,7 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, tokens: Tensor, block_ids: Tensor, computed: int) -> Tensor:
-        """Logits behind the last of `tokens`; the first `computed` of them have keys and values in their blocks."""
+        """Logits after the last of `tokens`; the blocks already hold the KV of the first `computed` tokens."""
         hidden = torch.empty(0)
         for begin, end in steps(computed, len(tokens)):
             hidden = self._step(tokens[begin:end], begin, block_ids)
@@ -117,7 +119,7 @@ class Decoder:
 
 
 def steps(computed: int, tokens: int) -> Iterator[tuple[int, int]]:
-    """Of about STEP_TOKENS; a short rest is part of the last one."""
+    """Ranges of about STEP_TOKENS; a short rest is part of the last one."""
     begins = range(computed, max(computed + 1, tokens - STEP_TOKENS + 1), STEP_TOKENS)
     for begin in begins:
         yield begin, tokens if begin == begins[-1] else begin + STEP_TOKENS
@@ -132,7 +134,7 @@ def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def flash_grouped(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """FlashAttention that knows that several heads share keys and values."""
+    """FlashAttention with native support for shared KV heads."""
     mask = causal_lower_right(queries.shape[1], keys.shape[1])
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         out = scaled_dot_product_attention(queries[None], keys[None], values[None], attn_mask=mask, enable_gqa=True)
@@ -140,7 +142,7 @@ def flash_grouped(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def flash_expanded(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The same where it does not know it."""
+    """FlashAttention without native support for shared KV heads."""
     times = queries.shape[0] // keys.shape[0]
     keys, values = (side.repeat_interleave(times, dim=0) for side in (keys, values))
     mask = causal_lower_right(queries.shape[1], keys.shape[1])
@@ -149,7 +151,7 @@ def flash_expanded(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def plain(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """What it means: every score written down, in float32."""
+    """The plain formula: computes every score in float32."""
     times, new, tokens = queries.shape[0] // keys.shape[0], queries.shape[1], keys.shape[1]
     keys, values = (side.float().repeat_interleave(times, dim=0) for side in (keys, values))
     scores = queries.float() @ keys.transpose(1, 2) / math.sqrt(queries.shape[2])
@@ -158,7 +160,7 @@ def plain(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def fastest_attention(shape: Shape, device: str) -> Attention:
-    """The first that works on this device with this torch, and says the same as `plain`."""
+    """The first attention that works on this device with this torch, and agrees with `plain`."""
     problems = []
     for attention in (flash_grouped, flash_expanded):
         try:

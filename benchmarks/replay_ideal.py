@@ -1,10 +1,10 @@
-"""What caches without bounds of speed would hit in a replay: the ceiling of `kvserver replay`, of the same capacities.
+"""The hits of infinitely fast caches in a replay: the ceiling of `kvserver replay` with the same capacities.
 
     python -m benchmarks.replay_ideal --server-mib 384,1152,3456 --requests 600
 
-The same requests, workers and HBM pools as the replay's, one request after the other; behind them one server that holds
-so many chunks, writes and reads in no time, and forgets either what was used longest ago, tails before heads, or what
-will be needed last (Belady: it knows the future, so no policy hits more). Nothing runs but this program.
+The same requests, workers and HBM pools as in the replay, one request after another. One simulated server holds that
+many chunks, and writes and reads in no time. It evicts either the least recently used chunks, tails before heads, or
+those needed last in the future (Belady: no policy hits more). No other process runs.
 """
 
 import argparse
@@ -28,7 +28,7 @@ class Ask(NamedTuple):
 
     prompt_tokens: int
     held_blocks: int
-    """In HBM."""
+    """Blocks held in HBM."""
     usable_blocks: int
     chunks: list[int]
 
@@ -48,7 +48,7 @@ class Lru:
         return chunk in self._order
 
     def take_in(self, number: int, chunks: Sequence[int]) -> None:
-        for chunk in reversed(chunks):  # the head last, so that it is the warmest
+        for chunk in reversed(chunks):  # the head last, so that it is the most recently used
             self._order[chunk] = None
             self._order.move_to_end(chunk)
         while len(self._order) > self._chunks_max:
@@ -56,7 +56,7 @@ class Lru:
 
 
 class Belady:
-    """Forgets what will be needed last. needed: needs(), by chunk, in order."""
+    """Evicts the chunks that are needed last. needed: chunk -> needs() in order."""
 
     def __init__(self, chunks_max: int, needed: dict[int, list[int]]) -> None:
         self._chunks_max = chunks_max
@@ -83,7 +83,7 @@ class Belady:
 
 
 def asks(options: ReplayOptions) -> list[Ask]:
-    """What HBM leaves to the server, with pools of the replay's size."""
+    """The requests that HBM leaves to the server, with pools of the replay's size."""
     pools = [PrefixPool(options.pool_blocks) for _ in range(options.workers)]
     return [_ask(prompt, pools[prompt.worker], options) for prompt in make_workload(load(options.trace), options)]
 
@@ -103,7 +103,7 @@ def _ask(prompt: Prompt, pool: PrefixPool, options: ReplayOptions) -> Ask:
 
 
 def hit_tokens(asked: Sequence[Ask], cache: Cache, options: ReplayOptions) -> int:
-    """Of HBM and of the server that has this cache."""
+    """Tokens hit in HBM and in a server with this cache."""
     tokens = 0
     for number, ask in enumerate(asked):
         found = next((i for i, chunk in enumerate(ask.chunks) if not cache.holds(chunk)), len(ask.chunks))
@@ -114,8 +114,11 @@ def hit_tokens(asked: Sequence[Ask], cache: Cache, options: ReplayOptions) -> in
 
 
 def needs(asked: Sequence[Ask]) -> dict[int, list[int]]:
-    """The requests that a chunk helps: HBM lacks some of their blocks. It helps also where HBM holds the chunk itself,
-    since a server serves prefixes from their head on. A chain needs its head whenever it needs its tail."""
+    """Chunk -> the requests that it helps, because HBM lacks some of their blocks.
+
+    A chunk also helps where HBM holds the chunk itself: a server serves prefixes from the head on, so a chain needs
+    its head whenever it needs its tail.
+    """
     needed: dict[int, list[int]] = {}
     for number, ask in enumerate(asked):
         if ask.held_blocks < ask.usable_blocks:

@@ -1,9 +1,8 @@
-"""What every benchmark prints: the machine and the commit, and one row a case, as text or as JSON lines. Each line of
-JSON is a row, and says by itself where it was measured.
+"""The output of every benchmark: machine and commit, and one row per case, as text or as JSON lines.
 
-A row is {bench, case, value, unit, ceiling, ratio}; value is the median of `runs`, spread its smallest and largest. A
-ceiling is what the same machine does without us, measured beside each run in the same unit; ratio is the median of the
-ratios of each run to its ceiling.
+Each line of JSON is a complete row, and says where it was measured. A row is {bench, case, value, unit, ceiling,
+ratio}; value is the median of all runs, min and max are the extremes. A ceiling is the same machine's speed without
+us, measured next to each run in the same unit; ratio is the median over the runs of run / ceiling.
 """
 
 import json
@@ -35,7 +34,7 @@ class Rows:
             )
 
     def add(self, case: str, runs: Sequence[float], unit: str, *, ceilings: Sequence[float] = ()) -> float:
-        """One row; returns the median. `ceilings`: one for each run, measured beside it."""
+        """Prints one row; returns the median. `ceilings`: one for each run, measured next to it."""
         value = statistics.median(runs)
         ceiling = statistics.median(ceilings) if ceilings else None
         ratio = statistics.median(map(operator.truediv, runs, ceilings)) if ceilings else None
@@ -50,7 +49,7 @@ class Rows:
 
 
 def say(text: str) -> None:
-    """Progress, beside the rows."""
+    """Prints progress to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 

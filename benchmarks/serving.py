@@ -1,4 +1,4 @@
-"""A server of a benchmark's own, and a client of it."""
+"""A benchmark's own server, and a client of it."""
 
 import socket
 import time
@@ -14,14 +14,14 @@ HOST = "127.0.0.1"
 CONNECT_S = 60.0
 GROW_S_MAX = 300.0
 PATIENT = Timeouts(lookup_s=5.0, store_s=60.0, retrieve_s=60.0, register_s=120.0)
-"""No deadline that a busy machine meets: what is late is to be seen as a time, not as a miss."""
+"""Longer than any delay of a busy machine: late answers show up as times, not as misses."""
 
 
 @contextmanager
 def serving(
     flags: Sequence[str], arena_bytes: int, *, engine: str, rank: int = 0, timeouts: Timeouts = PATIENT
 ) -> Iterator[tuple[Served, Client]]:
-    """Both, when all of the arena has been touched. The end of the server's log is printed if the benchmark fails."""
+    """Yields both when all of the arena has been touched. Prints the end of the server's log if the benchmark fails."""
     with Served(flags, arena_bytes) as served:
         failed = True
         try:
@@ -36,7 +36,7 @@ def serving(
 
 
 def free_port() -> int:
-    """Of HOST, for a server that is started next."""
+    """A free port on HOST, for a server that is started next."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
@@ -52,7 +52,7 @@ def _wait_for_answer(served: Served, client: Client) -> None:
 
 
 def _wait_for_arena(client: Client) -> None:
-    """So that a benchmark measures neither its growth nor page faults."""
+    """Waits for the whole arena, so that a benchmark measures neither its growth nor page faults."""
     deadline = time.monotonic() + GROW_S_MAX
     while time.monotonic() < deadline:
         arena = client.status()["arena"]

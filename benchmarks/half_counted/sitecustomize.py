@@ -1,7 +1,7 @@
-"""On PYTHONPATH of a server: its brain neither counts nor logs lookups in the namespace UNCOUNTED. For
-benchmarks/bench_counting.py alone.
+"""Startup hook on a server's PYTHONPATH: its brain neither counts nor logs lookups in the namespace UNCOUNTED.
 
-Python imports a module of this name at every start; in all processes but brains it does nothing.
+Only for benchmarks/bench_counting.py. Python imports a module of this name at every start; outside brains it does
+nothing.
 """
 
 import sys

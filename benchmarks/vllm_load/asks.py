@@ -1,7 +1,7 @@
-"""What is asked, by whom and after what. Plain values: the same seed is the same workload, whoever answers it.
+"""The requests of each user, in order, as plain values: the same seed is the same workload for every endpoint.
 
-A prompt is a row of spans, and the text of a span follows from its name alone. So prompts share exactly the spans with
-which they begin alike, and a prompt of 100,000 tokens is a few names until it is sent.
+A prompt is a row of spans, and a span's text follows from its name alone. So prompts share exactly their common
+leading spans, and a prompt of 100,000 tokens is a few names until it is sent.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ from typing import NamedTuple
 from benchmarks.vllm_load.ramp import Ramp
 
 RESERVED_TOKENS = 3
-"""The lowest token ids stand for beginnings, ends and unknown words in many vocabularies; prompts have none of them."""
+"""The lowest token ids are special tokens in many vocabularies; prompts do not use them."""
 DRAWN_BYTES = 4
 
 
 class Span(NamedTuple):
-    """A piece of text. Of two spans with one name the shorter begins the longer."""
+    """A piece of text. If two spans have one name, the shorter is a prefix of the longer."""
 
     name: str
     tokens: int
@@ -34,12 +34,14 @@ class Ask:
     name: str
     """Unique within a workload."""
     kind: str
-    """Requests of a kind are summed up together. "first": nothing but a common beginning was asked before; "again":
-    most of the prompt was."""
+    """Requests of one kind are summed up together.
+
+    "first": at most a common beginning was asked before; "again": most of the prompt was asked before.
+    """
     prompt: Prompt
     output_tokens: int
     think_s: float = 0.0
-    """Between the end of what came before it in its line and its beginning."""
+    """Pause between the end of the previous request in its line and the start of this one."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -48,28 +50,28 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Lines that begin together; what follows waits for all of them."""
+    """Lines that begin together; the next step waits for all of them."""
 
     lines: tuple[tuple[Ask, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one user sends, one after another."""
+    """The requests of one user, one after another."""
 
     steps: tuple[Ask | Fork, ...]
     start_s: float = 0.0
-    """Not before, counted from the beginning of the phase."""
+    """Earliest start, from the beginning of the phase."""
 
     def first_tokens(self) -> int:
-        """Of the prompt that it begins with."""
+        """Tokens of the line's first prompt, or of all first prompts of a fork."""
         step = self.steps[0]
         return step.prompt_tokens if isinstance(step, Ask) else sum(line[0].prompt_tokens for line in step.lines)
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Lines, taken in order by so many users at a time. The next phase begins when all have ended."""
+    """Lines taken in order by `users` users at a time. The next phase begins when all have ended."""
 
     lines: Iterable[Line]
     """Iterated once."""
@@ -77,7 +79,7 @@ class Phase:
     ramp: Ramp | None = None
     """`users` join at once, these later."""
     duration_s: float | None = None
-    """Afterwards nothing is begun any more."""
+    """After this no request begins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Charts as SVG, written by hand: two kinds of lines do not justify a plotting library beside an engine."""
+"""Charts as SVG, written by hand: two kinds of lines do not justify a plotting library."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ def steps_of_share(values: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def write(path: Path, *, title: str, x: str, y: str, series: Mapping[str, Points], lines: bool = True) -> None:
-    """One chart; without lines its points are dots. Series without points only stand in the legend."""
+    """Writes one chart; without lines its points are dots. Series without points appear only in the legend."""
     path.write_text(render(title=title, x=x, y=y, series=series, lines=lines))
 
 

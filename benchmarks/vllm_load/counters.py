@@ -1,11 +1,11 @@
-"""Counters of /metrics, and what they say about hits."""
+"""Counters of /metrics, and the hit rates computed from them."""
 
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 Counters = dict[str, float]
-"""By name, or by name{label="value"} for the labels that are told apart below; summed over all other labels."""
+"""Value by name, or by name{label="value"} for the labels matched by RESULT; summed over all other labels."""
 
 SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 RESULT = re.compile(r'(?:^|,)((?:finished_reason|result)="[^"]*")')
@@ -25,20 +25,20 @@ WAITING = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
 class Hits(NamedTuple):
-    """Shares of tokens, and of chunks for the last, between two scrapes; None where nothing was asked or is told."""
+    """Hit shares of tokens between two scrapes, `server` of chunks. None if nothing was asked, or no count exists."""
 
     own: float | None
-    """Of the prompts' tokens, those in the engine's own prefix cache."""
+    """Share of the prompts' tokens found in the engine's own prefix cache."""
     external: float | None
-    """Of the tokens that the engine did not have, those that its connector promised."""
+    """Share of the tokens missing in the engine that its connector promised."""
     brought: float | None
-    """Of the prompts' tokens, those that kvserver brought back: what the connector counts when a load has ended."""
+    """Share of the prompts' tokens that kvserver loaded; the connector counts them when a load has ended."""
     server: float | None
-    """Of the chunks that the server was asked for, those that it held."""
+    """Share of the chunks asked of the server that it held."""
 
 
 def parse(text: str) -> Counters:
-    """Prometheus' text format."""
+    """Parses Prometheus' text format."""
     found: Counters = {}
     for line in text.splitlines():
         sample = SAMPLE.match(line)
@@ -52,7 +52,7 @@ def parse(text: str) -> Counters:
 
 
 def difference(before: Mapping[str, float], after: Mapping[str, float]) -> Counters:
-    """What was counted in between. A counter that is new began at zero."""
+    """Counts between two scrapes. A new counter began at zero."""
     return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
@@ -68,9 +68,10 @@ def hits(counted: Mapping[str, float]) -> Hits:
 
 
 def unclean(counted: Mapping[str, float], *, has_connector: bool) -> list[str]:
-    """Why what was measured meanwhile counts for nothing: loads failed, as our connector or vLLM counts them.
+    """Reasons to discard a measurement: failed loads, as our connector or vLLM counts them.
 
-    has_connector: of ours, which then has to tell."""
+    has_connector: the engine has our connector, so the counter must exist.
+    """
     found = [
         f"{counted[name]:.0f} {what}"
         for name, what in (
@@ -86,13 +87,13 @@ def unclean(counted: Mapping[str, float], *, has_connector: bool) -> list[str]:
 
 
 def has_prefix_caching(text: str) -> bool | None:
-    """What /metrics says of it; None where it says nothing."""
+    """The setting as /metrics shows it; None if it shows nothing."""
     told = PREFIX_CACHING.search(text)
     return None if told is None else told[1] == "True"
 
 
 def at_rest(counters: Mapping[str, float]) -> bool:
-    """No request is under way. True as well where the engine does not tell."""
+    """No request is in flight. Also true if the engine has no such gauge."""
     return sum(counters.get(name, 0.0) for name in WAITING) == 0
 
 

@@ -1,4 +1,4 @@
-"""Users who take lines and send what stands in them, each waiting for its answers. Knows no HTTP and no engine."""
+"""Users who take lines and send their requests, each waiting for its answers. Knows no HTTP and no engine."""
 
 import asyncio
 import time
@@ -16,18 +16,18 @@ Answerer = Callable[[Ask], Awaitable[Reply]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request, and what came of it."""
+    """One request and its reply."""
 
     ask: Ask
     reply: Reply
     began_s: float
-    """Since the workload's beginning."""
+    """Start, since the beginning of the workload."""
     users: int
-    """Who were there when it began."""
+    """Number of users when it began."""
 
 
 class Clock(Protocol):
-    """Time of a crowd; the test's passes by itself."""
+    """The time of a crowd; the tests' clock advances by itself."""
 
     def now_s(self) -> float: ...
     async def sleep(self, seconds: float) -> None: ...
@@ -42,7 +42,7 @@ class RealClock:
 
 
 class Crowd:
-    """Runs one workload once. `on_outcome` hears of each outcome as it comes."""
+    """Runs one workload once. `on_outcome` is called with each outcome."""
 
     def __init__(
         self, answerer: Answerer, *, on_outcome: Callable[[Outcome], None] = lambda _: None, clock: Clock | None = None
@@ -55,13 +55,13 @@ class Crowd:
         self._users = 0
 
     async def run(self, workload: Workload) -> list[Outcome]:
-        """In the order in which they ended."""
+        """Outcomes, in the order in which they ended."""
         self._began_s = self._clock.now_s()
         for phase in workload.phases:
             await _Running(self, phase).run()
         return self._outcomes
 
-    # ---------------------------------------------------------------- for the phases
+    # ---------------------------------------------------------------- used by phases
 
     def now_s(self) -> float:
         return self._clock.now_s() - self._began_s
@@ -82,7 +82,7 @@ class Crowd:
 
 
 class _Running:
-    """A phase under way."""
+    """A running phase."""
 
     def __init__(self, crowd: Crowd, phase: Phase) -> None:
         self._crowd = crowd
@@ -91,9 +91,9 @@ class _Running:
         self._began_s = crowd.now_s()
         self._users = 0
         self._ttfts_s: list[list[float]] = [[]]
-        """By period, the newest last."""
+        """Times to first token by period, the newest last."""
         self._begun_tokens = 0
-        """Of the first prompts of lines that began in this period, those of the users at the beginning left out."""
+        """Tokens of the first prompts of lines begun in this period, except those of the initial users."""
         ramp = phase.ramp
         self._working_set = WorkingSet(ramp.working_set_s) if ramp and ramp.working_set_tokens_max else None
 
@@ -110,7 +110,7 @@ class _Running:
         group.create_task(self._user(line))
 
     async def _user(self, line: Line | None) -> None:
-        """Plays lines until there are none, or the time is over. line: the one to begin with, if not the next."""
+        """Plays lines until none are left or the time is over. line: the one to begin with, if not the next."""
         line = line or next(self._lines, None)
         while line is not None:
             if not await self._wait(line.start_s - self._elapsed_s()):
@@ -123,7 +123,7 @@ class _Running:
         self._crowd.joined(-1)
 
     async def _play(self, steps: tuple[Ask | Fork, ...]) -> bool:
-        """False when the time was over before the end."""
+        """Plays the steps. Returns False if the time was over before the end."""
         for step in steps:
             if isinstance(step, Fork):
                 played = await asyncio.gather(*(self._play(line) for line in step.lines))
@@ -140,14 +140,14 @@ class _Running:
         return True
 
     async def _wait(self, seconds: float) -> bool:
-        """False when the time is over before, at once."""
+        """Sleeps. Returns False at once if the time would be over before."""
         if seconds >= self._left_s():
             return False
         await self._crowd.sleep(seconds)
         return self._left_s() > 0
 
     async def _let_join(self, group: asyncio.TaskGroup, ramp: Ramp) -> None:
-        """Users who join at once in a period: as many as the ramp says and as it admits with their first prompts."""
+        """Lets users join each period: as many as the ramp allows and admits with their first prompts."""
         held: Line | None = None
         while 0 < self._users < ramp.users_max and await self._wait(ramp.period_s):
             in_use = self._working_set.tokens(self._elapsed_s()) if self._working_set else 0

@@ -1,4 +1,4 @@
-"""An OpenAI endpoint over HTTP: streamed completions, with a bound on what is generated and how long it may take."""
+"""An OpenAI endpoint over HTTP: streamed completions, with limits on output and duration."""
 
 import json
 import os
@@ -14,14 +14,13 @@ from benchmarks.vllm_load.reply import Reading, Reply
 CONNECT_S = 10.0
 CONTROL_S = 60.0
 IDLE_S = 2.0
-"""A connection that was not used for longer is not used again. Servers close theirs after 5 s (uvicorn), and a request
-that meets such an end is lost."""
+"""Maximum idle time of a reused connection. Servers close theirs after 5 s (uvicorn), which would lose a request."""
 OPTIONAL: dict[str, Any] = {
     "ignore_eos": True,
     "return_token_ids": True,
     "stream_options": {"include_usage": True},
 }
-"""Fields that not every server knows: kept where a request with them is accepted."""
+"""Fields that not every server knows: kept if a request with them is accepted."""
 TEXT = """
     time year people way day man thing woman life child world school state family student group country problem hand
     part place case week company system program question work government number night point home water room mother
@@ -29,14 +28,14 @@ TEXT = """
     father power hour game line end member law car city community name president team minute idea kid body back face
 """
 WORDS = TEXT.split()
-"""For endpoints that take text only: one token each in most vocabularies."""
+"""Words for endpoints that take text only: one token each in most vocabularies."""
 
 
 class Form(StrEnum):
-    """How prompts are sent."""
+    """The form in which prompts are sent."""
 
     IDS = "ids"
-    """Token ids to /v1/completions: prompts have exactly the tokens that were drawn."""
+    """Token ids to /v1/completions: prompts have exactly the drawn tokens."""
     WORDS = "words"
     """Words to /v1/completions: about as many tokens."""
     CHAT = "chat"
@@ -44,7 +43,7 @@ class Form(StrEnum):
 
 
 class Endpoint:
-    """`url` ends before /v1. Used within one event loop; ask() may run many times at once."""
+    """One endpoint. `url` ends before /v1. Used within one event loop; ask() may run many times at once."""
 
     def __init__(self, url: str, *, form: Form, model: str = "", request_s_max: float = 600.0) -> None:
         key = os.environ.get("OPENAI_API_KEY", "")
@@ -63,7 +62,7 @@ class Endpoint:
         await self._http.aclose()
 
     async def begin(self) -> None:
-        """Finds out the model's name and which optional fields the server knows."""
+        """Finds out the model's name, and which optional fields the server knows."""
         if not self._model:
             answer = await self._http.get("/v1/models", timeout=CONTROL_S)
             answer.raise_for_status()
@@ -84,7 +83,7 @@ class Endpoint:
         return sorted(self._optional)
 
     async def ask(self, prompt: list[int], output_tokens: int) -> Reply:
-        """Never raises: what went wrong is in the reply."""
+        """Sends one request. Never raises: problems are in the reply."""
         path, body = self._request(prompt, output_tokens)
         content = json.dumps(body).encode()  # before the clock starts
         reading = Reading()
@@ -103,11 +102,11 @@ class Endpoint:
         return reading.reply(time.perf_counter() - began_s)
 
     async def counters(self) -> Counters:
-        """Of the engine; empty where there is no /metrics."""
+        """The engine's counters; empty if there is no /metrics."""
         return parse(await self._metrics())
 
     async def has_prefix_caching(self) -> bool | None:
-        """None where the engine does not tell."""
+        """None if the engine does not tell."""
         return has_prefix_caching(await self._metrics())
 
     async def _metrics(self) -> str:

@@ -1,11 +1,11 @@
-"""Arms: what the same workload runs against. Endpoints that are there already, or engines and a server started here.
+"""Arms: the endpoints that a workload is compared on. Existing ones, or engines and a server started here.
 
-All arms are up at the same time, so that rounds can alternate; while one is measured nothing is asked of the others.
-They differ in nothing but what is said about a connector:
+All arms are up at the same time, so that rounds can alternate; while one is measured, the others are idle. They
+differ only in the connector:
 
     none      vLLM alone
-    kvserver  with our connector, and a server beside it
-    native    with vLLM's own offload to CPU memory, where that engine has it (not on CPUs)
+    kvserver  with our connector, and its own server
+    native    with vLLM's own offload to CPU memory, if that engine has it (not on CPUs)
 """
 
 import json
@@ -51,30 +51,30 @@ class Arm:
     name: str
     url: str
     server_url: str = ""
-    """Of kvserver's HTTP side, for its metrics."""
+    """URL of kvserver's HTTP port, for its metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What all engines of a run are started with."""
+    """Settings of all engines of a run."""
 
     model: Path
     pool_tokens: int
-    """Of the engine's own KV cache."""
+    """Tokens of the engine's own KV cache."""
     block_tokens: int
     context_tokens_max: int
     arena_bytes: int
-    """Of kvserver, and of vLLM's own offload."""
+    """Bytes of kvserver's arena, and of vLLM's own offload."""
     model_id: str
-    """Names a model without weights for kvserver; empty where it has some."""
+    """Names a model without weights for kvserver; empty if it has weights."""
     engine_arguments: str
-    """For vLLM, as in a shell."""
+    """Arguments for vLLM, as in a shell."""
     connector: str
     """JSON: further keys of kv_connector_extra_config."""
 
 
 class Engines:
-    """Starts the arms one after another; ends them all."""
+    """Starts the arms one after another, and ends them all."""
 
     def __init__(self, kinds: list[ArmKind], options: EngineOptions) -> None:
         self._kinds = kinds
@@ -83,7 +83,7 @@ class Engines:
         self._stack = ExitStack()
 
     def __enter__(self) -> list[Arm]:
-        with self._stack as started:  # one that does not start ends those before it
+        with self._stack as started:  # if one does not start, those before it end
             arms = [self._start(kind) for kind in self._kinds]
             self._stack = started.pop_all()
         return arms
@@ -92,7 +92,7 @@ class Engines:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
-        if error is None or not isinstance(error, Exception):  # ended, or interrupted: nobody needs the logs
+        if error is None or not isinstance(error, Exception):  # ended or interrupted: nobody needs the logs
             shutil.rmtree(self._folder)
 
     def _start(self, kind: ArmKind) -> Arm:
@@ -131,7 +131,7 @@ def engine_arguments(options: EngineOptions, port: int) -> list[str]:
 
 
 def check_features(log: str) -> None:
-    """RuntimeError unless vLLM, which may turn either off by itself, says at its start that both are on."""
+    """Raises RuntimeError unless vLLM's log says that both features are on; vLLM may turn either off by itself."""
     for feature in FEATURES:
         said = re.findall(rf"{feature}=(True|False)", log)
         if said[-1:] != ["True"]:
@@ -164,7 +164,7 @@ class _Process:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **ENVIRONMENT},
-                start_new_session=True,  # so that all of them can be ended together
+                start_new_session=True,  # so that all of them can be killed together
             )
 
     def __enter__(self) -> "_Process":
@@ -181,11 +181,11 @@ class _Process:
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
-            return  # the usual case: nothing is left
+            return  # the usual case: no process is left
         self._process.wait()
 
     def problem(self) -> str:
-        """How it ended; empty while it runs."""
+        """The exit code and the end of the log; empty while it runs."""
         code = self._process.poll()
         if code is None:
             return ""
@@ -194,7 +194,7 @@ class _Process:
 
 
 def _wait(url: str, problem: Callable[[], str]) -> None:
-    """Until `url` answers 200. problem: called, and not empty when that will never be."""
+    """Waits until `url` answers 200. problem: returns why that can no longer happen, or ""."""
     due_s = time.monotonic() + START_S_MAX
     while time.monotonic() < due_s:
         if told := problem():

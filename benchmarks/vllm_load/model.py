@@ -1,7 +1,7 @@
-"""Folders of Llama models that no network is needed for: a configuration, a tokenizer of made-up words, and weights.
+"""Folders of Llama models, made without a network: a configuration, a tokenizer with invented words, and weights.
 
-Weights are drawn, so that what the model says depends on all it was asked; or there are none, for engines that make up
-their own (vLLM: --load-format dummy), whose answers say little.
+Weights are drawn, so that an answer depends on its whole prompt. Or there are none, for engines that make up their
+own (vLLM: --load-format dummy), whose answers say little.
 """
 
 import json
@@ -29,11 +29,11 @@ class Shape:
 
     @property
     def token_elements(self) -> int:
-        """Of one token in the KV cache."""
+        """KV cache elements of one token."""
         return self.layers * 2 * self.kv_heads * self.head
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes as checkpoints of this architecture have them."""
+        """Names and shapes as in checkpoints of this architecture."""
         yield "model.embed_tokens.weight", (self.vocabulary, self.hidden)
         for layer in range(self.layers):
             name = f"model.layers.{layer}"
@@ -56,9 +56,9 @@ SHAPES = {
     ),
     "llama-8b": Shape(hidden=4096, intermediate=14336, layers=32, heads=32, kv_heads=8, head=128, vocabulary=128_256),
 }
-"""small: slow enough on a CPU for its prefill to matter, and with a spread at which its answers differ."""
+"""small: slow enough on a CPU for its prefill to matter, and with a weight spread at which its answers differ."""
 DRAWN = ("small",)
-"""Those that get weights."""
+"""Shapes that get weights."""
 
 
 def write(folder: Path, shape: Shape, *, weights: bool, seed: int = 0) -> None:
@@ -112,7 +112,7 @@ def _tokenizer(shape: Shape) -> dict[str, Any]:
 
 
 def _write_weights(path: Path, shape: Shape, seed: int) -> None:
-    """safetensors, one tensor after another: a header of JSON with offsets, then bfloat16."""
+    """Writes safetensors, one tensor after another: a header of JSON with offsets, then bfloat16."""
     import torch  # noqa: PLC0415 - only where a model is made; an endpoint needs none
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,10 +1,11 @@
-"""Recorded traffic on the clock of whoever answers: pauses are replayed, the time that answers took is not.
+"""Recorded traffic: pauses are replayed, but answers take as long as the endpoint needs.
 
 The trace's files and their meaning are those of `kvserver replay` (kvserver/replay/data/README.md). Sessions are a
-closed loop: each user plays one, and then the next that nobody has played; when all were played they begin again, with
-other text. A session ends at its first prompt that exceeds the context. Requests in arrival order come when they came.
+closed loop: each user plays one, then the next unplayed one. When all were played they begin again, with other text.
+A session ends at its first prompt that exceeds the context. Requests in arrival order are sent at their recorded
+times.
 
-For engines too slow for such prompts, `shrink` divides all numbers of tokens, and time_scale shortens pauses.
+For engines too slow for these prompts, `shrink` divides all numbers of tokens, and time_scale shortens pauses.
 """
 
 import random
@@ -86,7 +87,7 @@ class Recorded:
         return max(1, min(tokens, self.output_tokens_max) // self.shrink)
 
     def spans(self, prefix: str, blocks: list[int], tokens: int, block_tokens: int) -> Prompt:
-        """Blocks by their ids, the last as far as the prompt goes; behind them what is nobody else's."""
+        """Spans of the blocks, the last one cut to the prompt's length; after them text that no other prompt has."""
         spans = [_block(block, block_tokens // self.shrink) for block in blocks]
         rest = tokens - len(blocks) * block_tokens
         if rest < 0:
@@ -119,10 +120,13 @@ PUBLISHED_MI300X = Recorded(
     warm_prefix_ratio=0.5,
     output_tokens_max=8192,
 )
-"""Parameters of the published experiment on two MI300X (with seed 42): kv-cache-tester with --warm-prefix-pct 0.5
---timing-strategy think-only --recycle --max-ttft 60 --test-duration 1200 --max-context 100000 --start-users 4
---max-users 32. The rest are the tester's defaults of then: --max-new-tokens-per-period 500000 (first_tokens_max),
---max-working-set-tokens 0, --assessment-period 30, --cache-max-age 600 (working_set_s), and no cooldown (ramp.py)."""
+"""Parameters of the published experiment on two MI300X (with seed 42).
+
+kv-cache-tester with --warm-prefix-pct 0.5 --timing-strategy think-only --recycle --max-ttft 60 --test-duration 1200
+--max-context 100000 --start-users 4 --max-users 32. The rest are the tester's defaults at that time:
+--max-new-tokens-per-period 500000 (first_tokens_max), --max-working-set-tokens 0, --assessment-period 30,
+--cache-max-age 600 (working_set_s), and no cooldown (ramp.py).
+"""
 PRESETS: dict[str, Recorded] = {
     "mi300x": PUBLISHED_MI300X,
     "mi300x-steady": replace(PUBLISHED_MI300X, users=32, users_max=0),
@@ -132,7 +136,7 @@ PRESETS: dict[str, Recorded] = {
 
 @lru_cache(maxsize=1 << 16)
 def _block(block: int, tokens: int) -> Span:
-    """One object for all prompts that have it: a long session names each of its blocks hundreds of times."""
+    """One shared object for all prompts with this block: a long session names each of its blocks hundreds of times."""
     return Span(f"block {block}", tokens)
 
 
@@ -147,7 +151,7 @@ class _Sessions:
         random.Random(seed).shuffle(self._sessions)
 
     def lines(self) -> Iterator[Line]:
-        """Without end, if sessions are recycled."""
+        """Endless if sessions are recycled."""
         unused = self._warm_blocks
         for number in count():
             if number >= len(self._sessions) and not self._options.recycle:

@@ -1,4 +1,4 @@
-"""What a streamed answer said, and when its tokens came. Fed with the lines of an event stream and the time of each."""
+"""Content and token times of a streamed answer, read from the lines of an event stream and their arrival times."""
 
 import json
 from dataclasses import dataclass, field
@@ -13,26 +13,26 @@ class Reply:
     """One answer. Times are seconds since the request was sent."""
 
     ttft_s: float | None = None
-    """Until the first token; None when none came."""
+    """Time to the first token; None if none came."""
     gaps_s: tuple[float, ...] = ()
-    """Between the tokens behind it; tokens of one message share its gap evenly."""
+    """Gaps between consecutive tokens; tokens of one message share its gap evenly."""
     total_s: float = 0.0
     prompt_tokens: int = 0
-    """As the endpoint counts."""
+    """As counted by the endpoint."""
     output_tokens: int = 0
     cached_tokens: int | None = None
-    """Of the prompt, if the endpoint tells (vLLM: --enable-prompt-tokens-details)."""
+    """Cached tokens of the prompt, if the endpoint tells (vLLM: --enable-prompt-tokens-details)."""
     said: tuple[int, ...] | str = ""
-    """Token ids where the endpoint tells them, else text."""
+    """Token ids if the endpoint sends them, else text."""
     problem: str = ""
 
 
 @dataclass
 class Reading:
-    """A reply while it comes in."""
+    """A reply while it arrives."""
 
     _times_s: list[float] = field(default_factory=list)
-    """Of each token."""
+    """Arrival time of each token."""
     _ids: list[int] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
     _usage: dict[str, Any] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Reading:
     ended: bool = False
 
     def line(self, text: str, at_s: float) -> None:
-        """A line of the stream. Those that are no data (comments, empty ones) say nothing."""
+        """Takes a line of the stream; lines without data (comments, empty ones) are ignored."""
         if not text.startswith(DATA):
             return
         data = text[len(DATA) :].strip()
@@ -72,7 +72,7 @@ class Reading:
         )
 
     def _choice(self, choice: dict[str, Any], at_s: float) -> None:
-        """A message with token ids stands for them; one with text only for one token."""
+        """A message with token ids counts as that many tokens; one with text only counts as one."""
         delta = choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
         ids = choice.get("token_ids") or []
@@ -87,12 +87,12 @@ class Reading:
         gaps = _shared_evenly(times)
         if tokens <= len(times):
             return tuple(gaps)
-        # text came in larger pieces than tokens: all that can be said is the mean
+        # text came in pieces of several tokens: only the mean gap is known
         return ((times[-1] - times[0]) / (tokens - 1),) * (tokens - 1)
 
 
 def _shared_evenly(times_s: list[float]) -> list[float]:
-    """Gaps behind the first token. Of those that came together, each has its share of the time since the one before."""
+    """Gaps after the first token. Tokens that came together share the time since the previous one evenly."""
     gaps: list[float] = []
     first = 0
     for index in range(1, len(times_s) + 1):

@@ -1,4 +1,4 @@
-"""A run as a table for people, as rows for programs, and as files: one line a request, and two charts."""
+"""A run as a table for people, as rows for programs, and as files: one line per request, and two charts."""
 
 import json
 import statistics
@@ -11,7 +11,7 @@ from benchmarks.vllm_load.rounds import Agreement
 from benchmarks.vllm_load.summary import FILLER, Figure, Limits, Round, figures
 
 Runs = Mapping[str, Mapping[str, Sequence[Figure]]]
-"""Figure -> arm -> one for each round, in the order of the rounds."""
+"""Figure name -> arm -> one figure per round, in order."""
 
 MEANING = {
     "ttft": "from sending a request to its first token, ms",
@@ -40,7 +40,7 @@ def collect(rounds: Sequence[Round], limits: Limits) -> dict[str, dict[str, list
 
 
 def table(runs: Runs, arms: Sequence[str], agreement: Agreement) -> str:
-    """Median of the rounds (smallest - largest), and of each round's share of what the first arm had in that round."""
+    """Median of the rounds (smallest - largest), and its share of the first arm's value in the same round."""
     rows = [["", *arms, *(f"{arm} / {arms[0]}" for arm in arms[1:])]]
     for name, by_arm in runs.items():
         cells = [_cell(by_arm.get(arm, [])) for arm in arms]
@@ -59,7 +59,7 @@ def verdict(agreement: Agreement) -> str:
 
 
 def rows(runs: Runs, workload: str, arms: Sequence[str], agreement: Agreement, printed: Rows) -> None:
-    """The first arm is the ceiling of the others: what the same machine did without."""
+    """Prints rows. The first arm is the ceiling of the others: the same machine without a server."""
     for name, by_arm in runs.items():
         for arm, found in by_arm.items():
             values = [figure.value for figure in found]
@@ -102,7 +102,7 @@ def files(folder: Path, workload: str, rounds: Sequence[Round]) -> None:
 
 
 def _points(rounds: Sequence[Round]) -> tuple[dict[str, chart.Points], dict[str, chart.Points]]:
-    """Of each arm: when its requests began and how long the first token took, and the shares of the latter."""
+    """Time to first token over time, and its cumulative distribution, for each arm."""
     over_time: dict[str, list[tuple[float, float]]] = {}
     for each in rounds:
         points = over_time.setdefault(each.arm, [])

@@ -1,9 +1,8 @@
-"""Arms in turn: every round is another seed, every arm gets it, and each round begins with another arm.
+"""Rounds: each has its own seed, every arm gets it, and each round begins with another arm.
 
-Answers to equal prompts have to be equal, at all arms and from wherever the prompt's KV came. Engines round differently
-when other requests share a step, which can tip a choice between two words that are nearly as likely. So prompts that
-were answered in different ways are asked again, one alone at a time: what differs then as well is not explained by its
-company.
+Answers to equal prompts must be equal, at all arms and wherever the prompt's KV came from. Engines round differently
+when other requests share a step, which can tip a choice between two nearly equally likely words. So prompts with
+different answers are asked again, one at a time: a difference that remains is not explained by batching.
 """
 
 import asyncio
@@ -21,9 +20,9 @@ from benchmarks.vllm_load.summary import Round
 
 REST_S_MAX = 60.0
 REST_S = 0.5
-"""Pause after a round: what a connector stores behind its last request must not disturb the next arm."""
+"""Pause after a round, so that a connector's last stores do not disturb the next arm."""
 ALONE_MAX = 64
-"""More prompts are not asked again in one round: they count as different."""
+"""Maximum of prompts asked again in one round; further ones count as different."""
 WARM_REQUESTS = 3
 WARM_TOKENS = 300
 WARM_SEED = -1
@@ -37,25 +36,25 @@ class Drawn(Protocol):
 
 @dataclass
 class Agreement:
-    """Whether equal prompts got equal answers. differing_alone are those for which there is no excuse."""
+    """Agreement of answers to equal prompts. differing_alone are errors without an excuse."""
 
     compared: int = 0
     """Answers to prompts that were answered more than once."""
     differing: int = 0
     """Prompts with unequal answers in traffic."""
     differing_alone: int = 0
-    """Of those, prompts with unequal answers as well when asked alone, or not asked again (ALONE_MAX)."""
+    """Those of `differing` that also differ when asked alone, or were not asked again (ALONE_MAX)."""
     examples: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Live:
-    """An arm that is up."""
+    """A running arm."""
 
     name: str
     endpoint: Endpoint
     server: Endpoint | None
-    """kvserver's HTTP side, of which only the metrics are asked for."""
+    """kvserver's HTTP port; only its metrics are used."""
 
     async def counters(self) -> Counters:
         counted = await self.endpoint.counters()
@@ -63,7 +62,7 @@ class Live:
 
 
 class Rounds:
-    """Runs them; on_outcome hears of arm, number of the round and outcome."""
+    """Runs the rounds; on_outcome is called with arm, round number and outcome."""
 
     def __init__(
         self,
@@ -92,7 +91,7 @@ class Rounds:
         return done
 
     async def _warm(self, arm: Live) -> None:
-        """The first requests of an engine pay for what it makes only once."""
+        """Warms an engine up: the first requests pay for one-time work."""
         for number in range(WARM_REQUESTS):
             await self._ask(arm, Ask("", "", (Span(f"warm {number}", WARM_TOKENS),), 4), WARM_SEED)
         await _rest(arm)
@@ -111,7 +110,7 @@ class Rounds:
         return Round(arm.name, number, seed, outcomes, difference(before, await arm.counters()))
 
     async def _compare(self, same_seed: Sequence[Round]) -> None:
-        """Rounds with one seed."""
+        """Compares rounds that have one seed."""
         agreement = self.agreement
         compared, differing = disagreements(outcome for each in same_seed for outcome in each.outcomes)
         agreement.compared += compared
@@ -126,7 +125,7 @@ class Rounds:
 
 
 def disagreements(outcomes: Iterable[Outcome]) -> tuple[int, list[Ask]]:
-    """Answers that could be compared, and one request for each prompt of which they were unequal."""
+    """The number of comparable answers, and one request for each prompt with unequal answers."""
     by_prompt: dict[tuple[Prompt, int], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if not outcome.reply.problem:
@@ -137,7 +136,7 @@ def disagreements(outcomes: Iterable[Outcome]) -> tuple[int, list[Ask]]:
 
 
 async def _rest(arm: Live) -> None:
-    """Until the engine says that nothing is under way."""
+    """Waits until the engine says that no request is in flight."""
     for _ in range(int(REST_S_MAX / REST_S)):
         await asyncio.sleep(REST_S)
         if at_rest(await arm.endpoint.counters()):

@@ -10,15 +10,15 @@ from benchmarks.vllm_load.counters import LOADS_FAILED, Counters, hits
 from benchmarks.vllm_load.crowd import Outcome
 
 FILLER = "filler"
-"""The kind of requests that only push others out: in no figure but the errors."""
+"""Kind of requests that only evict others: excluded from all figures but the errors."""
 QUANTILES = (50, 90, 99)
 QUANTILES_OF_PACES = (50, 10, 1)
-"""Where more is better, the worst are at the other end."""
+"""Quantiles of rates: the worst are at the low end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A good answer has its first token in time, and those behind it fast enough on average."""
+    """Limits for a good answer: time to first token, and mean gap of the later tokens."""
 
     ttft_s: float
     gap_s: float
@@ -26,14 +26,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What came of one workload at one arm."""
+    """The outcomes of one workload at one arm."""
 
     arm: str
     number: int
     seed: int
     outcomes: Sequence[Outcome]
     counted: Counters
-    """By the engine and the server meanwhile."""
+    """Counts of the engine and the server during the round."""
 
 
 class Figure(NamedTuple):
@@ -42,7 +42,7 @@ class Figure(NamedTuple):
 
 
 def figures(of: Round, limits: Limits) -> dict[str, Figure]:
-    """By name, in the order in which they are shown. What cannot be said is left out."""
+    """Figures by name, in display order. Unknown ones are left out."""
     told: dict[str, Figure] = {}
     asked = [outcome for outcome in of.outcomes if outcome.ask.kind != FILLER]
     answered = [outcome for outcome in asked if not outcome.reply.problem]
@@ -68,18 +68,18 @@ def figures(of: Round, limits: Limits) -> dict[str, Figure]:
 
 
 def of_other_length(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Answers with more or fewer tokens than were asked for: then arms did not do the same work."""
+    """Answers with more or fewer tokens than were asked for: then the arms did not do the same work."""
     return [each for each in outcomes if not each.reply.problem and each.reply.output_tokens != each.ask.output_tokens]
 
 
 def quantile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many percent of all do not exceed."""
+    """The smallest value that at least `percent` percent of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 def _quantiles(name: str, values: Sequence[float]) -> dict[str, Figure]:
-    """In milliseconds."""
+    """Quantiles in milliseconds."""
     if not values:
         return {}
     return {f"{name}_p{percent}": Figure(quantile(values, percent), "ms") for percent in QUANTILES}
@@ -90,14 +90,14 @@ def _ttfts_ms(outcomes: Iterable[Outcome]) -> list[float]:
 
 
 def _paces(name: str, values: Sequence[float]) -> dict[str, Figure]:
-    """So many tokens a second; all but so many percent had more."""
+    """Quantiles in tokens per second: p10 is the rate that nine of ten exceed."""
     if not values:
         return {}
     return {f"{name}_p{percent}": Figure(quantile(values, percent), "tok/s") for percent in QUANTILES_OF_PACES}
 
 
 def _mean_gaps_s(outcomes: Iterable[Outcome]) -> list[float]:
-    """Of each answer of several tokens: from its first token to its last, divided by the tokens behind the first."""
+    """Mean gap of each answer with several tokens: first to last token, divided by the tokens after the first."""
     return [statistics.fmean(outcome.reply.gaps_s) for outcome in outcomes if outcome.reply.gaps_s]
 
 
@@ -107,7 +107,7 @@ def _input_paces(outcomes: Iterable[Outcome]) -> list[float]:
 
 
 def _rates(answered: Sequence[Outcome]) -> dict[str, Figure]:
-    """Over the time from the first beginning to the last end."""
+    """Rates over the time from the first start to the last end."""
     if not answered:
         return {}
     began_s = min(outcome.began_s for outcome in answered)
@@ -129,7 +129,7 @@ def _is_good(outcome: Outcome, limits: Limits) -> bool:
 
 
 def _hits(outcomes: Sequence[Outcome], counted: Mapping[str, float]) -> dict[str, Figure]:
-    """Of all requests, fillers included: that is what the counters count."""
+    """Hit rates over all requests, including fillers, because the counters count all."""
     told = hits(counted)
     shares = {"hit_own": told.own, "hit_external": told.external, "brought": told.brought, "hit_server": told.server}
     known = [outcome.reply for outcome in outcomes if outcome.reply.cached_tokens is not None]

@@ -1,15 +1,15 @@
-"""How much text is in use: what was asked about of late, each piece once."""
+"""The tokens in recent use, each piece counted once."""
 
 from benchmarks.vllm_load.asks import Prompt
 
 
 class WorkingSet:
-    """Forgets what nobody asked about for age_s."""
+    """Forgets pieces that were not used for age_s."""
 
     def __init__(self, age_s: float) -> None:
         self._age_s = age_s
         self._spans: dict[str, tuple[float, int]] = {}
-        """By name: when last, and the tokens of the longest piece."""
+        """Name -> (time of last use, tokens of its longest piece)."""
 
     def asked(self, prompt: Prompt, now_s: float) -> None:
         for name, tokens in prompt:

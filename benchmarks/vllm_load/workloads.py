@@ -1,7 +1,7 @@
-"""Workloads that are drawn from a seed: who asks what, sharing which beginning with what was asked before.
+"""Workloads drawn from a seed: the requests of each user, and which beginnings they share.
 
-The first three are those that LMCache's benchmark made known. In a chat the answers in later prompts are drawn as well,
-and are not what the engine said: all arms get the same prompts, whatever they answer.
+The first three are known from LMCache's benchmark. In a chat, the answers within later prompts are drawn too, and
+are not the engine's: all arms get the same prompts, whatever they answer.
 """
 
 import math
@@ -41,7 +41,7 @@ class LongDocuments:
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """Users who have a system prompt in common talk for a while, each sends the whole conversation every time."""
+    """Users with a common system prompt hold conversations; each request sends the whole conversation."""
 
     users: int = field(default=6, metadata={"help": "conversations at a time, never more; the next begins as one ends"})
     conversations: int = field(default=0, metadata={"help": "altogether; 0: one for each user"})
@@ -71,7 +71,7 @@ class Chat:
 
 @dataclass(frozen=True, kw_only=True)
 class Permutations:
-    """The same documents in many orders: a prefix cache only serves those with which a prompt begins like another."""
+    """The same documents in many orders: a prefix cache helps only with equal documents at the beginning."""
 
     documents: int = field(default=4, metadata={"help": "in each prompt"})
     document_tokens: int = field(default=768, metadata={"help": "tokens of each"})
@@ -102,7 +102,7 @@ class Permutations:
 
 @dataclass(frozen=True, kw_only=True)
 class Evicted:
-    """One user asks prompts twice each, then so much else that the engine has forgotten them, then once more."""
+    """One user asks prompts twice each, then enough others that the engine forgets them, then asks once more."""
 
     lengths: str = field(default="256,1024,4096", metadata={"help": "tokens of the prefixes, with commas"})
     rest_tokens: int = field(default=7, metadata={"help": "behind the prefix: what always is computed"})
@@ -131,7 +131,7 @@ class Evicted:
 
 @dataclass(frozen=True, kw_only=True)
 class Misses:
-    """Prompts that nobody has asked before: what a cache costs where it cannot help."""
+    """Prompts that nobody has asked before: the cost of a cache where it cannot help."""
 
     prompts: int = field(default=20, metadata={"help": "in each round"})
     prompt_tokens: int = field(default=1024, metadata={"help": "of each"})
