@@ -1,5 +1,6 @@
-"""`kvserver replay`: recorded traffic against a real server, with every byte that comes back compared.
+"""`kvserver replay`: recorded traffic against a real server, with every retrieved byte compared.
 
-trace (what was recorded) → workload (who asks what, when) → schedule → worker processes (engine, pool, pages, prefixes)
-→ outcomes → result → report. `run.run(ReplayOptions(...), progress)` does it, `report.render(result)` tells of it.
+trace (the recording) → workload (users, prompts, times) → schedule → worker processes (engine, pool, pages,
+prefixes) → outcomes → result → report. `run.run(ReplayOptions(...), progress)` runs it; `report.render(result)`
+prints the result.
 """

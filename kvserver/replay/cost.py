@@ -1,14 +1,14 @@
-"""Estimated time to first token: a cost model, not a measurement. Stated wherever its results are printed.
+"""Estimated time to first token: a cost model, not a measurement. The report says so next to its results.
 
     prefill seconds = BASE_S + times * (NEW_TOKEN_S * new + PAIR_S * new * (prefix + new / 2))
 
 The last term is attention: each new token looks at all tokens before it. The constants are a fit to vLLM 0.20 with
-Llama-3.1-8B on one H200, cold prompts of 8K / 32K / 64K tokens: 0.209 / 1.18 / 3.26 s, and 0.025 s for a full hit. The
-fit is within 3 % of each. `times` is how much longer another model takes: an assumption (its parameters over 8e9), and
-no measurement.
+Llama-3.1-8B on one H200, cold prompts of 8K / 32K / 64K tokens: 0.209 / 1.18 / 3.26 s, and 0.025 s for a full hit.
+The fit is within 3 % of each. `times` is how much longer another model takes: an assumption (its parameters over
+8e9), not a measurement.
 
-With the server, its lookup (measured in the run), the bytes of the retrieved tokens over the modelled link, and before
-them those of the tokens that were on disk, at the disk's rate, come on top. Queueing is queueing.py's.
+With the server three times are added: its lookup (measured in the run), the retrieved bytes over the modelled link,
+and before them the bytes from disk at the disk's rate. queueing.py adds the waiting.
 """
 
 from dataclasses import dataclass
@@ -25,18 +25,17 @@ class CostModel:
     model_token_bytes: int
     link_bytes_per_s: float
     disk_bytes_per_s: float = 0.0
-    """Of all devices together. Needed when something came from disk."""
+    """Rate of all devices together. Required if anything came from disk."""
     prefill_times: float = 1.0
 
     def engine_s(self, outcome: Outcome) -> float:
-        """One request's time with the server, behind what has to be read from disk: lookup, link, and computing what
-        is left."""
+        """One request's time with the server, after its disk reads: lookup, link, and computing the rest."""
         prefix = outcome.hbm_tokens + outcome.retrieved_tokens
         link_s = outcome.retrieved_tokens * self.model_token_bytes / self.link_bytes_per_s
         return outcome.lookup_ns / 1e9 + link_s + self.prefill_s(outcome.prompt_tokens, prefix)
 
     def disk_s(self, outcome: Outcome) -> float:
-        """How long the disks take for what the request needs of them, when they do nothing else."""
+        """Time of the request's disk reads if the disks do nothing else."""
         if not outcome.disk_tokens:
             return 0.0
         return outcome.disk_tokens * self.model_token_bytes / self.disk_bytes_per_s

@@ -1,4 +1,4 @@
-"""The engine worker processes of a replay: started, talked to, and gone at the end."""
+"""The engine worker processes of a replay: starts them, talks to them, ends them."""
 
 import multiprocessing
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class _Member:
 
 
 class Crew:
-    """`options.workers` processes. ResourceError as soon as one of them breaks or dies."""
+    """`options.workers` processes. Raises ResourceError as soon as one of them breaks or dies."""
 
     def __init__(self, options: ReplayOptions, socket: Path) -> None:
         context = multiprocessing.get_context("spawn")
@@ -34,7 +34,7 @@ class Crew:
                 target=worker_main, args=(worker, options, socket, theirs), name=f"replay-{worker}", daemon=True
             )
             process.start()
-            theirs.close()  # so that a worker's death is the end of its pipe
+            theirs.close()  # so that a worker's death closes its pipe
             self._members.append(_Member(process, ours))
 
     def __enter__(self) -> "Crew":
@@ -52,7 +52,7 @@ class Crew:
             raise self._died(worker) from error
 
     def receive(self, timeout_s: float) -> list[pipe.FromWorker]:
-        """At most one message of each worker, as soon as there is one; none after the timeout."""
+        """At most one message from each worker, as soon as there is one; none after the timeout."""
         numbers = {m.connection: i for i, m in enumerate(self._members) if not m.left}
         messages: list[pipe.FromWorker] = []
         for connection in wait(list(numbers), timeout_s):
@@ -69,7 +69,7 @@ class Crew:
         return messages
 
     def close(self) -> None:
-        """Closes the pipes, at which workers end, and kills those that do not."""
+        """Closes the pipes, which ends the workers, and kills those that remain."""
         for member in self._members:
             member.connection.close()
         for member in self._members:

@@ -1,9 +1,9 @@
-"""One engine worker's logic: what an inference engine with paged KV and a prefix cache does with a request.
+"""One engine worker's logic: the life of a request in an inference engine with paged KV and a prefix cache.
 
-    match HBM → allocate → look up → retrieve what the pool lost → compute the rest → store new chunks → end
+    match HBM → allocate → look up → retrieve the blocks missing in HBM → compute the rest → store new chunks → end
 
-Single-threaded: every method and every callback runs on the worker's one thread. Bytes are moved by the server only;
-the engine fills pages instead of running a model, and compares every byte that comes back.
+Single-threaded: every method and every callback runs on the worker's one thread. Only the server moves bytes; the
+engine fills pages instead of running a model, and compares every retrieved byte.
 
 Blocks stay pinned while anything may touch them: a request's until it has computed, a store's until it has ended. A
 pin always covers the whole prefix (pool.py says why).
@@ -20,19 +20,19 @@ from kvserver.replay.outcome import Outcome
 
 @dataclass(frozen=True)
 class Hit:
-    """What a lookup found. `lease` is the link's own; None = none was granted."""
+    """The result of a lookup. `lease` is the link's own; None: none was granted."""
 
     chunks: int
     lease: object | None
     problem: str = ""
-    """Why the server could not be asked; empty when it answered."""
+    """Why the server could not be asked; empty if it answered."""
     chunks_on_disk: int = 0
-    """Of those that the lease covers, how many have to be read from disk first."""
+    """Chunks of the lease that must be read from disk first."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a retrieve or store ended. problem is empty when all of it was done."""
+    """The end of a retrieve or store. `problem` is empty if it was completed."""
 
     problem: str
     at_ns: int
@@ -41,8 +41,10 @@ class Ended:
 
 
 class Link(Protocol):
-    """The server as the engine sees it. Failures are misses: nothing here raises for them. `done` is called once, on
-    the worker's thread, after the call has returned."""
+    """The server as the engine sees it. A failure is a miss; no method raises for it.
+
+    `done` is called once, on the worker's thread, after the call has returned.
+    """
 
     def lookup(self, keys: Sequence[bytes], chunks_wanted_min: int) -> Hit: ...
     def release(self, lease: object) -> None: ...
@@ -60,7 +62,7 @@ class Link(Protocol):
 
 
 class Names(Protocol):
-    """What blocks and chunks are called (prefixes.Prefixes)."""
+    """Names of blocks and chunks (prefixes.Prefixes)."""
 
     def digests(self, blocks: Sequence[int]) -> list[bytes]: ...
     def keys(self, blocks: Sequence[int]) -> list[bytes]: ...
@@ -90,16 +92,16 @@ class KV(Protocol):
 class _Request:
     outcome: Outcome
     digests: list[bytes]
-    """Of its full blocks."""
+    """Digests of its full blocks."""
     keys: list[bytes]
-    """Of its whole chunks."""
+    """Keys of its whole chunks."""
     blocks: list[int]
-    """Block table: the full blocks, then the one that the rest of the prompt fills in part."""
+    """Block table: the full blocks, then the block that the rest of the prompt partly fills."""
     held: int
     """Leading blocks that were in HBM."""
     found_chunks: int = 0
     chunks_on_disk: int = 0
-    """Of these. They are its last ones, since the tail of a chain leaves DRAM before its head."""
+    """Found chunks that are on disk: always the last ones, since the tail of a chain leaves DRAM before its head."""
     usable: int = 0
     """Leading blocks that may be served instead of computed."""
     stored: list[int] = field(default_factory=list)
@@ -107,7 +109,7 @@ class _Request:
 
 
 class Engine:
-    """begin() a request, and hear of its end by `ended`."""
+    """The engine: begin() starts a request, and `ended` is called at its end."""
 
     def __init__(
         self,
@@ -132,12 +134,12 @@ class Engine:
         self._link = link
         self._ended = ended
         self._storing: set[bytes] = set()
-        """Keys of stores in flight: neither found by a lookup yet nor to be stored again."""
+        """Keys of stores in flight: lookups do not find them yet, and they must not be stored again."""
         self._sent: set[bytes] = set()
         """Keys that this worker has ever sent in a store."""
 
     def begin(self, index: int, tokens: int, trace_blocks: Sequence[int]) -> bool:
-        """Starts a request; False, and nothing changed, when the pool has too few unpinned blocks for it now."""
+        """Starts a request. Returns False, and changes nothing, if the pool has too few unpinned blocks now."""
         digests = self._prefixes.digests(trace_blocks)
         # The last token is always computed: an engine needs its logits.
         usable = (tokens - 1) // self._block_tokens
@@ -167,7 +169,7 @@ class Engine:
             request.outcome.spot_wrong_bytes = self._pages.wrong(one, digest)
 
     def _look_up(self, request: _Request) -> None:
-        """Asks even when HBM holds everything: the answer says where storing has to begin."""
+        """Asks even if HBM holds everything: the answer says where storing has to begin."""
         if not request.keys:
             self._compute(request, request.held)
             return
@@ -186,7 +188,7 @@ class Engine:
         self._compute(request, request.held)
 
     def _retrieve(self, request: _Request, lease: object, served: int) -> None:
-        """Brings blocks [held, served): both ends may lie inside a chunk."""
+        """Retrieves blocks [held, served); both ends may be inside a chunk."""
         blocks = request.blocks[request.held : served]
         self._pages.spoil(blocks, request.digests[request.held : served])
         request.outcome.retrieve_asked_bytes = len(blocks) * self._block_bytes
@@ -198,7 +200,7 @@ class Engine:
         outcome.retrieve_ended_ns = end.at_ns
         outcome.retrieve_problem = end.problem
         if end.problem:
-            self._link.release(lease)  # it may not have been used up, and keeps the prefix in DRAM
+            self._link.release(lease)  # its lease may not be used up, and would keep the prefix in DRAM
             self._compute(request, request.held)
             return
         outcome.compared_bytes = outcome.retrieve_asked_bytes
@@ -213,7 +215,7 @@ class Engine:
         self._compute(request, served)
 
     def _compute(self, request: _Request, done: int) -> None:
-        """Everything behind the first `done` blocks; then the request's blocks are cached and new chunks stored."""
+        """Computes all blocks after the first `done`, caches the request's blocks, and stores new chunks."""
         full = len(request.digests)
         self._pages.compute(request.blocks[done:full], request.digests[done:])
         for i in range(request.held, full):
@@ -226,7 +228,7 @@ class Engine:
         self._pool.release(request.blocks)
 
     def _store(self, request: _Request) -> None:
-        """Stores the whole chunks behind what the server holds or is being sent."""
+        """Stores the whole chunks after those that the server holds or is receiving."""
         first = request.found_chunks
         while first < len(request.keys) and request.keys[first] in self._storing:
             first += 1

@@ -1,4 +1,4 @@
-"""The replay's connections to a real server: kvclient behind engine.Link. The only file here that talks to it."""
+"""The replay's connections to a real server: kvclient as engine.Link. Only this file talks to the server."""
 
 import os
 from array import array
@@ -21,12 +21,12 @@ from kvserver.wire.messages import RegionRun
 from kvserver.wire.status import Status
 
 LOOKUP_S = 2.0
-"""A replay shares its cores with the server that it measures: a slow lookup is to be seen, not to become a miss."""
+"""Long lookup timeout: a replay shares its cores with the server, and a slow lookup should be seen, not missed."""
 Call = Callable[[], None]
 
 
 class ServerLink:
-    """One worker's engine.Link. Calls of `done` go through `post`, which runs them on the worker's thread."""
+    """One worker's engine.Link. `post` runs `done` on the worker's thread."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class ServerLink:
 
 
 class Control:
-    """The replay's own connection: sees when the server is ready, and asks what it counted."""
+    """The replay's own connection: sees when the server is ready, and reads its counters."""
 
     def __init__(self, socket: Path) -> None:
         self._client = Client(socket, engine=f"replay-{os.getpid()}-control", epoch=os.getpid(), rank=-1)
@@ -116,7 +116,7 @@ class Control:
         return self._client.wait_connected(wait_s)
 
     def status(self) -> Status | None:
-        """None when the server does not answer."""
+        """The server's status; None if it does not answer."""
         try:
             return msgspec.convert(self._client.status(), Status)
         except ResourceError:

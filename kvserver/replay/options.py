@@ -1,4 +1,4 @@
-"""What a replay is asked to do. Checked once, here; everything behind it trusts the numbers."""
+"""The options of a replay, checked once, here. All other files trust them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,27 +28,26 @@ class Arm:
 
     name: str
     serve_flags: tuple[str, ...] = ()
-    """Added to `kvserver serve`. With --disk-bytes and without --disk-paths the server gets a directory that lives as
-    long as it does."""
+    """Flags added to `kvserver serve`. With --disk-bytes but no --disk-paths the server gets a temporary directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions:
-    """The defaults are those of `make demo`: 2 cores, a minute, 2 GiB of memory, 3 GiB of disk."""
+    """All options. The defaults are those of `make demo`: 2 cores, a minute, 2 GiB of memory, 3 GiB of disk."""
 
-    # -- who asks what, when
+    # -- users and requests
     trace: str = "claude-code"
     """A sample's name (claude-code, mooncake) or a file."""
     requests: int = 1500
-    """How many to send; 0 = all of the trace once."""
+    """Number of requests to send; 0: all of the trace once."""
     users: int = 16
     """Sessions at any time. Not used by traces in arrival order."""
     context_tokens_max: int = 100_000
-    """A session ends at its first longer request, as the trace's own tester does."""
+    """A session ends at its first longer request, as in the trace's own tester."""
     think_s_max: float = 600.0
     """Longer pauses are cut to this. All pauses pass on a simulated clock."""
     warm_prefix_ratio: float = 0.5
-    """Share of the longest tool-and-system prompt that all sessions have in common."""
+    """Share of the longest tool-and-system prompt that is common to all sessions."""
     migrate_ratio: float = 0.2
     """Chance that a conversation's next request goes to another worker."""
     seed: int = 42
@@ -56,11 +55,11 @@ class ReplayOptions:
     # -- the engine workers
     workers: int = 2
     in_flight: int = 3
-    """Requests that a worker has begun and not ended."""
+    """Maximum of requests that a worker has begun and not ended."""
     block_tokens: int = 64
     blocks_per_chunk: int = 4
     regions: int = 8
-    """Layer x K/V."""
+    """Layers x K/V."""
     page_bytes: int = 8192
     """Bytes of one block in one region. With the other defaults a token is 1 KiB."""
     pool_tokens: int = 256 * 1024
@@ -70,25 +69,25 @@ class ReplayOptions:
     socket: Path | None = None
     """Use the server at this socket instead of starting one; then there can be only one arm."""
     arena_bytes: int = 384 * MIB
-    """Too small for the working set, and smaller than what the workers' pools hold: what a disk is for."""
+    """Deliberately smaller than the working set and than the workers' pools: this is the case for a disk."""
     arms: tuple[Arm, ...] = field(default=(Arm("+ DRAM"), Arm("+ DRAM + NVMe", (DISK_FLAG, "3GiB"))))
     disk_dir: Path = Path("/var/tmp")
-    """Where directories of disk tiers are made, and removed at the end. On a real disk, so not in /tmp."""
+    """Parent of the disk tiers' directories, which are removed at the end. On a real disk, so not in /tmp."""
     restart_after: int = 0
-    """Once so many requests have ended, the server is killed (all its processes) and started again. 0: never."""
+    """The server is killed (all its processes) and restarted after this many requests have ended. 0: never."""
     start_s_max: float = 30.0
     job_s_max: float = 10.0
-    """When a worker gives up a store or retrieve."""
+    """Timeout of a worker's store or retrieve."""
     stall_s_max: float = 60.0
-    """A replay in which nothing ends for so long is given up."""
+    """The replay is given up if nothing ends for this long."""
 
-    # -- what the cost model scales to (cost.py)
+    # -- parameters of the cost model (cost.py)
     prefill_times: float = 8.75
-    """How much longer the modelled model takes to prefill than Llama-3.1-8B: 70e9 parameters over 8e9."""
+    """Prefill time of the modelled model relative to Llama-3.1-8B: 70e9 parameters over 8e9."""
     model_token_bytes: int = 160 * 1024
     """KV bytes of one token of the modelled model: Llama-3.1-70B in fp8."""
     model_disk_bytes_per_s: float = 0.0
-    """Rate of the modelled disks. 0: as this run measures it."""
+    """Rate of the modelled disks. 0: as measured in this run."""
     link_bytes_per_s: float = 55e9
     """Rate at which the modelled engine gets its bytes back: PCIe gen5 x16 as measured."""
 

@@ -1,8 +1,8 @@
-"""The paged KV of one worker: real bytes in shared memory that are a function of what they stand for.
+"""The paged KV of one worker: real bytes in shared memory, determined by the prefix that they represent.
 
-The memory is laid out as engines do it, [region][block][page_bytes]. A page's bytes are the stream of a 64-bit seed,
-made of the digest of the whole token prefix up to the block's end (which starts with the namespace) and the region. So
-any byte that came from another prefix, block, region or namespace, or never came, shows.
+The memory is laid out as in engines, [region][block][page_bytes]. A page's bytes are the stream of a 64-bit seed,
+made of the region and the digest of the whole token prefix up to the block's end (which starts with the namespace).
+So any byte from another prefix, block, region or namespace is noticed, and any byte that never arrived.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ STALE_SALT = int.from_bytes(hashlib.blake2b(b"stale", digest_size=8).digest(), "
 
 
 class Pages:
-    """Owns the descriptor and the mapping until close()."""
+    """Fills and compares pages. Owns the descriptor and the mapping until close()."""
 
     def __init__(self, *, blocks: int, regions: int, page_bytes: int) -> None:
         self.bytes = blocks * regions * page_bytes
@@ -28,16 +28,19 @@ class Pages:
         self._region_salts = [_region_salt(region) for region in range(regions)]
 
     def compute(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Stands for the model: writes the pages of these blocks."""
+        """Replaces the model: writes the pages of these blocks."""
         self._pattern.fill(self._ranges(blocks, digests, 0))
 
     def spoil(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Writes bytes that are wrong everywhere for these digests, so that a retrieve which moves nothing cannot pass
-        because the right bytes were still there from the block's last use."""
+        """Writes bytes that are wrong everywhere for these digests.
+
+        Otherwise a retrieve that moves nothing could pass, because the block still had the right bytes from its last
+        use.
+        """
         self._pattern.fill(self._ranges(blocks, digests, STALE_SALT))
 
     def wrong(self, blocks: Sequence[int], digests: Sequence[bytes]) -> int:
-        """How many bytes of these blocks are not what compute() writes."""
+        """Number of bytes in these blocks that differ from what compute() writes."""
         return self._pattern.wrong(self._ranges(blocks, digests, 0))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the replay and its worker processes say to each other, one message of a pipe each."""
+"""Messages between the replay and its worker processes, one per pipe message."""
 
 from array import array
 from collections.abc import Sequence

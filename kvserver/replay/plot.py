@@ -1,4 +1,4 @@
-"""A replay over time as an SVG drawing: the token hit rate, and the estimated time to first token, of each arm."""
+"""A replay over time as an SVG drawing: the token hit rate and the estimated time to first token of each arm."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from kvserver.replay.result import ReplayResult
 WIDTH, PANEL_HEIGHT = 840, 210
 LEFT, RIGHT, TOP, GAP, BOTTOM = 64, 16, 62, 48, 52
 COLOURS = ("#888888", "#1f77b4", "#d95f02", "#2ca02c", "#9467bd", "#8c564b")
-"""The first is HBM only; all are told apart in grey as well, by their dashes."""
+"""The first is HBM only. Dashes tell all of them apart in grey, too."""
 DASHES = ("2 3", "7 3", "", "9 3 2 3", "4 2", "1 2")
 GRID_LINES = 5
 ROUND_STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)
@@ -28,7 +28,7 @@ class Panel(NamedTuple):
 
 
 def draw(result: ReplayResult) -> str:
-    """Needs an arm. All arms send the same requests, so they share the horizontal axis."""
+    """Draws all arms; at least one is needed. They share the horizontal axis, because they send the same requests."""
     first = result.arms[0]
     hours = [window.at_s / 3600 for window in first.series]
     hit_rates = [Line("HBM only", [_percent(w.sources.hbm_tokens, w.sources.prompt_tokens) for w in first.series])]
@@ -105,7 +105,7 @@ def _largest(lines: Sequence[Line]) -> float:
 
 
 def _round_up(value: float) -> float:
-    """To a step times a power of ten."""
+    """The value rounded up to a ROUND_STEPS number times a power of ten."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

@@ -1,9 +1,9 @@
-"""The block allocator and prefix cache of one engine worker ("HBM"): which block holds what, and who may be evicted.
+"""The block allocator and prefix cache of one engine worker ("HBM"): contents of blocks, and which may be evicted.
 
 A block is in exactly one place: unused, pinned (by a request or a store), or idle: unpinned and still cached. Idle
-blocks are evicted least recently used first. Whoever pins a block pins the whole prefix before it, and release() goes
-from the tail to the head; therefore a cached block never leaves before the cached blocks that continue it, and a hit
-never has a hole. Blocks are named by the digest of the whole token prefix up to their end.
+blocks are evicted least recently used first. A pin on a block always includes the whole prefix before it, and
+release() goes from the tail to the head. So a cached block never leaves before the cached blocks that continue it,
+and a hit never has a hole. Blocks are named by the digest of the whole token prefix up to their end.
 """
 
 from collections import OrderedDict
@@ -32,8 +32,10 @@ class PrefixPool:
         return found
 
     def allocate(self, blocks: int) -> list[int] | None:
-        """Pins and returns blocks with no content, evicting idle ones; None, and nothing changed, when too few are
-        unpinned."""
+        """Pins and returns blocks without content, evicting idle ones.
+
+        Returns None, and changes nothing, if too few are unpinned.
+        """
         if blocks > len(self._unused) + len(self._idle):
             return None
         taken: list[int] = []
@@ -44,8 +46,11 @@ class PrefixPool:
         return taken
 
     def adopt(self, block: int, digest: bytes) -> int:
-        """Caches a pinned block under its digest. If another block holds that already, the pin goes over to it, the
-        given one becomes unused, and the other is returned: one digest, one block."""
+        """Caches a pinned block under its digest; a digest has only one block.
+
+        If another block has the digest already, the pin moves to that block, which is returned; the given one
+        becomes unused.
+        """
         assert self._pins[block] == 1
         assert self._digest[block] is None
         cached = self._by_digest.get(digest)
@@ -64,7 +69,7 @@ class PrefixPool:
             self._pins[block] += 1
 
     def release(self, prefix: Sequence[int]) -> None:
-        """Gives one pin of each block back, the last block first, so that a tail is evicted before its head."""
+        """Removes one pin from each block, the last block first, so that a tail is evicted before its head."""
         for block in reversed(prefix):
             assert self._pins[block] > 0
             self._pins[block] -= 1
@@ -80,7 +85,7 @@ class PrefixPool:
         return self.blocks - len(self._unused) - len(self._idle)
 
     def check(self) -> None:
-        """The invariants; for tests and the end of a run."""
+        """Asserts the invariants; for tests and the end of a run."""
         unused, idle = set(self._unused), set(self._idle)
         assert len(unused) == len(self._unused)
         assert not unused & idle

@@ -1,7 +1,7 @@
-"""What a prompt's blocks are called: token ids, the engine's own block digests, and the server's chunk keys.
+"""Names of a prompt's blocks: token ids, the engine's own block digests, and the server's chunk keys.
 
-The trace has block ids and no tokens, so a block's token ids are made from its id alone: equal ids are equal tokens in
-every process. Digests and keys are chained from the namespace over token ids, never over trace ids.
+The trace has block ids and no tokens, so a block's token ids are made from its id alone: equal ids are equal tokens
+in every process. Digests and keys are chained from the namespace over token ids, never over trace ids.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ TOKEN_IDS = 1 << 32
 
 
 def replay_namespace(*, block_tokens: int, blocks_per_chunk: int, regions: int, page_bytes: int) -> bytes:
-    """Everything that must be equal for two workers' bytes to be interchangeable."""
+    """The namespace: a digest of everything that must be equal for two workers' bytes to be interchangeable."""
     return namespace_digest(
         {
             "model": "kvserver replay pattern 1",
@@ -30,7 +30,7 @@ def replay_namespace(*, block_tokens: int, blocks_per_chunk: int, regions: int, 
 
 
 class Prefixes:
-    """Names prompts; remembers what it chained before, because a conversation's prompts share their beginnings."""
+    """Names prompts. Remembers earlier chains, because a conversation's prompts share their beginnings."""
 
     def __init__(self, namespace: bytes, *, block_tokens: int, blocks_per_chunk: int) -> None:
         self.namespace = namespace

@@ -1,4 +1,4 @@
-"""How far a replay is."""
+"""Progress of a replay."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from kvserver.replay.outcome import Outcome
 
 @dataclass
 class Progress:
-    """How far an arm is; handed to the callback whenever something has happened, and at least every half second."""
+    """Progress of an arm, passed to the callback after every event, and at least every half second."""
 
     arm: str
     requests: int
@@ -21,7 +21,7 @@ class Progress:
     stored_bytes: int = 0
     wrong_bytes: int = 0
     elapsed_s: float = 0.0
-    """Since the first prompt was sent; while starting, since the beginning."""
+    """Since the first prompt was sent; while starting, since the start."""
 
     def count(self, outcome: Outcome) -> None:
         self.requests_ended += 1

@@ -1,11 +1,11 @@
-"""What waiting adds to the estimated time to first token: the requests of a run, sent again on a simulated clock.
+"""Waiting time in the estimated time to first token: a run's requests, sent again on a simulated clock.
 
-Each worker prefills one request after the other, in the order in which they became ready. Before, a request that needs
-the disk waits its turn there; all workers share it. A conversation is a closed loop: what a request took longer than
-nothing delays all that its author sends afterwards. So an engine that cannot keep up does not diverge: its users slow
+Each worker prefills one request after another, in the order in which they became ready. A request that needs the
+disk first waits its turn there; all workers share the disk. A conversation is a closed loop: the time that a request
+takes delays all later requests of its author. So an engine that cannot keep up does not diverge: its users slow
 down, and fewer requests an hour are answered.
 
-The recorded times hold the recorded server's time already, and ours comes on top: rates are a little low in every arm.
+The recorded times already contain the recorded server's time, and ours is added: all rates are a little low.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from kvserver.replay.workload import Prompt
 
 
 class Work(NamedTuple):
-    """What one request asks for."""
+    """The service times of one request."""
 
     disk_s: float
     engine_s: float
@@ -32,7 +32,7 @@ class Answered(NamedTuple):
 
 
 def answer_all(prompts: Sequence[Prompt], work: Mapping[int, Work]) -> dict[int, Answered]:
-    """When each request is sent and has its first token. Prompts without work count as never sent."""
+    """Send and first-token time of each request. Prompts without work count as never sent."""
     line = _Line(prompts, work)
     while line.due:
         line.next()
@@ -43,7 +43,7 @@ class _Line:
     def __init__(self, prompts: Sequence[Prompt], work: Mapping[int, Work]) -> None:
         self.answered: dict[int, Answered] = {}
         self.due: list[tuple[float, int, bool]] = []
-        """(when, whose, whether its bytes are there): the next thing that happens to a request."""
+        """(time, request index, disk read done) of each request's next event, as a heap."""
         self._prompts = {prompt.index: prompt for prompt in prompts if prompt.index in work}
         self._work = work
         self._sent_s: dict[int, float] = {}
@@ -77,7 +77,7 @@ class _Line:
                 self._send(follower.index, follower.at_s + late_s)
 
     def _late_s(self, index: int) -> float:
-        """How much later than recorded a request has its first token."""
+        """How much later than its recorded time a request has its first token."""
         return self.answered[index].first_token_s - self._prompts[index].at_s
 
     def _send(self, index: int, at_s: float) -> None:

@@ -11,7 +11,7 @@ Cell = Callable[[ArmResult], str]
 
 
 def render(result: ReplayResult) -> str:
-    """A table with a column without the server and one per arm, what its numbers mean, and the verdict line."""
+    """The table (one column without the server, one per arm), notes on its numbers, and the verdict line."""
     head = (
         f"trace {result.trace}, seed {result.seed}, {result.users} users, {result.workers} workers, "
         f"{result.token_bytes} bytes a token"
@@ -53,7 +53,7 @@ def verdict(result: ReplayResult) -> str:
 
 
 def progress_line(progress: Progress) -> str:
-    """One line for where a run is."""
+    """One line of progress."""
     if progress.phase == "starting":
         return f"{progress.arm}: starting"
     tokens = progress.hbm_tokens + progress.retrieved_tokens + progress.computed_tokens

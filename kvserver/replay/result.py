@@ -1,4 +1,4 @@
-"""The result of a replay: what was counted and estimated for each server configuration, and what was wrong."""
+"""The result of a replay: counts and estimates for each server configuration, and the problems."""
 
 import msgspec
 
@@ -17,13 +17,13 @@ class Traffic(msgspec.Struct, frozen=True):
     jobs: int
     bytes: int
     gb_per_s: float
-    """Bytes over the time in which at least one of them, of any worker, was under way."""
+    """Bytes over the time in which at least one of them, of any worker, was in flight."""
     ms: Quantiles
-    """How long one takes."""
+    """Durations of the jobs."""
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
-    """Where prompts' tokens came from; the rest of them was computed."""
+    """Sources of the prompts' tokens; the rest was computed."""
 
     prompt_tokens: int
     hbm_tokens: int
@@ -39,18 +39,18 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """Estimated times to first token (cost.py), in seconds."""
 
     alone: Quantiles
-    """Of requests that never wait for one another."""
+    """Estimates without any waiting."""
     queued: Quantiles
-    """Of requests that wait for their worker and for the disk (queueing.py)."""
+    """Estimates with waiting for the worker and for the disk (queueing.py)."""
     requests_per_hour: float
-    """Answered, with that waiting, from the first request to the last."""
+    """Requests answered per hour, with that waiting, from the first request to the last."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive requests of the run."""
 
     at_s: float
-    """On the workload's clock, in their middle."""
+    """Time of the middle request on the workload's clock."""
     sources: Sources
     ttft_p95_s: float
     """With waiting."""
@@ -61,28 +61,28 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     """The server was killed (SIGKILL) and started again; the engines and their HBM lived on."""
 
     requests: int
-    """That had ended by then."""
+    """Requests that had ended by then."""
     ready_s: float
-    """From its start until it served again, with what it found on disk."""
+    """From its start until it served again, with the chunks found on disk."""
     window: int
-    """How many requests the next two are about: the last before and the first after."""
+    """Number of requests in `before` (the last ones) and in `after` (the first ones)."""
     before: Sources
     after: Sources
 
 
 class DiskUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The disk tier, as the server counts it, all its lives together."""
+    """The disk tier's counters, over all lives of the server."""
 
     total_bytes: int
     used_bytes: int
     written_bytes: int
-    """In records, without their headers."""
+    """Bytes in records, without their headers."""
     read_bytes: int
     process_written_bytes: int
-    """What the disk mover has sent to the device (write_bytes of /proc/PID/io); 0 when that cannot be read."""
+    """Bytes that the disk mover sent to the device (write_bytes of /proc/PID/io); 0 if that cannot be read."""
     evictions: int
     recovered: int
-    """Chunks that were found on disk by a server that was started again."""
+    """Chunks that a restarted server found on disk."""
     refused: dict[str, int]
     """Chunks that left DRAM and are not on disk, by reason (tiers/placement.py)."""
     faults: dict[str, int]
@@ -97,30 +97,30 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int
     """hbm + retrieved + computed = prompt, exactly."""
     foreign_tokens: int
-    """Of retrieved_tokens: at least so many were stored by another worker."""
+    """Part of retrieved_tokens that was certainly stored by another worker."""
     disk_tokens: int
-    """Of retrieved_tokens: those that were read from disk first."""
+    """Part of retrieved_tokens that was read from disk first."""
     retrieve: Traffic
     store: Traffic
     from_disk: Traffic
-    """Those retrieves that waited for the disk; bytes: what they waited for."""
+    """Retrieves that waited for the disk; `bytes` counts only their bytes from disk."""
     lookup_us: Quantiles
     ttft: Latency
     ttft_hbm_only: Latency
     """For the same requests and the same HBM contents, without a server."""
     disk_bytes_per_s: float
-    """With which both were estimated; 0 when nothing came from disk."""
+    """Disk rate used for both estimates; 0 if nothing came from disk."""
     lookups_unserved: dict[str, int]
     """Counts by reason. Each is a miss."""
     retrieves_failed: dict[str, int]
     stores_cut_short: dict[str, int]
     compared_bytes: int
     wrong_bytes: int
-    """Of retrieved and of spot-checked bytes."""
+    """Wrong bytes among retrieved and spot-checked bytes."""
     spot_bytes: int
     hbm_evictions: int
     server: dict[str, int]
-    """What the server counted, by the names of its status document."""
+    """Counters of the server, under the names of its status document."""
     disk: DiskUse | None
     """None without a disk tier."""
     restart: Restart | None
@@ -139,11 +139,11 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     users: int
     token_bytes: int
-    """Real bytes that stand for one token in this run."""
+    """Real bytes per token in this run."""
     cost_model: str
     arms: list[ArmResult]
     problems: list[str]
-    """Why the replay does not count as passed; empty when it does."""
+    """Why the replay did not pass; empty if it passed."""
 
     @property
     def ok(self) -> bool:
@@ -155,7 +155,7 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def byte_problems(arm: ArmResult) -> list[str]:
-    """A run that moved nothing or compared nothing has shown nothing, so it has not passed."""
+    """Problems with an arm's bytes. A run that moved or compared nothing has shown nothing, so it fails."""
     problems = []
     if arm.wrong_bytes:
         problems.append(f"{arm.name}: {arm.wrong_bytes} wrong bytes")

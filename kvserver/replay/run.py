@@ -1,7 +1,7 @@
-"""The replay itself: one server, some engine workers, all prompts in order, and what came of it.
+"""Runs a replay: one server, some engine workers, all prompts in order, and the result.
 
-Nothing here can hang: a worker that dies closes its pipe, a server that dies turns into misses at the client's
-deadlines, and a run in which nothing ends for stall_s_max is given up. Whatever was started is stopped.
+No run can hang: a worker that dies closes its pipe, a dead server turns into misses at the client's deadlines, and a
+run in which nothing ends for stall_s_max is given up. All started processes are stopped.
 """
 
 from collections.abc import Callable
@@ -25,16 +25,18 @@ from kvserver.replay.workload import Prompt, make_workload
 from kvserver.wire.status import Status
 
 TURN_S = 0.5
-"""Longest wait before the server, the stall clock and the progress are looked at again."""
+"""Longest wait until server, stall clock and progress are checked again."""
 
 POLL_S = 0.05
 RESTART_WINDOW = 100
-"""Requests before and after a restart that are looked at."""
+"""Number of requests before and after a restart that are compared."""
 
 
 def run(options: ReplayOptions, progress: Callable[[Progress], None]) -> ReplayResult:
-    """Replays the trace against every arm. Raises KvError when it cannot start; what goes wrong later is in
-    ReplayResult.problems."""
+    """Replays the trace against every arm.
+
+    Raises KvError if it cannot start; later problems are in ReplayResult.problems.
+    """
     workload = make_workload(load(options.trace), options)
     arms: list[ArmResult] = []
     problems: list[str] = []
@@ -74,7 +76,7 @@ class _ArmRun:
         self._server: Served | None = None
         self._server_ended = False
         self._seen = Seen()
-        """Of the server that was killed, and at the end of all."""
+        """Counters of the killed server; later those of the whole run."""
         self._sent, self._may_send = 0, len(workload)
         self._so_far = Progress(arm.name, len(workload))
         self._started_s = monotonic()
@@ -104,8 +106,10 @@ class _ArmRun:
         )
 
     def _await_server(self, control: Control, killed: int = 0, caches: int = 0) -> None:
-        """Until it serves, and, after another one was killed, until so many caches are registered again.
-        killed: the other one's incarnation."""
+        """Waits until the server serves; after a restart also until `caches` caches are registered again.
+
+        killed: incarnation of the server that was killed.
+        """
         give_up_s = monotonic() + self._options.start_s_max
         while not control.connected(TURN_S):
             self._show()
@@ -115,8 +119,7 @@ class _ArmRun:
                 raise ResourceError(
                     "server-start", ended or f"not ready after {self._options.start_s_max:g} s: {words}"
                 )
-        # Our own server is given its whole arena and its disks first: a run should not depend on how fast memory is
-        # touched.
+        # Wait until our own server has its whole arena and its disks: results should not depend on page fault speed.
         while self._server and monotonic() < give_up_s:
             status = control.status()
             if status is not None and status.incarnation != killed and _serves(status) and status.caches >= caches:
@@ -125,8 +128,10 @@ class _ArmRun:
             sleep(POLL_S)
 
     def _play(self, crew: Crew, control: Control) -> tuple[float, float]:
-        """Sends everything and ends the workers in good order, which checks their pools. A worker that dies or a stall
-        ends the run where it is. Returns the seconds that it took, and those that a restart did."""
+        """Sends all prompts and ends the workers in good order, which checks their pools.
+
+        A dead worker or a stall ends the run early. Returns the seconds of the run, and those of a restart.
+        """
         self._so_far.phase, self._started_s = "running", monotonic()
         wall_s = restarted_s = 0.0
         try:
@@ -150,7 +155,7 @@ class _ArmRun:
         return self._schedule.running == 0 and len(self._outcomes) >= min(self._may_send, len(self._workload))
 
     def _restart(self, control: Control) -> float:
-        """Nothing is under way, so that both halves of the run are what they are because of what was kept alone."""
+        """Restarts the server. No request is in flight, so only kept chunks link the two halves of the run."""
         assert self._server is not None
         status = control.status()
         self._look_at(control)
@@ -179,7 +184,7 @@ class _ArmRun:
         )
 
     def _until(self, crew: Crew, reached: Callable[[], bool], silence_s_max: float) -> None:
-        """Sends and hears until `reached`. ResourceError when no worker says anything for so long."""
+        """Sends and receives until `reached`. Raises ResourceError if all workers are silent for `silence_s_max`."""
         heard_s = monotonic()
         while not reached():
             self._send_what_may_go(crew)
@@ -216,7 +221,7 @@ class _ArmRun:
                 raise AssertionError("the crew turns it into an error")
 
     def _look_after_server(self) -> None:
-        """A server that ended is a problem, but not the end: the rest of the run shows that engines go on."""
+        """Records a server that ended as a problem, but goes on: the rest shows that engines work without it."""
         ended = self._server.problem() if self._server and not self._server_ended else ""
         if ended:
             self._server_ended = True

@@ -1,7 +1,7 @@
-"""Which prompt may be sent now: simulated-time order within a worker, and nothing before what its author waited for.
+"""Which prompt may be sent now: in simulated-time order within a worker, and only after the requests it waits for.
 
-Workers run beside each other, so without the second rule a conversation that moved could be a turn ahead of itself.
-There is always something to send or something running: the earliest prompt of all that have not ended waits for none.
+Workers run in parallel, so without the second rule a conversation that moved could be a turn ahead of itself. There
+is always something to send or something running: the earliest prompt that has not ended waits for none.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ class Schedule:
         return not self._not_ended
 
     def take(self, worker: int) -> Prompt | None:
-        """The worker's next prompt, now running; None when it has to wait or has no more."""
+        """The worker's next prompt, now running; None if it has to wait or has no more."""
         queue = self._queues[worker]
         if not queue or self._in_flight[worker] >= self._in_flight_max:
             return None

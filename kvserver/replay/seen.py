@@ -1,4 +1,4 @@
-"""What a replay keeps of the server's status documents: of one server, or of one and those that were killed before."""
+"""The server counters that a replay keeps, over all lives of a server that was restarted."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +9,7 @@ from kvserver.replay.result import DiskUse
 from kvserver.wire.status import Status
 
 COUNTERS = ("evictions", "evicted_bytes", "chunks_stored", "stores_short", "leases_expired", "mover_restarts")
-"""Those that are shown for every server."""
+"""Counters that are shown for every server."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def seen_in(status: Status) -> Seen:
 
 
 def joined(before: Seen | None, last: Seen) -> Seen:
-    """Both lives of a server: what it counted is added, what it holds is the last one's."""
+    """Joins two lives of a server: counters are added, present contents are those of the last one."""
     if before is None or not before.server:
         return last
     server = dict(last.server)
@@ -80,7 +80,7 @@ def _counts(status: Status, name: str) -> dict[str, int]:
 
 
 def _written_by(pid: int) -> int:
-    """Bytes that the kernel counts as sent to storage by a process; 0 when it does not tell us."""
+    """Bytes that the kernel counts as sent to storage by a process; 0 if it does not tell us."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:

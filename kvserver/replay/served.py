@@ -1,4 +1,4 @@
-"""A server of the replay's own: started in a directory of its own, stopped and removed at the end whatever happened."""
+"""The replay's own server: runs in its own directory, and is always stopped and removed at the end."""
 
 import os
 import shutil
@@ -25,14 +25,14 @@ TETHER = (
     f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGTERM:d}, 0, 0, 0); "
     "os.execv(sys.argv[1], sys.argv[1:])"
 )
-"""Run before the server in its process: a replay that is killed must not leave an arena behind."""
+"""Runs before the server in its process, so that a killed replay leaves no arena behind."""
 
 
 class Served:
-    """`kvserver serve` as a child process. `socket` is where it will answer; being ready is the client's to see."""
+    """`kvserver serve` as a child process. `socket` is its path; only a client sees when it is ready."""
 
     def __init__(self, flags: Sequence[str], arena_bytes: int, disk_dir: Path | None = None) -> None:
-        """disk_dir: where the directory of a disk tier is made, when the flags ask for one and name none."""
+        """disk_dir: parent of a disk tier's directory, if the flags ask for a disk tier but name no directory."""
         self._directory = Path(tempfile.mkdtemp(prefix="kvserver-replay-"))
         self._disk: Path | None = None
         self.socket = self._directory / "kv.sock"
@@ -55,7 +55,7 @@ class Served:
 
     @property
     def pid(self) -> int:
-        """Of the supervisor."""
+        """The supervisor's pid."""
         return self._process.pid
 
     def problem(self) -> str:
@@ -64,8 +64,10 @@ class Served:
         return "" if code is None else f"the server exited with {code}; its last words: {self.last_words()}"
 
     def restart(self) -> None:
-        """Kills all its processes at once, as a machine that resets or a container that is killed does, and starts it
-        again with what is on its disks. Raises ResourceError when something of it does not die."""
+        """Kills all its processes at once, like a machine reset, and starts it again on its disks.
+
+        Raises ResourceError if one of the processes does not die.
+        """
         doomed = [self._process.pid, *_below(self._process.pid)]
         for pid in doomed:
             _kill(pid)
@@ -107,7 +109,7 @@ def _made(disk_dir: Path, ours: Path) -> Path:
 
 
 def _below(pid: int) -> Iterator[int]:
-    """Its children and theirs."""
+    """Its children and their descendants."""
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, children.read_text().split()):
             yield child
@@ -118,7 +120,7 @@ def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        return  # it went with its parent
+        return  # it died with its parent
 
 
 def _lives(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""From the outcomes of an arm's requests to its result: sums, rates, estimated times, and all of it over time."""
+"""Sums the outcomes of an arm's requests: totals, rates, estimated times, and all of it over time."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def sum_up(
     restart: Restart | None,
     wall_s: float,
 ) -> ArmResult:
-    """outcomes: in the order in which they ended."""
+    """The arm's result. outcomes: in the order in which they ended."""
     for o in outcomes:
         assert o.hbm_tokens + o.retrieved_tokens + o.computed_tokens == o.prompt_tokens
         assert o.disk_tokens <= o.retrieved_tokens
@@ -90,7 +90,7 @@ def sources_of(outcomes: Sequence[Outcome]) -> Sources:
 
 
 def cost_model(options: ReplayOptions, from_disk: Traffic | None = None) -> CostModel:
-    """The disk's rate is the option's, or else what this run measured."""
+    """The cost model. The disk's rate is the option, or else the one measured in this run."""
     measured = from_disk.gb_per_s * 1e9 if from_disk is not None else 0.0
     return CostModel(
         model_token_bytes=options.model_token_bytes,
@@ -101,7 +101,7 @@ def cost_model(options: ReplayOptions, from_disk: Traffic | None = None) -> Cost
 
 
 def quantiles(values: Sequence[float]) -> Quantiles:
-    """Nearest rank. All 0 when there are no values."""
+    """Quantiles by nearest rank; all 0 if there are no values."""
     if not values:
         return Quantiles(0.0, 0.0, 0.0, 0.0, 0.0)
     ranked = sorted(values)
@@ -165,7 +165,7 @@ def _series(
     served: dict[int, Answered],
     hbm_only: dict[int, Answered],
 ) -> list[Window]:
-    """Windows of equally many requests, in the order in which the workload sends them."""
+    """Windows of equally many requests, in the order of the workload."""
     at_s = {prompt.index: prompt.at_s for prompt in prompts}
     ordered = sorted(outcomes, key=lambda o: o.index)
     windows = []

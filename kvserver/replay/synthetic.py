@@ -1,11 +1,11 @@
-"""Sessions that were never recorded, with the figures that were published of 739 recorded ones of coding agents.
+"""Sessions that were never recorded, made to match figures published about 739 recorded sessions of coding agents.
 
     python -m kvserver.replay.synthetic [SEED] > FILE.jsonl        # then: --trace FILE.jsonl
 
-Of their requests: input tokens on average 42 to 45 K, median 34 to 38 K, from 9.8 to 98.9 K; output tokens on average
-450 to 500, median 240, up to 6 K; 93 to 97 % of each input are those of the turn before. A session begins with its
-tools and its system prompt, and each turn adds what was answered and what a tool said. Pauses and service times, of
-which nothing was published, have the medians of the recorded sample. One seed is one trace, on any machine.
+Their requests: input tokens on average 42 to 45 K, median 34 to 38 K, from 9.8 to 98.9 K; output tokens on average
+450 to 500, median 240, up to 6 K; 93 to 97 % of each input repeats the turn before. A session begins with its tools
+and its system prompt; each turn adds the answer and a tool's output. About pauses and service times nothing was
+published; they have the medians of the recorded sample. One seed is one trace, on any machine.
 """
 
 import math
@@ -20,22 +20,22 @@ from kvserver.replay.trace import SESSION_BLOCK_TOKENS, Session, Turn
 SESSIONS = 739
 INPUT_TOKENS_MIN, INPUT_TOKENS_MAX = 9_800, 98_900
 FIRST_QUESTION_TOKENS = 2_000.0
-"""On average, behind the shortest input."""
+"""Mean tokens of the first question, in addition to the shortest input."""
 CONTINUED_RATIO = 0.2
-"""Of sessions: they go on with what an earlier one has left, however long that is."""
+"""Share of sessions that continue an earlier session's context, however long that is."""
 GROWTH_TOKENS, GROWTH_SPREAD = 1_600.0, 0.5
-"""From turn to turn: the mean of a session, which is log-normal among them."""
+"""Growth per turn: mean of a session, which is log-normal among sessions."""
 TURNS = 27
-"""On average, where the session does not reach the largest input before."""
+"""Mean number of turns, unless the session reaches the largest input first."""
 EDITED_RATIO = 0.01
-"""Of turns: something in the middle of what came before is another, as when a session is compacted."""
+"""Share of turns that replace something in the middle of the context, as when a session is compacted."""
 OUTPUT_TOKENS_MEDIAN, OUTPUT_SPREAD, OUTPUT_TOKENS_MAX = 240, 1.2, 6_000
 THINK_S_MEDIAN, THINK_SPREAD = 9.0, 1.6
 SERVICE_S_MEDIAN, SERVICE_SPREAD = 5.6, 0.8
 
 
 def synthetic_sessions(seed: int = 0) -> list[Session]:
-    """Without sub-agents."""
+    """The sessions, without sub-agents."""
     draw = random.Random(seed)
     return [_session(f"synthetic-{number}", draw) for number in range(SESSIONS)]
 
@@ -68,7 +68,7 @@ def _turns(draw: random.Random) -> Iterator[Turn]:
 
 
 def _spread(draw: random.Random, median: float, spread: float) -> float:
-    """Log-normal."""
+    """A log-normal random number."""
     return draw.lognormvariate(math.log(median), spread)
 
 

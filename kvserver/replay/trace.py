@@ -1,9 +1,9 @@
-"""Recorded traffic as it stands in a file: what a request shares with which earlier one, and nothing about bytes.
+"""Recorded traffic as stored in a file: which earlier request each request shares a prefix with; no bytes.
 
 Two formats, described in data/README.md, told apart by their first line: sessions (one JSON object per line) and
-requests in arrival order (one JSON array per line). A prompt is a list of block ids; ids are chained over the prefix,
-so equal ids mean equal whole prefixes. A file that does not hold together is refused here, with its line; everything
-behind this file trusts what it gets.
+requests in arrival order (one JSON array per line). A prompt is a list of block ids; ids are chained over the
+prefix, so equal ids mean equal whole prefixes. An inconsistent file is refused here, with the line; later code
+trusts its input.
 """
 
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class Arrival(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Trace:
-    """Exactly one of the two lists is filled."""
+    """A parsed trace. Exactly one of the two lists is filled."""
 
     name: str
     sessions: list[Session]
@@ -112,7 +112,7 @@ def arrival_prompts(arrivals: list[Arrival]) -> list[list[int]]:
 
 
 def lines_of(path: Path) -> list[bytes]:
-    """Of a text file, compressed or not, without the empty ones."""
+    """The non-empty lines of a text file, compressed or not."""
     try:
         with path.open("rb") as file:
             text = _text(file, path)
@@ -194,7 +194,7 @@ def _session_problem(session: Session) -> str:
 
 
 def _sharing_problem(back: int, shared_blocks: int, own_blocks: int, earlier_blocks: list[int]) -> str:
-    """What is wrong with one request's claim about an earlier one; empty when it holds."""
+    """The error in one request's reference to an earlier one; empty if it is valid."""
     if own_blocks < 0:
         return "in must not be negative"
     if not 0 <= back <= len(earlier_blocks):

@@ -28,7 +28,9 @@ Call = Callable[[], None]
 
 def worker_main(worker: int, options: ReplayOptions, socket: Path, connection: Connection) -> None:
     """Entry point of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the replay ends its workers
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal's Ctrl-C reaches all processes; the replay ends its workers
     loop = WorkerLoop(connection)
     pages = Pages(blocks=options.pool_blocks, regions=options.regions, page_bytes=options.page_bytes)
     pool = PrefixPool(options.pool_blocks)
@@ -65,19 +67,19 @@ def worker_main(worker: int, options: ReplayOptions, socket: Path, connection: C
 
 
 class WorkerLoop:
-    """Runs calls one after the other until Stop has come and every prompt has ended."""
+    """Runs calls one after another until Stop has come and every prompt has ended."""
 
     def __init__(self, connection: Connection) -> None:
-        """Reads the pipe from now on."""
+        """Starts the thread that reads the pipe."""
         self._connection = connection
         self._calls: SimpleQueue[Call] = SimpleQueue()
         self._waiting: deque[pipe.Begin] = deque()
-        """Prompts for which the pool had no room yet; the first one is tried again after every call."""
+        """Prompts for which the pool had no room yet; the first is tried again after every call."""
         self._stopping = False
         threading.Thread(target=self._read_pipe, name="replay-pipe", daemon=True).start()
 
     def post(self, call: Call) -> None:
-        """From any thread."""
+        """Queues a call. Any thread may use it."""
         self._calls.put(call)
 
     def run(self, engine: Engine) -> None:
@@ -89,7 +91,7 @@ class WorkerLoop:
         while self._waiting:
             prompt = self._waiting[0]
             if not engine.begin(prompt.index, prompt.tokens, pipe.unpack_blocks(prompt.blocks)):
-                assert engine.active > 0  # an empty pool holds any prompt: ReplayOptions made sure
+                assert engine.active > 0  # an empty pool holds any prompt: ReplayOptions checks that
                 return
             self._waiting.popleft()
 
@@ -98,7 +100,7 @@ class WorkerLoop:
             try:
                 message = pipe.decode_to_worker(self._connection.recv_bytes())
             except (EOFError, OSError):
-                os._exit(1)  # the replay is gone, and with it all that the other threads may be waiting for
+                os._exit(1)  # the replay is gone, and so is everything that the other threads may wait for
             self.post(partial(self._accept, message))
             if isinstance(message, pipe.Stop):
                 return

@@ -1,8 +1,8 @@
-"""Who asks what, when, and of which worker: the whole list, made before anything runs.
+"""The workload: every prompt with its time and worker, listed before anything runs.
 
-Sessions are a closed loop: `users` conversations at any time, each sends its next request when the recorded service
-time and the (cut) recorded think time have passed, and a conversation that ends is replaced by the next one. Arrivals
-keep the file's order. The clock is simulated, and nothing depends on how fast the run is, so one seed is one workload.
+Sessions are a closed loop of `users` conversations at any time. Each sends its next request after the recorded
+service time and the (cut) recorded think time. When a conversation ends, the next one takes its place. Arrivals keep
+the file's order. The clock is simulated, and the run's speed has no influence, so one seed is one workload.
 
 Block ids are global and chained: two prompts share an id exactly if they share the whole prefix up to it.
 """
@@ -27,9 +27,9 @@ from kvserver.replay.trace import (
 )
 
 START_GAP_S = 2.0
-"""Between the first requests of the users."""
+"""Seconds between the first requests of the users."""
 SERVICE_S_DEFAULT = 6.1
-"""Service time where none was recorded: the median of those that were."""
+"""Service time where none was recorded: the median of the recorded ones."""
 COMMON_BLOCKS = 1
 """Leading blocks that all conversations of an arrival trace share; sharing more makes it the same conversation."""
 
@@ -45,7 +45,7 @@ class Prompt:
     tokens: int
     blocks: list[int]
     after: tuple[int, ...]
-    """Requests that have to end before this one is sent: what its author was waiting for."""
+    """Requests that must end before this one is sent: its author was waiting for them."""
 
 
 def make_workload(trace: Trace, options: ReplayOptions) -> list[Prompt]:
@@ -65,7 +65,7 @@ def make_workload(trace: Trace, options: ReplayOptions) -> list[Prompt]:
 
 @dataclass(eq=False)
 class _Conversation:
-    """A session that a user is in, with global block ids."""
+    """A session played by a user, with global block ids."""
 
     number: int
     session: Session
@@ -74,7 +74,7 @@ class _Conversation:
 
 @dataclass(eq=False)
 class _Line:
-    """One line of work in a conversation: its parent or a sub-agent. It has one request out at a time."""
+    """One sequence of requests in a conversation: the parent's or a sub-agent's. At most one is in flight."""
 
     conversation: _Conversation
     steps: list[int]
@@ -85,7 +85,7 @@ class _Line:
     after: list[int] = field(default_factory=list)
 
     def next_turn(self) -> Turn | None:
-        """The turn that comes next; None at the end and before a sub-agent starts."""
+        """The next turn; None at the end and before a sub-agent starts."""
         if self.position >= len(self.steps) or self.steps[self.position] < 0:
             return None
         return self.conversation.session.turns[self.steps[self.position]]
@@ -142,7 +142,7 @@ class _ClosedLoop:
             line.children += 1
             steps = [i for i, turn in enumerate(line.conversation.session.turns) if turn.agent == agent]
             self._push(now_s, _Line(line.conversation, steps, line.worker, parent=line, after=list(line.after)))
-        line.after = []  # it goes on after what its sub-agents sent last
+        line.after = []  # it goes on after the last requests of its sub-agents
 
     def _end_line(self, now_s: float, line: _Line) -> None:
         parent = line.parent
@@ -207,8 +207,11 @@ def warm_prefix_blocks(sessions: list[Session], warm_prefix_ratio: float) -> int
 
 
 def global_prompts(session: Session, warm_blocks: int, first_id: int) -> tuple[list[list[int]], int]:
-    """A session's prompts in ids that no other session uses, and how many ids that took. Ids below `warm_blocks` are
-    the warm prefix: the first prompt of the parent and of each sub-agent starts with it, and what shares with them."""
+    """A session's prompts in ids that no other session uses, and the number of ids used.
+
+    Ids below `warm_blocks` are the warm prefix. The first prompt of the parent and of each sub-agent starts with it,
+    and so do the prompts that share blocks with those.
+    """
     local = session_prompts(session)
     ids = 1 + max(map(max, filter(None, local)), default=0)
     names = list(range(first_id, first_id + ids))
@@ -225,7 +228,7 @@ def global_prompts(session: Session, warm_blocks: int, first_id: int) -> tuple[l
 
 
 def _arrivals(arrivals: list[Arrival], options: ReplayOptions) -> Iterator[Prompt]:
-    """File order. Requests that exceed the context are left out."""
+    """Prompts in file order. Requests that exceed the context are left out."""
     placement = _Placement(options)
     workers: list[int] = []
     conversations: list[int] = []
@@ -261,7 +264,7 @@ def _arrivals(arrivals: list[Arrival], options: ReplayOptions) -> Iterator[Promp
 
 
 class _Placement:
-    """Which worker serves a conversation: its home, until it moves."""
+    """Chooses the worker of a conversation: its home, until it moves."""
 
     def __init__(self, options: ReplayOptions) -> None:
         self.options = options
@@ -277,7 +280,7 @@ class _Placement:
 
 
 def _engine_blocks(trace_blocks: list[int], tokens: int, trace_block_tokens: int, block_tokens: int) -> list[int]:
-    """A trace block is a whole number of engine blocks; those that the prompt does not fill are left out."""
+    """Engine block ids of a prompt, full blocks only. A trace block is a whole number of engine blocks."""
     parts = trace_block_tokens // block_tokens
     full = min(tokens // block_tokens, len(trace_blocks) * parts)
     if parts == 1:
