@@ -1,1 +1,1 @@
-"""What an arena of each size would hit: recorded traffic through the service itself, without servers or bytes."""
+"""The hit rate of each arena size: recorded traffic through the service itself, without servers or bytes."""

@@ -1,7 +1,7 @@
 """One service with an engine connected to it, and movers that move nothing.
 
-What a server decides is decided here by the same code: which chunks are found, stored and evicted. There is no socket
-and no byte, and time stands still while a request is handled. A copy ends when it is told to.
+The server's own code decides which chunks are found, stored and evicted. There are no sockets and no bytes, and time
+stands still while a request is handled. A copy ends when end_oldest_copy() is called.
 """
 
 import random
@@ -45,22 +45,22 @@ from kvserver.wire.orders import Copy, Done, MapCache, Mapped, Ready, StartMover
 
 NAMESPACE = bytes(31) + b"\1"
 ROUTER, LOCAL = 1, 2
-"""The two doors, as peers."""
+"""Peers for the two connections: ZeroMQ and local socket."""
 DESCRIPTOR = 3
 STEP_NS = MILLISECOND_NS
-"""Between two events, so that everything has its own time of last use."""
+"""Time between two events, so that each has its own time of last use."""
 DEADLINE_MS = 10_000
 PAGES_SPAN = 1 << 40
 
 
 class Brain:
-    """What an engine's link to a server is, for any number of engines of one kind (replay.engine.Link)."""
+    """A server's replay.engine.Link, for any number of engines of one kind."""
 
     def __init__(self, bounds: Bounds, *, block_tokens: int, blocks_per_chunk: int, token_bytes: int) -> None:
-        """Raises ConfigError where the arena cannot hold a chunk."""
+        """Raises ConfigError if the arena cannot hold a chunk."""
         self.service = Service(bounds, random.Random(0).randbytes)
         self.copies: deque[tuple[int, Copy]] = deque()
-        """(mover, order) of those that are under way, in the order in which they began."""
+        """(mover, order) of copies in flight, oldest first."""
         self._blocks_per_chunk = blocks_per_chunk
         self._now_ns = STEP_NS
         self._requests = 0
@@ -101,14 +101,14 @@ class Brain:
         )
 
     def end_oldest_copy(self) -> None:
-        """The copy that began first is over; whoever asked for it hears of it."""
+        """Ends the copy that began first, and answers its request."""
         mover, order = self.copies.popleft()
         self._handle(Reported(mover, Done(order.job, "done", 0, 0, "", "", order.mode)))
 
     # ---------------------------------------------------------------- inside
 
     def _register(self, block_tokens: int, page_bytes: int) -> None:
-        """One cache of full attention with one rank, as large as any block id."""
+        """Registers one cache of full attention with one rank, large enough for any block id."""
         self._handle(ArenaGrew(self.service.status(0).arena.slabs_total, ""))
         welcome = self._ask(Hello(self._number(), PROTOCOL, "sizing", 1, 1, 0, "kvserver size"))
         assert isinstance(welcome, Welcome), welcome
@@ -135,7 +135,7 @@ class Brain:
         return self._requests
 
     def _ask(self, request: Request, *, peer: int = ROUTER, descriptor: int = -1) -> Reply:
-        """The reply to what is answered at once."""
+        """The reply to a request that is answered at once."""
         replies: list[Reply] = []
         self._begin(request, replies.append, peer=peer, descriptor=descriptor)
         return replies[0]
@@ -165,7 +165,7 @@ class Brain:
             case Instruct(mover, Copy() as order):
                 self.copies.append((mover, order))
             case _:
-                pass  # ledger, log and descriptors: nothing here has any
+                pass  # ledger, log and descriptors do not exist here
 
 
 def _ended(reply: Reply) -> Ended:
@@ -179,6 +179,8 @@ def _ended(reply: Reply) -> Ended:
 
 
 def key_of(block: int) -> bytes:
-    """The name of a prefix that ends in this block: block ids stand for whole prefixes already. Never all zeros, which
-    is no parent's name."""
+    """The key of the prefix that ends in this block: block ids already stand for whole prefixes.
+
+    Never all zeros, which is no parent's name.
+    """
     return (block + 1).to_bytes(KEY_BYTES, "little")

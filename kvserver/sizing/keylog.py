@@ -1,10 +1,10 @@
-"""A key log: what a server, or an engine, was asked, one JSON object a line, in the order of arrival.
+"""A key log: the requests to a server or an engine, one JSON object a line, in the order of arrival.
 
     {"keys": ["9f2c…", "03ab…"], "tokens": 700, "worker": 1}
 
-keys name the prompt's chunks from its beginning: any text, and the same text only for the same whole prefix, as keys of
-this server and hashes of an engine's blocks are. tokens: of the prompt; left out, what the keys cover and one more.
-worker: the engine that asked, from 0 on; left out, 0.
+keys name the prompt's chunks from its beginning: any text, and the same text only for the same whole prefix, like
+this server's keys and an engine's block hashes. tokens: length of the prompt; default: the tokens covered by keys,
+plus one. worker: number of the engine that asked, from 0; default 0.
 """
 
 from pathlib import Path
@@ -28,15 +28,16 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 def is_key_log(path: Path) -> bool:
-    """Its first line has keys; traces have none."""
+    """True if the first line has keys; traces have none."""
     lines = lines_of(path)
     return bool(lines) and lines[0].lstrip().startswith(b"{") and MARK in lines[0]
 
 
 def read(path: Path, *, block_tokens: int, blocks_per_chunk: int, workers: int, requests: int) -> list[Prompt]:
-    """Its prompts, each of which waits for the one before: nobody wrote down what overlapped.
+    """The log's prompts. Each waits for the one before: the log does not say what overlapped.
 
-    requests: how many at most; 0: all."""
+    requests: maximum number; 0: all.
+    """
     chunk_tokens = block_tokens * blocks_per_chunk
     decode = msgspec.json.Decoder(Entry).decode
     blocks: dict[str, int] = {}

@@ -21,31 +21,33 @@ CONFIG_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True)
 class KvSize:
-    """KV of all ranks of a model together."""
+    """KV bytes of a model, over all ranks."""
 
     dtype: str
     layer_bytes: int
-    """Of one token in one layer."""
+    """Bytes of one token in one layer."""
     formula: str
-    """layer_bytes, as a product."""
+    """layer_bytes as a product."""
     layers: Mapping[str, int]
     """Number of layers by kind: full, window, state."""
 
     @property
     def token_bytes(self) -> int:
-        """Of one token in all layers with full attention."""
+        """Bytes of one token in all layers with full attention."""
         return self.layers.get(FULL, 0) * self.layer_bytes
 
     @property
     def window_token_bytes(self) -> int:
-        """Of one token inside the window, in all layers with a sliding window."""
+        """Bytes of one token inside the window, in all layers with a sliding window."""
         return self.layers.get(WINDOW, 0) * self.layer_bytes
 
 
 def kv_size(path: Path, dtype: str = "auto") -> KvSize:
-    """path: config.json, or the directory that holds it. dtype: a name of WIDTHS; auto: the model's own.
+    """The KV size of the model described by a config.json.
 
-    Raises ConfigError naming the field that is missing or wrong."""
+    path: the file, or its directory. dtype: a name of WIDTHS; auto: the model's own. Raises ConfigError naming the
+    field that is missing or wrong.
+    """
     file = path / "config.json" if path.is_dir() else path
     config = _read(file)
     match config.get("text_config"):

@@ -1,4 +1,4 @@
-"""What is asked of a sizing. Checked once, here."""
+"""The options of a sizing, checked once, here."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -12,23 +12,23 @@ Policy = Literal["lru", "arc"]
 
 @dataclass(frozen=True, kw_only=True)
 class SizingOptions:
-    """The traffic is that of a replay with the same numbers (replay/options.py)."""
+    """All options. Traffic is that of a replay with the same numbers (replay/options.py)."""
 
     trace: str = "claude-code"
     """A sample's name, a trace, or a key log (keylog.py)."""
     arena_bytes: tuple[int, ...] = ()
-    """Empty: powers of two, up to half more than everything takes."""
+    """Empty: powers of two, up to 1.5 times the bytes of all chunks."""
     policy: Policy = "lru"
     """The server's eviction_policy."""
     token_bytes: int = 128 * 1024
-    """KV of a token, of all ranks: Llama-3.1-8B in bf16."""
+    """KV bytes of a token, over all ranks: Llama-3.1-8B in bf16."""
     requests: int = 0
     """0: all of the trace once."""
     users: int = 16
     workers: int = 2
     in_flight: int = 3
     pool_tokens: int = 256 * 1024
-    """Paged KV of each worker. 0: none, every token that is reused comes from the server."""
+    """Paged KV of each worker. 0: none, so every reused token comes from the server."""
     context_tokens_max: int = 100_000
     think_s_max: float = 600.0
     block_tokens: int = 64

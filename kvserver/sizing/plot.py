@@ -12,7 +12,7 @@ PERCENT_STEP = 20
 
 
 def draw(sizing: Sizing) -> str:
-    """Needs a size."""
+    """Draws the sizing, which must have at least one size."""
     sizes = sorted(sizing.sizes, key=lambda size: size.arena_bytes)
     powers = [math.log2(size.arena_bytes / 1e9) for size in sizes]
     total = max(1, sizing.prompt_tokens)
@@ -56,7 +56,7 @@ def _line(number: int, powers: Sequence[float], values: Sequence[float]) -> str:
 
 
 def _x(power: float, powers: Sequence[float]) -> float:
-    """A single size stands in the middle."""
+    """Horizontal position; a single size is in the middle."""
     span = powers[-1] - powers[0]
     share = (power - powers[0]) / span if span else 0.5
     return LEFT + (WIDTH - LEFT - RIGHT) * share

@@ -1,7 +1,7 @@
-"""The same requests once for each size of the arena: the replay's engines, schedule and paged KV, and one service.
+"""Replays the same requests once for each arena size: the replay's engines, schedule and paged KV, and one service.
 
-What is under way overlaps as in a replay: each worker has begun as many requests as it may, and copies end in the order
-in which they began. So the figures are those of `kvserver replay`, as far as these depend on what is held.
+Work overlaps as in a replay: each worker has begun as many requests as it may, and copies end in the order in which
+they began. So hit rates equal those of `kvserver replay`, as far as they depend only on the chunks held.
 """
 
 from collections import deque
@@ -30,11 +30,11 @@ SLAB_BYTES_MAX = 256 * MIB
 SLABS_MIN = 16
 INDEX_CHUNKS_MAX = 100_000_000
 TELL_EVERY = 50
-"""Requests between two words about progress."""
+"""Requests between two progress reports."""
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one size. hbm + server + computed = all tokens."""
+    """The result for one size. hbm + server + computed = all tokens."""
 
     arena_bytes: int
     hbm_tokens: int
@@ -43,7 +43,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     evicted_chunks: int
     stores: int
     stores_short: int
-    """Of these; the rest of their prompts found no room, since all of the arena was pinned."""
+    """Stores cut short: the rest of their prompts found no room, because the whole arena was pinned."""
 
 
 class Sizing(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +56,9 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int
     policy: Policy
     unique_bytes: int
-    """KV of everything that was asked for, each chunk once: a larger arena is of no use."""
+    """KV of all requests, each chunk once: a larger arena has no benefit."""
     infinite_tokens: int
-    """Those that an engine or a server that forgets nothing would have had."""
+    """Tokens that an engine or a server with unlimited memory would have hit."""
     sizes: list[Size]
 
 
@@ -69,7 +69,7 @@ class Progress(NamedTuple):
 
 
 def run(options: SizingOptions, progress: Callable[[Progress], None]) -> Sizing:
-    """Raises ConfigError where the trace or a size is impossible."""
+    """Replays all sizes. Raises ConfigError if the trace or a size is impossible."""
     prompts = _prompts(options)
     _check_longest(prompts, options)
     chunks = _unique_chunks(prompts, options)
@@ -114,7 +114,7 @@ def _prompts(options: SizingOptions) -> list[Prompt]:
 
 
 def _check_longest(prompts: Sequence[Prompt], options: SizingOptions) -> None:
-    """Every prompt fits a worker's pool, and one request to the server."""
+    """Checks that every prompt fits a worker's pool, and one request to the server."""
     longest = max((prompt.tokens for prompt in prompts), default=0)
     if options.pool_tokens and longest + options.block_tokens > options.pool_tokens:
         raise ConfigError(
@@ -130,7 +130,7 @@ def _check_longest(prompts: Sequence[Prompt], options: SizingOptions) -> None:
 
 
 def _replay(prompts: Sequence[Prompt], options: SizingOptions, arena_bytes: int, tell: Callable[[int], None]) -> Size:
-    """All requests against an arena of this size."""
+    """Replays all requests against an arena of this size."""
     brain = Brain(
         _bounds(arena_bytes, slot_bytes_for(options.chunk_tokens * options.token_bytes), options.policy),
         block_tokens=options.block_tokens,
@@ -163,7 +163,7 @@ def _replay(prompts: Sequence[Prompt], options: SizingOptions, arena_bytes: int,
 
 
 def _begin(schedule: Schedule, engines: Sequence[Engine], waiting: list[deque[Prompt]]) -> bool:
-    """Begins a request where a worker has room for one; False when all wait for copies."""
+    """Begins one request on each worker that has room. Returns False if all wait for copies."""
     begun = False
     for worker, engine in enumerate(engines):
         prompt = waiting[worker].popleft() if waiting[worker] else schedule.take(worker)
@@ -190,7 +190,7 @@ def _engine(worker: int, options: SizingOptions, brain: Brain, ended: Callable[[
 
 
 def _bounds(arena_bytes: int, slot_bytes: int, policy: Policy) -> Bounds:
-    """Slabs as the server chooses them; of arenas that are too small for a server, a slot each."""
+    """Bounds with slabs as the server chooses them; an arena too small for a server has one slot per slab."""
     slab_bytes = slot_bytes
     if arena_bytes >= MIB:
         power = 1 << (arena_bytes // SLABS_MIN).bit_length() - 1
@@ -208,8 +208,10 @@ def _bounds(arena_bytes: int, slot_bytes: int, policy: Policy) -> Bounds:
 
 
 def _powers(unique_bytes: int, chunk_bytes: int) -> list[int]:
-    """Eight sizes, each twice the one before, the last of them half more than everything takes: a slab holds whole
-    slots, and the arena whole slabs."""
+    """Eight sizes, each twice the one before, up to 1.5 times the bytes of all chunks.
+
+    The margin is for rounding: a slab holds whole slots, and the arena whole slabs.
+    """
     last = max(unique_bytes, chunk_bytes) * 3 // 2
     return [max(last >> shift, chunk_bytes) for shift in range(7, -1, -1)]
 
@@ -220,7 +222,7 @@ def _unique_chunks(prompts: Sequence[Prompt], options: SizingOptions) -> int:
 
 
 def _infinite(prompts: Sequence[Prompt], options: SizingOptions) -> int:
-    """In whole blocks, and never the last token: an engine computes that."""
+    """Tokens that unlimited memory would hit: whole blocks, and never the last token, which an engine computes."""
     seen: set[int] = set()
     hit = 0
     for prompt in prompts:
@@ -247,7 +249,7 @@ class Names:
 
 
 class NoPool:
-    """An engine that keeps nothing of a request (replay.engine.Pool)."""
+    """A pool of an engine that keeps nothing of a request (replay.engine.Pool)."""
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
         return []
