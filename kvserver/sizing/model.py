@@ -87,7 +87,12 @@ def _layers(file: Path, config: Mapping[str, object]) -> dict[str, int]:
 def _read(file: Path) -> Mapping[str, object]:
     try:
         with file.open("rb") as opened:
-            config = json.loads(opened.read(CONFIG_BYTES_MAX))
+            text = opened.read(CONFIG_BYTES_MAX + 1)
+        if len(text) > CONFIG_BYTES_MAX:
+            raise ConfigError(
+                "model-config", f"{file}: larger than {CONFIG_BYTES_MAX} bytes, so no model's configuration"
+            )
+        config = json.loads(text)
     except OSError as error:
         raise ConfigError("model-config", f"{file}: {error.strerror or error}") from None
     except ValueError as error:
@@ -100,6 +105,6 @@ def _read(file: Path) -> Mapping[str, object]:
 def _count(file: Path, config: Mapping[str, object], name: str, default: int = 0) -> int:
     value = config.get(name)
     found = default if value is None else value
-    if not isinstance(found, int) or found < 1:
+    if type(found) is not int or found < 1:
         raise ConfigError("model-config", f"{file}: {name}={value!r} must be a positive whole number")
     return found

@@ -76,6 +76,7 @@ def test_layers_with_windows_and_states_are_counted_apart(tmp_path: Path) -> Non
         ({**LLAMA_8B, "num_key_value_heads": "8"}, "num_key_value_heads='8' must be"),
         ({**LLAMA_8B, "torch_dtype": "int3"}, "dtype 'int3' is none of float32"),
         ({**LLAMA_8B, "layer_types": ["full_attention", "odd"]}, "layer_types has odd; known are full_attention"),
+        ({**LLAMA_8B, "num_hidden_layers": True}, "num_hidden_layers=True must be"),
         ([1], "expected a JSON object"),
     ],
 )
