@@ -177,11 +177,12 @@ def _moved(core: Core, tier: DiskTier, job: DiskJob, moved: Moved, now_ns: int) 
 
 
 def _device_is(core: Core, tier: DiskTier, report: DeviceIs) -> None:
-    """A device that is well again is told what it may have missed."""
+    """A device that is well again is told what it may have missed. When one was drained, notes that no device took are
+    sent again: a Clear is durable if nothing is left on any device."""
     drain.said(core, tier, report)
     is_mended = tier.problems[report.device] != "" and not report.problem
     tier.set_problem(report.device, report.problem)
-    for digest in sorted(tier.unnoted) if is_mended else ():
+    for digest in sorted(tier.unnoted) if is_mended or report.drain == "drained" else ():
         clear_notes.write(core, tier, digest)
     core.log(
         "disk device",
