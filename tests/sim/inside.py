@@ -92,6 +92,12 @@ def on_disk(service: Service) -> dict[tuple[bytes, bytes, int, int], tuple[int, 
     return found
 
 
+def parked_writes(service: Service) -> set[bytes]:
+    """Namespaces with a chunk whose write waits until a segment is empty. Room for it was made already."""
+    tier = _core(service).disk
+    return {space.digest for leaves in tier.parked.values() for space in leaves.values()} if tier else set()
+
+
 def disk_shortages(service: Service) -> dict[str, int]:
     """Account -> number of extents refused to it."""
     tier = _core(service).disk

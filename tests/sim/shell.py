@@ -267,6 +267,7 @@ class Shell:
         writing = {
             quotas.account_of(record.namespace) for record in demotes
         }  # its mover may be dead and never receive them
+        writing |= {quotas.account_of(digest) for digest in inside.parked_writes(self.service)}
         gave = quotas.check_disk(
             self.promises.on_disk,
             inside.on_disk(self.service),
