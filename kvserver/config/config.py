@@ -326,9 +326,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if not self.cache_dir:
             choose(self, "cache_dir", default_cache_dir())
         if not self.touch_threads:
-            choose(
-                self, "touch_threads", max(1, min(cores // 2, THREADS_AUTO_MAX))
-            )  # the other cores are needed at the start
+            choose(self, "touch_threads", max(1, min(cores // 2, THREADS_AUTO_MAX)))  # the start needs the others
         if not self.copy_threads:
             choose(self, "copy_threads", min(cores, THREADS_AUTO_MAX))
         if not self.slab_bytes:
