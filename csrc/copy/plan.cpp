@@ -12,7 +12,7 @@
 namespace kv {
 namespace {
 
-// Upper bound of a prefix's blocks.
+// Upper bound of first_block: no prefix is longer.
 constexpr uint64_t FIRST_BLOCK_MAX = uint64_t{1} << 48;
 
 // Finds ids that are out of range, or that occur twice among all copy groups of one group, as two workers would write
