@@ -1,7 +1,7 @@
-"""The disk part of kvserver._native, in a file of its own; at run time there is no module of this name.
+"""The disk part of kvserver._native, in a separate file; at run time there is no module of this name.
 
-As there: numbers are bytes unless the name says otherwise, every call that can take longer than a few microseconds
-releases the GIL, bad arguments raise ValueError, the system's refusals raise OSError.
+As in _native.pyi: numbers are bytes unless the name says otherwise, every call that can take longer than a few
+microseconds releases the GIL, bad arguments raise ValueError, errors of the system raise OSError.
 """
 
 from typing import Literal
@@ -10,8 +10,9 @@ def xxh3(bytes: bytes) -> int:
     """The 64-bit XXH3 that seals records on disk."""
 
 class DiskFaults:
-    """What goes wrong with the I/O of the stores that it is given to: for tests. Requests are counted from 1 in the
-    order in which they are handed to the system, whatever store they go to."""
+    """Planned faults of the I/O of stores, for tests.
+
+    Requests are counted from 1, in the order in which they are given to the system, over all stores."""
 
     def __init__(self) -> None: ...
     def plan(
@@ -21,49 +22,55 @@ class DiskFaults:
         errno: int = 5,
         lasting: bool = False,
     ) -> None:
-        """The nth request, and with `lasting` all after it. error: fails with errno, nothing is done. short: half of it
-        is done, and said so. ragged: it says that it stopped in the middle of a block. torn: half of it is done, and
-        success is said (a read: of a write). flip: one bit is wrong. misdirect: it goes one block further. stall:
-        nothing happens before release().
+        """Plans a fault for the nth request; with `lasting` also for all after it.
+
+        error: fails with errno, nothing is done. short: half of it is done and reported. ragged: it reports a stop in
+        the middle of a block. torn: half of it is done, and success is reported (a read: of a write). flip: one bit is
+        wrong. misdirect: it goes one block further. stall: nothing happens before release().
 
         Payloads whose offset, length or memory is no whole number of blocks are refused with EINVAL, as by O_DIRECT."""
     def release(self) -> None:
-        """Ends all stalls, those that are planned as well."""
+        """Ends all stalls, also planned ones."""
     @property
     def requests(self) -> int:
-        """How many there were."""
+        """Number of requests so far."""
     @property
     def stalled(self) -> int:
-        """How many wait for release()."""
+        """Number of requests that wait for release()."""
     def record(self) -> None:
-        """From now on keeps what trace() tells."""
+        """Starts recording events for trace()."""
     def trace(self) -> list[tuple[Literal["begin", "end", "flush"], int, Literal["payloads", "headers"], int, bytes]]:
-        """(event, request, file, offset, bytes) of writes: "begin" has file, offset and bytes, "end" says that it was
-        completed with success, "flush" that all that had ended is durable."""
+        """The recorded events of writes: (event, request, file, offset, bytes).
+
+        "begin" has file, offset and bytes. "end": the write was completed with success. "flush": all writes that had
+        ended are durable."""
 
 class DiskStore:
-    """One device: a directory with two preallocated files, of payloads and of headers, which have equal segments.
-    docs/disk-format.md is its format, csrc/disk/store.h its manual.
+    """One device: a directory with two preallocated files, for payloads and for headers, which have equal segments.
 
-    A segment serves extents of one size at a time. An *extent* is named as a slot of the arena is: segment *
-    segment_bytes + position * extent_bytes. Which extents are used is the caller's business; a write with another
-    extent_bytes than its segment serves ends all records of that segment.
+    docs/disk-format.md describes the format, csrc/disk/store.h is the manual.
+
+    A segment serves extents of one size at a time. An *extent* is named by its offset, like a slot of the arena:
+    segment * segment_bytes + position * extent_bytes. The caller decides which extents are used. A write with another
+    extent_bytes than its segment's ends all records of that segment.
 
     A record is RECORD_BYTES packed little-endian, a Ledger's record and 16 bytes:
     arena_offset i64 | namespace 32s | key 32s | parent 32s | group u16 | shard u16 | payload_bytes u32 |
     tenant u32 | extent_bytes / SLOT_ALIGN u32 | generation u64 | extent i64 | device u32 | stored_s u32
-    arena_offset: -1 where there is none. stored_s: when it was written, seconds since 1970; set by the engine.
+    arena_offset: -1 if there is none. stored_s: time of the write in seconds since 1970, set by the engine.
     """
 
     RECORD_BYTES: int  # 144
     FILE: str
     HEADERS: str
-    """Names of the files in the directory, of payloads and of headers. All others are left alone."""
+    """FILE and HEADERS are the names of the files of payloads and of headers. Other files are left alone."""
 
     @staticmethod
     def extents_per_segment(segment_bytes: int, extent_bytes: int) -> int:
-        """Positions of a segment; 0 = not even one fits. A 64th of the segment is its table: 256 bytes for each of
-        them, and 256 more, which limits how many there are of less than 16 KiB."""
+        """Extents in one segment; 0: not even one fits.
+
+        A 64th of the segment is its table, with 256 bytes for each extent and 256 more. That limits the number of
+        extents smaller than 16 KiB."""
     def __init__(
         self,
         directory: str,
@@ -74,9 +81,11 @@ class DiskStore:
         fingerprint: bytes,
         faults: DiskFaults | None = None,
     ) -> None:
-        """Opens the store, or creates it: the directory must exist. device: its number in records, below 64.
-        capacity_bytes: all that the file may take; what is no whole segment stays unused. A store of another capacity
-        grows, or loses the segments that are too many. fingerprint: 32 bytes; equal ones may share a store.
+        """Opens the store, or creates it in an existing directory.
+
+        device: its number in records, below 64. capacity_bytes: upper bound of the file; a rest that is no whole
+        segment stays unused. A store of another capacity grows, or loses its last segments. fingerprint: 32 bytes; only
+        an equal one may open the store again.
 
         ValueError with a code in front: "disk-locked" (another process has it), "disk-foreign" (another fingerprint,
         format version or segment_bytes, or damaged), "disk-unknown" (a file of that name is no store of ours),
@@ -85,10 +94,12 @@ class DiskStore:
         (nothing is left behind then), EROFS, EACCES, ENOENT and others."""
     @staticmethod
     def open_to_read(directory: str, *, device: int, fingerprint: bytes, alone: bool = True) -> "DiskStore":
-        """The store as it was left: nothing is made, resized or written, and its sizes are its own. What a file has
-        lost counts as unreadable, or reads SHORT. alone: locked, so that no server changes it meanwhile; otherwise
-        recover() tells what was there when each header was read, and what is being written may count as damaged.
-        Raises as above; "disk-foreign" also where one of both files is missing or empty."""
+        """Opens a store for reading, with its own sizes. Nothing is made, resized or written.
+
+        Missing parts of a file count as unreadable, or read as SHORT. alone: locks the store, so that no server changes
+        it meanwhile. Otherwise recover() returns each record as it was when its header was read, and records that are
+        being written may count as damaged. Raises as above; "disk-foreign" also if one of both files is missing or
+        empty."""
     @property
     def device(self) -> int: ...
     @property
@@ -97,63 +108,69 @@ class DiskStore:
     def segment_bytes(self) -> int: ...
     @property
     def file_bytes(self) -> int:
-        """Physical bytes of both files, all of them preallocated."""
+        """Bytes of both files, all of them preallocated."""
     @property
     def created(self) -> bool:
-        """It is new: there is nothing to recover."""
+        """Whether the store is new, so that there is nothing to recover."""
     @property
     def segments_cut(self) -> int:
-        """Segments of which one file had lost its part when the store was opened; 0 for one that was resized in
-        order, which keeps both files alike. What they held is gone."""
+        """Number of segments of which one file had lost its part when the store was opened. Their records are gone.
+
+        0 for a store that was resized properly, which keeps both files alike."""
     @property
     def direct(self) -> bool:
-        """O_DIRECT works. Otherwise the page cache takes part, which costs memory and copies; say so."""
+        """Whether O_DIRECT works. Otherwise I/O goes through the page cache, which costs memory and copies; log it."""
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """For /status: file, id, direct, ..."""
+        """Names and values for /status: file, id, direct, ..."""
     def recover(self, engine: Literal["auto", "uring", "threads"] = "auto") -> bytes:
-        """All valid records, ascending by extent; waits. Reads 256 bytes a record and a segment. Must come before
-        an engine uses the store. What cannot be read is not found, and counted; OSError when nothing can be.
-        engine: as of a DiskEngine."""
+        """Reads all valid records, ascending by extent, and waits for that. Must come before an engine uses the store.
+
+        Reads 256 bytes for each record and each segment. Records that cannot be read are left out and counted; raises
+        OSError when none can be. engine: as in DiskEngine."""
     @property
     def damaged(self) -> int:
-        """Headers and labels that recover() found to be neither valid, nor empty, nor of an earlier life."""
+        """Number of headers and labels that recover() found neither valid, nor empty, nor of an earlier use."""
     @property
     def unreadable(self) -> int:
-        """Headers and labels that recover() could not read."""
+        """Number of headers and labels that recover() could not read."""
     def flush(self) -> None:
-        """What was reported as written survives a crash of the kernel and a power cut as well (fdatasync); waits.
-        Without it the kernel writes headers in its time, within half a minute. The end of the process never needs
-        it."""
+        """Makes all reported writes durable (fdatasync) and waits: they survive a crash of the kernel and a power cut.
+
+        Without it, the kernel writes headers within half a minute. The end of the process never needs it."""
     def close(self) -> None:
-        """After its engine. Lets the lock go."""
+        """Closes the store and releases its lock. Close its engine before."""
 
 class DiskTelling:
-    """Records in the order in which an index can take them in: those of a chunk together, newest first; a chunk after
-    its parent, and what is below it before anything else. Chunks whose parent has no record come as well, as heads."""
+    """Records in the order in which an index can insert them.
+
+    The records of a chunk come together, the newest first. A chunk comes after its parent, and its descendants follow
+    before any other chunk. Chunks whose parent has no record come as well, as heads."""
 
     def __init__(self, found: list[bytes], *, chunk_most: int) -> None:
-        """found: what recover() returned, of each device; copied. Of a chunk with more than chunk_most records the
-        newest are told. Takes a second for some two million records."""
+        """Sorts copies of the records. Takes a second for some two million.
+
+        found: the results of recover() of each device. A chunk has at most its chunk_most newest records."""
     @property
     def records(self) -> int: ...
     @property
     def namespaces(self) -> list[tuple[bytes, int]]:
-        """Those that have records, and the newest generation of them."""
+        """Namespaces that have records, each with the newest generation of its records."""
     def next(self, most: int) -> bytes:
-        """The next chunks, whole: as many as have `most` records together, but one at least. Empty at the end."""
+        """The records of the next whole chunks, `most` at most, but of one chunk at least. Empty at the end."""
 
 class DiskEngine:
-    """Moves records between the arena and the extents of stores, by one thread a device and `hash_threads` for
-    checksums. Reads go before writes and withdrawals, but for one write in nine; each kind first come first served
-    within a segment.
+    """Copies records between the arena and the extents of stores, with one thread per device and `hash_threads` for
+    checksums.
 
-    Each submitted item completes exactly once, in any order. Until then its slot and its extent are in use: also a
-    cancelled item keeps them while the device holds its I/O."""
+    Reads go before writes and withdrawals, except for one write in nine. Each kind is served in order within a segment.
+
+    Each submitted item completes exactly once, in any order. Until then its slot and its extent are in use. A cancelled
+    item keeps them too, while the device holds its I/O."""
 
     COMPLETION_BYTES: int
-    """40: job u64 | item u32 | status u16 | errno u16 | payload_bytes u64 | wait_ns u64 | io_ns u64. item: its index in
-    the submitted list. wait_ns: before its first I/O, io_ns: from then on."""
+    """Size of a packed completion (40): job u64 | item u32 | status u16 | errno u16 | payload_bytes u64 | wait_ns u64 |
+    io_ns u64. item: index in the submitted list. wait_ns: before its first I/O, io_ns: from then on."""
     DONE: int  # 0  write: payload and header are on the device. read: the bytes are right. withdraw: not found again
     IO_ERROR: int  # 1  the device said errno
     CHECKSUM: int  # 2  the bytes that were read are not those that were written
@@ -172,33 +189,43 @@ class DiskEngine:
         hash_threads: int,
         registered_piece_bytes: int = 256 << 20,
     ) -> None:
-        """depth: payloads under way at a device. registered_piece_bytes: of the arena, what io_uring is told at once;
-        what lies in two pieces is moved all the same. "auto" takes io_uring where the system allows it; `backend` says
-        what it is and why; ValueError("disk-engine: ...") when "uring" is not to be had. Keeps the stores open;
-        recover() was called on each that was not created. A store has one engine at a time."""
+        """Starts the threads. Call recover() before on each store that was not created. A store has one engine at a
+        time, which keeps it open.
+
+        depth: payloads under way at a device. registered_piece_bytes: size of the arena's pieces that are registered
+        with io_uring; slots that cross two pieces are copied all the same. engine: "auto" takes io_uring where the
+        system allows it; `backend` has the choice and the reason. Raises ValueError("disk-engine: ...") if "uring" is
+        not available."""
     @property
     def backend(self) -> str:
-        """For example "io_uring, depth 32, O_DIRECT" or "41 threads (io_uring: Operation not permitted), ..."."""
+        """Description of the I/O, such as "io_uring, depth 32, O_DIRECT" or
+        "41 threads (io_uring: Operation not permitted), ..."."""
     @property
     def eventfd(self) -> int:
         """Readable while completions wait; read it to reset, then drain completions()."""
     def arena_ready(self, bytes: int) -> None:
-        """The first `bytes` of the arena are real: io_uring may register them, when memlock allows."""
+        """The first `bytes` of the arena are touched: io_uring may register them, if memlock allows."""
     @property
     def registered_bytes(self) -> int:
-        """Of the arena, with io_uring: what memlock allowed so far, at the device that has least."""
+        """Bytes of the arena registered with io_uring, as far as memlock allowed; the minimum over the devices."""
     def submit(self, job: int, kind: Literal["write", "read", "withdraw"], records: bytes) -> None:
-        """write: the slot at arena_offset to the extent; what the extent held is withdrawn before. read: the extent to
-        the slot, if it holds exactly this record (namespace, key, group, shard, generation, payload_bytes). withdraw:
-        the record is not found by a later recover() any more.
+        """Submits a job of several records.
 
-        ValueError, and no completion: an unknown device, an extent or slot out of range or not aligned, a payload
-        larger than the extent or empty, a generation of 0, a job number in use, more than a million items under
-        way."""
+        write: copies the slot at arena_offset to the extent; the extent's old record is withdrawn before. read: copies
+        the extent to the slot, if it holds exactly this record (namespace, key, group, shard, generation,
+        payload_bytes). withdraw: a later recover() does not find the record any more.
+
+        Raises ValueError, without a completion, for an unknown device, an extent or slot out of range or not aligned, a
+        payload larger than the extent or empty, a generation of 0, a job number in use, or more than a million items
+        under way."""
     def cancel(self, job: int) -> None:
-        """Items that have not begun complete as CANCELLED at once; the others as usual. Unknown jobs are no error."""
+        """Cancels a job: items that have not begun complete as CANCELLED at once, the others as usual.
+
+        An unknown job is no error."""
     def completions(self, most: int) -> bytes:
-        """At most `most`, packed."""
+        """The next completions, packed, `most` at most."""
     def close(self) -> None:
-        """Cancels what has not begun, waits for the rest, joins. completions() and eventfd may still be used. A device
-        that never answers keeps it waiting: end the process instead."""
+        """Cancels items that have not begun, waits for the others, and joins the threads.
+
+        completions() and eventfd may still be used. A device that never answers blocks this call: end the process
+        instead."""

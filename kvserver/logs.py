@@ -1,8 +1,8 @@
 """Log lines on standard error: `event key=value …` as text, or one JSON object a line. One line per state change.
 
-Rule 1: a reader of standard error that stops reading (a full pipe, a suspended terminal) never stops the process that
-logs: a line that cannot be written at once is dropped and counted, and the next line says how many were.
-Rule 2: nothing is buffered, so the last line before a crash is there.
+Rule 1: logging never blocks, even if standard error is not read (a full pipe, a suspended terminal). A line that cannot
+be written at once is dropped, and the next line has the number of dropped lines.
+Rule 2: nothing is buffered, so the last line before a crash is written.
 """
 
 import json
@@ -16,7 +16,7 @@ LINE_BYTES_MAX = select.PIPE_BUF
 """A pipe that is ready for writing takes this much at once and whole; longer lines are cut."""
 
 TRACEBACK_CHARS_MAX = 3000
-"""The end of a traceback is kept; the rest of the line needs room as well."""
+"""Length of the end of a traceback that is kept, which leaves room for the rest of the line."""
 
 _auditor = logging.getLogger("kvserver.audit")
 _auditor.setLevel(logging.INFO)
@@ -25,7 +25,7 @@ _PLAIN = re.compile(r"[^\s\"=\\]+")
 
 
 def start(*, level: str, form: str, process: str) -> None:
-    """Sends this process's log to standard error. `process` says which one it is: supervisor, brain, mover 3."""
+    """Sends this process's log to standard error. process: its name in each line, such as brain or mover 3."""
     handler = LineHandler(2, JsonLines(process) if form == "json" else TextLines(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -38,12 +38,12 @@ def event(level: int, name: str, *fields: tuple[str, object]) -> None:
 
 
 def audit(*fields: tuple[str, object]) -> None:
-    """Logs what an operator had done, whatever the level is."""
+    """Logs an operator's command, whatever the level is."""
     _auditor.info("admin", extra={"fields": fields})
 
 
 def set_level(level: str) -> None:
-    """The least level that this process logs from now on."""
+    """Sets the lowest level that this process logs from now on."""
     logging.getLogger().setLevel(level.upper())
 
 
@@ -73,12 +73,12 @@ class LineHandler(logging.Handler):
         try:
             ready = self._poll.poll(0)
             return bool(ready) and bool(ready[0][1] & select.POLLOUT) and os.write(self._descriptor, line) == len(line)
-        except OSError:  # closed, or its reader is gone: there is nobody to tell
+        except OSError:  # closed, or its reader is gone
             return False
 
 
 class TextLines(logging.Formatter):
-    """2026-01-31T12:00:00.123Z INFO brain cache registered cache=3 blocks=18432"""
+    """Lines as text: 2026-01-31T12:00:00.123Z INFO brain cache registered cache=3 blocks=18432"""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """{"time": "…", "level": "info", "process": "brain", "event": "cache registered", "cache": 3}"""
+    """Lines as JSON: {"time": "…", "level": "info", "process": "brain", "event": "cache registered", "cache": 3}"""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class JsonLines(logging.Formatter):
 
 
 def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> list[tuple[str, object]]:
-    """The record's own fields, then the traceback if there is one, then how many lines were lost before it."""
+    """The record's own fields, then a traceback if there is one, then the number of lines dropped before it."""
     fields = list(getattr(record, "fields", ()))
     if record.exc_info:
         fields.append(("traceback", formatter.formatException(record.exc_info)[-TRACEBACK_CHARS_MAX:]))
@@ -120,7 +120,7 @@ def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> list[tup
 
 
 def _text(value: object) -> str:
-    """The value bare where that is unambiguous, else quoted with escapes, so that a line stays a line."""
+    """The value bare if that is unambiguous, else quoted with escapes, so that it stays on one line."""
     text = str(value)
     if _PLAIN.fullmatch(text) and text.isprintable():
         return text

@@ -1,7 +1,7 @@
-"""Files and directories that must be ours alone, and how a file is written where nobody can put a link in its way.
+"""Checks that files and directories are ours alone, and safe ways to create and replace a file.
 
-Whoever else may write to a directory can exchange what lies in it: bytes that engines are told are theirs, or a link by
-which we overwrite a file of somebody. So a directory of ours belongs to us, and nobody else may write to it.
+Another user who may write to a directory can exchange its files: engines would get that user's bytes, or a link would
+have us overwrite another file. So a directory of ours belongs to us, and nobody else may write to it.
 """
 
 import os
@@ -12,11 +12,11 @@ from typing import BinaryIO
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_READ = 0o077
-"""Read, and everything else."""
+"""All permissions of group and others."""
 
 
 def shown_user(user: int) -> str:
-    """A user as a message names it. The kernel shows one number for all users that this namespace does not map."""
+    """A user's number, for a message. The kernel shows the same number for all users unknown to this namespace."""
     with suppress(OSError, ValueError):
         if user == int(Path("/proc/sys/kernel/overflowuid").read_text()):
             return f"{user} (nobody, or a user that this container does not know)"
@@ -34,8 +34,9 @@ def directory_problem(path: str, found: os.stat_result) -> str:
 
 
 def file_problem(path: str, found: os.stat_result, *, forbidden: int = OTHERS_READ) -> str:
-    """Why a file is not ours alone; empty when it is. found: of the name itself, not of what a link leads to.
-    forbidden: what others may not do with it."""
+    """Why a file is not ours alone; empty when it is.
+
+    found: from lstat(), so a link is refused. forbidden: permissions that group and others must not have."""
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISREG(found.st_mode):
         return f"{path} is no plain file; move it away"
@@ -48,8 +49,9 @@ def file_problem(path: str, found: os.stat_result, *, forbidden: int = OTHERS_RE
 
 
 def write_whole(path: Path, content: bytes, *, durable: bool) -> None:
-    """Puts a new file in the place of `path`. What has the name of the unfinished one is removed first and never
-    opened. Raises OSError."""
+    """Replaces `path` by a new file, whole or not at all. Raises OSError.
+
+    An existing file with the temporary name is removed first and never opened."""
     unfinished = path.with_name(f"{path.name}.new")
     unfinished.unlink(missing_ok=True)
     with create(unfinished) as file:
@@ -61,5 +63,5 @@ def write_whole(path: Path, content: bytes, *, durable: bool) -> None:
 
 
 def create(path: Path) -> BinaryIO:
-    """A new file for writing, with mode 0600. Raises OSError, FileExistsError also for a link that leads nowhere."""
+    """Creates a file for writing, with mode 0600. Raises OSError; FileExistsError also for a dangling link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")

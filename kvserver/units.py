@@ -1,4 +1,4 @@
-"""Bytes and times as people write and read them: 4096, 16GiB, 1.50GiB, 3 h 4 min; and tables of them."""
+"""Bytes and times as people write and read them (4096, 16GiB, 1.5GiB, 3 h 4 min), and tables as text."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 
 def show_bytes(count: int) -> str:
-    """Exact, in the largest unit that leaves a whole number."""
+    """The exact number of bytes, in the largest unit that leaves a whole number."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if count and count % unit == 0:
             return f"{count // unit}{name}"
@@ -23,7 +23,7 @@ def parse_bytes(text: str) -> int | None:
 
 
 def size(count: float) -> str:
-    """Rounded to three digits or so: 1.50GiB."""
+    """The number of bytes rounded to three digits: 1.5GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1000:
             return f"{count:.3g}{unit}"
@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """An empty line, the head and the rows in columns; nothing when there are no rows."""
+    """The lines of a table: an empty line, the head and the rows in columns; nothing without rows."""
     if not rows:
         return
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]

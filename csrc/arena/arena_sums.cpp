@@ -24,11 +24,11 @@ constexpr int THREADS_MAX = 64;
 void fault_in_slot(std::byte* slot, uint64_t slot_bytes) {
     try {
         fault_in(slot, slot_bytes);
-    } catch (const std::system_error&) {  // whoever reads it will find out
+    } catch (const std::system_error&) {  // reading it will report the problem
     }
 }
 
-// Nothing when memory is gone below it: the file was cut short, or a page is broken.
+// The sum; nullopt when the memory is gone: the file was cut short, or a page is broken.
 std::optional<uint64_t> sum_of(std::span<const std::byte> payload) {
     struct Reading {
         std::span<const std::byte> payload;
@@ -42,7 +42,7 @@ std::optional<uint64_t> sum_of(std::span<const std::byte> payload) {
     return reading.sum;
 }
 
-// Entries with that seal whose slots lie in the arena; the ledger has places behind it.
+// Entries with that seal whose slots are in the arena; the ledger also has places after it.
 std::vector<LedgerRecord> entries_in_arena(Ledger& ledger, Ledger::Seal seal, uint64_t arena_bytes) {
     std::vector<LedgerRecord> records = ledger.entries(seal);
     std::erase_if(records, [&](const LedgerRecord& record) {
@@ -51,8 +51,8 @@ std::vector<LedgerRecord> entries_in_arena(Ledger& ledger, Ledger::Seal seal, ui
     return records;
 }
 
-// Calls handle(arena_offset, sum) for each slot in one of the threads, without a sum where it cannot be read. handle
-// says whether the slot is as it should be.
+// Calls handle(arena_offset, sum) for each slot, on one of the threads; without a sum if the slot cannot be read.
+// handle returns whether the slot is right.
 template <typename Handle>
 Summed read_slots(const std::vector<LedgerRecord>& records, const Mapping& arena, int threads, Handle handle) {
     std::atomic<size_t> next = 0;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t UNLIMITED = std::numeric_limits<uint64_t>::max();
 
-// The number behind `key` in a file of "key value" lines; `otherwise` when there is none.
+// The number after `key` in a file of "key value" lines; `otherwise` when there is none.
 uint64_t number_in(const std::string& path, const std::string& key, uint64_t otherwise) {
     std::ifstream file(path);
     std::string word;
@@ -22,7 +22,7 @@ uint64_t number_in(const std::string& path, const std::string& key, uint64_t oth
     return otherwise;
 }
 
-// A file that holds one number, or "max".
+// The value of a file with one number, or "max".
 uint64_t number_of(const std::string& path, uint64_t otherwise) {
     std::ifstream file(path);
     uint64_t number = 0;
@@ -53,8 +53,8 @@ uint64_t left_in_group(const std::string& directory) {
 uint64_t available_memory_bytes() {
     const uint64_t kilobytes = number_in("/proc/meminfo", "MemAvailable:", UNLIMITED / 1024);
     uint64_t available = kilobytes * 1024;
-    // Every ancestor may hold a limit. Inside a container the path may name groups that are not visible; those do
-    // not limit what can be read here.
+    // Every ancestor may have a limit. Inside a container the path may name groups that are not visible here; their
+    // limits are unknown.
     for (std::string path = control_group();; path.erase(path.rfind('/'))) {
         available = std::min(available, left_in_group("/sys/fs/cgroup" + path));
         if (path.find('/') == std::string::npos) return available;

@@ -1,4 +1,4 @@
-// How much memory this process may still take before the machine or its control group is full.
+// The memory that this process may still take before the machine or a control group is full.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace kv {
 
-// The smaller of what the machine has available and what every limit of our control group (version 2) leaves. Page
+// The minimum of the machine's available memory and of what each limit of our control groups (version 2) leaves. Page
 // cache that can be dropped counts as available.
 uint64_t available_memory_bytes();
 

@@ -25,10 +25,10 @@ namespace {
 constexpr int THREADS_MAX = 64;
 constexpr uint64_t STEP_BYTES = 16 << 20;
 
-// Left for everybody else on the machine. Beyond it the kernel would not refuse memory but kill a process.
+// Left for all other processes. With less, the kernel would not refuse memory but kill a process.
 constexpr uint64_t RESERVE_BYTES = 256 << 20;
 
-// Of a thread, against serving threads of the ordinary 0.
+// Niceness of the threads; serving threads have 0.
 constexpr int NICENESS = 10;
 
 // From linux/mempolicy.h: libnuma is not needed for one call.
@@ -42,7 +42,7 @@ std::string shown(const std::vector<int>& nodes) {
     return text;
 }
 
-// Both policies take memory elsewhere when these nodes have no more.
+// Sets the NUMA policy. Both policies take memory elsewhere when these nodes have no more.
 void place(const Mapping& arena, const std::vector<int>& nodes) {
     constexpr int bits = 8 * sizeof(unsigned long);
     unsigned long mask[NODES_MAX / bits] = {};
@@ -51,20 +51,20 @@ void place(const Mapping& arena, const std::vector<int>& nodes) {
         mask[node / bits] |= 1ul << (node % bits);
     }
     const int policy = nodes.size() == 1 ? POLICY_PREFERRED : POLICY_INTERLEAVE;
-    // The policy belongs to the shared memory, not to this mapping: it holds for whoever touches a page.
+    // The policy belongs to the shared memory, not to this mapping: it applies to every process that touches a page.
     if (::syscall(SYS_mbind, arena.data(), arena.bytes(), policy, mask, NODES_MAX + 1, 0) != 0) {
         throw_errno("placing the arena on NUMA node " + shown(nodes));
     }
 }
 
-// Bytes that no page backs yet. (SEEK_HOLE would walk to the next hole, however far away that is.)
+// Bytes without a page yet. (SEEK_HOLE would walk to the next hole, however far away that is.)
 uint64_t missing_bytes(std::byte* address, uint64_t bytes) {
     const auto page_bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
     unsigned char resident[STEP_BYTES / SLOT_ALIGN];
     uint64_t missing = 0;
     for (uint64_t at = 0; at < bytes; at += STEP_BYTES) {
         const uint64_t here = std::min(STEP_BYTES, bytes - at);
-        if (::mincore(address + at, here, resident) != 0) return bytes;  // unknown: as if all were
+        if (::mincore(address + at, here, resident) != 0) return bytes;  // unknown: as if all were missing
         const uint64_t pages = (here + page_bytes - 1) / page_bytes;
         const auto absent = [](unsigned char page) { return (page & 1) == 0; };
         missing += page_bytes * static_cast<uint64_t>(std::count_if(resident, resident + pages, absent));
@@ -72,7 +72,7 @@ uint64_t missing_bytes(std::byte* address, uint64_t bytes) {
     return missing;
 }
 
-// What the file's own file system still has: a tmpfs has a size, which others may use up. A memfd's has none.
+// The free bytes of the file's file system: a tmpfs has a size, which others may use up. nullopt for a memfd.
 std::optional<uint64_t> room_bytes(int fd) {
     struct statvfs status{};
     if (::fstatvfs(fd, &status) != 0 || status.f_blocks == 0) return std::nullopt;
@@ -122,7 +122,7 @@ std::string ArenaGrower::problem() const {
 }
 
 void ArenaGrower::grow() {
-    // Niceness is a thread's own on Linux; a refusal to lower it changes nothing but the pace.
+    // On Linux each thread has its own niceness. If it cannot be set, only the pace changes.
     ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), NICENESS);
     for (Step step; take_step(step);) end_step(step, populate(arena_.data() + step.offset, step.bytes));
 }
@@ -133,14 +133,15 @@ bool ArenaGrower::take_step(Step& step) {
     step.slab = next_ / options_.slab_bytes;
     step.offset = next_;
     step.bytes = std::min(STEP_BYTES, (step.slab + 1) * options_.slab_bytes - next_);
-    // A slab that cannot be completed is not begun; and others may take memory while it is touched.
+    // A slab that cannot be completed is not begun. Later steps check again, since others may take memory meanwhile.
     const bool first = next_ % options_.slab_bytes == 0;
     if (!enough_memory(next_, first ? options_.slab_bytes : step.bytes)) return false;
     next_ += step.bytes;
     return true;
 }
 
-// Whether what is missing of that stretch may be taken; stops growth if not. Reserved huge pages are ours already.
+// Whether there is memory for the missing pages of that stretch; stops growth if not. Reserved huge pages are ours
+// already.
 bool ArenaGrower::enough_memory(uint64_t offset, uint64_t bytes) {
     if (on_huge_pages_) return true;
     const uint64_t missing = missing_bytes(arena_.data() + offset, bytes);
@@ -174,13 +175,13 @@ void ArenaGrower::end_step(const Step& step, int error) {
     if (slabs_ready_ != before) signal_eventfd(event_.get());
 }
 
-// For people. A full file system says EFAULT, since touching the page would be a SIGBUS.
+// The error for people. A full file system returns EFAULT, since touching the page would be a SIGBUS.
 std::string ArenaGrower::refusal(int error) const {
     if (error == EFAULT && room_bytes(file_.get())) return "its file system is full";
     return std::strerror(error);
 }
 
-// Keeps the first problem; what other threads have under way still counts.
+// Stops growth with the first problem; steps that other threads have under way still count.
 void ArenaGrower::stop(std::string problem) {
     stopping_ = true;
     if (!problem_.empty()) return;

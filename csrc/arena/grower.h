@@ -1,7 +1,7 @@
-// Makes an arena real, slab by slab from the front, in the background.
+// Touches the pages of an arena, slab by slab from the front, in the background.
 //
-// Touching memory for the first time costs more than copying it (the kernel clears every page), so the server answers
-// while its pool still grows. Content that is there already is kept: after a restart growing is a quick walk.
+// Touching memory for the first time costs more than copying it (the kernel clears every page), so the server already
+// answers while its pool grows. Existing content is kept: after a restart growing is a quick walk.
 
 #pragma once
 
@@ -21,13 +21,13 @@ struct GrowerOptions {
     uint64_t arena_bytes;
     uint64_t slab_bytes;  // divides arena_bytes
     int threads;
-    std::vector<int> numa_nodes;  // one: preferred; several: page by page in turn; none: wherever the kernel puts it
+    std::vector<int> numa_nodes;  // one: preferred; several: pages interleaved; none: the kernel decides
 };
 
 // Thread-safe. Threads run at lower priority, so that serving comes first.
 class ArenaGrower {
   public:
-    // Maps the arena and starts. std::system_error when the NUMA nodes are refused: nothing falls back in silence.
+    // Maps the arena and starts. std::system_error when the kernel refuses the NUMA nodes: there is no silent fallback.
     ArenaGrower(int fd, const GrowerOptions& options);
     // Stops after the steps under way, joins, unmaps.
     ~ArenaGrower();

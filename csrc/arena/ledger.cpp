@@ -20,7 +20,7 @@ namespace {
 constexpr uint64_t MAGIC = 0x315247444c564b00;  // "\0KVLDGR1"
 constexpr uint64_t PAGE_BYTES = 4096;
 
-// The low byte of a seal tells a checksum that happens to be 0 from a free place, and which kind of seal it is.
+// The low byte of a seal is its kind. It also distinguishes a checksum that happens to be 0 from a free place.
 constexpr uint64_t KIND = 0xff;
 constexpr uint64_t SEALED = static_cast<uint64_t>(Ledger::Seal::PLAIN);
 constexpr uint64_t FREE = 0;
@@ -33,7 +33,7 @@ uint64_t seal_of(const void* content, size_t bytes, uint64_t place) {
 
 void withdraw(uint64_t& seal) {
     atomic(seal).store(FREE, std::memory_order_release);
-    // Whatever this thread writes next, here or into the slot, comes after.
+    // All later writes of this thread, here or into the slot, come after it.
     std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
@@ -78,7 +78,7 @@ struct Ledger::Document {
     std::byte reserved[PAGE_BYTES - 16];
     std::byte content[DOCUMENT_BYTES_MAX];
 
-    // `length` is passed because a reader must have checked it before.
+    // `length` is a parameter because a reader must have checked it before.
     uint64_t right_seal(uint64_t index, uint64_t length) const {
         return seal_of(content, length, index << 32 | length);
     }
@@ -175,14 +175,14 @@ void Ledger::seal(std::span<const LedgerRecord> records) {
 }
 
 void Ledger::clear(std::span<const int64_t> arena_offsets) {
-    for (const int64_t offset : arena_offsets) entry_of(offset);  // all are in range, or nothing happens
+    for (const int64_t offset : arena_offsets) entry_of(offset);  // throws before any change unless all are in range
     for (const int64_t offset : arena_offsets) {
         Entry& entry = entry_of(offset);
-        if (atomic(entry.seal).load() != FREE) withdraw(entry.seal);  // do not make a hole real
+        if (atomic(entry.seal).load() != FREE) withdraw(entry.seal);  // a write would allocate a page in a hole
     }
 }
 
-// Calls visit(begin, end) for the stretches of [from, to) that memory backs: looking at a hole would make it real.
+// Calls visit(begin, end) for the allocated stretches of [from, to): reading a hole would allocate it.
 template <typename Visit>
 void Ledger::visit_extents(uint64_t from, uint64_t to, Visit visit) {
     for (uint64_t at = from; at < to;) {

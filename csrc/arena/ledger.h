@@ -1,15 +1,15 @@
-// What the arena holds, in a memfd beside it: the index can be rebuilt from it after the brain died.
+// The ledger: the arena's content, described in a memfd beside it. The index can be rebuilt from it after a brain died.
 //
 // The file: a header page; NAMESPACES_MAX namespace documents; one 128-byte entry for each place where a slot can start
 // (arena offset / SLOT_ALIGN). It is sparse: only pages with entries take memory, at most 1/32 of the arena.
 //
-// One writer, which may be killed at any instruction. Entry, document and header each have a *seal*, a 64-bit word
-// that holds the checksum of everything else and of the place. It is set by one release store after the rest was
-// written, and withdrawn by one before anything else is touched. So a reader finds the old truth or none; what a wild
-// write leaves fails the checksum.
+// One writer, which may be killed at any instruction. Entry, document and header each have a *seal*, a 64-bit word with
+// the checksum of all their other bytes and of their place. It is set by one release store after the rest was written,
+// and withdrawn by one before anything else is touched. So a reader finds a valid entry or none, and the result of a
+// wild write fails the checksum.
 //
-// While no server runs, the seal of an entry may hold the sum of its slot's payload as well (arena/arena_sums.h). Such
-// an entry is SUMMED, and no reader takes it for sealed before somebody has compared it with its bytes.
+// While no server runs, the seal of an entry may contain the sum of its slot's payload as well (arena/arena_sums.h).
+// This entry is SUMMED: no reader takes it for sealed before its bytes were compared.
 
 #pragma once
 
@@ -24,8 +24,8 @@
 
 namespace kv {
 
-// A sealed shard, as Python packs it. What lies in the ledger and on disk has the same fields in places of its own,
-// since neither may change with this one, nor with the other: so they are copied one by one, in arena/ledger.cpp and
+// A sealed shard, as Python packs it. The ledger and the disk format have the same fields in layouts of their own, so
+// that each can stay as it is when another changes. The fields are copied one by one, in arena/ledger.cpp and
 // disk/format.cpp.
 struct LedgerRecord {
     int64_t arena_offset;
@@ -36,7 +36,7 @@ struct LedgerRecord {
     uint16_t shard;
     uint32_t payload_bytes;
     uint32_t tenant;
-    uint32_t slot_units;  // of SLOT_ALIGN bytes
+    uint32_t slot_units;  // size of the slot in SLOT_ALIGN bytes
     uint64_t generation;
 };
 static_assert(sizeof(LedgerRecord) == 128, "no padding: records are packed");
@@ -48,10 +48,10 @@ class Ledger {
 
     static uint64_t file_bytes(uint64_t arena_bytes);
 
-    // bad_argument when the file has another size, or a header that disagrees; nothing is changed then.
+    // bad_argument when the file has another size or another header; nothing is changed then.
     Ledger(int fd, uint64_t arena_bytes);
 
-    // Publishes records, all or (bad_argument) none: a place must be in range, free, and come once.
+    // Publishes records, all or (bad_argument) none: each place must be in range, free, and occur once.
     void seal(std::span<const LedgerRecord> records);
     // Withdraws entries; when it returns, no reader finds them. Free places are left alone.
     void clear(std::span<const int64_t> arena_offsets);
@@ -61,19 +61,19 @@ class Ledger {
 
     void put_namespace(uint64_t index, std::span<const std::byte> document);
     void drop_namespace(uint64_t index);
-    // Gives this process's page tables of the file back, so that what was written long ago does not count as its
-    // memory. The file keeps its content; the next access to a page costs a minor fault.
+    // Unmaps the file's pages from this process, so that pages written long ago do not count as its memory. The file
+    // keeps its content; the next access to a page costs a minor fault.
     void forget_pages();
     std::vector<std::pair<uint64_t, std::string>> namespaces();
 
     enum class Seal : uint8_t { PLAIN = 0xa5, SUMMED = 0x5a };
-    // Entries with that seal, ascending by offset. PLAIN: the valid ones. SUMMED: as they stand, since only the bytes
+    // Entries with that seal, ascending by offset. PLAIN: only valid ones. SUMMED: all, unchecked, since only the bytes
     // of a slot can tell whether its entry is right. Withdraws and counts nothing.
     std::vector<LedgerRecord> entries(Seal seal);
-    // PLAIN becomes SUMMED, by one store: a writer that is killed leaves the one or the other. Entries of different
-    // places may be changed by different threads.
+    // Turns PLAIN into SUMMED by one store: a writer that is killed leaves one or the other. Different threads may
+    // change entries of different places.
     void put_sum(int64_t arena_offset, uint64_t sum);
-    // SUMMED becomes PLAIN; false when entry, place or sum are not what they were: then it stays as it is.
+    // Turns SUMMED into PLAIN. False when entry, place or sum have changed: then it stays as it is.
     bool take_sum(int64_t arena_offset, uint64_t sum);
 
   private:
@@ -86,7 +86,7 @@ class Ledger {
     bool is_valid(const LedgerRecord& record) const;
     template <typename Visit>
     void visit_extents(uint64_t from, uint64_t to, Visit visit);
-    // Calls visit(entry, record) for what is not free.
+    // Calls visit(entry, record) for each entry that is not free.
     template <typename Visit>
     void visit_entries(Visit visit);
     void read_document(uint64_t index, std::vector<std::pair<uint64_t, std::string>>& documents);

@@ -1,9 +1,10 @@
-// The ways in which the data plane says no.
+// Errors of the data plane.
 //
 // KV_ASSERT: we wrote a bug; the process ends with a line that names it. Stays on in release builds.
-// bad_argument: the caller passed something wrong; Python sees ValueError.
-// Refusal: what a client asked for is wrong; a short word for programs in front. Python sees ValueError("code: ...").
-// throw_errno: the system refused; Python sees OSError with that errno.
+// bad_argument: the caller passed something wrong; Python gets ValueError.
+// Refusal: a client asked for something wrong; begins with a short code for programs. Python gets
+// ValueError("code: ...").
+// throw_errno: a system call failed; Python gets OSError with that errno.
 
 #pragma once
 
@@ -32,7 +33,7 @@ class Refusal : public std::invalid_argument {
 
 [[noreturn]] inline void bad_argument(const std::string& message) { throw std::invalid_argument(message); }
 
-// Throws std::system_error for the current errno. `what` names the call and what it was for.
+// Throws std::system_error for the current errno. `what` names the call and its purpose.
 [[noreturn]] void throw_errno(const std::string& what);
 
 }  // namespace kv

@@ -12,7 +12,7 @@ constexpr uint64_t P3 = 0x165667b19e3779f9;
 constexpr uint64_t P4 = 0x85ebca77c2b2ae63;
 constexpr uint64_t P5 = 0x27d4eb2f165667c5;
 
-// The next little-endian number, which is cut off the front.
+// Removes the next little-endian number from the front and returns it.
 template <typename T>
 uint64_t take(std::span<const std::byte>& bytes) {
     T value;

@@ -1,4 +1,4 @@
-// Ends of jobs and of mappings, from worker threads to the one thread that reports them.
+// The queue of completions of jobs and mappings, from worker threads to the one thread that reports them.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace kv {
 
-// MAPPED, REFUSED, BROKEN: of engines that map in the background, and of devices that can fail as a whole.
+// MAPPED, REFUSED, BROKEN: only from engines that map in the background, and for devices that can fail as a whole.
 enum class Status { DONE, ABANDONED, FAILED, INVALID, UNMAPPED, MAPPED, REFUSED, BROKEN };
 
 const char* name_of(Status status);
@@ -24,11 +24,11 @@ struct Completion {
     uint64_t copy_ns = 0;
     std::string code = {};
     std::string message = {};
-    const char* mode = "direct";  // of a job: how its bytes went
+    const char* mode = "direct";  // how a job's bytes were copied
 };
 
-// Any thread pushes, any thread takes. The eventfd is readable whenever completions may wait: after it was read,
-// one take() gets what was there, and what take() left behind makes it readable again.
+// Any thread may push and take. The eventfd is readable whenever completions may wait. Read it, then call take() once;
+// if take() leaves some, the eventfd becomes readable again.
 class CompletionQueue {
   public:
     CompletionQueue() : event_(create_eventfd()) {}

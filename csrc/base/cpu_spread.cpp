@@ -17,8 +17,8 @@ bool Spread::alone(size_t self, int processor) const {
     return true;
 }
 
-// Forbids the processors of the others for a moment, which makes the kernel choose now. Does nothing when there are
-// fewer processors than workers, or more than a cpu_set_t can name: then sharing is what it has to be.
+// Forbids the other workers' processors for a moment, which makes the kernel choose another one now. Does nothing when
+// there are fewer processors than workers, or more than a cpu_set_t can name: then workers share.
 void Spread::move(size_t self) {
     cpu_set_t allowed;
     if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;

@@ -1,10 +1,10 @@
 // Keeps the busy workers of a pool on different processors.
 //
-// The scheduler likes to wake a thread where it ran last, and while few processors are free it leaves two workers on
-// one for ten milliseconds although another has become idle: on two processors a copy then runs at half its speed, a
-// large part of the time. A worker that finds itself beside another one asks to be moved, once a piece.
+// The scheduler prefers to wake a thread where it ran last. While few processors are free, it leaves two workers on one
+// for ten milliseconds although another has become idle. On two processors a copy then often runs at half its speed. A
+// worker that shares a processor with another worker asks to be moved, once per piece.
 //
-// The affinity that somebody gave a thread stays what it is.
+// A thread's configured affinity does not change.
 
 #pragma once
 

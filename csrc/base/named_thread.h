@@ -1,7 +1,7 @@
-// Threads of the data plane: named for whoever looks with top, and deaf to signals.
+// Threads of the data plane: they have names, for tools like top, and block signals.
 //
-// A signal for the process must reach the interpreter's main thread, which waits in poll() and would sleep on if
-// another thread took it. Faults (SIGBUS and the like) always go to the thread that made them.
+// A signal for the process must reach the interpreter's main thread, which waits in poll() and would go on sleeping if
+// another thread took the signal. Faults (SIGBUS and the like) always go to the thread that caused them.
 
 #pragma once
 

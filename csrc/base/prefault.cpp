@@ -65,7 +65,7 @@ void fault_in(std::byte* address, uint64_t bytes) {
 Prefault::Prefault(int fd, std::byte* data, uint64_t bytes, bool follow)
     : file_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), data_(data), bytes_(bytes), follow_(follow) {
     if (file_.get() < 0) throw_errno("duplicating a descriptor");
-    // hugetlbfs cannot say which pages exist; its few faults are left to the copies.
+    // hugetlbfs cannot list its existing pages; its few faults are left to the copies.
     if (on_huge_pages(fd)) position_ = bytes_;
 }
 
@@ -73,13 +73,13 @@ Prefault::Step Prefault::step() {
     if (position_ >= bytes_) return Step::FINISHED;
     if (position_ >= extent_end_ && !find_extent()) return follow_ ? Step::WAITING : Step::FINISHED;
     const uint64_t bytes = std::min(STEP_BYTES, extent_end_ - position_);
-    // A refusal costs speed later, nothing else: the file may be shrinking under us, which the copies will notice.
+    // An error only costs speed later: the file may be shrinking, which the copies will notice.
     ::madvise(data_ + position_, bytes, MADV_POPULATE_READ);
     position_ += bytes;
     return Step::PROGRESS;
 }
 
-// Moves to the next stretch of existing pages. SEEK_HOLE walks over the whole stretch, so it is asked once for each.
+// Moves to the next stretch of existing pages. SEEK_HOLE walks over the whole stretch, so it is called once for each.
 bool Prefault::find_extent() {
     const off_t begin = ::lseek(file_.get(), static_cast<off_t>(position_), SEEK_DATA);
     if (begin < 0 || static_cast<uint64_t>(begin) >= bytes_) return false;

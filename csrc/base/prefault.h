@@ -1,8 +1,8 @@
-// Page tables ahead of their use.
+// Filling page tables before they are used.
 //
 // A mapping of memory that another process has touched starts with empty page tables, and a copy that fills them fault
 // by fault runs at a third of its speed. Prefault fills them in the background, in small steps, and only for pages that
-// exist already: it never makes a client's untouched memory real.
+// exist already: it never allocates a client's untouched memory.
 
 #pragma once
 
@@ -13,21 +13,22 @@
 
 namespace kv {
 
-// Makes pages real and writable, keeping what they hold. Returns 0 or an errno (ENOMEM, EFAULT behind a file's end).
+// Allocates pages and maps them writable, keeping their content. Returns 0 or an errno (ENOMEM; EFAULT after a file's
+// end).
 int populate(std::byte* address, uint64_t bytes);
 
-// Fills the page tables of memory that exists, or makes it real. Three times as fast as populate() (18 instead of 59 ms
-// for 256 MiB), because the kernel maps the neighbours of a page that is only read. Throws std::system_error.
+// Fills the page tables of memory, allocating missing pages. Three times as fast as populate() (18 instead of 59 ms for
+// 256 MiB), because the kernel also maps the neighbours of a page that is only read. Throws std::system_error.
 void fault_in(std::byte* address, uint64_t bytes);
 
-// What both do before Linux 5.14: writes to each page, and keeps what others write meanwhile. Returns 0, or EFAULT when
-// memory is gone below a page; those behind it are then left out.
+// The fallback of both before Linux 5.14: writes to each page without changing it, also while others write. Returns 0,
+// or EFAULT when the memory of a page is gone; the pages after it are skipped then.
 int touch_each_page(std::byte* address, uint64_t bytes);
 
 // Walks once over the existing pages of one mapping. Not thread-safe; the mapping must outlive it.
 class Prefault {
   public:
-    // follow: the end of the existing pages is waited for (an arena that grows from the front); otherwise one pass.
+    // follow: waits at the end of the existing pages for more (an arena that grows from the front); otherwise one pass.
     Prefault(int fd, std::byte* data, uint64_t bytes, bool follow);
 
     enum class Step { PROGRESS, WAITING, FINISHED };

@@ -59,7 +59,7 @@ void compress_portable(State& state, const std::byte* blocks, size_t count) {
 
 #if defined(__x86_64__)
 
-// The instructions keep the state as (a, b, e, f) and (c, d, g, h), and take four words of the message at a time.
+// SHA-NI keeps the state as (a, b, e, f) and (c, d, g, h), and takes four words of the message at a time.
 __attribute__((target("sha,sse4.1"))) void compress_x86(State& state, const std::byte* blocks, size_t count) {
     const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
     const __m128i cdab = _mm_shuffle_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(&state[0])), 0xb1);
@@ -101,7 +101,7 @@ Compress best() { return compress_portable; }
 
 #endif
 
-// What has not filled a block yet, and the state up to there.
+// The state after all whole blocks, and the bytes of the next one.
 class Hash {
   public:
     explicit Hash(Compress compress) : compress_(compress) {}

@@ -1,6 +1,6 @@
-// SHA-256 (FIPS 180-4) for the names of chunks, by the processor's own instructions where it has them.
+// SHA-256 (FIPS 180-4) for the names of chunks, with the processor's instructions if it has them.
 //
-// A hash per chunk is short, a kilobyte or so: through a library's objects it costs as much again to begin and end it.
+// The input of a chunk is short, about a kilobyte: a library's set-up and tear-down would cost as much again.
 
 #pragma once
 
@@ -14,11 +14,11 @@ namespace kv {
 using Digest = std::array<std::byte, 32>;
 
 enum class Sha256Path {
-    BEST,      // what the processor offers
-    PORTABLE,  // for tests, and where it offers nothing
+    BEST,      // the processor's instructions, if it has some
+    PORTABLE,  // for tests, and for other processors
 };
 
-// Of the parts one behind the other. Pure; any thread.
+// The digest of the concatenated parts. Pure; any thread.
 Digest sha256(std::span<const std::span<const std::byte>> parts, Sha256Path path = Sha256Path::BEST);
 
 }  // namespace kv

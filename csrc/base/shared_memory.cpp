@@ -95,7 +95,7 @@ uint64_t free_huge_pages(uint64_t huge_page_bytes) {
         std::fclose(file);
         if (fields != 1) return 0;
     }
-    return counts[0] > counts[1] ? counts[0] - counts[1] : 0;  // free ones that no mapping has been promised
+    return counts[0] > counts[1] ? counts[0] - counts[1] : 0;  // free and not reserved for a mapping
 }
 
 uint64_t file_bytes(int fd) {

@@ -9,7 +9,7 @@
 
 namespace kv {
 
-// Slots start and end on this, in arena and ledger alike: the smallest page, and O_DIRECT's alignment.
+// Alignment of slots: the smallest page, and O_DIRECT's alignment.
 constexpr uint64_t SLOT_ALIGN = 4096;
 
 // Owns a file descriptor.
@@ -31,7 +31,7 @@ class Descriptor {
 class Mapping {
   public:
     Mapping() = default;
-    // `what` names the mapping in errors. Touches nothing: pages appear when they are used or populated.
+    // `what` names the mapping in errors. Touches no page: pages appear when they are used or populated.
     Mapping(int fd, uint64_t bytes, const std::string& what);
     Mapping(Mapping&& other) noexcept;
     Mapping& operator=(Mapping&& other) noexcept;
@@ -40,8 +40,8 @@ class Mapping {
     std::byte* data() const { return data_; }
     uint64_t bytes() const { return bytes_; }
     bool contains(const void* address) const;
-    // Takes huge pages where the kernel gives them to shared memory on advice; elsewhere nothing changes. Only for
-    // memory that will be used as a whole: the first touch makes a whole huge page real.
+    // Advises huge pages, which has an effect only if the kernel gives them to shared memory on advice. Only for memory
+    // that will be used as a whole: the first touch allocates a whole huge page.
     void prefer_huge_pages();
     void unmap();
 
@@ -50,10 +50,11 @@ class Mapping {
     uint64_t bytes_ = 0;
 };
 
-// A memfd of that size. huge_page_bytes 0 = normal pages. sealed = can neither shrink, grow, nor be sealed further.
+// Makes a memfd of that size. huge_page_bytes 0: normal pages. sealed: it can neither shrink nor grow, and takes no
+// further seals.
 Descriptor create_memfd(const std::string& name, uint64_t bytes, uint64_t huge_page_bytes, bool sealed);
 
-// Huge pages of that size that are reserved and free.
+// The number of huge pages of that size that are reserved and free.
 uint64_t free_huge_pages(uint64_t huge_page_bytes);
 
 uint64_t file_bytes(int fd);
@@ -61,7 +62,7 @@ uint64_t file_bytes(int fd);
 // The file's seals (F_SEAL_*), or -1 when it is not a shared-memory file.
 int file_seals(int fd);
 
-// Whether the file lives on hugetlbfs, which knows no SEEK_HOLE and populates whole huge pages.
+// Whether the file is on hugetlbfs, which has no SEEK_HOLE and populates whole huge pages.
 bool on_huge_pages(int fd);
 
 // An eventfd, non-blocking and close-on-exec.

@@ -61,7 +61,7 @@ void install_sigbus_guard() {
 const void* run_guarded(void (*function)(void*), void* argument) {
     KV_ASSERT(escape == nullptr);
     Escape here;
-    // With the signal mask: the handler runs with SIGBUS blocked and is left by a jump.
+    // Saves the signal mask, because the handler runs with SIGBUS blocked and is left by a jump.
     if (sigsetjmp(here.jump, 1) == 0) {
         escape = &here;
         function(argument);

@@ -1,4 +1,5 @@
-// XXH3, 64 bits: against torn, misplaced and decayed bytes, not against an adversary. Some 20 GB/s a core.
+// XXH3, 64 bits: a checksum against torn, misplaced and decayed bytes, not against an adversary. About 20 GB/s per
+// core.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// kvserver._native: converts and releases the GIL; no logic. What Python may rely on is in kvserver/_native.pyi.
+// kvserver._native: converts and releases the GIL; no logic. The interface for Python is in kvserver/_native.pyi.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
@@ -334,7 +334,7 @@ std::string build_description() {
 }  // namespace
 
 NB_MODULE(_native, module) {
-    // Objects that live until the interpreter ends are freed with the process; a list of them helps no user.
+    // Objects that live until the interpreter ends are freed with the process, so a list of leaks helps no user.
     nb::set_leak_warnings(false);
     nb::register_exception_translator(translate_system_error);
     module.attr("BUILD") = build_description();

@@ -1,4 +1,4 @@
-// What Python's lists and tuples of layouts and jobs become, for everything that binds a copy engine.
+// Conversion of Python's lists and tuples of layouts and jobs, for all bindings of copy engines.
 
 #pragma once
 
@@ -35,7 +35,7 @@ std::vector<Record> unpack(nanobind::bytes packed, const char* what) {
     return records;
 }
 
-// Negative numbers become too large ones, which the layout and the plan refuse.
+// Converts to unsigned. Negative numbers become too large ones, which the layout and the plan refuse.
 constexpr uint64_t unsign(int64_t number) { return static_cast<uint64_t>(number); }
 
 inline std::vector<Group> groups_from(const GroupTuples& tuples) {

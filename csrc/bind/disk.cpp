@@ -31,7 +31,7 @@ struct PyFaults {
     std::shared_ptr<Faults> faults = std::make_shared<Faults>();
 };
 
-// Python's hold on a store; an engine has one of its own.
+// Python's reference to a store; an engine has its own.
 struct PyStore {
     std::shared_ptr<Store> store;
     const std::shared_ptr<Store>& get() const {

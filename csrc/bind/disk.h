@@ -1,4 +1,4 @@
-// What the disk tier adds to kvserver._native. What Python may rely on is in kvserver/_native.pyi.
+// The disk tier's part of kvserver._native. The interface for Python is in kvserver/_native_disk.pyi.
 
 #pragma once
 

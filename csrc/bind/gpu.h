@@ -1,4 +1,4 @@
-// What each room of the GPU path adds to kvserver._native. What Python may rely on is in kvserver/_native.pyi.
+// The parts of kvserver._native for GPUs. The interface for Python is in kvserver/_native.pyi.
 
 #pragma once
 

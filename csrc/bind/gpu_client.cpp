@@ -36,7 +36,7 @@ const Driver& driver_of(const std::string& vendor, const std::string& library) {
 
 nb::bytes bytes_of(const IpcHandle& handle) { return nb::bytes(handle.bytes, sizeof handle.bytes); }
 
-// The buffers of pure functions are as large as any layout may ask for.
+// Pure functions have no buffers, so sizes are the largest that a layout may ask for.
 Layout unbounded(const GroupTuples& groups) {
     const std::vector<uint64_t> buffers(4096, 4 * LAYOUT_BYTES_MAX);
     return Layout(groups_from(groups), buffers);
@@ -47,7 +47,7 @@ Layout unbounded(const GroupTuples& groups) {
 using PieceTuple = std::tuple<uint64_t, uint64_t, uint64_t>;
 using StretchTuple = std::tuple<uint32_t, uint32_t, nb::bytes, uint32_t, uint64_t, uint64_t>;
 
-// Keeps the ids that its stretches point to.
+// Stretches with the ids that they point to.
 struct Stretches {
     explicit Stretches(const std::vector<StretchTuple>& tuples) {
         for (const auto& tuple : tuples) ids.push_back(unpack<int32_t>(std::get<2>(tuple), "block_ids"));

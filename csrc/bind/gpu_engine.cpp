@@ -83,7 +83,7 @@ void map_cache(DeviceEngine& engine, uint64_t cache, uint64_t session, const Buf
     engine.map_cache(std::move(order));
 }
 
-// What Cutter makes of a job: (arena offset of the shard, begin, end, staging) of each part of each segment.
+// Cutter's segments of a job, with (arena offset of the shard, begin, end, staging) for each part.
 using PartTuple = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>;
 
 std::vector<std::vector<PartTuple>> cut_job(const GroupTuples& groups, const CopyGroupTuples& copy_groups,

@@ -18,16 +18,16 @@ using namespace nb::literals;
 namespace kv {
 namespace {
 
-// Tokens that are hashed in some 20 us. Whoever gives the interpreter up may wait much longer to get it back.
+// Tokens that are hashed in about 20 us. A thread that releases the GIL may wait much longer to get it back.
 constexpr size_t QUICK_TOKENS = 8192;
 
-// Numbers whose memory is asked for ahead. They lie in a row, but each is an object: what has left the nearer caches
-// comes about a tenth sooner (measured with 8K and 32K of them).
+// Distance of prefetching, in numbers. Each number is an object. Copying those that have left the nearer caches is
+// about a tenth faster with it (measured with 8K and 32K of them).
 constexpr size_t PREFETCHED = 32;
 
 constexpr double WAIT_S_MAX = 3600;
 
-// A Python number that is a token, or -1. Nearly all have one digit of 30 bits, for which no call is needed.
+// The token in a Python number; negative if it is none. Nearly all have one digit of 30 bits and need no call.
 int64_t token_from(PyObject* number) {
     if (!PyLong_Check(number)) return -1;
 #if PY_VERSION_HEX >= 0x030c0000
@@ -42,7 +42,7 @@ int64_t token_from(PyObject* number) {
     return overflow == 0 && value <= UINT32_MAX ? value : -1;
 }
 
-// Of ids[begin:end], to `tokens`. Runs no Python code, so nobody can change the list meanwhile.
+// Copies ids[begin:end] to `tokens`. Runs no Python code, so nobody can change the list meanwhile.
 void copy_tokens(const nb::list& ids, size_t begin, size_t end, uint32_t* tokens) {
     if (begin > end || end > ids.size()) {
         bad_argument(format("tokens [%zu, %zu) of %zu", begin, end, ids.size()));
@@ -56,12 +56,12 @@ void copy_tokens(const nb::list& ids, size_t begin, size_t end, uint32_t* tokens
     }
 }
 
-// A prompt that is copied piece by piece. Belongs to who holds the GIL.
+// A prompt that is copied piece by piece. The GIL protects it.
 class Tokens {
   public:
     explicit Tokens(size_t total) : ids_(std::make_unique_for_overwrite<uint32_t[]>(total)), total_(total) {}
 
-    // Those that follow, so many at most; how many are left.
+    // Copies the next tokens, at most `most`. Returns how many are left.
     size_t add(const nb::list& ids, size_t most) {
         const size_t end = copied_ + std::min(most, total_ - copied_);
         copy_tokens(ids, copied_, end, &ids_[copied_]);

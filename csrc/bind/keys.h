@@ -1,4 +1,4 @@
-// What names of chunks add to kvserver._native. What Python may rely on is in kvserver/_native.pyi.
+// The part of kvserver._native that names chunks. The interface for Python is in kvserver/_native.pyi.
 
 #pragma once
 

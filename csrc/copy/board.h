@@ -1,4 +1,4 @@
-// Job state words: what client and mover agree on without a message.
+// Job state words, through which client and mover agree without a message.
 //
 // A word is generation << 8 | state, a 64-bit atomic in a memfd that client and mover map. Every change is one
 // sequentially consistent compare-and-swap, so each side can be killed or stopped at any instruction:
@@ -7,8 +7,8 @@
 //            │           └─────► FAILED        retrieve:        LIVE ─► ABANDONED (client)
 //            └─────────────────► FAILED        any end ─► LIVE of the next generation (client)
 //
-// Bytes are ordered before words: whoever moves to DONE has made its copies visible first, and whoever reads DONE
-// sees them. The client's memory is not trusted: a word that holds anything else than expected loses the swap.
+// Bytes are ordered before words: the side that sets DONE has made its copies visible before, and a side that reads
+// DONE sees them. The client's memory is not trusted: a swap fails if the word has any other value than expected.
 
 #pragma once
 
@@ -26,7 +26,7 @@ struct Word {
     WordState state;
 };
 
-// A mapped board. Both sides use it; which transitions a side may ask for is said at each call.
+// A mapped board, used by both sides; each call says which side may make it.
 // Thread-safe: every call is one atomic operation or a loop of compare-and-swaps.
 class Board {
   public:
@@ -35,7 +35,7 @@ class Board {
     uint32_t words() const { return words_; }
     Word read(uint32_t word) const;
 
-    // Mover: exactly (generation, from) → (generation, to). False when the word holds anything else.
+    // Mover: exactly (generation, from) → (generation, to). False when the word has any other value.
     bool swap(uint32_t word, uint64_t generation, WordState from, WordState to);
 
     // Client: FREE or any end → LIVE under the next generation, which is returned. bad_argument while in use.

@@ -17,10 +17,10 @@ namespace {
 
 constexpr int THREADS_MAX = 256;
 
-// How often the housekeeper looks whether the arena has grown.
+// Interval at which the housekeeper checks whether the arena has grown.
 constexpr std::chrono::milliseconds GROWTH_POLL{50};
 
-// Refuses what could not be mapped for writing, or is shorter than the layout was checked against.
+// Refuses a file that cannot be mapped for writing, or that is shorter than the layout assumes.
 void check_descriptor(size_t index, int fd, uint64_t buffer_bytes) {
     const int seals = file_seals(fd);
     if (seals < 0) throw Refusal("descriptor-seal", format("buffer %zu is not a shared-memory file", index));
@@ -110,7 +110,7 @@ void CopyEngine::map_cache(uint64_t cache, uint64_t session, const std::vector<i
         if (!caches_.emplace(cache, std::move(mapped)).second) {
             bad_argument(format("cache %" PRIu64 " is mapped already", cache));
         }
-        // In front of the arena: the first jobs of this cache are near.
+        // Before the arena, since the first jobs of this cache will come soon.
         prefaults_.splice(prefaults_.begin(), std::move(prefaults));
     }
     chore_ready_.notify_one();
@@ -162,10 +162,10 @@ void CopyEngine::cancel(uint64_t job) {
             end(under_way, under_way->cancelled());
             break;
         case CopyJob::Stage::PLANNING:
-            under_way->stop();  // whoever plans it ends it
+            under_way->stop();  // the worker that plans it ends it
             break;
         case CopyJob::Stage::COPYING:
-            if (!under_way->has_piece()) break;  // its last pieces are being copied: it is as good as done
+            if (!under_way->has_piece()) break;  // its last pieces are being copied: let it complete
             leave_queue(under_way);
             under_way->stop();
             if (under_way->finished()) end(under_way, under_way->end());
@@ -216,7 +216,7 @@ void CopyEngine::work(size_t self) {
     }
 }
 
-// The first job that has something to do for one more worker; jobs that others plan or finish are passed over.
+// The first job with work for one more worker; skips jobs that others plan or finish.
 CopyEngine::JobPointer CopyEngine::next_job() {
     for (const std::list<JobPointer>* queue : {&retrieves_, &stores_}) {
         for (const JobPointer& job : *queue) {
@@ -294,7 +294,7 @@ void CopyEngine::keep_house() {
         } else if (closing_ && jobs_.empty()) {
             return;
         } else if (closing_) {
-            chore_ready_.wait(lock);  // for the last jobs; page tables are of no use any more
+            chore_ready_.wait(lock);  // for the last jobs, without filling page tables any more
         } else if (!prefault_something(lock)) {
             if (prefaults_.empty()) {
                 chore_ready_.wait(lock);
@@ -318,8 +318,8 @@ void CopyEngine::unmap(uint64_t cache, Lock& lock) {
     completions_.push({cache, Status::UNMAPPED});
 }
 
-// Does one step for the first mapping that has something to do. Only this thread removes entries, so the entry stays
-// while the lock is open.
+// Does one step for the first mapping with something to do. Only this thread removes entries, so the entry stays while
+// the lock is released.
 bool CopyEngine::prefault_something(Lock& lock) {
     for (auto entry = prefaults_.begin(); entry != prefaults_.end();) {
         lock.unlock();

@@ -1,13 +1,13 @@
 // Host copies between registered KV pools and the arena, by worker threads.
 //
 // Threads: one thread calls the methods (the mover's loop); `threads` workers copy; one housekeeper fills page tables
-// and unmaps. Nothing a caller does waits for a copy, except close().
+// and unmaps. No call waits for a copy, except close().
 //
-// Order: retrieves before stores, each kind first come first served. All workers share the job in front; what a
-// retrieve waits for is at most the piece that a worker is copying when it arrives.
+// Order: retrieves before stores, each kind first come first served. All workers share the job in front; a retrieve
+// waits at most for the pieces that workers are copying when it arrives.
 //
 // Ends: every submitted job gives exactly one completion, every unmap_cache exactly one, after the cache's last job.
-// The word of a job reaches DONE only after all of its bytes are in place, FAILED only when none moves any more.
+// The word of a job reaches DONE only after all its bytes are in place, FAILED only when none is being copied any more.
 
 #pragma once
 
@@ -36,13 +36,14 @@ class CopyEngine {
   public:
     // Maps the arena; the descriptor stays the caller's, here and below.
     CopyEngine(int arena_fd, uint64_t arena_bytes, int threads);
-    // Cancels what has not begun, finishes what has, joins, unmaps. Call close() first to see the last completions.
+    // Cancels jobs that have not begun, finishes the others, joins, unmaps. To get the last completions call close()
+    // before.
     ~CopyEngine();
 
     std::string backend() const;
     int eventfd() const { return completions_.eventfd(); }
 
-    // The board must be sealed against shrinking: words are changed outside of the guard against SIGBUS.
+    // The board must be sealed against shrinking: words are changed without the guard against SIGBUS.
     void map_board(uint64_t session, int fd, uint32_t words);
     // bad_argument while a cache of the session is mapped.
     void drop_board(uint64_t session);
@@ -54,13 +55,13 @@ class CopyEngine {
 
     // bad_argument (and no completion) for an unknown or leaving cache, an unmapped word, or a job number in use.
     void submit(JobOrder order);
-    // Ends a job after the pieces that are being copied, a millisecond or so. A job that has ended, or was never
+    // Ends a job after the pieces that are being copied, in about a millisecond. A job that has ended, or was never
     // submitted, is not an error: its completion may be under way.
     void cancel(uint64_t job);
 
     std::vector<Completion> completions(size_t most) { return completions_.take(most); }
 
-    // Cancels what has not begun, finishes what has, joins, unmaps. completions() may still be called.
+    // Cancels jobs that have not begun, finishes the others, joins, unmaps. completions() may still be called.
     void close();
 
   private:
@@ -98,7 +99,7 @@ class CopyEngine {
     std::unordered_map<uint64_t, std::shared_ptr<Board>> boards_;
     std::unordered_map<uint64_t, std::shared_ptr<MappedCache>> caches_;
     std::unordered_map<uint64_t, JobPointer> jobs_;  // submitted and not ended
-    std::list<JobPointer> retrieves_;                // with something left to begin or to hand out
+    std::list<JobPointer> retrieves_;                // with work left to begin or to hand out
     std::list<JobPointer> stores_;
     std::list<PrefaultOf> prefaults_;
     std::deque<uint64_t> idle_leavers_;  // caches to unmap now

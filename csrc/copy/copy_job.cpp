@@ -9,16 +9,16 @@
 namespace kv {
 namespace {
 
-// Between two pieces a worker may turn to a retrieve that arrived meanwhile, and a cancelled job ends. A tenth of a
-// millisecond is copied by one or by the other, depending on the size of pages; of 1-byte pages 1 MiB would take 80.
+// After a piece a worker may take a retrieve that arrived meanwhile, and a cancelled job ends. Depending on the page
+// size, one of both bounds limits a piece to about 0.1 ms; 1 MiB of 1-byte pages would take 80 ms.
 constexpr uint64_t PIECE_BYTES_MAX = 1 << 20;
 constexpr uint64_t PIECE_PAGES_MAX = 4096;
 // Waking another worker costs about as much as copying this.
 constexpr uint64_t PIECE_BYTES_MIN = 256 << 10;
-// Pieces of a worker, so that all end at about the same time.
+// Pieces per worker, so that all workers end at about the same time.
 constexpr uint64_t PIECES_PER_WORKER = 4;
 
-// A smaller job's bytes may stay in the cache for whoever reads them next; a larger one would only sweep it out.
+// The bytes of a smaller job may stay in the cache for their next reader; a larger job would only evict the cache.
 constexpr uint64_t PAST_CACHE_BYTES_MIN = 4 << 20;
 
 struct GuardedCopies {
@@ -133,11 +133,11 @@ Completion CopyJob::end() {
             !stopped_ && board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::DONE);
         if (!done) {
             status_ = Status::ABANDONED;
-            // Stopped by us; a word that the client abandoned stays as it is.
+            // Stopped by us. The swap fails if the client has abandoned the word.
             board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::FAILED);
         }
     } else if (status_ != Status::ABANDONED) {
-        // A word that the client abandoned meanwhile stays abandoned.
+        // The swap fails if the client has abandoned the word meanwhile.
         board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::FAILED);
     }
     return {order_.job, status_, copied_, copy_ns, std::move(code_), std::move(message_)};

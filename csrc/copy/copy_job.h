@@ -1,5 +1,5 @@
-// One copy job, from its queue to its end. Knows nothing of threads or queues: CopyEngine calls it under its lock,
-// except for copy(), which any number of workers run at once.
+// One copy job, from its queue to its end. It knows nothing of threads or queues: CopyEngine calls it under its lock,
+// except for calls that say otherwise; any number of workers run copy() at once.
 
 #pragma once
 
@@ -56,7 +56,7 @@ class CopyJob {
     enum class Stage { QUEUED, PLANNING, COPYING };
     Stage stage() const { return stage_; }
 
-    // QUEUED → PLANNING: nobody else may begin it now.
+    // QUEUED → PLANNING: no other worker may begin it now.
     void claim();
     // Takes the word to SUBMITTED and makes the plan; runs without the engine's lock. False when the job ends here.
     bool begin(int workers);
@@ -65,7 +65,7 @@ class CopyJob {
 
     bool has_piece() const { return stage_ == Stage::COPYING && !stopped_ && next_ < plan_->bytes(); }
     Piece take_piece();
-    // Copies a piece; runs without the engine's lock. Empty, or why the memory was lost.
+    // Copies a piece; runs without the engine's lock. Returns why the memory was lost; empty when all is well.
     std::string copy(Piece piece) const;
     // The piece was copied, or failed with a message. A job that failed or was abandoned hands out no more pieces.
     void piece_ended(Piece piece, std::string failure);
@@ -73,9 +73,9 @@ class CopyJob {
     void stop() { stopped_ = true; }
     bool finished() const { return stage_ == Stage::COPYING && running_ == 0 && !has_piece(); }
 
-    // Takes the word to its end and says what became of the job. Exactly once, when finished() or begin() was false.
+    // Sets the word's final state and returns the completion. Exactly once, when finished() or when begin() was false.
     Completion end();
-    // The end of a job that never began.
+    // The completion of a job that never began.
     Completion cancelled();
 
   private:
@@ -91,7 +91,7 @@ class CopyJob {
     Through through_ = Through::CACHE;
     uint64_t piece_bytes_ = 0;
     uint64_t next_ = 0;    // where the next piece begins
-    uint64_t copied_ = 0;  // bytes of the pieces that ended well
+    uint64_t copied_ = 0;  // bytes of the pieces that were copied
     int running_ = 0;      // pieces that workers are copying
     bool stopped_ = false;
     Status status_ = Status::DONE;

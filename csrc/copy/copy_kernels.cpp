@@ -23,12 +23,12 @@ namespace {
 constexpr size_t LINE_BYTES = 64;
 constexpr size_t STEP_BYTES = 4 * LINE_BYTES;
 
-// How far prefetches run ahead of the copying. Small pages lie anywhere, and the processor's own prefetcher starts anew
-// at each: 2 KiB pages of a pool that a request covers in part went from 8 to 11 GB/s, contiguous bytes from 16.5
-// to 18.
+// Distance of prefetches ahead of the copying. Small pages are scattered, and the processor's own prefetcher starts
+// anew at each. This raised 2 KiB pages of a pool that a request covers in part from 8 to 11 GB/s, and contiguous bytes
+// from 16.5 to 18.
 constexpr size_t AHEAD_BYTES = 4096;
 
-// Mean size of copies from which memcpy's own loop reads ahead well enough.
+// Mean size of copies from which memcpy's own reading ahead suffices.
 constexpr size_t SMALL_COPY_BYTES = 8192;
 
 bool are_small(std::span<const Copy> copies) {
@@ -73,8 +73,8 @@ void copy_through_cache(std::span<const Copy> copies) {
 
 #if defined(__SSE2__)
 
-// Part of the x86-64 baseline. AVX2 was measured to be no faster: a non-temporal copy waits for memory, and a line's
-// four stores are combined before they leave.
+// SSE2 is part of the x86-64 baseline. AVX2 was measured to be no faster: a non-temporal copy waits for memory, and a
+// line's four stores are combined before they leave.
 constexpr const char* PAST_CACHE_NAME = "non-temporal";
 
 void stream_step(std::byte* target, const std::byte* source) {
@@ -90,7 +90,7 @@ void stream_step(std::byte* target, const std::byte* source) {
     }
 }
 
-// Edges that are no whole steps go through the cache.
+// Edges that are not whole steps go through the cache.
 void copy_past_cache(std::span<const Copy> copies) {
     Prefetcher prefetcher(copies);
     for (const Copy& copy : copies) {
@@ -138,7 +138,7 @@ double copy_seconds(int source_fd, int target_fd, size_t bytes, int threads, Thr
     fault_in(source.data(), bytes);
     fault_in(target.data(), bytes);
 
-    // Each thread reads the clock itself: on a busy machine the one that waits may be the last to run.
+    // Each thread reads the clock itself: on a busy machine the waiting thread may be the last to run.
     using Clock = std::chrono::steady_clock;
     struct Span {
         Clock::time_point begin;

@@ -1,7 +1,7 @@
 // Copies between mapped memory: many small ones or one long one, through the cache or past it.
 //
-// Non-temporal stores save reading the target's lines and keep the cache for others; they pay for copies that are
-// larger than what a cache would keep anyway. The instructions are chosen once, by what the processor has.
+// Non-temporal stores avoid reading the target's lines and keep the cache for others; they pay off for copies that are
+// larger than a cache would keep. The instructions are chosen once, by what the processor has.
 
 #pragma once
 
@@ -23,11 +23,11 @@ enum class Through { CACHE, MEMORY };
 // Allocates and locks nothing (it runs under run_guarded).
 void run_copies(std::span<const Copy> copies, Through through);
 
-// What copies past the cache are made with: "non-temporal", or "memcpy" where we know nothing better.
+// The kind of copies past the cache: "non-temporal", or "memcpy" if we have nothing better for the processor.
 std::string copy_variant();
 
 // Seconds for one contiguous copy by `threads` threads between two files that are mapped and touched beforehand: the
-// ceiling of every other copy.
+// upper bound for every other copy's rate.
 double copy_seconds(int source_fd, int target_fd, size_t bytes, int threads, Through through);
 
 }  // namespace kv

@@ -10,7 +10,7 @@ namespace {
 
 void require(const char* name, uint64_t value, uint64_t least, uint64_t most) {
     if (value >= least && value <= most) return;
-    // Printed as signed: what came as -1 should not read as 2^64 - 1.
+    // Printed as signed, so that -1 does not read as 2^64 - 1.
     throw Refusal("layout", format("%s=%" PRId64 " must be in [%" PRIu64 ", %" PRIu64 "]", name,
                                    static_cast<int64_t>(value), least, most));
 }

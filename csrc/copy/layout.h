@@ -1,4 +1,4 @@
-// Where the pages of a cache lie: a checked affine map (region, block) → bytes of a buffer.
+// The places of a cache's pages: a checked affine map (region, block) → bytes of a buffer.
 //
 // Page (r, b) of a run is at offset + r * region_stride + b * block_stride of its buffer and page_bytes long. Once a
 // Layout exists, every page of every block id in [0, blocks) lies inside its buffer.
@@ -29,13 +29,13 @@ struct Group {
     uint64_t blocks_per_chunk;
     uint64_t blocks;
     std::vector<RegionRun> runs;
-    uint64_t block_bytes = 0;  // of all regions; set by Layout
-    uint64_t shard_bytes = 0;  // of a whole chunk; set by Layout
+    uint64_t block_bytes = 0;  // one block in all regions; set by Layout
+    uint64_t shard_bytes = 0;  // a whole chunk; set by Layout
 };
 
 class Layout {
   public:
-    // Refusal("layout") when a count is 0, a number too large, or a page leaves its buffer.
+    // Refusal("layout") when a count is 0, a number is too large, or a page exceeds its buffer.
     Layout(std::vector<Group> groups, std::span<const uint64_t> buffer_bytes);
     const std::vector<Group>& groups() const { return groups_; }
 

@@ -12,10 +12,10 @@
 namespace kv {
 namespace {
 
-// No prefix is longer.
+// Upper bound of first_block: no prefix is longer.
 constexpr uint64_t FIRST_BLOCK_MAX = uint64_t{1} << 48;
 
-// Finds ids that are out of range, or that occur twice among all copy groups of one group: two workers would write
+// Finds ids that are out of range, or that occur twice among all copy groups of one group, as two workers would write
 // the same page.
 class BlockCheck {
   public:
@@ -155,7 +155,7 @@ void Plan::add_sections(const Group& group, uint64_t first_place) {
     }
 }
 
-// The section that holds a position of the stream; the last one for its end.
+// The section that contains a position of the stream; the last one for its end.
 std::vector<Plan::Section>::const_iterator Plan::section_at(uint64_t position) const {
     const auto before = [](uint64_t at, const Section& section) { return at < section.stream_begin; };
     const auto next = std::upper_bound(sections_.begin(), sections_.end(), position, before);
@@ -186,7 +186,7 @@ void Plan::expand(uint64_t begin, uint64_t end, std::vector<PageCopy>& copies) c
     }
 }
 
-// Adds the bytes [begin, end) of the section: the first and the last page may be cut.
+// Adds the copies of bytes [begin, end) of the section; the first and the last page may be partial.
 void Plan::expand_section(const Section& section, uint64_t begin, uint64_t end, std::vector<PageCopy>& copies) const {
     const RegionRun& run = *section.run;
     const bool regions_outside = run.region_stride >= run.block_stride;

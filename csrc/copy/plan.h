@@ -1,15 +1,15 @@
-// The plan of a job: which bytes of which buffer belong to which bytes of the arena.
+// The plan of a job: the mapping between bytes of its buffers and bytes of the arena.
 //
 // A shard's bytes in its slot are [run][region][block of the chunk][page_bytes], whatever the engine's strides are.
 //
-// The bytes of a job in the order of their copying are its *stream*: copy groups, in each its runs, in each the regions
-// and blocks, the dimension with the larger stride in the buffer outside, so that a while of copying stays in one
-// neighbourhood of the buffer (address translation, not bandwidth, is what small pages run out of). Blocks of a
-// retrieve go in prefix order, blocks of a store by id: reads are what suffers from jumps, so the side that is read is
-// read in order. Measured with 2 KiB pages, shuffled ids, 2 threads: 15 GB/s → 21 GB/s for a store, of 22 contiguous.
+// The bytes of a job in the order of copying are its *stream*: copy groups, in each its runs, in each the regions and
+// blocks. The dimension with the larger stride in the buffer is outside, so that copying stays in one neighbourhood of
+// the buffer for a while (small pages are limited by address translation, not by bandwidth). Blocks of a retrieve go in
+// prefix order, blocks of a store by id: jumps slow down reads, so the side that is read is read in order. Measured
+// with 2 KiB pages, shuffled ids, 2 threads: 15 GB/s → 21 GB/s for a store, where a contiguous copy has 22 GB/s.
 //
-// Workers cut the stream into pieces of any size and expand only their own piece into copies: a 256 MiB job of 2 KiB
-// pages has 131,072 of them, and a list of all would cost a tenth of the copying itself.
+// Workers cut the stream into pieces of any size and expand only their own piece into copies. A 256 MiB job of 2 KiB
+// pages has 131,072 copies, and a list of all would cost a tenth of the copying itself.
 
 #pragma once
 
@@ -22,8 +22,8 @@ namespace kv {
 
 enum class JobKind { STORE, RETRIEVE };
 
-// Blocks of one group: block_ids[i] holds block first_block + i of the prefix. slots: the arena offset of the shard
-// of each chunk that the blocks touch, SKIP = not this one.
+// Blocks of one group: block_ids[i] holds block first_block + i of the prefix. slots: the arena offset of the shard of
+// each chunk that the blocks touch; SKIP: not this one.
 struct CopyGroup {
     uint64_t group;
     uint64_t first_block;
@@ -49,11 +49,11 @@ class Plan {
     // Length of the stream.
     uint64_t bytes() const { return bytes_; }
 
-    // Where a piece that begins at `begin` ends: after `bytes_max` bytes, behind the last of `pages_max` pages that it
-    // touches, or with the stream. Costs a few nanoseconds for each section that the piece runs through.
+    // The end of a piece that begins at `begin`: after `bytes_max` bytes, after the last of `pages_max` pages that it
+    // touches, or at the end of the stream. Takes a few nanoseconds for each section of the piece.
     uint64_t piece_end(uint64_t begin, uint64_t bytes_max, uint64_t pages_max) const;
 
-    // Replaces `copies` by the copies of stream bytes [begin, end). Neighbours that are adjacent on both sides are one.
+    // Replaces `copies` by the copies of stream bytes [begin, end). Copies that are adjacent on both sides are merged.
     void expand(uint64_t begin, uint64_t end, std::vector<PageCopy>& copies) const;
 
   private:
@@ -67,8 +67,8 @@ class Plan {
         const RegionRun* run;
         uint64_t first_place;
         uint64_t places;
-        uint64_t run_offset;    // of the run in its slot
-        uint64_t region_bytes;  // of a region in its slot
+        uint64_t run_offset;    // offset of the run in its slot
+        uint64_t region_bytes;  // bytes of a region in its slot
         uint64_t stream_begin;
 
         uint64_t stream_bytes() const { return places * run->regions * run->page_bytes; }

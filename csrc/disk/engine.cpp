@@ -12,7 +12,7 @@ namespace {
 
 constexpr unsigned DEPTH_MAX = 1024;
 constexpr unsigned HASH_THREADS_MAX = 64;
-constexpr size_t ITEMS_MAX = size_t{1} << 20;  // of all jobs that are under way
+constexpr size_t ITEMS_MAX = size_t{1} << 20;  // in all jobs that are under way
 
 constexpr uint64_t REGISTERED_PIECE_BYTES_MAX = uint64_t{1} << 30;  // the kernel's own bound
 
@@ -30,7 +30,7 @@ void check(const EngineOptions& options) {
     }
 }
 
-// A few threads more than payloads, for the headers that are written meanwhile.
+// A few more threads than payloads, for the headers that are written meanwhile.
 IoBounds bounds_for(unsigned depth) { return {Lane::requests_max(depth), depth + 1 + depth / 4}; }
 
 }  // namespace
@@ -67,7 +67,7 @@ void Engine::arena_ready(uint64_t bytes) {
     }
     while (arena_told_ < bytes) {
         const uint64_t end = std::min(arena_told_ + registered_piece_bytes_, arena_.bytes());
-        if (end > bytes) return;  // pieces are registered when they are whole
+        if (end > bytes) return;  // only whole pieces are registered
         for (const std::unique_ptr<Lane>& lane : lanes_) {
             if (lane != nullptr) lane->register_memory(arena_told_, end);
         }
@@ -146,7 +146,7 @@ void Engine::close() {
     for (const std::unique_ptr<Lane>& lane : lanes_) {
         if (lane != nullptr) lane->close();
     }
-    hashers_.reset();  // they may be about to wake a lane that has ended
+    hashers_.reset();  // before the lanes, which a hasher may still wake
     lanes_.clear();
     stores_.clear();
     arena_.unmap();

@@ -1,9 +1,10 @@
-// Moves records between the arena and the extents of stores: one lane a device, threads for checksums beside them.
+// Copies records between the arena and the extents of stores, with one lane per device and separate threads for
+// checksums.
 //
-// Threads: one thread calls the methods (the mover's loop). Nothing that it calls waits for a device, except close().
+// Threads: one thread calls the methods (the mover's loop). No call waits for a device, except close().
 //
-// Order: reads before writes and withdrawals, but for one write in nine; each kind in the order of submission within a
-// segment.
+// Order: reads before writes and withdrawals, except for one write in nine; each kind in the order of submission within
+// a segment.
 //
 // Ends: every submitted item gives exactly one completion. Until then its slot and its extent are in use.
 
@@ -30,7 +31,8 @@ struct EngineOptions {
     Choice choice;
     unsigned depth;
     unsigned hash_threads;
-    // What io_uring registers at once; a request that lies in two pieces goes without.
+    // Size of the arena's pieces that are registered with io_uring; a request that crosses two pieces does not use
+    // them.
     uint64_t registered_piece_bytes;
 };
 
@@ -42,12 +44,12 @@ class Engine {
 
     const std::string& backend() const { return backend_; }
     int eventfd() const { return ends_.eventfd(); }
-    // The first `bytes` of the arena are real.
+    // The first `bytes` of the arena are touched.
     void arena_ready(uint64_t bytes);
-    // Of the lane that has fewest.
+    // The minimum over all lanes.
     uint64_t registered_bytes() const;
 
-    // bad_argument, and no completion, when any record is not possible here.
+    // bad_argument, without any completion, when a record is invalid here.
     void submit(uint64_t job, Kind kind, const std::vector<DiskRecord>& records);
     void cancel(uint64_t job);
     std::vector<Completion> completions(size_t most) { return ends_.take(most); }
@@ -62,7 +64,7 @@ class Engine {
     Ends ends_;
     std::string backend_;
     uint64_t arena_told_ = 0;                     // bytes
-    std::vector<std::shared_ptr<Store>> stores_;  // by device; null where there is none
+    std::vector<std::shared_ptr<Store>> stores_;  // by device number; null if there is none
     std::optional<Hashers> hashers_;
     std::vector<std::unique_ptr<Lane>> lanes_;  // like stores_
     bool closed_ = false;

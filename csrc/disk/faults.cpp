@@ -95,7 +95,7 @@ std::vector<Request*> Faults::released(const Io& io) {
 
 namespace {
 
-// Passes requests on, each in a copy that may differ from what was asked for.
+// Passes requests on, each as a copy that may differ from the original.
 class FaultyIo : public Io {
   public:
     FaultyIo(std::unique_ptr<Io> io, std::shared_ptr<Faults> faults) : io_(std::move(io)), faults_(std::move(faults)) {}
@@ -148,13 +148,13 @@ class FaultyIo : public Io {
         std::unique_ptr<Block[]> copy;
     };
 
-    // What O_DIRECT asks of a request. Here it holds for every file system that a test may run on.
+    // The requirements of O_DIRECT, checked here on every file system that a test may use.
     static bool is_aligned(const Request& request) {
         const auto memory = reinterpret_cast<uintptr_t>(request.memory);
         return request.file == File::HEADERS || (request.offset | memory | request.bytes) % BLOCK_BYTES == 0;
     }
 
-    // Half of a block is nothing at all.
+    // Half of one block is rounded down to nothing.
     void pass_on(Request& changed) {
         if (changed.bytes != 0) {
             io_->submit(changed);
@@ -208,13 +208,13 @@ class FaultyIo : public Io {
         if (request.file == File::HEADERS) return request.bytes / 2;
         return static_cast<uint32_t>(request.bytes / 2 / BLOCK_BYTES * BLOCK_BYTES);
     }
-    // Somewhere in what a header holds, each time elsewhere.
+    // A bit within the header's content, a different one each time.
     static void flip(const Request& request, uint64_t number) { request.memory[number * 37 % 192] ^= std::byte{0x10}; }
 
     const std::unique_ptr<Io> io_;
     const std::shared_ptr<Faults> faults_;
     std::unordered_map<Request*, std::unique_ptr<Passed>> under_way_;
-    std::vector<std::unique_ptr<Passed>> ended_;  // without having been passed on
+    std::vector<std::unique_ptr<Passed>> ended_;  // ended without being passed on
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What goes wrong with a store's I/O, planned request by request: for tests. Also tells what was written, from which a
-// test makes the images that a crash could have left.
+// Planned faults of a store's I/O, request by request, for tests. Also records writes, from which a test makes the
+// images that a crash could have left.
 //
 // Threads: every method may be called from any thread.
 
@@ -33,22 +33,22 @@ class Faults {
         int error = 0;
     };
 
-    // The nth request from now on is number nth; with `lasting` all after it go wrong too.
+    // Plans a fault for the nth request of all, counted from 1; with `lasting` also for all after it.
     void plan(uint64_t nth, Planned planned, bool lasting);
-    // Ends all stalls, those that are planned as well.
+    // Ends all stalls, also planned ones.
     void release();
     uint64_t requests() const;
     uint64_t stalled() const;
     void record();
     std::vector<Event> trace() const;
 
-    // What FaultyIo asks and tells.
+    // Calls of FaultyIo.
     Planned next(const Request& request, uint64_t& number);
     void ended(uint64_t number);
     void flushed();
-    // Holds the request until release(), which wakes `io`. False: stalls are over.
+    // Holds the request until release(), which wakes `io`. False: stalls have ended.
     bool hold(Request& request, Io& io);
-    // The held requests of `io` that may go on, once.
+    // The held requests of `io` that may go on; each is returned once.
     std::vector<Request*> released(const Io& io);
 
   private:
@@ -63,7 +63,7 @@ class Faults {
     std::vector<Event> trace_;
 };
 
-// `faults` may be null: then `io` itself comes back.
+// `faults` may be null: then `io` itself is returned.
 std::unique_ptr<Io> with_faults(std::unique_ptr<Io> io, std::shared_ptr<Faults> faults);
 
 }  // namespace kv::disk

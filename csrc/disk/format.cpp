@@ -102,7 +102,7 @@ Block encode(const Superblock& superblock) {
 SuperblockFound decode(const Block& block, Superblock& superblock) {
     const auto content = contents<SuperblockBytes>(block);
     if (content.magic != SUPERBLOCK_MAGIC) return SuperblockFound::NONE;
-    // Another format may keep its seal elsewhere, so the number is looked at first: whatever it is, it is not ours.
+    // Another format may have its seal elsewhere, so the version is checked before the seal.
     if (content.format != FORMAT || content.block_bytes != BLOCK_BYTES) return SuperblockFound::OTHER_FORMAT;
     if (content.seal != right_seal(content)) return SuperblockFound::DAMAGED;
     superblock = {content.segment_bytes, content.store, content.fingerprint};

@@ -1,7 +1,7 @@
-// What lies on a device, byte by byte; docs/disk-format.md tells why. Pure: nothing here does I/O.
+// The format of a device, byte by byte; docs/disk-format.md gives the reasons. Pure: nothing here does I/O.
 //
-// Two files, each with two copies of a superblock in front. One holds the payloads, a row of extents for each segment.
-// The other holds a table for each segment: a label that says which extent size it serves, then the header of each
+// Two files, each with two copies of a superblock in front. One has the payloads, a row of extents for each segment.
+// The other has a table for each segment: a label with the extent size that the segment serves, then the header of each
 // extent. All numbers are little-endian, like every machine that this runs on.
 
 #pragma once
@@ -25,32 +25,32 @@ constexpr uint32_t FORMAT = 2;
 constexpr uint64_t SUPERBLOCKS = 2;
 constexpr uint64_t SEGMENTS_OFFSET = SUPERBLOCKS * BLOCK_BYTES;  // in both files
 constexpr uint64_t SEGMENT_BYTES_MAX = uint64_t{1} << 34;
-constexpr uint64_t EXTENT_BYTES_MAX = uint64_t{1} << 30;  // one request moves it: the system's bound is 2 GiB
+constexpr uint64_t EXTENT_BYTES_MAX = uint64_t{1} << 30;  // one request copies it: the system's bound is 2 GiB
 constexpr uint64_t FILE_BYTES_MAX = uint64_t{1} << 50;
 constexpr uint32_t DEVICES_MAX = 64;
 
 using StoreId = std::array<std::byte, 16>;
 using Fingerprint = std::array<std::byte, 32>;
 
-// A record as Python packs it: what the ledger says of a slot, and where it is on disk.
+// A record as Python packs it: the ledger's record of a slot, and its place on disk.
 struct DiskRecord {
-    LedgerRecord shard;  // arena_offset: -1 where there is none. slot_units: the extent's size
+    LedgerRecord shard;  // arena_offset: -1 if there is none. slot_units: the extent's size
     int64_t extent;
     uint32_t device;
     uint32_t stored_s;
 
     uint64_t extent_bytes() const { return uint64_t{shard.slot_units} * BLOCK_BYTES; }
-    // What a payload takes in its extent and in its slot.
+    // Bytes of the whole blocks that a payload takes in its extent and in its slot.
     uint64_t payload_block_bytes() const { return (shard.payload_bytes + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES; }
 };
 static_assert(sizeof(DiskRecord) == 144, "no padding: records are packed");
 
-// A block as it is read and written.
+// One block, aligned for direct I/O.
 struct alignas(BLOCK_BYTES) Block {
     std::byte bytes[BLOCK_BYTES];
 };
 
-// A label or a header in its table. It lies within one sector of 512 bytes, which devices write as a whole.
+// A label or a header in its table. It lies within one sector of 512 bytes, which devices write atomically.
 struct Entry {
     std::byte bytes[256];
 };
@@ -62,13 +62,13 @@ struct Place {
     bool operator==(const Place&) const = default;
 };
 
-// Where things are. Extents are named as slots are: segment * segment_bytes + position * extent_bytes. What a segment
-// has in both files is segment_bytes together.
+// Offsets in both files. Extents are named like slots: segment * segment_bytes + position * extent_bytes. The parts of
+// a segment in both files have segment_bytes together.
 struct Geometry {
     uint64_t segment_bytes;
     uint64_t segments;
 
-    // 1/64 is what extents of 16 KiB need. Of smaller ones a segment has no more than the table has entries.
+    // Extents of 16 KiB need 1/64. The number of smaller extents is limited by the entries of the table.
     static constexpr uint64_t table_bytes(uint64_t segment_bytes) {
         const uint64_t bytes = segment_bytes / 64 / BLOCK_BYTES * BLOCK_BYTES;
         return bytes == 0 ? BLOCK_BYTES : bytes;
@@ -105,14 +105,14 @@ struct Superblock {
     Fingerprint fingerprint;
 };
 
-// Which size a segment serves, and since when: the epoch is drawn anew each time, and names the records of this life.
+// The extent size that a segment serves, and its epoch: a number drawn anew for each size. Records belong to one epoch.
 struct SegmentLabel {
     uint64_t segment;
     uint64_t extent_bytes;
     uint64_t epoch;
 };
 
-// What a header says beside the record.
+// The content of a header: the record, and the checksum of its payload.
 struct Sealed {
     DiskRecord record;
     uint64_t payload_hash;
@@ -120,26 +120,26 @@ struct Sealed {
 
 enum class Found {
     EMPTY,    // it begins with zeros: never written, or withdrawn
-    RECORD,   // of this store, this place and this life of the segment
-    EARLIER,  // of an earlier life of the segment or of the file, a payload perhaps
-    DAMAGED,  // ours once; the checksum fails, or it names another place
+    RECORD,   // of this store, this place and this epoch of the segment
+    EARLIER,  // of an earlier epoch of the segment, or of an earlier use of the file, perhaps payload bytes
+    DAMAGED,  // was ours; the checksum fails, or it names another place
 };
 
 enum class SuperblockFound { NONE, VALID, OTHER_FORMAT, DAMAGED };
 
 Block encode(const Superblock& superblock);
 SuperblockFound decode(const Block& block, Superblock& superblock);
-// The version that a superblock of ours has, of whatever format.
+// The format version in a superblock of ours, which may be any.
 uint32_t format_of(const Block& block);
 
 Entry encode(const StoreId& store, const SegmentLabel& label);
 Found decode(const Entry& entry, const StoreId& store, uint64_t segment, SegmentLabel& label);
 
 Entry encode(const StoreId& store, uint64_t epoch, Place place, const Sealed& sealed);
-// `label` is the segment's. device and arena_offset of the record are the caller's to fill in.
+// `label` is the segment's. The caller fills in the record's device and arena_offset.
 Found decode(const Entry& entry, const StoreId& store, const SegmentLabel& label, Place place, Sealed& sealed);
 
-// One number for what a caller must know to get a payload: namespace, key, group and shard.
+// A hash of the fields that a caller must know to get a payload: namespace, key, group and shard.
 uint64_t identity_of(const LedgerRecord& shard);
 
 }  // namespace kv::disk

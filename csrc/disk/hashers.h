@@ -1,4 +1,4 @@
-// Threads that compute checksums of payloads, so that lanes keep to their devices.
+// Threads that compute checksums of payloads, so that lanes have time for their devices.
 
 #pragma once
 
@@ -17,15 +17,15 @@ namespace kv::disk {
 class Hashers {
   public:
     struct Task {
-        std::span<const std::byte> bytes;    // must stay until `done` was called
-        std::function<void(uint64_t)> done;  // with the checksum, by another thread
+        std::span<const std::byte> bytes;    // must stay valid until `done` was called
+        std::function<void(uint64_t)> done;  // called with the checksum, on another thread
     };
 
     explicit Hashers(unsigned threads);
-    // Ends what was asked for, joins.
+    // Finishes all tasks and joins.
     ~Hashers();
 
-    // Takes all of them, in order.
+    // Moves all tasks into the queue, in order.
     void hash(std::vector<Task>& tasks);
 
   private:

@@ -1,4 +1,4 @@
-// How the files of a store are read and written: many requests at a time, by io_uring or by threads.
+// I/O on the files of a store: many requests at a time, by io_uring or by threads.
 //
 // Threads: one thread submits and collects; any thread may call wake().
 
@@ -22,36 +22,37 @@ struct Files {
     int of(File file) const { return file == File::PAYLOADS ? payloads : headers; }
 };
 
-// Lives where the caller put it until it was collected, and its memory as long.
+// The request and its memory must stay in place until the request was collected.
 struct Request {
     Direction direction;
     File file;
     uint64_t offset;
     std::byte* memory;
     uint32_t bytes;
-    int64_t result = 0;  // bytes that were moved, or -errno
+    int64_t result = 0;  // bytes that were transferred, or -errno
 };
 
 class Io {
   public:
     virtual ~Io() = default;
 
-    // Begins the request at the next start() or collect() at the latest. io_uring: at most `requests` may be under way.
+    // Begins the request, at the latest in the next start() or collect(). io_uring: at most `requests` may be under
+    // way.
     virtual void submit(Request& request) = 0;
-    // For a caller that has something else to do before it collects.
+    // Begins submitted requests now, for a caller that has other work before it collects.
     virtual void start() {}
     // Appends the requests that have ended. Waits until one has, or wake() was called since the last collect().
     virtual void collect(std::vector<Request*>& ended) = 0;
     virtual void wake() = 0;
 
-    // Tells of memory that requests will come from, by ascending address. Only a help: false when it cannot be had.
+    // Registers memory of later requests, by ascending address, to make them faster. False when that is not possible.
     virtual bool register_memory(std::byte* /*memory*/, uint64_t /*bytes*/) { return false; }
 
-    // For the log: what carries the requests out.
+    // Name of the method, for the log.
     virtual std::string name() const = 0;
 };
 
-// nullptr when the system allows no io_uring; `why` says so then.
+// nullptr when the system does not allow io_uring; `why` has the reason then.
 std::unique_ptr<Io> open_uring(Files files, unsigned requests, std::string& why);
 std::unique_ptr<Io> open_threads(Files files, unsigned threads);
 

@@ -1,4 +1,4 @@
-// The second choice, where io_uring is forbidden: each request occupies a thread.
+// I/O by threads, for systems that forbid io_uring: each request occupies a thread.
 
 #include <unistd.h>
 

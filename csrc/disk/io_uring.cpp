@@ -1,4 +1,4 @@
-// io_uring by its system calls: liburing is no dependency worth having for one kind of request.
+// io_uring by its system calls: one kind of request is not worth a dependency on liburing.
 
 #if __has_include(<linux/io_uring.h>)
 
@@ -26,7 +26,7 @@ namespace {
 constexpr uint64_t WAKE = 0;  // user_data of the poll on our eventfd; all others are addresses
 constexpr unsigned REGISTERED_MAX = 4096;
 
-// A mapping of a part of the ring; unmapped at the end.
+// Owns a mapping of a part of the ring.
 class RingMapping {
   public:
     RingMapping(int ring, size_t bytes, off_t part) : bytes_(bytes) {
@@ -70,7 +70,7 @@ class UringIo : public Io {
         watch_event();
     }
 
-    // The kernel ends what is under way before the ring is gone; callers have collected everything before.
+    // The kernel ends all requests before the ring is gone; callers have collected everything before.
     ~UringIo() override = default;
 
     void submit(Request& request) override {
@@ -130,7 +130,7 @@ class UringIo : public Io {
         return ::syscall(__NR_io_uring_register, ring_.get(), what, argument, bytes);
     }
 
-    // The registered piece that holds all of the request's memory, or -1. Pieces come by ascending address.
+    // Index of the registered piece that contains the request's memory, or -1. Pieces have ascending addresses.
     int buffer_of(const Request& request) const {
         const auto after = [](const std::byte* memory, const auto& piece) { return memory < piece.first; };
         const auto next = std::upper_bound(registered_.begin(), registered_.end(), request.memory, after);
@@ -139,7 +139,7 @@ class UringIo : public Io {
     }
 
     io_uring_sqe& next_entry() {
-        KV_ASSERT(unsubmitted_ <= submit_mask_);  // the ring has an entry for everything that can be under way
+        KV_ASSERT(unsubmitted_ <= submit_mask_);  // the ring has an entry for every possible request
         const uint32_t index = (submit_tail_ + unsubmitted_) & submit_mask_;
         ++unsubmitted_;
         submit_array_[index] = index;
@@ -190,7 +190,7 @@ class UringIo : public Io {
     std::vector<std::pair<std::byte*, std::byte*>> registered_;  // [begin, end)
 };
 
-// Linux 5.6 brought plain reads and writes at last; what is older, or cut down, is not used.
+// Whether the kernel has the operations that we use. Plain reads and writes came with Linux 5.6.
 bool knows_what_we_ask(int ring) {
     constexpr unsigned operations = 256;
     alignas(io_uring_probe) std::byte memory[sizeof(io_uring_probe) + operations * sizeof(io_uring_probe_op)]{};
@@ -207,9 +207,9 @@ bool knows_what_we_ask(int ring) {
 
 std::unique_ptr<Io> open_uring(Files files, unsigned requests, std::string& why) {
     io_uring_params params{};
-    // Two more for the eventfd's poll, which is watched again before its last entry was taken out.
+    // Two more for the eventfd's poll, which is submitted again before its last entry was collected.
     const unsigned entries = std::bit_ceil(requests + 2);
-    params.flags = IORING_SETUP_COOP_TASKRUN;  // ends are looked at when the lane asks: no interrupt tells it
+    params.flags = IORING_SETUP_COOP_TASKRUN;  // the lane polls for completions and needs no interrupt
     Descriptor ring(static_cast<int>(::syscall(__NR_io_uring_setup, entries, &params)));
     if (ring.get() < 0 && errno == EINVAL) {  // before Linux 5.19
         params = {};

@@ -1,4 +1,4 @@
-// What one order is on its way through a lane, and what is told of its end.
+// One item of an order on its way through a lane, and its completion.
 
 #pragma once
 
@@ -20,29 +20,29 @@ enum class Kind { WRITE, READ, WITHDRAW };
 
 enum class Outcome : uint16_t { DONE, IO_ERROR, CHECKSUM, STALE, SHORT, CANCELLED };
 
-// As Python unpacks it.
+// A completion as Python unpacks it.
 struct Completion {
     uint64_t job;
     uint32_t item;
     uint16_t outcome;
-    uint16_t error;  // errno, of IO_ERROR
+    uint16_t error;  // errno of an IO_ERROR
     uint64_t payload_bytes;
     uint64_t wait_ns;
     uint64_t io_ns;
 };
 static_assert(sizeof(Completion) == 40, "no padding: completions are packed");
 
-// It is also its request: one is under way for it at most.
+// An item is also its own request: at most one is under way for it.
 struct Item : Request {
     enum class Step {
         QUEUED,
         FORMING,      // a new label of its segment is being written
-        WITHDRAWING,  // the header that is there is being overwritten with zeros
+        WITHDRAWING,  // the extent's old header is being overwritten with zeros
         WAITING,      // for its turn at the device
-        MOVING,       // its payload is under way
-        HASHING,      // nothing but its checksum is missing
+        MOVING,       // its payload is being transferred
+        HASHING,      // only its checksum is missing
         SEALING,      // its header is being written
-        ENDING,       // over, but for a hasher that still looks at it
+        ENDING,       // over, but a hasher still uses it
     };
 
     uint64_t job = 0;
@@ -51,7 +51,7 @@ struct Item : Request {
     DiskRecord record{};
     Place place{};
 
-    // Who is first, the hasher or the lane that needs the hash, leaves word for the other.
+    // State shared by the hasher and the lane that needs the hash: the first of them leaves it for the other.
     enum class Hash {
         NONE,
         COMPUTING,
@@ -62,9 +62,9 @@ struct Item : Request {
     Step step = Step::QUEUED;
     std::atomic<Hash> hash_state = Hash::NONE;
     uint64_t hash = 0;   // when READY
-    uint32_t moved = 0;  // bytes of the payload
-    uint64_t epoch = 0;  // that is being written, while FORMING
-    Entry entry;         // that is being written, a label or a header
+    uint32_t moved = 0;  // bytes of the payload that were transferred
+    uint64_t epoch = 0;  // of the label that is being written, while FORMING
+    Entry entry;         // the label or header that is being written
     Outcome outcome = Outcome::DONE;
     int error = 0;
     uint64_t queued_ns = 0;
@@ -73,7 +73,8 @@ struct Item : Request {
 
 using ItemPointer = std::unique_ptr<Item>;
 
-// Ends of items, from the lanes to the one thread that reports them, and how many each job still has to give.
+// The queue of completions, from the lanes to the one thread that reports them, and the number of items left in each
+// job.
 class Ends {
   public:
     Ends() : event_(create_eventfd()) {}

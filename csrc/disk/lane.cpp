@@ -14,11 +14,11 @@
 namespace kv::disk {
 namespace {
 
-// Items that cannot begin yet do not hold up others, of which so many are looked at.
+// Items considered in one turn: those that cannot begin yet do not hold up the ones after them.
 constexpr size_t LOOK_AHEAD = 64;
 
-// Reads go first, since an engine waits for them. But writes have a time to be done in as well, beyond which the mover
-// is killed, and reads may go on for longer than that.
+// Reads go first, since an engine waits for them. But writes have a deadline after which the mover is killed, and reads
+// may go on for longer than that.
 constexpr unsigned READS_TO_A_WRITE = 8;
 
 uint64_t now_ns() {
@@ -86,7 +86,7 @@ void Lane::run() {
     std::vector<Request*> ended;
     for (;;) {
         const bool closing = take_inbox();
-        begin_moves();  // first, since what has begun leaves room for others to begin
+        begin_moves();  // first, to make room for others to begin
         begin_items(reads_);
         begin_items(writes_);
         begin_moves();
@@ -100,7 +100,7 @@ void Lane::run() {
     }
 }
 
-// Returns whether the lane is to end.
+// Takes the inbox. Returns whether the lane is to end.
 bool Lane::take_inbox() {
     Inbox inbox;
     {
@@ -133,7 +133,7 @@ void Lane::cancel_queued(const std::function<bool(const Item&)>& is_meant) {
     }
 }
 
-// One piece a turn: pinning a piece takes tens of milliseconds, and items wait meanwhile.
+// Registers one piece per turn: pinning it takes tens of milliseconds, and items wait meanwhile.
 void Lane::register_next() {
     if (memory_.empty()) return;
     const auto [begin, end] = memory_.front();
@@ -148,7 +148,7 @@ void Lane::register_next() {
 
 // ------------------------------------------------------------------ beginning
 
-// In order, but for items that have to wait for others in their segment; what comes after these there waits as well.
+// Begins items in order. If an item has to wait for others in its segment, later items there wait as well.
 void Lane::begin_items(std::list<ItemPointer>& queue) {
     std::vector<uint64_t> blocked;
     size_t looked_at = 0;
@@ -169,7 +169,7 @@ void Lane::begin_items(std::list<ItemPointer>& queue) {
     }
 }
 
-// Reads leave some to writes, which could not wait for their turn at the device otherwise.
+// Whether one more item may begin. Reads leave room for writes, which could not queue for the device otherwise.
 bool Lane::has_room(Kind kind) const {
     const unsigned most = requests_max(depth_);
     return active_.size() < most && (kind != Kind::READ || reads_active_ < most - depth_);
@@ -195,7 +195,7 @@ void Lane::begin(Item& item) {
     }
     if (!serves(item) || !extent_of(item).holds(item.record.shard)) {
         end(item, Outcome::STALE);
-        io_->wake();  // no request ends for it, and more items may be queued than were looked at
+        io_->wake();  // no request ends for it, and more items than LOOK_AHEAD may be queued
         return;
     }
     extent_of(item).busy = true;
@@ -207,7 +207,7 @@ void Lane::begin(Item& item) {
     }
 }
 
-// Gives the segment another size. Its records are gone from here on, whether or not the device takes the label.
+// Gives the segment another extent size. Its records are gone from here on, whether or not the label can be written.
 void Lane::form(Item& item) {
     SegmentState& segment = segment_of(item);
     segment.forming = true;
@@ -278,7 +278,7 @@ void Lane::begin_moves() {
     }
 }
 
-// What is left of the payload: a device may move less than it was asked to.
+// Transfers the rest of the payload: a device may transfer less than it was asked to.
 void Lane::move(Item& item) {
     const uint64_t offset = store_->geometry().payload_offset(item.place, item.record.extent_bytes());
     static_cast<Request&>(item) = {item.kind == Kind::READ ? Direction::READ : Direction::WRITE, File::PAYLOADS,
@@ -318,14 +318,14 @@ void Lane::hash(Item& item) {
     to_hash_.push_back({payload, done});
 }
 
-// The device has its next requests before the hashers are woken up, which takes as long as a small request.
+// Starts requests of the device before it wakes the hashers, which takes as long as a small request.
 void Lane::start_hashing() {
     if (to_hash_.empty()) return;
     io_->start();
     hashers_.hash(to_hash_);
 }
 
-// Whether no hasher looks at the item any more; otherwise hashed() comes when that is so. To be asked once.
+// Whether no hasher uses the item any more. If false, hashed() is called later. To be called once per item.
 bool Lane::has_hash(Item& item) {
     if (item.hash_state == Item::Hash::NONE) return true;
     return item.hash_state.exchange(Item::Hash::AWAITED) == Item::Hash::READY;
@@ -348,7 +348,7 @@ void Lane::seal(Item& item) {
     item.step = Item::Step::SEALING;
     item.record.stored_s = static_cast<uint32_t>(std::time(nullptr));
     const Sealed sealed{item.record, item.hash};
-    extent_of(item).header_found = true;  // even if the device says no
+    extent_of(item).header_found = true;  // even if the write fails
     const Entry header = encode(store_->id(), segment_of(item).epoch, item.place, sealed);
     write_entry(item, store_->geometry().header_offset(item.place), header);
 }
@@ -378,7 +378,7 @@ void Lane::request_ended(Item& item) {
         case Item::Step::WAITING:
         case Item::Step::HASHING:
         case Item::Step::ENDING:
-            KV_ASSERT(false);  // no request of theirs is under way
+            KV_ASSERT(false);  // no request is under way in these steps
     }
 }
 
@@ -388,13 +388,13 @@ void Lane::write_entry(Item& item, uint64_t offset, const Entry& entry) {
     entries_waiting_.push_back(&item);
 }
 
-// After payloads: the kernel hands each of these to a thread of its own, and a device waits for none of them.
+// Submitted after payloads: the kernel gives each entry to a thread of its own, and no device waits for them.
 void Lane::begin_entries() {
     for (Item* item : entries_waiting_) io_->submit(*item);
     entries_waiting_.clear();
 }
 
-// Whether the request moved all it should; otherwise the item ends.
+// Whether the request transferred everything; otherwise the item ends.
 bool Lane::succeeded(Item& item) {
     if (item.result == item.bytes) return true;
     if (item.result < 0) item.error = static_cast<int>(-item.result);

@@ -1,6 +1,6 @@
-// Carries out the items of one device, by a thread of its own: a device that stalls holds up no other.
+// Carries out the items of one device on its own thread, so that a device that stalls does not delay others.
 //
-// Threads: any may call the public methods; everything private but the inbox belongs to the lane's thread.
+// Threads: any thread may call the public methods; everything private except the inbox belongs to the lane's thread.
 
 #pragma once
 
@@ -24,7 +24,7 @@ namespace kv::disk {
 
 class Lane {
   public:
-    // depth: payloads under way. The io takes requests_max(depth). hashers and ends outlive the lane.
+    // depth: payloads under way. The io takes requests_max(depth) requests. hashers and ends must outlive the lane.
     Lane(std::shared_ptr<Store> store, std::unique_ptr<Io> io, unsigned depth, std::byte* arena, Hashers& hashers,
          Ends& ends);
     ~Lane();
@@ -35,11 +35,11 @@ class Lane {
     void cancel(uint64_t job);
     void register_memory(uint64_t begin, uint64_t end);
     uint64_t registered_bytes() const { return registered_bytes_.load(std::memory_order_relaxed); }
-    // Cancels what has not begun, waits for the rest, joins.
+    // Cancels items that have not begun, waits for the others, joins.
     void close();
 
   private:
-    // Items between begin and end: some withdraw, move, and seal while others have the device's depth.
+    // Bound on items that have begun, as a multiple of the depth: some withdraw or seal while others transfer payloads.
     static constexpr unsigned ACTIVE_PER_DEPTH = 4;
 
     struct Inbox {
@@ -104,7 +104,7 @@ class Lane {
     std::deque<Item*> reads_waiting_;  // for their turn at the device
     std::deque<Item*> writes_waiting_;
     unsigned moving_ = 0;
-    unsigned reads_in_a_row_ = 0;  // begun at the device
+    unsigned reads_in_a_row_ = 0;  // reads begun at the device since the last write
     std::vector<Item*> entries_waiting_;
     std::vector<Hashers::Task> to_hash_;
     std::deque<std::pair<uint64_t, uint64_t>> memory_;

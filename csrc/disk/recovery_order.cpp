@@ -13,7 +13,7 @@
 namespace kv::disk {
 namespace {
 
-// A chunk's name is its namespace and its key, which are neighbours in a record.
+// Bytes of a chunk's name: its namespace and its key, which are adjacent in a record.
 constexpr size_t NAME_BYTES = sizeof(LedgerRecord::namespace_digest) + sizeof(LedgerRecord::key);
 static_assert(offsetof(LedgerRecord, key) ==
               offsetof(LedgerRecord, namespace_digest) + sizeof(LedgerRecord::namespace_digest));
@@ -92,10 +92,10 @@ void Telling::name_namespaces() {
     for (const auto& [name, last] : newest) namespaces_.push_back({name, last});
 }
 
-// NONE at the end.
+// The next chunk; NONE at the end.
 uint32_t Telling::take_next() {
     for (;;) {
-        if (pending_.empty()) {  // what is left hangs on itself
+        if (pending_.empty()) {  // the remaining chunks are in circles
             while (untold_from_ < chunks_.size() && chunks_[untold_from_].told) ++untold_from_;
             if (untold_from_ == chunks_.size()) return NONE;
             pending_.push_back(untold_from_);

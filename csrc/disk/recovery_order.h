@@ -1,7 +1,8 @@
-// The records of all devices in the order in which an index can take them in, so that it needs no table of its own for
-// what it has not yet seen: the records of a chunk together, the newest first; a chunk after its parent, and what is
-// below it before anything else. Where the parent has no record, or a chain bites its tail, a chunk is told all the
-// same: whoever listens decides.
+// The records of all devices in an order in which an index can insert them without a table of unseen parents.
+//
+// The records of a chunk come together, the newest first. A chunk comes after its parent, and its descendants follow
+// before any other chunk. Chunks whose parent has no record, or whose chain is a circle, come as well: the receiver
+// decides about them.
 //
 // Threads: one at a time.
 
@@ -23,22 +24,22 @@ class Telling {
         uint64_t newest;  // generation of its records
     };
 
-    // Of a chunk that has more than `chunk_most` records, its newest ones are told. Takes some 24 bytes a record beside
-    // the records. bad_argument for 2^32 - 1 records or more.
+    // A chunk has at most its `chunk_most` newest records. Takes about 24 bytes per record in addition to the records.
+    // bad_argument for 2^32 - 1 records or more.
     Telling(std::vector<DiskRecord> records, size_t chunk_most);
 
     // Ascending by digest.
     const std::vector<Namespace>& namespaces() const { return namespaces_; }
     size_t records() const { return records_.size(); }
 
-    // The next chunks, whole: as many as have `most` records together, but one at least. Empty when all were told.
+    // The records of the next whole chunks, `most` at most, but of one chunk at least. Empty at the end.
     std::vector<DiskRecord> next(size_t most);
 
   private:
     static constexpr uint32_t NONE = UINT32_MAX;
 
     struct Chunk {
-        uint32_t record;  // one of its records: the others hang on it
+        uint32_t record;  // one of its records, the head of the list in same_chunk_
         uint32_t child = NONE;
         uint32_t sibling = NONE;
         bool told = false;
@@ -60,8 +61,8 @@ class Telling {
     std::vector<Chunk> chunks_;
     std::vector<uint32_t> table_;    // by hash of the name -> chunk
     std::vector<uint32_t> pending_;  // chunks whose siblings, children and selves are next, the last one first
-    uint32_t untold_from_ = 0;       // all chunks before it were told
-    std::vector<uint32_t> held_;     // records of the next chunk, when it did not fit any more
+    uint32_t untold_from_ = 0;       // all chunks before it were returned
+    std::vector<uint32_t> held_;     // records of the next chunk, which did not fit into the last result
 };
 
 }  // namespace kv::disk

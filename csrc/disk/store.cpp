@@ -11,7 +11,7 @@ namespace kv::disk {
 namespace {
 
 constexpr unsigned RECOVERY_DEPTH = 16;
-constexpr uint64_t PIECE_ENTRIES = 256;  // of a table, read at once: what one unreadable block hides
+constexpr uint64_t PIECE_ENTRIES = 256;  // of a table, read at once and lost together if a block is unreadable
 
 }  // namespace
 
@@ -59,7 +59,7 @@ std::vector<DiskRecord> Store::recover(Choice choice) {
     return records;
 }
 
-// Visits each piece once, in any order; with nullptr for one that could not be read as a whole.
+// Visits each piece once, in any order; with nullptr if it could not be read whole.
 void Store::read_all(Choice choice, const std::vector<Piece>& pieces,
                      const std::function<void(const Piece&, const Entry*)>& visit) {
     struct Reading : Request {
@@ -132,7 +132,7 @@ void Store::read_tables(Choice choice, std::vector<DiskRecord>& records) {
                 take_header(entries[i], place, records);
             } else {
                 ++unreadable_;
-                // Whatever lies there may be readable, and valid, another time: it must go before a payload does.
+                // A header there may be readable and valid another time, so a write must withdraw it first.
                 segments_[place.segment].extents[place.position].header_found = true;
             }
         }
@@ -145,7 +145,7 @@ void Store::take_header(const Entry& entry, Place place, std::vector<DiskRecord>
     Sealed sealed{};
     const SegmentLabel label{place.segment, segment.extent_bytes, segment.epoch};
     const Found found = decode(entry, files_.store, label, place, sealed);
-    // Even what looks damaged now may be read as valid another time.
+    // Even a header that looks damaged now may be read as valid another time.
     extent.header_found = found != Found::EMPTY;
     if (found == Found::DAMAGED) ++damaged_;
     if (found != Found::RECORD) return;

@@ -1,13 +1,14 @@
-// One device: its files, and what each of its extents holds as far as carrying out orders needs it.
+// One device: its files, and the state of each extent, as far as orders need it.
 //
-// A record is made of three writes, each begun when the one before has ended: the header of what the extent held is
-// overwritten with zeros, the payload goes into its place, the header is written. Only the payload goes to the device;
-// headers go to the page cache, which the kernel writes back in its time. So a process that is killed at any instant
-// leaves the old record, none, or the new one. Whatever else happens (a power cut that takes the page cache and loses
-// or reorders what the device had taken, a torn or misdirected write, decay), the header's checksum of the payload says
-// so when it is read. The index of what is where is the caller's: nothing here looks a key up.
+// A record is made of three writes, each begun when the one before has ended: the extent's old header is overwritten
+// with zeros, the payload is written, the new header is written. Only the payload goes to the device; headers go to the
+// page cache, which the kernel writes back in its time. So a process that is killed at any instant leaves the old
+// record, none, or the new one. All other damage is found by the header's checksum of the payload when it is read: a
+// power cut that loses the page cache or reorders writes of the device, a torn or misdirected write, decay. The caller
+// has the index of keys: nothing here looks a key up.
 //
-// Threads: recover() by the caller's, before an engine uses the store; then segments() belongs to the engine's lane.
+// Threads: the caller's thread runs recover(), before an engine uses the store; then segments() belongs to the engine's
+// lane.
 
 #pragma once
 
@@ -25,13 +26,13 @@
 
 namespace kv::disk {
 
-// What a position of a segment holds, times all extents of a device.
+// The state of one extent. Its size counts, because a device has one for each of its extents.
 struct ExtentState {
     uint64_t generation = 0;  // 0: no record that may be read
     uint64_t identity = 0;
     uint64_t payload_hash = 0;
     uint32_t payload_bytes = 0;
-    bool header_found = false;  // a recovery would, or might, accept the header that is there
+    bool header_found = false;  // a recovery would, or might, accept the header on the device
     bool busy = false;          // an item works on it
 
     void forget() { generation = 0; }
@@ -52,7 +53,7 @@ struct SegmentState {
 
 enum class Choice { AUTO, URING, THREADS };
 
-// Ring entries are cheap, threads are not: more requests than threads wait for one.
+// Bounds of an Io. Ring entries are cheap, threads are not: with more requests than threads, some wait for a thread.
 struct IoBounds {
     unsigned requests;
     unsigned threads;
@@ -63,18 +64,18 @@ class Store {
     // `device`: the store's number in records.
     Store(const std::string& directory, StoreFiles files, uint32_t device, std::shared_ptr<Faults> faults);
 
-    // All valid records, ascending by extent. std::system_error when not one segment could be read.
-    // As open_io() for the choice.
+    // All valid records, ascending by extent. std::system_error when no segment could be read. choice: as for
+    // open_io().
     std::vector<DiskRecord> recover(Choice choice);
-    // Entries that were neither valid, nor empty, nor of an earlier life; and entries that could not be read.
+    // The number of entries that were neither valid, nor empty, nor EARLIER; and of those that could not be read.
     uint64_t damaged() const { return damaged_; }
     uint64_t unreadable() const { return unreadable_; }
 
-    // Makes durable what has ended.
+    // Makes all completed writes durable.
     void flush();
 
-    // Refusal("disk-engine") when io_uring is asked for and not to be had. `backend` gets its name, and why it is not
-    // the other.
+    // Refusal("disk-engine") when io_uring is asked for but not available. `backend` gets its name, and with AUTO the
+    // reason for not using io_uring.
     std::unique_ptr<Io> open_io(Choice choice, IoBounds bounds, std::string& backend) const;
 
     uint32_t device() const { return device_; }

@@ -52,7 +52,7 @@ Descriptor open_directory(const std::string& path) {
     return directory;
 }
 
-// The directory is locked, not the file: two servers that begin at once must not both make one.
+// Locks the directory instead of a file, so that two servers that start at once do not both make one.
 Descriptor lock_directory(const std::string& path) {
     Descriptor directory = open_directory(path);
     if (::flock(directory.get(), LOCK_EX | LOCK_NB) == 0) return directory;
@@ -72,7 +72,7 @@ void preallocate(int fd, uint64_t bytes, const std::string& path) {
     throw_errno(format("preallocating %" PRIu64 " bytes for %s", bytes, path.c_str()));
 }
 
-// Who else may write to a record may have another engine read it; who may read it reads what engines were told.
+// Refuses files that other users may read or write: they could read engines' data, or give engines their own bytes.
 void check_ours(int fd, const std::string& path) {
     struct stat status{};
     if (::fstat(fd, &status) != 0) throw_errno("looking at " + path);
@@ -83,13 +83,13 @@ void check_ours(int fd, const std::string& path) {
                          path.c_str(), status.st_uid, status.st_mode & 07777, ::geteuid()));
 }
 
-// Grows or shrinks, and makes real what was lost of the file.
+// Grows or shrinks a file, and allocates missing parts.
 void resize(int fd, uint64_t bytes, const std::string& path) {
     if (file_bytes(fd) > bytes && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw_errno("shortening " + path);
     preallocate(fd, bytes, path);
 }
 
-// A short write means that the rest did not fit: it has no errno of its own.
+// Writes all bytes, or throws. A short write means that the rest did not fit; it has no errno of its own.
 void write_whole(int fd, std::span<const std::byte> bytes, uint64_t offset, const std::string& what) {
     const ssize_t written = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (written == static_cast<ssize_t>(bytes.size())) return;
@@ -112,11 +112,11 @@ Superblock fresh_superblock(const FileOptions& options) {
     return superblock;
 }
 
-// What a server left that died while it made a file. Some file systems preallocate a large one more slowly than a mover
-// has time to start: whoever takes it over goes on where that one was, and gets there.
+// Treatment of a file that a server left unfinished when it died. On some file systems, preallocating a large file
+// takes longer than a mover may take to start. A mover that takes the file over continues where the other one was.
 enum class Leftover { REMOVED, TAKEN_OVER };
 
-// Made under another name first: a file of the right name is whole.
+// Makes a file, under another name first: a file with the right name is complete.
 void create(const Named& named, uint64_t bytes, const Superblock& superblock, Leftover leftover) {
     const Named fresh{named.parent, named.directory, named.name + ".new"};
     if (leftover == Leftover::REMOVED) ::unlinkat(fresh.directory, fresh.name.c_str(), 0);
@@ -158,7 +158,7 @@ Descriptor open_direct(const Named& named, int access, bool& direct) {
     return open_cached(named, access);
 }
 
-// The first copy that is whole; else what is to be said of the file, and its version.
+// Reads the first valid copy. Otherwise returns the finding about the file, and its format version.
 SuperblockFound read_superblock(int fd, Superblock& superblock, uint32_t& version, const std::string& path) {
     SuperblockFound best = SuperblockFound::NONE;
     const auto block = std::make_unique<Block>();
@@ -183,7 +183,7 @@ SuperblockFound read_superblock(int fd, Superblock& superblock, uint32_t& versio
     throw Refusal("disk-foreign", named.path() + " " + why);
 }
 
-// Of a file that must be ours, and whole.
+// The superblock of a file that must be ours and undamaged.
 Superblock sound_superblock(int fd, const Named& named) {
     Superblock superblock{};
     uint32_t version = 0;
@@ -213,7 +213,7 @@ void check_same_store(int headers, const Named& named, const StoreId& store) {
                               " beside it: put its own there, or move it away");
 }
 
-// Whether there is such a file with anything in it.
+// Whether the file exists and is not empty.
 bool exists(const Named& named) {
     struct stat status{};
     if (::fstatat(named.directory, named.name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
@@ -229,12 +229,12 @@ void refuse_nothing(const Named& named) {
     refuse_foreign(named, "is missing or empty, so there are no records");
 }
 
-// Gives back what a file has grown by; when even that fails, the failure before is what is worth telling.
+// Shrinks a file to its old size. An error is ignored: the error before it is reported.
 void give_back(int fd, uint64_t bytes) {
     if (file_bytes(fd) > bytes) (void)!::ftruncate(fd, static_cast<off_t>(bytes));
 }
 
-// How many parts of a size a file has behind its superblocks.
+// The number of whole parts that a file has after its superblocks.
 uint64_t whole_parts(int fd, uint64_t part_bytes) {
     return (std::max(file_bytes(fd), SEGMENTS_OFFSET) - SEGMENTS_OFFSET) / part_bytes;
 }
@@ -264,7 +264,7 @@ class Opening {
     Named payloads() const { return {options_.directory, files_.directory.get(), FILE_NAME}; }
     Named headers() const { return {options_.directory, files_.directory.get(), HEADERS_NAME}; }
 
-    // Without payloads, headers of ours that are there already are worth nothing, whatever is wrong with them.
+    // Makes both files. Without payloads, existing headers of ours are useless, even damaged ones, and are replaced.
     void create_both() {
         if (exists(headers())) {
             Superblock superblock{};
@@ -283,7 +283,7 @@ class Opening {
         }
     }
 
-    // Without headers there are no records, whatever payloads there are; so theirs begin with nothing in them.
+    // Makes an empty header file. Without headers there are no records, even if there are payloads.
     void create_headers() {
         create(headers(), files_.geometry.header_file_bytes(), superblock_, Leftover::REMOVED);
         files_.created = true;
@@ -317,7 +317,7 @@ class Opening {
         }
     }
 
-    // Of a row that is not there as a whole no record is left.
+    // Zeroes the labels of segments whose row of payloads is not complete: their records are gone.
     void wipe_labels(uint64_t whole_rows) const {
         const Geometry& geometry = files_.geometry;
         for (uint64_t segment = whole_rows; segment < geometry.segments; ++segment) {
@@ -350,7 +350,7 @@ StoreFiles open_store_files_to_read(const std::string& directory, const Fingerpr
     files.store = superblock.store;
     Geometry& geometry = files.geometry;
     geometry.segment_bytes = superblock.segment_bytes;
-    // By the file that has more of them: what was cut off the other one shows.
+    // The file with more segments counts, so that parts cut off the other one show.
     geometry.segments = std::max(whole_parts(files.payloads.get(), geometry.row_bytes()),
                                  whole_parts(files.headers.get(), Geometry::table_bytes(geometry.segment_bytes)));
     return files;

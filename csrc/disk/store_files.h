@@ -1,4 +1,4 @@
-// The two files of a device: found or made, locked, preallocated, and as large as they may be.
+// The two files of a device: opened or made, locked, preallocated, and resized to their capacity.
 
 #pragma once
 
@@ -26,20 +26,20 @@ struct StoreFiles {
     Geometry geometry;
     StoreId store;
     bool created;
-    bool direct;            // of payloads
-    uint64_t segments_cut;  // that one of the files had, and the other one had lost
+    bool direct;            // payloads use O_DIRECT
+    uint64_t segments_cut;  // segments that one of the files had and the other one had lost
 };
 
-// Who may be at work on a store while it is read. SERVER: no lock, so each entry is read as of another moment, and some
-// while it is written.
+// Other users of a store while it is read. SERVER: a server may use it, so no lock is taken. Then each entry is read at
+// another moment, and some while they are written.
 enum class Company { NONE, SERVER };
 
 // Refusal: "disk-size", "disk-locked", "disk-foreign", "disk-unknown", "disk-owner", "disk-filesystem".
-// std::system_error: the system's own. Nothing is changed then, and nothing new left behind.
+// std::system_error: an error of the system. Nothing is changed then, and no new file is left.
 StoreFiles open_store_files(const FileOptions& options);
 
-// The same store as it was left, for whoever looks at it: nothing is made, resized or written, and the sizes are those
-// that the files have. Refusal: "disk-locked", "disk-foreign", "disk-unknown". std::system_error: the system's own.
+// Opens an existing store for reading: nothing is made, resized or written, and the sizes are those of the files.
+// Refusal: "disk-locked", "disk-foreign", "disk-unknown". std::system_error: an error of the system.
 StoreFiles open_store_files_to_read(const std::string& directory, const Fingerprint& fingerprint, Company company);
 
 }  // namespace kv::disk

@@ -43,7 +43,7 @@ Namer::Namer() : owner_(::getpid()), work_(std::make_unique<Work>()) {}
 
 Namer::~Namer() {
     if (::getpid() != owner_) {
-        (void)work_.release();  // a thread that is not here cannot be joined, nor what it waits for be destroyed
+        (void)work_.release();  // after fork() the thread cannot be joined, nor its condition variable destroyed
         return;
     }
     {
@@ -62,7 +62,7 @@ std::shared_ptr<Naming> Namer::name(Chain chain) {
         if (!work_->thread.joinable()) work_->thread = start_thread("kv-keys", [work = work_.get()] { work->run(); });
         work_->queue.push_back(naming);
     }
-    work_->ready.notify_one();  // behind the lock, which the thread takes as soon as it wakes up
+    work_->ready.notify_one();  // after unlocking, since the thread takes the lock as soon as it wakes up
     return naming;
 }
 

@@ -1,4 +1,4 @@
-// Names long prompts in a thread of its own, while the thread that knows them goes on.
+// A thread that names long prompts, while the calling thread goes on.
 
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace kv {
 
-// What is to be hashed by chain_keys().
+// Arguments of chain_keys().
 struct Chain {
     std::unique_ptr<const uint32_t[]> tokens;
     size_t count;
@@ -24,20 +24,20 @@ struct Chain {
     Digest before;
 };
 
-// The keys of one prompt, now or soon. Any thread.
+// A future of the keys of one prompt. Any thread.
 class Naming {
   public:
     explicit Naming(Chain chain) : chain_(std::move(chain)) {}
 
     bool ready() const;
 
-    // Hashes, unless somebody else does already.
+    // Hashes, unless another thread does already.
     void carry_out();
 
-    // True when it is ready, at once or within that time. Leaves the hashing to the namer's thread.
+    // Waits up to that time; true when the keys are ready. Leaves the hashing to the namer's thread.
     bool wait(std::chrono::nanoseconds most);
 
-    // What nobody has begun is hashed by the caller: he would only wait for another thread to wake up.
+    // The keys. Hashes here if nobody has begun, since waiting for another thread to wake up would take longer.
     const Keys& keys();
 
   private:
@@ -50,8 +50,8 @@ class Naming {
     Keys keys_;
 };
 
-// Owns the thread, which begins with the first naming. The destructor forgets what is queued and joins. In a child
-// after fork() there is no such thread: what its parent had asked for and nobody had begun can still be hashed there.
+// Owns the thread, which begins with the first naming. The destructor drops queued namings and joins. A child after
+// fork() has no such thread, but can still hash namings of its parent that nobody had begun.
 class Namer {
   public:
     Namer();
@@ -59,7 +59,7 @@ class Namer {
     std::shared_ptr<Naming> name(Chain chain);
 
   private:
-    // All that the thread uses.
+    // Everything that the thread uses.
     struct Work {
         std::mutex mutex;
         std::condition_variable ready;

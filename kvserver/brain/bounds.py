@@ -10,7 +10,7 @@ from kvserver.service.telling.log_sampling import REQUEST_LINES
 
 
 def bounds_from(config: Config) -> Bounds:
-    """What has one name in both is the same; what has not stands here."""
+    """Takes every field of Bounds from the key of the same name; fields without such a key are computed here."""
     names = (field.name for field in dataclasses.fields(Bounds))
     shared = {name: getattr(config, name) for name in names if hasattr(config, name)}
     shared["disk_device_bytes"] = config.disk_segments * config.disk_segment_bytes

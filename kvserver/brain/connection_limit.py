@@ -1,8 +1,9 @@
-"""Who is connected to a ZeroMQ socket, and that they are not too many.
+"""A bound on the connections of a ZeroMQ socket.
 
-ZeroMQ has no bound for that, and a process that is out of descriptors it ends (libzmq 4.3.5 asserts that accept() does
-not fail so). So a connection too many is closed from here. ZeroMQ keeps its descriptor until all that it has sent was
-read; where many come faster than they go, all are closed, and nobody is let in for a while.
+ZeroMQ has no such bound, and it aborts a process that runs out of descriptors (libzmq 4.3.5 asserts that accept() does
+not fail with that error). So this module shuts down each connection above the bound. ZeroMQ keeps the descriptor until
+everything that the peer has sent is read. When connections come faster than they go, the socket is unbound: all of them
+are closed, and none is accepted for SHUT_S.
 """
 
 import logging
@@ -17,18 +18,20 @@ from zmq.utils.monitor import parse_monitor_message
 
 REFUSALS_A_LINE_S = 10.0
 CROWD = 4
-"""Times as many connections as there may be, and the door is shut for SHUT_S."""
+"""The socket is unbound for SHUT_S when the refused connections reach this many times the bound."""
 SHUT_S = 1.0
 
 
 class Guests:
-    """Of one socket, as its monitor tells."""
+    """The connections of one socket, as its monitor reports them."""
 
     def __init__(
         self, bound: "zmq.Socket[bytes]", refused: str, name: str, most: int, bind: Callable[[], None]
     ) -> None:
-        """Before the socket is bound. refused, name: the event of the line that says so, and which socket it was. bind
-        binds it again, or raises zmq.ZMQError."""
+        """Must be made before the socket is bound.
+
+        refused: log event for refused connections. name: the socket's name in that line. most: the bound. bind: binds
+        the socket again, or raises zmq.ZMQError."""
         events = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         self.monitor = bound.get_monitor_socket(events)
         self._bound = bound
@@ -36,15 +39,15 @@ class Guests:
         self._bind = bind
         self._descriptors: set[int] = set()
         self._crowd: set[int] = set()
-        """Those too many that have not gone yet."""
+        """Descriptors of refused connections that have not ended yet."""
         self._shut_until_s: float | None = None
         self._door: str | int = ""
-        """Where connections come in: a path, or a port."""
+        """The path or port that the socket is bound to."""
         self._refused = 0
         self._said_s = float("-inf")
 
     def look(self) -> None:
-        """Takes in who has come and gone."""
+        """Reads the monitor's events and refuses connections above the bound. Never waits."""
         while self.monitor.poll(0):
             told = parse_monitor_message(self.monitor.recv_multipart())
             match told["event"]:
@@ -66,8 +69,10 @@ class Guests:
             self._bound.unbind(bytes(self._bound.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0"))
 
     def _open_again(self) -> None:
-        """ZeroMQ has closed everybody who came in by then, and tells nothing of that. Subscribers connect again, and
-        ask for what they have missed."""
+        """Binds the socket again after SHUT_S.
+
+        By then ZeroMQ has closed all connections without reporting that, so both tables are emptied. Subscribers
+        reconnect and ask for what they have missed."""
         if self._shut_until_s is None or time.monotonic() < self._shut_until_s:
             return
         self._descriptors.clear()
@@ -83,7 +88,10 @@ class Guests:
         self._bound.disable_monitor()
 
     def _refuse(self, descriptor: int) -> None:
-        """It may be closed already and its number be another's: what did not come in by this door is left alone."""
+        """Shuts a connection down, and logs at most one line in REFUSALS_A_LINE_S.
+
+        The connection may be closed already and its number reused, so one that is not bound to our door is left
+        alone."""
         self._refused += 1
         self._crowd.add(descriptor)
         if time.monotonic() - self._said_s >= REFUSALS_A_LINE_S:
@@ -96,7 +104,7 @@ class Guests:
 
 
 def _borrowed(descriptor: int) -> socket.socket:
-    """A socket that is ZeroMQ's to close. Raises OSError where it is none."""
+    """A duplicate of ZeroMQ's descriptor, as a socket. Raises OSError if it is no open socket."""
     ours = os.dup(descriptor)
     try:
         return socket.socket(fileno=ours)

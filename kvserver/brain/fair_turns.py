@@ -1,25 +1,25 @@
-"""Whose request is served next, so that no client keeps the server from the others.
+"""The order in which clients' requests are served, so that no client keeps the server from the others.
 
-A client is a process. What it costs is the time that the server spends on its requests. A client that has cost little
-lately is served at once. The others wait in a line, and whoever of them has cost least is served next. The server takes
-a slice of that line and then looks for new requests, so a light client waits for one slice at most. A client that is
-alone has nobody to wait for. Nothing here reads a clock: time is an argument.
+A client is a process. Its cost is the time that the server spends on its requests. A client that has cost little lately
+is served at once. The others wait in a line, and the cheapest of them is served next. The server takes a slice of that
+line and then looks for new requests, so a light client waits for one slice at most. A client that is alone never waits.
+Nothing here reads a clock: time is an argument.
 """
 
 from collections import deque
 from typing import Generic, NamedTuple, TypeVar
 
 LIGHT_NS = 5_000_000
-"""A client that has cost less than this lately is served at once. An engine that looks up 200 prompts a second costs a
-third of it."""
+"""A client with a lower recent cost is served at once. An engine that looks up 200 prompts a second costs a third of
+this."""
 FORGOTTEN_NS = 1_000
-"""Who has cost less lately has no account."""
+"""An account with a lower recent cost is deleted."""
 WATCH_NS = 1_000_000_000
-"""Over this time it is looked who costs much."""
+"""Period over which complaint() measures each client's cost."""
 MUCH = 0.25
-"""Share of the server's time."""
+"""Share of the server's time above which complaint() names a client."""
 COMPLAINTS_A_NS = 60_000_000_000
-"""Between two lines in the log."""
+"""Shortest time between two complaints."""
 
 Item = TypeVar("Item")
 
@@ -34,25 +34,25 @@ class Complaint(NamedTuple):
 
 
 class Account(Generic[Item]):
-    """What one client has cost, and what of it waits in the line."""
+    """The cost of one client, and its requests that wait in the line."""
 
     __slots__ = ("recent_ns", "refused", "requests", "waiting", "watched_ns")
 
     def __init__(self) -> None:
         self.recent_ns = 0
-        """Halved at each tick."""
+        """Cost, halved at each tick."""
         self.waiting: deque[Item] = deque()
         self.watched_ns = self.requests = self.refused = 0
-        """Since complaint() looked."""
+        """Cost (ns), requests and refused requests since the last period of complaint() ended."""
 
 
 class Turns(Generic[Item]):
-    """Clients are numbers. There is an account of each that has cost something lately, and of no other."""
+    """The accounts of all clients that have cost something lately, and the line. Clients are numbers."""
 
     def __init__(self, now_ns: int) -> None:
         self._accounts: dict[int, Account[Item]] = {}
         self._line: dict[int, Account[Item]] = {}
-        """Those of them of which something waits."""
+        """The accounts with waiting requests."""
         self._watched_since_ns = now_ns
         self._complained_ns = now_ns - COMPLAINTS_A_NS
 
@@ -61,7 +61,7 @@ class Turns(Generic[Item]):
         return bool(self._line)
 
     def at_once(self, client: int) -> bool:
-        """Whether its next request is served now, and not in the line."""
+        """Whether the client's next request is served now, and not in the line."""
         account = self._accounts.get(client)
         return account is None or account.recent_ns < LIGHT_NS or len(self._accounts) == 1
 
@@ -71,10 +71,10 @@ class Turns(Generic[Item]):
         account.waiting.append(item)
 
     def next(self) -> Item | None:
-        """Takes out of the line what is to be served now: of the client that has cost least. None: nobody waits."""
+        """Takes the first request of the cheapest waiting client out of the line. None: nobody waits."""
         if not self._line:
             return None
-        # The time is the server's own, so only a few clients can have cost much of it lately.
+        # The line is short: cost is the server's own time, so only a few clients can be expensive at once.
         client, account = min(self._line.items(), key=lambda entry: entry[1].recent_ns)
         item = account.waiting.popleft()
         if not account.waiting:
@@ -82,7 +82,7 @@ class Turns(Generic[Item]):
         return item
 
     def served(self, client: int, cost_ns: int, *, refused: bool = False) -> None:
-        """A request of the client has been answered, and cost so much."""
+        """Charges the client for a request that was answered."""
         account = self._account(client)
         account.recent_ns += cost_ns
         account.watched_ns += cost_ns
@@ -90,14 +90,16 @@ class Turns(Generic[Item]):
         account.refused += refused
 
     def tick(self) -> None:
-        """To be called every 50 ms: what was paid for is forgotten, half of it each time."""
+        """Halves every recent cost. To be called every 50 ms."""
         for client, account in list(self._accounts.items()):
             account.recent_ns >>= 1
             if account.recent_ns < FORGOTTEN_NS and not account.waiting and not account.watched_ns:
                 del self._accounts[client]
 
     def complaint(self, now_ns: int) -> Complaint | None:
-        """The client that took much of the last second, where there is one and none was named in the last minute."""
+        """The most expensive client of the last period, if it took more than MUCH of it.
+
+        None while the period is not over, and for COMPLAINTS_A_NS after the last complaint."""
         passed_ns = now_ns - self._watched_since_ns
         if passed_ns < WATCH_NS:
             return None

@@ -1,7 +1,7 @@
-"""The two sockets by which requests come in (wire/messages.py): how they are made, and what may be said at which. And
-the sockets by which orders go out.
+"""The two listening sockets for requests (wire/messages.py), with the messages that each accepts, and the sockets to
+the supervisor and to the movers.
 
-The supervisor holds the lock of the path, so a socket that lies there is one that an earlier server left.
+The supervisor holds the lock of the path, so a socket that is found there was left by an earlier server.
 """
 
 import asyncio
@@ -24,18 +24,19 @@ from kvserver.wire.messages import Attach, Error, Hello, Lane, Request
 from kvserver.wire.orders import Alive, Copy, Order, Wish
 
 BACKLOG = 4096
-"""Connections that wait at a door until they are accepted. They take no descriptor of ours. The kernel may
-bound them to fewer (net.core.somaxconn); a client that does not block hears EAGAIN then, and tries again."""
+"""Connections that wait until they are accepted. They take no descriptor of ours. The kernel may allow fewer
+(net.core.somaxconn); a non-blocking client then gets EAGAIN and tries again."""
 LINGERING_MODES = ("staged", "server-gather")
 LINGER_S = 0.001
-"""After a copy of GPU memory was ordered, as movers and clients do: the end of 32 MiB comes 0.8 ms later, and to wake a
-process takes 50 to 200 us on a virtual machine, after which its code has gone cold."""
+"""How long the loop polls after it ordered a copy of GPU memory; movers and clients do the same. A copy of 32 MiB ends
+after 0.8 ms. Waking a process takes 50 to 200 us on a virtual machine, and its code is no longer in the CPU's caches
+then."""
 ORDERS_WAITING_MAX = 100_000
-"""Orders that a stopped mover has not read; the jobs behind them are bounded per session."""
+"""Orders that a stopped mover has not read; their jobs are bounded per session."""
 
 
 def open_door(config: Config, suffix: str, kind: socket.SocketKind) -> socket.socket:
-    """A door, listening: the ZeroMQ door (SOCK_STREAM) has no suffix, the local one (SOCK_SEQPACKET) has `.local`."""
+    """A listening socket: the ZeroMQ door (SOCK_STREAM) has no suffix, the local door (SOCK_SEQPACKET) has `.local`."""
     path = f"{config.socket}{suffix}"
     make_way(path)
     listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
@@ -49,9 +50,9 @@ def open_door(config: Config, suffix: str, kind: socket.SocketKind) -> socket.so
 
 
 def read_request(frame: bytes | memoryview, *, local: bool) -> Request:
-    """The request in a frame that came in by this door. Raises Malformed where there is none that may.
+    """The request in a frame. Raises Malformed if there is none, or if it is not allowed at this door.
 
-    A session begins over ZeroMQ and is attached by a local connection, whose end tells of the worker's end."""
+    A session begins over ZeroMQ. A local connection attaches it; when that connection ends, the worker has ended."""
     request = decode_request(frame)
     if local and isinstance(request, Hello):
         raise Malformed(Error(request.id, "request", "door", "hello comes over ZeroMQ, not on a local connection"))
@@ -62,27 +63,27 @@ def read_request(frame: bytes | memoryview, *, local: bool) -> Request:
 
 
 class SupervisorDoor:
-    """The brain's way to the supervisor: wishes wait here while it does not read, or the kernel takes none."""
+    """The brain's socket to the supervisor. Wishes wait here while the socket's buffer is full."""
 
     __slots__ = ("_end", "_waiting")
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._waiting: deque[bytes] = deque()
-        """At most a start and an end of each mover that there may be."""
+        """Encoded wishes; at most one start and one end for each possible mover."""
 
     def tell(self, wish: Wish) -> None:
         self._waiting.append(encode(wish))
         self.flush()
 
     def alive(self) -> None:
-        """A supervisor that has not read the last one needs no other. Wishes that wait are tried again."""
+        """Sends a sign of life, unless wishes wait or the buffer is full. Waiting wishes are tried again."""
         if self.flush():
             with suppress(OSError):
                 self._end.send(encode(Alive()), socket.MSG_DONTWAIT)
 
     def flush(self) -> bool:
-        """Whether none waits any more."""
+        """Sends the waiting wishes. Whether none waits any more."""
         while self._waiting:
             try:
                 self._end.send(self._waiting[0], socket.MSG_DONTWAIT)
@@ -95,7 +96,7 @@ class SupervisorDoor:
 
 
 def make_way(path: str) -> None:
-    """Removes a socket that an earlier server left. Whatever else has that name stays, and stops the start."""
+    """Removes a socket that an earlier server left. Raises ConfigError if the path is anything but a socket."""
     try:
         mode = os.lstat(path).st_mode
         if stat.S_ISSOCK(mode):
@@ -109,14 +110,14 @@ def make_way(path: str) -> None:
 
 
 def admit(config: Config, path: str) -> None:
-    """Only this user, or the configured group."""
+    """Allows only this user, or also the configured group, to connect."""
     if config.socket_group:
         os.chown(path, -1, grp.getgrnam(config.socket_group).gr_gid)
     os.chmod(path, 0o660 if config.socket_group else 0o600)
 
 
 class Board:
-    """A session's job state words."""
+    """A session's board (memfd with its job state words), and a pidfd of its worker, or -1."""
 
     __slots__ = ("descriptor", "pidfd")
 
@@ -128,7 +129,7 @@ class Board:
 class MoverDoor:
     """The brain's end of a mover's socket, and the orders that wait until the mover reads.
 
-    A mover that cannot be told an order will never be right again: it is killed, and the supervisor reaps it."""
+    A mover that misses an order is out of step for good: it is killed, and the supervisor reaps it."""
 
     __slots__ = ("_awake", "_awake_until_s", "_killed", "_loop", "_waiting", "held", "pidfd", "socket")
 
@@ -140,11 +141,11 @@ class MoverDoor:
         self._awake = False
         self._killed = False
         self.held = 0
-        """Descriptors of orders that wait."""
+        """Number of descriptors that waiting orders hold."""
         self._awake_until_s = 0.0
 
     def send(self, order: Order, descriptors: list[int]) -> None:
-        """Sends an order, now or as soon as there is room; closes the descriptors afterwards."""
+        """Sends an order now, or as soon as there is room. Closes the descriptors afterwards."""
         if self._killed:
             close_all(descriptors)
             return
@@ -159,7 +160,7 @@ class MoverDoor:
             self._flush()
 
     def close(self) -> None:
-        """The mover is gone, and so are the orders that it has not read."""
+        """Releases everything after the mover is gone. Its unread orders are dropped."""
         self._loop.remove_reader(self.socket)
         self._loop.remove_writer(self.socket)
         self._drop_orders()
@@ -167,7 +168,7 @@ class MoverDoor:
         os.close(self.pidfd)
 
     def kill(self, why: str) -> None:
-        """Sends nothing any more. What the mover still reports counts until it is reaped."""
+        """Kills the mover and drops its waiting orders. Its reports still count until it is reaped."""
         if not self._killed:
             self._killed = True
             logs.event(logging.ERROR, "mover killed", ("why", why))
@@ -182,7 +183,7 @@ class MoverDoor:
         self.held = 0
 
     def _stay_awake(self) -> None:
-        """The loop looks for work instead of sleeping, for a while after the last such order."""
+        """Keeps the loop polling until LINGER_S after the last order to copy GPU memory."""
         self._awake = time.monotonic() < self._awake_until_s
         if self._awake:
             self._loop.call_soon(self._stay_awake)

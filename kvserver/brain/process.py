@@ -1,8 +1,7 @@
 """The brain's process: the only file with sockets, clock and loop around the pure Service.
 
-Two doors bring requests: ZeroMQ (zmq_listener.py) and the local socket. Each request is handed to the service and its
-effects are carried out in order. Clients take turns by the time that they cost (request_queue.py), so none keeps the
-brain to itself.
+Requests come in at two doors: ZeroMQ (zmq_listener.py) and the local socket. The service handles each request, and its
+effects are carried out in order. Clients take turns by their cost (request_queue.py), so none can monopolize the brain.
 """
 
 import asyncio
@@ -85,19 +84,19 @@ from kvserver.wire.orders import (
 from kvserver.wire.zmtp import Message
 
 ACCEPTED_PER_TURN = 8
-"""At one door, before others have their turn."""
+"""Connections accepted at one door before other events have their turn."""
 MOVERS_DESCRIPTORS = 2
 REPORTS_PER_TURN = 8
-"""From one mover. Each costs 0.2 ms with the orders that follow from it; with 32, retrieves took twice as long."""
+"""Reports from one mover. Each takes 0.2 ms including the orders that follow; with 32, retrieves took twice as long."""
 TICK_S = 0.05
 SNAPSHOT_TICKS = 5
 COLLECT_TICKS = 20
 ADMISSIONS = (Attached, LaneOpen)
 """Replies after which a local connection belongs to a session."""
 DESCRIPTORS_MAX = 4
-"""Read with one message; a request has one at most."""
+"""Descriptors read with one message; a request has one at most."""
 ACCEPT_AGAIN_S = 1.0
-"""After the process ran out of descriptors."""
+"""Pause in accepting after the process ran out of descriptors."""
 
 
 class Shell:
@@ -127,17 +126,17 @@ class Shell:
         self._last_peer = self._last_descriptor = self._ticks = 0
         self._locals: dict[int, socket.socket] = {}
         self._clients: dict[int, int] = {}
-        """Local connection -> number of the process at its other end (passing.client_of)."""
+        """Local connection -> number of the process at its other end (fd_sockets.client_of)."""
         self._lanes: set[int] = set()
-        """Local connections that carry no descriptors, which makes receiving cheaper."""
+        """Local connections that carry no descriptors; receiving from them is cheaper."""
         self._strangers: dict[int, float] = {}
-        """Local connections without a session, longest first, and when they came (s)."""
+        """Local connections without a session, oldest first -> when they came (s)."""
         self._descriptors: dict[int, tuple[int, int]] = {}
-        """Those that were offered and are not with a mover yet, by number, and the peer that each came from."""
+        """Number of an offer -> its descriptor, and the peer that sent it. Removed when a mover gets it."""
         self._offers: Counter[int] = Counter()
-        """Of each peer, how many of them."""
+        """Peer -> its entries in `_descriptors`."""
         self._operators: dict[int, TellOutcome] = {}
-        """Peers that stand for one command each, and whom to tell its outcome."""
+        """Peer of an operator's command -> callback for its outcome. Each command has its own peer."""
         self._boards: dict[int, Board] = {}
         self._movers: dict[int, MoverDoor] = {}
         self._publisher: Publisher | None = None
@@ -176,7 +175,7 @@ class Shell:
             self._effects[Tell] = lambda effect: publisher.publish(effect.events)
 
     async def run(self) -> None:
-        """Until SIGTERM, or until the supervisor is gone."""
+        """Serves until SIGTERM, or until the supervisor is gone."""
         self._carry_out(self._service.effects())
         http = self._start_http()
         self._loop.set_exception_handler(_die)
@@ -210,7 +209,7 @@ class Shell:
         self._carry_out(self._service.handle(event, time.monotonic_ns()))
 
     def _arrived(self, peer: int, frame: memoryview | bytes, descriptors: list[int]) -> None:
-        """One request, or the refusal of what is none. Takes the descriptors."""
+        """Handles one request, or refuses a malformed one. Takes ownership of the descriptors."""
         try:
             request = read_request(frame, local=peer in self._locals)
         except Malformed as malformed:
@@ -233,14 +232,16 @@ class Shell:
             answered, began_ns = self._counters.lookups, time.monotonic_ns()
             effects = self._service.handle(events.Arrived(peer, request, number), began_ns)
             ended_ns = time.monotonic_ns()
-            self._carry_out(effects)  # an engine's step waits for it
-            if self._counters.lookups > answered:  # a refused one says nothing about lookups
+            self._carry_out(effects)  # first, because an engine's step waits for the reply
+            if self._counters.lookups > answered:  # the time of a refused lookup would distort the histogram
                 self._service.lookup_took(ended_ns - began_ns)
         else:
             self._handle(events.Arrived(peer, request, number))
 
     def _no_room_for_offer(self, peer: int) -> str:
-        """Empty when there is. Whoever has as many as there is room for gets no more, so nobody takes all of it."""
+        """Why a peer may offer no further descriptor; empty when it may.
+
+        A peer may have as many as are free, so no peer takes all. OFFERS_EACH are always allowed."""
         own, held = self._offers[peer], sum(door.held for door in self._movers.values())
         free = self._share.offers - len(self._descriptors) - held
         if own < max(free, OFFERS_EACH):
@@ -291,7 +292,7 @@ class Shell:
                     )
                 continue
             connection.setblocking(False)
-            with suppress(OSError):  # replies are smaller than what it has
+            with suppress(OSError):  # replies fit into the default buffer as well
                 widen(connection)
             peer = self._next_peer()
             self._locals[peer] = connection
@@ -314,7 +315,7 @@ class Shell:
             self._loop.add_reader(connection, self._look_at_local, peer, connection)
 
     def _receive_local(self, peer: int, connection: socket.socket) -> None:
-        """One message: a lane has one request in flight, and the loop asks again for whoever has more."""
+        """Receives one message. A lane has one request in flight; for a connection with more the loop calls again."""
         descriptors: list[int] = []
         try:
             if peer in self._lanes:
@@ -354,8 +355,8 @@ class Shell:
                 return  # the mover is ending; the supervisor tells when it is reaped
             self._handle(events.Reported(number, report := decode_report(frame)))
             if isinstance(report, FoundRecords):
-                gc.freeze()  # index at once: 100,000 chunks in one collection would stop the brain for 60 ms
-                return  # the mover has the next one ready before this one is taken in, and others wait
+                gc.freeze()  # now, since these objects stay: collecting 100,000 chunks would stop the brain for 60 ms
+                return  # the mover always has the next batch of records ready, and others wait
 
     def _take_news(self) -> None:
         frame, descriptors, _ = self._receiver.receive(self._control)
@@ -364,7 +365,7 @@ class Shell:
             return
         match decode_news(frame):
             case MoverStarted(mover) if len(descriptors) != MOVERS_DESCRIPTORS:
-                close_all(descriptors)  # there was no room for them
+                close_all(descriptors)  # the kernel dropped some: this process has no room for them
                 self._supervisor.tell(KillMover(mover))
             case MoverStarted(mover):
                 end = socket.socket(fileno=descriptors[0])
@@ -392,7 +393,7 @@ class Shell:
         if self._ticks % COLLECT_TICKS == 0:
             gc.collect(1)
             self._ledger.forget_pages()
-            gc.freeze()  # what lived through it is index; a full collection over it would stop the brain for a second
+            gc.freeze()  # survivors belong to the index; a full collection over it would stop the brain for a second
 
     def _close_broken(self) -> None:
         self._zmq.close_broken()
@@ -401,13 +402,13 @@ class Shell:
             self._close_local(peers[end])
 
     def _show_strangers_out(self) -> None:
-        """Connections are bounded, so whoever has no session after a while makes room for others."""
+        """Closes local connections that have no session after attach_ttl_ms, to make room for others."""
         since = time.monotonic() - self._config.attach_ttl_ms / 1000
         for peer in [peer for peer, came in itertools.takewhile(lambda item: item[1] < since, self._strangers.items())]:
             self._close_local(peer)
 
     def _command(self, who: str, command: AnyCommand, tell: TellOutcome) -> None:
-        """An operator's command came in over HTTP."""
+        """Handles an operator's command that came in over HTTP."""
         peer = self._next_peer()
         self._operators[peer] = tell
         self._handle(events.Commanded(peer, who, command))
@@ -423,7 +424,9 @@ class Shell:
             self._effects[type(effect)](effect)
 
     def _answer(self, peer: int, reply: Reply | Outcome, descriptor: int = -1) -> None:
-        """A peer that is gone or does not read loses its replies, and its connection; nobody waits for it."""
+        """Sends a reply without waiting. A peer that is gone or does not read loses its replies.
+
+        A local connection that takes no reply is closed."""
         if peer in self._operators:
             self._operators.pop(peer)(reply)  # type: ignore[arg-type]
             return
@@ -449,7 +452,7 @@ class Shell:
             self._drop(reply)
 
     def _drop(self, reply: Reply | Outcome) -> None:
-        """A reply that nobody gets. A lease that nobody is told of would keep its chunks until its time is over."""
+        """Counts a reply that is not delivered, and ends its lease, which would keep its chunks until it expires."""
         self._counters.replies_dropped += 1
         if isinstance(reply, Found) and reply.lease:
             self._loop.call_soon(self._handle, events.Unheard(reply.lease))
@@ -485,7 +488,7 @@ class Shell:
             self._answer(effect.peer, effect.reply, door.pidfd)
 
     def _instruct(self, effect: Instruct) -> None:
-        """Sends an order; the descriptors that go with it are closed here afterwards."""
+        """Sends an order with its descriptors, which are closed here afterwards."""
         descriptors = self._take_offered(effect.descriptors)
         door = self._movers.get(effect.mover)
         if door is None:
@@ -538,15 +541,16 @@ class Shell:
 
 
 def _die(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A bug, since whatever may go wrong is handled where it does: tables may be half changed, so nothing more is
-    decided over them. The supervisor starts another brain over what was sealed."""
+    """Ends the process after an exception that nobody handled: it is a bug, and tables may be half changed.
+
+    The supervisor starts another brain over the sealed chunks."""
     problem = context.get("exception")
     logging.getLogger("kvserver").critical("brain dies of a bug: %s", context["message"], exc_info=problem)
     os._exit(1)
 
 
 def main() -> Never:
-    """`python -m kvserver.brain.process INHERITANCE`: started by the supervisor."""
+    """The process `python -m kvserver.brain.process INHERITANCE`, which the supervisor starts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     inherited = msgspec.json.decode(sys.argv[1], type=Inheritance)
     die_with_parent(inherited.parent)

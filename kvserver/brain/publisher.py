@@ -1,9 +1,9 @@
-"""The thread that tells subscribers what is held: a PUB socket, and a ROUTER for what somebody has missed.
+"""The thread that tells subscribers which chunks are held: a PUB socket, and a ROUTER socket for missed batches.
 
-The brain hands over batches and waits for nobody. A subscriber that does not read loses what ZeroMQ does not keep for
-it, sees that by the sequence of the next batch, or of the next sign of life, and asks for the rest (replay_log.py).
+The brain hands over batches and never waits. A subscriber that does not read loses what ZeroMQ does not keep for it. It
+notices the gap in the sequence of the next batch or sign of life, and asks for the missing ones (replay_log.py).
 
-What somebody costs who connects and does not read is bounded, and so is how many may connect (connection_limit.py).
+The memory for a subscriber that does not read is bounded, and so is the number of connections (connection_limit.py).
 """
 
 import logging
@@ -24,23 +24,24 @@ from kvserver.errors import ConfigError
 from kvserver.wire.kv_events import SEQUENCE_BYTES, TOPIC, Batch, KvEvent, encode_batch
 
 BACKLOG_BATCHES = 10_000
-"""Handed over and not sent yet. Further ones are lost, and their sequences missed by everybody."""
+"""Batches that were handed over and are not sent yet. Further ones are lost; every subscriber misses their
+sequences."""
 SENT_MAX = 1_000
-"""Messages that ZeroMQ keeps for a subscriber that does not read. What it has missed then, it asks for."""
+"""Messages that ZeroMQ keeps for a subscriber that does not read. The subscriber asks for the ones above that."""
 REQUESTS_MAX = 64
 CONNECTIONS_MAX = 32
-"""At each of the two sockets."""
+"""Connections at each of the two sockets."""
 HANDSHAKE_MS = 5_000
-"""How long a connection may take to become one of ZeroMQ's."""
+"""How long a connection may take for ZeroMQ's handshake."""
 ALIVE_S = 1.0
 SOON_MS, LATER_MS = 1, 200
-"""When those are tried again that had not read what they were sent: soon while anybody reads, then less and less."""
+"""Retry intervals for readers whose queue was full: SOON_MS while any of them reads, then doubled up to LATER_MS."""
 FAREWELL_MS = 500
 CLOSE_S = 5.0
 
 
 class Publisher:
-    """The endpoints are taken by the constructor, so that wrong ones stop the start."""
+    """Publishes batches of events. The constructor binds the endpoints, so that wrong ones stop the start."""
 
     def __init__(self, config: Config, incarnation: int) -> None:
         self._incarnation = incarnation
@@ -70,7 +71,7 @@ class Publisher:
         self._thread.start()
 
     def publish(self, events: list[KvEvent]) -> None:
-        """On the brain's thread; nobody changes the events any more."""
+        """Queues a batch; called on the brain's thread. The caller must not change the events afterwards."""
         self._sequence += 1
         if self._batches.qsize() >= BACKLOG_BATCHES:
             self._lost += 1
@@ -79,7 +80,7 @@ class Publisher:
         os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """Sends what was handed over."""
+        """Sends the queued batches and ends the thread."""
         self._batches.put(None)
         os.eventfd_write(self._bell, 1)
         self._thread.join(CLOSE_S)
@@ -110,7 +111,7 @@ class Publisher:
                     said_s = time.monotonic()
             for guests in self._guests:
                 guests.look()
-            self._sender.getsockopt(zmq.EVENTS)  # takes in subscriptions, also of those that are to go
+            self._sender.getsockopt(zmq.EVENTS)  # takes in subscriptions, also of refused connections
             if self._replayer in ready:
                 self._take_request()
             patience_ms = SOON_MS if self._replays.turn() else min(2 * patience_ms, LATER_MS)
@@ -124,7 +125,7 @@ class Publisher:
 
     def _take_request(self) -> None:
         identity, *frames = self._replayer.recv_multipart()
-        if len(frames) == 2 and not frames[0] and len(frames[1]) == SEQUENCE_BYTES:  # others would understand nothing
+        if len(frames) == 2 and not frames[0] and len(frames[1]) == SEQUENCE_BYTES:  # others get no reply
             self._replays.ask(identity, int.from_bytes(frames[1], "big"))
 
     def _tell(self, identity: bytes, sequence: bytes, payload: bytes) -> Sent:
@@ -155,14 +156,14 @@ class Publisher:
 
 
 def _bind(bound: "zmq.Socket[bytes]", endpoint: str, config: Config) -> None:
-    """A path is open to whom the doors of engines are. Raises zmq.ZMQError."""
+    """Binds a socket. A path gets the same owner and mode as the sockets for engines. Raises zmq.ZMQError."""
     bound.bind(endpoint)
     if path := _path(endpoint):
         admit(config, path)
 
 
 def _path(endpoint: str) -> str:
-    """Empty where it is none."""
+    """The path of an ipc endpoint; empty for any other."""
     return endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else ""
 
 

@@ -1,7 +1,7 @@
-"""What is told again to subscribers that have missed something: the last batches, and how far each of them has come.
+"""Replays for subscribers that have missed batches: the last batches, and the position of each reader.
 
-Nobody is told more than REPLAY_AHEAD messages before it has read what was told before: so somebody who does not read
-costs that many, whatever it asked for, and the rest waits here as a number. No I/O: the publisher hands in how to send.
+A reader has at most REPLAY_AHEAD unread messages. So a reader that stops costs only these, however much it asked for;
+its position is kept here as one number. This module does no I/O: the publisher passes the function that sends.
 """
 
 import time
@@ -14,26 +14,26 @@ from kvserver.wire.kv_events import REPLAY_END, SEQUENCE_BYTES, Batch, KvEvent, 
 RING_BATCHES = 10_000
 RING_BYTES = 64 << 20
 REPLAYS_MAX = 16
-"""Under way at a time, those included that wait for a reader."""
+"""Replays under way at the same time, including those whose reader does not read."""
 REPLAY_AHEAD = 8
-"""Messages that ZeroMQ keeps for whoever asked."""
+"""Messages that ZeroMQ queues for one reader."""
 BATCHES_PER_TURN = 64
-"""To one reader, before it is the next one's turn, and the publisher looks at what is new."""
+"""Batches sent to one reader before the next reader's turn. After all readers the publisher looks for new batches."""
 
 
 class Sent(Enum):
     YES = 0
     LATER = 1
-    """It has not read what it was sent."""
+    """The reader's queue is full; try again later."""
     GONE = 2
 
 
 Send = Callable[[bytes, bytes, bytes], Sent]
-"""To an identity: sequence, payload. Never waits."""
+"""Sends to a reader. Arguments: identity, sequence, payload. Never waits."""
 
 
 class Replays:
-    """Of one publisher, on its thread."""
+    """The replays of one publisher. Used on its thread only."""
 
     def __init__(self, incarnation: int, send: Send) -> None:
         self._incarnation = incarnation
@@ -42,13 +42,13 @@ class Replays:
         self._ring_bytes = 0
         self._last = 0
         self._wanted: dict[bytes, int] = {}
-        """By identity: the next sequence that it has to be told."""
+        """Reader's identity -> the next sequence to send it."""
 
     def __len__(self) -> int:
         return len(self._wanted)
 
     def keep(self, sequence: int, payload: bytes) -> None:
-        """Sequences rise; some may be left out."""
+        """Keeps a sent batch for replays. Sequences rise; some may be left out."""
         self._ring[sequence] = payload
         self._ring_bytes += len(payload)
         self._last = sequence
@@ -56,7 +56,7 @@ class Replays:
             self._ring_bytes -= len(self._ring.popitem(last=False)[1])
 
     def ask(self, identity: bytes, first: int) -> None:
-        """All batches from a sequence on. Takes the place of what the same reader asked for before."""
+        """Starts a replay from the sequence `first`, in place of an earlier one of the same reader."""
         if identity not in self._wanted and len(self._wanted) >= REPLAYS_MAX:
             refused = Refused("replays", f"{len(self._wanted)} replays are under way, at most {REPLAYS_MAX}; ask later")
             self._send(identity, REPLAY_END, self._batch(refused))
@@ -64,7 +64,7 @@ class Replays:
         self._wanted[identity] = max(1, first)
 
     def turn(self) -> bool:
-        """Tells each reader what it takes now. Whether any of them took something."""
+        """Sends each reader as much as it takes now. Whether any reader made progress."""
         before = dict(self._wanted)
         for identity in before:
             self._tell(identity)
@@ -83,7 +83,9 @@ class Replays:
                     return
 
     def _next(self, wanted: int) -> tuple[bytes, bytes, int]:
-        """The message for whoever has all before `wanted`, and what it wants after that; 0: nothing."""
+        """The sequence and payload to send to a reader that has everything before `wanted`, and its next position.
+
+        Position 0: the replay has ended."""
         if wanted > self._last:
             return REPLAY_END, b"", 0
         if (payload := self._ring.get(wanted)) is not None:
@@ -92,7 +94,7 @@ class Replays:
         return _packed(kept - 1), self._batch(Missed(wanted, kept - 1)), kept
 
     def _from(self, wanted: int) -> Iterator[int]:
-        """Where to look for the next one that is kept. The last batch always is, however large."""
+        """The sequences that may be kept from `wanted` on. The last batch is always kept, however large."""
         return iter(range(max(wanted, next(iter(self._ring))), self._last + 1))
 
     def _batch(self, event: KvEvent) -> bytes:

@@ -1,7 +1,7 @@
-"""The turns of clients (fair_turns.py) in the brain's loop: a clock, and the line that the loop serves in slices.
+"""Fair turns (fair_turns.py) in the brain's loop: reads the clock, and serves the line in slices.
 
-Both doors use it alike. Where a client may not be served at once, its connection is not read until its turn has come:
-what it sends meanwhile waits in the kernel's buffer, which is bounded.
+Both doors use it. While a client has to wait for its turn, its connection is not read: what it sends meanwhile waits in
+the kernel's buffer, which is bounded.
 """
 
 import asyncio
@@ -13,26 +13,26 @@ from kvserver import logs
 from kvserver.brain.fair_turns import Turns
 
 SLICE_NS = 1_000_000
-"""Of the line, before the loop looks who else has come: so long does a light client wait, and for one request more."""
+"""Time that one slice of the line takes. A light client waits for at most one slice and one more request."""
 
 
 class Line:
-    """One for both doors."""
+    """The line of waiting requests. Both doors share one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, refused: Callable[[], int]) -> None:
-        """refused: how many requests were refused until now."""
+        """refused: returns how many requests were refused so far."""
         self._loop = loop
         self._refused = refused
         self._turns: Turns[Callable[[], None]] = Turns(time.monotonic_ns())
         self._planned = False
-        """The loop will serve those who wait."""
+        """The loop has a call to _serve_slice() scheduled."""
 
     def at_once(self, client: int) -> bool:
         """Whether the client's next request is served now. Otherwise it has to wait()."""
         return self._turns.at_once(client)
 
     def serve(self, client: int, serve: Callable[[], None]) -> None:
-        """One request of the client, charged for processor time: others may have interrupted this process."""
+        """Serves one request and charges the client its thread time: wall time would include other processes."""
         refused, began_ns = self._refused(), time.thread_time_ns()
         serve()
         self._turns.served(client, time.thread_time_ns() - began_ns, refused=self._refused() > refused)
@@ -45,7 +45,7 @@ class Line:
             self._loop.call_soon(self._serve_slice)
 
     def tick(self) -> None:
-        """To be called every 50 ms. A client that takes much of the brain's time is named in the log."""
+        """Ages the accounts, and logs a client that takes much of the brain's time. To be called every 50 ms."""
         self._turns.tick()
         complaint = self._turns.complaint(time.monotonic_ns())
         if complaint is not None:

@@ -1,14 +1,14 @@
-"""The ZeroMQ door: a listener of our own, and ZMTP spoken by us (wire/zmtp.py).
+"""The ZeroMQ door: our own listener, with our own implementation of ZMTP (wire/zmtp.py).
 
-libzmq accepts as fast as it can, keeps what it has read of everybody, and ends the process that is out of descriptors.
-Nothing there can be bounded from outside. Here are the bounds:
+libzmq accepts as fast as it can, buffers what it has read without a bound, and aborts a process that runs out of
+descriptors. None of that can be bounded from outside. This module has these bounds:
 
 Rule 1: a connection is read when its client's turn has come (request_queue.py), one message at a time.
 Rule 2: connections without a session are few; the one that is silent for longest makes room for a new one.
-Rule 3: unfinished requests take UNFINISHED_BYTES_MAX in all. Beyond that, who began first is closed: a request takes
-milliseconds to arrive.
-Rule 4: replies that nobody reads take UNREAD_PEER_BYTES_MAX for one peer, UNREAD_BYTES_MAX in all. Further ones are
-dropped, and whoever sent them is told so.
+Rule 3: unfinished requests take UNFINISHED_BYTES_MAX in all. Above that, the connection whose request began first is
+closed: a request takes milliseconds to arrive.
+Rule 4: unread replies take UNREAD_PEER_BYTES_MAX for one peer and UNREAD_BYTES_MAX in all. Further replies are dropped,
+and send() returns False.
 """
 
 import asyncio
@@ -26,13 +26,14 @@ from kvserver.wire.zmtp import Alien, Message, Stream, packed
 READ_BYTES = 256 << 10
 ACCEPTED_PER_TURN = 8
 DROPPED_BYTES_MAX = 2 * FRAME_BYTES_MAX
-"""Whoever sends a longer frame loses the connection; up to here the refusal is a reply."""
+"""A peer that sends a longer frame loses its connection. Frames between FRAME_BYTES_MAX and this are refused with a
+reply."""
 UNFINISHED_BYTES_MAX = 32 << 20
 SMALL_BYTES = 4096
-"""As much of an unfinished request counts as nothing."""
+"""Unfinished requests up to this size are not counted."""
 UNREAD_PEER_BYTES_MAX, UNREAD_BYTES_MAX = 1 << 20, 32 << 20
 LONG_BYTES = 4096
-"""A longer reply is only for a peer that reads(); another is refused in few bytes."""
+"""Longer replies are sent only to a peer that reads(); other peers get a short error."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,22 +41,23 @@ class _Connection:
     end: socket.socket
     peer: int
     client: int
-    """Number of the process at the other end (passing.client_of)."""
+    """Number of the process at the other end (fd_sockets.client_of)."""
     stream: Stream = field(default_factory=lambda: Stream(FRAME_BYTES_MAX, DROPPED_BYTES_MAX))
     waiting: deque[memoryview] = field(default_factory=deque)
-    """To be sent as soon as the peer reads."""
+    """Data to be sent as soon as the peer reads."""
     unread: int = 0
-    """Bytes of it."""
+    """Bytes in `waiting`."""
     unfinished: int = 0
-    """What counts of what it has begun to ask."""
+    """Counted bytes of the unfinished request; 0 up to SMALL_BYTES."""
     has_more: bool = False
-    """More has come than the last message, and the loop or the line will look at it."""
+    """The stream may hold another message; the loop or the line will look at it."""
     closed: bool = False
 
 
 class ZmqDoor:
-    """Everybody who is connected, by number. Calls `arrived` for each message, `gone` for a peer that had a session and
-    left."""
+    """All ZeroMQ connections, by the number of the peer.
+
+    Calls `arrived` for each message, and `gone` when a peer with a session has left."""
 
     def __init__(
         self,
@@ -68,18 +70,18 @@ class ZmqDoor:
         gone: Callable[[int], None],
         strangers_max: int,
     ) -> None:
-        """Beside the strangers there is one connection for each session."""
+        """strangers_max: bound on connections without a session; each session has one more connection."""
         self._listener, self._loop, self._line = listener, loop, line
         self._number, self._arrived, self._gone = number, arrived, gone
         self._strangers_max = strangers_max
         self._connections: dict[int, _Connection] = {}
         self._strangers: dict[_Connection, None] = {}
-        """Those that have been silent for longest come first."""
+        """Connections without a session; the one that is silent for longest comes first."""
         self._unfinished: dict[_Connection, None] = {}
         self._unfinished_bytes = self._unread_bytes = 0
 
     def accept(self) -> None:
-        """Takes in who waits at the listener. Raises OSError when there are no descriptors or memory for more."""
+        """Accepts up to ACCEPTED_PER_TURN connections. Raises OSError when descriptors or memory run out."""
         for _ in range(ACCEPTED_PER_TURN):
             try:
                 end, _ = self._listener.accept()
@@ -93,7 +95,7 @@ class ZmqDoor:
             self._send_replies(connection)
 
     def send(self, peer: int, frame: bytes) -> bool:
-        """False when it was dropped: the peer has gone, or reads too little."""
+        """Sends a reply. False when it was dropped: the peer has gone, or reads too little."""
         connection = self._connections.get(peer)
         return connection is not None and self._send(connection, packed(frame))
 
@@ -103,25 +105,25 @@ class ZmqDoor:
         return connection is not None and not connection.waiting
 
     def welcome(self, peer: int) -> None:
-        """It has a session."""
+        """The peer has a session now, so it is no stranger any more."""
         if (connection := self._connections.get(peer)) is not None:
             self._strangers.pop(connection, None)
 
     def forget(self, peer: int) -> None:
-        """Its session is over. Whoever is connected there is a stranger again, and somebody else."""
+        """The peer's session is over. Its connection becomes a stranger with a new number."""
         if (connection := self._connections.pop(peer, None)) is not None:
             connection.peer = self._number()
             self._connections[connection.peer] = connection
             self._add_stranger(connection)
 
     def close_broken(self) -> None:
-        """To be called now and then (passing.broken)."""
+        """Closes connections that have failed (fd_sockets.broken). To be called now and then."""
         by_end = {connection.end: connection for connection in self._connections.values()}
         for end in broken(by_end):
             self._close(by_end[end])
 
     def _heard(self, stranger: _Connection) -> None:
-        """Others have been silent for longer."""
+        """Moves a stranger to the end: all others have been silent for longer."""
         self._strangers[stranger] = self._strangers.pop(stranger)
 
     def _add_stranger(self, connection: _Connection) -> None:
@@ -151,7 +153,7 @@ class ZmqDoor:
             self._loop.add_reader(connection.end, self._readable, connection)
 
     def _serve(self, connection: _Connection) -> None:
-        """The next message, if there is one as a whole."""
+        """Handles the next message, if it has arrived whole."""
         if not connection.has_more and not self._receive(connection):
             return
         connection.has_more = False
@@ -173,7 +175,7 @@ class ZmqDoor:
             self._loop.call_soon(self._take_turn, connection)
 
     def _receive(self, connection: _Connection) -> bool:
-        """Whether anything has come."""
+        """Reads once into the stream. Whether anything has come. Closes the connection at its end."""
         try:
             data = connection.end.recv(READ_BYTES)
         except BlockingIOError:

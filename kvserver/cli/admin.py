@@ -1,4 +1,4 @@
-"""`kvserver admin VERB`: has a running server do something. Its token is asked for as admin_client.read_token says."""
+"""`kvserver admin VERB`: commands a running server. The token comes from admin_client.read_token()."""
 # ruff: noqa: PLC0415
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Commands of `kvserver admin` to a running server, over HTTP. The token goes to the server and nowhere else."""
+"""The HTTP client of `kvserver admin`. The token goes to the server and nowhere else."""
 
 import http.client
 import ipaddress
@@ -15,14 +15,14 @@ from kvserver.config.admin_tokens import ENVIRONMENT
 from kvserver.errors import FAMILIES, ConfigError, KvError, RequestError, ResourceError
 
 ANSWER_S = 40.0
-"""Longer than the server takes for any command (admin_door.COMMAND_S)."""
+"""Longer than the server takes for any command (brain/http/admin.py, COMMAND_S)."""
 POLL_S = 0.5
 STALE_POLLS = 4
-"""So many status documents may be from before the command."""
+"""Number of status documents that may be older than the command."""
 
 
 class AdminClient:
-    """One server. Raises KvError: what the server refused, or that there is none."""
+    """A client of one server. Raises KvError when the server refuses a command, or when there is none."""
 
     def __init__(self, url: str, token: str) -> None:
         parts = urlsplit(url)
@@ -36,7 +36,7 @@ class AdminClient:
         self._token = token
 
     def command(self, verb: str, fields: Mapping[str, object]) -> dict[str, Any]:
-        """What the server said when it was done."""
+        """The server's reply after the command is carried out."""
         body = msgspec.json.encode(fields)
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         status, document = self._ask("POST", f"/admin/{verb}", body, headers)
@@ -75,7 +75,9 @@ def _is_here(host: str) -> bool:
 
 
 def read_token(path: str) -> str:
-    """The token of the caller: from a file, which may be the server's with one token, or from the environment."""
+    """The caller's token from a file, or from the environment if the path is empty. Raises ConfigError.
+
+    The server's own token file may be used if it has one token."""
     if not path:
         token = os.environ.get(ENVIRONMENT, "")
         if not token:
@@ -105,15 +107,16 @@ LEFT = {
 
 
 def left_in_words(left: Mapping[str, int]) -> str:
-    """What could not be drained; empty when all was."""
+    """The reasons and bytes of what could not be drained; empty when everything was."""
     return "; ".join(f"{count:,} bytes: {LEFT.get(why, why)}" for why, count in left.items())
 
 
 def wait_drained(
     client: AdminClient, show: Callable[[str], None], *, sleep_s: Callable[[float], None] = time.sleep
 ) -> dict[str, int]:
-    """Until the server is drained; returns the bytes that only DRAM holds then, by why they could not be written.
-    Raises ResourceError when somebody has it go on, or it is another server by now."""
+    """Waits until the server is drained. Returns reason -> bytes that are still in DRAM alone.
+
+    Raises ResourceError when somebody has ended the drain, or when another server answers."""
     said, polls = "", 0
     while True:
         status = client.status()

@@ -1,7 +1,7 @@
-"""`kvserver disk`: what lies on a device. Nothing there is changed by it.
+"""`kvserver disk inspect` and `verify`: reads devices without changing anything on them.
 
-To inspect is to read headers, which may be done beside a server. To verify is to read payloads, which a server may
-overwrite meanwhile, so that waits until none uses the device.
+Inspecting reads headers, which works while a server uses the device. Verifying reads payloads, which a running server
+may overwrite meanwhile, so it refuses a device in use.
 """
 
 import os
@@ -25,15 +25,15 @@ from kvserver.transfer.native import DiskEngine, DiskStore, create_memfd
 from kvserver.units import duration, show_bytes
 
 BATCH = 32
-"""Records that are verified at once, each in a slot of its own; fewer of such as need more memory than this."""
+"""Records verified at once, each in its own slot; fewer if they need more than BATCH_BYTES of memory."""
 BATCH_BYTES = 256 << 20
 
 Say = Callable[[str], None]
-"""Shows a line."""
+"""Prints one line."""
 
 
 class Device(NamedTuple):
-    """One that could be opened, and its records as they are packed."""
+    """An open device and its packed records."""
 
     number: int
     directory: str
@@ -42,8 +42,9 @@ class Device(NamedTuple):
 
 
 def inspect(config: Config, say: Say) -> bool:
-    """Says of each device how full it is, of what, how old, and how often that was read. False when one could not be
-    looked at. Raises ConfigError."""
+    """Prints how full each device is, with which namespaces, their ages and how often they were read.
+
+    False when a device could not be opened. Raises ConfigError."""
     failed: list[str] = []
     notes, damaged = _notes(config, say)
     for device in _opened(config, failed, say, alone=False):
@@ -52,8 +53,10 @@ def inspect(config: Config, say: Say) -> bool:
 
 
 def verify(config: Config, tell: Callable[[int, int], None], say: Say) -> Counter[str]:
-    """Reads every record and compares its checksum; counts those that are "right", what is wrong with others, and
-    devices that are not opened, and says it of each device. tell: (done, all), of a device. Raises ConfigError."""
+    """Reads every record, compares its checksum, and prints a line for each device. Raises ConfigError.
+
+    Counts the "right" records, the faults of the others, and devices that could not be opened. tell: progress within a
+    device, (done, all)."""
     total: Counter[str] = Counter()
     failed: list[str] = []
     for device in _opened(config, failed, say, alone=True):
@@ -67,13 +70,14 @@ def verify(config: Config, tell: Callable[[int, int], None], say: Say) -> Counte
 
 
 def said(counts: Counter[str]) -> str:
-    """What verify() counted, in words."""
+    """The counts of verify(), in words."""
     return ", ".join(f"{count:,} {fault}" for fault, count in (+counts).most_common()) or "no records"
 
 
 def _opened(config: Config, failed: list[str], say: Say, *, alone: bool) -> Iterator[Device]:
-    """Each device with something on it, one after the other. Says of the others why they are none, and adds those that
-    cannot be opened to `failed`."""
+    """Opens each device that is not drained, one after the other, and closes it afterwards.
+
+    Prints why a device is skipped. Adds those that cannot be opened to `failed`."""
     if not config.disk_directories:
         raise ConfigError("config-disk", 'disk_paths="" names no directory')
     for number, directory in enumerate(config.disk_directories):
@@ -96,7 +100,7 @@ def _is_in_use(directory: str) -> bool:
 
 
 def _wait_for(directory: str) -> str:
-    """Of a device that could not be opened, because a server has it."""
+    """Advice for a device that could not be opened because a server has it; empty in other cases."""
     try:
         with opened(directory) as descriptor:
             if not is_locked(descriptor):
@@ -124,7 +128,7 @@ class Region:
 
 
 class Content:
-    """What a device has of one namespace."""
+    """The records of one namespace on a device."""
 
     def __init__(self) -> None:
         self.keys: set[bytes] = set()
@@ -141,7 +145,7 @@ class Content:
 
 
 def _notes(config: Config, say: Say) -> tuple[dict[bytes, Known], dict[str, int]]:
-    """What all devices know together, and how many notes of each directory are none."""
+    """The combined notes of all devices, and the number of damaged notes in each directory."""
     found: list[dict[bytes, Known]] = []
     damaged: dict[str, int] = {}
     for directory in config.disk_directories:
@@ -193,7 +197,9 @@ def _say_of(device: Device, notes: dict[bytes, Known], damaged_notes: int, say: 
 
 
 def _say_of_regions(store: DiskStore, regions: dict[int, Region], say: Say) -> None:
-    """A segment serves one size until all its records are gone, so a device may have no segment left and room."""
+    """Prints the segments and extents of each size.
+
+    A segment serves one size until all its records are gone, so extents may be free while no segment is."""
     for size, region in sorted(regions.items()):
         places = len(region.segments) * DiskStore.extents_per_segment(store.segment_bytes, size)
         say(

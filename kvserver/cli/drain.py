@@ -1,4 +1,4 @@
-"""`kvserver disk drain`: asks a server to empty a device, and shows how far it is until it can be taken away."""
+"""`kvserver disk drain`: asks a server to empty a device, and shows the progress until it can be removed."""
 
 import os
 import time
@@ -11,7 +11,7 @@ POLL_S = 0.5
 
 
 class Server(Protocol):
-    """What of kvclient.Client is used here."""
+    """The part of kvclient.Client that is used here."""
 
     def drain(self, device: int) -> None: ...
     def status(self) -> dict[str, Any]: ...
@@ -24,8 +24,9 @@ def drain(
     *,
     sleep_s: Callable[[float], None] = time.sleep,
 ) -> str:
-    """device: number or directory. Returns what became of its chunks when it is empty. Raises KvError; the server then
-    goes on by itself, unless it has refused."""
+    """Drains a device and returns a sentence about its chunks when it is empty. device: number or directory.
+
+    Raises KvError. The server then continues the drain by itself, unless it has refused it."""
     before = server.status()
     number = _number_of(before, device)
     total = _disk(before, number)["used_bytes"]
@@ -35,7 +36,7 @@ def drain(
         disk = _disk(status, number)
         if disk["drain"] == "drained":
             return _said(before, status, disk)
-        if status["incarnation"] != brain:  # the first time, or another brain: its predecessor may not have kept it
+        if status["incarnation"] != brain:  # also after a restart: the new brain may not know of the drain
             brain = status["incarnation"]
             server.drain(number)
         left = disk["used_bytes"]

@@ -1,4 +1,4 @@
-"""`kvserver explain`: asks a running server why a prompt, or a chunk, is or is not served, and says it in sentences."""
+"""`kvserver explain`: prints in sentences why a running server does or does not serve a prompt or a chunk."""
 
 import re
 from pathlib import Path
@@ -39,9 +39,10 @@ CAUSES = {
 
 
 def explain(client: "Client", *, keys: list[str], tokens: str, namespace: str) -> list[str]:
-    """The lines to print. tokens: a file of token ids; the keys follow from them and from each namespace's chunks.
+    """The lines to print. Raises ConfigError unless either keys or tokens are given.
 
-    namespace: its first digits are enough; empty: all. Raises ConfigError where the question makes no sense."""
+    tokens: a file of token ids; their keys depend on the chunk size of each namespace.
+    namespace: its first digits are enough; empty: all."""
     if bool(keys) == bool(tokens):
         raise ConfigError("explain", "name keys, or a file of token ids with --tokens, and not both")
     token_ids = read_tokens(tokens) if tokens else []
@@ -82,7 +83,7 @@ def sentences(found: Explanation) -> list[str]:
 
 
 def read_tokens(path: str) -> list[int]:
-    """Token ids as a JSON list, or with white space or commas between them."""
+    """Reads token ids: a JSON list, or numbers with white space or commas between them. Raises ConfigError."""
     try:
         text = Path("/dev/stdin" if path == "-" else path).read_text()
     except (OSError, UnicodeDecodeError) as problem:

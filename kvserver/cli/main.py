@@ -1,7 +1,7 @@
 """The `kvserver` command. Results go to standard output, everything else to standard error.
 
-Exit status: 0 done; 1 it was tried and failed; 2 the command or the configuration is wrong. What a command needs is
-imported when it runs, so that --help and a start never wait for what they do not use.
+Exit status: 0 done; 1 it was tried and failed; 2 the command or the configuration is wrong. Each command imports its
+modules when it runs, so that --help and a start do not wait for modules that they do not use.
 """
 # ruff: noqa: PLC0415
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 STATUS_S = 5.0
 CHECKOUT = Path(kvserver.__file__).resolve().parent.parent
 BENCHES = ("service", "host", "start", "offload", "disk", "streaming", "recovery", "drain", "vllm")
-"""Of a checkout without a GPU, but for engines that vllm is given; GPUs have others of their own."""
+"""Benchmarks of a checkout that run without a GPU (vllm only if its engine does). Those for GPUs are not listed."""
 
 app = typer.Typer(
     help="A KV-cache server for LLM inference engines.",
@@ -47,7 +47,7 @@ app.add_typer(admin.app, name="admin")
 
 
 def main() -> NoReturn:
-    """The command's edge: an error that was foreseen is one line, anything else a traceback and that it is a bug."""
+    """The command's edge: an expected error is printed as one line, any other as a traceback and as a bug."""
     try:
         app(prog_name="kvserver")
     except KvError as error:
@@ -67,7 +67,7 @@ def main() -> NoReturn:
 
 
 class Flag(NamedTuple):
-    """One option whose text is parsed behind the command line, by those who know what it means."""
+    """One option whose text is not parsed here, but by the code that defines its meaning."""
 
     name: str
     metavar: str
@@ -85,9 +85,9 @@ class Flag(NamedTuple):
 
 
 def flagged(flags: Sequence[Flag]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command these flags; it receives the texts that were given, by name, as its first argument.
+    """Adds these flags to a command, which receives the given texts by name as its first argument.
 
-    typer makes options from a signature, so the wrapper has one that is made from the table: one list, no copies."""
+    typer reads options from a signature, so the wrapper's signature is made from the table: flags are listed once."""
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())[1:]
@@ -478,7 +478,7 @@ def _load(given: Mapping[str, str]) -> tuple[Config, dict[str, str]]:
 
 
 def _replay_value(options: type, name: str, text: str) -> Any:
-    """The text as what the field of that name holds."""
+    """The value of an option's text, in the type of the field with that name. Raises ConfigError."""
     if name in ("socket", "disk_dir"):
         return Path(text)
     try:
@@ -493,7 +493,7 @@ def _replay_value(options: type, name: str, text: str) -> Any:
 
 
 def _ask_status(socket: str) -> dict[str, Any]:
-    """The document of the server at that socket. Raises ResourceError when none answers."""
+    """The status document of the server at that socket. Raises ResourceError when none answers."""
     with _client(socket) as client:
         return client.status()
 

@@ -1,4 +1,4 @@
-"""How long work shows how far it is: a live line on a terminal, a plain line now and then anywhere else."""
+"""Progress display of long work: a live line on a terminal, a plain line now and then anywhere else."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ PLAIN_S = 10.0
 
 
 class Shown(Protocol):
-    """A context manager; called with the work done, all of it, and a line that says it in words."""
+    """A context manager. Called with the work done, all of the work, and a line that says it in words."""
 
     def __call__(self, done: int, total: int, line: str) -> None: ...
     def __enter__(self) -> "Shown": ...
@@ -23,13 +23,13 @@ class Shown(Protocol):
 
 
 def shown() -> Shown:
-    """For standard error as it is now."""
+    """The display for standard error: Live on a terminal, else Plain."""
     console = Console(stderr=True)
     return Live(console) if console.is_terminal else Plain(lambda line: sys.stderr.write(f"{line}\n"))
 
 
 class Live:
-    """A bar and the line behind it, redrawn in place and gone at the end."""
+    """A bar followed by the line, redrawn in place and removed at the end."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(BarColumn(24), TextColumn("{task.description}"), console=console, transient=True)
@@ -49,7 +49,7 @@ class Live:
 
 
 class Plain:
-    """The first line, the last one, and one every PLAIN_S between them; none of them twice in a row."""
+    """Plain lines: the first, the last, and one every PLAIN_S between them; none twice in a row."""
 
     def __init__(self, write: Callable[[str], object], clock_s: Callable[[], float] = time.monotonic) -> None:
         self._write = write

@@ -1,7 +1,7 @@
-"""What happened between two status documents of one brain, for whoever shows figures per second.
+"""Rates: the differences between two status documents of one brain.
 
-Counters only grow while a brain lives, so a rate is a difference of two documents over the brain's own time, whatever
-time their ways took. The page at / does the same in its own language (page/samples.js).
+Counters only grow while a brain lives. A rate is the difference of two documents over the difference of their uptimes,
+so delays on their way do not matter. The page at / does the same in JavaScript (page/samples.js).
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from kvserver.wire.status import Status
 
 
 class Between:
-    """`before` may be the same as `after`: then nothing happened, in no time."""
+    """The difference of two documents of one brain. `before` may be the same as `after`."""
 
     def __init__(self, before: Status, after: Status) -> None:
         assert before.incarnation == after.incarnation
@@ -20,25 +20,25 @@ class Between:
         self.seconds = after.uptime_s - before.uptime_s
 
     def grown(self, counter: str, key: str = "") -> int:
-        """By how much a counter has grown; `key` where it counts by reason."""
+        """The growth of a counter; `key` selects a reason if it counts by reason."""
         return _count(self._after, counter, key) - _count(self._before, counter, key)
 
     def per_s(self, counter: str) -> float:
         return self.grown(counter) / self.seconds if self.seconds > 0 else 0.0
 
     def tokens(self) -> dict[str, int]:
-        """Tokens that lookups asked for, by where they were."""
+        """Lookup result -> tokens that lookups asked for."""
         return {result: self.grown("lookup_tokens", result) for result in LOOKUP_RESULTS}
 
     def troubles(self) -> dict[str, int]:
-        """Those that have happened in between."""
+        """The troubles that happened in between, with their counts."""
         before = self._before.troubles
         grown = {words: count - before.get(words, 0) for words, count in self._after.troubles.items()}
         return {words: count for words, count in grown.items() if count > 0}
 
 
 class History:
-    """Status documents of the brain that lives now, as far back as somebody wants to look."""
+    """The last status documents of the current brain, up to `seconds_max` back."""
 
     def __init__(self, seconds_max: float) -> None:
         self._seconds_max = seconds_max
@@ -49,7 +49,7 @@ class History:
         return self._seen[-1] if self._seen else None
 
     def add(self, status: Status) -> None:
-        """One that came later than all before. Another brain's forgets those before it."""
+        """Adds a document that is newer than all others. One of another brain removes those before it."""
         if self._seen and self._seen[-1].incarnation != status.incarnation:
             self._seen.clear()
         self._seen.append(status)
@@ -57,7 +57,7 @@ class History:
             self._seen.popleft()
 
     def lately(self, seconds: float) -> Between:
-        """The last so many seconds, or what has been seen of them. There must be a document."""
+        """The last `seconds`, or as much of them as was seen. At least one document must have been added."""
         last = self._seen[-1]
         older = (seen for seen in reversed(self._seen) if last.uptime_s - seen.uptime_s >= seconds)
         return Between(next(older, self._seen[0]), last)

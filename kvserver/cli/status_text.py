@@ -1,4 +1,4 @@
-"""A status document as the lines that `kvserver status` and `kvserver describe` print."""
+"""The lines that `kvserver status` and `kvserver describe` print for a status document."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -21,7 +21,7 @@ def overview(status: Status) -> list[str]:
 
 
 def described(status: Status) -> list[str]:
-    """What engines have registered: each cache, and its groups."""
+    """The caches that engines have registered, with their groups."""
     if not status.shown_caches:
         return ["no engine has registered a cache"]
     return [line for cache in status.shown_caches for line in _description(status, cache)] + list(_not_shown(status))
@@ -69,7 +69,7 @@ def _server(status: Status) -> Iterator[str]:
 
 
 def _disks(status: Status) -> Iterator[str]:
-    """Nothing without a disk tier."""
+    """The lines about the disk tier; none without one."""
     if status.disk_state:
         both = size(status.clean_bytes)
         yield f"disk      {status.disk_state}, {status.chunks_on_disk:,} chunks; {both} of the arena are there as well"
@@ -97,7 +97,7 @@ def _on_call(status: Status) -> Iterator[str]:
 
 
 def _counts(status: Status) -> Iterator[str]:
-    """Every counter that is not zero: those by reason in one line each, the rest three to a line."""
+    """Every counter that is not zero: counters by reason on one line each, the others three to a line."""
     single = [f"{name} {count:,}" for name, count in status.counters.items() if isinstance(count, int) and count]
     for first in range(0, len(single), 3):
         yield "counted   " + "   ".join(single[first : first + 3])
@@ -133,7 +133,7 @@ def _tenants(status: Status) -> Iterator[str]:
 
 
 def _tenants_in(status: Status, title: str, tier: str, units: str) -> Iterator[str]:
-    """tier: what stands before the names of one. units: what it is divided into."""
+    """The table of tenants in one tier. tier: prefix of its fields. units: slots or extents."""
     rows = []
     for tenant in status.tenants:
         of = partial(getattr, tenant)

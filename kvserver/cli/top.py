@@ -1,7 +1,7 @@
-"""`kvserver top`: what a running server does, over time. A screen on a terminal, a line a turn anywhere else.
+"""`kvserver top`: the activity of a running server over time, as a screen on a terminal, else as a line per turn.
 
-A server that does not answer is waited for, since a brain that dies is back within seconds; after GIVE_UP_S it is gone.
-Names of engines and devices are shown as they are, never read as markup.
+A server that does not answer is asked again for GIVE_UP_S, since a brain that died is back within seconds. Names of
+engines and devices are shown as they are, never interpreted as markup.
 """
 
 import time
@@ -19,11 +19,11 @@ from kvserver.wire.status import Status
 
 GIVE_UP_S = 30.0
 NOW_S = 5.0
-"""What "now" is measured over."""
+"""Period for which rates "now" are measured."""
 LATELY_S = 300.0
-"""What hit rates are measured over, and how long a trouble is shown."""
+"""Period for which hit rates are measured and troubles are shown."""
 TRACE = 40
-"""Turns that a line of little bars goes back."""
+"""Number of turns shown by a line of small bars."""
 
 LEVELS = " ▁▂▃▄▅▆▇█"
 BAR = 30
@@ -33,7 +33,7 @@ MOVED = {
     "demote": "disk_written_bytes",
     "promote": "disk_read_bytes",
 }
-"""Directions and what counts their bytes."""
+"""Direction -> the counter of its bytes."""
 
 
 def top(
@@ -45,8 +45,9 @@ def top(
     wait: Callable[[float], object] = time.sleep,
     clock_s: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Shows what `ask` says (None: no answer), on standard output if no console is given, until so many turns are over
-    or somebody interrupts it; 0: never over. Raises ResourceError when nobody has answered for GIVE_UP_S."""
+    """Shows the status that `ask` returns (None: no answer), each turn, until `turns` are over; 0: endless.
+
+    Writes to standard output if no console is given. Raises ResourceError after GIVE_UP_S without an answer."""
     view = View()
     console = console or Console()
     with ExitStack() as stack:
@@ -75,7 +76,7 @@ def top(
 
 
 class View:
-    """What has been seen, as a screen or as lines."""
+    """The status documents seen so far, shown as a screen or as lines."""
 
     def __init__(self) -> None:
         self._history = History(LATELY_S)
@@ -83,7 +84,7 @@ class View:
         self._moved: dict[str, list[float]] = {direction: [] for direction in MOVED}
         self._alarms: list[str] = []
         self._brain = 0
-        """What lines have said: what is wrong, and of which brain they tell."""
+        """lines() has printed these alarms, and the name of the brain with this incarnation."""
 
     def add(self, status: Status) -> None:
         self._history.add(status)
@@ -98,8 +99,9 @@ class View:
             del self._moved[direction][:-TRACE]
 
     def lines(self, silent_s: float | None) -> Iterator[str]:
-        """One turn in one line, after those about what has become wrong. silent_s: since when nobody answers; None:
-        somebody does."""
+        """The lines of one turn: new alarms, then one line of figures.
+
+        silent_s: seconds without an answer; None: the server answers."""
         status = self._history.last
         if silent_s is not None or status is None:
             yield f"no answer for {silent_s or 0:.0f} s"
@@ -125,7 +127,7 @@ class View:
         yield "  ".join(parts)
 
     def screen(self, silent_s: float | None) -> Group:
-        """Worst first: what does not fit below is cut."""
+        """The whole screen, most important first: the terminal cuts what does not fit at the bottom."""
         status = self._history.last
         if status is None:
             return Group(Text("no answer yet", "bold red"))
@@ -223,7 +225,7 @@ def _tables(status: Status) -> Iterator[Text]:
 
 
 def spark(values: Sequence[float], most: float) -> str:
-    """A bar for each value; `most` is the highest."""
+    """A line of small bars, one for each value; `most` is a full bar."""
     steps = len(LEVELS) - 1
     return "".join(LEVELS[round(steps * min(value / most, 1.0)) if most > 0 else 0] for value in values)
 
@@ -237,7 +239,7 @@ def _percent(part: float, whole: float) -> str:
 
 
 def _rate(bytes_per_s: float) -> str:
-    """In decimal units, as links and devices are sold: 1.20 GB/s."""
+    """A rate in decimal units, as links and devices are sold: 1.2 GB/s."""
     for unit in ("B/s", "kB/s", "MB/s"):
         if bytes_per_s < 1000:
             return f"{bytes_per_s:.3g} {unit}"

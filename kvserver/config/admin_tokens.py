@@ -1,8 +1,8 @@
-"""Who may command the server: names, and the token of each.
+"""The names and tokens of operators who may command the server.
 
-From a file, or, where there is none, from the environment. A token is never logged, never part of the configuration,
-and compared in constant time. A file that others than its owner and its group may read, or that is another user's, is
-refused: better no admin API than one that everybody has.
+They come from a file, or without a file from the environment. A token is never logged, never part of the configuration,
+and compared in constant time. A file is refused if others than its owner and group may read it, or if it belongs to
+another user: no admin API is better than one that is open to everybody.
 """
 
 import hmac
@@ -24,7 +24,7 @@ _LINE = re.compile(r"(?:(?P<name>[A-Za-z0-9._@-]{1,64}):[ \t]+)?(?P<token>[!-~]+
 
 
 class Tokens:
-    """Digests of all tokens, so that the tokens themselves are in no structure that could be printed."""
+    """Digests of all tokens. The tokens themselves are in no structure that could be printed."""
 
     def __init__(self, tokens: Mapping[str, str]) -> None:
         self._digests = {name: sha256(token.encode()).digest() for name, token in tokens.items()}
@@ -33,15 +33,16 @@ class Tokens:
         return bool(self._digests)
 
     def who(self, token: str) -> str | None:
-        """The name of whoever has this token. Each is compared, whichever it is."""
+        """The name that this token belongs to. Every token is compared, so the time does not depend on the match."""
         digest = sha256(token.encode(errors="replace")).digest()
         found = [name for name, known in self._digests.items() if hmac.compare_digest(known, digest)]
         return found[0] if found else None
 
 
 def load(path: str, environment: Mapping[str, str]) -> Tokens:
-    """path: a file with lines `NAME: TOKEN`, or one token alone; empty: the environment is asked. Without either there
-    is no token. Raises ConfigError, which never quotes what it has read."""
+    """Reads the tokens from a file, or from the environment if the path is empty; none if that has none either.
+
+    path: a file with lines `NAME: TOKEN`, or one token alone. Raises ConfigError, which never quotes the content."""
     if path:
         return Tokens(_parsed(_read(path), path))
     token = environment.get(ENVIRONMENT, "")

@@ -1,9 +1,9 @@
-"""What the operator decides: one frozen struct, from defaults, then a TOML file, then flags, and nothing else.
+"""The configuration: one frozen struct, from defaults, then a TOML file, then flags, and nothing else.
 
 Each key is declared once, with its type, default, bounds and description; --help, `kvserver config` and
-deploy/kvserver.toml are made from that. A key exists only if the server cannot know its value by itself. Whoever has a
-Config has a good one: bounds and relations are checked at construction, 0 or "" that stands for "choose for me" has
-been replaced by what was chosen, and sizes are whole pages and whole slabs.
+deploy/kvserver.toml are made from that. A key exists only if the server cannot know its value by itself. Every Config
+is valid: bounds and relations are checked at construction. There, 0 or "" for "choose for me" is replaced by the chosen
+value, and sizes are rounded to whole pages and whole slabs.
 """
 
 import os
@@ -27,23 +27,23 @@ HUGE_PAGE_BYTES = (0, 2 * MIB, GIB)
 DAY_MS = 86_400_000
 
 SLAB_BYTES_AUTO_MAX = 256 * MIB
-SLABS_MAX = 1 << 20  # the brain keeps something of each, also when it is empty
+SLABS_MAX = 1 << 20  # the brain keeps some memory for each, also when it is empty
 SLABS_AUTO_MIN = 16
-"""The slab that is chosen when none is given: small enough that 16 of them fit, so that several shard sizes can share
-the arena, and large enough that a big arena has few of them."""
+"""Slabs that fit at least with the slab size that the server chooses. Several shard sizes can then share the arena, and
+a big arena still has few slabs."""
 THREADS_AUTO_MAX = 4
 """One socket's memory is saturated by about this many copying threads."""
 
 DEVICES_MAX = 64
-DISK_SEGMENTS_MAX = 1 << 20  # of a device; brain and mover keep something of each, also when it is empty
+DISK_SEGMENTS_MAX = 1 << 20  # per device; brain and mover keep some memory for each, also when it is empty
 DISK_HEAD_BYTES = 64 * KIB
-"""No less than lies before the first segment of a device."""
+"""Upper bound of the bytes before the first segment of a device."""
 SUPERBLOCKS_BYTES = 16 * KIB
-"""What lies there: two of them in each of its two files."""
+"""Superblocks before the first segment: two in each of the device's two files."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that a server was told. Raises ConfigError where a value or a relation between two is impossible."""
+    """All settings of a server. Raises ConfigError if a value, or a relation between two, is impossible."""
 
     socket: Annotated[
         str,
@@ -289,35 +289,36 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def ledger_span_bytes(self) -> int:
-        """What the ledger is made for: the arena, and behind it a place for each chunk that has no slot."""
+        """Address span of the ledger: the arena, and after it one page for each chunk that has no slot."""
         return self.arena_bytes + self.chunks_max * PAGE_BYTES
 
     @property
     def disk_directories(self) -> tuple[str, ...]:
-        """One for each device."""
+        """The directories of the disk tier, one for each device."""
         paths = [path.strip().removeprefix("file://") for path in self.disk_paths.split(",")]
         return tuple(os.path.normpath(path) for path in paths if path)
 
     @property
     def disk_segments(self) -> int:
-        """Of each device; the beginning of its file is taken by what the file is."""
+        """Segments per device, after the DISK_HEAD_BYTES at the beginning of its file."""
         return (self.disk_bytes - DISK_HEAD_BYTES) // self.disk_segment_bytes
 
     @property
     def disk_store_bytes(self) -> int:
-        """What the files of one device take: superblocks and whole segments (csrc/disk/store_files.cpp)."""
+        """Bytes of one device's files: superblocks and whole segments (csrc/disk/store_files.cpp)."""
         segments = (self.disk_bytes - SUPERBLOCKS_BYTES) // self.disk_segment_bytes
         return SUPERBLOCKS_BYTES + segments * self.disk_segment_bytes
 
     @property
     def disk_room_bytes(self) -> int:
-        """What records can use of all devices together: their segments, without the table of headers in each."""
+        """Bytes for records on all devices together: the segments without their tables of headers."""
         table_bytes = max(1, self.disk_segment_bytes // 64 // PAGE_BYTES) * PAGE_BYTES
         return len(self.disk_directories) * self.disk_segments * (self.disk_segment_bytes - table_bytes)
 
     def _choose(self) -> None:
-        """Puts a value where the operator left the choice to us, and cuts sizes to what can be used whole. The only
-        writes to a Config, before anyone has it."""
+        """Fills in values that the operator left to the server, and rounds sizes to whole pages and slabs.
+
+        These are the only writes to a Config, before anyone else has it."""
         choose = msgspec.structs.force_setattr
         cores = len(os.sched_getaffinity(0))
         if not self.socket:
@@ -329,7 +330,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if not self.copy_threads:
             choose(self, "copy_threads", min(cores, THREADS_AUTO_MAX))
         if not self.slab_bytes:
-            part = 1 << (self.arena_bytes // SLABS_AUTO_MIN).bit_length() - 1  # the power of two that is not above
+            part = 1 << (self.arena_bytes // SLABS_AUTO_MIN).bit_length() - 1  # rounded down to a power of two
             slab_bytes = min(SLAB_BYTES_AUTO_MAX, max(MIB, part))
             choose(self, "slab_bytes", max(slab_bytes, self.huge_page_bytes))
         page_bytes = self.huge_page_bytes or PAGE_BYTES
@@ -341,14 +342,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 KEYS = declared(Config)
 RENAMED = {"arena_path_gpu": "arena_reach"}
-"""Keys that bore another name: who has the old one is told, and not that he means arena_path."""
+"""Old name of a key -> its new name, for the error message. Without it the message would suggest arena_path."""
 _BY_NAME = {key.name: key for key in KEYS}
 
 
 def load(path: Path | None, flags: Mapping[str, str]) -> tuple[Config, dict[str, str]]:
-    """The configuration in force, and for each key where its value comes from.
+    """The configuration in force, and the origin of each key's value. Raises ConfigError.
 
-    flags: texts by key name. Origins: "default", "FILE:LINE" or "--flag", with a note when the server had a say."""
+    flags: texts by key name. Origins: "default", "FILE:LINE" or "--flag", with a note if the server chose or rounded
+    the value."""
     values: dict[str, object] = {}
     origins = {key.name: "default" for key in KEYS}
     try:
@@ -429,8 +431,9 @@ def _check_disk(config: Config) -> None:
 
 
 def _check_given(config: Config, given: Mapping[str, object]) -> None:
-    """Who says something of disks and names none would go without a disk tier, and not know it. An empty disk_paths
-    that was written says that there is none: what else is said of disks may stay as it is."""
+    """Refuses disk keys without disk_paths: the server would run without a disk tier, unnoticed by the operator.
+
+    An explicit empty disk_paths turns the disk tier off, and the other disk keys may stay."""
     if "disk_paths" in given:
         return
     for key in KEYS:
@@ -440,8 +443,10 @@ def _check_given(config: Config, given: Mapping[str, object]) -> None:
 
 
 def _check_policy(config: Config) -> None:
-    """Disks are written from what is next to leave DRAM by age: they would get what ARC keeps, and not what it drops.
-    And ARC has one target: what one tenant drops at its quota would teach it how to treat the others."""
+    """Refuses ARC together with disks or quotas.
+
+    Disks get the chunks that leave DRAM next by age, so they would get what ARC keeps instead of what it drops. And ARC
+    has one target for all tenants: evictions at one tenant's quota would move it for the others."""
     for name in ("disk_paths", "tenants"):
         if config.eviction_policy == "arc" and (value := getattr(config, name)):
             expected = f'{name}="" or eviction_policy=lru'
@@ -473,6 +478,6 @@ def _known(name: str, where: str) -> Key:
 
 
 def _whence(message: str, origins: Mapping[str, str]) -> str:
-    """Where the values that a message names come from, as far as somebody wrote them."""
+    """The origins of the values that a message names, without defaults; empty if there are none."""
     named = [key.name for key in KEYS if f"{key.name}=" in message and origins[key.name] != "default"]
     return f" ({', '.join(f'{name} from {origins[name]}' for name in named)})" if named else ""

@@ -1,6 +1,6 @@
-"""How the descriptors that a process may have are shared out in the brain, so that they never run out.
+"""The division of the brain's file descriptors among their uses, so that they never run out.
 
-The limit is known at the start (RLIMIT_NOFILE, hard), and every number of connections comes from it.
+The limit is known at the start (RLIMIT_NOFILE, hard), and every bound on connections follows from it.
 """
 
 import logging
@@ -15,17 +15,17 @@ from kvserver.errors import ConfigError
 
 LOCAL_CONNECTIONS_PER_SESSION = 4
 OFFERS_EACH = 2
-"""Descriptors that any session may have offered at any time, whatever others have."""
+"""Offered descriptors that every session may have at any time, however many others have."""
 SESSION = 1 + LOCAL_CONNECTIONS_PER_SESSION + 2 + OFFERS_EACH
-"""Its connection at the ZeroMQ door, those at the local one, its board, a pidfd of its worker, and offers."""
+"""Descriptors of one session: its ZeroMQ connection, its local ones, board, pidfd of its worker, and offers."""
 OFFERS_PER_SESSION = 64
 OFFERS_MIN = 64
 STRANGERS_MIN, STRANGERS_MAX = 32, 1024
-"""At each of the two doors."""
+"""Bounds on connections without a session, at each of the two doors."""
 MOVERS = 2 * 64
-"""A socket and a pidfd of each that there may be (state.Bounds)."""
+"""A socket and a pidfd for each possible mover (state.Bounds)."""
 EVENTS = 1300
-"""Subscribers at the two sockets, refused ones, and connections that ZeroMQ accepts before it tells
+"""Subscribers at the two sockets, refused ones, and connections that ZeroMQ accepts before it reports them
 (connection_limit.py)."""
 OTHERS = 192
 """HTTP (64), the log, the ledger, libraries, and descriptors that are open for a moment."""
@@ -35,19 +35,21 @@ OTHERS = 192
 class Share:
     sessions: int
     offers: int
-    """Descriptors that were offered and are with no mover yet, of all sessions together and beside OFFERS_EACH."""
+    """Offered descriptors that no mover has yet, of all sessions together, in addition to OFFERS_EACH."""
     strangers: int
     """Connections without a session, at each of the two doors."""
 
 
 def raise_limit() -> None:
-    """As many as the machine allows. Children inherit it."""
+    """Raises the process's limit to what the machine allows. Children inherit it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def fit(config: Config) -> tuple[Config, Share]:
-    """The configuration with as many sessions as there are descriptors for, which the log tells. Raises ConfigError."""
+    """The configuration, with sessions_max reduced to what the descriptors allow, and the shares.
+
+    Logs a reduction. Raises ConfigError when not even one session fits."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     shared = share(config, limit)
     if shared.sessions < config.sessions_max:
@@ -57,7 +59,7 @@ def fit(config: Config) -> tuple[Config, Share]:
 
 
 def share(config: Config, limit: int) -> Share:
-    """Raises ConfigError when not even one session fits."""
+    """The shares under a limit of descriptors. Raises ConfigError when not even one session fits."""
     if limit == resource.RLIM_INFINITY:
         limit = 1 << 30
     fixed = OTHERS + MOVERS + (EVENTS if config.events_endpoint else 0)

@@ -1,4 +1,4 @@
-"""A configuration file as text: its values, and on which lines they stand."""
+"""A configuration file: its values and their line numbers."""
 
 import re
 import tomllib
@@ -27,6 +27,6 @@ def read_table(path: Path) -> dict[str, tuple[object, int]]:
 
 
 def _line_of(text: str, name: str) -> int:
-    """The line on which a key or table of that name stands; 1 if it is written in a way that we do not look for."""
+    """The line number of a key or table; 1 if it is written in a form that is not searched for."""
     pattern = re.compile(rf"""^\s*\[*\s*["']?{re.escape(name)}["']?\s*[=.\]]""")
     return next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 1)

@@ -1,4 +1,4 @@
-"""What a key of the configuration is: how it is declared, read from text, checked and shown."""
+"""A key of the configuration: how it is declared, parsed, checked and shown."""
 
 import re
 from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -11,7 +11,7 @@ from kvserver.units import parse_bytes, show_bytes
 
 
 class About(NamedTuple):
-    """What a key means, and its smallest and largest value."""
+    """The description of a key, and its smallest and largest value."""
 
     text: str
     least: int = 0
@@ -19,7 +19,7 @@ class About(NamedTuple):
 
 
 class Key(NamedTuple):
-    """One key, as a field declares it."""
+    """One key, as a field of Config declares it."""
 
     name: str
     kind: type[int] | type[str]
@@ -37,7 +37,7 @@ class Key(NamedTuple):
 
     @property
     def expected(self) -> str:
-        """What to write, in a few words."""
+        """The expected value, in a few words."""
         if self.choices:
             return " | ".join(self.choices)
         if self.kind is str:
@@ -57,7 +57,7 @@ class Key(NamedTuple):
             raise ConfigError("config-choice", f"{self.name}={value!r} must be {self.expected}")
 
     def parse(self, text: str) -> object:
-        """The value that a flag's text stands for, checked."""
+        """The checked value of a flag's text. Raises ConfigError."""
         value: object = text
         if self.kind is int:
             whole = parse_bytes(text) if self.in_bytes else _parse_whole(text)
@@ -66,7 +66,7 @@ class Key(NamedTuple):
         return value
 
     def read(self, value: object) -> object:
-        """The value that stands in a TOML file, checked; sizes may be text there, paths a list, quotas a table."""
+        """The checked value from a TOML file, where sizes may be text, paths a list, and quotas a table."""
         if self.name == "disk_paths" and isinstance(value, list):
             value = ",".join(map(str, value))
         if self.name in ("tenants", "disk_tenants") and isinstance(value, dict):
@@ -81,7 +81,7 @@ class Key(NamedTuple):
         return show_bytes(value) if self.in_bytes and isinstance(value, int) else str(value)
 
     def toml(self, value: int | str) -> str:
-        """The value as it stands in a TOML file."""
+        """The value as it is written in a TOML file."""
         shown = self.show(value)
         return shown if self.kind is int and not shown.endswith("iB") else msgspec.json.encode(shown).decode()
 

@@ -1,4 +1,4 @@
-"""Where a server's files and endpoints may be."""
+"""Paths and endpoints of a server: defaults, checks, and the file systems and locks of directories."""
 
 import fcntl
 import os
@@ -10,13 +10,13 @@ from typing import NamedTuple
 from kvserver.errors import ConfigError
 
 SOCKET_SUFFIXES = (".local", ".lock")
-"""Files beside the socket: the local door, and the lock that says that a server lives."""
+"""Files beside the socket: the local door, and the lock that a living server holds."""
 SUN_PATH_BYTES_MAX = 107
 """sun_path of a Unix socket has 108 bytes, one of them for the final zero."""
 
 
 def default_socket() -> str:
-    """Where a server of this user listens when nobody says otherwise."""
+    """The default socket path for a server of this user."""
     if os.geteuid() == 0:
         return "/run/kvserver/kvserver.sock"
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -25,7 +25,7 @@ def default_socket() -> str:
 
 
 def default_cache_dir() -> str:
-    """Where a server of this user keeps what can be made again."""
+    """The default directory for files that a server of this user can make again."""
     if os.geteuid() == 0:
         return "/var/cache/kvserver"
     caches = os.environ.get("XDG_CACHE_HOME", "")
@@ -33,7 +33,7 @@ def default_cache_dir() -> str:
 
 
 def check_socket(socket: str) -> None:
-    """Raises ConfigError unless sockets can be made there."""
+    """Raises ConfigError unless the path is absolute and short enough for a socket."""
     if not socket.startswith("/") or "\0" in socket or socket.endswith("/"):
         raise ConfigError("config-socket", f"socket={socket!r} must be the absolute path of a file")
     most = SUN_PATH_BYTES_MAX - max(len(suffix) for suffix in SOCKET_SUFFIXES)
@@ -43,13 +43,13 @@ def check_socket(socket: str) -> None:
 
 
 def check_directory(key: str, directory: str) -> None:
-    """Raises ConfigError unless it is the absolute path of a directory, or empty."""
+    """Raises ConfigError unless the value is empty or the absolute path of a directory other than /."""
     if directory and (not directory.startswith("/") or "\0" in directory or os.path.normpath(directory) == "/"):
         raise ConfigError("config-path", f"{key}={directory!r} must be the absolute path of a directory below /")
 
 
 def replay_endpoint(endpoint: str) -> str:
-    """Where to ask for what was missed. Raises ConfigError unless the endpoint is tcp://HOST:PORT or ipc://PATH."""
+    """The endpoint for replays. Raises ConfigError unless the endpoint is tcp://HOST:PORT or ipc:///PATH."""
     if endpoint.startswith("ipc:///"):
         return f"{endpoint}.replay"
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -59,7 +59,7 @@ def replay_endpoint(endpoint: str) -> str:
 
 
 def check_cache_directory(directory: str) -> None:
-    """Raises ConfigError where it can never become a directory. One that cannot be written to costs time only."""
+    """Raises ConfigError if the path can never become a directory. An unwritable one costs only time."""
     try:
         is_directory = Path(directory).is_dir() or not os.path.lexists(directory)
     except OSError:
@@ -73,21 +73,21 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
 def takes_memory(file_system: str) -> str:
-    """What is wrong with a disk tier there."""
+    """The warning about a disk tier on a file system in memory."""
     return f"it lies on {file_system}: what is on this disk takes memory beside the arena, and is lost with the machine"
 
 
 class Mount(NamedTuple):
-    """What a directory lies on."""
+    """The mount that a directory lies on."""
 
     number: int
-    """The kernel's, different for each mount, also where two show one file system."""
+    """The kernel's id of the mount; two mounts of one file system have different ids."""
     file_system: str
-    """Its type, as mount(8) calls it."""
+    """The file system's type, as mount(8) calls it."""
 
 
 def mount_of(descriptor: int) -> Mount:
-    """Of an open directory."""
+    """The mount of an open directory."""
     about = Path(f"/proc/self/fdinfo/{descriptor}").read_text().split()
     number = about[about.index("mnt_id:") + 1]
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -98,7 +98,7 @@ def mount_of(descriptor: int) -> Mount:
 
 @contextmanager
 def opened(directory: str) -> Iterator[int]:
-    """Its descriptor. Raises OSError."""
+    """Opens a directory and yields its descriptor. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -107,8 +107,9 @@ def opened(directory: str) -> Iterator[int]:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Whether somebody has locked an open directory, as a store locks its own for as long as it is open. Asked by a
-    shared lock, so that two who ask do not meet."""
+    """Whether an open directory is locked; a store locks its directory while it is open.
+
+    Tries a shared lock, so that two processes that check at the same time do not disturb each other."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -118,7 +119,7 @@ def is_locked(descriptor: int) -> bool:
 
 
 def holder_of(descriptor: int) -> str:
-    """For a message, which process has locked an open directory, as far as the kernel tells (not across containers)."""
+    """The process that has locked an open directory, as a suffix for messages; empty if unknown (other containers)."""
     status = os.fstat(descriptor)
     wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Quotas as the operator writes them: "agents=3GiB..8GiB, chat=..1GiB", in a file a table of such ranges. One such text
-is about the arena, another about the disks; whoever is in one of them is a tenant with an account in both.
+"""Quotas as the operator writes them: "agents=3GiB..8GiB, chat=..1GiB", or a table of ranges in a file.
 
-The first size of a range is guaranteed, the second is the most that the tenant may hold; either may be left out.
+One text is for the arena, another for the disks. A tenant named in either has an account in both. The first size of a
+range is guaranteed, the second is the most that the tenant may hold; either may be left out.
 """
 
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ TENANTS_MAX = 64
 
 
 class Range(NamedTuple):
-    """0: nothing is guaranteed, or there is no maximum."""
+    """Guarantee and maximum of a tenant. 0: nothing is guaranteed, or there is no maximum."""
 
     guaranteed_bytes: int = 0
     max_bytes: int = 0
 
 
 def joined(table: Mapping[str, object]) -> str:
-    """The table of a file as the text of a flag."""
+    """The table of a file, written as the text of a flag."""
     return ", ".join(f"{name}={sizes}" for name, sizes in table.items())
 
 
 def parse(key: str, text: str) -> dict[str, Range]:
-    """Tenant -> what it may hold. key: of the configuration, for errors. Raises ConfigError."""
+    """Tenant -> its range. key: the configuration's key, for errors. Raises ConfigError."""
     ranges: dict[str, Range] = {}
     for entry in filter(None, (entry.strip() for entry in text.split(","))):
         name, _, sizes = (word.strip() for word in entry.partition("="))
@@ -41,7 +41,7 @@ def parse(key: str, text: str) -> dict[str, Range]:
 
 
 def together(tenants: str, disk_tenants: str) -> dict[str, tuple[Range, Range]]:
-    """Tenant -> what it may hold of the arena, and of the disks. Raises ConfigError."""
+    """Tenant -> its ranges in the arena and on the disks. Raises ConfigError."""
     arena, disks = parse("tenants", tenants), parse("disk_tenants", disk_tenants)
     names = dict.fromkeys((*arena, *disks))
     keys = " and ".join(key for key, ranges in (("tenants", arena), ("disk_tenants", disks)) if ranges)

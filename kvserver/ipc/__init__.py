@@ -1,1 +1,1 @@
-"""What the server's own processes say to each other, and how."""
+"""Communication between the server's own processes."""

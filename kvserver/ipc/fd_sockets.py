@@ -11,9 +11,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 SEND_BUFFER_BYTES = 4 << 20
-"""Asked for; the kernel grants 2 x wmem_max without privilege, which orders.ORDER_BYTES_MAX fits."""
+"""Size that we ask for. Without privilege the kernel grants 2 x wmem_max, into which orders.ORDER_BYTES_MAX fits."""
 DESCRIPTORS_MAX = 64
-"""Beside one message: the buffers of a host cache. The kernel takes 253."""
+"""Descriptors beside one message: the buffers of a host cache. The kernel takes 253."""
 SO_SNDBUFFORCE = 32
 SO_PEERPIDFD = 77
 
@@ -55,15 +55,19 @@ class Receiver:
         self._room = socket.CMSG_SPACE(descriptors_max * 4)
 
     def receive_plain(self, end: socket.socket) -> tuple[memoryview, bool]:
-        """(frame, cut), from a connection that carries no descriptors; what comes beside a frame is refused unseen."""
+        """Receives (frame, cut) without descriptors, which the kernel drops if a peer sends some.
+
+        Frames and `cut` as for receive()."""
         count = end.recv_into(self._buffer, 0, socket.MSG_TRUNC)
         return self._view[:count], count > len(self._buffer)
 
     def receive(self, end: socket.socket) -> tuple[memoryview, list[int], bool]:
-        """(frame, descriptors, cut). An empty frame is the end of the connection; cut: the message was longer."""
+        """Receives (frame, descriptors, cut). An empty frame is the end of the connection.
+
+        cut: the frame or the list of descriptors was longer than our buffers. Raises BlockingIOError, OSError."""
         try:
             count, ancillary, flags, _ = self._receive(end)
-        except ConnectionResetError:  # the other end died with frames unread: said once, before what it has left
+        except ConnectionResetError:  # reported once if the other end died with unread frames
             count, ancillary, flags, _ = self._receive(end)
         descriptors: list[int] = []
         for level, kind, content in ancillary:
@@ -100,10 +104,10 @@ def peer_pid(end: socket.socket) -> int:
 
 
 def broken(ends: Iterable[socket.socket]) -> list[socket.socket]:
-    """Those whose other end has gone without reading all that it was sent.
+    """The sockets whose other end has gone without reading everything that was sent to it.
 
-    To be asked now and then: libuv stops to watch a socket that is in error and calls for it once more. Where that call
-    reads what had come before the end, nobody would hear of the end."""
+    To be called now and then: libuv stops watching a socket in error after one more callback. If that callback reads
+    data from before the end, nothing else would report the end."""
     poll = select.poll()
     by_descriptor = {end.fileno(): end for end in ends}
     for descriptor in by_descriptor:
@@ -112,6 +116,7 @@ def broken(ends: Iterable[socket.socket]) -> list[socket.socket]:
 
 
 def client_of(end: socket.socket) -> int:
-    """The number by which the other end has its turns: its process; of one that we cannot see, a negative number that
-    is the connection's own."""
+    """The number of the client at the other end, for fair turns: its process number.
+
+    For a process that we cannot see it is a negative number of the connection's own."""
     return peer_pid(end) or -1 - end.fileno()

@@ -1,4 +1,4 @@
-"""What a child process of the supervisor is told on its command line, and how it ends with its parent."""
+"""The command line of the supervisor's child processes, and their end with their parent."""
 
 import ctypes
 import os
@@ -11,15 +11,15 @@ from kvserver.config.config import Config
 from kvserver.wire.orders import MoverKind
 
 CANNOT_START = 2
-"""Exit status of a brain that the configuration or the machine does not let start; trying again would not help."""
+"""Exit status of a brain that cannot start with this configuration or machine, so that a retry would not help."""
 PR_SET_PDEATHSIG = 1
 
 Sums = Literal["put", "compare"]
-"""What is done with the sums of the arena's bytes (arena_sums.py)."""
+"""Work of a child that sums the arena's bytes (arena_sums.py)."""
 
 
 class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child gets on its command line: numbers of inherited descriptors, and the configuration."""
+    """The argument of a child process: numbers of inherited descriptors, and the configuration."""
 
     parent: int
     control: int = -1
@@ -36,7 +36,7 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL for this process when `parent` ends; at once if that has happened already."""
+    """Arranges SIGKILL for this process when `parent` ends. Exits at once if that has happened already."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

@@ -1,9 +1,8 @@
-"""How often chunks were read from a device, by namespace: counted by its mover, kept beside its store, and shown by
-`kvserver disk inspect`.
+"""Read counts of a device's chunks by namespace, kept beside its store and shown by `kvserver disk inspect`.
 
-A count is worth no write of its own: one small file is written every ten seconds in which something was read. A mover
-that is killed, as all are when the server stops, takes along what it read since. Nor is the file made durable: after a
-power cut it may be an older one. One that cannot be read back is left out, and counting begins anew.
+The mover counts. It writes one small file every ten seconds in which something was read, since a single count is not
+worth a write. A mover that is killed, as all are when the server stops, loses the counts since the last write. The file
+is not made durable either: after a power cut it may be an older one. If it cannot be read, counting starts again.
 """
 
 import time
@@ -19,17 +18,17 @@ FILE = "kvserver.hits"
 FORMAT = 1
 SAVE_AFTER_S = 10.0
 NAMESPACES_MAX = 1024
-"""Of more, those that were not read for longest are left out."""
+"""Above this, the least recently read namespace is dropped."""
 FILE_BYTES_MAX = 1 << 20
 
 
 class Hits(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Of one namespace."""
+    """The counts of one namespace."""
 
     chunks: int
-    """Read whole, each time that one was."""
+    """Number of times that a chunk was read whole."""
     last_s: int
-    """When, in seconds since 1970."""
+    """Time of the last read, in seconds since 1970."""
 
 
 class HitsFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -37,7 +36,7 @@ class HitsFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     since_s: int
     hits: dict[bytes, Hits]
     crc32: int
-    """Of what is before it."""
+    """Checksum of the fields before it."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -45,28 +44,28 @@ _decode = msgspec.msgpack.Decoder(HitsFile).decode
 
 
 class HitCounts:
-    """Of one device."""
+    """The read counts of one device."""
 
     def __init__(self, directory: str, since_s: int, by_namespace: dict[bytes, Hits]) -> None:
         self.since_s = since_s
-        """When the first was counted, at the earliest; seconds since 1970."""
+        """Start of counting, in seconds since 1970."""
         self.by_namespace = by_namespace
         self.kept = False
-        """They are as in the file, or were; otherwise there is none, or none that can be read."""
+        """The counts were read from the file, or written to it."""
         self._path = Path(directory) / FILE
         self._changed = False
         self._saved_s = time.monotonic()
 
     @classmethod
     def begin(cls, directory: str) -> Self:
-        """Of a store that was made just now: what is kept beside it is another one's, and will be replaced."""
+        """New counts for a new store. A file beside it belongs to an older store, and will be replaced."""
         counts = cls(directory, int(time.time()), {})
         counts._changed = True
         return counts
 
     @classmethod
     def load(cls, directory: str) -> Self:
-        """As they were kept; from now on where nothing was, or nothing that can be read."""
+        """The counts in the file; new ones if there is none, or none that can be read."""
         try:
             with (Path(directory) / FILE).open("rb") as file:
                 kept = _decode(file.read(FILE_BYTES_MAX))
@@ -79,7 +78,7 @@ class HitCounts:
         return counts
 
     def add(self, namespace: bytes) -> None:
-        """A chunk of it was read."""
+        """Counts one chunk of the namespace that was read."""
         before = self.by_namespace.get(namespace)
         if before is None and len(self.by_namespace) == NAMESPACES_MAX:
             del self.by_namespace[min(self.by_namespace, key=lambda name: self.by_namespace[name].last_s)]
@@ -87,8 +86,9 @@ class HitCounts:
         self._changed = True
 
     def save_when_due(self) -> float | None:
-        """Writes them, whole or not at all, when that was not done lately. Returns after how many seconds it is to be
-        done; None while nothing is new. Raises OSError."""
+        """Writes the counts if the last write is SAVE_AFTER_S ago. Whole or not at all. Raises OSError.
+
+        Returns the seconds until the write is due; None while nothing is new."""
         if not self._changed:
             return None
         left_s = self._saved_s + SAVE_AFTER_S - time.monotonic()
@@ -98,7 +98,7 @@ class HitCounts:
         return None
 
     def save(self) -> None:
-        """Raises OSError."""
+        """Writes the counts now. Raises OSError."""
         crc32 = _crc(self.since_s, self.by_namespace)
         content = _encode(HitsFile(FORMAT, self.since_s, self.by_namespace, crc32))
         write_whole(self._path, content, durable=False)
@@ -108,7 +108,7 @@ class HitCounts:
 
 
 def erase(directory: str) -> None:
-    """Raises OSError."""
+    """Removes the files of the counts. Raises OSError."""
     for name in (FILE, f"{FILE}.new"):
         (Path(directory) / name).unlink(missing_ok=True)
 

@@ -1,13 +1,14 @@
-"""Waits until nothing is under way any more of what a disk mover asked for that has ended.
+"""Waits until the I/O of a disk mover that has ended is over.
 
-A process that io_uring serves is reaped at once when it is killed, whatever its devices still do: a read of a device
-that was slow arrives in the arena seconds later, in a slot that holds another chunk by then. Threads that read have no
-such end, since they sleep in the kernel until their device has answered. So the supervisor takes a disk mover for
-reaped when this program has ended as well: `python -m kvserver.movers.disk_io_barrier LEVEL FORM DIRECTORY...`.
+A killed process that uses io_uring is reaped at once, even while its devices still work on its requests. A read from a
+slow device can then arrive in the arena seconds later, in a slot that holds another chunk by then. Threads that read do
+not have this problem, since they sleep in the kernel until their device has answered. So the supervisor counts a disk
+mover as reaped only when this program has ended too: `python -m kvserver.movers.disk_io_barrier LEVEL FORM
+DIRECTORY...`.
 
-How it knows: Linux waits for the direct I/O of a file before it allocates in it. What is asked for here is allocated
-already, so nothing changes. Seen on ext4. Of XFS it is what the source says, of btrfs and ZFS it is not known: see
-docs/disk.md. Where a file cannot be opened for that, time must do.
+The method: before Linux allocates blocks in a file, it waits for the file's direct I/O. The block that is asked for
+here is allocated already, so nothing changes. This was observed on ext4. For XFS it follows from the source; for btrfs
+and ZFS it is not known, see docs/disk.md. If a file cannot be opened, the program sleeps for PATIENCE_S instead.
 """
 
 import ctypes
@@ -19,11 +20,11 @@ import time
 from kvserver import logs
 
 FILE = "kvserver.store"
-"""Only payloads go between device and arena."""
+"""The file with the payloads; nothing else is copied between device and arena."""
 BLOCK_BYTES = 4096
 FALLOC_FL_KEEP_SIZE = 1
 PATIENCE_S = 60.0
-"""Where nothing can be known: twice what Linux gives a device to answer a request, before it resets the device."""
+"""Time to wait when the state is unknown: twice the time after which Linux resets a device that does not answer."""
 
 
 def wait(directory: str) -> None:
@@ -31,7 +32,7 @@ def wait(directory: str) -> None:
     try:
         descriptor = os.open(os.path.join(directory, FILE), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return  # it was drained or never made, and Linux waits before it gives blocks of a file back
+        return  # drained or never made; when a file is deleted, Linux waits for its I/O before it frees the blocks
     try:
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate
         fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64

@@ -1,8 +1,8 @@
-"""The mover process of the disks: writes and reads records on orders of the brain, verified, and tells what is there.
+"""The mover process of the disks: writes and reads records on orders of the brain, verifies them, and lists them.
 
-One process for all devices. It holds stores and an engine, never an index. A device that cannot be opened costs its
-share: orders for it fail at once. It ends with the brain, as other movers do; what a device still does then harms
-nobody, since the supervisor starts no other brain before this process is gone.
+One process serves all devices. It holds stores and an engine, never an index. If a device cannot be opened, orders for
+it fail at once. The process ends with the brain, as other movers do. Unfinished I/O does no harm then, since the
+supervisor starts no other brain before this process is gone.
 """
 
 import gc
@@ -62,11 +62,11 @@ from kvserver.wire.orders import (
 
 COMPLETIONS_PER_TURN = 256
 RECORDS_A_REPORT = 256
-"""The brain takes in one while others wait (server.py); at some 8 us a record that is 2 ms."""
+"""Records in one report. The brain handles a report without interruption (brain/process.py): 2 ms at 8 us a record."""
 HASH_THREADS = 2
 ENGINE_REFUSED = "disk-engine:"
 NOTES_AGAIN_S, NOTES_AGAIN_S_MAX = 1.0, 64.0
-"""After a note could not be written it is looked so soon whether others can be; each time it takes twice as long."""
+"""Time until notes are tried again after one could not be written: first and longest. It doubles each time."""
 DRAINED = f"it was drained; remove {disk_retire.MARK} there, while no server runs, to have it used again"
 
 FAULTS: dict[Fault, str] = {
@@ -76,32 +76,32 @@ FAULTS: dict[Fault, str] = {
     "short": "a file has become shorter",
     "cancelled": "given up",
 }
-"""For the log, where the device gave no errno."""
+"""Texts for the log when the device gave no errno."""
 
 
 @dataclass(slots=True)
 class Device:
-    """One directory. Without a store, `problem` says why."""
+    """One directory of the disk tier. Without a store, `problem` says why."""
 
     directory: str
     store: DiskStore | None = None
     problem: str = ""
     drain: DrainState = ""
     hits: HitCounts | None = None
-    """While it has a store, and they can be kept."""
+    """Read counts; None without a store, or when they cannot be written."""
     notes_problem: str = ""
-    """Why a note could not be written; looked at again until it can be."""
+    """Why a note could not be written; tried again until it can be. Empty: all is well."""
     notes_again_s: float = 0.0
-    """When, by the monotonic clock."""
+    """Time of the next try, by the monotonic clock."""
     notes_wait_s: float = 0.0
-    """How long it was waited before."""
+    """Time between the last try and the next one."""
 
 
 @dataclass(slots=True)
 class Job:
     left: int
     hit: tuple[Device, bytes] | None
-    """Of a read: for which device and namespace it counts when all of it was good."""
+    """Device and namespace whose read count grows when the whole read succeeds; None for a write."""
     io_ns: int = 0
     faults: list[ItemFault] = field(default_factory=list)
 
@@ -117,11 +117,11 @@ class DiskMover:
         self._jobs: dict[int, Job] = {}
         self._errors = 0
         self._found: list[bytes] = []
-        """The records of each device. A brain that knows them does not ask, but writes."""
+        """The records of each device. Released at the first write: that brain knows them, and will not ask."""
         self._telling: DiskTelling | None = None
-        """What is left to be told of them."""
+        """The records that are not reported to the brain yet; None when none are left."""
         self._known: dict[bytes, Known] = {}
-        """What the notes said that there were at the start; until the brain has asked."""
+        """The combined notes at the start; empty after the brain has asked for them."""
         self._damaged_notes = 0
         self._devices = [Device(directory) for directory in config.disk_directories]
         self._aside = disk_notes.aside_of(config.cache_dir, config.disk_directories)
@@ -152,7 +152,7 @@ class DiskMover:
         self._engine = self._open_engine(inherited)
 
     def _open_engine(self, inherited: Inheritance) -> DiskEngine | None:
-        """None where there is nothing to move, or not by the means that were asked for: then no device is used."""
+        """The engine; None without a store, or if the configured engine is refused. Then no device is used."""
         config = inherited.config
         stores = [device.store for device in self._devices if device.store is not None]
         if not stores:
@@ -178,7 +178,7 @@ class DiskMover:
             return None
 
     def run(self) -> None:
-        """Until the brain's end of the socket closes."""
+        """Serves until the brain's end of the socket closes."""
         backend = self._engine.backend if self._engine is not None else "no device"
         self._report(Ready(os.getpid(), backend, self._facts()))
         for number in range(len(self._devices)):
@@ -245,7 +245,7 @@ class DiskMover:
                 raise AssertionError(f"{type(order).__name__} is no order for disks")
 
     def _submit(self, job: int, kind: Literal["write", "read"], records: bytes) -> None:
-        """All records of a job are for one device."""
+        """Submits a job to the engine. All its records are for one device."""
         count = len(records) // DiskStore.RECORD_BYTES
         number = int.from_bytes(records[136:140], "little")
         if self._engine is None or self._devices[number].store is None:
@@ -255,13 +255,15 @@ class DiskMover:
         self._engine.submit(job, kind, records)
 
     def _note(self, namespace: bytes, document: bytes, void: int) -> None:
-        """Durable on every device that is open. Of the others nobody knows what they hold; what is void there is void
-        for as long as another device has the note, so only when none could write it is that said. Where none has room
-        for the note of a cleared prefix, all of its namespace becomes void, whose note is there already: that is less
-        to be found at the next start, and nothing of the prefix.
+        """Saves a note durably on every open device, and reports whether at least one has it.
 
-        In this loop, although it waits for the device: 2 ms on a virtual disk, 3 ms (12 at most) beside four readers.
-        Reads go on meanwhile, only their reports wait; and Clears are as rare as new weights."""
+        Closed devices cannot be written. Their records stay void while another device has the note, so only a note that
+        no device could write is reported as lost. If no device has room for the note of a cleared prefix, the whole
+        namespace becomes void instead, since its note exists already. Then less is found at the next start, but nothing
+        of the prefix.
+
+        This blocks the loop: 2 ms on a virtual disk, 3 ms (12 at most) beside four readers. Reads continue meanwhile,
+        only their reports wait; and Clears are as rare as new weights."""
         numbers = [number for number, device in enumerate(self._devices) if device.drain != "drained"]
         kept = self._save(numbers, namespace, document, void) or not numbers
         prefix = prefix_from(document) if not kept else None
@@ -273,7 +275,7 @@ class DiskMover:
         self._report(Noted(namespace, void, kept))
 
     def _keep_aside(self, namespace: bytes, document: bytes, void: int) -> None:
-        """For the next start. It is not said to be kept: whoever takes the devices elsewhere finds nothing of it."""
+        """Keeps a note aside for the next start. It does not count as kept: it does not travel with the devices."""
         facts = ("namespace", namespace[:6].hex()), ("directory", self._aside)
         try:
             disk_notes.save_aside(self._aside, namespace, document, void)
@@ -290,18 +292,20 @@ class DiskMover:
             return {}
 
     def _save(self, numbers: list[int], namespace: bytes, document: bytes, void: int) -> bool:
-        """Whether a device could keep it."""
+        """Saves a note on these devices. Whether at least one has it."""
         kept = [self._writes_notes(n, lambda at: disk_notes.save(at, namespace, document, void)) for n in numbers]
         return any(kept)
 
     def _forget(self, namespaces: list[bytes], void: int) -> None:
-        """Where a note could not be written before, it may be of a namespace that lives: nothing is forgotten there."""
+        """Removes notes, but not on a device with a problem: the note of a living namespace may be missing there."""
         for number, device in enumerate(self._devices):
             if not device.problem and not device.notes_problem:
                 self._writes_notes(number, lambda at: disk_notes.forget(at, namespaces, void))
 
     def _writes_notes(self, number: int, write: Callable[[str], None]) -> bool:
-        """Whether a device did; one that fails takes no more writes until notes can be written there again."""
+        """Calls write() with a device's directory. Whether it succeeded.
+
+        A device that fails takes no more writes until notes can be written there again."""
         device = self._devices[number]
         if device.store is None:
             return False
@@ -321,7 +325,9 @@ class DiskMover:
         return True
 
     def _try_notes_again(self) -> None:
-        """Where they failed. A device that takes them is told what others know; the brain sends the rest again."""
+        """Tries devices again whose notes failed. One that works gets the other devices' notes.
+
+        The brain sends the rest again."""
         for number, device in enumerate(self._devices):
             now_s = time.monotonic()
             if not device.notes_problem or now_s < device.notes_again_s:
@@ -337,8 +343,9 @@ class DiskMover:
                 self._tell_device(number)
 
     def _drain(self, number: int) -> None:
-        """What cannot be marked is emptied all the same; but a restart would take it for an ordinary device. What is
-        not open is left as it is."""
+        """Marks a device as draining. If that fails it is drained all the same, but a restart would use it again.
+
+        A device that is not open is left as it is."""
         device = self._devices[number]
         if device.store is None:
             self._tell_device(number)
@@ -352,7 +359,9 @@ class DiskMover:
         self._tell_device(number)
 
     def _erase(self, number: int) -> None:
-        """No order names it any more. What is not open is not ours to erase: nobody knows what it holds."""
+        """Erases a drained device, which no order names any more.
+
+        A device that is not open is left alone: nobody knows what it holds."""
         device = self._devices[number]
         if device.store is None:
             self._tell_device(number)
@@ -372,7 +381,7 @@ class DiskMover:
         self._report(DeviceIs(number, file_bytes, device.problem or device.notes_problem, device.drain))
 
     def _load_notes(self) -> tuple[dict[int, dict[bytes, Known]], int]:
-        """By the number of the device; and how many cannot be read."""
+        """Number of the device -> its notes, and how many notes cannot be read on all devices."""
         found: dict[int, dict[bytes, Known]] = {}
         damaged = 0
         for number, device in enumerate(self._devices):
@@ -387,8 +396,9 @@ class DiskMover:
         return found, damaged
 
     def _read_notes(self) -> None:
-        """Each device is to know what the others know, since they may be gone the next time. What was kept aside goes
-        when all of them know it."""
+        """Reads all notes and copies them to every device, since the others may be gone at the next start.
+
+        Notes kept aside are removed when all devices have them."""
         found, self._damaged_notes = self._load_notes()
         aside = self._load_aside()
         self._known = disk_notes.together([*found.values(), aside])
@@ -446,7 +456,7 @@ class DiskMover:
                 return
 
     def _patience_ms(self) -> int | None:
-        """How long nothing is due but what comes."""
+        """Time until something is due without an event; None: nothing is. Saves read counts that are due."""
         waits_ms = [wait_ms for wait_ms in (self._keep_hits(),) if wait_ms is not None]
         now_s = time.monotonic()
         for device in self._devices:
@@ -455,8 +465,9 @@ class DiskMover:
         return min(waits_ms, default=None)
 
     def _keep_hits(self) -> int | None:
-        """Those that are due. Returns after how many milliseconds others are. A device that cannot keep them serves on,
-        and they are not counted any more."""
+        """Saves the read counts that are due. Returns the milliseconds until others are; None: never.
+
+        A device whose counts cannot be saved stays in use, without counts."""
         waits_s = []
         for device in self._devices:
             if device.hits is None:
@@ -470,7 +481,7 @@ class DiskMover:
         return int(min(due_s) * 1000) + 1 if due_s else None
 
     def _tell_error(self, fault: Fault, errno: int) -> None:
-        """The first, and then each time that ten times as many were seen: a failing disk must not fill the log."""
+        """Logs the 1st, 10th, 100th error and so on: a failing disk must not fill the log."""
         self._errors += 1
         if str(self._errors).rstrip("0") == "1":
             why = os.strerror(errno) if errno else FAULTS[fault]
@@ -481,7 +492,7 @@ class DiskMover:
 
 
 def _file_bytes(directory: str) -> int:
-    """Of a store, both files; 0 where there is none as a whole."""
+    """Bytes of both files of a store; 0 unless both exist."""
     try:
         return sum(os.stat(os.path.join(directory, name)).st_size for name in disk_retire.STORE_FILES)
     except OSError:
@@ -489,7 +500,7 @@ def _file_bytes(directory: str) -> int:
 
 
 def _check_notes(directory: str) -> None:
-    """Raises Unusable."""
+    """Raises Unusable if notes cannot be written."""
     try:
         disk_notes.try_to_overwrite(directory)
     except OSError as problem:
@@ -504,8 +515,10 @@ def _warnings(directory: str) -> list[tuple[str, str]]:
 
 
 def _tell_size(directory: str, before_bytes: int, store: DiskStore) -> None:
-    """What was behind the end of a device that has become smaller is gone. A file that is shorter than the other one
-    was cut by somebody, or by a file system that was repaired: no change of disk_bytes does that."""
+    """Logs a changed size. Records beyond the end of a device that became smaller are gone.
+
+    If one file is shorter than the other, it was cut by somebody, or by a repair of the file system: changing
+    disk_bytes does not cause that."""
     facts = ("directory", directory), ("from_bytes", before_bytes), ("bytes", store.file_bytes)
     if store.segments_cut:
         logs.event(logging.WARNING, "disk was cut", *facts, ("segments_lost", store.segments_cut))
@@ -515,7 +528,7 @@ def _tell_size(directory: str, before_bytes: int, store: DiskStore) -> None:
 
 
 def main() -> Never:
-    """`python -m kvserver.movers.disk_mover INHERITANCE`: started by the supervisor."""
+    """The process `python -m kvserver.movers.disk_mover INHERITANCE`, which the supervisor starts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     inherited = msgspec.json.decode(sys.argv[1], type=Inheritance)
     die_with_parent(inherited.parent)

@@ -1,17 +1,17 @@
 """Notes beside a device's store: for each namespace its document, and the generation up to which its records are void.
 
-One small file each, written whole beside its old self, made durable, and renamed over it. A file that cannot be read
-back is left alone and told: without its note a namespace is not recovered, which costs hits and nothing else.
+Each note is one small file. A new version is written to a second file, made durable, and renamed over the old one. A
+damaged file is left alone and counted: without its note a namespace is not recovered, which costs only hits.
 
-A full file system has no room for a file beside the old one, and a Clear must hold there too. So a note that exists is
-then overwritten in place, by one write that is no shorter than what was there: a kill leaves the old or the new note.
+A full file system has no room for a second file, and a Clear must hold there too. Then an existing note is overwritten
+in place, by one write that is no shorter than the old content: a kill leaves the old or the new note.
 
-Notes are forgotten, or there would be more of them for ever. Whoever forgets one notes first up to where: of namespaces
-without a note beside it everything up to there is void. So a Clear stays one also for a device that was away and comes
-back with a note which the others have forgotten.
+Notes are removed at some time, as they would accumulate otherwise. Before that, one note under FORGOTTEN records a
+generation: records up to it are void in every namespace without a note. So a Clear also holds for a device that was
+away and comes back with a note that the others have removed.
 
-What no device could note is kept aside, in a directory on another disk, which is read like one more device. So a Clear
-stays one where all devices were read-only, or failed, and the server starts again when they are well.
+A note that no device could write is kept aside, in a directory on another disk that is read like one more device. So a
+Clear holds even if all devices were read-only or failing, and work again at the next start.
 """
 
 import errno
@@ -31,9 +31,9 @@ from kvserver.private_files import create, directory_problem, write_whole
 FOLDER = "kvserver.notes"
 NOTE_BYTES_MAX = 1 << 20
 ASIDE_MAX = 4096
-"""Notes that are kept aside. Whoever clears more while no device takes a note is told so, as ever."""
+"""Notes that are kept aside at most. Above that save_aside() fails."""
 TRIAL_BYTES = 1 << 18
-"""Of an ordinary note some 100."""
+"""Size of the trial file, as large as some 100 ordinary notes."""
 
 
 class NoteFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -42,11 +42,11 @@ class NoteFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     document: bytes
     void: int
     crc32: int
-    """Of what is before it."""
+    """Checksum of the fields before it."""
 
 
 class Known(NamedTuple):
-    """What a note says."""
+    """The content of a note."""
 
     document: bytes
     void: int
@@ -54,14 +54,14 @@ class Known(NamedTuple):
 
 FORMAT = 1
 FORGOTTEN = sha256(b"kvserver forgotten notes").digest()
-"""In place of a namespace, in a note: up to its `void` the records are void of namespaces that the device has no note
-of."""
+"""Name of the note about removed notes, in place of a namespace. Up to its `void`, records are void in every namespace
+without a note on the same device."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(NoteFile).decode
 
 
 def load(directory: str) -> tuple[dict[bytes, Known], int]:
-    """What a device knows, by namespace, and how many files there are no notes. Raises OSError."""
+    """Namespace -> note of a device, and the number of damaged files. Raises OSError."""
     folder = Path(directory) / FOLDER
     notes: dict[bytes, Known] = {}
     damaged = 0
@@ -79,7 +79,7 @@ def load(directory: str) -> tuple[dict[bytes, Known], int]:
 
 
 def save(directory: str, namespace: bytes, document: bytes, void: int) -> None:
-    """Durable when it returns. An empty document keeps the one that is there. Raises OSError."""
+    """Saves a note durably. An empty document keeps the existing one, and `void` never decreases. Raises OSError."""
     folder = Path(directory) / FOLDER
     if not folder.exists():
         folder.mkdir(mode=0o700)
@@ -89,7 +89,7 @@ def save(directory: str, namespace: bytes, document: bytes, void: int) -> None:
     if known is not None:
         document, void = document or known.document, max(void, known.void)
         if (document, void) == (known.document, known.void):
-            _fsync(path)  # whoever wrote it may not have come so far
+            _fsync(path)  # its writer may have died before it was durable
             make_durable(folder)
             return
     try:
@@ -106,7 +106,7 @@ def save(directory: str, namespace: bytes, document: bytes, void: int) -> None:
 
 
 def _overwrite(path: Path, content: bytes) -> None:
-    """Needs no room on the file system: the block is there. Durable when it returns. Raises OSError."""
+    """Overwrites a file durably and in place, which needs no free blocks. Raises OSError."""
     with path.open("r+b", buffering=0) as file:
         if file.write(content) < len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -114,14 +114,14 @@ def _overwrite(path: Path, content: bytes) -> None:
 
 
 def forget(directory: str, namespaces: Iterable[bytes], void: int) -> None:
-    """Removes these notes; up to `void` there are no records of theirs any more, anywhere. Raises OSError."""
+    """Removes these notes, after noting under FORGOTTEN that their records up to `void` are void. Raises OSError."""
     save(directory, FORGOTTEN, b"", void)
     for namespace in namespaces:
         (Path(directory) / FOLDER / f"{namespace.hex()}.note").unlink(missing_ok=True)
 
 
 def together(devices: Sequence[Mapping[bytes, Known]]) -> dict[bytes, Known]:
-    """What devices know that are used together, each of them by namespace: the last document, and the latest void."""
+    """The combined notes of devices that are used together: for each namespace the last document, the highest void."""
     nothing = Known(b"", 0)
     known: dict[bytes, Known] = {}
     for namespace in set[bytes]().union(*devices):
@@ -132,8 +132,9 @@ def together(devices: Sequence[Mapping[bytes, Known]]) -> dict[bytes, Known]:
 
 
 def complete(directory: str, known: Mapping[bytes, Known]) -> None:
-    """Notes what devices know together. What was forgotten comes last: until then, what this one has no note of is not
-    void. Raises OSError."""
+    """Saves the combined notes on one device. Raises OSError.
+
+    FORGOTTEN is saved last, because it makes namespaces void that this device has no note of yet."""
     mine, _ = load(directory)
     for namespace in sorted(known, key=lambda namespace: namespace == FORGOTTEN):
         if mine.get(namespace) != known[namespace]:
@@ -141,7 +142,7 @@ def complete(directory: str, known: Mapping[bytes, Known]) -> None:
 
 
 def try_to_write(directory: str) -> None:
-    """Raises OSError where not even a few notes have room."""
+    """Writes and removes a trial file. Raises OSError if there is no room for a few notes."""
     folder = Path(directory) / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     trial = folder / "trial.new"
@@ -156,20 +157,19 @@ def try_to_write(directory: str) -> None:
 
 
 def try_to_overwrite(directory: str) -> None:
-    """Writes a note as it is, where there is one. Raises OSError where not even that is taken: then other notes that
-    should be there may be missing."""
+    """Rewrites one existing note, unchanged. Raises OSError if even that fails: then other notes may be missing."""
     for path in sorted((Path(directory) / FOLDER).glob("*.note"))[:1]:
         _overwrite(path, path.read_bytes())
 
 
 def aside_of(cache_directory: str, directories: Sequence[str]) -> str:
-    """Where the notes are kept that none of these devices could write."""
+    """The directory for notes that none of these devices could write."""
     devices = sha256("\0".join(sorted(directories)).encode()).hexdigest()
     return os.path.join(cache_directory, f"notes-{devices[:16]}")
 
 
 def load_aside(directory: str) -> dict[bytes, Known]:
-    """What is kept aside; nothing where others could have written it. Raises OSError."""
+    """The notes kept aside; none if other users could have written them. Raises OSError."""
     folder = Path(directory) / FOLDER
     if not folder.is_dir() or any(directory_problem(str(at), at.lstat()) for at in (Path(directory), folder)):
         return {}
@@ -177,7 +177,7 @@ def load_aside(directory: str) -> dict[bytes, Known]:
 
 
 def save_aside(directory: str, namespace: bytes, document: bytes, void: int) -> None:
-    """Durable when it returns. Raises OSError."""
+    """Saves a note durably in a directory aside. Raises OSError, also above ASIDE_MAX notes."""
     path = Path(directory)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if problem := directory_problem(directory, path.lstat()):
@@ -199,7 +199,7 @@ def erase(directory: str) -> None:
 
 
 def make_durable(directory: str | Path) -> None:
-    """Which files are in it. Raises OSError."""
+    """Makes a directory's list of files durable. Raises OSError."""
     _fsync(directory)
 
 
@@ -221,7 +221,7 @@ def _read(content: bytes) -> NoteFile | None:
 
 
 def _content(namespace: bytes, document: bytes, void: int) -> bytes:
-    """A NoteFile whose length depends on its document alone: numbers are as long as they can be."""
+    """An encoded NoteFile whose length depends only on its document: numbers have their longest encoding."""
     before = b"".join((b"\x95", *map(_encode, (FORMAT, namespace, document))))
     return before + struct.pack(">BQBI", 0xCF, void, 0xCE, _crc(namespace, document, void))
 

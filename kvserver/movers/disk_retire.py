@@ -1,7 +1,7 @@
-"""A directory that is being taken out of use: the mark that says so, and its end.
+"""Taking a directory out of use: its mark, and the removal of its files.
 
-The mark outlives every process, so that neither a restart of the server nor one of the mover writes to a device that is
-to be taken away. Removing it, while no server runs, gives the directory back.
+The mark outlives every process, so that a restarted server or mover does not write to a device that is to be removed.
+To use the directory again, remove the mark while no server runs.
 """
 
 import os
@@ -13,9 +13,9 @@ from kvserver.private_files import write_whole
 
 MARK = "kvserver.drained"
 STORE_FILES = ("kvserver.headers", "kvserver.store")
-"""What the native store keeps in a directory."""
+"""The native store's files in a directory."""
 UNFINISHED = ".new"
-"""Behind the name of a file that the store is making, or was when it died."""
+"""Suffix of a file that the store is making, or was making when it died."""
 TEXT = """\
 `kvserver disk drain` has been asked to empty this directory, or has done so: then no other file of kvserver is here.
 To have it used again, stop the server and remove this file.
@@ -23,9 +23,9 @@ To have it used again, stop the server and remove this file.
 
 
 SECRET_FILES = tuple(name + end for name in STORE_FILES for end in ("", UNFINISHED))
-"""With what engines have stored. Nobody else may read them."""
+"""Files with engines' data. Nobody else may read them."""
 OPEN_FILES = tuple(name + end for name in (MARK, disk_hits.FILE) for end in ("", UNFINISHED))
-"""With counts. Earlier versions made them as the umask had it."""
+"""Files without engines' data. Earlier versions made them with the mode of the umask."""
 NOTES = disk_notes.FOLDER
 
 
@@ -34,12 +34,12 @@ def is_marked(directory: str) -> bool:
 
 
 def is_drained(directory: str) -> bool:
-    """It is marked, and nothing is left in it that the server would have to read."""
+    """Whether a directory is marked, and its payloads are gone."""
     return is_marked(directory) and not os.path.exists(os.path.join(directory, STORE_FILES[-1]))
 
 
 def mark(directory: str) -> None:
-    """Durable when it returns. Raises OSError."""
+    """Marks a directory durably. Raises OSError."""
     if is_marked(directory):
         return
     write_whole(Path(directory) / MARK, TEXT.encode(), durable=True)
@@ -47,8 +47,9 @@ def mark(directory: str) -> None:
 
 
 def erase(directory: str) -> None:
-    """Removes all files of ours but the mark, the payloads last: a directory without them is drained. Their bytes are
-    given back at once, although the mover has them open. Raises OSError."""
+    """Removes our files except the mark. Payloads go last: a directory without them is drained. Raises OSError.
+
+    The files are truncated first, which frees their bytes although the mover has them open."""
     disk_notes.erase(directory)
     disk_hits.erase(directory)
     for name in STORE_FILES:

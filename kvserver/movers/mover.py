@@ -1,7 +1,7 @@
 """The mover process of the host or of one GPU: copies between registered pools and the arena, on orders of the brain.
 
-It holds the mappings, never an index. It ends with the brain (end of its socket), with the supervisor, and with the
-driver's first failure on the data path: what a broken GPU context has done to its copies, nobody can say.
+It holds the mappings, never an index. It ends with the brain (end of its socket), with the supervisor, and at the
+driver's first failure on the data path: the results of copies in a broken GPU context are unknown.
 """
 
 import gc
@@ -47,14 +47,14 @@ from kvserver.wire.orders import (
 
 COMPLETIONS_PER_TURN = 64
 NO_DEVICE = 3
-"""Exit status of a mover whose device cannot be used, or can no longer be."""
+"""Exit status of a mover whose device cannot be used, or no longer."""
 
 
 class Mover(ABC):
-    """Turns orders into calls of an engine, and completions into reports. Its engine is the subclasses' business."""
+    """Turns orders into calls of an engine, and completions into reports. Subclasses know the kind of engine."""
 
     linger_s = 0.0
-    """Looks on for so long after an order or a completion before it sleeps."""
+    """Time that it polls after an order or a completion before it sleeps."""
 
     def __init__(self, brain: socket.socket, engine: CopyEngine | DeviceEngine, facts: list[tuple[str, str]]) -> None:
         self._brain = brain
@@ -63,7 +63,7 @@ class Mover(ABC):
         self._receiver = Receiver(ORDER_BYTES_MAX)
 
     def run(self) -> None:
-        """Until the brain's end of the socket closes."""
+        """Serves until the brain's end of the socket closes."""
         self._report(Ready(os.getpid(), self._engine.backend, self._facts))
         poll = select.poll()
         poll.register(self._brain, select.POLLIN)
@@ -124,11 +124,11 @@ class Mover(ABC):
 
     @abstractmethod
     def _map_cache(self, order: MapCache, descriptors: list[int]) -> None:
-        """Raises ValueError("code: message") or OSError for a cache that is refused at once."""
+        """Maps a cache. Raises ValueError("code: message") or OSError if it is refused at once."""
 
     @abstractmethod
     def _unmap_cache(self, cache: int) -> None:
-        """Of a cache that was refused the brain may not have heard yet when its client died."""
+        """Unmaps a cache, which may never have been mapped: our refusal and the brain's order can cross."""
 
     @abstractmethod
     def _arena_ready(self, slabs: int) -> None: ...
@@ -147,7 +147,7 @@ class Mover(ABC):
 
 
 class HostMover(Mover):
-    """Its engine maps while it is called."""
+    """The mover of the host. Its engine maps caches synchronously."""
 
     _engine: CopyEngine
 
@@ -174,10 +174,10 @@ class HostMover(Mover):
 
 
 class DeviceMover(Mover):
-    """Its engine maps in the background; the end comes as a completion."""
+    """The mover of a GPU. Its engine maps caches in the background and reports the end as a completion."""
 
     linger_s = 0.001
-    """As its engine's own threads: 32 MiB take 0.6 ms, and waking up takes 0.1 to 0.2 ms on a machine that idles."""
+    """Same as in the engine's threads: 32 MiB take 0.6 ms, and waking up takes 0.1 to 0.2 ms on an idle machine."""
     _engine: DeviceEngine
 
     def __init__(self, brain: socket.socket, engine: DeviceEngine) -> None:
@@ -217,7 +217,7 @@ def _runs(group: GroupSpec) -> list[tuple[int, int, int, int, int, int]]:
 
 
 def _as_report(completion: Completion) -> Report:
-    """Raises DeviceError when the device is broken."""
+    """The report for a completion. Raises DeviceError when the device is broken."""
     number, status, count, copy_ns, code, message, mode = completion
     match status:
         case "mapped":
@@ -246,7 +246,7 @@ def _open(inherited: Inheritance, brain: socket.socket) -> Mover:
 
 
 def main() -> Never:
-    """`python -m kvserver.movers.mover INHERITANCE`: started by the supervisor."""
+    """The process `python -m kvserver.movers.mover INHERITANCE`, which the supervisor starts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     inherited = msgspec.json.decode(sys.argv[1], type=Inheritance)
     die_with_parent(inherited.parent)
@@ -259,8 +259,8 @@ def main() -> Never:
         logs.event(logging.INFO, "mover ends", ("why", "the brain is gone"))
     except DeviceError as problem:
         logs.event(logging.ERROR, "mover ends", ("why", problem.message), ("code", problem.code))
-        os._exit(NO_DEVICE)  # a broken driver may not even let go of what it has
-    os._exit(0)  # running copies need not end: whoever asked for them is told that this process is gone
+        os._exit(NO_DEVICE)  # without cleanup, since a broken driver may hang in it
+    os._exit(0)  # running copies need not end: their clients are told that this process is gone
 
 
 if __name__ == "__main__":

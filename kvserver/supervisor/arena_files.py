@@ -1,14 +1,14 @@
-"""The arena and its ledger as files on a file system of memory: they outlive the server where no systemd keeps them.
+"""The arena and its ledger as files on a memory file system, so that they outlive the server without systemd.
 
-Rule 1: both files of a pair bear one id, drawn when they were made. An arena and the ledger of another one would be a
-lie, so what has no counterpart is not used.
-Rule 2: the ledger is made last and removed first, and has its size when it is whole. Wherever a server dies, no ledger
-lies there that an arena does not match.
-Rule 3: a server locks the directories by descriptors that no child has: they are free as soon as it is dead. It locks
-the files by the descriptors that its children inherit: they are free when nobody can write to them any more, since a
-mapping holds on to a lock as a descriptor does.
-Rule 4: the ledger is made real as a whole. The brain writes to it, and where the file system is full that would be a
-SIGBUS. The arena grows slab by slab, by calls that can be refused.
+Rule 1: both files of a pair have the same random id in their names. A ledger describes only its own arena, so a file
+without its counterpart is not used.
+Rule 2: the ledger is made last and removed first, and gets its size when it is complete. Whenever a server dies, it
+leaves no ledger without its arena.
+Rule 3: a server locks the directories with descriptors that no child has: they are free as soon as it is dead. It locks
+the files with the descriptors that its children inherit: they are free when nobody can write to them any more, since a
+mapping keeps a lock as a descriptor does.
+Rule 4: all pages of the ledger are allocated at the start. The brain writes to it, which would be a SIGBUS on a full
+file system. The arena grows slab by slab, by calls that can fail.
 """
 
 import fcntl
@@ -23,20 +23,20 @@ from kvserver.errors import ConfigError
 from kvserver.private_files import directory_problem, file_problem
 
 ARENA, LEDGER = "kvserver-arena", "kvserver-ledger"
-"""What the two are called, wherever they are; here an id follows."""
+"""Names of the arena and the ledger with every keeper. The files here have an id as suffix."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Directory:
-    """One that is this server's alone while `descriptor` is open."""
+    """A directory that this server has locked while `descriptor` is open."""
 
     path: str
     descriptor: int
     kind: str
-    """Of its file system."""
+    """Type of its file system."""
 
     def named(self, what: str) -> list[str]:
-        """Files that are called so, whatever their id."""
+        """Names of the files of one kind, with any id."""
         return sorted(name for name in os.listdir(self.descriptor) if name.startswith(f"{what}."))
 
     def open(self, name: str, more: int = 0) -> int:
@@ -48,10 +48,10 @@ class _Directory:
 
 
 class ArenaFiles:
-    """What arena_path keeps: one server's, from its construction to close()."""
+    """The keeper of arena and ledger with arena_path. Its directories are locked from construction to close()."""
 
     def __init__(self, config: Config) -> None:
-        """Raises ConfigError when a directory cannot be used, or another server that lives uses it."""
+        """Claims the directories. Raises ConfigError if one cannot be used, or if a running server uses it."""
         self._id = secrets.token_hex(8)
         self._files: list[int] = []
         arena = _claim(config.arena_path)
@@ -65,13 +65,14 @@ class ArenaFiles:
             raise
 
     def close(self) -> None:
-        """The directories are free for another server; the files stay."""
+        """Unlocks the directories for another server. The files stay."""
         for descriptor in {directory.descriptor for directory in self._directories.values()}:
             os.close(descriptor)
 
     def take(self) -> dict[str, int]:
-        """What lies there, by name, the ledger first; the caller's from now on. Raises ConfigError for what is none of
-        ours."""
+        """Opens the existing files: name -> descriptor, the ledger first. The caller owns the descriptors.
+
+        Raises ConfigError for a file that is not ours alone."""
         names = {what: self._directories[what].named(what) for what in (LEDGER, ARENA)}
         kept = {what: self._open(what, named[0]) for what, named in names.items() if named}
         self._files = list(kept.values())
@@ -79,7 +80,7 @@ class ArenaFiles:
         return kept
 
     def undead(self) -> str:
-        """Why somebody may still write to what was taken: processes hold on to its locks. Empty: nobody can."""
+        """Why a process may still write to the files: it holds their locks. Empty: no process can."""
         try:
             for descriptor in self._files:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,7 +95,7 @@ class ArenaFiles:
         return f"there is {shown}; expected one arena and its own ledger"
 
     def forget(self, what: str) -> bool:
-        """Removes it, whatever its id; its memory is free when nobody has it open."""
+        """Removes the files of one kind, with any id. Their memory is free when no process has them open."""
         self._directories[what].remove(what)
         return True
 
@@ -114,13 +115,13 @@ class ArenaFiles:
         return descriptor
 
     def keep(self, _what: str, _descriptor: int) -> bool:
-        """It is kept by lying there."""
+        """Always True: a file is kept without further action."""
         return True
 
     lasts = True
 
     def check_room(self, missing: dict[str, int]) -> None:
-        """Raises ConfigError when a file system has no room for what is still to be taken of it. missing: bytes."""
+        """Raises ConfigError if a file system lacks room. missing: bytes still to be allocated, by name."""
         needed: dict[int, int] = {}
         for what, directory in self._directories.items():
             place = os.fstat(directory.descriptor).st_dev
@@ -128,7 +129,7 @@ class ArenaFiles:
         for directory in self._directories.values():
             space, wanted = os.fstatvfs(directory.descriptor), needed[os.fstat(directory.descriptor).st_dev]
             free = space.f_bavail * space.f_frsize
-            if space.f_blocks and free < wanted:  # 0 blocks: it has no size of its own
+            if space.f_blocks and free < wanted:  # 0 blocks: the file system has no size limit
                 parts = ", ".join(f"{what} {count}" for what, count in missing.items())
                 raise ConfigError(
                     "arena-memory",
@@ -152,7 +153,7 @@ class ArenaFiles:
 
 
 def _claim(path: str) -> _Directory:
-    """Makes the directory if it is missing, checks and locks it."""
+    """Makes the directory if it is missing, checks it and locks it. Raises ConfigError."""
     try:
         Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -180,7 +181,7 @@ def _check(directory: _Directory) -> None:
 
 
 def _check_pages(config: Config, arena: _Directory, ledger: _Directory) -> None:
-    """The file system, not the server, decides what pages the arena is on."""
+    """Raises ConfigError if a page size differs from the configuration: the file system decides it, not the server."""
     page_bytes = os.fstatvfs(arena.descriptor).f_bsize
     if page_bytes != (config.huge_page_bytes or PAGE_BYTES):
         raise ConfigError(

@@ -1,8 +1,8 @@
 """Sums of the arena's bytes, taken when a server stops and compared when the next one starts.
 
-`python -m kvserver.supervisor.arena_sums INHERITANCE`: a child of the supervisor, which never looks at cached bytes
-itself. It runs when no brain and no mover does. Slots that it has not reached when it ends stay as they were: not
-summed, so the next start believes them; or summed and not compared, so the brain drops them (csrc/arena/arena_sums.h).
+`python -m kvserver.supervisor.arena_sums INHERITANCE` is a child of the supervisor, which never looks at cached bytes
+itself. It runs when no brain and no mover does. If it ends early, the remaining slots stay as they are. Slots without a
+sum are believed by the next start; slots with a sum that was not compared are dropped (csrc/arena/arena_sums.h).
 """
 
 import logging
@@ -18,7 +18,7 @@ from kvserver.ipc.inheritance import Inheritance, die_with_parent
 from kvserver.transfer.native import Ledger
 
 THREADS_MAX = 16
-"""A processor each, as far as there are: nothing else of ours runs. More would wait for the memory."""
+"""One thread per processor up to this, since nothing else of ours runs. More threads would wait for memory."""
 
 
 def threads() -> int:

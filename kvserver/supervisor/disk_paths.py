@@ -1,4 +1,4 @@
-"""Whether the directories of the disk tier can be used: asked before a server starts, and by `kvserver doctor`."""
+"""Checks of the disk tier's directories, used before a server starts and by `kvserver doctor`."""
 
 import os
 import shlex
@@ -16,7 +16,7 @@ from kvserver.private_files import OTHERS_READ, OTHERS_WRITE, directory_problem,
 from kvserver.units import show_bytes
 
 NOTES_BYTES = 8 << 20
-"""For the notes of a new device, beside disk_bytes: there are 2,000 at most, of a block or so."""
+"""Room for the notes of a new device, beside disk_bytes: at most 2,000 notes of about one block each."""
 
 
 class Problem(NamedTuple):
@@ -26,13 +26,13 @@ class Problem(NamedTuple):
 
 @dataclass(slots=True)
 class FileSystem:
-    """One that holds devices: what it has for them."""
+    """A file system with devices, and its room for them."""
 
     free_bytes: int
     held_bytes: int = 0
-    """Taken by their stores already."""
+    """Bytes that the devices' stores take already."""
     notes_bytes: int = 0
-    """What those that will be made need beside their stores."""
+    """Bytes for the notes of devices that will be made."""
     directories: list[str] = field(default_factory=list)
 
 
@@ -43,8 +43,9 @@ def refuse(config: Config) -> None:
 
 
 def make_missing(config: Config) -> Iterator[tuple[str, str]]:
-    """Makes those that are missing, after problems() found nothing wrong with them. Gives the path of each that it
-    made, and the type of its file system. Raises ConfigError."""
+    """Makes the missing directories, after problems() found nothing wrong with them. Raises ConfigError.
+
+    Yields each path that it made, and the type of its file system."""
     for directory in config.disk_directories:
         try:
             os.mkdir(directory, 0o700)
@@ -57,8 +58,9 @@ def make_missing(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def warnings(config: Config) -> Iterator[tuple[str, str]]:
-    """Directories, made or to be made, that can be used and are no disks, and what follows from that. They are not
-    refused: a trial on a machine without a disk to spare is one, and so are tests where /tmp is memory."""
+    """Directories, existing or missing, that lie in memory, each with a warning.
+
+    They are allowed, for trials on a machine without a spare disk, and for tests where /tmp is memory."""
     for directory in config.disk_directories:
         there = directory if os.path.lexists(directory) else os.path.dirname(directory)
         with suppress(OSError), opened(there) as descriptor:
@@ -68,7 +70,7 @@ def warnings(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def problems(config: Config) -> Iterator[Problem]:
-    """What is wrong with the directories; nothing when a device can be opened or made in each of them."""
+    """The problems of the directories; none if a device can be opened or made in each of them."""
     file_systems: dict[int, FileSystem] = {}
     names: dict[tuple[int, int, str], str] = {}
     for directory in config.disk_directories:
@@ -106,7 +108,7 @@ def _unusable(directory: str) -> Problem | None:
 
 
 def _foreign(directory: str) -> str:
-    """Why the directory, or a name in it that we use, is not ours alone; empty when all is. As strict as arena_path."""
+    """Why the directory, or one of our files in it, is not ours alone; empty if they are. As strict as arena_path."""
     if problem := directory_problem(directory, os.stat(directory)):
         return problem
     notes = os.path.join(directory, disk_retire.NOTES)
@@ -127,8 +129,10 @@ def _foreign(directory: str) -> str:
 
 
 def _unmakable(parent: str, directory: str) -> Problem | None:
-    """A mount that is not there looks like a directory of the system's disk, which the tier would fill. So what is
-    missing is made where a mount proves that it is there, and by somebody who knows anywhere else."""
+    """Why the server does not make a missing directory; None if it will.
+
+    Below a missing mount, a new directory would lie on the system's disk, and the tier would fill that. So the server
+    makes directories only right below a mount point; anywhere else the operator has to."""
     if not _is_mount_point(parent):
         return Problem(
             "disk-path",
@@ -145,7 +149,7 @@ def _unmakable(parent: str, directory: str) -> Problem | None:
 
 
 def _is_mount_point(directory: str) -> bool:
-    """Of anything, also of another directory of the same file system. The root is none: nothing is below it."""
+    """Whether something is mounted at a directory, also a bind mount. False for / itself, which has no parent."""
     try:
         with opened(directory) as descriptor, opened(f"{directory}/..") as above:
             return mount_of(descriptor).number != mount_of(above).number
@@ -154,7 +158,7 @@ def _is_mount_point(directory: str) -> bool:
 
 
 def _command(directory: str) -> str:
-    """What to type, for a directory that the server's user may write to."""
+    """The command that makes a directory for the server's user."""
     return f"`install -d -m 700 -o {os.geteuid()} {shlex.quote(directory)}`"
 
 
@@ -170,7 +174,9 @@ def _add(file_systems: dict[int, FileSystem], number: int, directory: str, space
 
 
 def _too_small(file_system: FileSystem, disk_bytes: int, store_bytes: int) -> Iterator[Problem]:
-    """store_bytes: what a store takes of disk_bytes. So one that is there fits where the rest is full."""
+    """The problem of a file system without room for its stores.
+
+    store_bytes: the part of disk_bytes that a store takes, so that an existing store fits on a full file system."""
     directories = file_system.directories
     needed_bytes = len(directories) * store_bytes + file_system.notes_bytes
     if needed_bytes <= file_system.free_bytes + file_system.held_bytes:
@@ -190,7 +196,7 @@ def _beside(file_system: FileSystem) -> str:
 
 
 def _held_bytes(path: str) -> int:
-    """Of a file of a store; when there is none, of what a server left that died while it made one, which is used up."""
+    """Bytes that a store's file takes; if it is missing, those of an unfinished one, which the store will reuse."""
     for name in (path, path + disk_retire.UNFINISHED):
         if os.path.exists(name):
             return os.stat(name).st_blocks * 512

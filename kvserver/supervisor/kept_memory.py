@@ -1,12 +1,11 @@
 """The memory that the supervisor holds: the arena and its ledger, new or as an earlier start left them.
 
-What was kept is used only when it is what would be made now: the same sizes on the same kind of pages, with a ledger
-that reads as one, and no process of an earlier start that may still write to it. Anything else is given back and made
-anew, and the log says why: a cache may lose, never lie.
+Kept memory is used only if it matches this configuration: the same sizes, the same kind of pages, a readable ledger,
+and no process of an earlier start that may still write to it. Otherwise it is released and made anew, and the log says
+why: a cache may lose chunks, but never return wrong ones.
 
-Where they are meanwhile is a keeper's business: systemd's store, or with arena_path files. An arena and the ledger of
-another one would be a lie. So new ones are kept only when the keeper has forgotten the old ones, and the ledger only
-when the arena is.
+A keeper has the memory between two starts: systemd's store, or files with arena_path. A ledger describes only its own
+arena. So new memory is kept only if the keeper has forgotten the old, and the ledger only if the arena is kept.
 """
 
 import logging
@@ -27,49 +26,49 @@ from kvserver.transfer.native import Ledger, create_memfd, free_huge_pages
 
 END_S, POLL_S = 10.0, 0.05
 BLOCK_BYTES = 512
-"""Of st_blocks, whatever the file system."""
+"""Unit of st_blocks on every file system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The descriptors, and what is before and behind them."""
+    """The descriptors of arena and ledger, their origin, and whether they are kept."""
 
     arena: int
     ledger: int
     found: bool
-    """An earlier start left them."""
+    """Whether an earlier start left them."""
     kept: bool
-    """The next start will find them, as far as that is known."""
+    """Whether the next start will find them, as far as that is known."""
 
 
 class Keeper(Protocol):
-    """What has the memory while no server lives."""
+    """The owner of the memory while no server lives."""
 
     def take(self) -> dict[str, int]:
-        """Descriptors by name; the caller's from now on."""
+        """Name -> descriptor of the kept memory. The caller owns the descriptors."""
 
     def undead(self) -> str:
-        """Why somebody of an earlier start may still write to what was taken; empty when nobody can."""
+        """Why a process of an earlier start may still write to the memory; empty if none can."""
 
     def doubt(self) -> str:
-        """Any other reason, known after undead() was asked, not to use what was taken."""
+        """Another reason not to use the memory; empty if there is none. Call undead() first."""
 
     def forget(self, what: str) -> bool:
-        """Whether it is certain that the next start will not be passed it."""
+        """Stops keeping a name. Whether it is certain that the next start will not get it."""
 
     def create(self, what: str, size: int) -> int:
-        """A descriptor of the caller's; raises OSError."""
+        """Makes new memory. The caller owns the descriptor. Raises OSError."""
 
     def keep(self, what: str, descriptor: int) -> bool:
-        """Whether the next start will be passed it, as far as that is known."""
+        """Keeps a descriptor. Whether the next start will get it, as far as that is known."""
 
     @property
     def lasts(self) -> bool:
-        """Whether it keeps anything at all."""
+        """Whether this keeper keeps anything at all."""
 
 
 class DescriptorStore:
-    """systemd's, for memfds; without systemd it keeps nothing."""
+    """The keeper of memfds in systemd's descriptor store; without systemd it keeps nothing."""
 
     def __init__(self, config: Config, manager: Manager) -> None:
         self._manager = manager
@@ -96,8 +95,9 @@ class DescriptorStore:
 
 
 def hold(config: Config, manager: Manager, files: ArenaFiles | None = None) -> Held:
-    """files: with arena_path; what systemd has is given back then. Raises ConfigError when the machine cannot hold the
-    arena; nothing has been touched then."""
+    """The arena and ledger, kept or new. files: the keeper with arena_path; systemd's memory is released then.
+
+    Raises ConfigError, before any page is touched, if the machine cannot hold the arena."""
     store = DescriptorStore(config, manager)
     if files is not None and (unwanted := store.take()):
         _give_back(store, unwanted)
@@ -123,7 +123,7 @@ def hold(config: Config, manager: Manager, files: ArenaFiles | None = None) -> H
 
 
 def _give_back(keeper: Keeper, kept: dict[str, int]) -> bool:
-    """Whether none of it will be passed to the next start."""
+    """Releases kept memory. Whether it is certain that the next start will not get it."""
     forgotten = [keeper.forget(name) for name in kept]
     for name, descriptor in kept.items():
         if name in (ARENA, LEDGER):
@@ -133,14 +133,13 @@ def _give_back(keeper: Keeper, kept: dict[str, int]) -> bool:
 
 
 def _empty(descriptor: int) -> None:
-    """Gives the memory of a file back at once: systemd, which has it as well, closes it whenever it comes to that, and
-    until then the next arena would not fit."""
+    """Frees the memory of a file at once: systemd closes its descriptor later, and the next arena needs the room."""
     with suppress(OSError, ValueError), mmap.mmap(descriptor, 0) as mapped:
         mapped.madvise(mmap.MADV_REMOVE)
 
 
 def _undead(keeper: Keeper) -> str:
-    """What a driver holds may need a moment to end."""
+    """Waits up to END_S for undead() to become empty: a process with a GPU driver may need a moment to end."""
     until = time.monotonic() + END_S
     while (others := keeper.undead()) and time.monotonic() < until:
         time.sleep(POLL_S)
@@ -154,7 +153,7 @@ def _missing(kept: dict[str, int]) -> str:
 
 
 def _problem(config: Config, kept: dict[str, int]) -> str:
-    """Why what was kept cannot be used; empty when it can."""
+    """Why the kept memory cannot be used; empty if it can."""
     page_bytes = os.fstatvfs(kept[ARENA]).f_bsize
     if page_bytes != (config.huge_page_bytes or PAGE_BYTES):
         return f"it is on pages of {page_bytes} bytes, huge_page_bytes={config.huge_page_bytes}"
@@ -171,7 +170,7 @@ def _problem(config: Config, kept: dict[str, int]) -> str:
 
 
 def _taken_bytes(descriptor: int) -> int:
-    """Memory that the file takes already."""
+    """Bytes of memory that the file takes already."""
     return os.fstat(descriptor).st_blocks * BLOCK_BYTES
 
 
@@ -187,7 +186,7 @@ def _create(keeper: Keeper, what: str, size: int) -> int:
 
 
 def _check_memory(config: Config, arena: int, files: ArenaFiles | None) -> None:
-    """Refuses an arena that the machine cannot hold, before anything is touched. arena: that which is kept, or -1."""
+    """Raises ConfigError if the machine cannot hold the arena, before a page is touched. arena: the kept one, or -1."""
     taken_bytes = _taken_bytes(arena) if arena >= 0 else 0
     missing_bytes = max(0, config.arena_bytes - taken_bytes)
     if files is not None:

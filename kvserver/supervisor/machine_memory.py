@@ -1,7 +1,7 @@
-"""How much memory there is for an arena: what the machine has, and what our control group allows.
+"""The memory available for an arena: what the machine has, and what our control groups allow.
 
-A limit may be set on our own control group or on any that it is in, so all of them are read. Both versions of control
-groups; inside a container the path of our group may be the host's, which is not there: then what is there counts.
+A limit may be set on our own control group or on any above it, so all of them are read, in both versions of control
+groups. Inside a container our group's path may be the host's and not exist there; then only the existing groups count.
 """
 
 from collections.abc import Iterator
@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 RESERVE_BYTES = 256 << 20
-"""What must stay free beside the arena for the processes themselves."""
+"""Memory that must stay free beside the arena for the processes themselves."""
 UNLIMITED_BYTES = 1 << 60
-"""Where control groups of version 1 have no limit they show some number beyond this."""
+"""Control groups of version 1 show a number above this when they have no limit."""
 
 
 class Memory(NamedTuple):
     total_bytes: int
     available_bytes: int
-    """That can be taken now: the least of what the machine and each control group have left."""
+    """Memory that can be taken now: the minimum of what the machine and each control group have left."""
     limit_bytes: int | None
-    """The smallest limit of a control group that we are in."""
+    """The smallest limit of our control groups; None without a limit."""
 
     def fits(self, arena_bytes: int) -> bool:
-        """Now."""
+        """Whether an arena fits into the memory that is available now."""
         return arena_bytes + RESERVE_BYTES <= self.available_bytes
 
     def can_ever_fit(self, arena_bytes: int) -> bool:
@@ -30,7 +30,7 @@ class Memory(NamedTuple):
 
 
 def read_memory(root: Path = Path("/")) -> Memory:
-    """root: where /proc and /sys are."""
+    """The machine's memory now. root: the directory with /proc and /sys."""
     machine = dict(_numbers(root / "proc/meminfo"))
     total, available = machine["MemTotal:"] * 1024, machine["MemAvailable:"] * 1024
     groups = list(_limited_groups(root))
@@ -42,7 +42,7 @@ def read_memory(root: Path = Path("/")) -> Memory:
 
 
 def _limited_groups(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, bytes used that cannot be taken back at once) of our control group and of those that it is in."""
+    """(limit, used bytes that cannot be reclaimed at once) of our control group and of those above it."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -64,7 +64,7 @@ def _limited_groups(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _numbers(path: Path) -> Iterator[tuple[str, int]]:
-    """The first two words of each line, of files like /proc/meminfo."""
+    """The first two words of each line of files like /proc/meminfo, as name and number."""
     for line in path.read_text().splitlines():
         words = line.split()
         if len(words) > 1 and words[1].isdecimal():

@@ -1,11 +1,11 @@
-"""On which NUMA nodes the arena's memory is: those of the GPUs, unless the operator or numactl says otherwise.
+"""The choice of NUMA nodes for the arena: those of the GPUs, unless the operator or numactl says otherwise.
 
 A GPU reads memory of the other socket through the link between the sockets, which all GPUs of a socket share. So with
-GPUs on one node, the arena is there. With GPUs on several, its pages lie on these nodes in turn: each chunk is near in
-part for every GPU, and the links are shared evenly. One server cannot do better, since any GPU may ask for any chunk;
-decision 0005 has one server a socket.
+GPUs on one node, the arena is placed there. With GPUs on several nodes, its pages are interleaved over them: a part of
+each chunk is near to every GPU, and the links are shared evenly. One server cannot do better, since any GPU may ask for
+any chunk; decision 0005 describes one server per socket.
 
-/sys tells all GPUs of the machine. In a container those count only whose device files it has.
+/sys lists all GPUs of the machine. In a container, only those with a device file there count.
 """
 
 from collections.abc import Iterator
@@ -22,19 +22,19 @@ CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 class Gpu(NamedTuple):
     address: str
-    """On the PCI bus."""
+    """Address on the PCI bus."""
     node: int
-    """-1: the machine does not say, mostly because it has only one."""
+    """NUMA node. -1: the machine does not say, mostly because it has only one."""
 
 
 class Placement(NamedTuple):
-    """Where the arena is to be."""
+    """The nodes for the arena, and the reason."""
 
     nodes: tuple[int, ...]
-    """Empty: wherever the kernel puts it. Of several the pages are taken in turn."""
+    """Nodes over which the pages are interleaved. Empty: the kernel decides."""
     why: str
     asked_for: bool = False
-    """By numa_node: then it is refused if it cannot be had."""
+    """Whether numa_node names the node; then the start fails if the kernel refuses it."""
 
     def __str__(self) -> str:
         if not self.nodes:
@@ -44,7 +44,7 @@ class Placement(NamedTuple):
 
 
 def place(config: Config, root: Path = Path("/")) -> Placement:
-    """root: where /sys, /proc and /dev are."""
+    """Chooses the nodes. root: the directory with /sys, /proc and /dev."""
     if config.numa_node >= 0:
         return Placement((config.numa_node,), "numa_node", asked_for=True)
     with_memory = _nodes_with_memory(root)
@@ -61,7 +61,7 @@ def place(config: Config, root: Path = Path("/")) -> Placement:
 
 
 def gpus(root: Path = Path("/")) -> Iterator[Gpu]:
-    """Those of this machine, or of this container, by address."""
+    """The GPUs of this machine, or of this container, ordered by address."""
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         driver = VENDORS.get(_read(device / "vendor"))
         if driver is None or _read(device / "class")[:6] not in CLASSES:
@@ -71,7 +71,7 @@ def gpus(root: Path = Path("/")) -> Iterator[Gpu]:
 
 
 def _is_given(root: Path, device: Path, driver: str) -> bool:
-    """NVIDIA's tools show a container only the GPUs that it has, in /proc; AMD's are device files of its own."""
+    """Whether this container has the GPU: NVIDIA's tools list them in /proc; AMD GPUs have a device file in it."""
     if driver == "nvidia":
         listed = root / "proc/driver/nvidia/gpus"
         return not listed.is_dir() or (listed / device.name).exists()
@@ -84,7 +84,7 @@ def _nodes_with_memory(root: Path) -> list[int]:
 
 
 def _nearest(root: Path, node: int, with_memory: list[int]) -> int:
-    """The node itself, or the one with memory to which it has the shortest way."""
+    """The node itself if it has memory, else the node with memory at the shortest distance."""
     if node in with_memory:
         return node
     ways = [int(word) for word in _read(root / f"sys/devices/system/node/node{node}/distance").split()]
@@ -93,13 +93,15 @@ def _nearest(root: Path, node: int, with_memory: list[int]) -> int:
 
 
 def _inherited_policy(root: Path) -> str:
-    """As numactl sets it; empty where there is none. A mapping without a policy of its own shows the process's."""
+    """The process's memory policy, as numactl sets it; empty if there is none.
+
+    A mapping without its own policy shows that of the process."""
     words = _read(root / "proc/self/numa_maps").split(maxsplit=2)
     return words[1] if len(words) > 1 and words[1] != "default" else ""
 
 
 def _listed(text: str) -> list[int]:
-    """What the kernel writes as 0-1,4."""
+    """The numbers in one of the kernel's lists, such as 0-1,4."""
     nodes: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -108,7 +110,7 @@ def _listed(text: str) -> list[int]:
 
 
 def _read(path: Path) -> str:
-    """Empty where it is not shown to us."""
+    """The stripped text of a file; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,17 +1,17 @@
 """`kvserver serve`: holds the arena's and the ledger's descriptors, and starts and restarts brain and movers.
 
-It decides nothing about the cache and never looks at its bytes, so that it has no reason to crash; whatever crashes
-below it loses no sealed chunk. Four rules:
+It decides nothing about the cache and never looks at its bytes, so that it has little reason to crash. A crash of any
+child loses no sealed chunk. Five rules:
 
 Rule 1: a new brain starts only when every mover of the old one has been reaped. No slot is used again before that. A
 disk mover counts as reaped when its devices have ended its requests, which may outlive it (disk_io_barrier.py).
 Rule 2: no child outlives it (PDEATHSIG).
-Rule 3: where the next start finds the arena, its bytes are summed when all others have ended, and compared before the
-first brain of that start begins (arena_sums.py). A second signal, or too long a wait, leaves that out.
-Rule 4: it blocks for nobody. What was killed and sleeps in the kernel, or is held by a debugger, is waited for in the
-loop; a stop leaves it behind after a while.
-Rule 5: a call that the kernel refuses (no process, memory or descriptor now) ends no more than the child it was for.
-What has to happen is tried again, less and less often, so the arena outlives every shortage.
+Rule 3: if the next start will find the arena, its bytes are summed when all children have ended. They are compared
+before the first brain of that start begins (arena_sums.py). A second signal, or too long a wait, skips this.
+Rule 4: it never blocks. The loop waits for killed children that sleep in the kernel or are held by a debugger; a stop
+leaves them behind after REAP_S.
+Rule 5: a call that the kernel refuses (no process, memory or descriptor now) ends at most the child it was for.
+Necessary actions are tried again, less and less often, so the arena outlives every shortage.
 """
 
 import fcntl
@@ -63,22 +63,22 @@ from kvserver.wire.orders import (
 STOP_S = 5.0
 """How long the brain may take to end after SIGTERM."""
 REAP_S = 5.0
-"""How long what was killed may take to end: then the log tells, and a stop goes on without it."""
+"""How long killed children may take to end. Then they are logged, and a stop does not wait for them."""
 BACKOFF_S = (0.0, 0.1, 0.3, 1.0, 3.0)
 """Waits before a crashed brain starts again; the last one is repeated."""
 SUMS_S: dict[Sums, float] = {"put": 60.0, "compare": 120.0}
-"""How long all sums may take. What the first has not done is believed, what the second has not done is dropped."""
+"""How long all sums may take. Slots that "put" has not reached are believed; those of "compare" are dropped."""
 EARLIER = 0
-"""In place of a mover's number: all that there were before this server."""
+"""Stands for all movers of earlier servers, in place of a mover's number."""
 QUIET = "kvserver.movers.disk_io_barrier"
 STEADY_S = 30.0
 """A brain that lived this long starts again without a wait."""
 UNWATCHED_S, QUIET_AGAIN_S = 0.05, 1.0
-"""How often it looks for the end of a child without a pidfd; when it tries again to wait for devices."""
+"""Interval of polling for the end of a child without a pidfd; wait before the I/O barrier is tried again."""
 BUG_S = 0.1
-"""A pause after an error that nobody expected, so that one which comes at every turn takes no whole core."""
+"""Pause after an unexpected error, so that one at every turn does not take a whole core."""
 REFUSED = (OSError, subprocess.SubprocessError)
-"""What the start of a process may raise."""
+"""Exceptions that the start of a process may raise."""
 
 
 def run(config: Config) -> int:
@@ -120,29 +120,30 @@ def run(config: Config) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Child:
-    """A brain, a mover, or who sums the arena."""
+    """A child process: brain, mover, I/O barrier of a disk mover, or the process that sums the arena."""
 
     process: subprocess.Popen[bytes]
     pidfd: int
     name: str
     mover: int = 0
-    """0 for the others."""
+    """Number of the mover; 0 for others."""
     disks: bool = False
-    """A disk mover."""
+    """Whether it is a disk mover."""
     ended: str = ""
-    """Of a process that waits for what a disk mover left under way: how that one ended. It ends by itself, and what it
-    waits for does not end with it."""
+    """In an I/O barrier (disk_io_barrier.py): how its disk mover ended. Else empty.
+
+    A barrier is never killed: it ends by itself, and the I/O that it waits for would not end with it."""
 
     def kill(self) -> None:
         if self.process.returncode is None and not self.ended:
             self.process.kill()
 
     def reap(self) -> str:
-        """Of a process whose pidfd is readable: all of it has ended. Says how it ended."""
+        """Reaps a process whose pidfd is readable, so it has ended. Says how it ended."""
         status = self.process.poll()
         if self.pidfd >= 0:
             os.close(self.pidfd)
-        if status is None:  # a debugger keeps what little is left; the next start of a process tries again
+        if status is None:  # a debugger keeps the zombie; the next start of a process tries to reap it again
             return "while it was traced"
         return f"signal {-status}" if status < 0 else f"exit {status}"
 
@@ -161,12 +162,11 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._receiver = Receiver(ORDER_BYTES_MAX)
         self._movers: dict[int, _Child] = {}
-        """Those that may still run: of this brain, or of the one before."""
+        """Movers and I/O barriers that may still run, of this brain or of the one before."""
         self._unwatched: list[_Child] = []
-        """Killed as soon as they were started, because there was no pidfd for them."""
+        """Children without a pidfd, which were killed right after their start."""
         self._unquiet: dict[int, tuple[str, float]] = {}
-        """Disk movers that have ended, and nobody waits for their devices yet: how they ended, and when to try again.
-        """
+        """Ended disk movers whose I/O barrier could not be started: how they ended, and when to try again."""
         self._brain: _Child | None = None
         self._sums: _Child | None = None
         self._sums_due: Sums | None = "compare" if self._found else None
@@ -177,17 +177,17 @@ class Supervisor:
         self._started = 0.0
         self._stopping = False
         self._start_at: float | None = 0.0
-        """When the next brain starts."""
+        """Time at which the next brain starts; None while one runs."""
         self._kill_at: float | None = None
-        """When everything is killed, if the brain has not ended as it was asked to."""
+        """Time at which all children are killed, unless the brain or the sums have ended by then."""
         self._reap_at: float | None = None
-        """When all that was killed must have ended."""
+        """Time by which all killed children must have ended."""
         self.status = 0
-        """What the process exits with."""
+        """Exit status of the server."""
         self._signals, self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def run(self) -> None:
-        """Until a stop was asked for and every child has been reaped."""
+        """Serves until a stop was asked for and every child has been reaped, or left behind (rule 4)."""
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _ignore)
@@ -204,12 +204,12 @@ class Supervisor:
                 if self._brain is not None:
                     self._brain.kill()
                 time.sleep(BUG_S)
-        for number in (signal.SIGTERM, signal.SIGINT):  # all others the interpreter gives up before it ends
+        for number in (signal.SIGTERM, signal.SIGINT):  # Python resets other handlers to the default before it ends
             signal.signal(number, signal.SIG_IGN)
         logs.event(logging.INFO, "server stopped")
 
     def _turn(self) -> bool:
-        """False when a stop leaves behind what does not end."""
+        """One turn of the loop. False when a stop leaves behind children that do not end."""
         self._reap_unwatched()
         self._try_quiet_again()
         self._start_sums_when_due()
@@ -226,7 +226,7 @@ class Supervisor:
 
     def _patience(self) -> float | None:
         if self._is_over():
-            return 0.0  # sums could not be begun, and nobody is left who would end
+            return 0.0  # the sums could not be started, and no child is left whose end would wake us
         dues = [due for due in (self._kill_at, self._reap_at) if due is not None]
         dues += [again for _, again in self._unquiet.values()]
         if self._start_at is not None and not self._is_arena_used():
@@ -236,11 +236,11 @@ class Supervisor:
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def _is_arena_used(self) -> bool:
-        """By somebody who keeps a new brain from starting (rule 1)."""
+        """Whether a process may still use the arena, so that no new brain may start (rule 1)."""
         return bool(self._movers or self._unwatched or self._unquiet or self._sums is not None)
 
     def _kill_all(self) -> None:
-        """The brain too, if it still runs. The loop reaps them as they end."""
+        """Kills all children, also a brain that still runs. The loop reaps them as they end."""
         self._kill_at = None
         for child in self._children():
             child.kill()
@@ -394,14 +394,14 @@ class Supervisor:
             try:
                 descriptors = (movers.fileno(), self._arena)
                 child = self._spawn(module, inheritance, descriptors, f"mover {wish.mover}", self._on_mover_end)
-            except REFUSED as problem:  # the brain hears it as a mover that ended
+            except REFUSED as problem:  # reported to the brain like a mover that ended
                 self._tell(MoverReaped(wish.mover, f"cannot be started: {problem}"))
                 return
             child.mover, child.disks = wish.mover, wish.device == "disk"
             self._movers[wish.mover] = child
             try:
                 self._send(MoverStarted(wish.mover, child.process.pid), brains.fileno(), child.pidfd)
-            except OSError as problem:  # too many descriptors are under way; the brain hears of its end
+            except OSError as problem:  # too many descriptors are in flight; the brain is told of the mover's end
                 logs.event(logging.ERROR, "mover killed", ("mover", wish.mover), ("why", f"not handed over: {problem}"))
                 child.kill()
 
@@ -421,8 +421,9 @@ class Supervisor:
         self._tell(MoverReaped(mover, how))
 
     def _await_quiet(self, mover: int, how: str) -> None:
-        """Starts what waits for devices, in the place of a mover that ended so. It has the arena, as a sign for the
-        next server that somebody may still write to it."""
+        """Starts the I/O barrier in place of a disk mover. how: the mover's end.
+
+        The barrier inherits the arena, which tells the next server that a device may still write to it."""
         config = self._config
         command = [sys.executable, "-m", QUIET, config.log_level, config.log_format, *config.disk_directories]
         try:
@@ -445,7 +446,7 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         child.reap()
         status = child.process.returncode
-        if status is not None and status < 0:  # somebody killed it before it knew
+        if status is not None and status < 0:  # somebody killed it before the I/O was over
             self._await_quiet(child.mover, child.ended)
         else:
             self._reaped(child.mover, child.ended)
@@ -462,7 +463,7 @@ class Supervisor:
     ) -> _Child:
         command = [sys.executable, "-m", module, msgspec.json.encode(inheritance).decode()]
         environment = dict(os.environ)
-        if inheritance.arena >= 0:  # it takes no commands, and loads drivers and libraries that are not ours
+        if inheritance.arena >= 0:  # a mover needs no token, and loads drivers of others
             environment.pop(admin_tokens.ENVIRONMENT, None)
         child = self._watch(command, descriptors, name, on_end, environment)
         logs.event(logging.INFO, "process started", ("name", name), ("pid", child.process.pid))
@@ -476,7 +477,7 @@ class Supervisor:
         on_end: Callable[[_Child], None],
         environment: dict[str, str] | None = None,
     ) -> _Child:
-        """Starts a process whose end the loop hears of. Raises REFUSED; no such process runs on then."""
+        """Starts a process and watches for its end in the loop. Raises REFUSED; then no such process keeps running."""
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=environment)
         child = _Child(process, -1, name)
         try:
@@ -499,14 +500,14 @@ class Supervisor:
             self._kill_brain(f"it cannot be told news: {problem}")
 
     def _send(self, news: MoverStarted | MoverReaped | Grown, *descriptors: int) -> None:
-        """Raises OSError where a brain that lives is not told."""
+        """Sends news to the brain, if there is one. Raises OSError if a living brain does not get them."""
         if self._control is None:
             return
         with suppress(BrokenPipeError, ConnectionResetError):  # the brain is ending; its pidfd tells the rest
             send(self._control, encode(news), descriptors)
 
     def _kill_brain(self, why: str) -> None:
-        """It will never be right again without what it has missed, and nobody waits for it here."""
+        """Kills a brain that has missed a message: it is out of step for good, and the loop must not wait for it."""
         assert self._brain is not None
         logs.event(logging.ERROR, "brain killed", ("why", why))
         self._brain.kill()
@@ -537,7 +538,7 @@ def _is_past(due: float | None) -> bool:
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """The wake-up descriptor has told the loop."""
+    """Does nothing: the wake-up descriptor has told the loop."""
 
 
 # ---------------------------------------------------------------- before the start
@@ -569,7 +570,9 @@ def _claim_socket(config: Config) -> int:
 
 
 def _open_lock(path: str) -> int:
-    """In a sticky directory somebody may have made it before us, or a link by which we would overwrite another file."""
+    """Opens the lock file. Raises ConfigError if it is not ours alone, and OSError for a link.
+
+    In a sticky directory another user may have made the file, or a link to a file that we would overwrite."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if problem := file_problem(path, os.fstat(lock), forbidden=OTHERS_WRITE):
         os.close(lock)
@@ -578,7 +581,7 @@ def _open_lock(path: str) -> int:
 
 
 def _check_directory(directory: Path) -> None:
-    """Whoever may rename files in it could put a server of his own in our place."""
+    """Raises ConfigError if another user may rename files in it, and so put another server in our place."""
     status = directory.stat()
     writable_by_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
     if status.st_uid not in (0, os.geteuid()) or writable_by_others:
@@ -590,7 +593,7 @@ def _check_directory(directory: Path) -> None:
 
 
 def _remove_sockets(config: Config) -> None:
-    """Under the lock, so they are ours. What is no socket is not (it may be why the brain could not start)."""
+    """Removes our sockets; the lock makes sure that they are ours. Anything else at the path stays."""
     for path in (config.socket, f"{config.socket}.local"):
         with suppress(FileNotFoundError):
             if stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -598,12 +601,14 @@ def _remove_sockets(config: Config) -> None:
 
 
 def _grow(config: Config, arena: int) -> tuple[ArenaGrower, numa.Placement]:
-    """Nodes that nobody asked for are given up where the kernel refuses them, as container runtimes have it do."""
+    """Starts to touch the arena on its NUMA nodes. Raises ConfigError.
+
+    If the kernel refuses nodes that are not configured, as in many containers, it places the memory itself."""
     placement = numa.place(config)
     sizes = config.arena_bytes, config.slab_bytes, config.touch_threads
     try:
         return ArenaGrower(arena, *sizes, placement.nodes), placement
-    except (OSError, RuntimeError) as problem:  # its threads may be what there is no room for
+    except (OSError, RuntimeError) as problem:  # RuntimeError: no thread could be started
         refused = problem.strerror if isinstance(problem, OSError) else str(problem)
         if placement.asked_for or not placement.nodes or isinstance(problem, RuntimeError):
             raise ConfigError("arena-memory", f"numa_node={config.numa_node}: {refused}") from problem

@@ -1,9 +1,8 @@
-"""What systemd is told, and what it keeps for us: readiness, signs of life, and the memory that outlives a restart.
+"""The interface to systemd: readiness, signs of life, and the store for memory that outlives a restart.
 
-The arena and the ledger are descriptors, and systemd's store holds on to descriptors while a service restarts
-(FileDescriptorStoreMax, sd_notify(3)). So DRAM survives `systemctl restart`, an upgrade, and a crash of the
-supervisor, as it survives a crash of the brain: the ledger says what is sealed. Without systemd nothing here does
-anything.
+The arena and the ledger are descriptors, and systemd's store keeps descriptors while a service restarts
+(FileDescriptorStoreMax, sd_notify(3)). So DRAM survives `systemctl restart`, an upgrade, and a crash of the supervisor,
+just as it survives a crash of the brain: the ledger says what is sealed. Without systemd nothing here has an effect.
 """
 
 import os
@@ -14,18 +13,18 @@ from contextlib import suppress
 from pathlib import Path
 
 FIRST_DESCRIPTOR = 3
-"""Descriptors are passed from this number on, sd_listen_fds(3)."""
+"""Number of the first passed descriptor, see sd_listen_fds(3)."""
 STORE_S = 5.0
-"""How long what concerns the store waits for systemd to have room for it: nobody says it again."""
+"""Longest wait for systemd's queue with messages about the store: these are not repeated."""
 HIERARCHIES = {"": ("", "unified"), "name=systemd": ("systemd",)}
-"""Where control groups that systemd made are mounted, by what /proc/self/cgroup says of them."""
+"""Controllers in /proc/self/cgroup -> possible mount directories of systemd's control groups."""
 
 
 class Manager:
-    """systemd, as far as the environment says that it started us."""
+    """systemd as our service manager; without effect if the environment does not say that it started us."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
-        """Takes what is meant for this process alone out of the environment, so that no child believes it."""
+        """Removes the variables for this process from the environment, so that no child uses them."""
         address = environment.pop("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._watched = environment.pop("WATCHDOG_USEC", "") != ""
@@ -39,20 +38,20 @@ class Manager:
         return self._address != ""
 
     def take(self) -> dict[str, int]:
-        """The descriptors that were kept, by name; the caller's from now on."""
+        """Name -> kept descriptor. The caller owns the descriptors."""
         kept, self._kept = self._kept, {}
         return kept
 
     def keep(self, name: str, descriptor: int) -> bool:
-        """Has a descriptor passed to the next start of the service. Whether systemd was told."""
+        """Asks systemd to pass a descriptor to the next start. Whether the message was sent."""
         return self._say(f"FDSTORE=1\nFDNAME={name}", (descriptor,), wait_s=STORE_S)
 
     def forget(self, name: str) -> bool:
-        """Has every descriptor of that name closed. Whether systemd was told."""
+        """Asks systemd to close every descriptor of that name. Whether the message was sent."""
         return self._say(f"FDSTOREREMOVE=1\nFDNAME={name}", wait_s=STORE_S)
 
     def alive(self) -> None:
-        """The brain decides: to be called whenever it says so."""
+        """Reports readiness once, and a sign of life. To be called at each sign of life of the brain."""
         if not self._said_ready:
             self._said_ready = self._say("READY=1")
         if self._watched:
@@ -62,8 +61,9 @@ class Manager:
         self._say("STOPPING=1")
 
     def left_behind(self, root: Path = Path("/")) -> list[int] | None:
-        """Processes of an earlier start that have not ended, and may still write to the memory that was kept. None:
-        where our control group is mounted is not known, so neither are they."""
+        """Processes of an earlier start that have not ended, and may still write to the kept memory.
+
+        None: unknown, because our control group is not mounted at a known place."""
         if not self._unit:
             return []
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -75,7 +75,7 @@ class Manager:
         return None
 
     def _say(self, message: str, descriptors: tuple[int, ...] = (), *, wait_s: float = 0.0) -> bool:
-        """False when it could not be said within that time."""
+        """Sends a message. False if it could not be sent within that time; True also without systemd."""
         if not self._address:
             return True
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
@@ -84,13 +84,13 @@ class Manager:
                 end.settimeout(wait_s)
                 end.connect(self._address)
                 end.sendmsg([message.encode()], beside)
-        except OSError:  # systemd restarts, or its queue is full: readiness and signs of life are said again
+        except OSError:  # systemd restarts, or its queue is full: readiness and signs of life are repeated
             return False
         return True
 
 
 def _listed(environment: MutableMapping[str, str]) -> dict[str, int]:
-    """What LISTEN_FDS passes to this process. Of two with one name the later counts."""
+    """Name -> descriptor that LISTEN_FDS passes to this process. Of two with the same name, the first is closed."""
     process, count = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
     names = environment.pop("LISTEN_FDNAMES", "").split(":")
     if process != str(os.getpid()) or not count.isdecimal():

@@ -263,8 +263,14 @@ MUTATIONS = (
     Mutation(
         "a note that failed is not sent again when its device is well",
         "service/disk/mover.py",
-        "for digest in sorted(tier.unnoted) if is_mended else ():",
-        "for digest in ():",
+        "if is_mended or report.drain",
+        "if report.drain",
+    ),
+    Mutation(
+        "a note that failed is not sent again when its device was drained",
+        "service/disk/mover.py",
+        'if is_mended or report.drain == "drained" else ()',
+        "if is_mended else ()",
     ),
     Mutation(
         "a clear that no disk could note is said to be durable",

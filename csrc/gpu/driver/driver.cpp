@@ -9,7 +9,7 @@
 namespace kv::gpu {
 namespace {
 
-// Each field's name as either vendor calls it.
+// For each field, the names of the call in both vendors' libraries.
 struct Names {
 #define KV_NAME(field, type, cuda, hip, required) std::array<const char*, 2> field{cuda, hip};
     KV_DRIVER_SYMBOLS(KV_NAME)
@@ -17,10 +17,10 @@ struct Names {
 };
 constexpr Names NAMES;
 
-// Longer lists fault the device on ROCm, and cost CUDA nothing to be cut.
+// Longer lists fault the device on ROCm; on CUDA cutting them costs nothing.
 constexpr size_t BATCH_MAX = 8192;
 
-// CUmemcpyAttributes: the source is read in stream order; where the bytes are, the driver can see for itself.
+// CUmemcpyAttributes: the source is read in stream order; the driver finds the location of the bytes itself.
 struct CopyAttributes {
     int access_order = 1;
     int source_location[2] = {0, 0};
@@ -29,7 +29,7 @@ struct CopyAttributes {
 };
 static_assert(sizeof(CopyAttributes) == 24);
 
-// A list of copies as the batch calls want it. One a thread: these lists are long, and made all the time.
+// A list of copies in the form of the batch calls. One per thread, reused because these lists are long and frequent.
 struct Columns {
     std::vector<Address> to;
     std::vector<Address> from;
@@ -93,7 +93,7 @@ std::string Driver::device_name(int ordinal) const {
 
 std::array<std::byte, 16> Driver::device_uuid(int ordinal) const {
     std::array<std::byte, 16> uuid{};
-    if (calls_.device_uuid2) {  // tells the slices of one GPU apart (MIG)
+    if (calls_.device_uuid2) {  // distinguishes the slices of one GPU (MIG)
         KV_CALL(device_uuid2, uuid.data(), device(ordinal));
     } else {
         KV_CALL(device_uuid, uuid.data(), device(ordinal));
@@ -117,7 +117,7 @@ int Driver::multiprocessors(int ordinal) const {
 }
 
 std::string Driver::arch(int ordinal) const {
-    // The numbers of HIP's attributes changed between releases, its properties are a struct of many layouts.
+    // The numbers of HIP's attributes changed between releases, and its struct of properties has many layouts.
     if (!cuda()) return kfd_arch("/sys/class/kfd/kfd/topology/nodes", device_pci(ordinal));
     int major = 0;
     int minor = 0;
@@ -270,7 +270,7 @@ void Driver::copy_batch(std::span<const BatchCopy> copies, bool to_host, StreamP
     }
 }
 
-// False, for good, when this driver does not support it: nothing was enqueued then.
+// Enqueues a batch. False when this driver does not support it: nothing was enqueued, and it is not tried again.
 bool Driver::enqueue_batch(std::span<const BatchCopy> copies, StreamPointer stream) const {
     columns.to.clear();
     columns.from.clear();
@@ -283,7 +283,7 @@ bool Driver::enqueue_batch(std::span<const BatchCopy> copies, StreamPointer stre
     CopyAttributes attributes;
     size_t first = 0;
     size_t failed = 0;
-    // ROCm answers NotSupported to any attribute, CUDA wants exactly this.
+    // ROCm returns NotSupported for any attribute, CUDA requires exactly this.
     void* const given = cuda() ? &attributes : nullptr;
     size_t* const indices = cuda() ? &first : nullptr;
     const size_t given_count = cuda() ? 1 : 0;

@@ -1,8 +1,8 @@
 // One vendor's driver behind neutral methods: found and opened at run time, no SDK at build time.
 //
-// A call that fails throws DriverError with the vendor's name of call and error; only what the caller decides upon
-// (out of memory, not ready, "the driver does not say") is a value. Thread-safe. Methods that touch memory, streams
-// or modules need a current device in the calling thread: Current of handles.h.
+// A call that fails throws DriverError with the vendor's names of call and error. Only results that the caller decides
+// upon (out of memory, not ready, "the driver does not say") are values. Thread-safe. Methods for memory, streams or
+// modules need a current device in the calling thread: Current of handles.h.
 
 #pragma once
 
@@ -36,7 +36,7 @@ class DriverError : public std::runtime_error {
     const std::string code_name;
 };
 
-// No library, symbols missing (named), or no device.
+// The driver cannot be used: no library, missing symbols (named), or no device.
 class DriverAbsent : public std::runtime_error {
     using runtime_error::runtime_error;
 };
@@ -51,10 +51,11 @@ struct Probe {
     std::string problem;  // empty: usable
 };
 
-// What a vendor's library is good for. Never throws. `library`: a path, or "" for a search (library.h).
+// Examines a vendor's library. Never throws. `library`: a path, or "" for a search (library.h).
 Probe probe(Vendor vendor, const std::string& library);
 
-// `kind`: "cuda", "rocm", or "auto" for the only vendor with devices. DriverAbsent says what was found of each.
+// The vendor of a kind: "cuda", "rocm", or "auto" for the only vendor with devices. DriverAbsent has the findings about
+// each vendor.
 Vendor choose(const std::string& kind, const std::string& library);
 
 struct BatchCopy {
@@ -81,13 +82,13 @@ class Driver {
     std::array<std::byte, 16> device_uuid(int ordinal) const;
     std::string device_pci(int ordinal) const;  // lower case
     int multiprocessors(int ordinal) const;     // ROCm: 256, as it only bounds a grid
-    std::string arch(int ordinal) const;        // "sm_90", "gfx942"; "" when a ROCm machine does not tell
+    std::string arch(int ordinal) const;        // "sm_90", "gfx942"; "" if unknown on ROCm
 
-    // The calling thread uses that device until leave() gets what enter() returned. Contexts are the primary ones,
-    // retained until the process ends.
+    // The calling thread uses that device until leave(), which takes the result of enter(). Contexts are the primary
+    // ones, retained until the process ends.
     void* enter(int ordinal) const;
     void leave(void* before) const;
-    // This thread's calls no longer invalidate a stream capture of another thread; for good.
+    // From now on this thread's calls do not invalidate a stream capture of another thread.
     void relax_capture_mode() const;
 
     struct Memory {
@@ -111,7 +112,7 @@ class Driver {
     Address ipc_open(const IpcHandle& handle) const;  // always with flag 1: HIP refuses any other
     void ipc_close(Address memory) const;
 
-    // Pinned host memory, portable and mapped. The device address of host memory is asked for, never assumed equal.
+    // Pinned host memory, portable and mapped. Its device address comes from host_address() and may differ.
     void* host_alloc(uint64_t bytes) const;
     void host_free(void* memory) const;
     bool can_register() const;
@@ -122,8 +123,8 @@ class Driver {
     // `to` and `from` on the host's side are host pointers of pinned memory.
     void copy_to_host(void* to, Address from, uint64_t bytes, StreamPointer stream) const;
     void copy_to_device(Address to, const void* from, uint64_t bytes, StreamPointer stream) const;
-    // Enqueues all, in batch calls of at most 8192 where the driver has a batch call that works, else one by one.
-    // Host memory by its device address, as host_address() gives it.
+    // Enqueues all copies, in batch calls of at most 8192 if the driver has a batch call that works, else one by one.
+    // Host memory is given by its device address, from host_address().
     void copy_batch(std::span<const BatchCopy> copies, bool to_host, StreamPointer stream) const;
     bool has_batch() const { return batch_works_.load(std::memory_order_relaxed); }
 
@@ -138,7 +139,7 @@ class Driver {
     ModulePointer module_load(const void* image) const;
     void module_unload(ModulePointer module) const;
     FunctionPointer module_function(ModulePointer module, const char* name) const;
-    // One-dimensional, without shared memory.
+    // Launches a one-dimensional grid without shared memory.
     void launch(FunctionPointer function, unsigned blocks, unsigned threads, StreamPointer stream,
                 void** arguments) const;
 

@@ -1,4 +1,4 @@
-// What a device is, for people and for telling devices apart.
+// Facts about a device, for people and for identification.
 
 #pragma once
 
@@ -21,14 +21,14 @@ struct DeviceFacts {
 std::string device_id(const Driver& driver, int ordinal);
 DeviceFacts facts_of(const Driver& driver, int ordinal);
 
-// -1: this process sees no such device.
+// The ordinal of a device; -1 if this process sees no such device.
 int ordinal_of(const Driver& driver, const std::string& id);
 
-// How this process makes and opens IPC handles: both sides must agree. CUDA: "". ROCm: "legacy" when
-// HSA_ENABLE_IPC_MODE_LEGACY=1, else "dmabuf".
+// The kind of IPC handles that this process makes and opens; both sides must have the same. CUDA: "". ROCm: "legacy"
+// when HSA_ENABLE_IPC_MODE_LEGACY=1, else "dmabuf".
 std::string ipc_mode(Vendor vendor);
 
-// "gfx942" from the Linux driver's topology directory, by PCI bus id; "" when it does not say.
+// The architecture, such as "gfx942", from the Linux driver's topology directory, by PCI bus id; "" if unknown.
 std::string kfd_arch(const std::string& topology, const std::string& pci);
 
 }  // namespace kv::gpu

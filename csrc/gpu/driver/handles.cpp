@@ -6,7 +6,7 @@ Current::~Current() {
     try {
         driver_.leave(before_);
     } catch (const DriverError&) {
-        return;  // a destructor cannot say it; the next call of this thread will
+        return;  // a destructor cannot throw; the next call of this thread will fail
     }
 }
 

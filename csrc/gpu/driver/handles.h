@@ -1,6 +1,6 @@
 // Owners of driver objects. Each is used and destroyed by threads in which its device is current (Current).
 //
-// Destructors pass over a driver's refusal: after a sticky error every call fails, and the process is about to end.
+// Destructors ignore a driver's errors: after a sticky error every call fails, and the process is about to end.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace kv::gpu {
 
-// While it lives the calling thread uses that device, then again what it used before.
+// While it lives, the calling thread uses that device; afterwards the one before.
 class Current {
   public:
     Current(const Driver& driver, int ordinal) : driver_(driver), before_(driver.enter(ordinal)) {}
@@ -26,8 +26,8 @@ class Current {
     void* before_;
 };
 
-// The same for giving back, which must not fail: after a sticky error nothing can be made current, and each owner below
-// passes over the refusal that it gets.
+// Like Current, but never fails, for releasing objects. After a sticky error no device can be made current, and each
+// owner below ignores the error that it gets.
 class CurrentIfPossible {
   public:
     CurrentIfPossible(const Driver& driver, int ordinal);
@@ -36,7 +36,7 @@ class CurrentIfPossible {
     std::optional<Current> current_;
 };
 
-// A driver's object and the call that gives it back.
+// A driver's object and the call that releases it.
 template <typename Object, void (Driver::*give_back)(Object) const>
 class Owned {
   public:
@@ -97,7 +97,7 @@ class DeviceMemory {
     uint64_t bytes_;
 };
 
-// Host memory for DMA, which the device can read and write in place as well.
+// Host memory for DMA, which kernels of the device can also read and write in place.
 class PinnedMemory {
   public:
     PinnedMemory(const Driver& driver, uint64_t bytes);

@@ -43,7 +43,7 @@ Opened open_library(const std::string& path, const std::string& stem, const std:
     Opened opened;
     std::string missing;
     for (const std::string& name : tries) {
-        // Local: the symbols of one vendor's library never answer for another's.
+        // Local, so that symbols of one vendor's library never resolve another's.
         opened.handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
         if (opened.handle) {
             opened.path = path_of(opened.handle, name);

@@ -1,5 +1,5 @@
-// Where a vendor's library is. A copy that is mapped already (torch's, say) must be the one that we use: two copies of
-// a GPU runtime in one process know nothing of each other's memory.
+// The search for a vendor's library. A copy that is mapped already (torch's, for example) must be used: two copies of a
+// GPU runtime in one process do not know each other's memory.
 
 #pragma once
 
@@ -11,14 +11,14 @@ namespace kv::gpu {
 struct Opened {
     void* handle = nullptr;  // of dlopen; never closed
     std::string path;        // as the linker knows it
-    std::string problem;     // what was tried, when there is no handle
+    std::string problem;     // the attempts, when there is no handle
 };
 
 // The path of a mapped library whose file name begins with `stem` ("libcuda.so"); "" when there is none.
 std::string mapped_library(const std::string& stem);
 
-// Opens `path` and nothing else when it is not empty; otherwise the mapped copy of `stem`, otherwise the first of
-// `candidates` (names for the linker, or paths) that can be opened.
+// Opens only `path` if it is not empty. Otherwise the mapped copy of `stem`, or the first of `candidates` (names for
+// the linker, or paths) that can be opened.
 Opened open_library(const std::string& path, const std::string& stem, const std::vector<std::string>& candidates);
 
 }  // namespace kv::gpu

@@ -1,4 +1,4 @@
-// How a driver is found, judged and chosen; what it does then is in driver.cpp.
+// Finding, examining and choosing a driver; its calls are in driver.cpp.
 
 #include <dlfcn.h>
 
@@ -46,7 +46,7 @@ std::string joined(const std::vector<std::string>& names) {
     return text;
 }
 
-// The vendor's word for a code, when even the table may be incomplete.
+// The vendor's name of an error code, even if the table is incomplete.
 std::string error_name(const Symbols& calls, int code) {
     const char* name = nullptr;
     if (calls.cuda_error_name) calls.cuda_error_name(code, &name);
@@ -54,7 +54,7 @@ std::string error_name(const Symbols& calls, int code) {
     return format("%s (%d)", name ? name : "unknown error", code);
 }
 
-// Begins the driver and counts its devices; "" or why it is of no use.
+// Starts the driver and counts its devices. Returns why it cannot be used, or "".
 std::string begin(const Symbols& calls, Probe& probe) {
     if (!probe.missing_required.empty()) {
         return "the driver is too old or damaged: it lacks " + joined(probe.missing_required);

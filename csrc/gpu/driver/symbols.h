@@ -1,9 +1,9 @@
 // The driver calls that we use, one line each: field, type, name in libcuda, name in libamdhip64, where it is required.
 //
-// Plain C, no vendor header: int stands for CUresult and hipError_t, which agree in every code that we look at; void*
-// for streams, events, modules, functions and contexts; Address for device pointers, which HIP writes as void*. A
-// vendor that has no such call, or a call of another shape, has nullptr there. The simulated driver of the tests is
-// made from the same table.
+// Plain C without vendor headers. int stands for CUresult and hipError_t, whose codes agree as far as we use them;
+// void* for streams, events, modules, functions and contexts; Address for device pointers, which HIP writes as void*. A
+// name is nullptr if the vendor has no call with this signature. The simulated driver of the tests is made from the
+// same table.
 
 #pragma once
 
@@ -23,7 +23,7 @@ using EventPointer = void*;
 using ModulePointer = void*;
 using FunctionPointer = void*;
 
-// ALL: without it the library is refused. CUDA: only where libcuda lacks it. NONE: we do without.
+// ALL: a library without it is refused. CUDA: only libcuda without it is refused. NONE: optional.
 enum class Required { ALL, CUDA, NONE };
 
 namespace raw {
@@ -144,7 +144,7 @@ constexpr unsigned STREAM_NON_BLOCKING = 1;
 constexpr unsigned EVENT_DISABLE_TIMING = 2;
 constexpr unsigned IPC_LAZY_PEER_ACCESS = 1;
 constexpr unsigned HOST_PORTABLE = 1;
-constexpr unsigned HOST_MAPPED = 2;  // of allocations and registrations alike
+constexpr unsigned HOST_MAPPED = 2;  // for allocations and registrations
 constexpr int CAPTURE_RELAXED = 2;
 constexpr int POINTER_DEVICE_ORDINAL = 9;
 constexpr int POINTER_IPC_CAPABLE = 10;

@@ -65,7 +65,7 @@ void CopyCrew::work() {
 
 // ------------------------------------------------------------------ BounceTask
 
-// Goes through buffers of its lane, one after the other: each is filled with as many bytes of the copies as fit.
+// Uses the buffers of its lane one after the other: each gets as many bytes of the copies as fit.
 class BounceTask : public LinkTask {
   public:
     BounceTask(BounceLink& link, Way way, std::vector<LinkCopy> copies)
@@ -88,7 +88,7 @@ class BounceTask : public LinkTask {
 
   private:
     enum class Step { TRANSFER, COPY };  // by the device, by the crew
-    // What one buffer carries. TO_ARENA: transfer, copy. TO_DEVICE: copy, transfer.
+    // The content of one buffer. Steps TO_ARENA: transfer, copy. TO_DEVICE: copy, transfer.
     struct Load {
         BounceLink::Buffer* buffer;
         std::vector<LinkCopy> parts;  // back to back in the buffer
@@ -150,7 +150,7 @@ class BounceTask : public LinkTask {
         link_.crew_.begin(copies, load.buffer->left);
     }
 
-    // True when the load has arrived and its buffer is free again.
+    // True when the load has arrived and its buffer is free.
     bool advance_load(Load& load) {
         const bool ended = load.step == Step::TRANSFER ? load.buffer->event.done() : load.buffer->left == 0;
         if (!ended) return false;

@@ -1,5 +1,5 @@
-// Pinned memory of our own between the device and the arena, and threads that copy between the two: for drivers that
-// cannot register shared memory. A DMA and the copying of the buffer before it run at the same time.
+// The link through pinned buffers of our own, with threads that copy between them and the arena: for drivers that
+// cannot register shared memory. The DMA of one buffer and the copying of the previous one run at the same time.
 
 #pragma once
 
@@ -16,9 +16,9 @@
 
 namespace kv::gpu {
 
-constexpr uint32_t BOUNCE_BUFFERS = 4;  // of each direction
+constexpr uint32_t BOUNCE_BUFFERS = 4;  // for each direction
 
-// Threads that copy between mapped memory. `left` of a batch reaches 0 when all of it is copied and visible.
+// Threads that copy between mapped memory. `left` of a batch reaches 0 when all its copies are done and visible.
 class CopyCrew {
   public:
     explicit CopyCrew(int threads);
@@ -73,7 +73,7 @@ class BounceLink : public Link {
     const uint64_t buffer_bytes_;
     Lane to_arena_;
     Lane to_device_;
-    CopyCrew crew_;  // last: its threads stop before the memory goes
+    CopyCrew crew_;  // last: its threads stop before the memory is freed
 };
 
 }  // namespace kv::gpu

@@ -17,15 +17,15 @@ namespace {
 
 constexpr uint64_t BOUNCE_BYTES = 16 << 20;
 
-// The driver keeps all other calls of this process waiting while it registers memory, some 10 ms for this much, and a
-// thread that registers one piece right behind the other never lets them in: the first store into an arena of 40 GiB
-// ended when all of that was registered, 7 s later. So pieces are small, those that nobody has asked for wait until no
-// job is under way, and the others leave a breath between them.
+// While the driver registers memory, all other calls of this process wait: about 10 ms for this size. A thread that
+// registers pieces without a pause never lets them in: the first store into an arena of 40 GiB ended only after all of
+// it was registered, 7 s later. So pieces are small, those that nobody has asked for wait until no job is under way,
+// and there is a pause (BREATH) between the others.
 constexpr uint64_t UNIT_BYTES_MAX = 64 << 20;
 constexpr uint64_t HUGE_PAGE_BYTES = 2 << 20;
 constexpr std::chrono::milliseconds BREATH{1};
 
-// What of a slab is registered at a time.
+// Bytes of a slab that are registered at a time.
 uint64_t unit_of(uint64_t slab_bytes) {
     uint64_t unit = slab_bytes;
     while (unit > UNIT_BYTES_MAX && unit % (2 * HUGE_PAGE_BYTES) == 0) unit /= 2;

@@ -1,12 +1,12 @@
-// Copies between KV pools on one device and the arena: what CopyEngine is for host memory, with the same promises.
+// Copies between KV pools on one device and the arena: the counterpart of CopyEngine, with the same promises.
 //
-// Threads: one thread calls the methods (the mover's loop); a pump for each direction moves jobs on; a house thread
-// imports, registers the arena and unmaps, because the driver takes up to hundreds of milliseconds for that. Nothing a
-// caller does waits for the device, except the constructor and close().
+// Threads: one thread calls the methods (the mover's loop); a pump for each direction advances jobs; a house thread
+// imports, registers the arena and unmaps, because the driver takes up to hundreds of milliseconds for that. No call
+// waits for the device, except the constructor and close().
 //
 // Ends: every submitted job gives exactly one completion; every map_cache() exactly one, MAPPED or REFUSED; every
-// unmap_cache() of a mapped cache exactly one, after the cache's last job. BROKEN: the driver failed on the data path,
-// nothing more will end, and the process has to.
+// unmap_cache() of a mapped cache exactly one, after the cache's last job. BROKEN: the driver failed on the data path;
+// nothing more will complete, and the process has to end.
 
 #pragma once
 
@@ -44,10 +44,10 @@ struct EngineOptions {
     KernelOptions kernels;
     int arena_fd;  // stays the caller's
     uint64_t arena_bytes;
-    uint64_t slab_bytes;               // a slot crosses no multiple of it
-    int threads;                       // that copy where the arena cannot be registered
-    uint64_t gather_segment_bytes;     // of our own staging, for caches that brought none
-    std::optional<Measured> measured;  // of an earlier run on this device and driver
+    uint64_t slab_bytes;               // no slot crosses a multiple of this
+    int threads;                       // copying threads if the arena cannot be registered
+    uint64_t gather_segment_bytes;     // of our own staging, for caches without staging
+    std::optional<Measured> measured;  // by an earlier run on this device and driver
 };
 
 struct DeviceBuffer {
@@ -79,15 +79,15 @@ class DeviceEngine {
     std::string backend() const;
     std::vector<std::pair<std::string, std::string>> facts() const;
     const Measured& measured() const { return measured_; }
-    // Allocations of other processes that are open here.
+    // The number of open allocations of other processes.
     size_t imports() const { return imports_open_; }
     int eventfd() const { return completions_.eventfd(); }
 
-    // As CopyEngine's.
+    // As in CopyEngine.
     void map_board(uint64_t session, int fd, uint32_t words);
     void drop_board(uint64_t session);
 
-    // Duplicates the ring's descriptor and returns; the end comes as a completion.
+    // Duplicates the ring's descriptor and returns; the result comes as a completion.
     void map_cache(CacheOrder order);
     // A cache that is not mapped (any more) is not an error: it may have been refused meanwhile. One that is being
     // mapped ends as MAPPED and UNMAPPED, or as REFUSED.
@@ -98,10 +98,10 @@ class DeviceEngine {
     void arena_ready(uint64_t slabs);
 
     std::vector<Completion> completions(size_t most) { return completions_.take(most); }
-    // Stops all jobs, ends, unmaps. completions() may still be called.
+    // Stops all jobs, waits for their ends, unmaps. completions() may still be called.
     void close();
 
-    // device_self_test.h: apart from everything above, with the same kernels and kind of link.
+    // The test of device_self_test.h with this engine's kernels and kind of link, independent of its jobs.
     std::string self_test() const;
 
   private:

@@ -8,12 +8,12 @@
 namespace kv::gpu {
 namespace {
 
-// Of a direct job: what one task carries, and how many may be under way.
+// Bytes of one task of a direct job, and the number of tasks under way.
 constexpr uint64_t STRETCH_BYTES_MAX = 16 << 20;
 constexpr uint64_t STRETCH_COPIES = 4096;
 constexpr size_t STRETCHES_MAX = 3;
 
-// Slots that are neighbours make one copy: a copy engine needs about 2 us between two of them, as long as for 100 KiB.
+// Adjacent slots become one copy: a copy engine needs about 2 us between two copies, as long as for 100 KiB.
 void append(std::vector<LinkCopy>& copies, const LinkCopy& next) {
     if (!copies.empty()) {
         LinkCopy& last = copies.back();
@@ -130,7 +130,7 @@ void DeviceJob::halt(Status status, const std::string& code, const std::string& 
 
 bool DeviceJob::all_cut() const { return plan_ ? next_ == plan_->bytes() : cutter_->finished(); }
 
-// The link asks for what is missing, so it must hear of every shard.
+// Whether the link reaches all slots. Asks for every shard, because the link prepares the missing ones.
 bool DeviceJob::reached() {
     if (reached_) return true;
     reached_ = true;
@@ -258,7 +258,7 @@ Completion DeviceJob::end() {
             completion.status = Status::ABANDONED;
         }
     } else {
-        // A word that the client abandoned stays abandoned.
+        // The swap fails if the client has abandoned the word.
         board_->swap(order_.word, order_.generation, WordState::SUBMITTED, WordState::FAILED);
     }
     completion.code = code_;

@@ -1,5 +1,5 @@
-// One job on a device, from its queue to its end. It knows nothing of threads: the pump of its direction calls it,
-// except for stop() and the constants, which any thread may use.
+// One job on a device, from its queue to its end. It knows nothing of threads: the pump of its direction calls it.
+// Any thread may use stop() and the constants.
 
 #pragma once
 
@@ -33,23 +33,23 @@ const char* name_of(JobMode mode);
 struct MappedDeviceCache {
     uint64_t session;
     Layout layout;
-    std::vector<IpcHandle> handles = {};  // what Imports has to close
+    std::vector<IpcHandle> handles = {};  // to be closed by Imports
     std::vector<Address> bases = {};      // of the registered buffers
-    std::unique_ptr<RingPeer> ring = {};  // null: it brought no staging
+    std::unique_ptr<RingPeer> ring = {};  // null: the client has no staging
     std::unique_ptr<RingPacker> gatherer = {}, scatterer = {};
 };
 
-// What a job copies with: of the mover, and the same for all jobs of a direction.
+// The mover's means of copying, the same for all jobs of a direction.
 struct DeviceTools {
     Link& link;
     KernelPacker& packer;
     uint64_t arena_bytes;
-    DirectFrom direct_from;  // by the mean length of the copies
+    DirectFrom direct_from;  // compared with the mean length of a job's copies
 };
 
 class DeviceJob {
   public:
-    // `tools` and what they name must outlive it.
+    // `tools` and the objects that they refer to must outlive the job.
     DeviceJob(JobOrder order, JobMode allowed, std::shared_ptr<MappedDeviceCache> cache, std::shared_ptr<Board> board,
               const DeviceTools& tools);
 
@@ -57,23 +57,23 @@ class DeviceJob {
     uint64_t cache_id() const { return order_.cache; }
     JobKind kind() const { return order_.kind; }
 
-    // Any thread: nothing of it that has not begun is begun.
+    // Any thread: parts of the job that have not begun are skipped.
     void stop() { stopped_ = true; }
     bool stopped() const { return stopped_; }
 
-    // Takes the word to SUBMITTED, plans, and chooses the mode. False: it ends here. DriverError as below.
+    // Takes the word to SUBMITTED, plans, and chooses the mode. False: the job ends here. DriverError as below.
     bool begin();
-    // Whose segments it uses: jobs that share them take them one job after the other.
+    // Identity of the segments that it uses: jobs with the same ones take segments one job after the other.
     const void* shares() const;
-    // Moves whatever can be moved now; true when anything did. `alone`: no other job shares what this one uses.
+    // Advances every part that can be now; true when any did. `alone`: no other job shares the segments of this one.
     // DriverError: the context is broken.
     bool advance(bool alone);
-    // Everything of it is on its way.
+    // All parts of the job are on their way.
     bool all_cut() const;
     bool finished() const { return flights_.empty() && (halted_ || all_cut()); }
-    // A DMA is under way, or a kernel of ours: the next look should be soon.
+    // A DMA or one of our kernels is under way: poll again soon.
     bool copying() const;
-    // Exactly once, after begin() was false or when finished(). Takes the word to its end.
+    // Sets the word's final state. Exactly once, after begin() was false or when finished().
     Completion end();
 
   private:
@@ -87,7 +87,7 @@ class DeviceJob {
         uint64_t bytes;
     };
 
-    // What became of a flight at a look.
+    // The result of polling a flight.
     enum class Look { WAITS, MOVED, LANDED, GONE };
 
     bool reached();
@@ -110,9 +110,9 @@ class DeviceJob {
     const DeviceTools& tools_;
 
     std::atomic<bool> stopped_{false};
-    bool begun_ = false;    // begin() was true
+    bool begun_ = false;    // begin() returned true
     bool halted_ = false;   // nothing more is begun
-    bool reached_ = false;  // by the link
+    bool reached_ = false;  // the link reaches all its slots
     JobMode mode_ = JobMode::DIRECT;
     std::optional<ShardPlan> shards_;
     std::optional<Plan> plan_;  // of a direct job

@@ -38,7 +38,7 @@ std::shared_ptr<MappedDeviceCache> make_cache(const DeviceMemory& pool) {
     return cache;
 }
 
-// Two chunks of each group, at slots that the groups do not share.
+// Two chunks of each group, in different slots for each group.
 std::vector<CopyGroup> copies_of(const std::vector<int32_t>& block_ids) {
     std::vector<CopyGroup> copies;
     int64_t slot = 0;
@@ -52,7 +52,7 @@ std::vector<CopyGroup> copies_of(const std::vector<int32_t>& block_ids) {
     return copies;
 }
 
-// What the pool holds after the blocks `from` came back as the blocks `to`.
+// The expected pool after the blocks `from` were retrieved as the blocks `to`.
 void move_blocks(std::byte* pool, const std::vector<int32_t>& from, const std::vector<int32_t>& to) {
     for (const uint64_t page : PAGES) {
         for (uint64_t region = 0; region < REGIONS; ++region, pool += BLOCKS * page) {

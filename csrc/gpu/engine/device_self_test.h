@@ -1,4 +1,4 @@
-// A device proves itself before it is trusted with somebody's memory.
+// The self-test of a device, before it is trusted with clients' memory.
 
 #pragma once
 
@@ -10,9 +10,9 @@
 
 namespace kv::gpu {
 
-// Stores and retrieves pages of odd sizes between scratch device memory and a scratch arena that is reached by the same
-// kind of link, once packed by our kernels and once directly, and compares every byte. In the current device. Empty, or
-// what went wrong.
+// Stores and retrieves pages of odd sizes between scratch device memory and a scratch arena with the same kind of link,
+// once packed by our kernels and once directly, and compares every byte. Uses the current device. Returns the problem,
+// or "".
 std::string self_test(const Driver& driver, const Kernels& kernels, const std::string& arena_reach);
 
 }  // namespace kv::gpu

@@ -18,7 +18,7 @@ Imports::~Imports() {
         try {
             driver_.ipc_close(entry.base);
         } catch (const DriverError&) {
-            return;  // a broken context refuses everything, and the process ends
+            return;  // in a broken context every call fails, and the process ends
         }
     }
 }
@@ -57,8 +57,8 @@ Address Imports::import(const IpcHandle& handle, const std::string& what) const 
         return driver_.ipc_open(handle);
     } catch (const DriverError& error) {
         if (error.code == INVALID_CONTEXT) {
-            // What both vendors say of a handle of their own process, by its PID: in two PID namespaces it may be
-            // equal.
+            // Both vendors return this for a handle of the own process, recognized by its PID. In two PID namespaces,
+            // two processes may have the same.
             throw Refusal("handle-pid", what + ": the driver takes client and mover for one process; in containers, " +
                                             "start both with --pid=host (" + error.what() + ")");
         }

@@ -1,4 +1,4 @@
-// Memory of other processes, opened by IPC handle: once for each handle, however many caches lie in it.
+// Memory of other processes, opened by IPC handle: once for each handle, however many caches use it.
 
 #pragma once
 
@@ -10,15 +10,15 @@
 
 namespace kv::gpu {
 
-// Not thread-safe: the house thread's. The device is current.
+// Not thread-safe: used by the house thread only. The device must be current.
 class Imports {
   public:
     Imports(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {}
     ~Imports();
 
-    // The base address of the allocation, which must hold `bytes` at least. `what` names it in refusals. To be closed
-    // as often as it was opened. Refusal("handle" | "handle-size" | "handle-device" | "handle-pid") and DriverError
-    // leave nothing open.
+    // The base address of the allocation, which must have at least `bytes`. `what` names it in refusals. Close it as
+    // often as it was opened. Refusal("handle" | "handle-size" | "handle-device" | "handle-pid") and DriverError leave
+    // nothing open.
     Address open(const IpcHandle& handle, uint64_t bytes, const std::string& what);
     void close(const IpcHandle& handle);
     size_t open_count() const { return entries_.size(); }

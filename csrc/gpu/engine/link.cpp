@@ -8,7 +8,7 @@ namespace kv::gpu {
 
 std::unique_ptr<Link> make_link(const Driver& driver, const std::string& reach, const Mapping& arena,
                                 const LinkOptions& options) {
-    // ROCm registers memory of a memfd on some releases only, and says so too late.
+    // Only some releases of ROCm can register memory of a memfd, and the others fail too late.
     const bool prefer_register = driver.vendor() == Vendor::CUDA;
     if (reach == "register" || (reach == "auto" && prefer_register)) {
         if (!driver.can_register()) {

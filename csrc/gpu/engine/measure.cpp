@@ -52,7 +52,7 @@ class Bench {
     }
 
   private:
-    // Of the best of some rounds; the first one also warms up.
+    // The rate of the best of some rounds; the first one also warms up.
     double gbps(const std::function<void()>& enqueue) {
         double best = 0;
         for (int round = 0; round < ROUNDS; ++round) {
@@ -74,7 +74,8 @@ class Bench {
         }
     }
 
-    // All of the scratch in copies of that length, whose neighbours on the host are none on the device.
+    // The rate for all the scratch memory in copies of that length. Neighbours on the host are not adjacent on the
+    // device.
     std::vector<BatchCopy> scattered(uint64_t bytes, bool to_host) const {
         constexpr uint64_t STRIDE = 7;  // coprime to every power of two
         const uint64_t count = host_.bytes() / bytes;

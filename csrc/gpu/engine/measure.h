@@ -1,4 +1,4 @@
-// How fast this device's link is, and from which length on copies need no packing.
+// Measurement of a device's link: its rate, and the length from which copies need no packing.
 
 #pragma once
 
@@ -8,11 +8,12 @@
 
 namespace kv::gpu {
 
-// The shortest copies that, with all longer ones, go straight between KV pool and arena; never below 64 KiB.
+// Lengths from which copies go directly between KV pool and arena; never below 64 KiB.
 struct DirectFrom {
-    uint64_t staged_bytes = 0;  // instead of the client's packing: 98.5 % of the link, which staging reaches
-    // Instead of ours, which takes turns with the engine's kernels: 97 %. Not less, because beside memory-bound work
-    // scattered copies lose more than long ones: at 256 KiB, 94 % of an idle link, 81 % were left.
+    // In place of the client's packing: copies that reach 98.5 % of the link's rate, as staging does.
+    uint64_t staged_bytes = 0;
+    // In place of our packing, which takes turns with the engine's kernels: 97 %. Not less, because memory-bound work
+    // slows down scattered copies more than long ones: at 256 KiB, with 94 % of an idle link, 81 % were left.
     uint64_t bare_bytes = 0;
 };
 
@@ -26,8 +27,8 @@ struct Measured {
     LinkSpeed retrieve;
 };
 
-// In the current device, with 64 MiB of pinned and of device memory (less when there is not enough). Waits, about 150
-// ms.
+// Measures the current device, with 64 MiB of pinned and of device memory each (less when there is not enough). Waits
+// about 150 ms.
 Measured measure(const Driver& driver);
 
 }  // namespace kv::gpu

@@ -34,7 +34,7 @@ std::optional<uint32_t> RingPacker::claim() {
     return std::nullopt;
 }
 
-// Takes back what the client has finished for jobs that are gone.
+// Frees segments that the client has finished for jobs that are gone.
 void RingPacker::collect() {
     for (uint32_t segment = 0; segment < SEGMENTS; ++segment) {
         if (uses_[segment] == Use::LEFT && poll(segment) != PackState::WAITING) {
@@ -89,12 +89,12 @@ constexpr uint64_t MEAN_PIECE_BYTES = 256;          // smaller pieces fill a seg
 
 }  // namespace
 
-// One job's face. The segments are the KernelPacker's.
+// The packer of one job. The KernelPacker owns the segments.
 class KernelService : public Packer {
   public:
     KernelService(KernelPacker& packer, Pool pool) : packer_(packer), pool_(std::move(pool)) {}
 
-    // Not all pieces: where a stretch is expanded in parts, a piece may be cut in two.
+    // Less than pieces_max(), because a piece may be cut in two when a stretch is expanded in parts.
     SegmentLimits limits() const override { return {packer_.segment_bytes_, packer_.pieces_max() / 8 * 7, UINT64_MAX}; }
     Address segment_address(uint32_t segment) const override { return packer_.segments_[segment].address; }
 
@@ -134,7 +134,7 @@ class KernelService : public Packer {
     }
 
   private:
-    // Pieces of a stretch, expanded in as many parts as it takes.
+    // Lists the pieces of a stretch, expanded in as many parts as necessary.
     void add(const StagedStretch& stretch, KernelPacker::Segment& target) {
         const auto& [shard, staging, begin, end] = stretch;
         if (expand(pool_.layout, shard, begin, end, staging, pool_.bases, pieces_)) return;
@@ -148,7 +148,8 @@ class KernelService : public Packer {
         add({shard, staging + static_cast<uint32_t>(middle - begin), middle, end}, target);
     }
 
-    // Not launched part by part, although that would begin sooner: each launch may be a turn that the engine waits for.
+    // Appends pieces to the segment's list. The list is launched once, although parts could begin sooner: each launch
+    // may have to wait for its turn beside the engine's kernels.
     void list(KernelPacker::Segment& target) {
         KV_ASSERT(listed_ + pieces_.size() <= packer_.pieces_max());
         std::ranges::copy(std::as_bytes(std::span(pieces_)), target.pieces.data() + listed_ * sizeof(Piece));

@@ -1,4 +1,4 @@
-// Gathering and scattering between a KV pool and segments of staging: asked of the client, or run by ourselves.
+// Gathering and scattering between a KV pool and segments of staging, by the client or by ourselves.
 //
 // A packer serves one direction and belongs to its pump's thread. A segment goes: claimed → (store) begin … DONE → link
 // → recycled, or claimed → link → (retrieve) begin … DONE → recycled.
@@ -27,21 +27,21 @@ class Packer {
     virtual ~Packer() = default;
     virtual SegmentLimits limits() const = 0;
     virtual Address segment_address(uint32_t segment) const = 0;
-    // The next segment that nobody uses, now the caller's.
+    // Claims the next free segment for the caller.
     virtual std::optional<uint32_t> claim() = 0;
     // Packs a claimed segment. The stretches' block ids need to live during the call only.
     virtual void begin(uint32_t segment, uint64_t job, const std::vector<StagedStretch>& stretches) = 0;
     virtual PackState poll(uint32_t segment) = 0;
-    // What a DMA can wait for on the device instead of poll(); null when there is no such thing.
+    // An event that a DMA can wait for on the device instead of poll(); null if there is none.
     virtual const Event* packed(uint32_t segment) const = 0;
-    // A claimed segment that is DONE, FAULT or was never begun is free again.
+    // Frees a claimed segment that is DONE, FAULT or was never begun.
     virtual void recycle(uint32_t segment) = 0;
-    // Gives up a segment that was begun. True: nothing of this process touches it any more, and it is no longer the
+    // Gives up a segment that was begun. True: this process does not touch it any more, and it is no longer the
     // caller's. False: ask again.
     virtual bool let_go(uint32_t segment) = 0;
 };
 
-// Asks the client of a staged cache, over its ring. What the client has begun and does not end stays out of use.
+// Packing by the client of a staged cache, over its ring. Segments that the client began and does not end stay unused.
 class RingPacker : public Packer {
   public:
     // `ring` must outlive it. `staging`: device address of the whole staging memory.
@@ -56,7 +56,7 @@ class RingPacker : public Packer {
     bool let_go(uint32_t segment) override;
 
   private:
-    // SPOILT: the client had written into a word of ours. LEFT: the client has it, no job waits for it.
+    // SPOILT: the client wrote a word that belongs to us. LEFT: the client has the segment, and no job waits for it.
     enum class Use { FREE, CLAIMED, ASKED, SPOILT, LEFT };
     void collect();
 
@@ -68,26 +68,26 @@ class RingPacker : public Packer {
     uint32_t next_ = 0;
 };
 
-// Where the pages of a job's cache are: the registered buffers, by index.
+// The memory of a job's cache: its layout, and the addresses of the registered buffers by index.
 struct Pool {
     const Layout& layout;
     std::vector<Address> bases;
 };
 
-// Staging and kernels of our own, for caches that brought no staging. The kernels of two processes take turns on a GPU,
-// milliseconds each: the segments are large, and each is one launch, so that there are few turns to wait for.
+// Packing with our own staging and kernels, for caches without staging. The kernels of two processes take turns on a
+// GPU, of milliseconds each. So segments are large, and each is one launch, to have few turns to wait for.
 class KernelPacker {
   public:
     static constexpr uint32_t SEGMENTS_OF_LANE = 2;
 
-    // Takes no memory yet. `way`: GATHER for stores, SCATTER for retrieves.
+    // Allocates no memory yet. `way`: GATHER for stores, SCATTER for retrieves.
     KernelPacker(const Driver& driver, const Kernels& kernels, Kernels::Way way, uint64_t segment_bytes);
 
-    // Takes the staging memory, once; halved while there is not enough. Refusal("device-memory") below 16 MiB.
+    // Allocates the staging memory once, halved while there is not enough. Refusal("device-memory") below 16 MiB.
     void prepare();
     uint64_t segment_bytes() const { return segment_bytes_; }
 
-    // The face of one job; after prepare().
+    // The packer for one job. Call prepare() before.
     std::unique_ptr<Packer> serve(const Pool& pool);
 
   private:

@@ -15,17 +15,17 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// Between two looks at what does not move: a DMA of a segment takes 300 us, a client's gather about as long.
+// Interval of polling while nothing advances: a DMA of a segment takes 300 us, a client's gather about as long.
 constexpr microseconds NAP_COPYING{20};
 constexpr microseconds NAP_PACKING{50};
 constexpr microseconds NAP_MAX{1000};
-// After its last job the pump looks on for a while: waking a thread takes up to 250 us on a virtual machine.
+// The pump polls on for this long after its last job: waking a thread takes up to 250 us on a virtual machine.
 constexpr microseconds LINGER{1000};
-// A client or device that takes longer than this is not in a hurry.
+// After this long without progress, polling slows down.
 constexpr milliseconds PATIENCE{10};
 constexpr unsigned long TIMER_SLACK_NS = 1000;  // the default of 50 us would be most of a nap
 
-// Jobs of one packer or cache that run at once: the next one fills the link while the last one drains.
+// Jobs of one packer or cache that run at once: the next one fills the link while another drains.
 constexpr int64_t RUNNING_OF_ONE_MAX = 4;
 
 }  // namespace
@@ -77,7 +77,7 @@ void Pump::run() {
     }
 }
 
-// False when there is nothing left to do, for good.
+// Takes new jobs. False when the pump closes and no job is left.
 bool Pump::take_arrived() {
     const std::lock_guard lock(mutex_);
     queued_.insert(queued_.end(), arrived_.begin(), arrived_.end());
@@ -86,7 +86,7 @@ bool Pump::take_arrived() {
     return !closing_ || !queued_.empty() || !running_.empty();
 }
 
-// Begins queued jobs, first come first served among those that share something.
+// Begins queued jobs, first come first served among those that share segments.
 bool Pump::admit() {
     bool moved = false;
     for (auto queued = queued_.begin(); queued != queued_.end();) {
@@ -150,7 +150,7 @@ void Pump::nap() {
     const bool copying = std::any_of(running_.begin(), running_.end(), [](const auto& job) { return job->copying(); });
     const auto still = std::chrono::duration_cast<microseconds>(Clock::now() - moved_at_);
     const microseconds least = copying ? NAP_COPYING : NAP_PACKING;
-    // After ten milliseconds a tenth of the time that it has taken so far.
+    // After ten milliseconds, a nap is a tenth of the time without progress so far.
     changed_.wait_for(lock, still < PATIENCE ? least : std::clamp(still / 10, least, NAP_MAX),
                       [this] { return woken_ || !arrived_.empty(); });
 }

@@ -1,5 +1,5 @@
-// The thread of one direction: it moves the running jobs on, in the order of their arrival, and polls what they wait
-// for. Jobs of different caches run side by side, so that a client which has stopped costs nobody but itself.
+// The thread of one direction: it advances the running jobs, in the order of their arrival, and polls the events that
+// they wait for. Jobs of different caches run side by side, so that a client that has stopped delays only itself.
 
 #pragma once
 
@@ -20,9 +20,9 @@ namespace kv::gpu {
 using DeviceJobPointer = std::shared_ptr<DeviceJob>;
 
 struct PumpEvents {
-    // The job is no longer the pump's.
+    // The job has ended, and the pump has dropped it.
     std::function<void(const DeviceJobPointer& job, Completion completion)> ended;
-    // The driver failed on the data path; the pump has stopped for good, its jobs do not end.
+    // The driver failed on the data path; the pump has stopped for good, and its jobs do not end.
     std::function<void(const std::string& message)> broken;
 };
 
@@ -30,11 +30,11 @@ class Pump {
   public:
     // Starts the thread. Events are called on it.
     Pump(const std::string& name, const Driver& driver, int ordinal, PumpEvents events);
-    // Jobs must have been stopped; waits until they have ended.
+    // Waits until all jobs have ended; they must have been stopped.
     ~Pump();
 
     void add(DeviceJobPointer job);
-    // Looks at all jobs again soon: one was stopped.
+    // Makes the thread look at all jobs again soon, since one was stopped.
     void wake();
 
   private:
@@ -51,16 +51,16 @@ class Pump {
     const int ordinal_;
     const PumpEvents events_;
 
-    std::mutex mutex_;  // guards what is shared with the callers
+    std::mutex mutex_;  // guards the members shared with callers: those up to closing_
     std::condition_variable changed_;
     std::deque<DeviceJobPointer> arrived_;
     bool woken_ = false;
     bool closing_ = false;
 
-    // the thread's own
+    // used by the thread only
     std::list<DeviceJobPointer> queued_;
     std::list<DeviceJobPointer> running_;
-    Clock::time_point moved_at_;  // when a job moved last
+    Clock::time_point moved_at_;  // when a job last advanced
 
     std::thread thread_;  // last: it uses all of the above
 };

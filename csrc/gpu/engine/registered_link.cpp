@@ -11,7 +11,7 @@ namespace {
 // A batch call costs more than this many single ones.
 constexpr size_t SINGLE_COPIES_MAX = 4;
 
-// All of it is enqueued at the beginning; what is left is to wait.
+// A task whose copies were all enqueued at the beginning; it only waits for their end.
 class EnqueuedCopies : public LinkTask {
   public:
     EnqueuedCopies(const Driver& driver, const Stream& stream) : event_(driver) { event_.record(stream); }
@@ -40,7 +40,7 @@ RegisteredLink::~RegisteredLink() {
         try {
             driver_.host_unregister(arena_.data() + unit * unit_bytes_);
         } catch (const DriverError&) {
-            return;  // a broken context refuses everything, and the process ends
+            return;  // in a broken context every call fails, and the process ends
         }
     }
 }

@@ -1,4 +1,4 @@
-// The arena registered with the driver, unit by unit: DMA goes straight between device memory and slots.
+// The link with the arena registered with the driver, unit by unit: DMA goes directly between device memory and slots.
 
 #pragma once
 
@@ -15,8 +15,8 @@ namespace kv::gpu {
 
 class RegisteredLink : public Link {
   public:
-    // `arena` must outlive it. Registers nothing yet. unit_bytes: what is registered at a time; copies are cut at its
-    // multiples, because the device's addresses of two units need not be adjacent.
+    // `arena` must outlive it. Registers nothing yet. unit_bytes: size of the pieces that are registered; copies are
+    // cut at its multiples, because the device addresses of two units need not be adjacent.
     RegisteredLink(const Driver& driver, const Mapping& arena, uint64_t unit_bytes);
     ~RegisteredLink() override;
 
@@ -34,9 +34,9 @@ class RegisteredLink : public Link {
     const Driver& driver_;
     const Mapping& arena_;
     const uint64_t unit_bytes_;
-    // Of each direction. A task of few large copies goes to the first stream, so that they end in the order in which
-    // they began; a copy engine gives a stream that has work all its time. Tasks of many small ones take turns: what it
-    // needs between two copies of one stream, the other stream's copy fills.
+    // The streams of one direction. Tasks of few large copies go to the first stream, so that they end in the order in
+    // which they began; one stream with work keeps a copy engine busy. Tasks of many small copies alternate: a copy of
+    // one stream fills the gap between two copies of the other.
     struct Lane {
         Lane(const Driver& driver, bool high_priority);
         const Stream& take(bool few_copies) { return few_copies ? streams[0] : streams[turn++ % streams.size()]; }
@@ -47,7 +47,7 @@ class RegisteredLink : public Link {
     Lane to_device_;
     std::vector<std::atomic<Address>> units_;  // device address of each unit, 0 = not registered
 
-    std::mutex mutex_;  // guards what follows
+    std::mutex mutex_;  // guards everything below
     uint64_t units_ready_ = 0;
     uint64_t next_ = 0;
     std::deque<uint64_t> wanted_;

@@ -16,7 +16,7 @@ constexpr uint64_t STAGING_ALIGN = 16;  // the kernels' widest load
 constexpr uint64_t CUT_ALIGN = SLOT_ALIGN;
 static_assert(CUT_ALIGN % STAGING_ALIGN == 0, "a part is as aligned in its segment as in its shard");
 
-// The first (last) segments of a job are these parts of a whole one.
+// The first (last) segments of a job have the size of a whole one divided by these.
 constexpr std::array<uint64_t, 3> RAMP_DIVISORS{8, 4, 2};
 
 constexpr uint64_t round_up(uint64_t number, uint64_t multiple) {
@@ -111,8 +111,7 @@ uint64_t Cutter::bytes_of_next(bool alone) const {
     return std::max(round_up(bytes, CUT_ALIGN), CUT_ALIGN);
 }
 
-// Where a part of the shard that begins at begin_ ends, so that neither bytes nor pieces are too many. begin_ =
-// nowhere.
+// The end of a part of the shard that begins at begin_, within the limits of bytes and pieces. begin_: no part fits.
 uint64_t Cutter::end_within(const Shard& shard, uint64_t bytes, uint64_t pieces) const {
     const Group& group = layout_.groups()[shard.group];
     const auto fits = [&](uint64_t end) { return pieces_at_most(group, begin_, end) <= pieces; };

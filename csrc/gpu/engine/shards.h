@@ -1,8 +1,8 @@
-// A job as the link sees it: whole shards, cut into what fits a segment of staging.
+// A job as the link sees it: whole shards, cut into parts that fit a segment of staging.
 //
-// A shard is contiguous in its slot, so staging holds the bytes of a job in the order of the slots and a DMA carries
-// stretches of MiBs. Only the packing between staging and the KV pool knows pages. A retrieve of a part of a chunk
-// brings the whole shard and scatters the blocks that were asked for.
+// A shard is contiguous in its slot, so staging has the bytes of a job in the order of the slots, and a DMA copies
+// several MiB at once. Only the packing between staging and the KV pool knows pages. A retrieve of a part of a chunk
+// copies the whole shard and scatters the blocks that were asked for.
 
 #pragma once
 
@@ -26,17 +26,17 @@ struct Shard {
 // The shards of a job in prefix order, without the chunks to skip. Immutable.
 class ShardPlan {
   public:
-    // Refuses what Plan refuses, and Refusal("slots") for a store of a part of a chunk: the rest of its slot would be
-    // written with what staging happens to hold.
+    // Refusals as in Plan, and Refusal("slots") for a store of a part of a chunk: the rest of its slot would get stale
+    // bytes of the staging memory.
     ShardPlan(const Layout& layout, const std::vector<CopyGroup>& copy_groups, uint64_t arena_bytes, JobKind kind);
 
     const std::vector<Shard>& shards() const { return shards_; }
-    // Of whole shards: what crosses the link.
+    // Bytes of whole shards, which cross the link.
     uint64_t bytes() const { return bytes_; }
-    // Of the blocks that were asked for.
+    // Bytes of the blocks that were asked for.
     uint64_t page_bytes() const { return page_bytes_; }
-    // Mean length of the copies that the job would be without staging: pages, and neighbours that are adjacent on both
-    // sides as one. 0 for a job of nothing.
+    // Mean length of the copies that the job would have without staging: pages, merged where they are adjacent on both
+    // sides. 0 for an empty job.
     uint64_t mean_copy_bytes() const { return copies_ == 0 ? 0 : page_bytes_ / copies_; }
 
   private:
@@ -57,25 +57,25 @@ struct SegmentPart {
     uint32_t staging;
 };
 
-// What a segment can take.
+// Bounds of one segment.
 struct SegmentLimits {
     uint64_t bytes;
     uint64_t pieces;
-    uint64_t list_bytes;  // of what is asked of a client: a head and block ids for each part
+    uint64_t list_bytes;  // of the list for a client: a head and block ids for each part
 };
 
 // Cuts a plan into segments, front to back. Parts begin and end at multiples of 4096 bytes of their shard, or with it,
 // and begin at multiples of 16 bytes of the segment.
 //
-// The packing of the first segment of a store, and of the last one of a retrieve, is time in which the link has nothing
-// to do. So a job of several segments begins (ends) with small ones, unless there are others that use the link then.
+// While the first segment of a store or the last one of a retrieve is packed, the link is idle. So a job of several
+// segments begins (ends) with small ones, unless other jobs use the link meanwhile.
 class Cutter {
   public:
     // `plan` and `layout` must outlive it. Limits must allow a part of 4096 bytes of any shard.
     Cutter(const ShardPlan& plan, const Layout& layout, SegmentLimits limits, JobKind kind);
 
     bool finished() const { return shard_ == plan_.shards().size(); }
-    // `alone`: no other job is there that could use the same segments.
+    // `alone`: there is no other job that could use the same segments.
     std::vector<SegmentPart> next(bool alone);
 
   private:
@@ -89,7 +89,7 @@ class Cutter {
     uint64_t segments_ = 0;  // cut so far
     uint64_t bytes_left_;
     size_t shard_ = 0;
-    uint64_t begin_ = 0;  // of the next part in its shard
+    uint64_t begin_ = 0;  // offset of the next part in its shard
 };
 
 }  // namespace kv::gpu

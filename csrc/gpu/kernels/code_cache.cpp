@@ -17,7 +17,7 @@ namespace {
 struct Head {
     char magic[8];
     uint64_t code_bytes;
-    uint64_t check;  // of the code, seeded with the key's digest: a file under another's name does not fit
+    uint64_t check;  // checksum of the code, seeded with the key's digest, so that a renamed file does not match
 };
 constexpr char MAGIC[8] = {'K', 'V', 'C', 'O', 'D', 'E', '0', '1'};
 constexpr uint64_t CODE_BYTES_MAX = 64 << 20;
@@ -40,7 +40,7 @@ uint64_t check_of(const std::vector<char>& code, const Digest& digest) {
     return checksum(std::as_bytes(std::span(code)), digest.first);
 }
 
-// What this file holds runs on the GPU with the engine's data: only the owner may have written it.
+// Whether only this user can have written the file: its code runs on the GPU with the engine's data.
 bool trusted(const std::filesystem::path& file) {
     struct stat found;
     return lstat(file.c_str(), &found) == 0 && S_ISREG(found.st_mode) && found.st_uid == geteuid() &&

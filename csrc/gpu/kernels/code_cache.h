@@ -1,8 +1,8 @@
-// Compiled kernels on disk, so that a start costs a read and not a compilation.
+// A cache of compiled kernels on disk, so that a start needs a read instead of a compilation.
 //
-// A file is named by a digest of everything that decides its content, and its checksum depends on that digest. It
-// appears whole, by rename. What is damaged, not ours or unreadable is no hit, and what cannot be written is not
-// cached: neither is an error.
+// A file is named by a digest of everything that determines its content, and its checksum depends on that digest. It
+// appears whole, by rename. Files that are damaged, not ours or unreadable are misses, and files that cannot be written
+// are not cached: neither is an error.
 
 #pragma once
 
@@ -15,7 +15,7 @@ namespace kv::gpu {
 
 class CodeCache {
   public:
-    // `directory` is made when it is missing; "" = no cache.
+    // `directory` is made if it is missing; "": no cache.
     explicit CodeCache(std::string directory) : directory_(std::move(directory)) {}
 
     // `key`: the whole text of source, options, architecture and compiler version.

@@ -21,7 +21,7 @@ std::string cache_key(const Rtc& rtc, const std::string& arch) {
     return key + std::string(piece_header()) + std::string(kernel_source());
 }
 
-// nullopt: another driver kept it, and this one does not take it.
+// Loads cached code. nullopt: it was cached under another driver, and this one does not accept it.
 std::optional<Module> loaded(const Driver& driver, const std::vector<char>& code) {
     try {
         return Module(driver, code.data());
@@ -30,7 +30,7 @@ std::optional<Module> loaded(const Driver& driver, const std::vector<char>& code
     }
 }
 
-// Compiled for exactly this device, or kept from an earlier start. RtcError or DriverError: it cannot be had.
+// Compiles for exactly this device, or takes the code of an earlier start. RtcError or DriverError when both fail.
 Module compiled(const Driver& driver, const Rtc& rtc, const std::string& arch, const std::string& cache_dir) {
     const CodeCache cache(cache_dir);
     const std::string key = cache_key(rtc, arch);

@@ -1,5 +1,5 @@
 // The gather and scatter kernels, loaded into one device: compiled for exactly this device by the vendor's run-time
-// compiler, or else taken from what is built in. Which of the two, and why, is in the report.
+// compiler, or else from the built-in objects. The report has the choice and the reason.
 
 #pragma once
 
@@ -26,13 +26,14 @@ struct KernelOptions {
 // One per process and device. Launching is thread-safe.
 class Kernels {
   public:
-    // In the current device, which is `ordinal`. Refusal("kernels") when nothing could be loaded.
+    // Loads them into the current device, which is `ordinal`. Refusal("kernels") when nothing could be loaded.
     Kernels(const Driver& driver, int ordinal, const KernelOptions& options);
 
     const KernelReport& report() const { return report_; }
 
     enum class Way { GATHER, SCATTER };  // pool to staging, staging to pool
-    // Enqueues the copy of `count` pieces that lie at device address `pieces`, which must stay until it has run.
+    // Enqueues the copy of `count` pieces. `pieces`: device address of their list, which must stay until the copy
+    // ended.
     void launch(Way way, Address pieces, uint32_t count, Address segment, const Stream& stream) const;
 
   private:

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-// The files' own bytes, each followed by a zero, which PTX needs. Pages, because a bundle's objects lie on pages.
+// The bytes of the files, each followed by a zero, which PTX needs. Aligned to pages, as a bundle's objects are.
 #define KV_EMBED(symbol, file)                                                                                \
     asm(".pushsection .rodata\n.balign 4096\n" #symbol ":\n.incbin \"" KV_OBJECTS_DIR "/" file "\"\n" #symbol \
         "_end:\n.byte 0\n.popsection\n");                                                                     \

@@ -1,4 +1,4 @@
-// What is built in: the kernels' source for the run-time compiler, and objects compiled ahead of time.
+// The built-in kernels: their source for the run-time compiler, and objects compiled ahead of time.
 
 #pragma once
 
@@ -19,8 +19,8 @@ struct BuiltIn {
     const void* image;  // as the driver loads it
 };
 
-// The best object for `arch`: CUDA the newest PTX that is not newer than the device, ROCm the bundle of all that we
-// build for. nullopt: the device is older than all of them.
+// The best object for `arch`. CUDA: the newest PTX that is not newer than the device. ROCm: the bundle for all
+// architectures that we build for. nullopt: the device is older than all of them.
 std::optional<BuiltIn> built_in(Vendor vendor, const std::string& arch);
 
 }  // namespace kv::gpu

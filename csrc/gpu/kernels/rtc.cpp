@@ -10,7 +10,7 @@
 
 namespace kv::gpu {
 
-// Both compilers have the same calls under other names: field, type, NVRTC, HIPRTC.
+// Both compilers have the same calls with different names: field, type, NVRTC, HIPRTC.
 // clang-format off
 #define KV_RTC_CALLS(X) \
     X(version, int (*)(int* major, int* minor), "nvrtcVersion", "hiprtcVersion") \
@@ -37,7 +37,7 @@ namespace {
 constexpr const char* SOURCE_NAME = "kernel_source.h";
 constexpr const char* PIECE_NAME = "gpu/kernels/piece.h";  // as kernel_source.h includes it
 
-// Beside the driver's library is the one that was released with it.
+// Candidates beside the driver's library come first: they were released with it.
 Opened find(const Driver& driver, const std::string& library) {
     const std::string beside = driver.library().substr(0, driver.library().rfind('/') + 1);
     if (driver.vendor() == Vendor::CUDA) {

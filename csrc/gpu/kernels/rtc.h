@@ -11,21 +11,21 @@
 
 namespace kv::gpu {
 
-// The compiler is missing or refused: the kernels come from the built-in objects then.
+// The compiler is missing or failed: the built-in objects are used then.
 class RtcError : public std::runtime_error {
     using runtime_error::runtime_error;
 };
 
 class Rtc {
   public:
-    // `library`: a path, or "" for a search, which begins beside the driver in use. RtcError: what was tried.
+    // `library`: a path, or "" for a search, which begins beside the driver in use. RtcError has the attempts.
     Rtc(const Driver& driver, const std::string& library);
     ~Rtc();
 
     const std::string& name() const { return name_; }  // "nvrtc 13.0"
     const std::string& library() const { return library_; }
 
-    // What the compiler is told for `arch` ("sm_90", "gfx942").
+    // The compiler's options for `arch` ("sm_90", "gfx942").
     std::vector<std::string> options(const std::string& arch) const;
     // The kernels (objects.h) as a code object for `arch`. RtcError carries the compiler's log.
     std::vector<char> compile(const std::string& arch) const;

@@ -17,7 +17,7 @@
 namespace kv::gpu {
 namespace {
 
-// An event that is done soon is seen soon; one that takes long need not be asked often.
+// Polling is frequent for a new event, and slows down for one that takes long.
 constexpr std::chrono::microseconds NAP_LEAST{20};
 constexpr std::chrono::microseconds NAP_MOST{200};
 constexpr unsigned long TIMER_SLACK_NS = 1000;  // without it a nap of 20 us takes 70
@@ -41,7 +41,7 @@ struct EventWatch::Work {
             current.emplace(driver, ordinal);
             driver.relax_capture_mode();
         } catch (const DriverError&) {
-            current.reset();  // no query will succeed, and that is what the tickets say
+            current.reset();  // every query will fail, which the tickets report
         }
         std::vector<Watched> watched;
         auto nap = NAP_LEAST;
@@ -51,7 +51,7 @@ struct EventWatch::Work {
         }
     }
 
-    // Adds what is new; sleeps while there is nothing at all. False: closing.
+    // Takes new events; sleeps while there are none at all. False: closing.
     bool wait_for_work(std::vector<Watched>& watched) {
         std::unique_lock lock(mutex);
         changed.wait(lock, [&] { return closing || !news.empty() || !watched.empty(); });
@@ -60,7 +60,7 @@ struct EventWatch::Work {
         return !closing;
     }
 
-    // Moves what is done to `completed`; whether there was any.
+    // Moves finished tickets to `completed`. Whether there were any.
     bool poll(std::vector<Watched>& watched) {
         std::vector<std::pair<uint64_t, bool>> ended;
         std::erase_if(watched, [&](const Watched& one) {

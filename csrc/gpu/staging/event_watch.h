@@ -1,4 +1,4 @@
-// Watches events that the engine has recorded on its own streams, and says when they are done.
+// Watches events that the engine has recorded on its own streams, and reports when they are done.
 
 #pragma once
 
@@ -15,14 +15,14 @@ namespace kv::gpu {
 class EventWatch {
   public:
     EventWatch(const Driver& driver, int ordinal);
-    // Joins the thread; what is watched is forgotten. In a forked child, which has no such thread, nothing is done.
+    // Joins the thread and drops watched events. Does nothing in a forked child, which has no such thread.
     ~EventWatch();
 
     // The event must live until its ticket is among the completed ones.
     void watch(uint64_t ticket, EventPointer event);
     // Readable when tickets may have been completed; read it to reset.
     int eventfd() const;
-    // (ticket, ok); not ok: the driver refused to tell.
+    // (ticket, ok); not ok: the driver returned an error for it.
     std::vector<std::pair<uint64_t, bool>> completed();
 
   private:

@@ -7,7 +7,7 @@ namespace {
 
 constexpr uint64_t ceil_divide(uint64_t number, uint64_t divisor) { return (number + divisor - 1) / divisor; }
 
-// Joins neighbours before they are cut into pieces.
+// Merges adjacent pages before they are cut into pieces.
 class Joiner {
   public:
     explicit Joiner(std::vector<Piece>& pieces) : pieces_(pieces) {}
@@ -21,7 +21,7 @@ class Joiner {
         pool_ = pool, staging_ = staging, bytes_ = bytes;
     }
 
-    // False once a piece had no room.
+    // False if a piece had no room.
     bool flush() {
         for (uint64_t at = 0; at < bytes_; at += PIECE_BYTES_MAX) {
             if (pieces_.size() == PIECES_MAX) fits_ = false;
@@ -41,7 +41,7 @@ class Joiner {
     bool fits_ = true;
 };
 
-// The part [begin, end) of one region, counted from the region's begin in the shard.
+// The bytes [begin, end) of one region, counted from the region's begin in the shard.
 struct RegionPart {
     uint64_t pool;  // device address of the region's block 0
     uint64_t begin;
@@ -55,7 +55,7 @@ void expand_region(const RegionRun& run, const ShardBlocks& shard, const RegionP
     const uint64_t end = std::min(part.end, wanted_end);
     uint64_t at = std::max(part.begin, wanted_begin);
     if (at >= end) return;
-    // Only the first page may be entered in its middle: one division, not one for each of thousands of pages.
+    // Only the first page may begin in its middle, so one division suffices for thousands of pages.
     const int32_t* block = &shard.block_ids[at / run.page_bytes - shard.first_in_chunk];
     for (uint64_t in_page = at % run.page_bytes; at < end; in_page = 0) {
         const uint64_t bytes = std::min(run.page_bytes - in_page, end - at);
@@ -101,7 +101,7 @@ uint64_t pieces_at_most(const Group& group, uint64_t begin, uint64_t end) {
         const uint64_t first = std::max(begin, run_begin);
         const uint64_t last = std::min(end, run_end);
         if (first < last) {
-            // Pages of a run are back to back in the shard. Merging never makes more pieces than single pages would.
+            // Pages of a run are adjacent in the shard, and merging never makes more pieces than single pages would.
             const uint64_t pages = (last - 1 - run_begin) / run.page_bytes - (first - run_begin) / run.page_bytes + 1;
             const uint64_t pieces_of_page = ceil_divide(run.page_bytes, PIECE_BYTES_MAX);
             pieces += std::min(pages * pieces_of_page, pages + (last - first) / PIECE_BYTES_MAX);

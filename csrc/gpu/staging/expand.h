@@ -1,7 +1,7 @@
-// A stretch of a shard → pieces: which bytes of the KV pool belong to which bytes of staging.
+// Expansion of a stretch of a shard into pieces: the mapping between bytes of the KV pool and bytes of staging.
 //
-// A shard's bytes are [run][region][block of the chunk][page_bytes] in its slot, and staging holds them in the same
-// order. Pure functions, used by the client's copier and by the mover where it packs itself.
+// A shard's bytes are [run][region][block of the chunk][page_bytes] in its slot, and staging has them in the same
+// order. Pure functions, used by the client's copier, and by the mover when it packs itself.
 
 #pragma once
 
@@ -29,7 +29,8 @@ struct ShardBlocks {
 bool expand(const Layout& layout, const ShardBlocks& shard, uint64_t begin, uint64_t end, uint32_t staging,
             std::span<const uint64_t> bases, std::vector<Piece>& pieces);
 
-// No expansion of shard bytes [begin, end) has more pieces. Takes as long as the group has runs.
+// An upper bound of the pieces of any expansion of shard bytes [begin, end). Takes time proportional to the group's
+// runs.
 uint64_t pieces_at_most(const Group& group, uint64_t begin, uint64_t end);
 
 }  // namespace kv::gpu

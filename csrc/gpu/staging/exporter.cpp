@@ -29,7 +29,7 @@ Driver::Range allocation_of(const Driver& driver, Address pointer) {
 
 int device_holding(const Driver& driver, Address pointer) {
     if (const std::optional<int> ordinal = driver.device_of(pointer)) return *ordinal;
-    if (driver.devices() == 1) return 0;  // an old ROCm does not say, and need not
+    if (driver.devices() == 1) return 0;  // also on an old ROCm, which cannot tell
     throw Refusal("device",
                   format("the %s driver knows no device memory at 0x%" PRIx64, name_of(driver.vendor()), pointer));
 }

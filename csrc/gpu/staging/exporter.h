@@ -1,4 +1,4 @@
-// A device pointer of the engine → what another process needs to reach that memory.
+// Export of an engine's device memory, so that another process can reach it.
 
 #pragma once
 
@@ -11,10 +11,10 @@ namespace kv::gpu {
 struct Exported {
     Address base;      // of the allocation that holds the pointer
     uint64_t bytes;    // of the allocation
-    IpcHandle handle;  // of the base: an importer gets the base, wherever the handle was made
+    IpcHandle handle;  // of the base: an importer always gets the base, whatever pointer the handle was made for
 };
 
-// The ordinal of the device that the memory is on. Refusal("device") when the driver does not know it.
+// The ordinal of the memory's device. Refusal("device") when the driver does not know it.
 int device_holding(const Driver& driver, Address pointer);
 
 // Refusal("range") when [pointer, pointer + bytes) is not inside one allocation, ("not-exportable") when the driver

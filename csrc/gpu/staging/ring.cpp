@@ -33,7 +33,7 @@ bool swap(SegmentCell& cell, uint64_t sequence, SegmentState from, uint64_t to) 
     return cell.word.compare_exchange_strong(expected, to);
 }
 
-// Shared: the ring's futex is the same word in two processes. An early return is always right.
+// Waits on the ring's futex; a shared one, since two processes use it. An early return does no harm.
 void futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
     ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr, 0);
 }
@@ -115,7 +115,7 @@ void RingOwner::sleep(int timeout_ms) {
     RingHeader& header = memory_.header();
     const uint32_t heard = header.bell.load();
     header.asleep.store(1);
-    // Whoever asks now either sees that we are asleep, or has asked before we look.
+    // A mover that asks now either sees that we are asleep, or has asked before we check.
     if (!anything_asked()) {
         const timespec timeout{timeout_ms / 1000, timeout_ms % 1000 * 1'000'000L};
         futex(header.bell, FUTEX_WAIT, heard, &timeout);
@@ -177,7 +177,7 @@ bool RingPeer::withdraw(uint32_t lane, uint32_t segment) {
 }
 
 void RingPeer::recycle(uint32_t lane, uint32_t segment) {
-    // Whatever stands there: a client that rewrites its words spoils its own transfers only.
+    // Whatever the word's value: a client that changes its words breaks only its own transfers.
     memory_.cell(lane, segment).word.store(pack(++sequences_[lane][segment], SegmentState::EMPTY));
 }
 

@@ -1,4 +1,4 @@
-// The staging ring: how mover and client hand segments of staging to each other, without a message and without a wait.
+// The staging ring, through which mover and client pass segments of staging to each other without messages or waits.
 //
 // A memfd that both map: a header, then for each lane (store, retrieve) its segments' cells and lists. A cell's word is
 // sequence << 8 | state; every change is one sequentially consistent compare-and-swap, so either side may be killed or
@@ -7,11 +7,11 @@
 //   EMPTY ─► ASKED ─► TAKEN ─► DONE | FAULT ─► EMPTY of the next sequence
 //              └──────────────────────────────► EMPTY of the next sequence (withdrawn)
 //
-// EMPTY → ASKED and everything → EMPTY are the mover's, the rest is the client's. The list is written before ASKED.
-// Store: ASKED = gather these into your segment, DONE = the bytes are in staging. Retrieve: ASKED = the bytes are in
-// staging, scatter them; DONE = they are in the KV blocks. One ring serves one registration and dies with it.
+// The mover makes EMPTY → ASKED and all changes to EMPTY, the client makes the others. The list is written before
+// ASKED. Store: ASKED = gather these into your segment, DONE = the bytes are in staging. Retrieve: ASKED = the bytes
+// are in staging, scatter them; DONE = they are in the KV blocks. One ring serves one registration and dies with it.
 //
-// The mover trusts no word of the ring: what it cannot explain is a FAULT. The client checks what the lists say.
+// The mover trusts no word of the ring: an unexpected value is a FAULT. The client checks the lists.
 
 #pragma once
 
@@ -30,27 +30,27 @@ namespace kv::gpu {
 constexpr uint32_t LANES = 2;
 constexpr uint32_t STORE_LANE = 0;
 constexpr uint32_t RETRIEVE_LANE = 1;
-// Of a lane: 128 MiB of the largest ones. Beside an engine whose kernels fill the GPU for 1.4 ms each, packing comes to
-// its turn that often, and the link moves 77 MiB meanwhile.
+// Segments of a lane: 128 MiB with the largest segments. Beside an engine whose kernels fill the GPU for 1.4 ms each,
+// packing has its turn only that often, and the link copies 77 MiB meanwhile.
 constexpr uint32_t SEGMENTS = 8;
 constexpr uint64_t SEGMENT_BYTES_MAX = 16 << 20;
 constexpr uint64_t SEGMENT_BYTES_MIN = 1 << 20;
 
-// Where a segment lies in the staging memory; the same on both sides.
+// The offset of a segment in the staging memory; the same on both sides.
 constexpr uint64_t segment_offset(uint32_t lane, uint32_t segment, uint64_t segment_bytes) {
     return (uint64_t{lane} * SEGMENTS + segment) * segment_bytes;
 }
 
 enum class SegmentState : uint8_t { EMPTY = 0, ASKED = 1, TAKEN = 2, DONE = 3, FAULT = 4 };
 
-// Why a client answers FAULT.
+// Reasons of a client's FAULT.
 constexpr uint32_t FAULT_LIST = 1;    // the list does not fit the registration
 constexpr uint32_t FAULT_DRIVER = 2;  // the client's driver failed
 
 struct RingHeader {
     uint64_t magic;
     uint64_t segment_bytes;
-    std::atomic<uint32_t> bell;    // counts asks; what the client sleeps on
+    std::atomic<uint32_t> bell;    // counts asks; the client sleeps on it
     std::atomic<uint32_t> asleep;  // 1: the next ask must wake it
 };
 
@@ -94,12 +94,12 @@ class RingOwner {
         uint64_t job;
         std::vector<std::byte> list;  // a copy; empty when the length in the ring was impossible
     };
-    // A segment of the lane that was ASKED is TAKEN from now on; in the order of the segments.
+    // Takes the next ASKED segment of the lane, which becomes TAKEN; in the order of the segments.
     std::optional<Asked> take(uint32_t lane);
     void done(uint32_t lane, uint32_t segment, uint64_t sequence);
     void fault(uint32_t lane, uint32_t segment, uint64_t sequence, uint32_t code);
 
-    // Until something is ASKED, the bell rings, or the time is over.
+    // Sleeps until a segment is ASKED, the bell rings, or the time is over.
     void sleep(int timeout_ms);
     // Ends a sleep.
     void ring_bell();
@@ -113,21 +113,21 @@ class RingOwner {
     uint32_t next_[LANES] = {};  // where take() looks first
 };
 
-// The mover's side. One thread a lane. Keeps its own sequences, so it never believes an old or made-up word.
+// The mover's side. One thread per lane. It has its own sequences, so it never believes an old or made-up word.
 class RingPeer {
   public:
-    // Maps the client's ring; the descriptor stays the caller's. Refusal("staging") when it is no ring of this segment
-    // size, or not sealed against shrinking.
+    // Maps the client's ring; the descriptor stays the caller's. Refusal("staging") when it is no ring with this
+    // segment size, or not sealed against shrinking.
     RingPeer(int fd, uint64_t segment_bytes);
 
-    // EMPTY → ASKED, and the bell. False: not EMPTY. The caller has bounded the list to LIST_BYTES.
+    // EMPTY → ASKED, and rings the bell. False: not EMPTY. The caller has bounded the list to LIST_BYTES.
     bool ask(uint32_t lane, uint32_t segment, uint64_t job, std::span<const StagedStretch> stretches);
     SegmentState state(uint32_t lane, uint32_t segment) const;
     // ASKED → EMPTY. False: the client has taken it, and DONE or FAULT will come.
     bool withdraw(uint32_t lane, uint32_t segment);
     // DONE or FAULT → EMPTY.
     void recycle(uint32_t lane, uint32_t segment);
-    // Why the client said FAULT; 0 when the word made no sense.
+    // The reason of the client's FAULT; 0 when its word was invalid.
     uint32_t fault(uint32_t lane, uint32_t segment) const;
 
   private:

@@ -24,14 +24,14 @@ namespace {
 
 constexpr std::chrono::microseconds NAP{20};    // between looks at a kernel that runs, some hundred microseconds
 constexpr unsigned long TIMER_SLACK_NS = 1000;  // without it a nap of 20 us takes 70
-// After the last work it looks on for a while: the next segments of a job are asked for every 300 us, and waking a
-// thread takes 30 to 250 us on a virtual machine.
+// The thread polls on for this long after its last work: the next segments of a job are asked for every 300 us, and
+// waking a thread takes 30 to 250 us on a virtual machine.
 constexpr std::chrono::microseconds LINGER{1000};
-constexpr int SLEEP_MS = 1000;  // the bell wakes; this only bounds what a lost wake-up could cost
+constexpr int SLEEP_MS = 1000;  // the bell wakes it; this only bounds the cost of a lost wake-up
 constexpr uint64_t PIECE_LIST_BYTES = PIECES_MAX * sizeof(Piece);
 constexpr uint64_t MIB = 1 << 20;
 
-// What a registration brought.
+// The data of one registration.
 struct Ring {
     Ring(uint64_t segment_bytes, Layout layout_, std::vector<Address> bases_)
         : owner(segment_bytes), layout(std::move(layout_)), bases(std::move(bases_)) {}
@@ -40,16 +40,16 @@ struct Ring {
     std::vector<Address> bases;
 };
 
-// A segment of staging while a kernel may work on it. The copier's thread's own, but for `number`.
+// A segment of staging while a kernel may work on it. Used by the copier's thread only, except for `number`.
 struct Slot {
     explicit Slot(const Driver& driver) : stream(driver, /*high_priority=*/true), event(driver) {}
-    // Of its own: beside kernels that fill the GPU ours begin when one of those ends. In one stream only the first of
-    // ours would begin then, and the next one would wait for the next such moment.
+    // Each segment has its own stream. Beside kernels that fill the GPU, ours begin when one of those ends. In a common
+    // stream only the first of ours would begin then, and the next one would wait for another end.
     Stream stream;
     Event event;
     std::shared_ptr<Ring> ring;
     uint64_t sequence = 0;
-    uint64_t number = 0;  // of its taking in the lane, from 1; 0 = idle. Under the mutex
+    uint64_t number = 0;  // counts segments taken in the lane, from 1; 0: idle. Guarded by the mutex
 };
 
 DeviceMemory take_staging(const Driver& driver, uint64_t segment_bytes) {
@@ -92,7 +92,8 @@ struct StagedCopier::Work {
         auto busy_at = std::chrono::steady_clock::now() - LINGER;
         for (;;) {
             bool moved = false;
-            // One of each, and a look at what runs: the first segment of a job is handed on while others are prepared.
+            // One of each lane, then a poll of running kernels: the first segment of a job is reported while others are
+            // prepared.
             for (const uint32_t lane : {RETRIEVE_LANE, STORE_LANE}) moved |= start_one(lane);
             const bool running = look_after(moved);
             const auto now = std::chrono::steady_clock::now();
@@ -112,7 +113,7 @@ struct StagedCopier::Work {
         std::optional<RingOwner::Asked> asked;
         bool is_broken;
         {
-            // Taken and numbered in one: whoever sees a job's end makes its mark before or after both.
+            // Taken and numbered under one lock: a mark made after a job's end comes before or after both.
             const std::lock_guard lock(mutex);
             if (!ring) return false;
             asked = ring->owner.take(lane);
@@ -137,7 +138,7 @@ struct StagedCopier::Work {
         return true;
     }
 
-    // False: the list asks for what cannot be done.
+    // Launches the kernel for a list. False: the list is invalid.
     bool launch(const RingOwner::Asked& asked, Slot& mine) {
         const Ring& from = *mine.ring;
         pieces.clear();
@@ -161,7 +162,7 @@ struct StagedCopier::Work {
         return true;
     }
 
-    // Ends the segments whose kernels have ended. True while others run.
+    // Reports the segments whose kernels have ended. True while others run.
     bool look_after(bool& moved) {
         bool running = false;
         for (uint32_t index = 0; index < LANES * SEGMENTS; ++index) {
@@ -195,7 +196,7 @@ struct StagedCopier::Work {
         if (!ring && idle()) signal_eventfd(event.get());
     }
 
-    // Until something may have changed. False: closing.
+    // Sleeps until something may have changed. False: closing.
     bool sleep() {
         std::shared_ptr<Ring> here;
         {
@@ -225,7 +226,7 @@ struct StagedCopier::Work {
         signal_eventfd(event.get());
     }
 
-    // Replaces the ring, or closes for good, and wakes the thread wherever it sleeps.
+    // Replaces the ring, or closes, and wakes the thread wherever it sleeps.
     void change(std::shared_ptr<Ring> next, bool close) {
         std::shared_ptr<Ring> before;
         {
@@ -277,7 +278,7 @@ StagedCopier::~StagedCopier() {
         const Current current(work_->driver, work_->ordinal);
         work_.reset();
     } catch (const DriverError&) {
-        // The driver has shut down before us, as it does when a process ends, and everything has gone with it.
+        // The driver has shut down before us, as at the end of a process, and has freed everything.
         [[maybe_unused]] Work* nothing = work_.release();
     }
 }

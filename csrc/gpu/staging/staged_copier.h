@@ -1,4 +1,4 @@
-// The client's half of a staged transfer: gathers KV pages into staging, and scatters them, as the ring asks.
+// The client's side of a staged transfer: gathers KV pages into staging, and scatters them, as the ring asks.
 
 #pragma once
 
@@ -16,38 +16,38 @@ namespace kv::gpu {
 
 struct CopierOptions {
     int ordinal;
-    uint64_t segment_bytes;  // less is taken when the device has not that much memory; see segment_bytes()
+    uint64_t segment_bytes;  // smaller if the device has not enough memory; see segment_bytes()
     KernelOptions kernels;
 };
 
-// Owns the staging memory, streams of high priority and one thread, which sleeps while nothing is asked. Everything
-// that a driver may refuse during a stream capture (memory, modules, handles) is done by the constructor, in the
-// caller's thread. Thread-safe.
+// Owns the staging memory, streams of high priority and one thread, which sleeps while no segment is asked for.
+// Everything that a driver may refuse during a stream capture (memory, modules, handles) is done by the constructor, in
+// the caller's thread. Thread-safe.
 //
 // One ring at a time, one for each registration; the staging memory is the same for all of them.
 class StagedCopier {
   public:
-    // Refusal("staging-memory") when there is not even room for segments of SEGMENT_BYTES_MIN, ("kernels") when no
-    // kernel can be loaded; DriverError.
+    // Refusal("staging-memory") when there is no room for segments of SEGMENT_BYTES_MIN, ("kernels") when no kernel can
+    // be loaded; DriverError.
     StagedCopier(const Driver& driver, const CopierOptions& options);
-    // Waits for kernels that run, joins the thread, frees the staging memory: nobody may have it mapped any more.
-    // In a forked child, which has neither thread nor device, nothing is done.
+    // Waits for running kernels, joins the thread, frees the staging memory: no process may have it mapped any more.
+    // Does nothing in a forked child, which has neither thread nor device.
     ~StagedCopier();
 
     IpcHandle handle() const;  // of the staging memory
     uint64_t segment_bytes() const;
     const KernelReport& kernels() const;
 
-    // A new ring for a registration with this layout; bases[i] = device address of buffer i. Returns the ring's
+    // Makes a ring for a registration with this layout; bases[i] = device address of buffer i. Returns the ring's
     // descriptor, which stays ours. bad_argument unless quiet().
     int begin_ring(Layout layout, std::vector<Address> bases);
-    // Nothing more is taken from the ring. What was taken goes on until quiet().
+    // Stops taking segments from the ring. Segments that were taken go on until quiet().
     void end_ring();
 
-    // No ring, and no kernel of an earlier one runs.
+    // Whether there is no ring, and no kernel of an earlier one runs.
     bool quiet() const;
-    // What the lane has taken so far, and whether all of it has ended. After a job's word has ended, nothing of that
-    // job is taken any more; so a mark that was made then, and has passed, says that nobody touches its blocks.
+    // A mark of everything that the lane has taken so far, and whether all of that has ended. After a job's word has
+    // ended, no segment of that job is taken any more. So when a mark made then has passed, nobody touches its blocks.
     uint64_t mark(uint32_t lane) const;
     bool passed(uint32_t lane, uint64_t mark) const;
 

@@ -1,4 +1,5 @@
-// The list of a segment: which bytes of which shards it holds, and where. Written by the mover, read by the client.
+// The list of a segment: the shards' bytes that it contains, with their offsets. Written by the mover, read by the
+// client.
 //
 // Packed back to back: StretchHead, its block ids (int32), padding to 8 bytes.
 
@@ -14,9 +15,9 @@
 
 namespace kv::gpu {
 
-constexpr uint64_t LIST_BYTES = 128 << 10;  // of one segment's list at most
+constexpr uint64_t LIST_BYTES = 128 << 10;  // largest list of one segment
 
-// Shard bytes [begin, end) of those blocks, at offset `staging` of the segment.
+// Bytes [begin, end) of a shard's blocks, at offset `staging` of the segment.
 struct StagedStretch {
     ShardBlocks shard;
     uint32_t staging;
@@ -34,16 +35,16 @@ struct StretchHead {
 };
 static_assert(sizeof(StretchHead) == 32);
 
-// What a stretch of that many blocks takes of a list.
+// Bytes that a stretch of that many blocks takes in a list.
 constexpr uint64_t stretch_list_bytes(uint64_t blocks) {
     return sizeof(StretchHead) + (blocks * sizeof(int32_t) + 7) / 8 * 8;
 }
 
-// Writes the list; its length is returned. The caller has seen to it that it fits.
+// Writes the list and returns its length. The caller has made sure that it fits.
 uint32_t pack_stretches(std::span<const StagedStretch> stretches, std::span<std::byte> list);
 
-// The stretches of a list that came from elsewhere; their ids point into it, so it must be 8-byte aligned and outlive
-// them. Refusal("staging-list") when anything of it does not fit layout or segment: afterwards expand() may be called.
+// The checked stretches of an untrusted list. Their ids point into it, so it must be 8-byte aligned and outlive them.
+// Refusal("staging-list") when any stretch does not fit layout or segment. expand() may be called with the result.
 std::vector<StagedStretch> unpack_stretches(std::span<const std::byte> list, const Layout& layout,
                                             uint64_t segment_bytes);
 

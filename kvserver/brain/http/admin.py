@@ -1,11 +1,11 @@
 """The door of operators: POST /admin/VERB on the HTTP port, with a bearer token, from this machine only.
 
-HTTP because the server has it already, and because curl and every tool speak it; loopback because a token that travels
-unencrypted belongs on no network, whatever address the port is bound to. Engines' sockets are no way in: whoever may
-use the cache may not command the server by that.
+HTTP because the server has it already, and because curl and every tool speak it. Loopback only, whatever address the
+port is bound to, because a token must not cross a network unencrypted. Commands do not come in over the engines'
+sockets, since a client that may use the cache may not command the server.
 
-Two threads meet here. Everything up to a parsed command happens on the HTTP thread, and so does waiting; the command
-runs on the brain's loop, which is handed at most COMMANDS_MAX of them at a time and never waits for anybody.
+Two threads meet here. Reading, parsing and waiting happen on the HTTP thread. The command runs on the brain's loop,
+which gets at most COMMANDS_MAX of them at a time and never waits.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ from kvserver.wire.admin import RELOADABLE, AnyCommand, Outcome, Reload
 from kvserver.wire.messages import CHUNKS_MAX, Cleared, Draining, Error
 
 PATH = re.compile(rb"[A-Z]{1,16} /admin/")
-"""Of a request's head: what is answered here."""
+"""Matches the head of a request that is answered here."""
 BODY_BYTES_MAX = CHUNKS_MAX * 68 + 4096
-"""As many keys as a command may name, in hexadecimal and quoted."""
+"""Room for as many keys as a command may name, in hexadecimal and quoted."""
 COMMANDS_MAX = 16
 COMMAND_S = 30.0
-"""A clear waits for the disks to note it."""
+"""Longest time for a command; a clear waits until the disks have noted it."""
 ANSWER_S = 2.0
 REFUSALS_A_LINE_S = 1.0
 
@@ -52,7 +52,7 @@ log = logging.getLogger("kvserver.admin")
 
 
 class Said(NamedTuple):
-    """What is answered."""
+    """The reply to a request."""
 
     status: HTTPStatus
     body: bytes
@@ -60,14 +60,14 @@ class Said(NamedTuple):
 
 
 class Body(Protocol):
-    """What comes behind a request's head."""
+    """The body that follows a request's head."""
 
     async def readexactly(self, count: int, /) -> bytes:
-        """Raises asyncio.IncompleteReadError when the connection ends before."""
+        """Reads so many bytes. Raises asyncio.IncompleteReadError when the connection ends before."""
 
 
 class Wrong(Exception):
-    """The request is not carried out."""
+    """A refusal: the request is not carried out."""
 
     def __init__(self, status: HTTPStatus, code: str, message: str) -> None:
         super().__init__(message)
@@ -77,12 +77,13 @@ class Wrong(Exception):
 
 
 class AdminDoor:
-    """Made on the brain's thread; answer() is called on the HTTP thread."""
+    """Answers operators' requests. Made on the brain's thread; answer() is called on the HTTP thread."""
 
     def __init__(self, config: Config, run: Callable[[str, AnyCommand, TellOutcome], None]) -> None:
-        """run: has a command carried out on the brain's loop, now, and its outcome told, there, then or later.
+        """run: called on the brain's loop; carries out a command and passes its outcome to the callback, then or later.
 
-        Without the tokens nobody may command. No server starts so; a later brain serves engines all the same."""
+        Without valid tokens every command is refused. A server does not start like that, but a restarted brain does,
+        because engines still need it."""
         self._config = config
         self._run = run
         self._brain = asyncio.get_running_loop()
@@ -96,8 +97,9 @@ class AdminDoor:
         self._refused_s = float("-inf")
 
     async def answer(self, head: bytes, reader: Body, address: str, limit: asyncio.Timeout) -> Said:
-        """The answer to one request's head, which ends in an empty line. address: who asks. limit: until when the
-        connection lives; whoever may command gets more time."""
+        """The answer to one request. head: ends in an empty line. address: the client's.
+
+        limit: the connection's deadline, which is moved for a client with a valid token."""
         try:
             who = self._admit(head, address)
             verb, body = await self._read(head, reader)
@@ -115,7 +117,7 @@ class AdminDoor:
     # ---------------------------------------------------------------- who, and what
 
     def _admit(self, head: bytes, address: str) -> str:
-        """The name of whoever asks. Nothing of the request is looked at before."""
+        """The name of the token's owner. Checked before anything else of the request is looked at."""
         if not _is_local(address):
             raise Wrong(HTTPStatus.FORBIDDEN, "not-local", "commands are taken from this machine only")
         if not self._tokens:
@@ -162,7 +164,7 @@ class AdminDoor:
         return Said(HTTPStatus.OK, msgspec.json.encode(told))
 
     def _split(self, command: Reload) -> tuple[Reload, list[str]]:
-        """The keys that can change now, and those others that differ from what is in force."""
+        """The reload of the keys that can change now, and the names of the other keys with a different value."""
         try:
             for name, value in command.values.items():
                 _KEYS[name].check(value)
@@ -207,7 +209,7 @@ class AdminDoor:
             self._waiting -= 1
 
     def _note_refusal(self, address: str, wrong: Wrong) -> None:
-        """One line a second at most: whoever guesses tokens must not fill the log. What was presented is not in it."""
+        """Logs a refusal, at most one line a second: guessing tokens must not fill the log. Never logs the token."""
         self._refused += 1
         now_s = time.monotonic()
         if now_s - self._refused_s >= REFUSALS_A_LINE_S:
@@ -221,7 +223,7 @@ _decoder = msgspec.json.Decoder(dict[str, object])
 
 
 def _parsed(verb: str, body: bytes) -> AnyCommand:
-    """The command in a JSON object; hexadecimal texts become the bytes that they stand for."""
+    """The command in a JSON object. Hexadecimal texts are decoded to bytes."""
     try:
         fields = _decoder.decode(body or b"{}")
         if "do" in fields:

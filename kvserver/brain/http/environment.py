@@ -1,7 +1,7 @@
-"""What may be shown of a process's environment to whoever reads /env: names, and the values that explain its behaviour.
+"""The environment as /env shows it: all names, and the values that explain the process's behaviour.
 
-A value is shown when its name is known to be none of a secret, and hidden otherwise: somebody's next token has a name
-that no list of secrets would have.
+A value is shown only when its name is known to hold no secret. A list of secret names would not have the name of the
+next token.
 """
 
 import re
@@ -16,7 +16,7 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CRED|AUTH|COOKIE|SESSION", re.IGNOR
 
 
 def shown_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Every name, in order; HIDDEN in place of values that are nobody's business."""
+    """Every name in sorted order, with its value or HIDDEN."""
     return {name: environment[name] if _may_be_told(name) else HIDDEN for name in sorted(environment)}
 
 

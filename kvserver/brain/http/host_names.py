@@ -1,12 +1,12 @@
-"""Which names a browser may call this server by: the guard against DNS rebinding.
+"""The names by which a browser may address this server: the guard against DNS rebinding.
 
-A web page of a stranger may have its own name point to 127.0.0.1, or to any machine that the browser reaches. Then the
-browser takes what we answer for the page's own, and the page reads it. It cannot change the Host header, which still
-says the stranger's name. So a name that is not ours is refused.
+A hostile web page may have its own name resolve to 127.0.0.1, or to any machine that the browser reaches. The browser
+then takes our answer for the page's own, and the page can read it. But the page cannot change the Host header, which
+still has the page's name. So a request with a name that is not ours is refused.
 
-An IP address as Host is let through, whatever it is: no name was looked up, so none was rebound. Prometheus and kubelet
-ask by the address of the pod, also where http_host is 0.0.0.0. A request without Host is let through as well, since no
-browser sends one. Names that others gave to this machine in their DNS are unknown here; http_names lists them.
+Any IP address as Host is accepted: no name was looked up, so none was rebound. Prometheus and kubelet use the address
+of the pod, also where http_host is 0.0.0.0. A request without Host is accepted as well, since no browser sends one.
+Names that a DNS gives to this machine are unknown here; http_names lists them.
 """
 
 import ipaddress
@@ -23,7 +23,7 @@ class Names:
     """Loopback, this machine's own name, and those that the operator has configured."""
 
     def __init__(self, host: str, listed: str) -> None:
-        """host: that the server listens at. listed: others, with commas between them."""
+        """host: the one that the server listens at. listed: further names, with commas between them."""
         names = ("localhost", socket.gethostname(), host, *listed.split(","))
         self._known = {_plain(name) for name in names} - {""}
 
@@ -50,7 +50,7 @@ def _plain(name: str) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """[::1] has brackets in a Host header, so that its colons are no port."""
+    """Whether a Host is an IP address. IPv6 has brackets there, as in [::1], to tell its colons from a port's."""
     try:
         ipaddress.ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Every metric that /metrics shows, made from one snapshot of the brain's status and counters.
+"""Every metric of /metrics, made from one snapshot of the brain's status and counters.
 
 Names end in their unit, help texts state the formula. Labels have few values: movers by device and state, slots by
-size, tenants that have quotas, models up to a bound, never sessions, caches or namespaces. Counters start at zero with
-every brain; `kvserver_incarnation` tells when.
+size, tenants with quotas, models up to a bound; never sessions, caches or namespaces. Counters start at zero with every
+brain; `kvserver_incarnation` changes then.
 """
 
 import platform
@@ -20,14 +20,15 @@ from kvserver.wire.status import DiskStatus, Status
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 TIERS = {"store": "dram", "retrieve": "dram", "demote": "disk", "promote": "disk"}
-"""Of a direction: demote and promote go between DRAM and disk, the others between engines and DRAM."""
+"""Direction -> tier: demote and promote go between DRAM and disk, the others between engines and DRAM."""
 MOVER_STATES = ("starting", "ready", "killed")
 EXACT_BELOW = 1 << 53
-"""A sample is a float. Incarnations are nanoseconds plus a count, and a restart often changes only the last digit."""
+"""Integers below this are exact as a float, which a sample is. Incarnations are nanoseconds plus a count, and a restart
+often changes only the last digit."""
 
 
 def render(status: Status, counters: Counters, age_s: float) -> bytes:
-    """The text that a scrape gets."""
+    """The text for one scrape. age_s: age of the snapshot."""
     return generate_latest(SnapshotCollector(status, counters, age_s))
 
 
@@ -113,7 +114,7 @@ class SnapshotCollector(Collector):
         yield _gauge("jobs_running", "Jobs in flight.", "kind", {"store": status.stores, "retrieve": status.retrieves})
 
     def _tenants(self) -> Iterator[Metric]:
-        """Of those that the configuration names; nothing without quotas."""
+        """Metrics of the tenants that the configuration names; nothing without quotas."""
         yield from self._tenants_in(
             "",
             "slots",
@@ -129,7 +130,7 @@ class SnapshotCollector(Collector):
             )
 
     def _tenants_in(self, tier: str, units: str, *, bytes_text: str, evicted_text: str) -> Iterator[Metric]:
-        """tier: what stands before the names of one. units: what it is divided into."""
+        """tier: the prefix of the tier's names. units: the unit that the tier is divided into."""
         tenants = self._status.tenants
 
         def of_each(name: str) -> dict[str, int]:
@@ -152,7 +153,7 @@ class SnapshotCollector(Collector):
         yield _counter(f"tenant_{tier}refused_{units}", text, "tenant", of_each(f"refused_{units}"))
 
     def _arc(self) -> Iterator[Metric]:
-        """Without a sample under another policy."""
+        """Metrics of the ARC policy; families without samples under another policy."""
         arc = self._status.arc
         halves = ("recent", "frequent") if arc is not None else ()
         yield _gauge(
@@ -321,7 +322,7 @@ class SnapshotCollector(Collector):
         )
 
     def _disk(self) -> Iterator[Metric]:
-        """All of it 0 without a disk tier."""
+        """Metrics of the disk tier; all are 0 without one."""
         status, seen = self._status, self._counters
         yield from self._devices()
         yield _gauge("disk_chunks", "Chunks that have something on disk.", value=status.chunks_on_disk)
@@ -351,7 +352,7 @@ class SnapshotCollector(Collector):
         )
 
     def _devices(self) -> Iterator[Metric]:
-        """Of each device by its number, which is its place in disk_paths."""
+        """Metrics of each device, labelled with its number, which is its place in disk_paths."""
 
         def each(value: Callable[[DiskStatus], float]) -> dict[str, float]:
             return {str(disk.device): value(disk) for disk in self._status.disks}
@@ -407,7 +408,7 @@ def _counter(
 def _histogram(
     name: str, text: str, labels: tuple[str, ...], histograms: Mapping[tuple[str, ...], Histogram]
 ) -> Metric:
-    """Keys are values of the labels; () for a histogram without any."""
+    """A histogram for each combination of label values, which are the keys; () without labels."""
     family = HistogramMetricFamily(f"kvserver_{name}", text, labels=labels)
     for which, histogram in histograms.items():
         edges = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]

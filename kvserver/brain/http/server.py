@@ -1,13 +1,13 @@
-"""/, /healthz, /readyz, /metrics, /status and /env, from the brain's process and never at the brain's expense.
+"""The HTTP server: /, /healthz, /readyz, /metrics, /status and /env, on a thread of the brain's process.
 
-The brain publishes an immutable snapshot several times a second; a thread with an event loop of its own answers from
-the last one. It never calls into the service, and waits for nobody: every connection has CONNECTION_S in all, and one
+The brain publishes an immutable snapshot several times a second. A thread with its own event loop answers from the last
+one. It never calls into the service, and no client can hold it up: every connection has CONNECTION_S in all, and one
 request, GET or HEAD, without a body.
 
-A new connection is always taken in. There are at most SILENT_MAX that have not said yet what they want, and
-ANSWERED_MAX that are being answered; beyond that the oldest of the same kind is put out. A flood of silent connections
-therefore puts out silent ones. /healthz is answered in the same step in which its request has been read: the answer
-fits into the socket's buffer, so it needs no place among the others and waits for nobody.
+A new connection is always accepted. At most SILENT_MAX connections have not sent their request, and at most
+ANSWERED_MAX are being answered. Above that the oldest of the same kind is closed, so a flood of silent connections
+closes only silent ones. /healthz is answered in the step that has read its request: the answer fits into the socket's
+buffer, so it waits for no other connection.
 
 /          A page for people that shows /status over time, see page/.
 /healthz   200 while the brain publishes, else 503 with the age of its last snapshot.
@@ -17,14 +17,14 @@ fits into the socket's buffer, so it needs no place among the others and waits f
 /status    JSON, see wire/status.py.
 /env       JSON: the brain's environment, see environment.py. Secrets are not in it.
 
-All but /healthz and /readyz are for those only who know a name of this server (host_names.py).
+All but /healthz and /readyz must be asked for by a name of this server (host_names.py).
 
-metrics.py is imported on this thread: prometheus_client takes 50 ms, which no start of the brain waits for.
+metrics.py is imported on this thread: prometheus_client takes 50 ms, and the brain's start does not wait for that.
 
-No library, though it is HTTP: what is needed is GET of six documents that lie ready, one a connection. What matters is
-what this file promises about clients that do not read, do not write or come in thousands, and about the GIL; around a
-library that would have to be enforced as well, and http.server has a thread for each connection. Whoever needs
-keep-alive or TLS should think again.
+HTTP is implemented here without a library. All that is needed is GET of six prepared documents, one per connection.
+The difficult part is what this file promises about the GIL, and about clients that do not read, do not write or come in
+thousands. That would have to be enforced around a library too, and http.server has a thread for each connection. If
+keep-alive or TLS is needed one day, a library is worth another look.
 """
 
 import asyncio
@@ -51,33 +51,34 @@ from kvserver.service.telling.counters import Counters
 from kvserver.wire.status import Status, encode_status
 
 FRESH_S = 2.0
-"""A brain whose last snapshot is older is stuck; it publishes at least every PUBLISH_S."""
+"""The brain counts as stuck when its last snapshot is older; it publishes at least every PUBLISH_S."""
 PUBLISH_S = 0.25
 
 SILENT_MAX = 448
-"""A flood that opens 10,000 connections a second leaves each of them 45 ms to say what it wants."""
+"""With this, a flood of 10,000 connections a second leaves each of them 45 ms to send its request."""
 ANSWERED_MAX = 64
 ACCEPTS_PER_TURN = 32
-"""Then those that are there already have their turn."""
+"""Connections accepted before those that exist already have their turn."""
 BACKLOG = 4096
-"""Linux cuts it to net.core.somaxconn. Whoever does not fit has to try again, one second later."""
+"""Linux cuts it to net.core.somaxconn. A connection that does not fit is tried again by its client after 1 s."""
 ACCEPT_AGAIN_S = 0.05
 CONNECTION_S = 2.0
 CROWDED_S = 60.0
-"""At most one line in this time about connections that were put out."""
+"""At most one log line in this time about connections that were closed for others."""
 HEAD_BYTES_MAX = 8192
 HEAD_END = b"\r\n\r\n"
 LEFTOVER_BYTES_MAX = 1 << 20
-"""Unread input that is thrown away before closing, so that a refusal reaches its client; a reset would overtake it."""
+"""Unread input that is discarded before closing. Closing with more unread input sends a reset, which would overtake a
+refusal."""
 CLOSE_S = 5.0
 
 SWITCH_S = 0.0005
-"""How long this thread may hold the GIL while the brain waits for it. Python's default of 5 ms is longer than a lookup
-may take; rendering /metrics takes about 1 ms."""
+"""Longest time that this thread holds the GIL while the brain waits for it. Python's default of 5 ms is longer than a
+lookup may take; rendering /metrics takes about 1 ms."""
 
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.[01]\r\n")
 _PROBE = re.compile(rb"(?:GET|HEAD) /(?:healthz|readyz)[? ]")
-"""What tells nothing that a stranger could use, and whose failure has a server restarted."""
+"""Probes are answered under any Host name: they reveal nothing, and a probe that fails restarts the server."""
 _BODY = re.compile(rb"\r\n(?:content-length:[ \t]*0*[1-9]|transfer-encoding:)", re.IGNORECASE)
 
 JSON = "application/json"
@@ -86,16 +87,16 @@ log = logging.getLogger("kvserver.brain.http.server")
 
 
 class Snapshot(NamedTuple):
-    """What the brain last said of itself. Nobody writes to it any more."""
+    """The brain's last published status and counters. Immutable once published."""
 
     published_s: float
-    """time.monotonic()"""
+    """Time of time.monotonic()."""
     status: Status
     counters: Counters
 
 
 class SnapshotBoard:
-    """Hands the last snapshot from the brain's thread to others. Publishing is one assignment."""
+    """Passes the last snapshot from the brain's thread to others. Publishing is one assignment, so it needs no lock."""
 
     def __init__(self) -> None:
         self._last: Snapshot | None = None
@@ -113,17 +114,17 @@ class Answer(NamedTuple):
     kind: str
     body: bytes
     headers: tuple[str, ...] = ()
-    """Whole lines, beside those that every answer has."""
+    """Whole header lines, beside those that every answer has."""
     allow: str = "GET, HEAD"
-    """What may be done there."""
+    """Methods allowed at this path (the Allow header)."""
 
 
 class _Ended(Exception):
-    """The client closed before it had said all."""
+    """The client closed before its request was complete."""
 
 
 class _Client:
-    """One connection, as coroutines of the HTTP thread use it: what is there already is read without a wait."""
+    """One connection, as coroutines of the HTTP thread use it. Data that has arrived is read without a wait."""
 
     def __init__(self, end: socket.socket, address: str) -> None:
         self.end = end
@@ -133,21 +134,23 @@ class _Client:
 
     @property
     def has_said_more(self) -> bool:
-        """Something has come that nobody has read yet."""
+        """Whether data waits to be read."""
         try:
             return bool(self.end.recv(1, socket.MSG_PEEK))
         except OSError:
             return False
 
     async def head(self) -> bytes:
-        """A request up to its empty line; without one where there are HEAD_BYTES_MAX already. Raises _Ended."""
+        """The request's head up to and including its empty line; empty if that is not within HEAD_BYTES_MAX.
+
+        Raises _Ended."""
         while (at := self._unread.find(HEAD_END)) < 0 and len(self._unread) <= HEAD_BYTES_MAX:
             await self._read_more()
         count = at + len(HEAD_END) if 0 <= at <= HEAD_BYTES_MAX else 0
         return self._take(count)
 
     async def readexactly(self, count: int) -> bytes:
-        """As asyncio.StreamReader has it, for http/admin.py."""
+        """Reads so many bytes, like asyncio.StreamReader, for http/admin.py."""
         try:
             while len(self._unread) < count:
                 await self._read_more()
@@ -156,7 +159,7 @@ class _Client:
         return self._take(count)
 
     async def say(self, answer: bytes) -> None:
-        """Sends all of it, and then waits until the client closes, or has sent more than it is worth waiting for."""
+        """Sends the answer, then waits until the client closes or has sent LEFTOVER_BYTES_MAX."""
         await self._loop.sock_sendall(self.end, answer)
         self.end.shutdown(socket.SHUT_WR)
         left = LEFTOVER_BYTES_MAX
@@ -176,7 +179,7 @@ class _Client:
 
 
 class _Crowd:
-    """Connections of one kind, oldest first, and what becomes of them when they are too many."""
+    """Connections of one kind, oldest first, with a bound."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -186,7 +189,7 @@ class _Crowd:
         return len(self._clients)
 
     def add(self, task: asyncio.Task[None], client: _Client) -> bool:
-        """Whether another one had to go."""
+        """Adds a connection. Whether another one was closed for it."""
         crowded = len(self._clients) >= self._most and self.put_one_out()
         self._clients[task] = client
         return crowded
@@ -195,9 +198,9 @@ class _Crowd:
         self._clients.pop(task, None)
 
     def put_one_out(self) -> bool:
-        """The oldest that has said nothing new; the oldest of all where all have. False where there is none.
+        """Closes the oldest connection without unread data, or the oldest if all have some. False if there is none.
 
-        Who has just said something is read in the next turn, and would have been put out for our slowness."""
+        A connection with unread data is served in the next turn; closing it would punish it for our slowness."""
         task = next((task for task, client in self._clients.items() if not client.has_said_more), None)
         task = task or next(iter(self._clients), None)
         if task is None:
@@ -208,7 +211,7 @@ class _Crowd:
 
 
 class HttpServer:
-    """The thread. The port is taken by the constructor, so that a bad one stops the start; close() gives it back."""
+    """The HTTP thread. The constructor binds the port, so that a bad one stops the start; close() releases it."""
 
     def __init__(
         self,
@@ -220,8 +223,8 @@ class HttpServer:
         admin: admin_door.AdminDoor | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """names: by which others may call it, with commas between them (host_names.py).
-        admin: answers what is below /admin/; without it there is nothing."""
+        """names: further names of this server, with commas between them (host_names.py).
+        admin: answers requests below /admin/; without it these are not found."""
         self._admin = admin
         self._names = Names(host, names)
         self._pages = Pages(board, clock_s)
@@ -275,18 +278,18 @@ class HttpServer:
                     end, address = await self._loop.sock_accept(self._listener)
                 except OSError as problem:
                     if problem.errno != errno.ECONNABORTED and not self._silent.put_one_out():
-                        await asyncio.sleep(ACCEPT_AGAIN_S)  # no descriptor is left, and none of them is ours
+                        await asyncio.sleep(ACCEPT_AGAIN_S)  # no descriptor is left, and there is nothing to close
                     break
                 self._take_in(_Client(end, str(address[0])))
             await asyncio.sleep(0)
 
     def _take_in(self, client: _Client) -> None:
         task = self._loop.create_task(self._converse(client))
-        task.add_done_callback(lambda _: client.end.close())  # also of one that was put out before it began
+        task.add_done_callback(lambda _: client.end.close())  # also if it was cancelled before it began
         self._note_put_out(self._silent.add(task, client))
 
     async def _converse(self, client: _Client) -> None:
-        """One connection from its beginning to its end."""
+        """Serves one connection from its beginning to its end."""
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -303,7 +306,7 @@ class HttpServer:
             self._answered.remove(task)
 
     def _note_put_out(self, crowded: bool) -> None:
-        """One line a minute at most: whoever floods the port must not fill the log."""
+        """Logs closed connections, at most one line a minute: a flood must not fill the log."""
         self._put_out += crowded
         now_s = time.monotonic()
         if self._put_out and now_s - self._told_s >= CROWDED_S:
@@ -323,7 +326,7 @@ class HttpServer:
 
 
 class Pages:
-    """What each path answers. Called on the HTTP thread only."""
+    """The answer of each path. Used on the HTTP thread only."""
 
     def __init__(self, board: SnapshotBoard, clock_s: Callable[[], float]) -> None:
         self._board = board
@@ -370,7 +373,7 @@ class Pages:
         return _verdict("ready" if not missing else "not ready", missing)
 
     def _stuck(self) -> str:
-        """Why the brain does not count as alive; empty while it does."""
+        """Why the brain counts as stuck; empty while it is alive."""
         last = self._board.last
         if last is None:
             return "the brain has not published anything yet"

@@ -1,9 +1,9 @@
-"""The part of `kvserver doctor` that is about GPUs: drivers, devices, kernels, copies, and what breaks sharing.
+"""The checks of `kvserver doctor` for GPUs: drivers, devices, kernels, copies, and obstacles to sharing.
 
-A machine without any GPU is in order: it serves the host device. A GPU that is there and cannot be used as the movers
-would use it is a failure, so that nobody finds out later that a slower way was taken. Drivers are begun in this
-process; each device copies some MiB through its self-test, and is tried with memory of a second process
-(trial.py), for which 200 MiB are taken for a second. Engines that run are only looked at.
+A machine without a GPU passes: it serves the host device. A GPU that exists but cannot be used as the movers would use
+it fails, so that nobody finds out later that a slower way was taken. Drivers are loaded in this process. Each device
+copies some MiB in its self-test, and is tried with memory of a second process (trial.py), which takes 200 MiB for a
+second. Running engines are only looked at.
 """
 
 import importlib
@@ -19,14 +19,14 @@ from kvserver.errors import DeviceError
 from kvserver.units import show_bytes
 
 Answer = tuple[Literal["ok", "warn", "fail"], str]
-"""As in doctor.py."""
+"""Verdict and text, as in doctor.py."""
 
 Kind = Literal["cuda", "rocm"]
 KINDS: tuple[Kind, ...] = ("cuda", "rocm")
 DEVICE_FILES = {"cuda": "/dev/nvidiactl", "rocm": "/dev/kfd"}
-"""What the vendor's kernel module makes: there is a GPU, whether or not its library is."""
+"""Files made by the vendor's kernel module: a GPU exists, even if its library is missing."""
 INITIAL_NAMESPACES = {"ipc": 0xEFFFFFFF, "pid": 0xEFFFFFFC}
-"""Inode numbers that Linux gives to the first namespace of a kind: another number means a container of its own."""
+"""Inode numbers of Linux's initial namespaces. Another number means that this is a container with its own."""
 
 
 class Probed(NamedTuple):
@@ -39,7 +39,7 @@ class Probed(NamedTuple):
 
 
 def driver(config: Config) -> Answer:
-    """Which vendor's library is there, and whether it has what we call."""
+    """Checks which vendors' libraries exist, and whether they have the functions that we call."""
     try:
         found = _probe(config)
     except ImportError as error:
@@ -64,7 +64,7 @@ def driver(config: Config) -> Answer:
 
 
 def kernels(config: Config) -> Answer:
-    """Where each device gets its kernels from: compiled for it, or built in."""
+    """Reports the origin of each device's kernels: compiled for it, or built in."""
     said, verdict = [], "ok"
     for probed, ordinal in _devices(config):
         native = _native()
@@ -82,8 +82,9 @@ def kernels(config: Config) -> Answer:
 
 
 def copies(config: Config) -> Answer:
-    """Opens each device as its mover does, compares bytes, and moves memory of another process, next to what one long
-    copy between the device and pinned memory reaches."""
+    """Opens each device like its mover, compares bytes, and copies memory of another process.
+
+    Reports the rates beside that of one long copy between the device and pinned memory."""
     said = []
     for probed, ordinal in _devices(config):
         device_id = _native().device_facts(probed.kind, config.device_library, ordinal)[0]
@@ -102,7 +103,7 @@ def copies(config: Config) -> Answer:
 
 
 def sharing(config: Config) -> Answer:
-    """What keeps engines and server from sharing GPU memory: around this process, and in the engines that run."""
+    """Checks for obstacles to sharing GPU memory, around this process and in running engines."""
     kinds = sorted({probed.kind for probed, _ in _devices(config)})
     if not kinds:
         return "ok", "no device"
@@ -127,7 +128,7 @@ def sharing(config: Config) -> Answer:
 
 
 def engines(config: Config) -> Answer:
-    """Settings of running engines that cost more than a cache can give."""
+    """Checks running engines for settings that cost more than a cache can gain."""
     kinds = sorted({probed.kind for probed, _ in _devices(config)})
     slow = [said for kind in kinds for peer in peers.peers(kind) for said in peers.slow_settings(peer)]
     return ("warn" if slow else "ok"), "; ".join(slow) or "nothing to say about their settings"
@@ -143,7 +144,7 @@ CHECKS = (
 
 
 def _native() -> ModuleType:
-    """Imported only now: where it cannot be loaded, doctor's own check says so."""
+    """The native module, imported late: if it cannot be loaded, doctor's own check reports that."""
     return importlib.import_module("kvserver._native")
 
 
@@ -161,7 +162,7 @@ def _probe(config: Config) -> list[Probed]:
         library, version, devices, _, missing, problem = _native().probe_driver(kind, config.device_library)
         found.append(Probed(kind, library, version, devices, missing, _line(problem)))
     usable = [probed for probed in found if not probed.problem]
-    # An explicit library is one vendor's: the other's verdict about it is of no interest.
+    # An explicit library belongs to one vendor, so the other vendor's finding about it is left out.
     return usable if config.device_library and usable else found
 
 
@@ -176,5 +177,5 @@ def _devices(config: Config) -> Iterator[tuple[Probed, int]]:
 
 
 def _line(text: str) -> str:
-    """One line of a finding; a compiler's log has many."""
+    """The text on one line; a compiler's log has many."""
     return " ".join(text.split())

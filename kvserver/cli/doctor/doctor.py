@@ -1,7 +1,7 @@
-"""`kvserver doctor`: what a server needs from this machine, looked at one by one. Changes nothing.
+"""`kvserver doctor`: checks what a server needs from this machine, one by one. Changes nothing.
 
-A check answers with a verdict: ok; warn, it would start but something is worse than it could be; fail, it would not
-start or not serve. Each is a function of the configuration; a refusal of the system is its answer, never a traceback.
+Each check is a function of the configuration. Its verdict is ok; warn: the server would start, but something is worse
+than it could be; or fail: it would not start or not serve. An error of the system is a finding, never a traceback.
 """
 
 import ast
@@ -35,9 +35,9 @@ ZEROMQ_MS = 2000
 MADV_POPULATE_WRITE = 23
 SO_PEERPIDFD = 77
 IO_URING_SETUP = 425
-"""Of every architecture."""
+"""The system call has this number on every architecture."""
 DESCRIPTORS_PER_SESSION = 4
-"""The attached connection, a lane, the board, a pidfd."""
+"""Descriptors of a session: the attached connection, a lane, the board, a pidfd."""
 SHMEM_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -52,7 +52,7 @@ class Finding(NamedTuple):
 
 
 def examine(config: Config) -> list[Finding]:
-    """All checks in order; a check that the system refuses has failed."""
+    """The findings of all checks in order. A check that raises OSError or ValueError has failed."""
     findings = []
     for name, check in CHECKS:
         try:
@@ -71,7 +71,7 @@ def interpreter(_: Config) -> Answer:
 
 
 def native_module(_: Config) -> Answer:
-    """The data plane loads, and has every name that _native.pyi declares: an older build would lack some."""
+    """Checks that the native module loads and has every name in _native.pyi; an older build would lack some."""
     try:
         native = importlib.import_module("kvserver._native")
     except ImportError as error:
@@ -86,7 +86,7 @@ def native_module(_: Config) -> Answer:
 
 
 def zeromq(_: Config) -> Answer:
-    """A message crosses an ipc:// socket and comes back."""
+    """Checks that a message crosses an ipc:// socket and comes back."""
     try:
         zmq = importlib.import_module("zmq")
     except ImportError as error:
@@ -116,7 +116,7 @@ def zeromq(_: Config) -> Answer:
 
 
 def socket_directory(config: Config) -> Answer:
-    """The socket can be made there, by us, where others cannot put another in its place."""
+    """Checks that this user can make the socket, and that others cannot replace it."""
     directory = Path(config.socket).parent
     if not directory.exists():
         above = next(parent for parent in directory.parents if parent.exists())
@@ -135,7 +135,7 @@ def socket_directory(config: Config) -> Answer:
 
 
 def socket_owner(config: Config) -> Answer:
-    """Nobody serves at this socket yet."""
+    """Checks that no server uses this socket yet."""
     if not os.path.exists(_lock_of(config)):
         return "ok", f"{config.socket} is free"
     owner = _owner(config)
@@ -169,7 +169,7 @@ def http_port(config: Config) -> Answer:
 
 
 def events_endpoint(config: Config) -> Answer:
-    """Both endpoints can be had. A path is only looked at: to bind it would take it from a server that lives."""
+    """Checks that both endpoints can be bound. A path is not bound, as that would take it from a running server."""
     if not config.events_endpoint:
         return "ok", "none: nothing is published"
     endpoints = config.events_endpoint, replay_endpoint(config.events_endpoint)
@@ -189,7 +189,9 @@ def events_endpoint(config: Config) -> Answer:
 
 
 def cache_directory(config: Config) -> Answer:
-    """What is kept there saves time at each start; a GPU runs kernels from it, so nobody else may write there."""
+    """Checks the cache directory. Its files save time at each start.
+
+    A GPU runs kernels from it, so nobody else may write there."""
     directory = Path(config.cache_dir)
     try:
         check_cache_directory(config.cache_dir)
@@ -204,7 +206,7 @@ def cache_directory(config: Config) -> Answer:
 
 
 def memory(config: Config) -> Answer:
-    """The arena fits in what is free. Huge pages are counted by their own check."""
+    """Checks that the arena fits in free memory. Huge pages have their own check."""
     if config.huge_page_bytes:
         return "ok", "the arena is backed by huge pages"
     machine = read_memory()
@@ -232,7 +234,7 @@ def huge_pages(config: Config) -> Answer:
 
 
 def _unreserved_huge_pages(config: Config) -> str:
-    """What comes of the wish for huge pages that nobody reserved. Files have what the mount of their tmpfs says."""
+    """The text about transparent huge pages for the arena. For a file, the mount options of its tmpfs decide."""
     if config.arena_path or not SHMEM_HUGE_PAGES.exists():
         return "none reserved"
     chosen = SHMEM_HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
@@ -243,7 +245,7 @@ def _unreserved_huge_pages(config: Config) -> str:
 
 
 def memory_nodes(config: Config) -> Answer:
-    """Where the arena's memory will be, and why. Nodes that were asked for have to be there."""
+    """Checks the NUMA nodes for the arena's memory. A configured node has to exist."""
     if config.numa_node >= 0 and not Path(f"/sys/devices/system/node/node{config.numa_node}").exists():
         return "fail", f"this machine has no NUMA node {config.numa_node}"
     placement = numa.place(config)
@@ -259,7 +261,7 @@ def memory_nodes(config: Config) -> Answer:
 
 
 def _refused_nodes(nodes: Sequence[int]) -> str:
-    """Why memory cannot be placed there; empty where it can be. Tried with an arena of one page."""
+    """Why memory cannot be placed on these nodes; empty if it can. Tried with an arena of one page."""
     native = importlib.import_module("kvserver._native")
     descriptor = os.memfd_create("kvserver-doctor", os.MFD_CLOEXEC)
     try:
@@ -273,7 +275,7 @@ def _refused_nodes(nodes: Sequence[int]) -> str:
 
 
 def locked_memory(config: Config) -> Answer:
-    """The host device locks nothing; what GPUs need is among their checks."""
+    """Reports the memlock limit. The host device locks nothing; GPUs have their own checks."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "unlimited" if soft == resource.RLIM_INFINITY else show_bytes(soft)
     return "ok", f"memlock limit {limit}; the host device needs none"
@@ -288,7 +290,7 @@ def open_files(config: Config) -> Answer:
 
 
 def memfd_seals(_: Config) -> Answer:
-    """Shared memory can be sealed against shrinking, so that no client can take it away under a copy."""
+    """Checks that memfds can be sealed against shrinking, so that no client can remove memory during a copy."""
     descriptor = os.memfd_create("kvserver-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, mmap.PAGESIZE)
@@ -303,7 +305,7 @@ def memfd_seals(_: Config) -> Answer:
 
 
 def populate(_: Config) -> Answer:
-    """Memory can be taken with an error instead of a SIGBUS when there is none."""
+    """Checks MADV_POPULATE_WRITE, which reports missing memory as an error instead of SIGBUS."""
     with mmap.mmap(-1, 4 * mmap.PAGESIZE) as memory_map:
         try:
             memory_map.madvise(MADV_POPULATE_WRITE)
@@ -313,7 +315,7 @@ def populate(_: Config) -> Answer:
 
 
 def pidfds(_: Config) -> Answer:
-    """The end of a process can be waited for, and a connection names its process."""
+    """Checks pidfd_open, to wait for the end of a process, and SO_PEERPIDFD, to find a connection's process."""
     os.close(os.pidfd_open(os.getpid()))
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -326,7 +328,7 @@ def pidfds(_: Config) -> Answer:
 
 
 def disks(config: Config) -> Answer:
-    """Each directory can be used. Whether O_DIRECT works there says the server's log."""
+    """Checks that each directory can be used. Whether O_DIRECT works there is in the server's log."""
     wrong = "; ".join(problem.message for problem in disk_paths.problems(config))
     if wrong:
         return "fail", wrong
@@ -355,7 +357,7 @@ def disk_engine(config: Config) -> Answer:
 
 
 def io_uring_refused() -> str:
-    """Why there is none; empty where it gets as far as to look at its arguments, of which there are none."""
+    """Why io_uring cannot be used; empty if it can. Called without arguments it fails with EFAULT if it is allowed."""
     ctypes.CDLL(None, use_errno=True).syscall(IO_URING_SETUP, 1, None)
     code = ctypes.get_errno()
     return "" if code == errno.EFAULT else os.strerror(code)
@@ -390,7 +392,7 @@ def _lock_of(config: Config) -> str:
 
 
 def _owner(config: Config) -> str:
-    """The process number of the server that lives at the socket; empty when there is none."""
+    """The process number of the server at this socket; empty when there is none."""
     if not os.path.exists(_lock_of(config)):
         return ""
     descriptor = os.open(_lock_of(config), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -404,7 +406,7 @@ def _owner(config: Config) -> str:
 
 
 def _unless_it_runs(config: Config) -> Verdict:
-    """Of something that is taken: no server could start; unless the one that is asked about has it."""
+    """The verdict about a resource in use: warn if the server at this socket runs and may have it, else fail."""
     return "warn" if _owner(config) else "fail"
 
 

@@ -1,7 +1,7 @@
-"""Engines that run on this machine, as /proc shows them: what of their settings keeps them from sharing GPU memory.
+"""Engines that run on this machine, as /proc shows them, and their settings that prevent sharing GPU memory.
 
-Nothing is opened or asked. An engine is a process with a GPU driver's library mapped; seen are those of this user, or
-all for root. Their environment is what they were started with: what they have changed since does not show.
+The engines themselves are not contacted. An engine is a process with a GPU driver's library mapped. Only processes of
+this user are visible, or all for root. Their environment is the one at their start, without later changes.
 """
 
 import os
@@ -27,7 +27,7 @@ class Peer(NamedTuple):
 
 
 def peers(kind: Literal["cuda", "rocm"], proc: Path = Path("/proc")) -> Iterator[Peer]:
-    """Processes that use that vendor's driver, without the server's own."""
+    """Processes that use the vendor's driver, without the server's own."""
     for folder in proc.iterdir():
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue
@@ -45,7 +45,7 @@ def peers(kind: Literal["cuda", "rocm"], proc: Path = Path("/proc")) -> Iterator
 
 
 def against_sharing(kind: Literal["cuda", "rocm"], peer: Peer, proc: Path = Path("/proc")) -> list[str]:
-    """What is in the way, each with what to change."""
+    """The obstacles to sharing memory with this engine, each with its remedy."""
     found = [
         f"{peer} has {name}={peer.environment[name]}: its memory cannot be shared, set expandable_segments:False"
         for name in ALLOCATOR_SETTINGS
@@ -64,7 +64,7 @@ def against_sharing(kind: Literal["cuda", "rocm"], peer: Peer, proc: Path = Path
 
 
 def slow_settings(peer: Peer) -> list[str]:
-    """What costs an engine more than a cache can give."""
+    """The settings that cost an engine more than a cache can gain."""
     if {"--enforce-eager", "--enforce_eager"} & set(peer.arguments):
         return [f"{peer} runs with --enforce-eager: without CUDA graphs decoding takes several times as long"]
     return []
@@ -83,7 +83,7 @@ def _strings(path: Path) -> list[str]:
 
 
 def _namespace(proc: Path, process: str, name: str) -> str | None:
-    """Its number; None when it is not shown to us."""
+    """The identity of a process's namespace; None when we may not see it."""
     try:
         return os.readlink(proc / process / "ns" / name)
     except OSError:

@@ -1,7 +1,7 @@
-"""A transfer for trial, for doctor: memory of another process is opened, stored and retrieved as a mover does it.
+"""A trial transfer for doctor: opens, stores and retrieves memory of another process, as a mover does.
 
-`python -m kvserver.cli.doctor.trial KIND LIBRARY ORDINAL CACHE` is that other process, an engine that only lends its
-memory: it writes its handle and waits until its standard input ends.
+`python -m kvserver.cli.doctor.trial KIND LIBRARY ORDINAL CACHE` is the other process, in the role of an engine. It
+writes the handle of its memory and waits until its standard input ends.
 """
 
 import os
@@ -19,13 +19,13 @@ from kvserver.transfer.device import open_device, rtc_library
 MIB = 1 << 20
 ARENA_BYTES = 64 * MIB
 SEGMENT_BYTES = 4 * MIB
-"""Of the engine's staging memory, which is what it lends: sixteen of them."""
+"""Segment size of the other process's staging memory; it lends sixteen segments."""
 GATHER_SEGMENT_BYTES = 16 * MIB
-"""Of the mover's own staging: the least that it works with."""
+"""Segment size of the mover's own staging: the smallest that it works with."""
 PAGE_BYTES, BLOCKS_PER_CHUNK = 32 << 10, 16
 CHUNK_BYTES = PAGE_BYTES * BLOCKS_PER_CHUNK
 ROUNDS = 4
-"""The first one also takes memory and touches it."""
+"""Measured rounds; the first one also allocates and touches memory, the best one counts."""
 WAIT_S = 20.0
 SESSION, CACHE, WORD = 1, 1, 0
 
@@ -34,7 +34,7 @@ Verb = Literal["store", "retrieve"]
 
 
 class Settings(Protocol):
-    """What of the configuration matters here."""
+    """The part of the configuration that is used here."""
 
     @property
     def device_library(self) -> str: ...
@@ -46,15 +46,15 @@ class Settings(Protocol):
 
 class Outcome(NamedTuple):
     facts: dict[str, str]
-    """Of the mover's engine."""
+    """Facts of the mover's engine."""
     mode: str
-    """How pages of PAGE_BYTES went."""
+    """The mode in which pages of PAGE_BYTES were copied."""
     store_gbps: float
     retrieve_gbps: float
 
 
 class _Arena(NamedTuple):
-    """The settings of a mover whose arena is only for this trial."""
+    """Settings of a mover with an arena that is only for this trial."""
 
     device_library: str
     arena_reach: Literal["auto", "register", "bounce"]
@@ -65,7 +65,7 @@ class _Arena(NamedTuple):
 
 
 def attempt(kind: Literal["cuda", "rocm"], ordinal: int, device_id: str, settings: Settings) -> Outcome:
-    """DeviceError: what does not work, as the mover or the registration would say it."""
+    """Tries one device. Raises DeviceError with the text that the mover or a registration would give."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvserver-doctor-"))
         arena, board = (create_memfd("kvserver-doctor", size) for size in (ARENA_BYTES, os.sysconf("SC_PAGE_SIZE")))
@@ -79,7 +79,7 @@ def attempt(kind: Literal["cuda", "rocm"], ordinal: int, device_id: str, setting
 
 
 class _Mover:
-    """Gives the engine its orders, one at a time."""
+    """Gives orders to the engine, one at a time, in place of a mover."""
 
     def __init__(self, kind: Literal["cuda", "rocm"], engine: DeviceEngine, board: int) -> None:
         self._kind = kind
@@ -97,7 +97,7 @@ class _Mover:
         groups = [(BLOCKS_PER_CHUNK, blocks, [run])]
         self._engine.map_cache(CACHE, SESSION, [(handle, size)], None, ipc_mode(self._kind), groups)
         self._completion("mapped")
-        # Every other block: what lies side by side would go as one long copy.
+        # Every other block, because adjacent blocks would be merged into one long copy.
         ids = [*range(0, blocks, 2)][: blocks // 2 // BLOCKS_PER_CHUNK * BLOCKS_PER_CHUNK]
         rounds = [(self._run("store", ids), self._run("retrieve", ids)) for _ in range(ROUNDS)]
         stores, retrieves = ([pair[way] for pair in rounds] for way in (0, 1))
@@ -123,7 +123,7 @@ class _Mover:
 
 
 class _Lender:
-    """The other process, for as long as it is used."""
+    """The other process, as a context manager that yields the handle and size of its memory."""
 
     def __init__(self, kind: str, library: str, ordinal: int, folder: str) -> None:
         command = [sys.executable, "-m", "kvserver.cli.doctor.trial", kind, library, str(ordinal), folder]

@@ -1,8 +1,8 @@
-"""The page at /: one document without anything from elsewhere, put together from the files beside this one.
+"""The page at /: one self-contained document, put together from the files beside this one.
 
-page.html has an empty <style> and an empty <script>; page.css and all of SCRIPTS are put into them. The browser is told
-to run and to apply exactly these, by their hashes, to load nothing, to ask nobody but this server, and to refuse text
-that is assigned as HTML: engines, devices and paths are named by others.
+page.html has an empty <style> and an empty <script>, which receive page.css and all of SCRIPTS. The content policy
+allows exactly these two by their hashes. It forbids loading anything, requests to other servers, and text assigned as
+HTML, because the names of engines, devices and paths come from others.
 """
 
 from base64 import b64encode
@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 SCRIPTS = ("words.js", "samples.js", "elements.js", "charts.js", "sections.js", "asking.js")
-"""One script in this order: each uses names of those before it."""
+"""Joined to one script in this order: each file uses names of those before it."""
 
 
 class Page(NamedTuple):
     body: bytes
     headers: tuple[str, ...]
-    """Whole lines."""
+    """Whole header lines."""
 
 
 @cache
 def page() -> Page:
-    """Read once. OSError when the installation lacks a file."""
+    """The page, read from its files once. Raises OSError when the installation lacks a file."""
     document, style = ((HERE / name).read_text() for name in ("page.html", "page.css"))
     script = "\n".join((HERE / name).read_text() for name in SCRIPTS)
     document = _filled(document, "<style>", "</style>", style)
@@ -45,7 +45,7 @@ def page() -> Page:
 
 
 def _filled(document: str, begin: str, end: str, text: str) -> str:
-    """The text between these two tags, which stand there once, with nothing between them."""
+    """The document with `text` between two tags, which must occur once with nothing between them."""
     assert document.count(begin + end) == 1
     assert end not in text
     return document.replace(begin + end, begin + text + end)
