@@ -142,7 +142,8 @@ class DiskRig(Rig):
                     self.generations = void
                 else:
                     self.notes.append(order)
-                self.noting.append((mover, Noted(namespace, void, self.notes_kept)))
+                is_nowhere = len(self.drains) == self.bounds.disk_devices and {*self.drains.values()} == {"drained"}
+                self.noting.append((mover, Noted(namespace, void, self.notes_kept or is_nowhere)))
                 if self.notes_answered:
                     self.answer_notes()
             case ForgetNotes(namespaces, _):

@@ -11,6 +11,7 @@ from kvserver.wire.messages import (
     KEY_BYTES,
     Clear,
     Cleared,
+    Drain,
     Error,
     GroupBlocks,
     GroupSpec,
@@ -268,6 +269,18 @@ def test_a_clear_that_no_disk_could_note_is_told_again_until_one_can() -> None:
     assert len(rig.notes) == told + 1
     restart(rig)
     assert Client(rig).register().lookup(keys).chunks == 0
+
+
+def test_a_clear_that_no_disk_could_note_is_durable_once_all_devices_are_drained() -> None:
+    rig = DiskRig()
+    client, keys = cold_prompt(rig)
+    rig.notes_kept = False
+    assert is_refusal(client.ask(Clear(rig.number(), rig.notes[0].namespace)), "device", "disk-clear")
+    assert rig.service.status(rig.now_ns).warnings[0].startswith("1 clears are not durable yet")
+    client.ask(Drain(rig.number(), 0))
+    rig.wait_ms(3_000)
+    assert rig.service.status(rig.now_ns).disks[0].drain == "drained"
+    assert not [text for text in rig.service.status(rig.now_ns).warnings if "durable" in text]
 
 
 def test_clears_that_no_disk_could_note_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
