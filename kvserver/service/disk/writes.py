@@ -27,8 +27,8 @@ REFUSALS_A_LOOK = 64
 PARKED_A_LOOK = 64
 """Chains that are put aside in one event because their device empties a segment. Others are written meanwhile."""
 PAUSE_MS = 100
-"""Pause after a refusal, before another chain is chosen. With quotas there is none when one tenant has no room, because
-others may have some."""
+"""Pause after a refusal, before another chain is chosen. With quotas it is LOOK_AGAIN_MS when one tenant has no room,
+because others may have some."""
 FAILURES_MAX = 8
 """Failed jobs in a row after which a device takes no more writes."""
 
