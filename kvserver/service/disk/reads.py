@@ -101,7 +101,7 @@ def arrived(core: Core, tier: DiskTier, space: Space, node: Node, now_ns: int) -
     """Serves the fetches that waited for a node that was read. A fetch that has everything goes on."""
     for fetch in list(tier.waiters.get(node, ())):
         if node not in fetch.needs:
-            continue  # it ended with one before it
+            continue  # an earlier failure ended it
         left = fetch.needs[node] & ~node.in_dram
         if left & ~node.on_disk:
             fail(core, tier, fetch, _unreadable(), now_ns)

@@ -142,7 +142,7 @@ def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
                 found.not_taken += 1
         core.counters.disk_recovered += len(adopted)
         for node in adopted:
-            if node.children is None:  # the others may go only after these
+            if node.children is None:  # parents may go only after their children
                 tier.chunks.room.offer(space, node)
 
 

@@ -1,6 +1,6 @@
 """Empties a segment of a device, so that it can serve extents of another size.
 
-When a model with records of another size begins, its device is full of segments of the old size. Leaves go as ever,
+When a model with records of another size begins, its device is full of segments of the old size. Leaves go as usual,
 least recently used first. But they lie all over the device, so no segment becomes empty. Therefore, once as many
 extents of one size are free as a segment holds (disk_eviction.py), the emptiest segment is closed. Its records move to
 these places by way of DRAM, as when a device is drained. A move loses nothing. Writes that need the segment wait for
@@ -129,7 +129,7 @@ def _step(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node]
         if node in going.fetched:
             going.fetched.discard(node)
             if node.state == READY:
-                core.chunks.room.let_go(space, node)  # the next one takes its slots
+                core.chunks.room.let_go(space, node)  # the next chunk takes its slots
         return
     away = node.on_disk & ~node.in_dram
     if away:

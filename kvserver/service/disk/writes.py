@@ -61,7 +61,7 @@ def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
         chain: list[Node] = []
         node: Node | None = leaf
         while node is not None and node.depth:
-            node.used = max(node.used, leaf.used)  # it was asked for with the leaf; else two chains drop each other's
+            node.used = max(node.used, leaf.used)  # same use as the leaf; else two chains drop each other
             if node.in_dram & ~node.on_disk:
                 chain.append(node)
             node = node.parent
@@ -107,10 +107,10 @@ def _start(core: Core, tier: DiskTier, now_ns: int) -> bool:
                 _park(tier, device)
                 return True
             tier.chunks.blocked = blocked
-            if blocked == "device" and any(tier.chunks.extents.takes_writes):  # its own: others may
+            if blocked == "device" and any(tier.chunks.extents.takes_writes):  # other devices may take theirs
                 node.queued |= NO_ROOM
             elif blocked:
-                if blocked == "room":  # what went for it is written again, and would go again, for ever
+                if blocked == "room":  # the evicted chunks would be written, and evicted, for ever
                     next(reversed(tier.writes)).queued |= NO_ROOM
                 tier.writes = {}
                 is_tenants_own = blocked == "room" and tier.chunks.accounts is not None

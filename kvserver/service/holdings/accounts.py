@@ -6,9 +6,9 @@ when it is taken, *held* once its chunk is complete, refunded when it is free. E
 separate accounts, which count all devices together: reserved while they are written. Three rules hold for each tier:
 
 * the maximum: an account takes no more. When it is reached, the account makes room among its own chunks;
-* the guarantee: others may evict only what an account holds above it. A tenant below its guarantee takes from those who
-  are above theirs before any of its own chunks go;
-* between the two, the chunks used longest ago go, whoever owns them.
+* the guarantee: others may evict only what an account holds above it. A tenant below its guarantee takes from tenants
+  above theirs before any of its own chunks go;
+* between the two, the chunks used longest ago go, of any account.
 
 A chunk that leaves the index leaves both tiers, and then both guarantees must allow it.
 

@@ -173,7 +173,7 @@ class Chunks:
             if node.children is None and not node.pins:
                 self.remove(space, node)
                 continue
-            # What a retrieve still reads must not come back with the next brain.
+            # Chunks that a retrieve still reads must not come back with the next brain.
             self.withdrawn.extend(offset for offset in node.slots if offset != ABSENT)
             if node in self.marks:
                 self.withdrawn.append(self.marks.places[node])
@@ -239,7 +239,7 @@ class Chunks:
         node.pins -= 1
         child.pins += 1
         settle(child)
-        if node.disk is not None:  # otherwise it cannot go before the child does
+        if node.disk is not None:  # otherwise its child keeps it
             self.settled(space, node)
 
     def offer(self, space: Space, node: Node) -> None:
@@ -378,7 +378,7 @@ class Chunks:
         assert parent is not None
         for at in space.subtree(node):
             self.count(space, at, -1)
-            self.withdrawn.extend(offset for offset in at.slots if offset != ABSENT)  # as in clear()
+            self.withdrawn.extend(offset for offset in at.slots if offset != ABSENT)  # as in _empty()
             if at in self.marks:
                 self.withdrawn.append(self.marks.give_back(at))
         space.cut(node, rest)
@@ -483,7 +483,7 @@ class Chunks:
             bare.append(at)
             at = at.parent
 
-        for at in reversed(bare):  # a restart between two of them finds none that hangs in the air
+        for at in reversed(bare):  # head first: a restart in between finds no mark without its parent
             assert at.parent is not None
             place = self.marks.take(at), space.digest, at.key, at.parent.key or NO_PARENT, NO_GROUP, 0
             self.records.append(pack(Record(*place, 0, at.tenant, SLOT_ALIGN, self.generation)))

@@ -3,8 +3,8 @@
 Only ready leaves without pins go, so a chunk that a lease, a retrieve or a store pins stays, and children go before
 their parents. The policy (index/eviction.py, index/arc.py) decides which goes first, by default the one used longest
 ago; "colder" here means ranked lower by the policy. But a slot is free for another size only when its whole slab is,
-and the coldest chunks lie all over the arena. So a slab is emptied on purpose when all its chunks are colder than any
-that the wanted size could give (`_take_over`), or when much has gone in vain (`_after_much_in_vain`).
+and the coldest chunks lie all over the arena. So a slab is emptied on purpose in two cases: all its chunks are colder
+than any of the wanted size (`_take_over`), or much has gone in vain (`_after_much_in_vain`).
 
 With quotas (accounts.py), every request for room carries a claim, and only chunks that the claim allows may go.
 """
@@ -336,7 +336,7 @@ class Room:
             if space is None:
                 return Closure(_victims(doomed), "stays")
             below = [owner]
-            while below:  # not subtree(): below a shared prefix hangs a large part of the index, and most are too warm
+            while below:  # not subtree(): a large part of the index may hang below a shared prefix
                 node = below.pop()
                 if node in doomed:
                     continue
@@ -355,7 +355,7 @@ class Room:
 
     def _evict_all(self, doomed: list[Victim]) -> None:
         for space, node in doomed:
-            if not node.cold:  # what had nothing in DRAM of its own is, once all below it went
+            if not node.cold:  # a node without slots turns cold once all below it went
                 self._evict(space, node)
 
     def _evict(self, space: Space, node: Node) -> None:

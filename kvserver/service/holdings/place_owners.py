@@ -1,5 +1,5 @@
-"""Owners of places. A slot of the arena belongs to a chunk that is present, a chunk that is being stored, a job whose
-chunk is gone, or a read that fills it. An extent belongs to a chunk, or to a write that fills it."""
+"""Owners of places. A slot belongs to a present chunk, a chunk being stored, a job whose chunk is gone, or a read that
+fills it. An extent belongs to a chunk, or to a write that fills it."""
 
 from dataclasses import dataclass, field
 from typing import Literal

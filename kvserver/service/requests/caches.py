@@ -103,7 +103,7 @@ def begin_unmap(core: Core, cache: Cache, now_ns: int) -> None:
     cache.state = "unmapping"
     core.timers.cancel("map", cache.number)
     for job in [core.jobs[number] for number in sorted(cache.jobs) if core.jobs[number].held is not None]:
-        transfers.cancel(core, job, now_ns)  # its mover does not know of it, and would not wait for it
+        transfers.cancel(core, job, now_ns)  # the mover was never told of it and would not wait for it
     if not movers.forget_queued(core, cache):
         core.instruct(cache.mover, UnmapCache(cache.number))
         transfers.await_unmapped(core, cache, now_ns)
@@ -173,14 +173,14 @@ def _may_forget(core: Core, accounts: Accounts, space: Space, tenant: int) -> bo
     stored."""
     disk_accounts = accounts.beside
     if disk_accounts is not None and core.disk is not None and not core.disk.recovered and disk_accounts.guarantee:
-        return False  # more of it may be on disk, and who was guaranteed what of that is not known yet
+        return False  # its chunks on disk are not all known yet, nor whose guarantee they count for
     if not space.nodes:
         return True
     account = accounts.of_space(space)
     if account is accounts.of(tenant):
         return True
     if account.guaranteed_bytes and any(pending.space is space for pending in core.chunks.pendings.values()):
-        return False  # until the deadline of its other shards
+        return False  # it may still be completed, until its deadline
     tiers = (accounts, disk_accounts) if disk_accounts is not None else (accounts,)
     return all(tier.spares(space, core.chunks.retired) for tier in tiers)
 

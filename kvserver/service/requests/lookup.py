@@ -44,7 +44,7 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
         core.answer(peer, Found(request.id, 0, 0, 0, 0, untold))
         return
     tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
-    tail.used = space.root.used = now_ns  # with or without a lease: an engine that holds a prefix itself uses it too
+    tail.used = space.root.used = now_ns  # also without a lease: an engine that holds the prefix itself uses it
     if core.chunks.arc is not None:
         core.chunks.arc.asked(space, tail)
     if leased:

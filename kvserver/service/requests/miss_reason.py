@@ -33,7 +33,7 @@ def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held:
     or None if the engine may not see it."""
     if space is not None and held * KEY_BYTES == len(keys):
         return "whole"
-    hidden = space is None and core.chunks.accounts is not None  # another's must look as one that does not exist
+    hidden = space is None and core.chunks.accounts is not None  # another tenant's namespace must look like none
     if core.disk is not None and (not core.disk.recovered if hidden else may_tell_of(core.disk, namespace)):
         return "recovering"
     if space is None:
@@ -44,7 +44,7 @@ def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held:
         return "absent" if core.departed.get(space.digest, key) is None else "gone"
     if node.state != READY:
         return "writing"
-    return "absent" if space.only_full else "partial"  # a ready chunk among full groups alone is of another chain
+    return "absent" if space.only_full else "partial"  # with full groups only, a ready chunk here is of another chain
 
 
 def may_tell_of(tier: DiskTier, namespace: bytes) -> bool:

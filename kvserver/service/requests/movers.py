@@ -186,7 +186,7 @@ def forget_cache(core: Core, cache: Cache) -> None:
     space = core.chunks.spaces.get(cache.digest)
     if space is not None:
         space.caches -= 1
-        if not space.caches and not space.nodes:  # a shape that nothing was stored in binds nobody
+        if not space.caches and not space.nodes:  # a namespace without chunks or caches fixes no shape
             core.chunks.clear(space, "cleared")
             kv_events.cleared(core, space)  # its last chunk may have gone in this event
             namespaces.left(core, space)

@@ -97,7 +97,7 @@ def _store_spans(cache: Cache, request: Store, count: int) -> list[Span]:
 
 
 def _walk(core: Core, job: Job, parent: Node, request: Store, *, spans: list[Span], now_ns: int) -> None:
-    """Finds or makes the node of each key, reserves its groups and takes this rank's parts for the job."""
+    """Finds or makes the node of each key, reserves its groups, and takes this rank's parts for the job."""
     chunks, space, cache = core.chunks, job.space, job.cache
     chunks.generation += 1
     deadline_ns = now_ns + core.bounds.reserve_ttl_ms * MILLISECOND_NS
@@ -242,7 +242,7 @@ def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns:
         job.held = Held(request, disk_waits.begin(core.disk, job.space, needs, job=job))
     else:
         _order_retrieve(core, job, chain, request, spans)
-    lookup.use(core, session, lease, now_ns, more=request.more)  # last: reads that we want too keep their turn
+    lookup.use(core, session, lease, now_ns, more=request.more)  # last: reads that the lease wants too keep their turn
 
 
 def _needs(chain: list[Node], spans: list[Span]) -> dict[Node, int]:
@@ -336,7 +336,8 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
         assert core.disk is not None
         disk_waits.end(core.disk, job.held.fetch)
     core.counters.jobs[done.status] += 1
-    # The mover has its half alone, which is direct; the client's half decides how fast it is.
+    # The mover knows only its own half of engine-driven copies, and calls it direct. The client's half decides the
+    # speed.
     mode = "engine-driven" if job.cache.mode == "engine-driven" else done.mode
     core.counters.mode_bytes[mode] += done.bytes
     core.counters.moved(job.kind, job.session.rank, done.bytes)

@@ -97,7 +97,7 @@ def _document(core: Core, tier: DiskTier, digest: bytes) -> bytes:
     if (prefix := tier.cleared.get(digest)) is not None:
         return prefix_document(prefix)
     space = core.chunks.spaces.get(digest)
-    whole = space is not None and tier.chunks.writable(space)  # some rank has not registered its shape yet
+    whole = space is not None and tier.chunks.writable(space)  # also False while a rank's shape is unknown
     return encode_document(document_of(space)) if space is not None and whole else b""
 
 

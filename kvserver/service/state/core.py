@@ -108,7 +108,7 @@ class Bounds:
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """All sessions that said the same (engine, epoch)."""
+    """An engine: all sessions with the same (engine, epoch)."""
 
     name: str
     epoch: int

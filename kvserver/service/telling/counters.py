@@ -230,7 +230,7 @@ class Counters:
         return rows.setdefault(model, dict.fromkeys(LOOKUP_RESULTS, 0))
 
     def moved(self, kind: str, rank: int, count: int) -> None:
-        """Bytes of a job of that worker."""
+        """Counts bytes of a job by kind and worker."""
         of_each = self.worker_bytes[kind]
         of_each[rank] = of_each.get(rank, 0) + count
 
@@ -242,7 +242,7 @@ class Counters:
         return twin
 
     def totals(self) -> dict[str, int | dict[str, int]]:
-        """All plain counts by name, for the status document. Histograms are left to /metrics."""
+        """Plain counts by name, for the status document. Histograms are left to /metrics."""
         found: dict[str, int | dict[str, int]] = {
             "evictions": self.evictions,
             "lookup_tokens": self.lookup_tokens,

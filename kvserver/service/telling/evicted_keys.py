@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 from kvserver.index.space import Node
 
 DEPARTED_MAX = 131_072
-"""2.1 MiB. The head of a prompt leaves last, and it is the chunk that the next lookup misses."""
+"""Chunks that are remembered, in 2.1 MiB. The head of a prompt leaves last, and the next lookup misses it first."""
 WAYS = 4
 PRIME = (1 << 64) - 59
 
