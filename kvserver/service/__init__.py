@@ -1,1 +1,2 @@
-"""What is decided: `Service.handle(event, now_ns) -> effects`. No socket, clock, thread, file or GPU in here."""
+"""All decisions of the server: `Service.handle(event, now_ns) -> effects`. No socket, clock, thread, file or GPU in
+here."""

@@ -1,8 +1,7 @@
-"""The brain: `Service.handle(event, now_ns) -> effects`.
+"""The entrance of the service: `Service.handle(event, now_ns) -> effects`.
 
-Pure: no socket, clock, thread, file, process or GPU. Time and randomness are arguments, what happens comes in as an
-event, what shall be done goes out as effects. The shell (server.py) and the simulator (tests/sim) drive the same
-object.
+Pure: no socket, clock, thread, file, process or GPU. Time and randomness are arguments, events come in, effects go out.
+The shell (server.py) and the simulator (tests/sim) drive the same object.
 """
 
 from array import array
@@ -56,11 +55,11 @@ from kvserver.wire.status import Status as StatusDocument
 from kvserver.wire.status import encode_status
 
 TIMERS_PER_TICK_MAX = 1000
-"""The rest fires at the next tick; no tick is long."""
+"""Timers that fire in one tick, so that no tick takes long. The others fire at the next one."""
 
 
 class Service:
-    """Decides. One thread; every call runs to its end."""
+    """The service. It runs on one thread, and every call runs to its end."""
 
     def __init__(
         self,
@@ -74,8 +73,9 @@ class Service:
         records: bytes = b"",
         damaged: int = 0,
     ) -> None:
-        """documents, records: what the ledger holds from an earlier brain. effects() then withdraws what is dropped.
-        damaged: entries and documents that were none when they were read; they are gone from the ledger."""
+        """documents, records: contents of the ledger, left by an earlier brain. effects() then withdraws what is
+        dropped. damaged: number of damaged entries and documents that were found; they are already gone from the
+        ledger."""
         self._core = Core(bounds, random_bytes, server, incarnation, started_ns)
         self._core.counters.ledger_damaged = damaged
         restore.restore(self._core, documents or [], records)
@@ -84,12 +84,12 @@ class Service:
 
     @property
     def counters(self) -> Counters:
-        """All that was counted until now."""
+        """All counters, up to date."""
         self._core.asked.settle()
         return self._core.counters
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
-        """Decides what one event means. The effects are to be carried out in order."""
+        """Handles one event. The caller carries the effects out in order."""
         core = self._core
         match event:
             case Arrived():
@@ -129,13 +129,13 @@ class Service:
         return self.effects()
 
     def lookup_took(self, nanoseconds: int) -> None:
-        """To be called when the answer of a lookup is out, with the time that it took to decide: counts the lookup, for
-        which nobody shall have to wait."""
+        """Counts a lookup after its reply is out, so that no client waits for the counting. nanoseconds: the time that
+        it took to decide."""
         self._core.counters.lookup_handle_seconds.observe(nanoseconds / 1e9)
         self._core.asked.settle()
 
     def effects(self) -> list[Effect]:
-        """What is to be done now, ledger first (see effects.py)."""
+        """Takes the effects that are to be carried out now, ledger first (see effects.py)."""
         core, chunks = self._core, self._core.chunks
         effects = core.effects
         if chunks.withdrawn:
@@ -148,7 +148,7 @@ class Service:
         return effects
 
     def status(self, now_ns: int) -> StatusDocument:
-        """What the server is doing now."""
+        """The status document: what the server is doing now."""
         return status(self._core, now_ns)
 
     def check(self) -> None:

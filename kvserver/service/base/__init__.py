@@ -1,1 +1,1 @@
-"""Events in, effects out, and deadlines: what all of the service speaks in."""
+"""Events, effects and deadlines: the vocabulary of the whole service."""

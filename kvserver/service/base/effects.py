@@ -1,8 +1,8 @@
-"""What the service wants done. The shell carries effects out in the order in which they stand.
+"""Effects: actions that the service wants done. The shell carries them out in their order.
 
-Order matters in one place, and `Service.handle` guarantees it: ledger entries are published (that precedes the reply
-that promises them), then withdrawn (that precedes the order that lets a mover write into the slot again), then the
-rest.
+The order matters in one place, and `Service.handle` guarantees it. First ledger entries are published, before the reply
+that promises them. Then others are withdrawn, before the order that lets a mover write into the slot again. All other
+effects follow.
 """
 
 from typing import NamedTuple
@@ -14,19 +14,19 @@ from kvserver.wire.orders import Order, Wish
 
 
 class Publish(NamedTuple):
-    """Ledger: these packed records are sealed."""
+    """Seals these packed records in the ledger."""
 
     records: bytes
 
 
 class Withdraw(NamedTuple):
-    """Ledger: nothing is held at these packed int64 arena offsets any more."""
+    """Withdraws the ledger entries at these packed int64 arena offsets."""
 
     offsets: bytes
 
 
 class PutNamespace(NamedTuple):
-    """Ledger: the document of a namespace, at its number."""
+    """Writes the document of a namespace to the ledger, at its number."""
 
     number: int
     document: bytes
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
 
 
 class AnswerWithBoard(NamedTuple):
-    """Attached, with the session's board, which the shell makes now and keeps until CloseSession."""
+    """The reply Attached, with the session's board. The shell makes the board now and keeps it until CloseSession."""
 
     peer: int
     reply: Reply
@@ -52,7 +52,7 @@ class AnswerWithBoard(NamedTuple):
 
 
 class AnswerWithMover(NamedTuple):
-    """Watched, with the pidfd of a mover."""
+    """The reply Watched, with the pidfd of a mover."""
 
     peer: int
     reply: Reply
@@ -60,13 +60,14 @@ class AnswerWithMover(NamedTuple):
 
 
 class Instruct(NamedTuple):
-    """An order to a mover that is ready. `descriptors` are numbers of offered descriptors, passed in this order."""
+    """An order to a mover that is ready. `descriptors` are numbers of offered descriptors, which are passed in this
+    order."""
 
     mover: int
     order: Order
     descriptors: tuple[int, ...] = ()
     board: int = 0
-    """Not 0: the board of this session travels with the order."""
+    """Session whose board travels with the order; 0: none."""
 
 
 class Ask(NamedTuple):
@@ -80,18 +81,18 @@ class CloseDescriptors(NamedTuple):
 
 
 class CloseSession(NamedTuple):
-    """Ends a session's connections, and drops its board and pidfd."""
+    """Ends a session's connections and drops its board and pidfd."""
 
     session: int
     peers: tuple[int, ...]
 
 
 class GoOn(NamedTuple):
-    """Something is to be gone on with in pieces: the event of that name shall come, after others that wait."""
+    """Asks for the event GoOn after the other waiting events, because some work is done in pieces."""
 
 
 class Log(NamedTuple):
-    """One line per state change: `event key=value …`."""
+    """A log line, one per state change: `event key=value …`."""
 
     level: int
     event: str
@@ -99,19 +100,19 @@ class Log(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """One line per command of an operator, whatever is logged otherwise."""
+    """A line of the audit log, one per operator's command, whatever the log level."""
 
     fields: tuple[tuple[str, object], ...]
 
 
 class Tell(NamedTuple):
-    """Subscribers are told what this event has changed of what is held."""
+    """Events for subscribers: changes that this event made to the chunks held."""
 
     events: list[KvEvent]
 
 
 class ChangeLogLevel(NamedTuple):
-    """The least level that this process logs from now on."""
+    """The least severe level that this process logs from now on."""
 
     level: LogLevel
 

@@ -1,4 +1,5 @@
-"""What happens to the service. The shell makes these from sockets, clocks and processes; the simulator from a seed."""
+"""Events: everything that happens to the service. The shell makes them from sockets, clocks and processes; the
+simulator makes them from a seed."""
 
 from typing import NamedTuple
 
@@ -8,44 +9,44 @@ from kvserver.wire.orders import Report
 
 
 class Arrived(NamedTuple):
-    """A request came in from a peer: a ZeroMQ identity or a local connection, numbered by the shell."""
+    """A request from a peer: a ZeroMQ identity or a local connection, numbered by the shell."""
 
     peer: int
     request: Request
     descriptor: int
-    """Number that the shell gave to the descriptor that came with an Offer; -1 otherwise."""
+    """The shell's number for the descriptor that came with an Offer; -1 otherwise."""
 
 
 class Commanded(NamedTuple):
-    """An operator wants something. Whether this one may was decided before."""
+    """An operator's command. The shell has already checked that the operator may give it."""
 
     peer: int
-    """Numbered by the shell as others are, for this command alone."""
+    """The shell's peer number, valid for this command alone."""
     who: str
-    """For the audit log."""
+    """Name of the operator for the audit log."""
     command: AnyCommand
 
 
 class PeerGone(NamedTuple):
-    """A connection was closed. At the ZeroMQ door that is told only of peers with a session."""
+    """A connection was closed. For ZeroMQ, only peers with a session are reported."""
 
     peer: int
 
 
 class Unheard(NamedTuple):
-    """The reply that granted a lease could not be sent: whoever asked has given up, or is gone."""
+    """The reply that granted a lease could not be sent: the client has given up or is gone."""
 
     lease: int
 
 
 class WorkerGone(NamedTuple):
-    """The process of a session has ended (its pidfd says so)."""
+    """The process of a session has ended, as its pidfd shows."""
 
     session: int
 
 
 class Reported(NamedTuple):
-    """A mover said something."""
+    """A report from a mover."""
 
     mover: int
     report: Report
@@ -64,11 +65,11 @@ class ArenaGrew(NamedTuple):
     slabs: int
     problem: str
     placement: str = ""
-    """On which memory nodes it lies, for /status."""
+    """Memory nodes on which the arena lies, for /status."""
 
 
 class GoOn(NamedTuple):
-    """The effect of that name was carried out."""
+    """The effect GoOn was carried out."""
 
 
 class Tick(NamedTuple):

@@ -1,6 +1,6 @@
-"""What operators have asked for and is still in force: holds, fences, and whether the server is being drained.
+"""Operators' wishes that are in force: holds, fences, and draining of the server.
 
-Data and no decisions, as core.py. None of it outlives the brain; that a prefix was cleared does, see prefixes.py.
+Data and no decisions, as core.py. None of it outlives the brain. A cleared prefix does, see clear_prefix.py.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,8 @@ from kvserver.wire.orders import DrainState
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """The prefix that ends in `tail` stays in DRAM until `expires_ns`, or, of kind warm, until it is there."""
+    """A hold: the prefix that ends in `tail` stays in DRAM until `expires_ns`, or, if of kind warm, until it is
+    there."""
 
     number: int
     kind: Literal["pin", "warm"]
@@ -20,23 +21,23 @@ class Hold:
     tail: Node
     expires_ns: int
     chain: list[Node]
-    """What it keeps, head first."""
+    """The chunks that the hold keeps, head first."""
 
 
 @dataclass(slots=True, eq=False)
 class Wishes:
-    """Of all operators."""
+    """The wishes of all operators together."""
 
     holds: dict[int, Hold] = field(default_factory=dict)
     held: dict[Node, tuple[int, int]] = field(default_factory=dict)
-    """Chunk -> how many holds keep it, and its bytes when the first of them began."""
+    """Chunk -> number of holds that keep it, and its bytes when the first of them began."""
     held_bytes: int = 0
-    """Of all these chunks, each once."""
+    """Bytes of all held chunks, each counted once."""
     fences: dict[bytes, int] = field(default_factory=dict)
-    """Namespace -> until when nothing is stored there (ns), since its weights have changed."""
+    """Namespace -> time (ns) until which nothing is stored there, because its weights have changed."""
     drain: DrainState = ""
-    """Whether the server takes no stores any more, so that it can be stopped without loss."""
+    """State of the server's drain. A draining server takes no stores, so that it can be stopped without loss."""
     drain_waits: str = ""
-    """What draining waits for."""
+    """Why draining waits; empty: it does not."""
     drain_left: dict[str, int] = field(default_factory=dict)
-    """Bytes that DRAM alone held when the server was drained, by why."""
+    """Bytes that only DRAM held when the server was drained, by reason."""

@@ -1,17 +1,17 @@
 """Deadlines of leases, jobs, caches, sessions and movers.
 
-A heap cannot be searched, so a deadline that is cancelled or moved stays in it as a dead entry, until it comes to the
-top or until most of the heap is dead: then all dead entries are swept at once. So what is held is bounded by what has a
-deadline, however fast deadlines come and go, and no operation costs more than O(log n) on average.
+A heap cannot be searched, so a deadline that is cancelled or moved leaves a dead entry in it. The entry goes when it
+comes to the top, or when most of the heap is dead and all dead entries are swept at once. So memory is bounded by the
+live deadlines, however fast they come and go, and no operation costs more than O(log n) on average.
 """
 
 import heapq
 
 Timer = tuple[str, int]
-"""Kind and number of what has a deadline."""
+"""Kind and number of the thing that has a deadline."""
 
 DEAD_SPARE = 16
-"""Dead entries that are never worth a sweep."""
+"""Dead entries that are tolerated without a sweep."""
 
 
 class Timers:
@@ -30,12 +30,12 @@ class Timers:
             self._sweep()
 
     def cancel(self, kind: str, number: int) -> None:
-        """Nothing happens where none is set: it may just have fired."""
+        """Cancels a deadline. It does nothing if none is set, since the timer may just have fired."""
         if self._deadlines.pop((kind, number), None) is not None:
             self._sweep()
 
     def due(self, now_ns: int) -> Timer | None:
-        """Takes out the first timer whose time has come."""
+        """Takes out the first timer that is due."""
         while self._heap and self._heap[0][0] <= now_ns:
             at_ns, timer = heapq.heappop(self._heap)
             if self._deadlines.get(timer) == at_ns:
@@ -45,11 +45,11 @@ class Timers:
         return None
 
     def deadlines(self) -> dict[Timer, int]:
-        """All that are set, in ns."""
+        """All deadlines that are set, in ns."""
         return self._deadlines.copy()
 
     def check(self) -> None:
-        """Asserts the bound, and that each deadline will be noticed."""
+        """Asserts that the heap is within its bound and holds every deadline."""
         assert len(self._heap) <= 2 * len(self._deadlines) + DEAD_SPARE, "most timers held are dead"
         assert self._deadlines.items() <= {(timer, at_ns) for at_ns, timer in self._heap}
 

@@ -1,1 +1,1 @@
-"""The invariants."""
+"""Invariants of the service, checked by the simulator and by tests."""

@@ -8,13 +8,13 @@ from kvserver.service.holdings.chunks import Chunks
 
 
 def check_arc(chunks: Chunks, arc: Arc) -> None:
-    """Raises AssertionError at the first thing that does not hold."""
+    """Raises AssertionError at the first violated invariant."""
     _check_halves([*chunks.spaces.values(), *chunks.retired], arc)
     _check_ghosts(chunks, arc)
 
 
 def _check_halves(spaces: Iterable[Space], arc: Arc) -> None:
-    """Whatever is in DRAM is in one half, and counted there; the frequent are closed under prefixes."""
+    """Every chunk in DRAM is in one half and counted there. Frequent chunks are closed under prefixes."""
     held_bytes = {arc.recent: 0, arc.frequent: 0}
     for space in spaces:
         for node in space.all_nodes():
@@ -29,7 +29,8 @@ def _check_halves(spaces: Iterable[Space], arc: Arc) -> None:
 
 
 def _check_ghosts(chunks: Chunks, arc: Arc) -> None:
-    """Of chunks of living namespaces that are not there; counted; no more than ARC remembers."""
+    """Every ghost belongs to a living namespace, is in no tree, and is counted. ARC remembers no more ghosts than its
+    bound."""
     assert list(arc.orders) == list(chunks.spaces.values()), "a cleared namespace leaves no ghosts"
     for half in (arc.recent, arc.frequent):
         remembered = [ghost for order in arc.orders.values() for ghost in order.ghosts[half].values()]

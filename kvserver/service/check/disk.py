@@ -1,4 +1,4 @@
-"""The invariants of the disk tier, beside those of check/memory.py."""
+"""Invariants of the disk tier, in addition to those of check/memory.py."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from kvserver.service.state.core import Core, DiskTier, Fetch
 
 
 def check_disk(core: Core, tier: DiskTier) -> None:
-    """Raises AssertionError at the first thing that does not hold."""
+    """Raises AssertionError at the first violated invariant."""
     spaces = [*core.chunks.spaces.values(), *core.chunks.retired]
     for space in spaces:
         for node in [space.root, *space.all_nodes()]:
@@ -58,8 +58,7 @@ def _check_orders(node: Node) -> None:
 
 
 def _check_totals(core: Core, tier: DiskTier, spaces: list[Space]) -> None:
-    """What is present is in DRAM or on disk; what may be taken without loss is counted; chains are on disk as a
-    whole."""
+    """Present groups are in DRAM or on disk, clean bytes are counted, and chains are on disk from their heads on."""
     clean_bytes = held = 0
     for space in spaces:
         lives = core.chunks.spaces.get(space.digest) is space
@@ -77,7 +76,7 @@ def _check_totals(core: Core, tier: DiskTier, spaces: list[Space]) -> None:
 
 
 def _check_extents(core: Core, tier: DiskTier, spaces: list[Space]) -> None:
-    """Every extent that is taken is held once; no device holds more than its bytes."""
+    """Every taken extent is held once, and no device holds more than its bytes."""
     tier.chunks.extents.check()
     held: Counter[int] = Counter()
     for space in spaces:
@@ -102,7 +101,7 @@ def _check_extents(core: Core, tier: DiskTier, spaces: list[Space]) -> None:
 
 
 def _check_accounts(tier: DiskTier) -> None:
-    """Each extent that is taken is charged to one account; who has more than its maximum, as it was found, gets no
+    """Each taken extent is charged to one account. An account above its maximum, as recovery may find it, gets no
     more."""
     accounts = tier.chunks.accounts
     if accounts is None:
@@ -119,7 +118,7 @@ def _check_accounts(tier: DiskTier) -> None:
 
 
 def _check_drains(tier: DiskTier) -> None:
-    """What is being emptied takes nothing; what is empty holds nothing."""
+    """A draining device takes no writes, and a drained one holds nothing."""
     for device, drain in tier.drains.items():
         assert drain.device == device
         assert not tier.chunks.extents.takes_writes[device]
@@ -129,7 +128,8 @@ def _check_drains(tier: DiskTier) -> None:
 
 
 def _check_emptying(tier: DiskTier) -> None:
-    """A segment that is emptied gives nothing, or has been taken by whoever it was for; writes wait for it alone."""
+    """A segment that is being emptied gives no extents, unless the waiting size has taken it. Parked writes wait only
+    for devices that empty a segment."""
     emptying = tier.chunks.room.emptying
     for device, pool in enumerate(tier.chunks.extents.pools):
         closed = [segment for segment in range(pool.slabs_total) if pool.is_closed(segment)]
@@ -158,7 +158,7 @@ def _check_jobs(core: Core, tier: DiskTier) -> None:
 
 
 def _check_fetches(core: Core, tier: DiskTier) -> None:
-    """Who waits for a chunk is known by it; what is to be read is waited for."""
+    """Waiting fetches and their chunks refer to each other. Every queued read is waited for."""
     fetches: list[Fetch] = [lease.fetch for lease in core.leases.values() if lease.fetch is not None]
     fetches += tier.hold_fetches.values()
     assert all(core.wishes.holds[number] is fetch.hold for number, fetch in tier.hold_fetches.items())

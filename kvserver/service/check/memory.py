@@ -1,4 +1,4 @@
-"""The invariants of the whole service. The simulator calls this after every event."""
+"""Invariants of the whole service. The simulator checks them after every event."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from kvserver.service.state.core import Core
 
 
 def check(core: Core) -> None:
-    """Raises AssertionError at the first thing that does not hold."""
+    """Raises AssertionError at the first violated invariant."""
     _check_tree(core)
     _check_slots(core)
     _check_accounts(core)
@@ -62,7 +62,7 @@ def _check_tree(core: Core) -> None:
 
 
 def _check_slots(core: Core) -> None:
-    """Every slot that is taken belongs to exactly one chunk or job; a slot under a copy is never free."""
+    """Every taken slot belongs to exactly one chunk or job. A slot under a copy is never free."""
     chunks = core.chunks
     chunks.pool.check()
     held: Counter[int] = Counter()
@@ -95,7 +95,7 @@ def _check_slots(core: Core) -> None:
 
 
 def _check_accounts(core: Core) -> None:
-    """Each slot that is taken is charged to one account, which is that of its namespace."""
+    """Each taken slot is charged to one account, that of its namespace."""
     accounts = core.chunks.accounts
     if accounts is None:
         return
@@ -112,7 +112,7 @@ def _check_accounts(core: Core) -> None:
 
 
 def _check_marks(core: Core) -> None:
-    """The ledger leads from the root to whatever is sealed: each chunk on the way holds something or is marked."""
+    """The ledger leads from the root to every sealed chunk: each chunk on the way holds something or is marked."""
     chunks = core.chunks
     chunks.marks.check()
     for space in _spaces(core):
@@ -129,7 +129,8 @@ def _check_marks(core: Core) -> None:
 
 
 def _check_pins(core: Core) -> None:
-    """Pins are exactly those of leases, running retrieves, holds, incomplete chunks, and those below which was cut."""
+    """Pins are exactly those of leases, running retrieves, holds, incomplete chunks, disk jobs, and chunks above a
+    cut."""
     pins: Counter[Node] = Counter()
     pins.update(lease.tail for lease in core.leases.values())
     pins.update(hold.tail for hold in core.wishes.holds.values())
@@ -151,7 +152,7 @@ def _check_pins(core: Core) -> None:
 
 
 def _check_holds(core: Core) -> None:
-    """What operators hold is there, counted once, and within its bounds."""
+    """Held chunks are in the index, counted once, and within their bounds."""
     wishes, bounds = core.wishes, core.bounds
     held: Counter[Node] = Counter()
     for number, hold in wishes.holds.items():
@@ -168,7 +169,7 @@ def _check_holds(core: Core) -> None:
 
 
 def _check_tables(core: Core) -> None:
-    """Cross-references of sessions, caches, movers and jobs; whatever waits for a job has one."""
+    """Sessions, caches, movers and jobs refer to each other both ways. Whatever waits for a job has one."""
     for node, pending in core.chunks.pendings.items():
         assert pending.node is node
         assert node.state != GONE
@@ -202,7 +203,8 @@ def _check_tables(core: Core) -> None:
 
 
 def _check_timers(core: Core) -> None:
-    """Whatever has a deadline has one timer and nothing else has; what waits for a mover to be reaped may have none."""
+    """Everything with a deadline has one timer, and nothing else has. Anything that waits for its mover to be reaped
+    may have none."""
     core.timers.check()
     waiting = {
         **{("job", job.number): job.cache.mover for job in core.jobs.values()},

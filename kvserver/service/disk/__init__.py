@@ -1,1 +1,1 @@
-"""The disk tier as the brain decides it."""
+"""Decisions about the disk tier: reads, writes, draining, segments and recovery."""

@@ -1,15 +1,16 @@
-"""Emptying a device, so that it can be taken away.
+"""Drains a device: moves all its chunks away, so that it can be taken out.
 
-Its chunks move, one after the other, to the device that their key chooses among those that are left: out of DRAM where
-they are there as well, else by way of it. A chunk stays found all the while; its old extents go when its new ones hold
-it. Moves are writes like others: within the queue and the daily bytes of their device, and what was used longer ago
-goes for them. What finds no place there stays in DRAM alone, where that has room, or is given up, which is counted.
+Its chunks move one after the other to the device that their key chooses among the remaining ones: straight from DRAM if
+they are there too, else by way of DRAM. A chunk stays found all the while; its old extents go when the new ones hold
+it. Moves count as ordinary writes: they stay within the queue and the daily bytes of their device, and chunks used
+longer ago go for them. A chunk that finds no place there stays in DRAM alone, if that has room, or is given up and
+counted.
 
-The mover keeps in the directory that the device is being emptied, so neither a restart of the brain nor one of the
-server takes it back into use. When nothing is left its file goes.
+The mover keeps a mark in the directory that the device is being drained, so neither a restarted brain nor a restarted
+server uses it again. When nothing is left, the device's file is removed.
 
-The walk is segment by segment, over and over until the device holds nothing: no list of all chunks is made, and what is
-pinned or being read now is met again.
+The walk goes segment by segment, over and over, until the device holds nothing. So no list of all chunks is made, and
+chunks that are pinned or being read now are met again.
 """
 
 from kvserver.errors import DeviceError, RequestError
@@ -22,19 +23,19 @@ from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier, Drain
 from kvserver.wire.orders import DeviceIs, DrainDevice, EraseDevice
 
 MOVING_MAX = 8
-"""Chunks on their way at a time: enough for a device, few beside what engines read."""
+"""Chunks that move at a time: enough to keep a device busy, few compared with what engines read."""
 MOVING_SHARE = 16
-"""And at most this part of the arena, unless it is one."""
+"""Moving chunks take at most 1 / this of the arena, unless it is a single chunk."""
 LOOKS_MAX = 64
-"""Chunks that are looked at in one event, while others wait."""
+"""Chunks that are looked at in one event, because other events wait."""
 PAUSE_MS = 100
-"""After a walk that freed nothing, or when something has to be waited for."""
+"""Pause after a walk that freed nothing, or when the drain must wait for something."""
 
 
 def begin(core: Core, device: int) -> None:
-    """The device takes no more writes, and everything on it is moved away. Raises RequestError when there is none, and
-    DeviceError for one that is not open, or was not when the others were read: nothing could be moved, and it would be
-    erased all the same."""
+    """Begins to drain a device: it takes no more writes, and all its chunks are moved away. Raises RequestError when
+    there is no such device. Raises DeviceError when the device is not open, or was not open when the others were read:
+    nothing could be moved, and it would be erased all the same."""
     tier = core.disk
     if tier is None or not 0 <= device < len(tier.problems):
         devices = f"devices are 0 to {core.bounds.disk_devices - 1}" if tier is not None else "there is no disk tier"
@@ -53,14 +54,14 @@ def begin(core: Core, device: int) -> None:
 
 
 def ready(core: Core, tier: DiskTier) -> None:
-    """Another mover: it has read what its directories say, and may not have been told."""
+    """Tells a new mover about the drains. It has read the marks in its directories, but may have missed an order."""
     for drain in tier.drains.values():
         if drain.state == "draining":
             _tell(core, tier, DrainDevice(drain.device))
 
 
 def gone(core: Core, tier: DiskTier) -> None:
-    """The mover has been reaped; the next one is told again."""
+    """Forgets the orders of a mover that has been reaped; the next one gets them again."""
     for drain in tier.drains.values():
         drain.erasing = False
         core.timers.cancel("erase", drain.device)
@@ -72,7 +73,7 @@ def erase_overdue(core: Core, tier: DiskTier, device: int) -> None:
 
 
 def said(core: Core, tier: DiskTier, report: DeviceIs) -> None:
-    """What the directory of a device says of it."""
+    """Handles the drain state that a device's directory records."""
     tier.opened[report.device] = report.bytes > 0
     if not report.drain:
         return
@@ -81,14 +82,14 @@ def said(core: Core, tier: DiskTier, report: DeviceIs) -> None:
         drain.state = "drained"
         core.timers.cancel("erase", drain.device)
         core.log("disk drained", *core.named(report.device))
-    elif not tier.opened[report.device]:  # it was told to erase what it could not open, and has not
+    elif not tier.opened[report.device]:  # the mover could not open it, so it has not erased it
         drain.erasing = False
         core.timers.cancel("erase", drain.device)
 
 
 def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """Now and then, and when a read or write has ended: not in the event that answers a store, whose chunks may be what
-    room is made of next."""
+    """Goes on with all drains. Called at ticks and when a read or write has ended, not in the event that answers a
+    store: room for the next one may be made of its chunks."""
     if not tier.readable or not tier.recovered:
         return
     for drain in tier.drains.values():
@@ -129,7 +130,7 @@ def _has_hands_free(core: Core, drain: Drain) -> bool:
 
 
 def _next_segment(core: Core, tier: DiskTier, drain: Drain, now_ns: int) -> bool:
-    """Fills the queue from the next segment. False when the walk has ended, or the device is empty."""
+    """Fills the queue from the next segment. False when the walk has ended or the device is empty."""
     if drain.queue:
         return True
     pool = tier.chunks.extents.pools[drain.device]
@@ -163,7 +164,7 @@ def _is_on_disk(core: Core, space: Space, node: Node) -> bool:
 
 
 def _is_here(core: Core, drain: Drain, space: Space, node: Node) -> bool:
-    """It still has something on the device."""
+    """The chunk still has extents on the device."""
     return _is_on_disk(core, space, node) and device_of(node) == drain.device
 
 
@@ -171,7 +172,7 @@ def _is_here(core: Core, drain: Drain, space: Space, node: Node) -> bool:
 
 
 def _step(core: Core, tier: DiskTier, drain: Drain, chunk: tuple[Space, Node], now_ns: int) -> None:
-    """Brings a chunk one step further: reads it, writes it, or lets it be."""
+    """Takes the next step for a chunk: reads it, writes it, or leaves it alone."""
     space, node = chunk
     assert node.disk is not None
     if not _is_here(core, drain, space, node):
@@ -196,12 +197,13 @@ def _step(core: Core, tier: DiskTier, drain: Drain, chunk: tuple[Space, Node], n
 
 
 def _move(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int, now_ns: int) -> str:
-    """To another device. Returns why not (placement.REFUSALS, "queue", "arena"); empty when a job was ordered."""
+    """Orders the move of a chunk to another device. Returns why not (placement.REFUSALS, "queue", "arena"); empty when
+    a job was ordered."""
     space, node = chunk
     device = tier.chunks.extents.device_for(node.key)
     if device is None:
         return "device"
-    used = node.used if node.children is None else now_ns  # more hangs on it than itself
+    used = node.used if node.children is None else now_ns  # others depend on it
     if not away:
         generation = core.chunks.generation = core.chunks.generation + 1
         job = DiskJob(core.number("disk"), "write", space, node, device, node.on_disk, generation, now_ns)
@@ -217,8 +219,8 @@ def _move(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int, now_
 
 
 def _bring_home(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int, now_ns: int) -> str:
-    """To DRAM, where that has room that nobody uses, or where something in DRAM hangs on the chunk. Returns "room" when
-    there is nothing to bring, or no place."""
+    """Orders the read of a chunk to DRAM, if DRAM has free room or something in DRAM lies below the chunk. Returns
+    "room" when there is nothing to read or no place."""
     space, node = chunk
     if not away:
         return "room"
@@ -229,8 +231,8 @@ def _bring_home(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int
 
 
 def _give_up(core: Core, tier: DiskTier, drain: Drain, chunk: tuple[Space, Node], *, patient: bool) -> None:
-    """It has no other place. patient: that may change, when what is below it moves or what fills the arena is used up;
-    so only after a walk that freed nothing, and one chunk for each such walk."""
+    """Gives up a chunk that has no other place. patient: that may change, when chunks below it move or the arena has
+    room again. Then a chunk is given up only after a walk that freed nothing, one for each such walk."""
     if patient and not drain.stuck:
         return
     drain.stuck = False
@@ -239,7 +241,7 @@ def _give_up(core: Core, tier: DiskTier, drain: Drain, chunk: tuple[Space, Node]
 
 
 def _extent_sizes(space: Space, groups: int) -> set[int]:
-    """Bytes of the extents, and of the slots, of these groups (bits)."""
+    """Sizes of the extents, and of the slots, that these groups (bits) take."""
     numbers = range(len(space.geometry.groups))
     return {
         space.parts[part].slot_bytes for group in numbers if groups >> group & 1 for part in space.group_parts(group)

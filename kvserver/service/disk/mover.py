@@ -1,7 +1,8 @@
-"""The disk tier as a whole: its mover's life, what it reports, and what is done next. Without a disk nothing here is.
+"""The life of the disk mover: its start and end, its reports, and the next steps of the tier. Without a disk nothing
+here does anything.
 
-The mover of the disks is one process for all devices. It is started with the brain, and again when it is gone; while it
-is away, lookups answer what DRAM can serve, and nothing waits for it. What is on disk stays in the index meanwhile.
+One process serves all devices. It is started with the brain, and again when it has died. While it is away, lookups
+answer what DRAM can serve, and nothing waits for it. Chunks on disk stay in the index meanwhile.
 """
 
 import logging
@@ -15,13 +16,13 @@ from kvserver.tiers.placement import STALLED_NS
 from kvserver.wire.orders import DeviceIs, FoundNote, FoundRecords, Listed, Moved, Noted, Recover
 
 OVER_MAXIMUM_AT_ONCE = 256
-"""Chunks that a tenant gives up at a tick when its maximum is less than what was found of it."""
+"""Chunks that a tenant gives up in one tick when recovery has found more than its maximum."""
 
 DiskReport = Moved | Noted | DeviceIs | FoundNote | Listed | FoundRecords
 
 
 def turn(core: Core, now_ns: int) -> None:
-    """After every event: what may be read and written now is ordered."""
+    """Orders the reads and writes that may begin now. Called after every event."""
     tier = core.disk
     if tier is None or not tier.readable:
         return
@@ -53,7 +54,7 @@ def tick(core: Core, now_ns: int) -> None:
 
 
 def _tell_of_stall(core: Core, tier: DiskTier, device: int, now_ns: int) -> None:
-    """One line when a device takes nothing although writes wait for it, and one when that is over."""
+    """Logs one line when a device takes nothing although writes wait for it, and one when that is over."""
     stalled_ns, why = tier.stalled(device, now_ns)
     if stalled_ns >= STALLED_NS and device not in tier.told_stalled:
         tier.told_stalled.add(device)
@@ -64,8 +65,8 @@ def _tell_of_stall(core: Core, tier: DiskTier, device: int, now_ns: int) -> None
 
 
 def _heed_silence(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """A mover that hangs while nothing is read, and no write may begin before a note is durable, has no other
-    deadline."""
+    """Kills a mover that has not answered a note for too long. While nothing is read, and no write may begin before a
+    note is durable, no other deadline would find that it hangs."""
     if not tier.notes_sent:
         tier.silent_from_ns = 0
     elif not tier.silent_from_ns:
@@ -76,7 +77,7 @@ def _heed_silence(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 
 def ready(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """The mover has opened its devices. What another one was told and has not said to be durable is sent again."""
+    """Handles Ready: the mover has opened its devices. Notes that no mover has confirmed as durable are sent again."""
     assert tier.mover is not None
     for device in range(len(tier.problems)):
         tier.set_problem(device, "")
@@ -91,7 +92,7 @@ def ready(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 
 def gone(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """The mover has been reaped: no I/O of it can still touch the arena."""
+    """Handles the mover's end: it has been reaped, so none of its I/O can still touch the arena."""
     assert tier.mover is not None
     core.timers.cancel("recover", tier.mover.number)
     drain.gone(core, tier)
@@ -112,12 +113,13 @@ def gone(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 
 def stop_waiting(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """The mover reads nothing any more: whoever waits is told."""
+    """Fails all fetches, because the mover reads nothing any more."""
     reads.fail_all(core, tier, tier.waiters, reads.mover_lost(), now_ns)
 
 
 def overdue(core: Core, tier: DiskTier, number: int, now_ns: int) -> None:
-    """A read or write takes too long. Its slot stays taken until the mover is reaped, however long that is."""
+    """Kills the mover when a read or write takes too long. Its slots stay taken until the mover is reaped, however long
+    that takes."""
     assert tier.mover is not None
     movers.kill(core, tier.mover, f"did not end disk job {number}")
     stop_waiting(core, tier, now_ns)
@@ -177,8 +179,8 @@ def _moved(core: Core, tier: DiskTier, job: DiskJob, moved: Moved, now_ns: int) 
 
 
 def _device_is(core: Core, tier: DiskTier, report: DeviceIs) -> None:
-    """A device that is well again is told what it may have missed. When one was drained, notes that no device took are
-    sent again: a Clear is durable if nothing is left on any device."""
+    """Handles the state of a device. A device that works again gets the notes that it may have missed. After a device
+    was drained, notes that no device took are sent again: a Clear is durable if nothing is left on any device."""
     drain.said(core, tier, report)
     is_mended = tier.problems[report.device] != "" and not report.problem
     tier.set_problem(report.device, report.problem)

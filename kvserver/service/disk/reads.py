@@ -1,8 +1,8 @@
-"""Chunks from disk to DRAM: in which order they are read, and what becomes of those that cannot be.
+"""Reads from disk to DRAM: their order, and the end of chunks that cannot be read.
 
-A chunk enters DRAM because somebody waits for it, a lease or a retrieve, and stays there for all others. When it cannot
-be read, it and all that hangs on it are no longer held: leases end, retrieves that wait fail, and the next lookup says
-so. No byte of it was given to anybody, since only what was read and verified gets to a slot that a copy may read.
+A chunk enters DRAM because a lease or a retrieve waits for it, and stays there for all others. If it cannot be read, it
+and all chunks below it are no longer held. Leases end, waiting retrieves fail, and the next lookup says so. Nobody got
+a wrong byte: only bytes that were read and verified get to a slot that a copy may read.
 """
 
 from collections.abc import Iterable
@@ -18,13 +18,14 @@ from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier, Fetch
 from kvserver.wire.orders import DISK_ITEMS_MAX, Promote
 
 LOOKS_MAX = 1024
-"""Reads that are looked at for one that may be ordered: others are under way, or of tenants without a slot."""
+"""Queued reads that are looked at for one that may be ordered. Others are under way, or belong to tenants without a
+slot."""
 STARVED_MS_MAX = 250
-"""Reads wait so long for slots, of which copies and others that end give some back, before a retrieve gives way."""
+"""How long reads wait for slots, which ending copies give back, before a retrieve gives way."""
 
 
 def start(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """Orders as many reads as may be in flight. A tenant for which there is no slot holds up no other."""
+    """Orders as many reads as may be in flight. A tenant that gets no slot delays no other tenant."""
     while tier.reads and tier.readable and "" not in tier.starved:
         if tier.in_flight["read"] >= core.bounds.disk_jobs_max:
             return
@@ -48,20 +49,20 @@ def _may_be_read(core: Core, tier: DiskTier, node: Node) -> bool:
 
 
 def _waits(core: Core, tier: DiskTier, space: Space) -> bool:
-    """No slot could be had for a read of whoever pays for it."""
+    """The account that pays for the read lacked a slot for an earlier one."""
     return bool(tier.starved) and _account(core, space) in tier.starved
 
 
 def _account(core: Core, space: Space) -> str:
-    """Who pays for what is read."""
+    """The account that pays for a read; "" without quotas."""
     return core.chunks.accounts.of_space(space).name if core.chunks.accounts is not None else ""
 
 
 def order(
     core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int, spares_dirty: bool = False
 ) -> bool:
-    """Orders the read of groups (bits) of one chunk; False when no slots can be had for them. spares_dirty: nothing
-    that is not on disk goes for them."""
+    """Orders the read of groups (bits) of one chunk. False when there are no slots for them. spares_dirty: only chunks
+    that are also on disk may go to make room."""
     assert node.disk is not None
     assert tier.mover is not None
     job = DiskJob(
@@ -77,7 +78,7 @@ def order(
 
 
 def ended(core: Core, tier: DiskTier, job: DiskJob, wrong: set[int], now_ns: int, *, lost: bool) -> None:
-    """wrong: parts that did not arrive. lost: because they cannot be read, and not because their mover is gone."""
+    """Ends a read. wrong: parts that did not arrive. lost: they cannot be read; otherwise their mover is gone."""
     space, node = job.space, job.node
     good = job.bytes - sum(space.parts[part].slot_bytes for part in wrong)
     tier.placements[job.device].reads.ended(good, now_ns)
@@ -97,10 +98,10 @@ def ended(core: Core, tier: DiskTier, job: DiskJob, wrong: set[int], now_ns: int
 
 
 def arrived(core: Core, tier: DiskTier, space: Space, node: Node, now_ns: int) -> None:
-    """Groups of a node were read. Whoever has all that it needs goes on."""
+    """Serves the fetches that waited for a node that was read. A fetch that has everything goes on."""
     for fetch in list(tier.waiters.get(node, ())):
         if node not in fetch.needs:
-            continue  # it ended with one before it
+            continue  # an earlier failure ended it
         left = fetch.needs[node] & ~node.in_dram
         if left & ~node.on_disk:
             fail(core, tier, fetch, _unreadable(), now_ns)
@@ -116,7 +117,7 @@ def arrived(core: Core, tier: DiskTier, space: Space, node: Node, now_ns: int) -
 
 
 def try_again(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """At each tick, since a slot that comes free is not told of: orders the reads for which there was none."""
+    """Orders the reads that lacked slots. Called at each tick, because nothing announces a slot that comes free."""
     tier.starved.clear()
     start(core, tier, now_ns)
     for account in tier.starved_since.keys() - tier.starved:
@@ -126,9 +127,10 @@ def try_again(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 
 def _make_way(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """Retrieves that wait for disk, each on slots that another one of them keeps, would all wait until their deadlines.
-    The lease whose first retrieve came last gives way. A single one waits: leases that nobody uses run out. Before any
-    of them what operators wish to have read gives way, the last wish first: it can wait longer than any request."""
+    """Makes one waiter give way when retrieves block each other. Each may wait for slots that another one keeps, until
+    all deadlines pass. Operators' holds give way before any retrieve, the last one first: they can wait longer than a
+    request. Otherwise the lease whose first retrieve came last gives way. A single retrieve waits on, because leases
+    that nobody uses run out."""
     if core.chunks.pool.slabs_ready < core.chunks.pool.slabs_total and not core.arena_problem:
         return
     waiting: dict[int, list[Fetch]] = {}
@@ -152,7 +154,7 @@ def _make_way(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 
 def fail_all(core: Core, tier: DiskTier, nodes: Iterable[Node], error: DeviceError, now_ns: int) -> None:
-    """None of these nodes will be read."""
+    """Fails all fetches that wait for these nodes."""
     for node in list(nodes):
         for fetch in list(tier.waiters.get(node, ())):
             if node in fetch.needs:
@@ -170,8 +172,9 @@ def fail(core: Core, tier: DiskTier, fetch: Fetch, error: DeviceError, now_ns: i
 
 
 def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, now_ns: int) -> None:
-    """Groups of a chunk cannot be read. When it is servable without them, only those that wait for them end, in
-    arrived(). Else it ends for all, with what lies below it; what is still read of that is cut off."""
+    """Handles groups of a chunk that cannot be read. If the chunk is servable without them, only the fetches that wait
+    for them end, in arrived(). Otherwise the chunk ends for everybody, with all below it. Chunks that retrieves still
+    read are cut off."""
     core.counters.disk_lost += 1
     left = node.in_dram | (node.on_disk & ~groups)
     if left & space.needed == space.needed:
@@ -187,7 +190,8 @@ def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, 
 
 
 def end_below(core: Core, space: Space, doomed: set[Node], error: DeviceError, now_ns: int) -> None:
-    """Nothing of these nodes will be served any more: leases and holds on them end, and retrieves that wait fail."""
+    """Ends leases and holds on these nodes, and fails retrieves that wait for them, because the nodes will not be
+    served again."""
     for lease in [lease for lease in core.leases.values() if lease.space is space and lease.tail in doomed]:
         lookup.end(core, lease)
     for hold in [hold for hold in core.wishes.holds.values() if hold.space is space and hold.tail in doomed]:
@@ -199,7 +203,7 @@ def end_below(core: Core, space: Space, doomed: set[Node], error: DeviceError, n
 
 
 def moved_to(core: Core, space: Space, doomed: set[Node], rest: Space) -> None:
-    """Nodes that something still holds were cut off, and hang in another space now (Chunks.cut)."""
+    """Moves running jobs to the space in which their cut-off nodes hang now (Chunks.cut)."""
     for running in core.jobs.values():
         if running.tail is not None and running.tail in doomed and running.space is space:
             running.space = rest

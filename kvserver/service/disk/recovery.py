@@ -1,9 +1,9 @@
-"""What earlier brains left on disk, taken into the index while it serves.
+"""Recovery of chunks that earlier brains left on disk, while the server already serves.
 
-The mover names what it found, then tells the chunks as they are asked for, parents first. Each is looked at once, when
-it is told. Trusted is what is whole: each needed group has all its shards, of one generation, with the sizes that its
-namespace fixes; the namespace was not cleared since; the parent is there. Everything else is as if it were not there,
-and its place is free. So nothing is remembered between two reports, whatever the devices hold.
+The mover first names the namespaces that it found. Then it lists the chunks as they are asked for, parents first. Each
+chunk is looked at once, when it is listed. Only whole chunks are trusted: each needed group has all its shards, of one
+generation, with the sizes that its namespace fixes; the namespace was not cleared since; the parent is there. The
+places of all others are free. So nothing is remembered between two reports, whatever the devices hold.
 """
 
 import logging
@@ -31,16 +31,16 @@ from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.orders import FoundNote, FoundRecords, Listed, TellRecords
 
 ASKED_AHEAD = 2
-"""Reports that are under way: the mover makes one while another is taken in. The shell hears others after each."""
+"""Reports under way: the mover makes one while another is taken in. The shell serves others after each."""
 
 Chunk = tuple[bytes, bytes, int, tuple[int, ...], int, int]
-"""key, parent's key, groups (bits), extent of each part, generation, tenant."""
+"""A chunk on disk: key, parent's key, groups (bits), extent of each part, generation, tenant."""
 _namespace_of = itemgetter(1)
 _tenant_of = itemgetter(7)
 
 
 def found(core: Core, tier: DiskTier, mover: Mover, report: FoundNote | Listed | FoundRecords) -> None:
-    """The mover tells what is there."""
+    """Handles the mover's report of what is on disk."""
     found = tier.found = tier.found or Found()
     match report:
         case FoundNote(namespace, document, void, newest):
@@ -75,8 +75,8 @@ def found(core: Core, tier: DiskTier, mover: Mover, report: FoundNote | Listed |
 
 
 def _add_spaces(core: Core, tier: DiskTier, found: Found) -> None:
-    """The namespaces that have records which are not void, those written last first: what was cleared must not take
-    the place of what can be served."""
+    """Adds the namespaces that have records which are not void, the last written first: cleared ones must not take the
+    places of those that can be served."""
     alive = [digest for digest, newest in found.newest.items() if newest > tier.noted[digest]]
     spaces = core.chunks.spaces
     free = sorted(set(range(core.bounds.namespaces_max)) - {space.number for space in spaces.values()})
@@ -96,8 +96,9 @@ def _add_spaces(core: Core, tier: DiskTier, found: Found) -> None:
 
 
 def _hold_against(core: Core, tier: DiskTier, space: Space, told: Space) -> None:
-    """Somebody registered the namespace before the disk was read. Ranks that have not come yet are as the disk tells;
-    where the two contradict each other, what is on disk is void, however well its sizes fit."""
+    """Compares a namespace that was registered before the disk was read with its document on disk. Shapes of ranks that
+    have not registered yet are taken from disk. If the two contradict each other, the records on disk are void, however
+    well their sizes fit."""
     both = list(zip(space.parts, told.parts, strict=False))
     agree = all(None in (part.pages, other.pages) or part.pages == other.pages for part, other in both)
     if space.geometry != told.geometry or not agree:
@@ -141,13 +142,13 @@ def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
                 found.not_taken += 1
         core.counters.disk_recovered += len(adopted)
         for node in adopted:
-            if node.children is None:  # the others may go only after these
+            if node.children is None:  # parents may go only after their children
                 tier.chunks.room.offer(space, node)
 
 
 def _is_void(space: Space, cleared: dict[bytes, int], floors: dict[Node, int], chunk: Chunk) -> bool:
-    """It was written before its prefix was cleared. cleared: key -> generation up to which all from there on is void.
-    floors: the same for chunks that were looked at, with what hangs above them."""
+    """The chunk was written before its prefix was cleared. cleared: key -> generation up to which that chunk and all
+    below it are void. floors: the same for nodes already looked at, including what their ancestors make void."""
     key, above, _, _, generation, _ = chunk
     node = space.nodes.get(above) if above != NO_PARENT else None
     path: list[Node] = []
@@ -173,7 +174,8 @@ def _adopt_new(core: Core, tier: DiskTier, space: Space, chunk: Chunk) -> Node |
 
 
 def _adopt_known(core: Core, tier: DiskTier, space: Space, chunk: Chunk, node: Node) -> Node | None:
-    """It is in DRAM, from the ledger or since this brain began; or the mover tells it again, or an older one of it."""
+    """Takes in the records of a chunk that the index knows. It may be in DRAM, from the ledger or stored by this brain.
+    Or the mover lists it again, or lists an older generation."""
     _, above, groups, extents, generation, _ = chunk
     assert node.parent is not None
     free = node.state == READY and not node.on_disk and node not in core.chunks.pendings
@@ -183,7 +185,7 @@ def _adopt_known(core: Core, tier: DiskTier, space: Space, chunk: Chunk, node: N
 
 
 def _whole_records(space: Space, void: int, told: Iterator[Packed]) -> Iterator[Chunk]:
-    """Where a chunk is one record: most namespaces, and a million times."""
+    """Fast path for namespaces in which a chunk is one record: most of them, and called a million times."""
     (part,) = space.parts
     shape = 0, 0, part.payload_bytes, part.slot_bytes // SLOT_ALIGN
     for _, _, key, above, group, shard, payload_bytes, tenant, units, generation, offset, device, _ in told:
@@ -192,8 +194,8 @@ def _whole_records(space: Space, void: int, told: Iterator[Packed]) -> Iterator[
 
 
 def _whole_chunks(space: Space, void: int, told: Iterator[Packed]) -> Iterator[Chunk]:
-    """Of each chunk the generations that have what a prefix needs: first what has most groups, of that the newest. A
-    write that moved it and did not end may have left a newer generation that is less."""
+    """The whole generations of each chunk: most groups first, among equals the newest. A write that moved the chunk and
+    did not end may have left a newer generation with fewer groups."""
     for _, records in groupby(map(disk_record, told), key=attrgetter("key")):
         by_generation: dict[int, dict[tuple[int, int], DiskRecord]] = {}
         for record in records:
@@ -209,7 +211,7 @@ def _whole_chunks(space: Space, void: int, told: Iterator[Packed]) -> Iterator[C
 
 
 def _whole_groups(space: Space, shards: dict[tuple[int, int], DiskRecord]) -> tuple[int, tuple[int, ...]]:
-    """(groups, extents): what has all its shards, with the sizes that the namespace fixes."""
+    """(groups, extents) of the groups that have all their shards, with the sizes that the namespace fixes."""
     groups, extents = 0, [ABSENT] * len(space.parts)
     for group in range(len(space.geometry.groups)):
         parts = space.group_parts(group)

@@ -1,8 +1,8 @@
-"""The index, rebuilt from what the ledger holds after a brain died.
+"""Rebuilds the index from the ledger after a brain died.
 
-Trusted is only what is whole: a namespace with a readable document, a group with all its shards, a chunk whose parent
-is there. A chunk that holds nothing is there when it is marked. Everything else is withdrawn. Two entries for one shard
-cannot both be true; the later generation wins.
+Only whole things are trusted: a namespace with a readable document, a group with all its shards, a chunk whose parent
+is there. A chunk that holds nothing counts as there when it is marked. Everything else is withdrawn. Two entries for
+one shard cannot both be true; the later generation wins.
 """
 
 from collections import defaultdict
@@ -14,12 +14,12 @@ from kvserver.service.state.core import Core
 from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, decode_document, unpack_all
 
 Shards = dict[tuple[int, int], Record]
-"""(group, shard) -> record; the mark under (NO_GROUP, 0)."""
+"""(group, shard) -> record. The mark is under (NO_GROUP, 0)."""
 Chunks = dict[tuple[bytes, bytes], Shards]
 
 
 def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> None:
-    """Fills the empty tables of `core`; what is dropped is withdrawn from the ledger by the next effects."""
+    """Fills the empty tables of `core`. The next effects withdraw everything that is dropped from the ledger."""
     for number, raw in documents:
         document = decode_document(raw)
         if document is None or document.digest in core.chunks.spaces or number >= core.bounds.namespaces_max:
@@ -49,7 +49,7 @@ def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> N
 
 
 def _grow_trees(core: Core, chunks: Chunks) -> list[tuple[Node, int]]:
-    """Adds chunks parents first; a chunk whose parent never comes is withdrawn. Returns those that are marked, and the
+    """Adds chunks, parents first. A chunk whose parent never comes is withdrawn. Returns the marked chunks with the
     places of their marks."""
     marked: list[tuple[Node, int]] = []
     by_parent: dict[tuple[bytes, bytes], list[bytes]] = defaultdict(list)
@@ -78,7 +78,8 @@ def _mark(core: Core, shards: Shards) -> int:
 
 
 def _adopt(core: Core, space: Space, parent: Node, key: bytes, *, shards: Shards, mark: int) -> Node | None:
-    """One chunk as a ready node; None when what a prefix needs of it is not whole, or nothing is and it has no mark."""
+    """Adds one chunk as a ready node. None when a group that a prefix needs is not whole, or when nothing is whole and
+    there is no mark."""
     if key in space.nodes or core.chunks.chunks >= core.bounds.chunks_max:
         return None
     slots = [ABSENT] * len(space.parts)

@@ -1,13 +1,13 @@
-"""Emptying a segment of a device, so that it can serve extents of another size.
+"""Empties a segment of a device, so that it can serve extents of another size.
 
-When a model with records of another size begins, its device is full of segments of the old size. Leaves go as ever,
-least recently used first, but they lie all over the device, and no segment becomes empty by that. So once as many
+When a model with records of another size begins, its device is full of segments of the old size. Leaves go as usual,
+least recently used first. But they lie all over the device, so no segment becomes empty. Therefore, once as many
 extents of one size are free as a segment holds (disk_eviction.py), the emptiest segment is closed. Its records move to
-these places by way of DRAM, as when a device is drained. Nothing is lost by a move. Writes that need the segment wait
-for it, others go on; and it is theirs when it is empty, for a while.
+these places by way of DRAM, as when a device is drained. A move loses nothing. Writes that need the segment wait for
+it, others go on. For a while after it is empty, the segment is kept for the waiting writes.
 
-What DRAM has no room for goes instead, with what hangs on it, after PATIENCE_MS without progress. What may not go
-either keeps its segment, and another one is tried.
+A chunk for which DRAM has no room goes instead, with all below it, after PATIENCE_MS without progress. If a chunk may
+not go either, its segment stays and another one is tried.
 """
 
 from kvserver.index.space import READY, Node, Space
@@ -19,17 +19,18 @@ from kvserver.service.state.core import MILLISECOND_NS, Core, DiskTier
 from kvserver.tiers.extents import place_of
 
 LOOKS_MAX = 64
-"""Chunks that are looked at in one event, while others wait."""
+"""Chunks that are looked at in one event, because other events wait."""
 PATIENCE_MS = 2_000
-"""Without progress, while nothing is under way for it."""
+"""How long the emptying waits without progress while none of its reads and writes is under way."""
 SPARE_MS = 500
-"""Without progress, before what is in DRAM alone goes for what moves. Meanwhile all of that is written that may be."""
+"""How long the emptying waits without progress before chunks that are only in DRAM go for the records that move.
+Meanwhile every chunk that may be written is."""
 KEPT_MS = 5_000
-"""An emptied segment is kept so long for the size that wanted it."""
+"""How long an emptied segment is kept for the size that wanted it."""
 
 
 def tick(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """At each tick: begins before the writes that will need it."""
+    """Begins to empty segments before the writes that will need them, and goes on. Called at each tick."""
     if tier.readable and tier.recovered:
         room = tier.chunks.room
         for space, leaf in list(tier.chunks.dirty_spaces()):
@@ -42,14 +43,14 @@ def tick(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 
 def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """When a read or write has ended, or time has passed."""
+    """Goes on emptying segments. Called at each tick and when a read or write has ended."""
     if tier.readable and tier.recovered:
         for device, going in list(tier.chunks.room.emptying.items()):
             _go_on(core, tier, device, going, now_ns)
 
 
 def gone(core: Core, tier: DiskTier) -> None:
-    """The mover has been reaped. Whoever needs a segment begins anew."""
+    """Stops emptying when the mover has been reaped. Writes that need a segment begin anew."""
     for device in list(tier.chunks.room.emptying):
         _stop(core, tier, device, in_vain=False)
 
@@ -100,7 +101,7 @@ def _drop(tier: DiskTier, going: Emptying, node: Node) -> None:
 
 
 def _has_hands_free(core: Core, tier: DiskTier, going: Emptying) -> bool:
-    """A device may always move one chunk. More only while all devices together leave DRAM to others."""
+    """A device may always move one chunk. It may move more while all devices together leave enough DRAM to others."""
     if not 0 < len(going.moving) < MOVING_MAX:
         return not going.moving
     moving = (chunk for each in tier.chunks.room.emptying.values() for chunk in each.moving.items())
@@ -119,8 +120,7 @@ def _is_there(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, N
 
 
 def _step(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node], now_ns: int) -> None:
-    """Brings a chunk one step further: reads it, or writes it to another place. When it has none, it goes, with all
-    that hangs on it."""
+    """Reads a chunk, or writes it to another place. If there is no place, it goes with all below it."""
     space, node = chunk
     if node in tier.chunks.busy:
         return
@@ -129,7 +129,7 @@ def _step(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node]
         if node in going.fetched:
             going.fetched.discard(node)
             if node.state == READY:
-                core.chunks.room.let_go(space, node)  # the next one takes its slots
+                core.chunks.room.let_go(space, node)  # the next chunk takes its slots
         return
     away = node.on_disk & ~node.in_dram
     if away:
@@ -141,11 +141,11 @@ def _step(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node]
         return
     generation = core.chunks.generation = core.chunks.generation + 1
     job = DiskJob(core.number("disk"), "write", space, node, going.device, node.on_disk, generation, now_ns)
-    used = node.used if node.children is None else now_ns  # more hangs on it than itself
+    used = node.used if node.children is None else now_ns  # others depend on it
     wait = writes.order(core, tier, job, used=used, now_ns=now_ns, moves=True)
     if wait == "room":
         _drop(tier, going, node)
     elif wait:
-        going.since_ns = now_ns  # the device has had enough for now, which is not for ever
+        going.since_ns = now_ns  # only the device's limits delay it, and not for ever
     else:
         core.counters.disk_rewritten_bytes += job.bytes

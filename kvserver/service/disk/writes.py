@@ -1,9 +1,9 @@
-"""Chunks from DRAM to disk: which, in which order, and when not.
+"""Writes from DRAM to disk: which chunks, in which order, and when not.
 
-Writes run ahead of evictions. The coldest share of DRAM is kept free or clean (on disk as well), so that what a store
-needs can be taken at once; the coldest leaf that would be lost is written next, and before it whatever of its chain is
-not on disk, head first. A store never waits for a write: what is not written in time is dropped, as it would be without
-a disk.
+Writes run ahead of evictions. The coldest share of DRAM is kept free or clean (also on disk), so that room for a store
+can be taken at once. The coldest dirty leaf is written next, and before it the rest of its chain that is not on disk,
+head first. A store never waits for a write: a chunk that is not written in time is dropped, as it would be without a
+disk.
 """
 
 import logging
@@ -18,21 +18,23 @@ from kvserver.tiers.records import encode_document
 from kvserver.wire.orders import Demote, Moved, Note
 
 WRITING_SHARE = 8
-"""At most this part of the arena is under writes, since it cannot be evicted meanwhile."""
+"""Writes in flight take at most 1 / this of the arena, because their chunks cannot be evicted meanwhile."""
 LOOK_AGAIN_MS = 1
-"""After nothing was due: what lookups and ends of copies change of that in a millisecond is not worth looks at each."""
+"""Pause after no write was due. Lookups and ends of copies change too little in a millisecond to look after each of
+them."""
 REFUSALS_A_LOOK = 64
-"""Leaves that are refused in one event; thousands may be due at once, and others wait."""
+"""Leaves that are refused in one event. Thousands may be due at once, and other events wait."""
 PARKED_A_LOOK = 64
-"""Chains that are put aside in one event since their device empties a segment; others are written meanwhile."""
+"""Chains that are put aside in one event because their device empties a segment. Others are written meanwhile."""
 PAUSE_MS = 100
-"""After a refusal, before something else is chosen. Not where tenants have quotas and one has no room: others may."""
+"""Pause after a refusal, before another chain is chosen. With quotas it is LOOK_AGAIN_MS when one tenant has no room,
+because others may have some."""
 FAILURES_MAX = 8
-"""Jobs in a row that a device fails before it takes no more writes."""
+"""Failed jobs in a row after which a device takes no more writes."""
 
 
 def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """Chooses what is written next, and orders it, as far as devices take it."""
+    """Chooses the chunks to write next, and orders the writes that the devices take."""
     for _ in range(PARKED_A_LOOK):
         choose(core, tier, now_ns)
         if not _start(core, tier, now_ns):
@@ -40,7 +42,7 @@ def turn(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 
 def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
-    """Queues the chain of the coldest leaf that would be lost, when it is among those that go next."""
+    """Queues the chain of the coldest dirty leaf, if the leaf is among the chunks to go next."""
     if tier.writes or now_ns < tier.wait_until_ns:
         return
     for _ in range(REFUSALS_A_LOOK):
@@ -59,7 +61,7 @@ def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
         chain: list[Node] = []
         node: Node | None = leaf
         while node is not None and node.depth:
-            node.used = max(node.used, leaf.used)  # it was asked for with the leaf; else two chains drop each other's
+            node.used = max(node.used, leaf.used)  # same use as the leaf; else two chains drop each other
             if node.in_dram & ~node.on_disk:
                 chain.append(node)
             node = node.parent
@@ -68,9 +70,9 @@ def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
 
 
 def _is_due(core: Core, leaf: Node, now_ns: int) -> bool:
-    """Whether the coldest leaf that would be lost is among the coldest share of DRAM, by the time since its last use:
-    what is free counts as colder than all. The bytes that are clean say nothing, since what was read from disk is clean
-    and the warmest of all."""
+    """Whether the coldest dirty leaf is among the coldest share of DRAM, by the time since its last use. Free room
+    counts as colder than any chunk. The clean bytes say nothing here, because chunks that were just read from disk are
+    clean and the warmest of all."""
     if core.bounds.disk_write_through or core.wishes.drain or (core.disk and now_ns < core.disk.hurry_until_ns):
         return True
     pool = core.chunks.pool
@@ -84,7 +86,7 @@ def _is_due(core: Core, leaf: Node, now_ns: int) -> bool:
 
 
 def _start(core: Core, tier: DiskTier, now_ns: int) -> bool:
-    """Orders what is queued, as far as devices take it. True when the chain was put aside, and another may go."""
+    """Orders the queued writes that the devices take. True when the chain was put aside and another may be chosen."""
     most_bytes = core.bounds.arena_bytes // WRITING_SHARE
     while tier.writes:
         writing = [job.bytes for job in tier.chunks.jobs.values() if job.kind == "write"]
@@ -105,10 +107,10 @@ def _start(core: Core, tier: DiskTier, now_ns: int) -> bool:
                 _park(tier, device)
                 return True
             tier.chunks.blocked = blocked
-            if blocked == "device" and any(tier.chunks.extents.takes_writes):  # its own: others may
+            if blocked == "device" and any(tier.chunks.extents.takes_writes):  # other devices may take theirs
                 node.queued |= NO_ROOM
             elif blocked:
-                if blocked == "room":  # what went for it is written again, and would go again, for ever
+                if blocked == "room":  # the evicted chunks would be written, and evicted, for ever
                     next(reversed(tier.writes)).queued |= NO_ROOM
                 tier.writes = {}
                 is_tenants_own = blocked == "room" and tier.chunks.accounts is not None
@@ -119,7 +121,7 @@ def _start(core: Core, tier: DiskTier, now_ns: int) -> bool:
 
 
 def _park(tier: DiskTier, device: int) -> None:
-    """The chain that is queued waits until the device has emptied a segment."""
+    """Puts the queued chain aside until the device has emptied a segment."""
     leaf = next(reversed(tier.writes))
     tier.parked.setdefault(device, {})[leaf] = tier.writes[leaf][0]
     leaf.queued |= PARKED
@@ -127,7 +129,7 @@ def _park(tier: DiskTier, device: int) -> None:
 
 
 def take_up(core: Core, tier: DiskTier, device: int) -> None:
-    """What waited for a segment of this device waits no longer."""
+    """Offers the chains that were put aside for this device again."""
     for leaf, space in tier.parked.pop(device, {}).items():
         leaf.queued &= ~PARKED
         if leaf.state == READY and core.chunks.spaces.get(space.digest) is space:
@@ -140,14 +142,15 @@ def _is_wanted(core: Core, space: Space, node: Node) -> bool:
 
 
 def _parent_claims(node: Node) -> bool:
-    """What it hangs on is on disk, or on its way; otherwise nobody would find it after a restart."""
+    """The parent is on disk or being written. Otherwise a restart would not find the chunk."""
     parent = node.parent
     assert parent is not None
     return parent.depth == 0 or (parent.disk is not None and parent.disk.claims)
 
 
 def _device_for(tier: DiskTier, node: Node) -> int | None:
-    """Where a chunk is written, with what it has on disk already; None: no device takes writes."""
+    """The device that a chunk is written to: the one that already holds some of its groups, else the one that its key
+    chooses. None: no device takes writes."""
     return tier.chunks.device_of(node) if node.on_disk else tier.chunks.extents.device_for(node.key)
 
 
@@ -165,8 +168,8 @@ def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, device: int 
 
 
 def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int, moves: bool = False) -> str:
-    """Orders a write for which what was used before `used` may go; moves: for which nothing goes. Returns why not
-    (placement.REFUSALS; "queue"; "segment": one of its device is being emptied), empty when it was ordered."""
+    """Orders a write. Chunks used before `used` may go to make room; with moves, none may. Returns why not
+    (placement.REFUSALS; "queue"; "segment": the device is emptying one); empty when it was ordered."""
     assert tier.mover is not None
     if job.generation > tier.generation_max:
         return "queue"
@@ -185,8 +188,8 @@ def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int, m
 
 
 def note(core: Core, tier: DiskTier, job: DiskJob) -> None:
-    """The devices are told what the namespace is, before its first record. If they knew nothing of it, all that an
-    earlier one of its name may have left somewhere is void: its note was forgotten."""
+    """Has the devices note a namespace's document before its first record. If they had no note of it, an older one may
+    have been forgotten, so earlier records of the namespace are void."""
     space = job.space
     if space.digest not in tier.described:
         assert tier.mover is not None
@@ -198,7 +201,7 @@ def note(core: Core, tier: DiskTier, job: DiskJob) -> None:
 
 
 def ended(core: Core, tier: DiskTier, job: DiskJob, *, kept: bool, now_ns: int) -> None:
-    """kept: every record is on the device."""
+    """Ends a write. kept: every record is on the device."""
     tier.placements[job.device].ended(job.bytes, now_ns)
     core.counters.job_seconds["demote"].observe((now_ns - job.began_ns) / 1e9)
     tier.chunks.end_write(job, kept=kept)
@@ -209,7 +212,8 @@ def ended(core: Core, tier: DiskTier, job: DiskJob, *, kept: bool, now_ns: int) 
 
 
 def judge(core: Core, tier: DiskTier, device: int, moved: Moved) -> None:
-    """A device that fails again and again takes no more writes, until its mover starts anew."""
+    """Counts failed jobs in a row. A device that reaches FAILURES_MAX takes no more writes until its mover starts
+    anew."""
     if not any(fault.fault in ("io", "short") for fault in moved.faults):
         tier.failures[device] = 0
         return

@@ -1,1 +1,1 @@
-"""Who owns which place in DRAM and on disk, and who goes when there is no room."""
+"""The owner of each place in DRAM and on disk, and eviction when there is no room."""

@@ -1,14 +1,14 @@
-"""What each tenant holds of the arena and of the disks, how much it may hold, and what of it is safe from the others.
+"""Tenants' accounts: how much of the arena and of the disks each holds, may hold, and keeps safe from the others.
 
-A tenant is the tag that caches are registered with. A namespace belongs to one account, so nobody finds or reads what
-is another's; tags without a quota share one account. Each slot is charged to the account of its owner: *reserved* when
-it is taken, *held* from when its chunk is complete, refunded when it is free. Extents are charged in the same way to
-accounts of their own, which count all devices together: reserved while they are written. Three rules, for each tier:
+A tenant is the tag that caches are registered with. A namespace belongs to one account, so nobody finds or reads the
+chunks of another; tags without a quota share one account. Each slot is charged to the account of its owner: *reserved*
+when it is taken, *held* once its chunk is complete, refunded when it is free. Extents are charged in the same way to
+separate accounts, which count all devices together: reserved while they are written. Three rules hold for each tier:
 
-* the maximum: an account takes no more, and makes room among its own chunks when it is reached;
-* the guarantee: what an account holds is evicted for another only as far as it holds more than that; who has less than
-  its guarantee takes from those who have more, before anything of its own goes;
-* between the two whatever was used longest ago goes, whose ever it is.
+* the maximum: an account takes no more. When it is reached, the account makes room among its own chunks;
+* the guarantee: others may evict only what an account holds above it. A tenant below its guarantee takes from tenants
+  above theirs before any of its own chunks go;
+* between the two, the chunks used longest ago go, of any account.
 
 A chunk that leaves the index leaves both tiers, and then both guarantees must allow it.
 
@@ -27,19 +27,19 @@ Owner = TypeVar("Owner", bound=SlotOwner)
 
 
 class Quota(NamedTuple):
-    """What the operator promises to a tenant, and how much it may take."""
+    """A tenant's quota: the bytes that the operator guarantees it, and the most that it may take."""
 
     tenant: str
     guaranteed_bytes: int = 0
     max_bytes: int = 0
-    """0: as much as there is."""
+    """Maximum in DRAM; 0: no limit."""
     disk_guaranteed_bytes: int = 0
-    """Of extents, as the next: of all devices together."""
+    """Guarantee in bytes of extents, all devices together. disk_max_bytes is counted in the same way."""
     disk_max_bytes: int = 0
 
 
 class Account:
-    """What one tenant has in one tier, in bytes of slots or extents."""
+    """One tenant's bytes in one tier, counted in slots or extents."""
 
     __slots__ = (
         "evicted_chunks",
@@ -56,12 +56,12 @@ class Account:
         self.guaranteed_bytes = quota.guaranteed_bytes
         self.max_bytes = quota.max_bytes
         self.reserved_bytes = 0
-        """Of chunks that are not complete yet, and of copies that may still run; of writes to disk."""
+        """Bytes of incomplete chunks, of copies that may still run, and of writes to disk."""
         self.held_bytes = 0
         self.evicted_chunks = 0
-        """That left the tier to make room, for itself or for others."""
+        """Chunks that left the tier to make room, for this tenant or for others."""
         self.refused_slots = 0
-        """Slots, or extents, that it wanted and did not get."""
+        """Slots or extents that the tenant asked for and did not get."""
 
     @property
     def taken_bytes(self) -> int:
@@ -69,21 +69,21 @@ class Account:
 
     @property
     def spare_bytes(self) -> int:
-        """What others may take from it."""
+        """Bytes that others may take from this account."""
         return max(0, self.held_bytes - self.guaranteed_bytes)
 
     def lacks(self, more_bytes: int) -> int:
-        """Bytes that have to be given up before it may take so many more."""
+        """Bytes that the account must give up before it may take this many more."""
         return max(0, self.taken_bytes + more_bytes - self.max_bytes) if self.max_bytes else 0
 
 
 class Accounts:
-    """All accounts of one tier. Their number is that of the quotas, plus one."""
+    """All accounts of one tier: one for each quota, and one for everybody else."""
 
     def __init__(self, quotas: Iterable[Quota], tier: Literal["dram", "disk"] = "dram") -> None:
         self._tier = tier
         self.beside: Accounts | None = None
-        """Those of the other tier, where there is a disk."""
+        """Accounts of the other tier, if there is a disk."""
         if tier == "disk":
             quotas = [Quota(quota.tenant, quota.disk_guaranteed_bytes, quota.disk_max_bytes) for quota in quotas]
         self._by_name = {quota.tenant: Account(quota) for quota in quotas}
@@ -95,7 +95,7 @@ class Accounts:
 
     @property
     def guarantee(self) -> bool:
-        """Something is guaranteed to somebody."""
+        """Some account has a guarantee."""
         return any(account.guaranteed_bytes for account in self.all())
 
     def of(self, tag: int) -> Account:
@@ -113,26 +113,26 @@ class Accounts:
                 return self.of(owner.node.tenant)
 
     def groups(self, node: Node) -> int:
-        """What of a chunk is in this tier (bits)."""
+        """Groups (bits) of a chunk that are in this tier."""
         return node.in_dram if self._tier == "dram" else node.on_disk
 
     def held_bytes(self, space: Space) -> int:
-        """Slot bytes of what a namespace has in this tier."""
+        """Slot bytes that a namespace holds in this tier."""
         return space.dram_bytes if self._tier == "dram" else space.disk_bytes
 
     def may_ever_hold(self, space: Space, chunk_bytes: int) -> bool:
-        """A chunk of so many bytes is not more than the maximum of whoever the namespace belongs to."""
+        """A chunk of this size is within the maximum of the namespace's account."""
         most_bytes = self.of_space(space).max_bytes
         return not most_bytes or chunk_bytes <= most_bytes
 
     def spares(self, space: Space, retired: Iterable[Space]) -> bool:
-        """All that a namespace holds here may go for another tenant."""
+        """Another tenant may take everything that a namespace holds in this tier."""
         account = self.of_space(space)
         return self.held_bytes(space) <= account.spare_bytes - self.leaving(retired).get(account, 0)
 
     def leaving(self, retired: Iterable[Space]) -> dict[Account, int]:
-        """Bytes that accounts hold for nothing: of cleared namespaces, until their turn comes and the retrieves that
-        read them are over."""
+        """Bytes of cleared namespaces that accounts still hold: their turn to go has not come, or retrieves still read
+        them."""
         bytes_of: dict[Account, int] = {}
         for space in retired:
             if held_bytes := self.held_bytes(space):
@@ -141,20 +141,20 @@ class Accounts:
         return bytes_of
 
     def admits(self, space: Space, tag: int) -> bool:
-        """Caches with this tag may use the namespace: nobody does, or the same account."""
+        """Caches with this tag may use the namespace: it is unused, or used by the same account."""
         unused = space.tenant is None or not (space.nodes or space.caches)
         return unused or self.of_space(space) is self.of(tag)
 
     def takes_back(self, space: Space, tag: int) -> bool:
-        """A chunk of an earlier brain may come back. Quotas may be others today, and a namespace has one account: that
-        of its caches, or of the first chunk that is found."""
+        """A chunk of an earlier brain may come back. Quotas may have changed since, and a namespace has one account:
+        that of its caches, or of the first chunk that is found."""
         if space.tenant is None:
             space.tenant = tag
         return self.of(tag) is self.of_space(space)
 
 
 class Claim:
-    """Whose chunks may go so that `account` gets room."""
+    """Decides which chunks may go to make room for `account`."""
 
     __slots__ = ("_accounts", "_leaving", "account", "own")
 
@@ -165,20 +165,21 @@ class Claim:
             self._leaving |= accounts.beside.leaving(retired)
         self.account = account
         self.own = account.taken_bytes + more_bytes > account.guaranteed_bytes
-        """Its own may go. Not while it has less than its guarantee, unless others have nothing to give."""
+        """The account's own chunks may go. False while it is below its guarantee, unless others have nothing to
+        give."""
 
     def allows(
         self, space: Space, node: Node, planned: dict[Account, int] | None = None, *, index: bool = False
     ) -> bool:
-        """This chunk may go. planned: what is to go with it, by account; it is added there. index: it goes out of the
-        index, whatever the other tier has of it."""
+        """This chunk may go. planned: bytes by account that go together with it; the chunk is added there. index: it
+        leaves the index, so its bytes in the other tier go too."""
         owner = self._accounts.of_space(space)
         if owner is self.account:
             return self.own
         going = {owner: space.group_bytes(self._accounts.groups(node))}
         beside = self._accounts.beside
         if beside is not None and (other := beside.groups(node)) and (index or other & space.needed != space.needed):
-            going[beside.of_space(space)] = space.group_bytes(other)  # which does not keep the chunk alone
+            going[beside.of_space(space)] = space.group_bytes(other)  # not enough to keep the chunk
         if planned is not None:
             going = {account: count + planned.get(account, 0) for account, count in going.items()}
         if any(count > account.spare_bytes - self._leaving.get(account, 0) for account, count in going.items()):
@@ -192,7 +193,7 @@ class Claim:
 
 
 class ChargedPool(SlotPool[Owner]):
-    """The arena's slots, or a device's extents, each charged to an account."""
+    """The arena's slots or a device's extents, each charged to an account."""
 
     def __init__(
         self,
@@ -228,7 +229,7 @@ class ChargedPool(SlotPool[Owner]):
         self._charge(owner, slot_bytes)
 
     def _charge(self, owner: Owner, slot_bytes: int) -> None:
-        """Negative bytes are refunded."""
+        """Charges the owner's account; negative bytes are refunded."""
         account = self._accounts.of_owner(owner)
         if isinstance(owner, Node):
             account.held_bytes += slot_bytes

@@ -1,4 +1,4 @@
-"""The chunks we hold: index and slots brought together. Whatever changes which bytes are servable is in this file.
+"""The chunks we hold: index and slots together. Every change to which bytes are servable is made in this file.
 
 Life of a chunk's part (one shard of one group):
 
@@ -8,8 +8,8 @@ Life of a chunk's part (one shard of one group):
                                               └── the job keeps the slot as an orphan until its copy has ended
 
 A slot is freed only when nothing can write to it any more: never while a job's copy may run. Ledger entries are
-published after the bytes are final and withdrawn before the slot is used again; both are collected here in order and
-carried out by the shell before anything else that the same event decided (see effects.py).
+published after the bytes are final and withdrawn before the slot is used again. Both are collected here in order. The
+shell carries them out before all other effects of the same event (see effects.py).
 """
 
 from collections.abc import Container, Iterable
@@ -32,7 +32,7 @@ from kvserver.tiers.slots import SLOT_ALIGN, SlotPool
 
 
 class DiskSide(Protocol):
-    """What is asked here of disk_chunks.py, which stands above this file."""
+    """The part of disk_chunks.py that this file calls. That file stands above this one."""
 
     def add_space(self, space: Space) -> None: ...
     def drop_space(self, space: Space) -> list[Leftover]: ...
@@ -44,12 +44,12 @@ class DiskSide(Protocol):
 
 
 ENTRIES_A_CHUNK = 4
-"""To drop as many entries of orders takes about as long as to forget a chunk."""
+"""Entries of eviction orders that can be dropped in the time that it takes to forget one chunk."""
 
 
 @dataclass(slots=True)
 class Emptying:
-    """What was cleared and is being forgotten."""
+    """A cleared namespace whose chunks are still being forgotten."""
 
     reason: Cause
     leftovers: list[Leftover]
@@ -69,7 +69,7 @@ class Chunks:
         accounts: Accounts | None,
         eviction_policy: Literal["lru", "arc"],
     ) -> None:
-        """accounts: of the tenants, where there are quotas."""
+        """accounts: accounts of the tenants; None without quotas."""
         self.accounts = accounts
         self.pool: SlotPool[SlotOwner] = (
             SlotPool(arena_bytes, slab_bytes)
@@ -78,14 +78,14 @@ class Chunks:
         )
         self.spaces: dict[bytes, Space] = {}
         self.retired: list[Space] = []
-        """What was cleared, or cut off, and a running job still reads."""
+        """Namespaces that were cleared or cut off and still have chunks."""
         self.cut_from: dict[Space, tuple[Space, Node]] = {}
-        """Of what was cut off: where it was, and the chunk above. That one is pinned as long, because who reads what
-        was cut off may read the chunks above as well."""
+        """Cut-off space -> where it was cut from: the space, and the chunk above. That chunk is pinned as long, because
+        a retrieve of cut-off chunks may read those above as well."""
         self.emptying: dict[Space, Emptying] = {}
-        """Of those what was cleared and is still being forgotten, the oldest first."""
+        """Retired spaces that are still being forgotten, the oldest first."""
         self._ahead = forget_chunks
-        """Chunks of these that may still be forgotten ahead of their turn in this event."""
+        """Chunks of cleared namespaces that this event may still forget ahead of their turn."""
         self.pendings: dict[Node, Pending] = {}
         self.orphans: dict[int, list[int]] = {}
         """Job -> slots that are freed when its copy has ended."""
@@ -94,25 +94,25 @@ class Chunks:
         self._forget_chunks = forget_chunks
         self.chunks = 0
         self.pins = 0
-        """Of all nodes. Counted where a pin is set and taken away, so that one that is never taken away shows."""
+        """Sum of `node.pins`, counted separately so that check() finds a leaked pin."""
         self.generation = 0
         self.records: list[bytes] = []
         """Ledger entries to publish."""
         self.withdrawn: list[int] = []
         """Slots whose ledger entries are to be withdrawn."""
         self.gone: list[tuple[bytes, Node, Cause]] = []
-        """Namespace, chunk and cause of what went out of the index; evicted_keys.py remembers it."""
+        """Namespace, chunk and cause of each chunk that left the index, for evicted_keys.py."""
         self.changes: dict[Node, tuple[Space, int, int]] | None = None
-        """Where somebody is told of them (kv_events.py): what has changed in this event, and the groups (bits) that it
-        had in DRAM and on disk before."""
+        """Chunks that this event changed, with the groups (bits) that each had in DRAM and on disk before. None: nobody
+        subscribed (kv_events.py)."""
         self.arc = Arc(arena_bytes, chunks_max) if eviction_policy == "arc" else None
-        """What has to be told who comes and is asked for, to decide who leaves DRAM; None: whoever was used longest
-        ago does."""
+        """The ARC policy, which must be told which chunks come and are asked for. None: eviction is least recently
+        used."""
         self.room = Room(self.pool, counters, self._leave_dram, accounts=accounts, retired=self.retired, arc=self.arc)
         self.clean_bytes = 0
-        """Slot bytes that may go without loss: what they hold is on disk."""
+        """Slot bytes that may go without loss, because their chunks are also on disk."""
         self.disk: DiskSide | None = None
-        """What is on disk, where there is a disk."""
+        """The chunks on disk; None without a disk."""
         self._counters = counters
 
     # ---------------------------------------------------------------- namespaces
@@ -126,8 +126,8 @@ class Chunks:
             self.disk.add_space(space)
 
     def clear(self, space: Space, reason: Cause) -> int:
-        """Forgets a namespace: nothing that it holds now is ever served again. Returns how many chunks go, some with
-        each empty(). Running retrieves finish; their chunks stay in a retired space until then."""
+        """Forgets a namespace: nothing that it holds now is ever served again. Returns how many chunks go; each empty()
+        removes some. Running retrieves finish; their chunks stay in a retired space until then."""
         assert self.spaces.get(space.digest) is space
         chunks = len(space.nodes)
         del self.spaces[space.digest]
@@ -142,11 +142,11 @@ class Chunks:
         return chunks
 
     def going(self, digests: Container[bytes]) -> list[Space]:
-        """What was cleared of these namespaces and is still being forgotten."""
+        """Cleared spaces of these namespaces that are still being forgotten."""
         return [space for space in self.emptying if space.digest in digests]
 
     def empty(self) -> None:
-        """Forgets some more of what was cleared."""
+        """Forgets some more chunks of cleared namespaces, within the bound for one call."""
         chunks = self._forget_chunks
         entries = ENTRIES_A_CHUNK * chunks
         while self.emptying and chunks > 0 and entries > 0:
@@ -164,7 +164,7 @@ class Chunks:
         self._ahead = self._forget_chunks
 
     def _empty(self, space: Space, chunks: int) -> None:
-        """The chunks that came last go first, so children before their parents. What something still needs stays, and
+        """Forgets chunks, the newest first, so children go before their parents. A chunk that is still needed stays and
         goes with its last pin."""
         reason = self.emptying[space].reason
         for _ in range(min(chunks, len(space.doomed))):
@@ -173,14 +173,14 @@ class Chunks:
             if node.children is None and not node.pins:
                 self.remove(space, node)
                 continue
-            # What a retrieve still reads must not come back with the next brain.
+            # Chunks that a retrieve still reads must not come back with the next brain.
             self.withdrawn.extend(offset for offset in node.slots if offset != ABSENT)
             if node in self.marks:
                 self.withdrawn.append(self.marks.places[node])
 
     @staticmethod
     def _let_go(going: Emptying, entries: int) -> int:
-        """Drops some of what was kept for a namespace that has gone; returns how much."""
+        """Drops entries of eviction orders that a forgotten namespace left over. Returns how many."""
         left = entries
         while left and going.leftovers:
             count = min(left, len(going.leftovers[-1]))
@@ -191,8 +191,9 @@ class Chunks:
         return entries - left
 
     def _empty_for_slot(self, slot_bytes: int, tenant: int) -> None:
-        """What was cleared goes before anything that was not, also below a tenant's maximum. An event that wants one
-        slot forgets no more than any other may, and one more for each further slot."""
+        """Forgets cleared chunks to free a slot: they go before all others, also to get a tenant below its maximum. An
+        event forgets as many ahead of their turn as any other event may, plus one for each further slot that it
+        wants."""
         self._ahead += 1
         while self.emptying and not self.pool.has_room(slot_bytes) and self._empty_ahead(self.emptying):
             pass
@@ -203,7 +204,7 @@ class Chunks:
                 pass
 
     def _empty_ahead(self, spaces: Iterable[Space]) -> bool:
-        """Forgets one chunk before its turn; False when there is none, or it would be too many for this event."""
+        """Forgets one cleared chunk before its turn. False when there is none, or this event has reached its bound."""
         space = next((space for space in spaces if space.doomed), None)
         if space is None or not self._ahead:
             return False
@@ -217,7 +218,7 @@ class Chunks:
         return servable_chunks(space, keys)
 
     def pin(self, node: Node) -> None:
-        """Keeps a node and with it all its ancestors."""
+        """Pins a node, which also keeps all its ancestors."""
         node.pins += 1
         self.pins += 1
         settle(node)
@@ -232,17 +233,17 @@ class Chunks:
             self._forget_if_empty(space)
 
     def move_pin(self, space: Space, node: Node, child: Node) -> None:
-        """Pins a child instead of its parent, which it keeps by being there."""
+        """Moves a pin from a node to its child. The child's presence keeps the parent."""
         assert child.parent is node
         assert node.pins > 0
         node.pins -= 1
         child.pins += 1
         settle(child)
-        if node.disk is not None:  # otherwise it cannot go before the child does
+        if node.disk is not None:  # otherwise its child keeps it
             self.settled(space, node)
 
     def offer(self, space: Space, node: Node) -> None:
-        """Tells the orders of eviction that the node may go, where it may."""
+        """Tells the eviction orders that the node may go, if it may."""
         self.room.offer(space, node)
         if self.disk is not None:
             self.disk.offer(space, node)
@@ -250,7 +251,8 @@ class Chunks:
     # ---------------------------------------------------------------- store
 
     def node_for(self, space: Space, key: bytes, parent: Node, now_ns: int, tenant: int) -> Node | None:
-        """The node of `key` under `parent`, made when it is new. None when the index is full of what cannot go."""
+        """The node of `key` under `parent`, made when it is new. None when the index is full and nothing can go, or
+        `key` has another parent."""
         node = space.nodes.get(key)
         if node is not None:
             return node if node.parent is parent else None
@@ -270,7 +272,7 @@ class Chunks:
     def reserve(self, space: Space, node: Node, groups: Iterable[int], deadline_ns: int) -> bool:
         """Takes slots for every shard of those groups that are neither present nor reserved; all of them or none.
 
-        The caller pins the node: making room may evict any other."""
+        The caller pins the node, because making room may evict any other."""
         assert node.pins > 0
         known = self.pendings.get(node)
         pending = known or Pending(space, node, deadline_ns)
@@ -299,7 +301,7 @@ class Chunks:
         return True
 
     def assign(self, node: Node, part: int, job: int) -> int:
-        """The slot of a part that `job` is to write, or ABSENT when it is sealed or another job writes it."""
+        """The slot of a part that `job` is to write. ABSENT when the part is sealed, or another job writes it."""
         pending = self.pendings.get(node)
         if pending is None or pending.parts.get(part) != UNASSIGNED:
             return ABSENT
@@ -307,13 +309,14 @@ class Chunks:
         return pending.slots[part]
 
     def drop_if_bare(self, space: Space, node: Node) -> None:
-        """Takes back a new node for which nothing could be reserved. One that was there may be on disk alone."""
+        """Removes a new node for which nothing could be reserved. A node that existed before may be on disk alone, and
+        stays."""
         bare = node not in self.pendings and not node.present and node.children is None
         if bare and node.state != GONE and node.pins == 0:
             self.remove(space, node)
 
     def seal(self, node: Node, part: int, job: int) -> bool:
-        """The bytes of a part are final. False when its chunk is gone meanwhile (then the slot was an orphan)."""
+        """Seals a part: its bytes are final. False when the chunk is gone; then the slot was an orphan."""
         pending = self.pendings.get(node)
         if pending is None or pending.parts.get(part) != job:
             return False
@@ -335,7 +338,8 @@ class Chunks:
         return pending is not None and pending.parts.get(part) == SEALED
 
     def give_up(self, node: Node, part: int, job: int, reason: Cause) -> None:
-        """A job ended without sealing this part. Another may write it; when nobody else has begun the chunk it goes."""
+        """Ends a job's claim to a part that it did not seal. Another job may write it. If no other shard has been
+        begun, the chunk goes."""
         pending = self.pendings.get(node)
         if pending is None or pending.parts.get(part) != job:
             return
@@ -344,7 +348,7 @@ class Chunks:
             self.discard(pending.space, node, reason)
 
     def discard(self, space: Space, node: Node, reason: Cause) -> None:
-        """Gives up what is not complete in a node. A node that was not ready goes, and with it all below it."""
+        """Gives up the incomplete groups of a node. A node that was not ready goes, with all below it."""
         if node.state == READY:
             self.drop_pending(node)
             self.offer(space, node)
@@ -357,8 +361,8 @@ class Chunks:
             self.remove(space, at)
 
     def cut(self, space: Space, node: Node, cause: Literal["lost", "cleared"]) -> Space | None:
-        """Takes a node that must not be served any more, and all below it, out of the index. What something still holds
-        goes when its pins do, and hangs in the space that is returned until then."""
+        """Takes a node that must not be served any more, and all below it, out of the index. Chunks that are still
+        pinned move to the returned space and go with their pins."""
         doomed = space.subtree(node)
         self.gone.extend((space.digest, at, cause) for at in islice(doomed, DEPARTED_MAX))
         for at in reversed(doomed):
@@ -374,7 +378,7 @@ class Chunks:
         assert parent is not None
         for at in space.subtree(node):
             self.count(space, at, -1)
-            self.withdrawn.extend(offset for offset in at.slots if offset != ABSENT)  # as in clear()
+            self.withdrawn.extend(offset for offset in at.slots if offset != ABSENT)  # as in _empty()
             if at in self.marks:
                 self.withdrawn.append(self.marks.give_back(at))
         space.cut(node, rest)
@@ -389,15 +393,15 @@ class Chunks:
         return rest
 
     def job_ended(self, job: int) -> None:
-        """No copy of this job can run any more: its orphaned slots are free."""
+        """Frees the orphaned slots of a job whose copy has ended."""
         for offset in self.orphans.pop(job, ()):
             self.pool.free(offset)
 
     def adopt(
         self, space: Space, parent: Node, key: bytes, slots: tuple[int, ...], present: int, *, used: int, tenant: int
     ) -> Node | None:
-        """Restore: a chunk that was sealed before this brain began. None when its slots clash with others, or
-        the namespace is another tenant's today."""
+        """Restore: takes back a chunk that was sealed before this brain began. None when its slots clash with others,
+        or the namespace now belongs to another tenant."""
         if self.accounts is not None and not self.accounts.takes_back(space, tenant):
             return None
         node = space.add(key, parent, used, tenant)
@@ -428,7 +432,7 @@ class Chunks:
         self.pins -= 1
 
     def _complete(self, pending: Pending, group: int) -> None:
-        """Makes a group present when its last shard was sealed, and whatever becomes ready by it."""
+        """Makes a group present when its last shard is sealed, and then every node ready that can be."""
         space, node = pending.space, pending.node
         parts = space.group_parts(group)
         for part in parts:
@@ -470,15 +474,16 @@ class Chunks:
             self.pool.free(offset)
 
     def _mark_before(self, space: Space, node: Node) -> None:
-        """Records the chunks before this one that hold nothing, before the chunk itself is recorded, so that a restart
-        finds the whole chain. What holds something or is marked has had the chunks before it marked."""
+        """Marks the chunks above this one that hold nothing, before the chunk itself is recorded, so that a restart
+        finds the whole chain. The walk up ends at a chunk that holds something or is marked: those above it were marked
+        with it."""
         bare = []
         at = node.parent
         while at is not None and at.depth and not at.present and at not in self.marks:
             bare.append(at)
             at = at.parent
 
-        for at in reversed(bare):  # a restart between two of them finds none that hangs in the air
+        for at in reversed(bare):  # head first: a restart in between finds no mark without its parent
             assert at.parent is not None
             place = self.marks.take(at), space.digest, at.key, at.parent.key or NO_PARENT, NO_GROUP, 0
             self.records.append(pack(Record(*place, 0, at.tenant, SLOT_ALIGN, self.generation)))
@@ -491,7 +496,7 @@ class Chunks:
         self.records.append(pack(Record(*place, *size, self.generation)))
 
     def remove(self, space: Space, node: Node) -> None:
-        """Takes a node without pins or pending parts out of the index and frees its slots."""
+        """Takes a node without pins and without pending parts out of the index, and frees its slots."""
         assert node.pins == 0
         assert node not in self.pendings
         self.count(space, node, -1)
@@ -507,7 +512,7 @@ class Chunks:
         self.settled(space, parent)
 
     def _leave_dram(self, space: Space, node: Node, need: Need) -> None:
-        """Frees the slots of a node. What is on disk keeps it in the index, if that is enough."""
+        """Frees the slots of a node. The node stays in the index if its records on disk keep it servable."""
         if node.disk is None or not node.disk.keeps:
             if self.disk is not None:
                 self._counters.disk_refused[self.disk.why_not(space, node)] += 1
@@ -523,7 +528,7 @@ class Chunks:
         self.settled(space, node)
 
     def count(self, space: Space, node: Node, sign: int) -> None:
-        """To be called before (sign -1) and after (1) what a node has in DRAM or on disk changes."""
+        """Counts what a node has in DRAM or on disk. Call it with sign -1 before a change and with 1 after it."""
         if self.changes is not None and sign < 0 and node not in self.changes:
             self.changes[node] = space, node.in_dram, node.on_disk
         if self.arc is not None:
@@ -542,21 +547,22 @@ class Chunks:
         space.put_in_dram(node, 0)
 
     def settled(self, space: Space, node: Node) -> None:
-        """Pins, slots, extents or children of a node have changed: it may go, or another one that was above it."""
+        """Offers for eviction a node whose pins, slots, extents or children changed, and the node above that may now go
+        instead."""
         above = settle(node)
         self.offer(space, node)
         if above is not node:
             self.offer(space, above)
 
     def _shrink_index(self, tenant: int) -> bool:
-        """Takes one chunk out of the index, to make room for one of that tenant; False when none can go."""
+        """Evicts one chunk from the index to make room for one of that tenant. False when none can go."""
         disk = self.disk
         if disk is not None and disk.evict_leaf(tenant):
             return True
         return self.room.evict_leaf(tenant) or (disk is not None and disk.drop_any(tenant))
 
     def _shrink_retired(self, space: Space, node: Node) -> None:
-        """In a cleared namespace whatever is not pinned goes, up to the first node that something still needs."""
+        """Removes unpinned chunks of a cleared namespace, from this node up to the first one that is still needed."""
         at: Node | None = node
         while at is not None and at.depth and at.children is None and not at.pins and at.parent is not None:
             parent = at.parent

@@ -1,4 +1,4 @@
-"""What of the chunks is on disk: the counterpart of chunks.py, and changed by nobody else.
+"""The chunks on disk: the counterpart of chunks.py. Only this file changes them.
 
 Life of a chunk's groups on disk:
 
@@ -11,7 +11,7 @@ Life of a chunk's groups on disk:
     begin_read() ──> the job owns fresh slots ──end_read()──> in DRAM as well
 
 A job pins its node, so slots are not freed under a write nor extents under a read. Chunks are written head first and
-their extents go leaf first: what is on disk is closed under prefixes, until something is lost.
+their extents go leaf first. So the chunks on disk are closed under prefixes, until something is lost.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,24 +31,24 @@ from kvserver.wire.orders import DISK_ITEMS_MAX
 
 
 class DiskChunks:
-    """The extents of all chunks, and the reads and writes that are under way."""
+    """The extents of all chunks, and the reads and writes under way."""
 
     def __init__(
         self, chunks: Chunks, extents: Extents[ExtentOwner], counters: Counters, accounts: Accounts | None
     ) -> None:
-        """accounts: of the tenants on disk, where there are quotas."""
+        """accounts: accounts of the tenants on disk; None without quotas."""
         self.extents = extents
         self.accounts = accounts
         self.room = DiskRoom(extents, self._drop, accounts, chunks.retired)
         self.jobs: dict[int, DiskJob] = {}
         self.busy: dict[Node, DiskJob] = {}
-        """A chunk has one job at a time."""
+        """Chunk -> its job. A chunk has one job at a time."""
         self.held = 0
-        """Chunks that have something on disk."""
+        """Number of chunks that have something on disk."""
         self.chains_whole = True
-        """Nothing has failed so far: what is on disk is closed under prefixes."""
+        """No write or read has failed so far, so the chunks on disk are closed under prefixes."""
         self.blocked = ""
-        """Why nothing is written now (placement.REFUSALS); empty while all is well."""
+        """Why nothing is written now (placement.REFUSALS); empty: writes go on."""
         self._dirty: dict[Space, LeafLru] = {}
         self._chunks = chunks
         self._counters = counters
@@ -58,22 +58,21 @@ class DiskChunks:
         self._dirty[space] = LeafLru(dirty, DIRTY)
 
     def drop_space(self, space: Space) -> list[Leftover]:
-        """Nothing of a namespace is written, or goes to make room, any more. What was kept for it is the caller's to
-        drop."""
+        """Stops writing and evicting chunks of a namespace. The caller drops the orders that are returned."""
         return [*self.room.drop_space(space), self._dirty.pop(space)]
 
     def offer(self, space: Space, node: Node) -> None:
-        """Tells the orders of what should be written, and of what may go, where the node is such."""
+        """Offers the node for eviction from disk, and for writing, if it qualifies."""
         self.room.offer(space, node)
         if dirty(node) and space in self._dirty:
             self._dirty[space].offer(node)
 
     def coldest_dirty(self) -> tuple[Space, Node] | None:
-        """The leaf of DRAM that would be lost next."""
+        """The dirty leaf of DRAM that would be lost next."""
         return min(self.dirty_spaces(), key=lambda found: found[1].used, default=None)
 
     def dirty_spaces(self) -> Iterator[tuple[Space, Node]]:
-        """Of each namespace the leaf of DRAM that would be lost next."""
+        """For each namespace, the dirty leaf of DRAM that would be lost next."""
         for space, order in self._dirty.items():
             node = order.coldest()
             if node is not None:
@@ -84,8 +83,8 @@ class DiskChunks:
         return device_of(node)
 
     def writable(self, space: Space) -> bool:
-        """Chunks of the namespace can lie on disk: each holds something, no record is larger than a segment, and a
-        chunk is not more than its tenant may have."""
+        """Chunks of the namespace can lie on disk: each has at least one full group, every record fits a segment, and a
+        chunk is within its tenant's maximum."""
         if len(space.parts) > DISK_ITEMS_MAX or not space.needed:
             return False
         if not all(self.extents.fits(part.slot_bytes) for part in space.parts):
@@ -95,7 +94,7 @@ class DiskChunks:
         return self.accounts.may_ever_hold(space, sum(part.slot_bytes for part in space.parts))
 
     def why_not(self, space: Space, node: Node) -> str:
-        """Why a chunk that leaves DRAM is not on disk."""
+        """The reason why a chunk that leaves DRAM is not on disk."""
         if not self.writable(space):
             return "shape"
         if node.queued & NO_ROOM:
@@ -105,8 +104,8 @@ class DiskChunks:
     # ---------------------------------------------------------------- writes
 
     def begin_write(self, job: DiskJob, used: int, *, moves: bool = False) -> bool:
-        """Takes extents for every shard of the job's groups, which are in DRAM; all of them or none. What was used
-        before `used` may go for them. moves: only extents that are free, for what moves within its device."""
+        """Takes extents for every shard of the job's groups, which are in DRAM; all of them or none. Chunks used before
+        `used` may go to make room. moves: take only free extents, for a record that moves within its device."""
         space, node = job.space, job.node
         assert node not in self.busy
         self._take_parts(job)
@@ -127,7 +126,7 @@ class DiskChunks:
         return True
 
     def end_write(self, job: DiskJob, *, kept: bool) -> None:
-        """The bytes are on the device, or, unless `kept`, nobody knows what is."""
+        """Ends a write. kept: the bytes are on the device; otherwise nobody knows what is there."""
         node = job.node
         self._ended(job)
         self._let_go_of_parent(job.space, node)
@@ -150,8 +149,8 @@ class DiskChunks:
     # ---------------------------------------------------------------- reads
 
     def begin_read(self, job: DiskJob, *, spares_dirty: bool = False) -> bool:
-        """Takes slots for every shard that is on disk and not in DRAM; all of them or none. spares_dirty: nothing that
-        is not on disk goes for them."""
+        """Takes slots for every shard that is on disk and not in DRAM; all of them or none. spares_dirty: only chunks
+        that are also on disk may go to make room."""
         space, node = job.space, job.node
         assert node not in self.busy
         assert node.disk is not None
@@ -170,7 +169,8 @@ class DiskChunks:
         return True
 
     def end_read(self, job: DiskJob, wrong: set[int]) -> None:
-        """wrong: parts whose bytes are not in their slots. What is whole is in DRAM from now on."""
+        """Ends a read: groups that were read whole are in DRAM from now on. wrong: parts whose bytes are not in their
+        slots."""
         space, node = job.space, job.node
         self._ended(job)
         lives = node.state == READY and self._lives(space)
@@ -193,7 +193,7 @@ class DiskChunks:
     # ---------------------------------------------------------------- what goes
 
     def free_extents(self, space: Space, node: Node) -> None:
-        """All that a node has on disk, when it goes out of the index."""
+        """Frees all extents of a node that leaves the disk or the index."""
         assert node.disk is not None
         for extent in node.disk.extents:
             if extent != ABSENT:
@@ -201,10 +201,10 @@ class DiskChunks:
         self._put(space, node, 0, (), 0)
 
     def lose(self, space: Space, node: Node, groups: int) -> Space | None:
-        """These groups of a node cannot be read. When it is not servable without them, it and all below it go out of
-        the index: what is pinned still hangs in the space that is returned, until the pins go.
+        """Takes groups of a node that cannot be read off the disk. If the node is not servable without them, it leaves
+        the index with all below it. Pinned chunks move to the returned space until their pins go.
 
-        The caller has ended leases, and whoever waits for reads, below the node."""
+        The caller has ended the leases, and the waits for reads, below the node."""
         assert node.disk is not None
         self.chains_whole = False
         extents = list(node.disk.extents)
@@ -224,7 +224,7 @@ class DiskChunks:
         return self._chunks.cut(space, node, "lost")
 
     def adopt(self, space: Space, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> bool:
-        """Recovery: a chunk of DRAM was found on disk as well. False when its extents clash with others."""
+        """Recovery: takes in the records of a chunk that is in DRAM. False when its extents clash with others."""
         if not self._restore(space, node, extents):
             return False
         self._chunks.count(space, node, -1)
@@ -235,8 +235,9 @@ class DiskChunks:
         return True
 
     def adopt_new(self, space: Space, node: Node, groups: int, extents: tuple[int, ...], generation: int) -> bool:
-        """Recovery: a chunk that is nowhere else; `node` is not in the index yet, its parent is. False when its extents
-        clash with others. Else the caller offers the node before the event is over, unless it got children."""
+        """Recovery: takes in a chunk that is nowhere else. `node` is not in the index yet, its parent is. False when
+        its extents clash with others. Otherwise the caller offers the node before the event is over, unless it got
+        children."""
         if not self._restore(space, node, extents):
             return False
         space.add_cold(node, groups, extents, generation)
@@ -247,9 +248,9 @@ class DiskChunks:
         return True
 
     def give_up(self, space: Space, node: Node) -> list[bool]:
-        """Takes its extents from a node, and from all below it, which would not be found after a restart. Out of the
-        index goes what DRAM alone does not keep servable, and what hangs on that. For each chunk that had extents
-        whether it went; none when something there is in use."""
+        """Frees the extents of a node and of all below it, which a restart would not find without the node. Chunks that
+        DRAM alone does not keep servable leave the index, with all below them. Returns, for each chunk that had
+        extents, whether it left; empty when something there is in use."""
         below = space.subtree(node)
         if any(at.pins or at.state != READY for at in below):
             return []
@@ -273,17 +274,17 @@ class DiskChunks:
         return went
 
     def evict_leaf(self, tenant: int) -> bool:
-        """Takes a chunk that is on disk alone out of the index, for one of that tenant."""
+        """Evicts a chunk that is on disk alone from the index, for a chunk of that tenant."""
         return self.room.evict_leaf(tenant)
 
     def drop_any(self, tenant: int) -> bool:
-        """Takes its extents from a chunk, for one of that tenant."""
+        """Frees the extents of one chunk, for a chunk of that tenant."""
         return self.room.drop_any(tenant)
 
     # ---------------------------------------------------------------- inside
 
     def _restore(self, space: Space, node: Node, extents: tuple[int, ...]) -> bool:
-        """Takes exactly these extents for a node, or none."""
+        """Takes exactly these extents for a node, or none of them."""
         assert node.parent is not None
         for number, extent in enumerate(extents):
             if extent != ABSENT and not self.extents.restore(extent, space.parts[number].slot_bytes, node):
@@ -312,7 +313,7 @@ class DiskChunks:
         return self._chunks.spaces.get(space.digest) is space
 
     def _let_go_of_parent(self, space: Space, node: Node) -> None:
-        """A write is over; unless the node is on disk, its parent may leave it."""
+        """Ends the node's claim on its parent after a write. If the node is not on disk, the parent may leave it."""
         assert node.parent is not None
         space.set_written(node, written=False)
         self.room.offer(space, node.parent)
@@ -323,7 +324,7 @@ class DiskChunks:
         self.held += (node.on_disk != 0) - before
 
     def _drop(self, space: Space, node: Node) -> None:
-        """Room is needed: takes a node's extents, and the node out of the index when what is left is not servable."""
+        """Frees a node's extents to make room. The node leaves the index if it is not servable from DRAM."""
         parent = node.parent
         assert parent is not None
         self._counters.disk_evictions += 1
@@ -342,8 +343,8 @@ class DiskChunks:
 def disk_chunks(
     chunks: Chunks, counters: Counters, *, devices: int, device_bytes: int, segment_bytes: int, quotas: Sequence[Quota]
 ) -> DiskChunks:
-    """Those of a new brain: nothing is on disk as far as it knows. Where tenants have quotas, extents are charged to
-    accounts of their own."""
+    """The disk chunks of a new brain, which knows of nothing on disk yet. With quotas, extents are charged to separate
+    accounts."""
     accounts = chunks.accounts
     disk_accounts = Accounts(quotas, "disk") if accounts is not None else None
     if accounts is not None and disk_accounts is not None:
@@ -358,7 +359,7 @@ def disk_chunks(
 
 
 def records_of(job: DiskJob) -> bytes:
-    """What the disk mover is told of a job."""
+    """The records of a job, as they are sent to the disk mover."""
     space, node = job.space, job.node
     assert node.parent is not None
     packed = []

@@ -1,15 +1,15 @@
-"""Room on the devices: extents are taken here, and when none is free it is decided here what goes.
+"""Room on the devices: takes extents, and decides which chunks go when none is free.
 
-The order is that of DRAM, leaf first and least recently used first, among what has extents. Two things can be lost with
-extents: nothing, when the chunk is in DRAM as well; or the chunk, which must then be a leaf of the index. The chunks of
-a chain lie on several devices, so room on one may have to begin with leaves on another.
+The order is that of DRAM, leaf first and least recently used first, among the chunks with extents. If a chunk is in
+DRAM as well, nothing is lost with its extents. Otherwise the chunk itself is lost, so it must be a leaf of the index.
+The chunks of a chain lie on several devices, so making room on one may have to begin with leaves on another.
 
 A segment serves extents of one size. When chunks of other sizes have given back as many extents as a segment holds, no
 more of them go: the records of one segment move to those places, and the segment changes its size (segments.py).
 
-Where tenants have quotas (accounts.py), whoever wants room has a claim, and only what that allows goes. A quota counts
-all devices together, so a tenant at its maximum makes room wherever its coldest chunks lie, and who has less than its
-guarantee gets what others have above theirs on the device that its chunk is for.
+With quotas (accounts.py), every request for room carries a claim, and only chunks that the claim allows may go. A quota
+counts all devices together. So a tenant at its maximum makes room wherever its coldest chunks lie. A tenant below its
+guarantee takes from tenants above theirs, on the device that its chunk is for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,34 +24,36 @@ from kvserver.service.holdings.place_owners import ExtentOwner
 from kvserver.tiers.extents import Extents, place_of
 
 SEGMENTS_LOOKED_AT = 8
-"""The emptiest ones of other sizes, when one of them must be emptied; of any size, when no order names a chunk."""
+"""The emptiest segments that are looked at: those of other sizes when one must be emptied, those of any size when no
+order names a chunk."""
 AHEAD_SHARE = 4
-"""When less than this part of a segment is left for a size, another segment is emptied for it."""
+"""Another segment is emptied for a size when less than 1 / this of a segment is left for it."""
 OTHERS_LOOKED_AT = 32
-"""Of each order, when what is coldest on a device is warmer than what others have."""
+"""Chunks of each order that are looked at when a device's coldest chunk is warmer than those of other devices."""
 LOOKS_MAX = 256
-"""Chunks of these that are looked at then."""
+"""Chunks in the emptiest segments that are looked at when no order names a chunk."""
 CHUNKS_MAX = 4096
-"""Chunks that may go for one record: below a shared prefix hang a million."""
+"""Chunks that may go for one record: a million may hang below a shared prefix."""
 USED_EVER = 1 << 63
-"""Later than any chunk was used."""
+"""A time of use later than any real one."""
 OWN_CHUNKS_MAX = 4096
-"""Chunks that go for one extent when a tenant is at its maximum: its records may be of sizes that differ widely."""
+"""Chunks that go for one extent when a tenant is at its maximum: the sizes of its records may differ widely."""
 
 
 class Wanted(NamedTuple):
-    """An extent, and what may go for it."""
+    """A request for an extent, and the chunks that may go for it."""
 
     device: int
     extent_bytes: int
     used: int
-    """What was used before may go."""
+    """Chunks used before this may go."""
     tenant: int = 0
     claim: Claim | None = None
-    """Of its tenant, where there are quotas."""
+    """The tenant's claim; None without quotas."""
 
     def lets_go(self, space: Space, node: Node, planned: dict[Account, int] | None = None) -> bool:
-        """What others have above their guarantees goes for who has less than its own, also what was used later."""
+        """Whether a chunk may go for this request. For a tenant below its guarantee, chunks of tenants above theirs may
+        go even if they were used later."""
         claim = self.claim
         if claim is None:
             return node.used < self.used
@@ -65,24 +67,24 @@ class Emptying:
     device: int
     segment: int
     for_bytes: int
-    """The size of the extents that it shall serve then."""
+    """Size of the extents that the segment will serve afterwards."""
     used: int
-    """What was used before may go for it; so the newest of those who wait was used then."""
+    """Chunks used before this may go for it: the latest such time among the chunks that wait."""
     tenant: int
-    """Of the first who waits."""
+    """Tenant of the first chunk that waits."""
     queue: list[Node] = field(default_factory=list)
-    """Chunks with a record there, still to be looked at."""
+    """Chunks with a record in the segment that are still to be looked at."""
     moving: dict[Node, Space] = field(default_factory=dict)
     fetched: set[Node] = field(default_factory=set)
-    """Of these, those that are in DRAM for no other reason."""
+    """Chunks in `moving` that were read to DRAM only for the move."""
     records: int = -1
-    """That were there when something last went on."""
+    """Records in the segment at the last progress; -1: not counted yet."""
     since_ns: int = 0
-    """When that was; 0: nobody has looked at it yet."""
+    """Time of the last progress; 0: nobody has looked yet."""
 
 
 class DiskRoom:
-    """The extents, and for each namespace and device the order in which they go."""
+    """The extents, and the eviction order for each namespace and device."""
 
     def __init__(
         self,
@@ -91,23 +93,23 @@ class DiskRoom:
         accounts: Accounts | None = None,
         retired: Sequence[Space] = (),
     ) -> None:
-        """drop: takes its extents from a chunk, and the chunk out of the index when it is nowhere else. retired:
-        cleared namespaces of which something is still read."""
+        """drop: frees a chunk's extents, and removes the chunk from the index when it is nowhere else. retired: cleared
+        namespaces whose chunks are still read."""
         self.extents = extents
         self._let_go = drop
         self._accounts = accounts
         self._retired = retired
         self._orders: dict[Space, list[DeviceLru]] = {}
         self.emptying: dict[int, Emptying] = {}
-        """Device -> its segment that is being emptied, one at a time."""
+        """Device -> the segment that is being emptied, one at a time."""
         self._avoided: dict[int, set[int]] = {}
-        """Device -> segments that could not be emptied, since one last was."""
+        """Device -> segments that could not be emptied since the last success."""
 
     def add_space(self, space: Space) -> None:
         self._orders[space] = [DeviceLru(device) for device in range(len(self.extents.pools))]
 
     def drop_space(self, space: Space) -> list[DeviceLru]:
-        """Nothing goes of a namespace to make room any more."""
+        """Stops evicting chunks of a namespace. Returns its orders."""
         return self._orders.pop(space)
 
     def offer(self, space: Space, node: Node) -> None:
@@ -115,7 +117,7 @@ class DiskRoom:
             self._orders[space][device_of(node)].offer(node)
 
     def has(self, wanted: Wanted) -> bool:
-        """take() is likely to give one."""
+        """take() is likely to succeed."""
         claim = wanted.claim
         if claim is not None and claim.account.lacks(wanted.extent_bytes):
             own = self._coldest_of(claim.account)
@@ -130,14 +132,14 @@ class DiskRoom:
         return self._next(wanted) is not None
 
     def wanted(self, device: int, extent_bytes: int, used: int, tenant: int) -> Wanted:
-        """An extent for a chunk of that tenant, for which what was used before `used` may go."""
+        """A request for an extent for a chunk of that tenant. Chunks used before `used` may go for it."""
         return Wanted(device, extent_bytes, used, tenant, self._claim(tenant, extent_bytes))
 
     def take(self, wanted: Wanted, owner: ExtentOwner) -> int | None:
-        """An extent that now belongs to `owner`; what is used longest ago of that which may goes for it. None when
-        nothing can go, or a segment of the device is being emptied.
+        """Takes an extent for `owner`, and evicts the coldest allowed chunks for it. None when nothing can go, or a
+        segment of the device is being emptied.
 
-        Without the bound by use, chunks of a DRAM that holds more than the device would push each other out for
+        Without the bound by use, a DRAM larger than the device would make its chunks push each other off the device for
         ever."""
         claim = wanted.claim
         if claim is None:
@@ -152,8 +154,8 @@ class DiskRoom:
         return extent
 
     def prepare(self, wanted: Wanted) -> None:
-        """Begins to empty a segment before the last extents of a size are taken, where it is chunks of other sizes that
-        go next: who is to be written then need not wait."""
+        """Begins to empty a segment before the last extents of a size are taken, if chunks of other sizes would go
+        next. Later writes then need not wait."""
         pool = self.extents.pools[wanted.device]
         at_maximum = wanted.claim is not None and wanted.claim.account.lacks(wanted.extent_bytes)
         if wanted.device in self.emptying or at_maximum or not pool.nearly_full(wanted.extent_bytes, AHEAD_SHARE):
@@ -166,13 +168,14 @@ class DiskRoom:
         self._begin_emptying(wanted, movable)
 
     def take_free(self, wanted: Wanted, owner: ExtentOwner) -> int | None:
-        """The same for a record that moves: nothing goes for it but what its tenant has above its maximum meanwhile."""
+        """Takes a free extent for a record that moves. Only chunks above the tenant's maximum go for it."""
         if wanted.claim is not None and not self._fit_quota(wanted.claim.account, wanted):
             return None
         return self.extents.allocate(wanted.device, wanted.extent_bytes, owner)
 
     def stop_emptying(self, device: int, *, in_vain: bool) -> None:
-        """The segment serves whoever comes. in_vain: it could not be emptied, and another one is tried next."""
+        """Ends emptying a segment, which then serves any size. in_vain: it could not be emptied, and another one is
+        tried next."""
         going = self.emptying.pop(device)
         self.extents.pools[device].reopen(going.segment)
         if in_vain:
@@ -181,7 +184,7 @@ class DiskRoom:
             self._avoided.pop(device, None)
 
     def drop_with_all_below(self, node: Node, wanted: Wanted) -> bool:
-        """Takes its extents from a chunk, and from all below it, where they may go; else nothing happens."""
+        """Frees the extents of a chunk and of all below it if all of them may go; otherwise none."""
         doomed = self.closure([node], wanted, CHUNKS_MAX)
         for at in sorted(doomed or (), key=lambda node: -node.depth):
             if doomed is not None and droppable(at):
@@ -189,8 +192,9 @@ class DiskRoom:
         return doomed is not None
 
     def keep_maxima(self, chunks_max: int) -> None:
-        """Of each tenant that has more than its maximum the coldest chunks go, at most so many. A maximum that was
-        lowered while the brain was away may be exceeded by all that is found, and others wait."""
+        """Evicts the coldest chunks of each tenant above its maximum, at most this many each. A maximum that was
+        lowered while the brain was away may be exceeded by everything that recovery finds, and others wait
+        meanwhile."""
         for account in self._accounts.all() if self._accounts is not None else ():
             for _ in range(chunks_max):
                 own = self._coldest_of(account) if account.lacks(0) else None
@@ -199,8 +203,8 @@ class DiskRoom:
                 self._drop(*own)
 
     def evict_leaf(self, tenant: int) -> bool:
-        """Takes the coldest chunk that is on disk alone out of the index, so that this has room for one of that tenant;
-        False when none can go."""
+        """Evicts the coldest chunk that is on disk alone, so that the index has room for one of that tenant. False when
+        none can go."""
         claim = self._claim_of_all(tenant)
         leaves = [
             (node.used, space, node)
@@ -216,7 +220,7 @@ class DiskRoom:
         return True
 
     def drop_any(self, tenant: int) -> bool:
-        """Takes the extents of one chunk with which nothing in DRAM is lost; False when none can go for that tenant."""
+        """Frees the extents of one chunk whose loss leaves DRAM complete. False when none can go for that tenant."""
         claim = self._claim_of_all(tenant)
         for device in range(len(self.extents.pools)):
             best = self._coldest(Wanted(device, 0, USED_EVER, tenant, claim))
@@ -226,8 +230,9 @@ class DiskRoom:
         return False
 
     def closure(self, owners: Sequence[ExtentOwner], wanted: Wanted, chunks_max: int) -> dict[Node, Space] | None:
-        """Every chunk that has to give its extents back so that these do. None when one of them must stay (it is
-        pinned, may not go for this, or something below it that is in DRAM hangs on it), or they are too many."""
+        """Every chunk that must give its extents back so that these owners can. None when one of them must stay or they
+        are too many. A chunk must stay when it is pinned, may not go for this request, or keeps a chunk in DRAM below
+        it servable."""
         doomed: dict[Node, Space] = {}
         planned: dict[Account, int] = {}
         for owner in owners:
@@ -255,7 +260,7 @@ class DiskRoom:
         return doomed
 
     def space_of(self, node: Node) -> Space | None:
-        """The namespace of a node; None when it was cleared, or cut off."""
+        """The namespace of a node; None when the node's space was cleared or cut off."""
         return next((space for space in self._orders if space.nodes.get(node.key) is node), None)
 
     # ---------------------------------------------------------------- inside
@@ -265,7 +270,8 @@ class DiskRoom:
         return Claim(accounts, accounts.of(tenant), more_bytes, self._retired) if accounts is not None else None
 
     def _claim_of_all(self, tenant: int) -> Claim | None:
-        """Also what is its own may go, since room on the devices is not what it lacks."""
+        """A claim for room in the index. The tenant's own chunks may go, because room on the devices is not what it
+        lacks."""
         claim = self._claim(tenant, 0)
         if claim is not None:
             claim.own = True
@@ -289,7 +295,7 @@ class DiskRoom:
                 return None
 
     def _is_spoken_for(self, going: Emptying, wanted: Wanted) -> bool:
-        """Whatever is free of that size on the device is needed for the records that move."""
+        """All free extents of that size on the device are needed for the records that move."""
         pool = self.extents.pools[wanted.device]
         size = pool.slab_slot_bytes(going.segment)
         return size == wanted.extent_bytes and pool.spare(going.segment) <= 0
@@ -298,13 +304,13 @@ class DiskRoom:
         avoided = self._avoided.get(wanted.device, set())
         segment = next((segment for segment in movable if segment not in avoided), None)
         if segment is None:
-            del self._avoided[wanted.device]  # each has had its turn
+            del self._avoided[wanted.device]  # every segment has had its turn
             return
         self.emptying[wanted.device] = Emptying(wanted.device, segment, wanted.extent_bytes, wanted.used, wanted.tenant)
         self.extents.pools[wanted.device].close(segment, wanted.extent_bytes)
 
     def _fit_quota(self, account: Account, wanted: Wanted) -> bool:
-        """Makes room below the tenant's maximum; False when that is not done yet, or nothing of its own can go."""
+        """Gets the tenant below its maximum. False when that is not done yet, or none of its own chunks can go."""
         for _ in range(OWN_CHUNKS_MAX):
             own = self._coldest_of(account) if account.lacks(wanted.extent_bytes) else None
             if own is None or own[1].used >= wanted.used:
@@ -320,8 +326,8 @@ class DiskRoom:
         return True
 
     def _next(self, wanted: Wanted) -> tuple[Space, Node] | None:
-        """What goes next, so that there is room on a device: the coldest there, or a colder leaf that lies elsewhere
-        and has to go before something there can."""
+        """The chunk that goes next to make room on a device: the coldest there, or a colder leaf elsewhere that must go
+        before something there can."""
         return self._coldest_above(wanted, self._coldest(wanted)) or self._any_leaf(wanted)
 
     def _drop(self, space: Space, node: Node) -> None:
@@ -330,7 +336,7 @@ class DiskRoom:
         self._let_go(space, node)
 
     def _coldest(self, wanted: Wanted) -> tuple[Space, Node] | None:
-        """What goes next on a device, of that which may."""
+        """The coldest chunk on a device that may go."""
         best: tuple[Space, Node] | None = None
         for space, orders in self._orders.items():
             node = orders[wanted.device].coldest()
@@ -339,7 +345,7 @@ class DiskRoom:
         return best
 
     def _coldest_of(self, account: Account) -> tuple[Space, Node] | None:
-        """What goes next of a tenant's chunks, wherever it lies."""
+        """The coldest chunk of a tenant, on any device."""
         best: tuple[Space, Node] | None = None
         for space, orders in self._orders.items():
             if space.tenant is None or self._accounts is None or self._accounts.of_space(space) is not account:
@@ -351,8 +357,8 @@ class DiskRoom:
         return best
 
     def _coldest_above(self, wanted: Wanted, best: tuple[Space, Node] | None) -> tuple[Space, Node] | None:
-        """The coldest on any device that hangs on something on this one, if it is colder than `best`. Where all other
-        devices have something colder, but nothing that does, a few more of theirs are looked at."""
+        """The coldest chunk on any device that lies below a chunk on this device, if it is colder than `best`. When all
+        other devices have colder chunks but none below this device's, a few more of theirs are looked at."""
         used = best[1].used if best is not None else USED_EVER
         colder = 0
         for space, orders in self._orders.items():
@@ -375,8 +381,9 @@ class DiskRoom:
         return best
 
     def _any_leaf(self, wanted: Wanted) -> tuple[Space, Node] | None:
-        """The orders name only their coldest, which may stay for a reason of its own. So the emptiest segments are
-        looked through for a record that may go with all below it; what goes is the coldest leaf of that."""
+        """A leaf that may go when the orders name none: they name only their coldest, which may have to stay. The
+        emptiest segments are searched for a record that may go with all below it. The coldest leaf below it is the one
+        to go."""
         for node in islice(self._nodes_in_the_emptiest(wanted.device), LOOKS_MAX):
             doomed = self.closure([node], wanted, CHUNKS_MAX)
             leaves = [at for at in doomed or () if droppable(at)]
@@ -392,7 +399,7 @@ class DiskRoom:
 
 
 def _hangs_on(node: Node, device: int) -> bool:
-    """Something above it has extents on the device."""
+    """An ancestor of the node has extents on the device."""
     above = node.parent
     while above is not None and above.depth:
         if above.on_disk and device_of(above) == device:

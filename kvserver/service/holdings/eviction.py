@@ -1,12 +1,12 @@
-"""Room for what is to be stored: slots are taken here, and when none is free it is decided here who goes.
+"""Room in DRAM: takes slots, and decides which chunks go when none is free.
 
-Only ready leaves without pins go, so a chunk that a lease, a retrieve or a store keeps stays, and children go before
-their parents. What goes first is the policy's word (index/eviction.py, index/arc.py), by default what was used longest
-ago, and here "colder" is what it ranks lower. But a slot is free for another size only when its whole
-slab is, and what was used longest ago lies all over the arena. So a slab is emptied on purpose when all that it holds
-is colder than what the wanted size could give (`_take_over`), or when much has gone in vain (`_after_much_in_vain`).
+Only ready leaves without pins go, so a chunk that a lease, a retrieve or a store pins stays, and children go before
+their parents. The policy (index/eviction.py, index/arc.py) decides which goes first, by default the one used longest
+ago; "colder" here means ranked lower by the policy. But a slot is free for another size only when its whole slab is,
+and the coldest chunks lie all over the arena. So a slab is emptied on purpose in two cases: all its chunks are colder
+than any of the wanted size (`_take_over`), or much has gone in vain (`_after_much_in_vain`).
 
-Where tenants have quotas (accounts.py), whoever wants room has a claim, and only what that allows goes.
+With quotas (accounts.py), every request for room carries a claim, and only chunks that the claim allows may go.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,25 +23,26 @@ from kvserver.service.telling.counters import Counters
 from kvserver.tiers.slots import SlotPool
 
 TAKEOVER_SLABS = 8
-"""Slabs of another size that are looked at when one size takes a slab from another."""
+"""Slabs of other sizes that are looked at before one of them is taken over."""
 TAKEOVER_PAUSE = 256
-"""Evictions between two attempts that found nothing."""
+"""Evictions between two attempts to take over a slab when the last one found nothing."""
 VAIN_SLABS = 32
-"""The emptiest slabs of other sizes: one of them is emptied after a slab's worth of evictions was in vain."""
+"""The emptiest slabs of other sizes that are looked at. One is emptied after a slab's worth of evictions was in
+vain."""
 VAIN_LOOKS_MIN, VAIN_LOOKS_A_SLOT = 16_384, 8
-"""Chunks after which no further slab is looked at: so many, or so many for each slot of a slab when that is more. To
-look at one costs a fifth of an eviction, and a slab's worth of evictions came before."""
+"""Chunks that are looked at before the search for a slab stops: the first number, or the second for each slot of a slab
+if that is more. Looking at a chunk costs a fifth of an eviction, and a slab's worth of evictions came before."""
 VAIN_PRICE_MAX = 4
 """Chunks that may go for each slot of a slab that is emptied."""
 OWN_CHUNKS_MAX = 4096
-"""Chunks that go for one slot when a tenant has more than its maximum. A maximum that was lowered while the brain was
-away may be exceeded by any number of them, and nobody else shall wait for that."""
+"""Chunks that go for one slot when a tenant is above its maximum. A maximum that was lowered while the brain was away
+may be exceeded by any number of chunks, and no other tenant shall wait for that."""
 VAIN_CHUNKS = 32
-"""Coldest chunks with a slot of the wanted size, one of which goes when no slab can be emptied."""
+"""The coldest chunks with a slot of the wanted size that are tried when no slab can be emptied. One of them goes."""
 
 
 Need = Literal["store", "promote", "index"]
-"""What room is made for: a store, what is read from disk, or another chunk in the index (counters.EVICTED_FOR)."""
+"""The purpose of an eviction: a store, a read from disk, or another chunk in the index (counters.EVICTED_FOR)."""
 
 
 class Victim(NamedTuple):
@@ -50,25 +51,25 @@ class Victim(NamedTuple):
 
 
 class Closure(NamedTuple):
-    """What has to go so that some slots come free."""
+    """The chunks that must go so that certain slots come free."""
 
     doomed: list[Victim]
-    """Children first. All, when `end` is whole; else as far as was looked."""
+    """Children first. It holds all chunks when `end` is whole, otherwise those found before the search stopped."""
     end: Literal["whole", "stays", "dear"]
-    """stays: something among it must stay. dear: it is too much for what comes free."""
+    """stays: one of the chunks must stay. dear: too many would go for the slots that come free."""
 
 
 class Search(NamedTuple):
-    """For what may be evicted to make room."""
+    """The result of a search for chunks to evict."""
 
     doomed: list[Victim] | None
-    """All that goes, or None when nothing was found."""
+    """All chunks that go, or None when nothing was found."""
     more: bool
-    """Something was left alone because too many chunks would have to go for it, or was never looked at."""
+    """Some candidates were left alone because too many chunks would go for them, or were never looked at."""
 
 
 class Room:
-    """The arena's slots, and for each namespace the order in which its chunks go."""
+    """The arena's slots, and the eviction order of each namespace."""
 
     def __init__(
         self,
@@ -80,41 +81,41 @@ class Room:
         retired: Sequence[Space],
         arc: Arc | None,
     ) -> None:
-        """let_go: frees the slots of a chunk, which goes out of the index unless it is on disk. retired: cleared
-        namespaces of which something is still read. arc: the policy; None: least recently used."""
+        """let_go: frees a chunk's slots and removes it from the index unless it is on disk. retired: cleared namespaces
+        whose chunks are still read. arc: the policy; None: least recently used."""
         self._pool = pool
         self._counters = counters
         self._let_go = let_go
         self._accounts = accounts
         self._retired = retired
         self._claim: Claim | None = None
-        """Of the tenant for which room is being made, where there are quotas."""
+        """The claim of the tenant for which room is being made; None without quotas."""
         self._arc = arc
         self._policy = arc or Lru()
         self._rank = self._policy.rank
         self._orders: dict[Space, EvictionPolicy] = {}
         self._takeover_pause = 0
         self._need: Need = "store"
-        """Of whoever room is being made for."""
+        """The purpose for which room is being made."""
         self._spares_dirty = False
-        """For it nothing goes that would be lost with DRAM."""
+        """Chunks that are only in DRAM are spared while room is being made."""
 
     def add_space(self, space: Space) -> None:
         self._orders[space] = self._policy.add_space(space)
 
     def drop_space(self, space: Space) -> list[Leftover]:
-        """Nothing goes of a namespace to make room any more. What was kept for it is the caller's to drop."""
+        """Stops evicting chunks of a namespace. The caller drops the orders that are returned."""
         self._policy.drop_space(space)
         return self._orders.pop(space).leftovers()
 
     def offer(self, space: Space, node: Node) -> None:
-        """Tells the order of the namespace that the node may go, if it may."""
+        """Tells the namespace's eviction order that the node may go, if it may."""
         if evictable(node) and space in self._orders:
             self._orders[space].offer(node)
 
     def take(self, slot_bytes: int, owner: SlotOwner, *, spares_dirty: bool = False) -> int | None:
-        """A slot that now belongs to `owner`; whatever has to go for it goes. None when nothing can go. spares_dirty:
-        only what is on disk as well may go."""
+        """Takes a slot for `owner` and evicts whatever must go for it. None when nothing can go. spares_dirty: only
+        chunks that are also on disk may go."""
         self._spares_dirty = spares_dirty
         try:
             return self._take_for(slot_bytes, owner)
@@ -152,7 +153,7 @@ class Room:
             vain_bytes += before - self._pool.bytes_used
 
     def evict_coldest(self) -> bool:
-        """Evicts one chunk, whatever its slots; False when none can go."""
+        """Evicts one chunk, whatever the size of its slots. False when none can go."""
         victim = self._coldest()
         if victim is None:
             return False
@@ -160,8 +161,8 @@ class Room:
         return True
 
     def evict_leaf(self, tenant: int) -> bool:
-        """Evicts a chunk below which there is nothing, so that the index has room for one of that tenant; False when
-        none can go."""
+        """Evicts a chunk without children, so that the index has room for one of that tenant. False when none can
+        go."""
         self._need = "index"
         victims = [victim for victim in self._leaves() if victim.node.children is None]
         if self._accounts is not None:
@@ -174,26 +175,26 @@ class Room:
         return True
 
     def let_go(self, space: Space, node: Node) -> None:
-        """Takes a chunk out of DRAM that was brought there for its disk's sake, where that loses nothing."""
+        """Takes a chunk out of DRAM that was read only to be moved on disk, if that loses nothing."""
         self._need = "promote"
         if evictable(node) and not _is_dirty(node):
             self._evict(space, node)
 
     def coldest_used(self, default: int) -> int:
-        """When the chunk that goes next was used last; default: nothing can go."""
+        """Last use of the chunk that goes next. default: returned when nothing can go."""
         return min((victim.node.used for victim in self._leaves()), default=default)
 
     # ---------------------------------------------------------------- inside
 
     def _leaves(self) -> Iterator[Victim]:
-        """Of each namespace the one that goes next."""
+        """The next chunk to go of each namespace."""
         for space, order in self._orders.items():
             node = order.coldest()
             if node is not None:
                 yield Victim(space, node)
 
     def _may_go(self) -> Iterator[Victim]:
-        """Those of them that may go for whoever room is being made for."""
+        """The next chunks to go that the claim allows and that need not be spared."""
         claim, spares_dirty = self._claim, self._spares_dirty
         for victim in self._leaves():
             if (claim is None or claim.allows(*victim)) and not (spares_dirty and _is_dirty(victim.node)):
@@ -203,7 +204,7 @@ class Room:
         return min(self._may_go(), key=lambda victim: self._rank(victim.node), default=None)
 
     def _fit_quota(self, claim: Claim, slot_bytes: int) -> bool:
-        """Makes room below the tenant's maximum; False when that is not done yet, or nothing of its own can go."""
+        """Gets the tenant below its maximum. False when that is not done yet, or none of its own chunks can go."""
         for _ in range(OWN_CHUNKS_MAX):
             if not claim.account.lacks(slot_bytes) or not self._evict_own(claim):
                 break
@@ -218,10 +219,10 @@ class Room:
         return victim is not None
 
     def _make_room(self, slot_bytes: int) -> bool:
-        """Frees something that may help to place a slot of this size; False when nothing can go.
+        """Evicts something that may help to place a slot of this size. False when nothing can go.
 
-        The coldest leaf of a namespace with slots of this size goes, unless what another size holds is colder by a
-        whole slab, or this size has nothing to give: then that slab changes hands."""
+        The coldest leaf of a namespace with slots of this size goes. A whole slab of another size changes hands instead
+        when it is colder, or when this size has nothing to give."""
         victim: Victim | None = None
         stranger: Victim | None = None
         rank = self._rank
@@ -244,7 +245,8 @@ class Room:
         return True
 
     def _take_over(self, slot_bytes: int, colder_than: int) -> bool:
-        """Empties a slab of another size if all that must go for it is evictable, and colder than the own coldest."""
+        """Empties a slab of another size if every chunk that must go for it may, and is colder than this size's
+        coldest."""
         best: list[Victim] | None = None
         best_warmest = 0
         looked = 0
@@ -264,8 +266,8 @@ class Room:
         return True
 
     def _take_from_others(self, slot_bytes: int) -> bool:
-        """Empties a slab, when this size has nothing to give. When each would cost too many chunks now, a slab's worth
-        goes along the order before the next attempt."""
+        """Empties a slab when this size has nothing to give. If every slab would cost too many chunks now, a slab's
+        worth of the coldest chunks goes before the next attempt."""
         before = self._pool.bytes_used
         if not self._after_much_in_vain(slot_bytes):
             return False
@@ -275,9 +277,9 @@ class Room:
         return True
 
     def _after_much_in_vain(self, slot_bytes: int) -> bool:
-        """A slab's worth of chunks went and no slot of this size came free: empties one of the emptiest slabs, however
-        warm; when none can be emptied, a chunk with a slot of this size goes. True also when nothing went and there is
-        more: each further round along the order makes it cheaper."""
+        """Empties one of the emptiest slabs, however warm, after a slab's worth of chunks went and no slot of this size
+        came free. When no slab can be emptied, a chunk with a slot of this size goes. Also true when nothing went but
+        there is more: each further round of evictions makes it cheaper."""
         doomed, more = self._cheapest_slab(slot_bytes)
         if doomed is None:
             doomed, more_of_size = self._coldest_of_size(slot_bytes)
@@ -322,7 +324,7 @@ class Room:
     def _closure(
         self, owners: list[SlotOwner], *, colder_than: int | None = None, chunks_max: int | None = None
     ) -> Closure:
-        """Every chunk that has to go so that these give back their slots. More than chunks_max are dear."""
+        """Every chunk that must go so that these owners give back their slots. More than chunks_max are too dear."""
         doomed: dict[Node, Space] = {}
         planned: dict[Account, int] = {}
         for owner in owners:
@@ -334,7 +336,7 @@ class Room:
             if space is None:
                 return Closure(_victims(doomed), "stays")
             below = [owner]
-            while below:  # not subtree(): below a shared prefix hangs a large part of the index, and most are too warm
+            while below:  # not subtree(): a large part of the index may hang below a shared prefix
                 node = below.pop()
                 if node in doomed:
                     continue
@@ -353,7 +355,7 @@ class Room:
 
     def _evict_all(self, doomed: list[Victim]) -> None:
         for space, node in doomed:
-            if not node.cold:  # what had nothing in DRAM of its own is, once all below it went
+            if not node.cold:  # a node without slots turns cold once all below it went
                 self._evict(space, node)
 
     def _evict(self, space: Space, node: Node) -> None:
@@ -370,7 +372,7 @@ class Room:
 
 
 def _is_dirty(node: Node) -> bool:
-    """Something of it would be lost with DRAM."""
+    """Some of its groups are in DRAM only."""
     return node.in_dram & ~node.on_disk != 0
 
 
@@ -379,20 +381,21 @@ def _victims(doomed: dict[Node, Space]) -> list[Victim]:
 
 
 def _holds_up(node: Node) -> bool:
-    """It is not on disk, and a chunk below it is, or will be when it leaves DRAM."""
+    """The node is not on disk, and a child of it is, or will be once it leaves DRAM."""
     if node.disk is None or node.disk.keeps:
         return False
     return any(child.disk is not None and child.disk.keeps for child in node.child_nodes())
 
 
 def _inner(owners: list[SlotOwner]) -> int:
-    """How many of these have others below them, which would have to go as well."""
+    """How many of these chunks have children, which would have to go as well."""
     return sum(isinstance(owner, Node) and owner.children is not None for owner in owners)
 
 
 def _warmth(doomed: list[Victim], rank: Callable[[Node], int], coldest: int) -> int:
-    """How much is lost with a closure: for each chunk how far its rank, or that of something below it, is above that of
-    the coldest leaf of all. Where ranks are times of last use that is the time between."""
+    """How much is lost with a closure: the sum, over its chunks, of how far the chunk's rank is above that of the
+    coldest leaf of all. A chunk counts with the warmest rank at or below it. With ranks by last use the unit is
+    time."""
     total = 0
     warmest_below: dict[Node | None, int] = {}
     for _, node in doomed:

@@ -1,5 +1,5 @@
-"""The document of a namespace: what it fixes, kept in the ledger and on disk so that a later brain can tell what is
-whole."""
+"""The document of a namespace: its shape, kept in the ledger and on disk so that a later brain can tell which chunks
+are whole."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from kvserver.transfer.layout import Geometry, GroupGeometry, PageShape
 
 
 def document_of(space: Space, pages: Sequence[PageShape | None] | None = None) -> NamespaceDocument:
-    """pages: of each part, where it is not yet what the space says."""
+    """The namespace's document. pages: for each part, where it differs from the space."""
     shapes = pages if pages is not None else [part.pages for part in space.parts]
     groups = [
         GroupDocument(
@@ -27,7 +27,7 @@ def document_of(space: Space, pages: Sequence[PageShape | None] | None = None) -
 
 
 def space_from(number: int, document: NamespaceDocument) -> Space:
-    """The namespace without its chunks."""
+    """The namespace that a document describes, without chunks."""
     groups = tuple(
         GroupGeometry(group.block_tokens, group.kind, group.window_tokens, group.shards, group.writers)
         for group in document.groups

@@ -1,5 +1,5 @@
-"""Who owns a slot of the arena: a chunk that is present, a chunk that is being stored, a job whose chunk is gone, or a
-read that fills it. And an extent: a chunk, or a write that fills it."""
+"""Owners of places. A slot belongs to a present chunk, a chunk being stored, a job whose chunk is gone, or a read that
+fills it. An extent belongs to a chunk, or to a write that fills it."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -7,11 +7,11 @@ from typing import Literal
 from kvserver.index.space import Node, Space
 
 UNASSIGNED, SEALED = 0, -1
-"""In Pending.parts, beside the number of the job that writes the part."""
+"""Values in Pending.parts. Any other value is the number of the job that writes the part."""
 
 
 class Pending:
-    """A node with groups that are reserved and not complete. Pins its node while it exists."""
+    """A node with groups that are reserved and not complete. It pins its node while it exists."""
 
     __slots__ = ("deadline_ns", "node", "parts", "slots", "space")
 
@@ -37,7 +37,7 @@ class Orphan:
 
 @dataclass(slots=True, eq=False)
 class DiskJob:
-    """A write or read of parts of one chunk, in flight at the disk mover. Pins its node."""
+    """A write or read of parts of one chunk, in flight at the disk mover. It pins its node."""
 
     number: int
     kind: Literal["write", "read"]
@@ -50,11 +50,11 @@ class DiskJob:
     began_ns: int
     parts: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    """Of each part, the job's own when it reads."""
+    """The slot of each part; a read owns its slots."""
     extents: list[int] = field(default_factory=list)
-    """Of each part, the job's own when it writes."""
+    """The extent of each part; a write owns its extents."""
     bytes: int = 0
-    """Of all extents."""
+    """Bytes of all extents."""
 
 
 SlotOwner = Node | Pending | Orphan | DiskJob

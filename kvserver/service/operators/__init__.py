@@ -1,1 +1,1 @@
-"""What operators command."""
+"""Operators' commands: clear, pin, warm, drain, reload."""

@@ -1,8 +1,8 @@
-"""Forgetting whole namespaces: one, or all of a tenant.
+"""Clears whole namespaces: one, or all of a tenant.
 
-No lookup finds anything of them from then on. Their chunks go in pieces, as a million takes seconds, and with them
-their entries in the ledger. Who asked is answered when all are gone and the devices have noted it (disk.py), of several
-namespaces together.
+From then on no lookup finds their chunks. The chunks and their ledger entries go in pieces, because a million takes
+seconds. The caller is answered when all are gone and the devices have noted it (clear_notes.py); several namespaces are
+answered together.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from kvserver.wire.tenants import tag_of
 
 
 def clear(core: Core, peer: int, request_id: int, namespace: bytes, now_ns: int) -> None:
-    """Forgets every chunk of a namespace; leases and holds on it end, registrations stay."""
+    """Clears a namespace: every chunk goes, leases and holds on it end, registrations stay."""
     check_namespace(namespace)
     clear_notes.check_clears(core, 1)
     done = Cleared(request_id, _forget(core, [namespace]))
@@ -29,8 +29,8 @@ def clear(core: Core, peer: int, request_id: int, namespace: bytes, now_ns: int)
 
 
 def clear_tenant(core: Core, peer: int, request_id: int, tenant: str, now_ns: int) -> None:
-    """The same of every namespace in which the tenant has a cache or a chunk, or may have one; also of those for which
-    the index had no place when the devices were read. What a device holds that is not open cannot be promised."""
+    """Clears every namespace in which the tenant has or may have a cache or a chunk, including those on disk for which
+    the index had no room. Nothing can be promised about a device that is not open."""
     check_name("tenant", tenant)
     tier, tag = core.disk, tag_of(tenant)
     if tier is not None and not tier.recovered:
@@ -47,13 +47,14 @@ def clear_tenant(core: Core, peer: int, request_id: int, tenant: str, now_ns: in
 
 
 def go_on(core: Core) -> None:
-    """Some more chunks of what was cleared go."""
+    """Forgets some more chunks of cleared namespaces."""
     core.going = False
     core.chunks.empty()
 
 
 def turn(core: Core) -> None:
-    """At the end of each event: who waits only for chunks to go is answered when they are gone."""
+    """Answers the clears whose chunks are all gone, and asks for GoOn while others are left. Called at the end of each
+    event."""
     if core.clears_going:
         going, core.clears_going = core.clears_going, []
         for clearing in going:
@@ -65,7 +66,7 @@ def turn(core: Core) -> None:
 
 
 def _forget(core: Core, digests: Iterable[bytes]) -> int:
-    """In memory. Returns how many chunks go."""
+    """Forgets namespaces in memory. Returns how many chunks go."""
     found = (core.chunks.spaces.get(digest) for digest in digests)
     spaces = {space: 0 for space in found if space is not None}
     for lease in [lease for lease in core.leases.values() if lease.space in spaces]:

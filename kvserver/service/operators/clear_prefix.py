@@ -1,10 +1,9 @@
-"""Clearing one prefix: a chunk, and all that continues it.
+"""Clears one prefix: a chunk and all that continues it.
 
-In memory the chain is cut off there, as it is when a chunk cannot be read. On disk the records stay where they are
-until something else needs their place, and so do older ones of the same chunks that nobody remembers; so the devices
-keep a note, as they do of a cleared namespace. It names the chunk, and the generation up to which records of it, and of
-whatever hangs on it, are void: recovery heeds it also for chunks that were stored again since, with what is left of the
-old ones behind them.
+In memory the chain is cut off there, as when a chunk cannot be read. On disk the records stay until other records need
+their places, and so do older records of the same chunks that nobody remembers. Therefore the devices keep a note, as
+for a cleared namespace. It names the chunk, and the generation up to which its records and those of everything below it
+are void. Recovery also applies it to chunks that were stored again since and still have old records below them.
 """
 
 from kvserver.errors import DeviceError, ResourceError
@@ -17,12 +16,13 @@ from kvserver.tiers.prefix_notes import ClearedPrefix, prefix_note
 from kvserver.wire.messages import Cleared
 
 PREFIXES_MAX = 1024
-"""Notes of cleared prefixes on the devices; each start reads them all. After that, namespaces are to be cleared."""
+"""Notes of cleared prefixes that the devices may have; each start reads them all. Beyond that, namespaces must be
+cleared instead."""
 
 
 def clear(core: Core, peer: int, request_id: int, prefix: ClearedPrefix, now_ns: int) -> None:
-    """Answered when the devices have noted it: also of a chunk that is not known, as they may have forgotten records of
-    it."""
+    """Clears a prefix, and answers when the devices have noted it. An unknown chunk is noted as well, because devices
+    may have records of it that were forgotten here."""
     holds.check_digest("namespace", prefix.namespace)
     holds.check_digest("key", prefix.key)
     tier = core.disk
@@ -45,8 +45,8 @@ def clear(core: Core, peer: int, request_id: int, prefix: ClearedPrefix, now_ns:
 
 
 def tick(core: Core) -> None:
-    """Removes notes of prefixes whose whole namespace was cleared or forgotten since: the note of the namespace makes
-    void what theirs do, and where there is none, what is forgotten (disk.md) does."""
+    """Removes notes of prefixes whose whole namespace was cleared or forgotten since: the namespace's note makes the
+    same records void. Without such a note, the forgetting itself does (disk.md)."""
     tier = core.disk
     if tier is None or not tier.readable or not tier.recovered or len(tier.cleared) <= core.bounds.prefix_notes_kept:
         return
@@ -59,7 +59,7 @@ def _is_overtaken(tier: DiskTier, note: bytes, prefix: ClearedPrefix) -> bool:
 
 
 def _forget(core: Core, space: Space, node: Node, now_ns: int) -> int:
-    """Cuts the chunk off with all below it; retrieves that run come to their end. Returns how many chunks went."""
+    """Cuts a chunk off with all below it. Running retrieves finish. Returns how many chunks went."""
     doomed = space.subtree(node)
     gone = set(doomed)
     cleared = DeviceError("cleared", "its prefix was cleared")

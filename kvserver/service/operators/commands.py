@@ -1,7 +1,7 @@
-"""The entrance of operators' commands: what each does, one audit line for each, and one reply.
+"""The entrance of operators' commands. Each gets one audit line and one reply.
 
-Whether somebody may command at all is decided outside (http/admin.py); what is wrong with a command is said here, as a
-typed error, and changes nothing.
+Whether somebody may give commands is decided outside (http/admin.py). A wrong command gets a typed error and changes
+nothing.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ from kvserver.wire.admin import (
 from kvserver.wire.messages import Draining
 
 AUDITED_CHARS_MAX = 1000
-"""Of a field, so that the line has room for what came of the command."""
+"""Characters of a field that are logged, so that the line has room for the outcome."""
 COMMAND_ID = 1
-"""Of the one request that such a peer has."""
+"""Id of the single request that an operator's peer has."""
 
 
 def command(core: Core, event: Commanded, now_ns: int) -> None:
-    """Decides one command. It is answered at once, or, where disks have to note it first, when they have."""
+    """Handles one command. It is answered at once or, if disks must note it first, when they have."""
     try:
         _carry_out(core, event.peer, event.command, now_ns)
     except KvError as error:
@@ -88,7 +88,7 @@ def _new_weights(core: Core, peer: int, command: NewWeights, now_ns: int) -> Non
 
 
 def _reload(core: Core, values: dict[str, int | str]) -> list[str]:
-    """Takes over what differs, and returns its names."""
+    """Takes over the values that differ. Returns their names."""
     unknown = sorted(values.keys() - set(RELOADABLE))
     if unknown:
         raise RequestError("reload", f"{', '.join(unknown)} cannot change while the server runs")
@@ -114,7 +114,7 @@ def _audit(core: Core, event: Commanded, outcome: str) -> None:
 
 
 def _said(command: AnyCommand) -> list[tuple[str, object]]:
-    """The command with its fields. Of keys the last, which names them all."""
+    """The fields of a command for the audit log. Of several keys only the last is logged, since it names them all."""
     said: list[tuple[str, object]] = [("did", command.__struct_config__.tag)]
     for name in command.__struct_fields__:
         value = getattr(command, name)

@@ -1,9 +1,9 @@
-"""Emptying the whole server, so that it can be stopped without loss: no store is taken (admission.py), and what DRAM
-alone holds is written to disk, head first as ever. Lookups and retrieves go on, and so do reads.
+"""Drains the whole server, so that it can be stopped without loss. It takes no stores (admission.py), and chunks that
+only DRAM holds are written to disk, head first as always. Lookups, retrieves and reads go on.
 
-It is drained when nothing is left that could be written. What never can be (chunks that the admission of the disk tier
-refuses, namespaces that fit no disk, a server without a disk) stays in DRAM; status and log say how many bytes that
-are, and why.
+The server is drained when nothing is left that could be written. Some chunks never can be: those that the admission of
+the disk tier refuses, those of namespaces that fit no disk, or all of them without a disk. They stay in DRAM; status
+and log say how many bytes they take, and why.
 """
 
 from collections import Counter
@@ -15,11 +15,12 @@ from kvserver.service.requests import holds
 from kvserver.service.state.core import Core
 
 LOOKS_MAX = 200_000
-"""Chunks of which it is said why they are not on disk: nothing else is answered meanwhile."""
+"""Chunks for which the reason is looked up. The brain does nothing else meanwhile."""
 
 
 def begin(core: Core) -> None:
-    """Asking again changes nothing. Holds end: what they keep is pinned, and what is pinned is not written."""
+    """Begins to drain; a second call changes nothing. Holds end, because they pin chunks, and pinned chunks are not
+    written."""
     if not core.wishes.drain:
         core.wishes.drain, core.wishes.drain_waits = "draining", "stores"
         for hold in list(core.wishes.holds.values()):
@@ -31,7 +32,7 @@ def resume(core: Core) -> None:
 
 
 def turn(core: Core) -> None:
-    """At each tick."""
+    """Notices when the server is drained. Called at each tick."""
     if core.wishes.drain == "draining":
         core.wishes.drain_waits = _waits_for(core)
         if not core.wishes.drain_waits:
@@ -43,12 +44,12 @@ def turn(core: Core) -> None:
 
 
 def dirty_bytes(core: Core) -> int:
-    """Of DRAM, what would be lost with it."""
+    """Bytes that would be lost with DRAM."""
     return core.chunks.pool.bytes_used - core.chunks.clean_bytes
 
 
 def _left(core: Core) -> dict[str, int]:
-    """Bytes that DRAM alone holds, by why they could not be written."""
+    """Bytes that only DRAM holds, by the reason why they could not be written."""
     left: Counter[str] = Counter()
     all_bytes = dirty_bytes(core)
     if core.disk is None:
@@ -63,7 +64,7 @@ def _left(core: Core) -> dict[str, int]:
 
 
 def _refused_below(node: Node) -> Node:
-    """It, or what hangs on it, whose write was refused: a chain is refused at its leaf."""
+    """The node, or one below it, whose write was refused: a chain is refused at its leaf."""
     at = node
     while not at.queued & (NO_ROOM | REFUSED) and at.children is not None:
         at = next(at.child_nodes())
@@ -71,7 +72,7 @@ def _refused_below(node: Node) -> Node:
 
 
 def _waits_for(core: Core) -> str:
-    """What is still under way, or keeps it from going on; empty when nothing more can be saved."""
+    """Why the server is not drained yet; empty when nothing more can be saved."""
     if core.chunks.pendings or any(job.kind == "store" for job in core.jobs.values()):
         return "stores"
     tier = core.disk

@@ -1,1 +1,1 @@
-"""The status document, and what is wrong in it."""
+"""The status document and its warnings."""

@@ -1,8 +1,8 @@
-"""What a person on call must see first: what is wrong now, and what should not have happened since the brain started.
+"""Problems that a person on call must see first: warnings about the present, and troubles since the brain started.
 
-Both are words, made once here, so that the page at /, `kvserver status` and `kvserver top` say the same. A warning is
-true until it is mended. A trouble is a count of events: whoever shows it shows by how much it has grown lately. What is
-wrong only in proportion to traffic is left to the alerts (deploy/prometheus), which have a memory of hours.
+Both are worded here once, so that the page at /, `kvserver status` and `kvserver top` say the same. A warning is true
+until its cause is gone. A trouble is a count of events; displays show how much it has grown lately. Problems that
+depend on the amount of traffic are left to the alerts (deploy/prometheus), which have a memory of hours.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,14 +13,14 @@ from kvserver.wire.orders import WARNING_FACT, DrainState
 from kvserver.wire.status import ArenaStatus, DiskStatus, MoverStatus, TenantStatus
 
 BAD_RECORDS = ("io", "checksum", "stale", "short", "lost")
-"""Faults of a disk's records; `cancelled` is nobody's fault."""
+"""Faults of a disk's records. `cancelled` is not one of them."""
 
 STALLS = {
     "room": "nothing that lies there may go for them",
     "segment": "a segment is being emptied for records of their size",
     "queue": "it does not write what is queued",
 }
-"""DiskStatus.stalled_why in words."""
+"""Words for DiskStatus.stalled_why."""
 
 
 def warnings(
@@ -33,8 +33,8 @@ def warnings(
     drain: DrainState,
     drain_waits: str,
 ) -> list[str]:
-    """Worst first. Empty when nothing needs anybody. clears_owed: namespaces and prefixes that were cleared, which no
-    disk could note. drain, drain_waits: of the whole server, as in Status."""
+    """Warnings, worst first; empty when nobody needs to act. clears_owed: cleared namespaces and prefixes that no disk
+    could note. drain, drain_waits: those of the whole server, as in Status."""
     return [
         *_of_movers(movers),
         *_of_clears(clears_owed),
@@ -77,7 +77,7 @@ def _of_arena(arena: ArenaStatus) -> Iterator[str]:
 
 
 def _of_drain(drain: DrainState, waits: str) -> Iterator[str]:
-    """Somebody wanted it; who else is on call may not know, and it lasts until somebody resumes."""
+    """Warnings about a drain. Others on call may not know of it, and it lasts until somebody resumes."""
     if drain == "draining":
         yield f"no store is taken: the server is being drained, waits for {waits}"
     elif drain == "drained":
@@ -85,7 +85,7 @@ def _of_drain(drain: DrainState, waits: str) -> Iterator[str]:
 
 
 def troubles(counters: Counters, tenants: Iterable[TenantStatus]) -> dict[str, int]:
-    """Those that have happened, worst first."""
+    """Counts of troubles that have happened, worst first."""
     seen = counters
     counts = {
         "movers ended": seen.mover_restarts,

@@ -1,4 +1,4 @@
-"""The status document of the brain, from its tables (wire/status.py says what each field means)."""
+"""The status document, made from the service's tables (wire/status.py explains each field)."""
 
 from itertools import islice, zip_longest
 

@@ -1,1 +1,1 @@
-"""What engines ask for: sessions, caches, lookups, stores, retrieves."""
+"""Requests of engines: sessions, caches, lookups, stores, retrieves."""

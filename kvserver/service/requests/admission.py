@@ -1,5 +1,4 @@
-"""Whether stores are taken at all: not while the server is being drained, and not for a while in a namespace whose
-weights have changed."""
+"""Admission of stores: none while the server is being drained, and none for a while in a namespace with new weights."""
 
 from kvserver.errors import ResourceError
 from kvserver.service.state.core import MILLISECOND_NS, Core
@@ -8,7 +7,7 @@ FENCES_MAX = 256
 
 
 def check_store(core: Core, namespace: bytes, now_ns: int) -> None:
-    """ResourceError where nothing is stored now."""
+    """Raises ResourceError if nothing may be stored in the namespace now."""
     if core.wishes.drain:
         raise ResourceError("draining", "the server is being drained, so that it can be stopped")
     until_ns = core.wishes.fences.get(namespace)
@@ -18,7 +17,7 @@ def check_store(core: Core, namespace: bytes, now_ns: int) -> None:
 
 
 def check_fence(core: Core, namespace: bytes, now_ns: int) -> None:
-    """ResourceError where there can be no further fence. Those that are over go."""
+    """Raises ResourceError if there can be no further fence. Fences that are over are removed."""
     fences = core.wishes.fences
     for over in [digest for digest, until_ns in fences.items() if until_ns <= now_ns]:
         del fences[over]
@@ -27,6 +26,6 @@ def check_fence(core: Core, namespace: bytes, now_ns: int) -> None:
 
 
 def fence(core: Core, namespace: bytes, quiet_ms: int, now_ns: int) -> None:
-    """Nothing is stored there until then. A fence is never made shorter."""
+    """Forbids stores in a namespace for quiet_ms. A fence is never shortened."""
     until_ns = now_ns + quiet_ms * MILLISECOND_NS
     core.wishes.fences[namespace] = max(until_ns, core.wishes.fences.get(namespace, 0))

@@ -1,7 +1,7 @@
 """Registered caches and the namespaces that they use.
 
-A namespace fixes a geometry and, shard by shard, the shapes of the pages; whoever registers later must agree. Nothing
-is mapped here: the device's mover does that, and the reply to Register waits for it.
+A namespace fixes a geometry and, shard by shard, the shapes of the pages. Later registrations must agree with them.
+Nothing is mapped here: the device's mover does that, and the reply to Register waits for it.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ from kvserver.wire.orders import MapBoard, MapCache, UnmapCache
 from kvserver.wire.tenants import tag_of
 
 TOKENS_MAX = 1 << 40
-"""Of a prompt. Longer than any, and small enough to count with."""
+"""Tokens of a prompt: more than any has, and small enough to calculate with."""
 
 
 def register(core: Core, session: Session, peer: int, request: Register, now_ns: int) -> None:
-    """Checks a cache against its namespace and has the device's mover map it; the reply comes when that is done."""
+    """Checks a cache against its namespace and has the device's mover map it. The reply comes when that is done."""
     _check_request(core, session, request)
     descriptors = device_check.descriptors(session, request)  # before the layout, which can take 4 ms
     layout = Layout.parse(request)
@@ -96,20 +96,21 @@ def watch(core: Core, session: Session, peer: int, request: Watch) -> None:
 
 
 def begin_unmap(core: Core, cache: Cache, now_ns: int) -> None:
-    """The mover lets the memory go after the cache's jobs; a mover that has not seen it yet never will."""
+    """Begins to unmap a cache. The mover lets the memory go after the cache's jobs. A mover that has not been told of
+    the cache yet never will be."""
     del cache.session.caches[cache.name]
     core.chunks.spaces[cache.digest].root.used = now_ns
     cache.state = "unmapping"
     core.timers.cancel("map", cache.number)
     for job in [core.jobs[number] for number in sorted(cache.jobs) if core.jobs[number].held is not None]:
-        transfers.cancel(core, job, now_ns)  # its mover does not know of it, and would not wait for it
+        transfers.cancel(core, job, now_ns)  # the mover was never told of it and would not wait for it
     if not movers.forget_queued(core, cache):
         core.instruct(cache.mover, UnmapCache(cache.number))
         transfers.await_unmapped(core, cache, now_ns)
 
 
 def _check_request(core: Core, session: Session, request: Register) -> None:
-    """What a registration must be whatever its layout."""
+    """Checks the parts of a registration that do not depend on its layout."""
     if not session.attached_peer:
         raise RequestError(
             "not-attached", "attach first: without a held connection nobody would notice this worker's end"
@@ -136,7 +137,7 @@ def _check_request(core: Core, session: Session, request: Register) -> None:
 
 
 def _space_for(core: Core, digest: bytes, layout: Layout, tenant: int) -> Space:
-    """The namespace that the layout was checked against, or a new one."""
+    """The namespace of a registration: the one that its layout was checked against, or a new one."""
     space = core.chunks.spaces.get(digest)
     if space is not None:
         return space
@@ -150,9 +151,8 @@ def _space_for(core: Core, digest: bytes, layout: Layout, tenant: int) -> Space:
 
 
 def _forget_a_namespace(core: Core, tenant: int) -> bool:
-    """Drops the coldest namespace that no cache uses and no lease, hold or job keeps, to make room for one of that
-    tenant. A namespace is used while a cache is registered and whenever something is found in it; its root remembers
-    when that was."""
+    """Drops the coldest namespace that no cache, lease, hold or job uses, to make room for one of that tenant. Its root
+    records the last use: a registration, or a lookup that found something."""
     held = {lease.space for lease in core.leases.values()} | {job.space for job in core.jobs.values()}
     held |= {hold.space for hold in core.wishes.holds.values()}
     idle = [space for space in core.chunks.spaces.values() if space.caches == 0 and space not in held]
@@ -169,23 +169,24 @@ def _forget_a_namespace(core: Core, tenant: int) -> bool:
 
 
 def _may_forget(core: Core, accounts: Accounts, space: Space, tenant: int) -> bool:
-    """Forgetting it for that tenant takes nothing that another one was guaranteed, whole or still being stored."""
+    """Forgetting the namespace for that tenant takes nothing that another tenant was guaranteed, whole or still being
+    stored."""
     disk_accounts = accounts.beside
     if disk_accounts is not None and core.disk is not None and not core.disk.recovered and disk_accounts.guarantee:
-        return False  # more of it may be on disk, and who was guaranteed what of that is not known yet
+        return False  # its chunks on disk are not all known yet, nor whose guarantee they count for
     if not space.nodes:
         return True
     account = accounts.of_space(space)
     if account is accounts.of(tenant):
         return True
     if account.guaranteed_bytes and any(pending.space is space for pending in core.chunks.pendings.values()):
-        return False  # until the deadline of its other shards
+        return False  # it may still be completed, until its deadline
     tiers = (accounts, disk_accounts) if disk_accounts is not None else (accounts,)
     return all(tier.spares(space, core.chunks.retired) for tier in tiers)
 
 
 def _check_fit(core: Core, request: Register, layout: Layout) -> None:
-    """Holds a layout against what the namespace has and what can be kept. Nothing has been changed when it refuses."""
+    """Compares a layout with the namespace and with the space available. It changes nothing."""
     digest = request.namespace
     space = core.chunks.spaces.get(digest) or Space(digest, 0, layout.geometry)
     if space.geometry != layout.geometry:
@@ -226,7 +227,8 @@ def _check_fit(core: Core, request: Register, layout: Layout) -> None:
 
 
 def _check_arena(core: Core, request: Register, space: Space, slot_bytes: list[int]) -> None:
-    """The arena can hold a chunk, and the longest prompt: otherwise nothing, or that prompt, would ever be served."""
+    """Checks that the arena can hold a chunk and the longest prompt. Otherwise neither, or not that prompt, would ever
+    be served."""
     accounts = core.chunks.accounts
     if accounts is not None:
         _check_maximum(accounts.of(tag_of(request.tenant)), prompt_slots(space, slot_bytes, 1))
@@ -244,7 +246,7 @@ def _check_arena(core: Core, request: Register, space: Space, slot_bytes: list[i
 
 
 def _check_maximum(account: Account, slots: Mapping[int, int]) -> None:
-    """slots: slot size -> slots of a chunk."""
+    """Checks that a chunk is within the tenant's maximum. slots: slot size -> slots of a chunk."""
     chunk_bytes = sum(size * count for size, count in slots.items())
     if account.max_bytes and chunk_bytes > account.max_bytes:
         raise ResourceError(
@@ -266,7 +268,7 @@ def _adopt_shards(core: Core, space: Space, layout: Layout) -> None:
 
 
 def _document(space: Space, layout: Layout) -> NamespaceDocument:
-    """What the namespace fixes, once the layout's shards belong to it."""
+    """The namespace's document, including the layout's shards."""
     pages = [part.pages for part in space.parts]
     for index, group in enumerate(layout.groups):
         pages[space.part_of[index] + group.shard] = group.pages

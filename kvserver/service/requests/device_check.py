@@ -1,6 +1,6 @@
-"""What a registration must say of its device: memory by descriptor on the host, by IPC handle on a GPU, and the mode.
+"""Checks the device part of a registration: memory by descriptor on the host, by IPC handle on a GPU, and the mode.
 
-Whether a handle can be opened, and fits, only the device's mover can tell.
+Only the device's mover can tell whether a handle can be opened and fits.
 """
 
 import re
@@ -23,7 +23,7 @@ STAGING_COUNT = {"staged": 1, "direct": 0, "server-gather": 0}
 
 
 def check(request: Register) -> None:
-    """Raises RequestError."""
+    """Raises RequestError for device fields that do not fit the device kind."""
     if request.device == "host":
         _check_host(request)
     else:
@@ -31,7 +31,7 @@ def check(request: Register) -> None:
 
 
 def descriptors(session: Session, request: Register) -> tuple[int, ...]:
-    """The offered descriptors that the mover is to get: the buffers of a host cache, the ring of a staged one."""
+    """The offered descriptors that the mover gets: the buffers of a host cache, or the ring of a staged one."""
     host = request.device == "host"
     items = [buffer.descriptor for buffer in request.buffers] if host else [item.ring for item in request.staging]
     numbers = tuple(items)

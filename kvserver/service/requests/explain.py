@@ -1,4 +1,4 @@
-"""What a lookup would be answered now and why: `kvserver explain`."""
+"""Answers `kvserver explain`: the result that a lookup would have now, and why."""
 
 from itertools import islice
 
@@ -12,7 +12,8 @@ from kvserver.wire.status import SHOWN_MAX
 
 
 def explain(core: Core, peer: int, request: Explain, now_ns: int) -> None:
-    """Keys of a prompt from its beginning on, or one key from anywhere; none, to be told which namespaces there are."""
+    """Explains the keys of a prompt from its beginning on, or one key from anywhere. Without a namespace it covers up
+    to SHOWN_MAX of them; without keys it only describes the namespaces."""
     if request.keys:
         lookup.check_keys(request.keys)
     if request.namespace:
@@ -46,7 +47,8 @@ def _explain(core: Core, digest: bytes, keys: bytes, now_ns: int) -> Explanation
 
 
 def _single(space: Space | None, key: bytes) -> tuple[int, int, Ending] | None:
-    """A chunk from the middle of a prompt, found by its key alone; None where it is not there or begins a prompt."""
+    """The answer for a chunk from the middle of a prompt, found by its key alone. None if it is not in the index or
+    begins a prompt."""
     node = space.nodes.get(key) if space is not None else None
     if node is None or node.depth == 1:
         return None

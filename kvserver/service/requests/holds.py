@@ -1,8 +1,8 @@
-"""Prefixes that operators keep in DRAM: for a time (pin), or until they are there (warm).
+"""Holds: prefixes that operators keep in DRAM, for a time (pin) or until they are there (warm).
 
-A hold is one pin on the last chunk, as a lease is, but no engine's: nobody retrieves under it, and it counts among the
-pins and not among the leases. How many there are and what they keep is bounded, so that stores find room whatever
-operators do. A hold ends by its time, by Unpin, with its namespace or prefix, and with the brain.
+A hold is one pin on the last chunk, like a lease. But it belongs to no engine: nobody retrieves under it, and it counts
+among the pins and not among the leases. The number of holds and their bytes are bounded, so that stores find room
+whatever operators do. A hold ends by its time, by Unpin, with its namespace or prefix, and with the brain.
 """
 
 from typing import Literal
@@ -16,7 +16,8 @@ from kvserver.wire.admin import TTL_MS_MAX, Held, LetGo, Pin, Unpin, Warm
 from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES
 
 WARM_MS = 600_000
-"""A warm that has not brought everything by then keeps nothing any more; the rest is read when somebody asks for it."""
+"""Time limit of a warm. After it, nothing is kept any more, and the remaining chunks are read when somebody asks for
+them."""
 
 
 def pin(core: Core, peer: int, request_id: int, command: Pin, now_ns: int) -> None:
@@ -46,7 +47,7 @@ def unpin(core: Core, peer: int, request_id: int, command: Unpin) -> None:
 
 
 def find(core: Core, namespace: bytes, keys: bytes) -> tuple[Space, Node]:
-    """The last chunk of the longest part of a prompt that is held; or the chunk of a single key, wherever it is."""
+    """The last chunk of the longest held prefix of a prompt, or the chunk of a single key, wherever it is."""
     check_digest("namespace", namespace)
     count, rest = divmod(len(keys), KEY_BYTES)
     if rest or not 1 <= count <= CHUNKS_MAX:
@@ -67,7 +68,7 @@ def check_digest(what: str, digest: bytes) -> None:
 
 
 def fetched(core: Core, hold: Hold) -> None:
-    """All of it is in DRAM."""
+    """Handles a hold whose chunks are all in DRAM."""
     if hold.kind == "warm":
         end(core, hold, "")
     else:
@@ -76,12 +77,12 @@ def fetched(core: Core, hold: Hold) -> None:
 
 
 def expire(core: Core, number: int) -> None:
-    """A hold's time is over."""
+    """Ends a hold whose time is over."""
     end(core, core.wishes.holds[number], "its time is over")
 
 
 def end(core: Core, hold: Hold, why: str) -> None:
-    """why: for the log; empty where whoever ended it says so."""
+    """Ends a hold. why: for the log; empty: nothing is logged here."""
     wishes = core.wishes
     del wishes.holds[hold.number]
     core.timers.cancel("hold", hold.number)
@@ -101,7 +102,8 @@ def end(core: Core, hold: Hold, why: str) -> None:
 def _begin(
     core: Core, kind: Literal["pin", "warm"], space: Space, tail: Node, *, ttl_ms: int, now_ns: int
 ) -> tuple[Hold, int]:
-    """The hold, and how many of its chunks are on their way to DRAM. Raises when it may not be; nothing is changed."""
+    """Begins a hold. Returns it and the number of its chunks that are read to DRAM. Raises when it may not be, and then
+    changes nothing."""
     wishes, bounds = core.wishes, core.bounds
     away = disk_waits.missing(space, tail)
     if away and (core.disk is None or not core.disk.readable):

@@ -1,8 +1,9 @@
-"""What subscribers are told: which chunks each tier holds, as it changes.
+"""Events for subscribers: which chunks each tier holds, as that changes.
 
-Whoever changes what a chunk has in DRAM or on disk says so before (Chunks.count); here the two are compared at the end
-of the event, so a chunk that came and went within it is not mentioned. A namespace that is cleared is one event, and
-what still hangs in it is not mentioned any more. What an earlier brain left is told at ticks, some at a time.
+Every change of a chunk's groups in DRAM or on disk is announced beforehand (Chunks.count). The end of the event
+compares the state before with the state now, so a chunk that came and went within the event is not mentioned. A cleared
+namespace is one event; chunks that still hang in it are not mentioned any more. Chunks of an earlier brain are told at
+ticks, some at a time.
 """
 
 from itertools import islice
@@ -14,11 +15,11 @@ from kvserver.wire.kv_events import Begun, ChunksRemoved, ChunksStored, KvEvent,
 
 UNTOLD_PER_TICK = 1000
 CHUNKS_PER_BATCH = 1024
-"""What is told at once, so that no message grows with the index when a long prefix is cleared."""
+"""Chunks in one batch, so that no message grows with the index when a long prefix is cleared."""
 
 
 def begin(core: Core) -> None:
-    """Once, when the index has been restored."""
+    """Begins to track changes. Called once, when the index has been restored."""
     core.chunks.changes = {}
     for space in core.chunks.spaces.values():
         core.untold.append((space, space.subtree(space.root)[:0:-1]))
@@ -26,8 +27,8 @@ def begin(core: Core) -> None:
 
 
 def tick(core: Core) -> None:
-    """Some of what an earlier brain left, as it is now. What has changed since, or changes in this event, is told as
-    ever, so that also what goes is."""
+    """Tells some chunks of an earlier brain, as they are now. Their later changes, and those in this event, are told as
+    always, so departures are told too."""
     if not core.untold:
         return
     space, nodes = core.untold[-1]
@@ -44,7 +45,7 @@ def cleared(core: Core, space: Space) -> None:
 
 
 def tell(core: Core, changes: dict[Node, tuple[Space, int, int]]) -> None:
-    """At the end of an event."""
+    """Tells the changes of an event. Called at its end."""
     left = iter(changes.items())
     while some := list(islice(left, CHUNKS_PER_BATCH)):
         events = _events(core, some)
@@ -54,7 +55,7 @@ def tell(core: Core, changes: dict[Node, tuple[Space, int, int]]) -> None:
 
 
 def holds(space: Space, groups: int) -> bool:
-    """Whether these groups (bits) are what a prefix needs of a chunk, or, without a full group, anything."""
+    """Whether these groups (bits) include all full groups of a chunk or, in a namespace without one, any group."""
     return groups != 0 and groups & space.needed == space.needed
 
 

@@ -1,8 +1,9 @@
 """Lookups and the leases that they grant.
 
 A lease belongs to an engine, not to a connection: each of its ranks may retrieve under it, in one or more parts. Every
-retrieve extends it for those that follow; it ends when all ranks have had their last, when it is released, or when its
-time is over. Pins move to the job at submit, so the end of a lease never frees a slot under a copy.
+retrieve extends it for those that follow. It ends when all ranks have had their last retrieve, when it is released, or
+when its time is over. A job takes its own pin when it is submitted, so the end of a lease never frees a slot under a
+copy.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from kvserver.wire.messages import CHUNKS_MAX, KEY_BYTES, NAMESPACE_BYTES, Found
 
 
 def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int) -> None:
-    """The longest servable prefix, and a lease on it."""
+    """Answers a lookup with the longest servable prefix, and a lease on it."""
     asked = check_keys(request.keys)
     check_namespace(request.namespace)
     space = core.chunks.spaces.get(request.namespace)
@@ -43,7 +44,7 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
         core.answer(peer, Found(request.id, 0, 0, 0, 0, untold))
         return
     tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
-    tail.used = space.root.used = now_ns  # with or without a lease: an engine that holds a prefix itself uses it too
+    tail.used = space.root.used = now_ns  # also without a lease: an engine that holds the prefix itself uses it
     if core.chunks.arc is not None:
         core.chunks.arc.asked(space, tail)
     if leased:
@@ -53,7 +54,7 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
 
 
 def _may_see(accounts: Accounts, session: Session, space: Space) -> bool:
-    """The engine has registered a cache of the tenant whose namespace it is."""
+    """The engine may see the namespace: it has registered a cache of the same account."""
     return space.tenant is not None and accounts.of_space(space) in session.engine.accounts
 
 
@@ -68,7 +69,7 @@ def _grant(
     why: FoundWhy,
     now_ns: int,
 ) -> None:
-    """A lease on the prefix that ends in `tail`, and the reads of what of it is away."""
+    """Grants a lease on the prefix that ends in `tail`, and begins the reads that it needs."""
     space = core.chunks.spaces[request.namespace]
     chunks = tail.depth
     lease = Lease(
@@ -95,7 +96,7 @@ def _grant(
 def _line(
     core: Core, request: Lookup, space: Space | None, *, chunks: int, away: int, why: Ending, now_ns: int
 ) -> Iterator[tuple[str, object]]:
-    """Tokens by where they are, and why they end."""
+    """Fields of a lookup's log line: tokens by where they are, and why they end."""
     each = space.geometry.chunk_tokens if space is not None else 0
     yield "request", request.id
     yield "tokens", len(request.keys) // KEY_BYTES * each
@@ -119,8 +120,9 @@ Refused = Literal["", "declined", "disk-away", "recovering"]
 def from_disk(
     core: Core, tier: DiskTier, space: Space, keys: bytes, chunks: int
 ) -> tuple[int, dict[Node, int], Refused]:
-    """How many of the chunks are offered, what of them has to be read, and why they are less: because the disk cannot
-    be read now, because their tenant may not have one of them in DRAM, or because computing would be faster."""
+    """Returns how many of the chunks are offered, which have to be read from disk, and why fewer are offered than held.
+    The reasons: the disk cannot be read now, a chunk exceeds its tenant's maximum in DRAM, or computing would be
+    faster."""
     refused: Refused = ""
     while chunks:
         tail = space.nodes[keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
@@ -140,7 +142,7 @@ def from_disk(
 
 
 def _too_slow(core: Core, tier: DiskTier, space: Space, away: dict[Node, int], *, tokens: int) -> bool:
-    """Reading would take longer than computing the tokens that it saves, each device beside the others."""
+    """Reading would take longer than computing the tokens that it saves. Devices read in parallel."""
     if not core.bounds.recompute_tokens_per_s:
         return False
     device_bytes: dict[int, int] = {}
@@ -152,7 +154,7 @@ def _too_slow(core: Core, tier: DiskTier, space: Space, away: dict[Node, int], *
 
 
 def release(core: Core, session: Session, peer: int, request: Release) -> None:
-    """Idempotent, but only for one's own leases."""
+    """Releases a lease. A second release does nothing; another engine's lease is refused."""
     lease = core.leases.get(request.lease)
     if lease is not None:
         if lease.engine is not session.engine:
@@ -163,7 +165,7 @@ def release(core: Core, session: Session, peer: int, request: Release) -> None:
 
 
 def usable(core: Core, session: Session, number: int, now_ns: int) -> Lease:
-    """The lease, if this rank may retrieve under it now. Raises RequestError otherwise."""
+    """The lease, if this rank may retrieve under it now; otherwise raises RequestError."""
     lease = core.leases.get(number)
     if lease is None or lease.expires_ns <= now_ns:
         raise RequestError("lease-unknown", f"lease {number} is not held: never granted, expired, used up or released")
@@ -179,7 +181,8 @@ def usable(core: Core, session: Session, number: int, now_ns: int) -> Lease:
 
 
 def use(core: Core, session: Session, lease: Lease, now_ns: int, *, more: bool) -> None:
-    """A rank retrieves under the lease, and its pins were taken over by the job. more: it will do so again."""
+    """Extends a lease after a rank's retrieve, whose job has its own pin. more: the rank will retrieve again. The lease
+    ends when every rank has had its last retrieve."""
     extended_ns = now_ns + core.bounds.lease_extended_ms * MILLISECOND_NS
     if extended_ns > lease.expires_ns:
         lease.expires_ns = extended_ns
@@ -192,7 +195,7 @@ def use(core: Core, session: Session, lease: Lease, now_ns: int, *, more: bool) 
 
 
 def unheard(core: Core, number: int) -> None:
-    """Nobody was told of this lease, so nobody will use it or give it back."""
+    """Ends a lease whose reply was not sent: nobody will use it or give it back."""
     lease = core.leases.get(number)
     if lease is not None:
         core.counters.leases_released += 1
@@ -200,7 +203,7 @@ def unheard(core: Core, number: int) -> None:
 
 
 def expire(core: Core, number: int, now_ns: int) -> None:
-    """A lease timer fired."""
+    """Ends a lease whose time is over."""
     lease = core.leases[number]
     assert lease.expires_ns <= now_ns
     core.counters.leases_expired += 1
@@ -218,7 +221,7 @@ def end(core: Core, lease: Lease) -> None:
 
 
 def check_keys(keys: bytes) -> int:
-    """How many keys; raises RequestError when it is not a sensible whole number of them."""
+    """The number of keys. Raises RequestError unless it is whole and within the bounds."""
     count, rest = divmod(len(keys), KEY_BYTES)
     if rest or not 1 <= count <= CHUNKS_MAX:
         raise RequestError("keys", f"{len(keys)} bytes of keys; expected 1 to {CHUNKS_MAX} keys of {KEY_BYTES} bytes")

@@ -1,16 +1,18 @@
-"""Why the prefix that a lookup found ends where it does: counted for each lookup, said in its line and by `explain`.
+"""Reasons why the prefix that a lookup found ends where it does. They are counted for each lookup, and shown in its log
+line and by `explain`.
 
-whole        it does not: all that was asked for is held
-absent       nothing is known of the next chunk: it was never stored, or has left long ago
-gone         the next chunk was held, or was being stored, and has left (evicted_keys.py says when and why)
-writing      the next chunk is being stored
-partial      the next chunk is held, but a window or state group of it, or of those before it, is not
-declined     the rest is on disk, and reading it is slower than computing it, or its tenant may not have a chunk of it
-             in DRAM
-disk-away    the rest is on disk, which cannot be read now
-namespace    nothing was ever registered here under this namespace
-recovering   whatever it would be otherwise: the rest may be on a disk, and it is not known yet what is there. With
-             quotas so of every namespace that is not seen: nobody learns by it what others have on disk
+    whole        it does not end: all chunks that were asked for are held
+    absent       nothing is known of the next chunk: it was never stored, or left long ago
+    gone         the next chunk was held, or was being stored, and has left (evicted_keys.py says when and why)
+    writing      the next chunk is being stored
+    partial      the next chunk is held, but one of its window or state groups, or of those before it, is not
+    declined     the rest is on disk, and reading it is slower than computing it, or a chunk exceeds its tenant's
+                 maximum in DRAM
+    disk-away    the rest is on disk, which cannot be read now
+    namespace    nothing was ever registered here under this namespace
+    recovering   takes precedence over all but whole: the rest may be on a disk whose contents are not known yet. With
+                 quotas and until recovery ends, every namespace that the engine does not see gets this reason, so
+                 nobody learns what others have on disk
 """
 
 from itertools import islice
@@ -23,15 +25,15 @@ from kvserver.wire.messages import KEY_BYTES
 HOLDERS_MAX = 8
 
 Ending = Literal["whole", "absent", "gone", "writing", "partial", "declined", "disk-away", "namespace", "recovering"]
-"""The same as counters.LOOKUP_ENDS."""
+"""One of counters.LOOKUP_ENDS."""
 
 
 def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held: int) -> Ending:
-    """Why no more than `held` chunks of packed keys can be served, as far as the index knows. space: of the namespace,
-    where whoever asks may see it."""
+    """Why no more than `held` chunks of the packed keys can be served, as far as the index knows. space: the namespace,
+    or None if the engine may not see it."""
     if space is not None and held * KEY_BYTES == len(keys):
         return "whole"
-    hidden = space is None and core.chunks.accounts is not None  # another's must look as one that does not exist
+    hidden = space is None and core.chunks.accounts is not None  # another tenant's namespace must look like none
     if core.disk is not None and (not core.disk.recovered if hidden else may_tell_of(core.disk, namespace)):
         return "recovering"
     if space is None:
@@ -42,11 +44,11 @@ def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held:
         return "absent" if core.departed.get(space.digest, key) is None else "gone"
     if node.state != READY:
         return "writing"
-    return "absent" if space.only_full else "partial"  # a ready chunk among full groups alone is of another chain
+    return "absent" if space.only_full else "partial"  # with full groups only, a ready chunk here is of another chain
 
 
 def may_tell_of(tier: DiskTier, namespace: bytes) -> bool:
-    """Chunks of it that are not in the index may be found on disk yet."""
+    """Recovery may still find chunks of the namespace on disk."""
     if tier.recovered:
         return False
     if tier.found is None or not tier.found.listed:
@@ -55,19 +57,19 @@ def may_tell_of(tier: DiskTier, namespace: bytes) -> bool:
 
 
 class Missing(NamedTuple):
-    """What is known of a chunk that is not served."""
+    """Facts about a chunk that is not served."""
 
     key: str
-    """Hexadecimal."""
+    """The chunk's key, hexadecimal."""
     cause: str
-    """Why it has left, when it has lately."""
+    """Why the chunk left; empty unless it left lately."""
     gone_s: float
     held_in: list[str]
     """Other namespaces that hold the same key, hexadecimal."""
 
 
 def missing(core: Core, namespace: bytes, key: bytes, now_ns: int) -> Missing:
-    """Looks into every namespace: for lines that are made now and then, not for each lookup."""
+    """Facts about a missing chunk. It searches every namespace, so it is for occasional lines, not for each lookup."""
     departure = core.departed.get(namespace, key)
     holders = (digest.hex() for digest, space in core.chunks.spaces.items() if key in space.nodes)
     return Missing(

@@ -1,7 +1,7 @@
 """Mover processes: started when a cache needs one, killed when they do not answer, forgotten when they are reaped.
 
-Rule 1: while a mover's process may exist, everything that its jobs hold stays held. Only MoverGone ends them all.
-Rule 2: a mover that does not end a cancelled job or let a cache go within mover_grace_ms is killed, never waited for.
+Rule 1: while a mover's process may exist, its jobs keep everything that they hold. Only MoverGone ends them all. Rule
+2: a mover that does not end a cancelled job or let a cache go within mover_grace_ms is killed, never waited for.
 """
 
 import logging
@@ -27,7 +27,7 @@ from kvserver.wire.orders import (
 
 
 def ensure(core: Core, device: MoverKind, device_id: str, now_ns: int) -> Mover:
-    """The mover of a device, starting one when there is none."""
+    """The mover of a device, started if there is none."""
     found = _mover_of(core, device, device_id)
     if found is not None:
         return found
@@ -39,7 +39,7 @@ def ensure(core: Core, device: MoverKind, device_id: str, now_ns: int) -> Mover:
 
 
 def check_room(core: Core, device: MoverKind, device_id: str) -> None:
-    """ResourceError when a registration would need one more mover than there may be."""
+    """Raises ResourceError when a registration would need one mover too many."""
     if len(core.movers) >= core.bounds.movers_max and _mover_of(core, device, device_id) is None:
         raise ResourceError("movers", f"{len(core.movers)} movers are running, at most {core.bounds.movers_max} may be")
 
@@ -69,7 +69,8 @@ def arena_grew(core: Core) -> None:
 
 
 def _tell_arena(core: Core, mover: Mover) -> None:
-    """Host copies need no preparation of the arena. A disk mover may register it."""
+    """Tells a mover how much of the arena is ready. A GPU's or disks' mover may register it; the host's need not
+    know."""
     if mover.device != "host":
         core.instruct(mover, ArenaReady(core.chunks.pool.slabs_ready))
 
@@ -79,7 +80,7 @@ def start_overdue(core: Core, number: int) -> None:
 
 
 def kill(core: Core, mover: Mover, why: str) -> None:
-    """SIGKILL; its jobs end when it has been reaped."""
+    """Kills a mover with SIGKILL. Its jobs end when it has been reaped."""
     if mover.state == "killed":
         return
     _drop_queue(core, mover)
@@ -90,7 +91,8 @@ def kill(core: Core, mover: Mover, why: str) -> None:
 
 
 def gone(core: Core, mover: Mover, how: str, now_ns: int) -> None:
-    """The process has been reaped: its mappings are gone and none of its copies can still run."""
+    """Handles a mover's end. Its process has been reaped, so its mappings are gone and none of its copies can still
+    run."""
     _drop_queue(core, mover)
     mover.state = "killed"
     del core.movers[mover.number]
@@ -129,7 +131,7 @@ def mapped(core: Core, mover: Mover, report: Mapped) -> None:
 
 
 def _capacity_tokens(core: Core, cache: Cache) -> int:
-    """Tokens that the arena could hold if this namespace had it alone; what one long prompt needs must be less."""
+    """Tokens that the arena could hold if this namespace had it alone. A single long prompt must need less."""
     space, bounds = core.chunks.spaces[cache.digest], core.bounds
     slot_bytes = [part.slot_bytes for part in space.parts]
     chunks = chunks_that_fit(slot_bytes, slab_bytes=bounds.slab_bytes, slabs=bounds.arena_bytes // bounds.slab_bytes)
@@ -157,13 +159,14 @@ def unmapped(core: Core, mover: Mover, report: Unmapped) -> None:
 
 
 def map_overdue(core: Core, number: int) -> None:
-    """The mover had the time to start and to map; whoever registers is told when it has been reaped."""
+    """Kills a mover that had the time to start and to map. The registering client is answered when it has been
+    reaped."""
     kill(core, core.caches[number].mover, f"did not map cache {number}")
 
 
 def unmap_overdue(core: Core, number: int, now_ns: int) -> None:
-    """Its jobs end by their deadlines, or were cancelled, and the mover is killed for those that do not. With the last
-    of them the time begins in which the cache is to be let go."""
+    """Kills a mover that did not unmap a cache in time. While the cache has jobs, the deadline is set anew: jobs end by
+    their own deadlines or were cancelled, and a mover that does not end them is killed for that."""
     cache = core.caches[number]
     assert cache.state == "unmapping"
     if cache.jobs:
@@ -173,7 +176,7 @@ def unmap_overdue(core: Core, number: int, now_ns: int) -> None:
 
 
 def forget_cache(core: Core, cache: Cache) -> None:
-    """The mover has no mapping of this cache any more."""
+    """Forgets a cache that its mover no longer maps."""
     del core.caches[cache.number]
     core.timers.cancel("map", cache.number)
     core.timers.cancel("unmap", cache.number)
@@ -183,7 +186,7 @@ def forget_cache(core: Core, cache: Cache) -> None:
     space = core.chunks.spaces.get(cache.digest)
     if space is not None:
         space.caches -= 1
-        if not space.caches and not space.nodes:  # a shape that nothing was stored in binds nobody
+        if not space.caches and not space.nodes:  # a namespace without chunks or caches fixes no shape
             core.chunks.clear(space, "cleared")
             kv_events.cleared(core, space)  # its last chunk may have gone in this event
             namespaces.left(core, space)
@@ -191,7 +194,8 @@ def forget_cache(core: Core, cache: Cache) -> None:
 
 
 def forget_queued(core: Core, cache: Cache) -> bool:
-    """True when the mover has not been told of the cache yet: then its orders are taken back and it is forgotten."""
+    """Forgets a cache that the mover has not been told of yet, and takes its orders back. False when the mover knows
+    it."""
     mover = cache.mover
     mine = [item for item in mover.queue if isinstance(item.order, MapCache) and item.order.cache == cache.number]
     if not mine:
@@ -204,7 +208,7 @@ def forget_queued(core: Core, cache: Cache) -> bool:
 
 
 def drop_board(core: Core, mover: Mover, session: Session) -> None:
-    """An ended session's board goes with its last cache."""
+    """Drops an ended session's board with its last cache."""
     if not session.ended or session.number not in mover.boards:
         return
     if any(other.session is session for other in mover.caches.values()):

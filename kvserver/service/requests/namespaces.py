@@ -1,7 +1,7 @@
-"""Namespaces that leave the index: the ledger forgets them, and whose they are is remembered.
+"""Namespaces that enter and leave the index. When one leaves, the ledger forgets it, and its tenants are remembered.
 
-A device may still have records of them, as nobody has noted yet that these are void, or they only made room; the next
-brain would find them. So clearing a tenant must know of them.
+A device may still have records of it: nobody has noted yet that they are void, or its chunks left only to make room.
+The next brain would find them, so clearing a tenant must know of them.
 """
 
 from kvserver.index.space import Space
@@ -10,14 +10,14 @@ from kvserver.service.state.core import Core
 
 
 def left(core: Core, space: Space) -> None:
-    """It has no cache, and its chunks are gone."""
+    """Handles a namespace that left the index: it has no cache, and its chunks are gone."""
     core.effects.append(DropNamespace(space.number))
     if core.disk is not None and space.digest in core.disk.noted:
         core.disk.left_out[space.digest] = space.tags
 
 
 def came(core: Core, space: Space) -> None:
-    """Somebody registers it. What the devices may have of it is still whose it was."""
+    """Adds a newly registered namespace. Records that devices may have of it keep their tenants."""
     if core.disk is not None:
         space.tags = core.disk.left_out.pop(space.digest, space.tags)
     core.chunks.add_space(space)

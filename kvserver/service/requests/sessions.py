@@ -1,6 +1,6 @@
-"""Who is there: sessions, from Hello to their end.
+"""Sessions, from Hello to their end.
 
-A session lives as long as its process and the connection that it attached; missed messages never end it.
+A session lives as long as its process and the connection that it attached. Missed messages never end it.
 """
 
 from kvserver.errors import RequestError, ResourceError
@@ -99,8 +99,8 @@ def offer(core: Core, session: Session, peer: int, request: Offer, descriptor: i
 
 
 def peer_gone(core: Core, peer: int, now_ns: int) -> None:
-    """A connection was closed. The attached one takes its session with it, and so does the last one of a session that
-    has not attached: its client comes with another Hello, if it comes."""
+    """Handles a closed connection. The attached connection takes its session with it, and so does the last connection
+    of a session that has not attached: its client would begin with another Hello."""
     session = core.peers.pop(peer, None)
     if session is None:
         return
@@ -116,7 +116,8 @@ def attach_overdue(core: Core, number: int, now_ns: int) -> None:
 
 
 def end(core: Core, session: Session, why: str, now_ns: int) -> None:
-    """Frees all that a session holds; what a mover still maps goes when the mover says so, or is killed."""
+    """Ends a session and frees all that it holds. Memory that a mover still maps is freed when the mover lets it go or
+    is killed."""
     session.ended = True
     del core.sessions[session.number]
     del core.tokens[session.token]

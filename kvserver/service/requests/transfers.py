@@ -1,8 +1,7 @@
 """Stores and retrieves: from the request to the job, and from the job's end to the reply.
 
-The brain forwards packed block ids and never looks into them; what it adds is the slot of each chunk. A store walks
-its keys once, and pins the last node that it came by, so that making room for the next chunk cannot evict the one
-before.
+The brain forwards packed block ids and never looks into them. It adds the slot of each chunk. A store walks its keys
+once and pins the last node that it reached, so that making room for the next chunk cannot evict the one before.
 """
 
 from array import array
@@ -48,7 +47,8 @@ class Span(NamedTuple):
 
 
 def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) -> None:
-    """Reserves what is not held and has the mover copy it; replies at once when there is nothing to copy."""
+    """Reserves the chunks that are not held and has the mover copy them. It replies at once when there is nothing to
+    copy."""
     cache = _usable_cache(core, session, request)
     count = lookup.check_keys(request.keys)
     if request.first_chunk < 0 or len(request.parent) != (KEY_BYTES if request.first_chunk else 0):
@@ -75,7 +75,8 @@ def store(core: Core, session: Session, peer: int, request: Store, now_ns: int) 
 
 
 def _store_spans(cache: Cache, request: Store, count: int) -> list[Span]:
-    """Whole chunks inside the keys' range; all of it for full groups."""
+    """The blocks of a store by group. They must be whole chunks within the range of the keys, and cover it in full
+    groups."""
     spans = _spans(cache, request.groups)
     end = request.first_chunk + count
     for span in spans:
@@ -96,7 +97,7 @@ def _store_spans(cache: Cache, request: Store, count: int) -> list[Span]:
 
 
 def _walk(core: Core, job: Job, parent: Node, request: Store, *, spans: list[Span], now_ns: int) -> None:
-    """Finds or makes the node of each key, reserves its groups and takes this rank's parts for the job."""
+    """Finds or makes the node of each key, reserves its groups, and takes this rank's parts for the job."""
     chunks, space, cache = core.chunks, job.space, job.cache
     chunks.generation += 1
     deadline_ns = now_ns + core.bounds.reserve_ttl_ms * MILLISECOND_NS
@@ -141,7 +142,7 @@ def _copy_group(run: GroupRun, span: Span) -> CopyGroup:
 
 
 def _store_ended(core: Core, job: Job, done: Done) -> None:
-    """Seals, or gives back, every part that the job was to write."""
+    """Seals or gives back every part that the job was to write."""
     kept = done.status == "done" and not job.session.ended
     died = job.session.ended or done.code == "mover-lost"
     reason: Cause = "died" if died else "abandoned" if done.status == "abandoned" else "failed"
@@ -175,7 +176,7 @@ def _store_ended(core: Core, job: Job, done: Done) -> None:
 
 
 def _answer_store(core: Core, job: Job, *, bytes_written: int, chunks_written: int, asked: int) -> None:
-    """Counts the leading chunks whose shards of this rank are held now."""
+    """Answers a store with the number of leading chunks whose shards of this rank are held now."""
     held, missing = _chunks_held(core, job)
     why = job.why or missing
     assert why or held == asked, "a store that is cut short says why"
@@ -186,7 +187,8 @@ def _answer_store(core: Core, job: Job, *, bytes_written: int, chunks_written: i
 
 
 def _chunks_held(core: Core, job: Job) -> tuple[int, Why]:
-    """How many leading chunks of the walk, and why the next one is not. Nothing of a cleared namespace is held."""
+    """The number of leading chunks of the walk that are held, and why the next one is not. A cleared namespace holds
+    none."""
     if core.chunks.spaces.get(job.space.digest) is not job.space:
         return 0, "discarded"
     writes = [(run, *_writes(job.cache, run.group)) for run in job.runs]
@@ -201,7 +203,7 @@ def _chunks_held(core: Core, job: Job) -> tuple[int, Why]:
 
 
 def discard_overdue(core: Core, now_ns: int) -> None:
-    """Chunks that are not complete by the deadline of their reservation are discarded, oldest first."""
+    """Discards chunks that are not complete by the deadline of their reservation, oldest first."""
     pendings = core.chunks.pendings
     while pendings and (oldest := next(iter(pendings.values()))).deadline_ns <= now_ns:
         core.chunks.discard(oldest.space, oldest.node, "deadline")
@@ -211,7 +213,7 @@ def discard_overdue(core: Core, now_ns: int) -> None:
 
 
 def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns: int) -> None:
-    """Has the mover copy leased blocks into the cache. A lease is used up for this rank only if all is well."""
+    """Has the mover copy leased blocks into the cache. A refused request does not use up the lease for this rank."""
     cache = _usable_cache(core, session, request)
     lease = lookup.usable(core, session, request.lease, now_ns)
     if lease.space.digest != cache.digest:
@@ -240,11 +242,12 @@ def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns:
         job.held = Held(request, disk_waits.begin(core.disk, job.space, needs, job=job))
     else:
         _order_retrieve(core, job, chain, request, spans)
-    lookup.use(core, session, lease, now_ns, more=request.more)  # last: reads that we want too keep their turn
+    lookup.use(core, session, lease, now_ns, more=request.more)  # last: reads that the lease wants too keep their turn
 
 
 def _needs(chain: list[Node], spans: list[Span]) -> dict[Node, int]:
-    """What of the blocks is on disk alone: node -> groups (bits), head first. Refuses what is not held at all."""
+    """Node -> groups (bits) that the blocks need and that are on disk alone, head first. Raises RequestError for groups
+    that are not held at all."""
     needs: dict[int, int] = {}
     for span in spans:
         bit = 1 << span.group
@@ -261,13 +264,13 @@ def _needs(chain: list[Node], spans: list[Span]) -> dict[Node, int]:
 
 
 def _order_retrieve(core: Core, job: Job, chain: list[Node], request: Retrieve, spans: list[Span]) -> None:
-    """Everything that it brings is in DRAM."""
+    """Orders a retrieve whose chunks are all in DRAM."""
     copies = [CopyGroup(span.group, span.first_block, span.block_ids, _slots(job, chain, span)) for span in spans]
     _order(core, job, request, copies)
 
 
 def release_held(core: Core, job: Job) -> None:
-    """The last of what a retrieve waited for is in DRAM."""
+    """Orders a retrieve whose last chunk from disk has arrived in DRAM."""
     assert job.held is not None
     assert job.tail is not None
     request, job.held = job.held.request, None
@@ -275,7 +278,7 @@ def release_held(core: Core, job: Job) -> None:
 
 
 def give_up_held(core: Core, job: Job, error: DeviceError, now_ns: int) -> None:
-    """A retrieve ends that its mover never heard of: the client finds its word live and gives it up."""
+    """Ends a retrieve that its mover was never told of. The client finds its job word LIVE and gives it up."""
     assert job.held is not None
     assert core.disk is not None
     disk_waits.end(core.disk, job.held.fetch)
@@ -284,7 +287,8 @@ def give_up_held(core: Core, job: Job, error: DeviceError, now_ns: int) -> None:
 
 
 def _leased_chain(lease: Lease) -> list[Node]:
-    """The leased nodes, head first; refuses keys that never were a chain (bisection probed only some of them)."""
+    """The leased nodes, head first. Raises RequestError for keys that never were a chain: bisection probed only some of
+    them."""
     chain = lease.space.chain(lease.tail)
     if b"".join([node.key for node in chain]) != lease.keys:
         raise RequestError("keys-chain", f"the keys of lease {lease.number} are not one chain: their parents differ")
@@ -320,7 +324,7 @@ def _retrieve_ended(core: Core, job: Job, done: Done) -> None:
 
 
 def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
-    """No copy of the job can run any more."""
+    """Ends a job: none of its copies can run any more."""
     del core.jobs[job.number]
     core.timers.cancel("job", job.number)
     job.session.jobs.discard(job.number)
@@ -332,7 +336,8 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
         assert core.disk is not None
         disk_waits.end(core.disk, job.held.fetch)
     core.counters.jobs[done.status] += 1
-    # The mover has its half alone, which is direct; the client's half decides how fast it is.
+    # The mover knows only its own half of engine-driven copies, and calls it direct. The client's half decides the
+    # speed.
     mode = "engine-driven" if job.cache.mode == "engine-driven" else done.mode
     core.counters.mode_bytes[mode] += done.bytes
     core.counters.moved(job.kind, job.session.rank, done.bytes)
@@ -349,7 +354,8 @@ def ended(core: Core, job: Job, done: Done, now_ns: int) -> None:
 
 
 def _tokens(job: Job) -> tuple[tuple[str, object], ...]:
-    """What a job was about: the tokens behind the chunks that a store could reserve, and why not more."""
+    """Log fields of a job: for a store the tokens of the chunks that it could reserve, and why not more; for a retrieve
+    those of its lease."""
     if job.kind == "retrieve":
         return (("lease_tokens", job.tail.depth * job.space.geometry.chunk_tokens),) if job.tail is not None else ()
     said = ("tokens", len(job.walk) * job.space.geometry.chunk_tokens)
@@ -357,12 +363,12 @@ def _tokens(job: Job) -> tuple[tuple[str, object], ...]:
 
 
 def lost(core: Core, job: Job, why: str, now_ns: int) -> None:
-    """The job's mover has been reaped."""
+    """Ends a job whose mover has been reaped."""
     ended(core, job, Done(job.number, "failed", 0, 0, "mover-lost", why, job.cache.mode), now_ns)
 
 
 def overdue(core: Core, number: int, now_ns: int) -> Job | None:
-    """A job's time is over: it is cancelled first. Returns it when it was cancelled before and still has not ended."""
+    """Cancels a job whose time is over. Returns it if it was cancelled before and still has not ended."""
     job = core.jobs[number]
     if job.held is not None:
         give_up_held(core, job, DeviceError("disk-late", "its chunks did not come from disk in time"), now_ns)
@@ -374,7 +380,7 @@ def overdue(core: Core, number: int, now_ns: int) -> Job | None:
 
 
 def cancel(core: Core, job: Job, now_ns: int) -> None:
-    """Whoever asked for it is gone, or lets its cache go."""
+    """Cancels a job whose client is gone or lets its cache go."""
     if job.held is not None:
         give_up_held(core, job, DeviceError("abandoned", "its cache or session was closed"), now_ns)
     elif not job.cancelled:
@@ -382,12 +388,12 @@ def cancel(core: Core, job: Job, now_ns: int) -> None:
 
 
 def await_unmapped(core: Core, cache: Cache, now_ns: int) -> None:
-    """Its mover has mover_grace_ms to let the cache go."""
+    """Gives the mover mover_grace_ms to let the cache go."""
     core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "unmap", cache.number)
 
 
 def _cancel(core: Core, job: Job, now_ns: int) -> None:
-    """From now on it has mover_grace_ms to end, however near or far its own deadline was."""
+    """Cancels a job at its mover, which has mover_grace_ms from now to end it, whatever its own deadline was."""
     job.cancelled = True
     core.instruct(job.cache.mover, Cancel(job.number))
     core.timers.set(now_ns + core.bounds.mover_grace_ms * MILLISECOND_NS, "job", job.number)
@@ -414,7 +420,7 @@ def _order(core: Core, job: Job, request: Store | Retrieve, copies: list[CopyGro
 
 
 def _usable_cache(core: Core, session: Session, request: Store | Retrieve) -> Cache:
-    """The cache of a transfer, and the checks that stores and retrieves share."""
+    """The cache of a transfer, after the checks that stores and retrieves share."""
     cache = core.own_cache(session, request.cache)
     if cache.state != "mapped" or cache.mover.state != "ready":
         raise RequestError(
@@ -428,7 +434,7 @@ def _usable_cache(core: Core, session: Session, request: Store | Retrieve) -> Ca
 
 
 def _spans(cache: Cache, groups: list[GroupBlocks]) -> list[Span]:
-    """Checks the shape of a request's blocks; the ids themselves are checked by the mover, before any byte moves."""
+    """Checks the shape of a request's blocks. The mover checks the ids themselves, before any byte moves."""
     spans: list[Span] = []
     seen: set[int] = set()
     total = places = 0

@@ -1,1 +1,1 @@
-"""The tables of the brain, a file each."""
+"""The tables of the service, one file each."""

@@ -1,7 +1,7 @@
-"""Notes on the devices of what was cleared: records of a namespace, or of a prefix, up to a generation are void.
+"""Notes on the devices about clears: all records of a namespace, or of a prefix, up to a generation are void.
 
-A note is written when a namespace is cleared or forgotten, and again by each mover that comes until one has confirmed
-that it is durable. Who asked for a Clear is answered then. docs/disk.md says what a Clear guarantees.
+A note is written when a namespace is cleared or forgotten. Each new mover gets it again until one has confirmed that it
+is durable; then the caller of the Clear is answered. docs/disk.md says what a Clear guarantees.
 """
 
 import logging
@@ -17,25 +17,26 @@ from kvserver.tiers.records import encode_document
 from kvserver.wire.orders import ForgetNotes, Note, Noted
 
 GENERATIONS = sha256(b"kvserver generations").digest()
-"""In place of a namespace, in a note: no record on any device has a generation beyond this note's `void`. So they grow
-also while a device is away: what it holds is older than whatever the others heard meanwhile, a Clear above all."""
+"""Takes the place of a namespace in one special note: no record on any device has a generation above that note's
+`void`. So generations also grow while a device is away, and its records are older than all that the others were told
+meanwhile, above all a Clear."""
 GENERATIONS_AHEAD = 1 << 20
-"""That are noted at once. A restart skips what is left of them."""
+"""Generations that one note reserves. A restart skips those that were not used."""
 FORGOTTEN_AT_ONCE = 64
-"""Notes: few enough to hold up no read, and enough to be seldom."""
+"""Notes removed at once: few enough to delay no read, and enough to be rare."""
 CLEARS_MAX = 1024
-"""Clears that wait for the disks to note them, or that no disk could note yet; each is an order to their mover."""
+"""Clears that wait for the disks, or that no disk could note yet. Each is an order to the disk mover."""
 
 
 def check_clears(core: Core, notes: int) -> None:
-    """ResourceError when too many notes are waited for, with these. Nothing was cleared then."""
+    """Raises ResourceError when too many clears would wait with this many more notes. Nothing has been cleared then."""
     tier = core.disk
     if tier is not None and sum(map(len, tier.clearing.values())) + len(tier.owed) + notes > CLEARS_MAX:
         raise ResourceError("clears", f"more than {CLEARS_MAX} clears would wait for the disks")
 
 
 def void(core: Core, digest: bytes) -> None:
-    """A namespace was cleared: its records are void, where the devices know anything of it."""
+    """Makes the records of a cleared namespace void, if the devices may know it."""
     tier = core.disk
     if tier is None or not _is_known(tier, digest):
         return
@@ -46,8 +47,8 @@ def void(core: Core, digest: bytes) -> None:
 
 
 def answer_when_void(core: Core, clearing: Clearing, digests: Iterable[bytes], now_ns: int) -> None:
-    """The same of all these, and whoever cleared them is answered when the devices have noted it; at once where they
-    know nothing of them."""
+    """Makes the records under all these notes void, and answers the caller of the clear when the devices have noted it.
+    The answer comes at once when the devices know none of them."""
     tier = core.disk
     known = [digest for digest in digests if tier is not None and _is_known(tier, digest)]
     if tier is None or not known:
@@ -61,12 +62,12 @@ def answer_when_void(core: Core, clearing: Clearing, digests: Iterable[bytes], n
 
 
 def _is_known(tier: DiskTier, digest: bytes) -> bool:
-    """A device knows something of it, or may."""
+    """A device has records under this note, or may have some."""
     return not tier.listed or digest in tier.noted or not tier.all_known
 
 
 def make_void(core: Core, tier: DiskTier, digest: bytes) -> None:
-    """Whatever was written until now. The next write has a higher generation."""
+    """Makes all records written so far void. The next write has a higher generation."""
     tier.noted[digest] = core.chunks.generation = core.chunks.generation + 1
     for clearing in tier.clearing.get(digest, ()):
         clearing.left[digest] = clearing.left[digest] or tier.noted[digest]
@@ -76,14 +77,14 @@ def make_void(core: Core, tier: DiskTier, digest: bytes) -> None:
 
 
 def reserve_generations(core: Core, tier: DiskTier) -> None:
-    """Notes the next generations before records are written with them."""
+    """Has the devices note the next generations before records are written with them."""
     if core.chunks.generation + GENERATIONS_AHEAD // 2 > tier.noted.get(GENERATIONS, 0):
         tier.noted[GENERATIONS] = core.chunks.generation + GENERATIONS_AHEAD
         write(core, tier, GENERATIONS)
 
 
 def write(core: Core, tier: DiskTier, digest: bytes) -> None:
-    """Now, and again by whichever mover comes, until one has said that it is durable."""
+    """Sends the note now. Each new mover gets it again until one has said that it is durable."""
     tier.unnoted.add(digest)
     if tier.mover is None:
         return
@@ -92,17 +93,18 @@ def write(core: Core, tier: DiskTier, digest: bytes) -> None:
 
 
 def _document(core: Core, tier: DiskTier, digest: bytes) -> bytes:
-    """What the note is of; empty: the devices keep what they know."""
+    """The document that the note carries; empty: the devices keep the one they know."""
     if (prefix := tier.cleared.get(digest)) is not None:
         return prefix_document(prefix)
     space = core.chunks.spaces.get(digest)
-    whole = space is not None and tier.chunks.writable(space)  # some rank's shape may be missing
+    whole = space is not None and tier.chunks.writable(space)  # also False while a rank's shape is unknown
     return encode_document(document_of(space)) if space is not None and whole else b""
 
 
 def forget_oldest(core: Core, tier: DiskTier) -> None:
-    """The oldest ones of namespaces that are not in the index, when they are too many. Whatever devices hold of them,
-    here or where they are away, is void. Not those of cleared prefixes: their namespaces may live (prefixes.py)."""
+    """Removes the oldest notes of namespaces outside the index when there are too many. All that devices hold of these
+    namespaces is void, also on devices that are away. Notes of cleared prefixes stay, because their namespaces may live
+    (clear_prefix.py)."""
     if len(tier.noted) - len(tier.cleared) <= core.bounds.namespaces_max + core.bounds.notes_max:
         return
     needed = core.chunks.spaces.keys() | tier.cleared.keys() | {GENERATIONS}
@@ -110,8 +112,8 @@ def forget_oldest(core: Core, tier: DiskTier) -> None:
 
 
 def forget(core: Core, tier: DiskTier, digests: Iterable[bytes]) -> None:
-    """Removes some of these notes, those that are durable and for which nobody waits. Nothing may be lost with them but
-    records up to now of namespaces without a note."""
+    """Removes some of these notes: durable ones that no clear waits for. Only records written so far, of namespaces
+    without a note, may be lost with them."""
     assert tier.mover is not None
     over = (digest for digest in digests if digest not in tier.clearing and digest not in tier.unnoted)
     old = list(islice(over, FORGOTTEN_AT_ONCE))
@@ -150,14 +152,14 @@ def heed(core: Core, tier: DiskTier, noted: Noted) -> None:
 
 
 def _why_not_noted(core: Core, tier: DiskTier) -> str:
-    """With each device that has a problem: its directory, else its number."""
+    """The reason for the client. It names each device that has a problem: its directory, else its number."""
     said = [f"{core.named(device)[-1][1]} ({problem})" for device, problem in enumerate(tier.problems) if problem]
     return f"not durable yet on {' and '.join(said) or 'any device'}; it is tried again until it is"
 
 
 def end(core: Core, clearing: Clearing) -> None:
-    """All is noted, or nothing more is waited for. What is not durable is gone from memory, but after a restart of the
-    whole server it may be back, if that comes before the devices could be told."""
+    """Ends a clear: all its notes are durable, or it stops waiting. Without a durable note the chunks are gone from
+    memory, but they may return if the whole server restarts before the devices could be told."""
     core.timers.cancel("clear", clearing.number)
     if any(space in core.chunks.emptying for space in clearing.spaces):
         core.clears_going.append(clearing)
@@ -171,7 +173,7 @@ def end(core: Core, clearing: Clearing) -> None:
 
 
 def overdue(core: Core, tier: DiskTier, number: int) -> None:
-    """Nobody waits longer for the devices than for a job."""
+    """Ends a clear that has waited for the devices as long as a job may run."""
     clearing = next(each for waiting in tier.clearing.values() for each in waiting if each.number == number)
     for digest in clearing.left:
         tier.owed.add(digest)

@@ -1,4 +1,4 @@
-"""The tables that the service decides over, and the outbox that it fills. Data and small helpers, no decisions."""
+"""The service's tables and its outbox. Data and small helpers; decisions are elsewhere."""
 
 import logging
 from collections import Counter
@@ -34,80 +34,81 @@ MILLISECOND_NS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Every bound and time that the service keeps. Filled from the configuration."""
+    """Every bound and time limit of the service, filled from the configuration."""
 
     arena_bytes: int
     slab_bytes: int
     sessions_max: int = 1024
     caches_max: int = 1024
     movers_max: int = 64
-    """Which devices there are is the clients' word, so processes for them are bounded here."""
+    """Clients say which devices there are, so the number of mover processes needs a bound."""
     namespaces_max: int = 256
     notes_max: int = 1024
-    """Namespaces that are not in the index, of which the devices have notes all the same."""
+    """Namespaces outside the index that may have notes on the devices."""
     prefix_notes_kept: int = 512
-    """Of notes of cleared prefixes beyond these, those go that say nothing any more (prefixes.py)."""
+    """Above this many notes of cleared prefixes, redundant ones are removed (clear_prefix.py)."""
     chunks_max: int = 4_000_000
     forget_chunks: int = 128
-    """Chunks of cleared namespaces that are forgotten in one go; each takes some 8 us, 12 with quotas or arc."""
+    """Chunks of cleared namespaces that are forgotten at once. Each takes about 8 us, 12 us with quotas or arc."""
     leases_max: int = 4096
     jobs_max: int = 64
-    """In flight for one session."""
+    """Jobs in flight for one session."""
     descriptors_max: int = 64
-    """Offered and not yet registered, for one session."""
+    """Descriptors that one session has offered and not yet registered."""
     lease_ttl_ms: int = 30_000
     lease_extended_ms: int = 10_000
-    """How long a lease lives on after its first retrieve, for the other ranks."""
+    """How long a lease lives after its first retrieve, so that the other ranks can use it."""
     reserve_ttl_ms: int = 10_000
-    """A chunk with shards missing after this is discarded."""
+    """A chunk that still lacks shards after this time is discarded."""
     attach_ttl_ms: int = 10_000
     job_ttl_ms: int = 60_000
-    """No job runs longer than this, whatever its client said."""
+    """Upper limit for a job's deadline, whatever its client asked for."""
     mover_grace_ms: int = 2_000
-    """A mover that does not end a cancelled job, or let a cache go, within this is killed."""
+    """A mover that takes longer to end a cancelled job, or to let a cache go, is killed."""
     mover_start_ms: int = 30_000
     disk_devices: int = 0
-    """0: no disk tier."""
+    """Number of disk devices; 0: no disk tier."""
     disk_directories: tuple[str, ...] = ()
-    """Of each device, for logs and /status."""
+    """The directory of each device, for logs and /status."""
     disk_device_bytes: int = 0
-    """Of each device, whole segments."""
+    """Bytes of each device, a whole number of segments."""
     disk_segment_bytes: int = 64 << 20
     disk_write_through: bool = False
-    """Write what is stored as soon as it may, not only what is next to leave DRAM."""
+    """Write chunks as soon as allowed, not only those next to leave DRAM."""
     disk_second_touch: bool = False
     disk_daily_write_bytes: int = 0
-    """Of each device; 0: no limit."""
+    """Bytes that may be written to each device a day; 0: no limit."""
     disk_write_queue_ms: int = 1_000
     disk_clean_percent: int = 25
-    """Of the arena: kept free, or on disk as well, so that it can be taken at once."""
+    """Share of the arena that is free or also on disk, so that it can be taken at once."""
     disk_jobs_max: int = 32
-    """Reads, and writes, in flight."""
+    """Reads in flight, and likewise writes in flight."""
     disk_job_ms: int = 10_000
-    """A read or write that takes longer has the disk mover killed."""
+    """The disk mover is killed when a read or write takes longer."""
     disk_restart_ms: int = 1_000
-    """Between two starts of the disk mover."""
+    """Pause between two starts of the disk mover."""
     recompute_tokens_per_s: int = 0
-    """How fast engines prefill; a prefix whose bytes would come from disk more slowly is not offered. 0: always is."""
+    """Prefill speed of the engines. A prefix that is slower to read from disk than to compute is not offered. 0: every
+    prefix is offered."""
     eviction_policy: Literal["lru", "arc"] = "lru"
-    """What leaves DRAM first. arc: neither with disks nor with quotas (config.py says why)."""
+    """The order in which chunks leave DRAM. arc excludes disks and quotas (config.py says why)."""
     tenants: tuple[Quota, ...] = ()
-    """Quotas in DRAM and on disk. None: no tenant has any, and nothing is counted by tenant."""
+    """Quotas in DRAM and on disk. Empty: no tenant has one, and nothing is counted by tenant."""
     holds_max: int = 64
-    """Prefixes that operators keep at the same time (holds.py)."""
+    """Prefixes that operators hold at the same time (holds.py)."""
     held_percent_max: int = 50
-    """Of the arena, that they may keep."""
+    """Share of the arena that holds may keep."""
     kv_events: bool = False
-    """Whether somebody is told what is held (kv_events.py)."""
+    """Whether subscribers are told which chunks are held (kv_events.py)."""
     log_level: LogLevel = "info"
-    """The least that this process logs."""
+    """The least severe level that this process logs."""
     request_lines: Wanted = "none"
-    """Lines about lookups, stores and retrieves (log_sampling.py)."""
+    """Which lookups, stores and retrieves are logged (log_sampling.py)."""
 
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """All sessions that said the same (engine, epoch)."""
+    """An engine: all sessions with the same (engine, epoch)."""
 
     name: str
     epoch: int
@@ -115,7 +116,8 @@ class Engine:
     sessions: int = 0
     leases: set[int] = field(default_factory=set)
     accounts: set[Account] = field(default_factory=set)
-    """Where there are quotas: those of the caches that it has registered. It finds nothing of others."""
+    """Accounts of the caches that the engine has registered; empty without quotas. Lookups find chunks of these
+    accounts only."""
 
 
 @dataclass(slots=True, eq=False)
@@ -148,10 +150,10 @@ class Cache:
     mode: Mode
     tenant: int
     parts: tuple[int, ...]
-    """Group -> the part of the namespace that this cache reads and writes."""
+    """Group -> part of the namespace that this cache reads and writes."""
     state: Literal["mapping", "mapped", "unmapping"] = "mapping"
     waiting: tuple[int, int] | None = None
-    """(peer, request id) to answer when mapping or unmapping has ended."""
+    """(peer, request id) that is answered when mapping or unmapping has ended."""
     jobs: set[int] = field(default_factory=set)
 
 
@@ -162,38 +164,38 @@ class Mover:
     number: int
     device: MoverKind
     device_id: str
-    """Empty for host and disk."""
+    """The GPU's id; empty for host and disk."""
     state: Literal["starting", "ready", "killed"] = "starting"
     pid: int = 0
     backend: str = ""
     facts: dict[str, str] = field(default_factory=dict)
     queue: list[Instruct] = field(default_factory=list)
-    """Orders that wait until it is ready."""
+    """Orders that wait until the mover is ready."""
     caches: dict[int, Cache] = field(default_factory=dict)
     boards: set[int] = field(default_factory=set)
-    """Sessions whose board it has."""
+    """Sessions whose board the mover has mapped."""
     jobs: set[int] = field(default_factory=set)
 
     @property
     def name(self) -> str:
-        """Of its device, for logs and /status."""
+        """The mover's device, for logs and /status."""
         return f"{self.device}:{self.device_id}" if self.device_id else self.device
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A promise to an engine: the prefix that ends in `tail` stays until `expires_ns`."""
+    """A promise to an engine that the prefix ending in `tail` stays until `expires_ns`."""
 
     number: int
     engine: Engine
     space: Space
     tail: Node
     keys: bytes
-    """The keys that were asked for and found; the chain is held against them before a byte moves."""
+    """The keys that were found. A retrieve compares them with the chain before a byte moves."""
     expires_ns: int
     ranks_used: set[int] = field(default_factory=set)
     fetch: "Fetch | None" = None
-    """What of it is still to be read from disk."""
+    """The read from disk that still fills the prefix; None: nothing is left to read."""
 
     @property
     def chunks(self) -> int:
@@ -202,7 +204,7 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class GroupRun:
-    """The part of one group that a store writes: chunks [first, first + len(slots)) of the job's walk."""
+    """One group's chunks that a store writes: chunks [first, first + len(slots)) of the job's walk."""
 
     group: int
     first: int
@@ -222,31 +224,32 @@ class Job:
     request_id: int
     began_ns: int
     walk: list[Node] = field(default_factory=list)
-    """Store: the nodes of the request's chunks, as far as they were reserved."""
+    """Store: nodes of the request's chunks that could be reserved."""
     runs: list[GroupRun] = field(default_factory=list)
     why: Why = ""
-    """Store: why the walk is shorter than what was asked."""
+    """Store: why the walk is shorter than the request."""
     tail: Node | None = None
     """Retrieve: the pinned node."""
     cancelled: bool = False
     held: "Held | None" = None
-    """Retrieve: not with the mover yet, since something of it is still on disk."""
+    """Retrieve: not ordered from the mover yet, because some chunks are still on disk alone."""
 
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """What a lease, a held retrieve or an operator's hold still needs from disk. One of the three."""
+    """The chunks that a lease, a held retrieve or an operator's hold still needs from disk. Exactly one of lease, job
+    and hold is set."""
 
     lease: Lease | None
     job: Job | None
     hold: Hold | None
     needs: dict[Node, int]
-    """Node -> groups (bits), head first."""
+    """Node -> groups (bits) to read, head first."""
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A retrieve that waits for its chunks."""
+    """A retrieve that waits for its chunks to be read from disk."""
 
     request: Retrieve
     fetch: Fetch
@@ -254,46 +257,46 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class Clearing:
-    """What was cleared at somebody's request, who is answered when the notes of it are durable."""
+    """A clear whose caller is answered when its notes are durable."""
 
     peer: int
     done: Cleared | TenantCleared
-    """The answer then."""
+    """The answer for the caller."""
     number: int
-    """Of its timer."""
+    """Number of the clear's timer."""
     left: dict[bytes, int] = field(default_factory=dict)
-    """Notes that are not durable yet: the generation up to which what they are of is void; 0 until it is known what
-    there is on disk."""
+    """Note -> the generation up to which records must become void. These notes are not durable yet. 0 until it is known
+    what is on disk."""
     why: str = ""
-    """Why it is not durable, or not all of it."""
+    """Why some of the notes are not durable; empty: all are."""
     spaces: list[Space] = field(default_factory=list)
-    """What was cleared; its chunks may still be going."""
+    """Cleared namespaces whose chunks may still be leaving the index."""
 
 
 @dataclass(slots=True, eq=False)
 class Drain:
-    """A device that is being emptied, or is empty and takes nothing any more."""
+    """A device that is being drained, or has been drained and takes nothing any more."""
 
     device: int
     state: DrainState = "draining"
     segment: int = 0
-    """The next one whose chunks are looked at."""
+    """Next segment whose chunks are looked at."""
     queue: list[Node] = field(default_factory=list)
-    """Chunks of the segment before, still to be looked at."""
+    """Chunks of the previous segment that are still to be looked at."""
     moving: dict[Node, Space] = field(default_factory=dict)
-    """What is on its way to another place, or waits for that."""
+    """Chunks that are being moved to another place, or wait for it."""
     used_before: int = -1
-    """Bytes that were taken when the last walk over all segments began; -1 before the first."""
+    """Bytes taken on the device when the last walk over all segments began; -1 before the first."""
     stuck: bool = False
-    """That walk freed nothing."""
+    """The last walk freed nothing."""
     wait_until_ns: int = 0
     erasing: bool = False
     waits: str = ""
-    """What it waits for now; empty while it goes on."""
+    """Why the drain waits; empty while it makes progress."""
 
 
 class DiskTier:
-    """What is on disk, what is to be written and read, and the process that does it."""
+    """The disk tier: its chunks, the queues of writes and reads, the notes, and the mover process."""
 
     def __init__(self, bounds: Bounds, chunks: Chunks, counters: Counters, now_ns: int) -> None:  # noqa: PLR0915 - one statement for each
         self.chunks = disk_chunks(
@@ -309,74 +312,78 @@ class DiskTier:
             for _ in range(bounds.disk_devices)
         ]
         self.problems = [""] * bounds.disk_devices
-        """Why a device takes no writes."""
+        """Why each device takes no writes; empty: it takes them."""
         self.failures = [0] * bounds.disk_devices
-        """Jobs in a row that the device failed."""
+        """Jobs that failed in a row on each device."""
         self.opened, self.told = [True] * bounds.disk_devices, [False] * bounds.disk_devices
-        """Whether a device's store is open, as far as the mover has said; whether that told what is in it, as none does
-        of one that it could open later than the others."""
+        """opened: whether the device's store is open, as last reported by the mover. told: whether the mover has listed
+        the store's records. It never lists a store that it could open only after the others."""
         self.drains: dict[int, Drain] = {}
-        """Devices that are being emptied, or are empty."""
+        """Device -> its drain, also after the drain has ended."""
         self.touched = Touched(bounds.chunks_max if bounds.disk_second_touch else 0)
         self.mover: Mover | None = None
         self.start_at_ns = now_ns
         self.recovered = False
-        """Everything that was found on disk is in the index, so places that nothing holds are free."""
+        """Recovery is complete: every record found on disk is in the index, so all other places are free."""
         self.found: Found | None = None
-        """What is being taken into the index."""
+        """Records that recovery is taking into the index."""
         self.writes: dict[Node, tuple[Space, int]] = {}
-        """To be written, in this order, and when the leaf was used for which they are."""
+        """Chunks to write, in this order. The second value is the last use of the leaf for which the chunk is
+        written."""
         self.reads: dict[Node, tuple[Space, int]] = {}
-        """To be read, in this order: groups (bits)."""
+        """Chunks and groups (bits) to read, in this order."""
         self.waiters: dict[Node, list[Fetch]] = {}
         self.parked: dict[int, dict[Node, Space]] = {}
-        """Device -> leaves of chains whose writes wait until it has emptied a segment."""
+        """Device -> leaves whose chains cannot be written until the device has emptied a segment."""
         self.hurry_until_ns = 0
-        """Until then everything is written that may be: what moves to empty a segment needs DRAM without loss."""
+        """Until this time every chunk that may be written is: records that move to empty a segment need DRAM that can
+        be taken without loss."""
         self.told_stalled: set[int] = set()
-        """Devices of which the log says so."""
+        """Devices that the log has reported as stalled."""
         self.wait_until_ns = 0
-        """Nothing new is chosen to be written before."""
+        """No new writes are chosen before this time."""
         self.starved: set[str] = set()
-        """Accounts ("" without quotas) for a read of which no slot could be had; tried again at the next tick."""
+        """Accounts ("" without quotas) that lacked a slot for a read. The read is tried again at the next tick."""
         self.starved_since: dict[str, int] = {}
-        """Account -> when that began (ns), while no read of it could be ordered since."""
+        """Account -> since when (ns) none of its reads could be ordered."""
         self.noted: dict[bytes, int] = {}
-        """Namespaces of which the devices have a note, or will: the generation up to which their records are void."""
+        """Note -> the generation up to which it makes records void. The devices have these notes, or will have them."""
         self.generation_max = 0
-        """Of records that may be written: each device has noted it (clear_notes.GENERATIONS)."""
+        """Highest record generation that may be written. Every device has noted it (clear_notes.GENERATIONS)."""
         self.unnoted, self.owed = set[bytes](), set[bytes]()
-        """Of those, the ones whose note may not be durable yet; of these, the ones whose clear was answered so."""
+        """unnoted: notes in `noted` that may not be durable yet. owed: those whose clear was answered with the error
+        `disk-clear`."""
         self.notes_sent = 0
-        """To the mover, and not answered."""
+        """Notes sent to the mover and not answered yet."""
         self.silent_from_ns = 0
-        """Since when it has answered none of them; 0: it has, or that was not looked at yet."""
+        """Since when the mover has answered no note; 0: it answered one lately, or nobody has looked yet."""
         self.described: set[bytes] = set()
-        """Namespaces whose document was sent."""
+        """Namespaces whose document was sent to the mover."""
         self.void_later: set[bytes] = set()
-        """Namespaces that were cleared before it was known what there is on disk."""
+        """Namespaces that were cleared before the mover had listed what is on disk."""
         self.left_out: dict[bytes, Tags] = {}
-        """Whose the namespaces are that may be on disk and are not in the index: no place was left, or they went."""
+        """Namespace -> tags of its tenants, for namespaces that may be on disk and are not in the index. There was no
+        room for them, or they were forgotten."""
         self.clearing: dict[bytes, list[Clearing]] = {}
-        """By the note that is to be durable."""
+        """Note -> clears that wait until it is durable."""
         self.cleared: dict[bytes, ClearedPrefix] = {}
-        """Note -> the prefix that was cleared (prefixes.py)."""
+        """Note -> the prefix that it clears (clear_prefix.py)."""
         self.hold_fetches: dict[int, Fetch] = {}
-        """Hold -> what of it is still to be read."""
+        """Hold -> the read from disk that still fills it."""
 
     def set_problem(self, device: int, problem: str) -> None:
-        """Why the device takes no writes; empty: it takes them, unless it is drained."""
+        """Records why the device takes no writes. An empty problem lets it take writes, unless it is drained."""
         self.problems[device] = problem
         self.chunks.extents.takes_writes[device] = not problem and device not in self.drains
 
     def stalled(self, device: int, now_ns: int) -> tuple[int, str]:
-        """For how long (ns) the device has taken no write although writes wait for it, and why."""
+        """How long (ns) the device has taken no write although writes wait for it, and why."""
         if not self.chunks.extents.takes_writes[device]:
             return 0, ""
         return self.placements[device].stalled(now_ns, waits=bool(self.parked.get(device)))
 
     def asked_for(self, tail: Node) -> None:
-        """Somebody wants the prefix that ends there: what kept it from being written may be otherwise now."""
+        """Notes that the prefix ending in `tail` was asked for. An earlier refusal to write it may no longer hold."""
         self.touched.add(tail.key)
         tail.queued &= ~(REFUSED | NO_ROOM)
 
@@ -385,18 +392,18 @@ class DiskTier:
         return self.mover is not None and self.mover.state == "ready"
 
     def is_at_hand(self, device: int) -> bool:
-        """The device is open, and what it holds is known, or will be."""
+        """The device is open, and its records are known or will be."""
         return self.opened[device] and (self.told[device] or not self.listed)
 
     @property
     def all_known(self) -> bool:
-        """No device holds anything that has not been told."""
+        """Every device is open with known records, or drained."""
         drained = {device for device, drain in self.drains.items() if drain.state == "drained"}
         return all(self.is_at_hand(device) or device in drained for device in range(len(self.opened)))
 
     @property
     def listed(self) -> bool:
-        """It is known which namespaces are on disk, and the newest generation of their records."""
+        """The mover has listed the namespaces on disk and the newest generation of their records."""
         return self.recovered or (self.found is not None and self.found.listed)
 
     @property
@@ -405,24 +412,24 @@ class DiskTier:
 
 
 class Found:
-    """What the disk mover tells of what earlier brains have written, and what came of it."""
+    """Records of earlier brains, as the disk mover lists them, and the outcome of recovery."""
 
     def __init__(self) -> None:
         self.documents: dict[bytes, bytes] = {}
-        """Namespace -> its document, as it was noted."""
+        """Namespace -> its document, as noted on the device."""
         self.newest: dict[bytes, int] = {}
-        """Namespace -> the newest generation of its records."""
+        """Namespace -> newest generation of its records."""
         self.listed = False
-        """All of that is known; records are on their way into the index."""
+        """Documents and generations are complete; the records themselves now go into the index."""
         self.records = 0
         self.not_taken = 0
-        """Chunks that are whole, not void, and in vain."""
+        """Chunks that are whole and not void, and still could not be taken into the index."""
         self.floors: dict[Node, int] = {}
-        """Chunk -> generation up to which what hangs on it is void, where prefixes were cleared."""
+        """Chunk -> generation up to which everything below it is void, because its prefix was cleared."""
 
 
 class Core:
-    """Everything that the service knows."""
+    """All tables of the service."""
 
     def __init__(
         self, bounds: Bounds, random_bytes: Callable[[int], bytes], server: str, incarnation: int, started_ns: int
@@ -460,11 +467,11 @@ class Core:
         self.jobs: dict[int, Job] = {}
         self.wishes = Wishes()
         self.going = False
-        """GoOn is under way."""
+        """A GoOn event is under way."""
         self.clears_going: list[Clearing] = []
-        """Those whose chunks are still going, and which wait for nothing else."""
+        """Clears that wait only until their chunks have left the index."""
         self.untold: list[tuple[Space, list[Node]]] = []
-        """Chunks that an earlier brain left, the next one last, of which subscribers were not told yet."""
+        """Chunks of an earlier brain that subscribers have not been told of. The last one in each list is told next."""
         self.effects: list[Effect] = []
         self.arena_problem = self.arena_placement = ""
         self.lines = RequestLines(bounds.request_lines)
@@ -472,7 +479,7 @@ class Core:
         self._last = {"session": 0, "cache": 0, "mover": 0, "lease": first_lease, "job": 0, "disk": 0, "hold": 0}
 
     def number(self, kind: Literal["session", "cache", "mover", "lease", "job", "disk", "hold"]) -> int:
-        """A number that this brain never gives twice; never 0."""
+        """A number that this brain gives only once; never 0."""
         self._last[kind] += 1
         return self._last[kind]
 
@@ -485,7 +492,7 @@ class Core:
         return cache
 
     def named(self, device: int) -> tuple[tuple[str, object], ...]:
-        """The fields of a log line that say which disk it is about."""
+        """Log fields that name a disk device."""
         directories = self.bounds.disk_directories
         return ("device", device), *((("directory", directories[device]),) if directories else ())
 
@@ -495,7 +502,7 @@ class Core:
         self.effects.append(Answer(peer, reply))
 
     def refuse(self, peer: int, request_id: int, error: KvError) -> None:
-        """Answers with a typed error and counts it by family."""
+        """Answers with a typed error, counted by family."""
         self.counters.errors[error.family] += 1
         match error:
             case RequestError() | ResourceError() | DeviceError():
@@ -516,6 +523,6 @@ class Core:
 
 
 def check_name(what: str, text: str) -> None:
-    """Names end up in logs: short, printable, not empty."""
+    """Refuses a name that cannot be logged: empty, too long or not printable."""
     if not 1 <= len(text.encode()) <= NAME_BYTES_MAX or not text.isprintable():
         raise RequestError("name", f"{what}={text[:NAME_BYTES_MAX]!r} must be 1 to {NAME_BYTES_MAX} printable bytes")

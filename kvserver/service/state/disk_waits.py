@@ -1,5 +1,5 @@
-"""What somebody needs from disk: leases, whose bytes are read ahead of their use, retrieves that came before them, and
-holds of operators."""
+"""Fetches: chunks that must be read from disk for a lease (ahead of its use), for a retrieve that came before its
+chunks, or for an operator's hold."""
 
 from kvserver.index.coverage import first_needed
 from kvserver.index.space import Node, Space
@@ -8,7 +8,7 @@ from kvserver.service.state.core import Core, DiskTier, Fetch, Job, Lease
 
 
 def missing(space: Space, tail: Node) -> dict[Node, int]:
-    """What a prefix that ends in `tail` needs and is on disk alone: node -> groups (bits), head first."""
+    """Node -> groups (bits) that the prefix ending in `tail` needs and that are on disk alone, head first."""
     if not space.away:
         return {}
     firsts = [first_needed(space, group, tail.depth) for group in range(len(space.geometry.groups))]
@@ -22,7 +22,7 @@ def missing(space: Space, tail: Node) -> dict[Node, int]:
 
 
 def may_ever_fit(core: Core, space: Space, needs: dict[Node, int]) -> bool:
-    """No chunk of what is to be read is more than its tenant may have in DRAM: for such a one there is never a slot."""
+    """Each chunk to be read is within its tenant's maximum in DRAM. A larger one would never get a slot."""
     accounts = core.chunks.accounts
     return accounts is None or all(accounts.may_ever_hold(space, space.group_bytes(bits)) for bits in needs.values())
 
@@ -36,7 +36,7 @@ def begin(
     job: Job | None = None,
     hold: Hold | None = None,
 ) -> Fetch:
-    """Registers what somebody needs, and has it read in this order."""
+    """Registers what a lease, job or hold needs, and queues the reads in this order."""
     fetch = Fetch(lease, job, hold, needs)
     for node, bits in needs.items():
         tier.waiters.setdefault(node, []).append(fetch)
@@ -45,13 +45,13 @@ def begin(
 
 
 def want(tier: DiskTier, space: Space, node: Node, groups: int) -> None:
-    """Has groups (bits) of a node read, after what was wanted before."""
+    """Queues groups (bits) of a node to be read, after those queued before."""
     known = tier.reads.get(node)
     tier.reads[node] = (space, groups | (known[1] if known is not None else 0))
 
 
 def got(tier: DiskTier, fetch: Fetch, node: Node) -> None:
-    """The fetch needs nothing of this node any more."""
+    """Ends a fetch's wait for this node. The last fetch that waited takes the queued read away."""
     del fetch.needs[node]
     waiting = tier.waiters[node]
     waiting.remove(fetch)
@@ -61,6 +61,6 @@ def got(tier: DiskTier, fetch: Fetch, node: Node) -> None:
 
 
 def end(tier: DiskTier, fetch: Fetch) -> None:
-    """Nobody waits any more. What is being read will be in DRAM all the same."""
+    """Ends a fetch. A read that is under way still brings its chunk to DRAM."""
     for node in list(fetch.needs):
         got(tier, fetch, node)

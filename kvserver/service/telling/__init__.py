@@ -1,1 +1,1 @@
-"""What is counted and remembered for people. Nothing is decided by it."""
+"""Counters and statistics for people. No decision depends on them."""

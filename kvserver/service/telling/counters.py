@@ -1,7 +1,7 @@
-"""What the brain counts. Plain numbers, written by the one thread that decides and copied for everyone else.
+"""The brain's counters: plain numbers, written by the one thread that decides and copied for all readers.
 
-Counters only grow while a brain lives; a new brain starts at zero. What can be counted in tables (chunks held,
-sessions, jobs in flight) is no counter but a gauge, see wire/status.py. Names and formulas for Prometheus: metrics.py.
+Counters only grow while a brain lives; a new brain starts at zero. Values that can be counted in tables (chunks held,
+sessions, jobs in flight) are gauges instead, see wire/status.py. Names and formulas for Prometheus: metrics.py.
 """
 
 from bisect import bisect_left
@@ -14,7 +14,8 @@ from kvserver.wire.messages import Mode, Why
 from kvserver.wire.orders import Fault
 
 MODELS_MAX, OTHER_MODELS = 64, "other"
-"""Models whose tokens are counted apart, and what the rest is called: engines name them, so they need a bound."""
+"""Models whose tokens are counted separately, and the name for all others. Engines choose the names, so their number
+needs a bound."""
 DISCARD_REASONS = ("died", "failed", "abandoned", "deadline", "cleared")
 ERROR_FAMILIES = ("request", "resource", "device")
 DISK_FAULTS = (*get_args(Fault), "lost")
@@ -28,14 +29,15 @@ LOOKUP_ENDS = ("whole", "absent", "gone", "writing", "partial", "declined", "dis
 SHORT_WHYS = tuple(why for why in get_args(Why) if why)
 MODES: tuple[str, ...] = get_args(Mode)
 IN_PARTS = ("job_seconds", "lookup_tokens_by_model", "worker_bytes")
-"""Counters that are tables of tables: for /metrics alone."""
+"""Counters that are tables of tables, shown in /metrics only."""
 
 LOOKUP_SECONDS = (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5.12e-3, 20e-3, 100e-3)
 JOB_SECONDS = (0.5e-3, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3, 256e-3, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
 
 
 class Histogram:
-    """Counts of values by bucket: counts[i] those in (bounds[i-1], bounds[i]], the last one everything above."""
+    """Counts of values by bucket: counts[i] counts those in (bounds[i-1], bounds[i]], the last one those above all
+    bounds."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -61,7 +63,7 @@ class Histogram:
 
 
 class Counters:
-    """Everything that is counted. Whoever reads on another thread reads a copy()."""
+    """All counters. Other threads read a copy()."""
 
     __slots__ = (
         "bytes_retrieved",
@@ -113,50 +115,50 @@ class Counters:
         self.lookups = 0
         """Lookups that were accepted."""
         self.lookups_hit = 0
-        """Of those, with a lease."""
+        """Accepted lookups that got a lease."""
         self.lookup_chunks = dict.fromkeys(LOOKUP_RESULTS, 0)
-        """Chunks that lookups asked for, each once. dram, disk: under a lease that was granted; disk: to be read first.
-        declined: held on disk and not offered, since reading was slower than computing, or not possible. unwanted:
-        held, and fewer than the client wanted, so that it got no lease. miss: the rest."""
+        """Chunks that lookups asked for, each counted once. dram, disk: under a lease that was granted; disk: to be
+        read first. declined: held on disk and not offered, because reading was slower than computing or not possible.
+        unwanted: held, but fewer than the client wanted, so it got no lease. miss: all others."""
         self.lookup_tokens_by_model = {"": dict.fromkeys(LOOKUP_RESULTS, 0)}
-        """The same in tokens, of lookups in namespaces that are known here: of others nobody knows a chunk's tokens. By
-        what the engines call their model; "": no engine has said it yet."""
+        """Tokens in lookup_chunks, by the model name that the engines gave; "": no engine has given one yet. Lookups in
+        unknown namespaces are left out, because the tokens of their chunks are unknown."""
         self.lookup_ends = dict.fromkeys(LOOKUP_ENDS, 0)
-        """Lookups by why the prefix that was found ends where it does (service/requests/miss_reason.py)."""
+        """Lookups by the reason why the found prefix ends where it does (service/requests/miss_reason.py)."""
         self.leases_granted = 0
         self.leases_released = 0
-        """Given back by the client, or taken back because the reply that granted them could not be sent."""
+        """Leases given back by the client, or taken back because the reply that granted them could not be sent."""
         self.leases_expired = 0
-        """Ran out before every rank had used them. The rest is used up, or out, or ended with its engine, or with its
-        chunks."""
+        """Leases that ran out before every rank had used them. The others were used up, are still out, or ended with
+        their engine or their chunks."""
         self.stores = 0
-        """Stores that were accepted and have been answered."""
+        """Accepted stores that have been answered."""
         self.stores_failed = 0
-        """Of those, with an error: the copy failed, or its block ids were wrong."""
+        """Answered stores that ended with an error: the copy failed, or its block ids were wrong."""
         self.short_stores = dict.fromkeys(SHORT_WHYS, 0)
-        """Of stores, answered with fewer chunks than asked, by why (messages.Stored.why)."""
+        """Stores answered with fewer chunks than asked, by reason (messages.Stored.why)."""
         self.chunks_stored = 0
         """Groups of chunks that became complete (all shards sealed). A chunk of a hybrid model has several groups."""
         self.bytes_stored = 0
         """Bytes that movers copied into the arena and that were sealed."""
         self.retrieves = 0
-        """Retrieves that were accepted; each is answered."""
+        """Accepted retrieves; each is answered."""
         self.bytes_retrieved = 0
         """Bytes that movers copied out of the arena."""
         self.evicted_for = dict.fromkeys(EVICTED_FOR, 0)
-        """Chunks that left DRAM to make room, by what needed it: a store, what was read from disk, or the index."""
+        """Chunks that left DRAM to make room, by what needed it: a store, a read from disk, or the index."""
         self.evicted_to_disk = 0
-        """Of those, the ones that were on disk, so that nothing was lost."""
+        """Evicted chunks that were also on disk, so that nothing was lost."""
         self.evicted_bytes = 0
-        """Slot bytes that those chunks held."""
+        """Slot bytes that evicted chunks held."""
         self.disk_writes = 0
-        """Chunks that were written to disk, and disk_written_bytes their bytes."""
+        """Chunks written to disk. disk_written_bytes are their bytes."""
         self.disk_written_bytes = 0
         self.disk_rewritten_bytes = 0
-        """Of these, or still to be written, the bytes of records that moved within their device, so that a segment
-        could change its size."""
+        """Bytes of records that moved within their device so that a segment could change its size. They are part of
+        disk_written_bytes, or still to be written."""
         self.disk_reads = 0
-        """Chunks that were read from disk into DRAM, and disk_read_bytes their bytes."""
+        """Chunks read from disk into DRAM. disk_read_bytes are their bytes."""
         self.disk_read_bytes = 0
         self.disk_evictions = 0
         """Chunks whose extents went to make room on a device."""
@@ -165,21 +167,22 @@ class Counters:
         self.disk_recovered = 0
         """Chunks that this brain found on disk when it began."""
         self.ledger_damaged = 0
-        """Entries and documents of the ledger that were damaged when this brain began, or whose bytes in the arena had
-        changed: what they described is gone."""
+        """Damaged entries and documents of the ledger when this brain began, and entries whose bytes in the arena had
+        changed. What they described is gone."""
         self.disk_damaged = 0
-        """Headers, labels and notes that were then damaged, or could not be read: what they described is not found."""
+        """Headers, labels and notes on disk that were damaged or unreadable when this brain began. What they described
+        is not found."""
         self.disk_drained = dict.fromkeys(DRAIN_ENDS, 0)
-        """Chunks that left a device which is drained: moved to another one, kept in DRAM alone, or given up."""
+        """Chunks that left a drained device: moved to another one, kept in DRAM alone, or given up."""
         self.disk_refused = dict.fromkeys(REFUSALS, 0)
-        """Chunks that left DRAM and are not on disk, by reason (tiers/placement.py). All 0 without a disk."""
+        """Chunks that left DRAM and are not on disk, by reason (tiers/placement.py). All are 0 without a disk."""
         self.disk_faults = dict.fromkeys(DISK_FAULTS, 0)
-        """Records that could not be written or read, by what went wrong (orders.Fault); lost: with their mover."""
+        """Records that could not be written or read, by fault (orders.Fault). lost: their mover died."""
         self.discarded = dict.fromkeys(DISCARD_REASONS, 0)
         """Chunks that were given up, by reason. died: a worker or mover is gone. failed: the copy failed. abandoned:
-        the client gave the job up. deadline: shards were missing at the deadline. cleared: Clear forgot them."""
+        the client gave up the job. deadline: shards were missing at the deadline. cleared: Clear forgot them."""
         self.errors = dict.fromkeys(ERROR_FAMILIES, 0)
-        """Requests that were answered with Error, by family."""
+        """Requests answered with Error, by family."""
         self.replies_dropped = 0
         """Replies that could not be sent: the peer was gone or did not read."""
         self.mover_restarts = 0
@@ -187,17 +190,18 @@ class Counters:
         self.sessions_opened = 0
         self.sessions_closed = 0
         self.jobs = dict.fromkeys(JOB_ENDS, 0)
-        """Jobs by how they ended (orders.Done.status); failed if their mover was lost."""
+        """Jobs by how they ended (orders.Done.status). Jobs whose mover was lost count as failed."""
         self.mode_bytes = dict.fromkeys(MODES, 0)
-        """Bytes that movers moved for jobs, whatever became of these, by the way that they went."""
+        """Bytes that movers moved for jobs, successful or not, by mode (the path that they took)."""
         self.mode_ns = dict.fromkeys(MODES, 0)
-        """The time that took, each job from its first byte to its last. Jobs overlap: it is no time of a clock."""
+        """Time (ns) that moving mode_bytes took, each job from its first byte to its last. Jobs overlap, so this is not
+        wall-clock time."""
         self.worker_bytes = {kind: dict[int, int]() for kind in JOB_KINDS}
-        """Bytes of mode_bytes by kind of job and rank of the worker, of all engines together."""
+        """Bytes of mode_bytes by kind of job and rank of the worker, all engines together."""
         self.lookup_handle_seconds = Histogram(LOOKUP_SECONDS)
         """Time that Service.handle took for one lookup, measured by the shell."""
         self.job_seconds = {direction: Histogram(JOB_SECONDS) for direction in DIRECTIONS}
-        """From the request's arrival, or the order to the disk mover, to the job's end."""
+        """Seconds from the request's arrival, or from the order to the disk mover, to the job's end."""
 
     @property
     def evictions(self) -> int:
@@ -214,19 +218,19 @@ class Counters:
 
     @property
     def lookup_tokens(self) -> dict[str, int]:
-        """Of all models, by result."""
+        """Tokens that lookups asked for, by result, all models together."""
         models = self.lookup_tokens_by_model.values()
         return {result: sum(tokens[result] for tokens in models) for result in LOOKUP_RESULTS}
 
     def lookup_tokens_of(self, model: str) -> dict[str, int]:
-        """Where tokens asked of that model are counted, by result. Beyond MODELS_MAX all others share one row."""
+        """The row in which the model's tokens are counted, by result. Models beyond MODELS_MAX share one row."""
         rows = self.lookup_tokens_by_model
         if model not in rows and len(rows) >= MODELS_MAX:
             model = OTHER_MODELS
         return rows.setdefault(model, dict.fromkeys(LOOKUP_RESULTS, 0))
 
     def moved(self, kind: str, rank: int, count: int) -> None:
-        """Bytes of a job of that worker."""
+        """Counts bytes of a job by kind and worker."""
         of_each = self.worker_bytes[kind]
         of_each[rank] = of_each.get(rank, 0) + count
 
@@ -238,7 +242,7 @@ class Counters:
         return twin
 
     def totals(self) -> dict[str, int | dict[str, int]]:
-        """All plain counts by name, for the status document. Histograms are left to /metrics."""
+        """Plain counts by name, for the status document. Histograms are left to /metrics."""
         found: dict[str, int | dict[str, int]] = {
             "evictions": self.evictions,
             "lookup_tokens": self.lookup_tokens,

@@ -1,8 +1,9 @@
-"""Which chunks have left the index lately, when and why: what a lookup that ends early, and `kvserver explain`, say of
-the missing chunk. Nothing is decided by it.
+"""Chunks that left the index lately, with time and cause. A lookup that ends early and `kvserver explain` use it to
+explain the missing chunk. No decision depends on it.
 
-A table of fixed size, because one that grows and shrinks with each eviction takes ten times its size from the heap. A
-chunk may be in one of four places, chosen by its namespace and key, and takes the one whose chunk left first.
+The table has a fixed size, because one that grows and shrinks with each eviction takes ten times its size from the
+heap. A chunk may be in one of four places, chosen by its namespace and key. It replaces the chunk there that left
+first.
 """
 
 from array import array
@@ -12,40 +13,41 @@ from typing import Literal, NamedTuple, get_args
 from kvserver.index.space import Node
 
 DEPARTED_MAX = 131_072
-"""2.1 MiB. The head of a prompt leaves last, and it is the chunk that the next lookup misses."""
+"""Chunks that are remembered, in 2.1 MiB. The head of a prompt leaves last, and the next lookup misses it first."""
 WAYS = 4
 PRIME = (1 << 64) - 59
 
 Cause = Literal[
     "store", "promote", "index", "disk", "lost", "died", "failed", "abandoned", "deadline", "cleared"
 ]  # fmt: skip
-"""store, promote, index: it made room, in DRAM for a store or for what was read from disk, or in the index. disk: it
-was on disk alone and made room there, or its device was drained. lost: it could not be read. The others are
+"""Why a chunk left. store, promote, index: it made room in DRAM for a store or for a read from disk, or in the index.
+disk: it was on disk alone and made room there, or its device was drained. lost: it could not be read. The others are
 counters.DISCARD_REASONS."""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 NUMBERS = {cause: number for number, cause in enumerate(CAUSES)}
 
 
 class Departure(NamedTuple):
-    """A chunk's way out of the index."""
+    """Cause and time of a chunk's departure from the index."""
 
     cause: Cause
     at_ns: int
 
 
 class Departed:
-    """The chunks that left last, by namespace and key: about as many as the index holds, and DEPARTED_MAX at most."""
+    """The chunks that left last, by namespace and key. It holds about as many as the index does, DEPARTED_MAX at
+    most."""
 
     def __init__(self, chunks_max: int) -> None:
         self._rows = 1 << max(0, (min(DEPARTED_MAX, chunks_max) // WAYS - 1).bit_length())
         places = self._rows * WAYS
         self._names = array("Q", bytes(8 * places))
-        """What stands for namespace and key; 0 where nothing is remembered."""
+        """Hash of namespace and key (_name); 0 where nothing is remembered."""
         self._at_ns = array("q", bytes(8 * places))
         self._causes = bytearray(places)
 
     def add(self, nodes: Iterable[tuple[bytes, Node, Cause]], now_ns: int) -> None:
-        """nodes: namespace, chunk and cause."""
+        """Remembers chunks that left. nodes: namespace, chunk and cause."""
         names, at_ns = self._names, self._at_ns
         for namespace, node, cause in nodes:
             name = _name(namespace, node.key)
@@ -59,7 +61,7 @@ class Departed:
             names[chosen], at_ns[chosen], self._causes[chosen] = name, now_ns, NUMBERS[cause]
 
     def get(self, namespace: bytes, key: bytes) -> Departure | None:
-        """The last time that this chunk of the namespace left, as far as it is remembered."""
+        """The last departure of this chunk, if it is remembered."""
         name = _name(namespace, key)
         first = name % self._rows * WAYS
         for place in range(first, first + WAYS):
@@ -69,5 +71,5 @@ class Departed:
 
 
 def _name(namespace: bytes, key: bytes) -> int:
-    """64 bits that depend on every byte of both; never 0."""
+    """A 64-bit hash that depends on every byte of both; never 0."""
     return (int.from_bytes(namespace) ^ int.from_bytes(key)) % PRIME or 1

@@ -1,4 +1,5 @@
-"""Which requests get a line in the log: at level debug as many as a reader can take, at level info one now and then."""
+"""The choice of requests that get a log line: at level debug as many as a reader can take, at level info one now and
+then."""
 
 import logging
 from typing import Literal
@@ -6,25 +7,25 @@ from typing import Literal
 Wanted = Literal["none", "sampled", "all"]
 
 REQUEST_LINES: dict[str, Wanted] = {"debug": "all", "info": "sampled", "warning": "none", "error": "none"}
-"""By the least level that is logged."""
+"""Least level that is logged -> which requests get a line."""
 LINES_PER_S = 100
-"""At debug, of all kinds together."""
+"""Lines a second at debug, all kinds together."""
 SAMPLE_S = 10
-"""At info, one of each kind in this time: enough to see what requests look like, and nothing to pay for."""
+"""Seconds between two lines of one kind at info: enough to see what requests look like, at no noticeable cost."""
 SECOND_NS = 1_000_000_000
 
 
 class RequestLines:
-    """Asked before a line is made, so that one that nobody reads costs nothing."""
+    """Decides whether a request gets a line, before the line is made: a line that nobody reads then costs nothing."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._until_ns = dict.fromkeys(("lookup", "store", "retrieve"), 0)
-        """No line of that kind before."""
+        """Kind -> no line before this time."""
         self._left, self._second_ns = LINES_PER_S, 0
 
     def level(self, event: Literal["lookup", "store", "retrieve"], now_ns: int) -> int:
-        """The level of the line that is to be made of this request; 0: none."""
+        """The level of this request's log line; 0: none."""
         if self._wanted == "none" or now_ns < self._until_ns[event]:
             return 0
         if self._wanted == "sampled":

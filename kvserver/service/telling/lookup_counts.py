@@ -1,7 +1,7 @@
-"""What lookups asked for and found, counted when the answer is out.
+"""Counters of lookups, updated after the reply is out.
 
-A lookup leaves a note and is answered. The shell has the notes counted behind that, while the engine wakes up: code
-that runs cold takes some microseconds, which no lookup shall wait for. Whoever reads what was counted settles first.
+`note()` queues one row, and the lookup is answered. The shell calls `settle()` afterwards, while the engine wakes up:
+cold code takes some microseconds, and no lookup shall wait for that. Call `settle()` before reading these counters.
 """
 
 from collections.abc import Iterator
@@ -12,15 +12,15 @@ from kvserver.service.telling.reuse import Reuse
 from kvserver.wire.messages import KEY_BYTES
 
 NOTES_MAX = 64
-"""Where nobody has them counted, the lookup that leaves the last one does."""
+"""Rows that may be queued. The lookup that fills the queue settles it."""
 
 Note = tuple[Space | None, bytes, int, int, int, bool, str]
-"""Of a lookup that was accepted: its namespace, where that is known; the packed keys; chunks that are held, that were
-offered, and of these those on disk alone; whether it got a lease; why what is held ends (endings.Ending)."""
+"""One accepted lookup: its namespace, if known; the packed keys; the number of chunks held, of those offered, and of
+those on disk alone; whether it got a lease; why the held prefix ends (miss_reason.py)."""
 
 
 class Asked:
-    """The notes. Whoever reads the counters of lookups, or the reuse, settles first."""
+    """The queue of lookups to count. Call settle() before reading the counters of lookups, or the reuse."""
 
     def __init__(self, counters: Counters, reuse: Reuse) -> None:
         self._counters = counters
@@ -31,14 +31,14 @@ class Asked:
     def note(  # noqa: PLR0917 - keywords cost a quarter of a microsecond of every lookup
         self, space: Space | None, keys: bytes, held: int, offered: int, away: int, leased: bool, why: str
     ) -> None:
-        """One lookup, as in Note."""
+        """Queues one lookup, see Note."""
         self._counters.lookups += 1
         self._notes.append((space, keys, held, offered, away, leased, why))
         if len(self._notes) == NOTES_MAX:
             self.settle()
 
     def settle(self) -> None:
-        """Counts what was noted."""
+        """Counts the queued lookups."""
         counters = self._counters
         for space, keys, held, offered, away, leased, why in self._notes:
             counters.lookups_hit += leased
@@ -54,7 +54,8 @@ class Asked:
 
 
 def _results(asked: int, held: int, offered: int, away: int, *, leased: bool) -> Iterator[tuple[str, int]]:
-    """Every chunk that was asked for has one: asked >= held >= offered >= away (to be read first)."""
+    """Splits the chunks that were asked for by result, each counted once. asked >= held >= offered >= away (to be read
+    first)."""
     if leased:
         yield "dram", offered - away
         yield "disk", away

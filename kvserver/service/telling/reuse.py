@@ -1,15 +1,15 @@
-"""What an infinite cache would have hit, so that "why is my hit rate low" has an answer.
+"""Estimates the hit rate of an infinite cache, so that "why is my hit rate low" has an answer.
 
-Of the chunks that lookups ask for in a window of time, an infinite cache hits all but the first of each kind: its hit
-rate is 1 - distinct / asked. What is hit beside that rate tells whether more DRAM or disk would help, or whether
+An infinite cache misses each distinct chunk once in a window of time and hits all further lookups of it. Its hit rate
+is 1 - distinct / asked. The real hit rate beside this one tells whether more DRAM or disk would help, or whether
 prompts simply do not come back.
 
 Distinct chunks are counted by HyperLogLog (Flajolet et al. 2007) with the estimator of Ertl (arXiv:1702.01284), which
-needs no table of corrections. Two things keep it cheap on the thread that decides: of all chunks only those are looked
-at whose key's first byte is a multiple of SAMPLED, which is as random as the key and the same for every lookup; and a
-prompt that was asked for before in the hour is known by its last key, since a key names the whole prefix. It is called
-when nobody waits (lookup_counts.py).
-Standard error: REGISTERS alone make 2.3 %, the sample sqrt(SAMPLED / distinct) more.
+needs no table of corrections. Two things keep it cheap on the thread that decides. Only chunks whose key's first byte
+is a multiple of SAMPLED are looked at: that choice is as random as the key and the same for every lookup. And a prompt
+that was asked for earlier in the hour is recognised by its last key, since a key names the whole prefix. The code runs
+when nobody waits (lookup_counts.py). Standard error: REGISTERS alone cause 2.3 %; the sample adds sqrt(SAMPLED /
+distinct).
 """
 
 from collections import Counter
@@ -21,19 +21,19 @@ SAMPLED = 128
 REGISTER_BITS = 11
 REGISTERS = 1 << REGISTER_BITS
 RANK_BITS = 56 - REGISTER_BITS
-"""Of a key's 7 bytes behind the first, those that do not choose the register."""
+"""Bits that a rank is taken from: 7 bytes of a key after the first, less those that choose the register."""
 ASKED_MIN = 16 * SAMPLED
-"""Chunks; of fewer too few are looked at to say anything."""
+"""Chunks that must have been asked for. With fewer, the sample is too small for an estimate."""
 TAILS_MAX = 4096
 WINDOWS_HOURS = {"1h": 1, "1d": 24}
 HOUR_NS = 3600 * 1_000_000_000
 
 _UNSAMPLED = bytes(byte % SAMPLED != 0 for byte in range(256))
-"""Turns first bytes into 0 for those that are looked at."""
+"""Translation of first bytes to 0 for chunks that are sampled, and to 1 for all others."""
 
 
 class Sketch:
-    """HyperLogLog: about how many distinct things were added, in 2 KiB."""
+    """HyperLogLog sketch: estimates how many distinct things were added, in 2 KiB."""
 
     def __init__(self) -> None:
         self._registers = bytearray(REGISTERS)
@@ -45,7 +45,7 @@ class Sketch:
         self._registers[register] = max(rank, self._registers[register])
 
     def merge(self, other: "Sketch") -> None:
-        """As if all that was added to the other had been added here."""
+        """Adds all that was added to the other sketch."""
         self._registers = bytearray(map(max, self._registers, other._registers))
 
     def distinct(self) -> float:
@@ -60,7 +60,7 @@ class Sketch:
 
 
 class Window:
-    """What was asked in one window of time, and what that says of the last one in which enough was asked."""
+    """One window of time, and the estimate from the last window in which enough was asked."""
 
     def __init__(self, hours: int) -> None:
         self._hours = hours
@@ -69,10 +69,11 @@ class Window:
         self._asked = 0
         self._whole = False
         self.hit_ratio: float | None = None
-        """Of the last whole window; of the running one as long as there is none. None: not enough was asked yet."""
+        """Estimate for the last whole window, or for the running one as long as there is none. None: not enough was
+        asked yet."""
 
     def add(self, sketch: Sketch, asked: int) -> None:
-        """An hour is over."""
+        """Adds an hour that is over."""
         self._sketch.merge(sketch)
         self._asked += asked
         self._left -= 1
@@ -85,7 +86,7 @@ class Window:
 
 
 class Reuse:
-    """The running hour, and the windows that are made of hours."""
+    """The running hour, and the windows made of hours."""
 
     def __init__(self, now_ns: int) -> None:
         self._windows = {name: Window(hours) for name, hours in WINDOWS_HOURS.items()}
@@ -93,10 +94,10 @@ class Reuse:
         self._asked = 0
         self._ends_ns = now_ns + HOUR_NS
         self._tails: dict[bytes, bytes] = {}
-        """Last keys of prompts that were asked for in this hour, and in which namespace the last time."""
+        """Last keys of prompts asked for in this hour -> the namespace in which each was last asked for."""
 
     def asked(self, namespace: bytes, keys: bytes) -> None:
-        """Somebody asked for these packed keys, which chain. Of 512 that are new: some 6 us."""
+        """Counts one lookup's packed keys, which form a chain. 512 new keys take about 6 us."""
         self._asked += len(keys) // KEY_BYTES
         tail = keys[-KEY_BYTES:]
         if self._tails.get(tail) == namespace:
@@ -112,7 +113,7 @@ class Reuse:
             at = marks.find(0, at + 1)
 
     def turn(self, now_ns: int) -> None:
-        """To be called at each tick: hours end."""
+        """Ends the hour when it is over. Called at each tick."""
         if now_ns < self._ends_ns:
             return
         self._ends_ns = now_ns + HOUR_NS
@@ -122,7 +123,8 @@ class Reuse:
         self._tails.clear()
 
     def hit_ratios(self) -> dict[str, float]:
-        """By the window's name; those of which something is known. Before the first hour is over: what it says now."""
+        """Window name -> estimate, for windows that have one. Before the first hour is over, the running hour stands
+        in."""
         ratios = {name: window.hit_ratio for name, window in self._windows.items()}
         if None in ratios.values() and self._asked >= ASKED_MIN:
             now = max(0.0, 1 - self._sketch.distinct() * SAMPLED / self._asked)
