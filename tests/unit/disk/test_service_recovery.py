@@ -273,7 +273,7 @@ def test_a_clear_that_no_disk_could_note_is_told_again_until_one_can() -> None:
 
 def test_a_clear_that_no_disk_could_note_is_durable_once_all_devices_are_drained() -> None:
     rig = DiskRig()
-    client, keys = cold_prompt(rig)
+    client, _ = cold_prompt(rig)
     rig.notes_kept = False
     assert is_refusal(client.ask(Clear(rig.number(), rig.notes[0].namespace)), "device", "disk-clear")
     assert rig.service.status(rig.now_ns).warnings[0].startswith("1 clears are not durable yet")
