@@ -3,6 +3,8 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
+# Nothing here is built by make's own rules. One would make the folder `objects` from objects.cpp.
+MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -53,10 +53,10 @@ class Ghost(NamedTuple):
 
 
 class Ghosts(OrderedDict[bytes, Ghost]):
-    """Of one namespace and half, oldest first."""
+    """Keys of evicted chunks of one namespace and half, oldest first."""
 
     slot_bytes = 0
-    """That they had."""
+    """Bytes of the slots that these chunks had."""
 
     def let_go(self, entries: int) -> None:
         for _ in range(entries):

@@ -48,7 +48,7 @@ def droppable(node: Node) -> bool:
 
 
 class Leftover(Protocol):
-    """What is kept of a namespace that was cleared, and goes in pieces: all at once would take 1 s for a million."""
+    """A table of a cleared namespace that is dropped in pieces: all at once would take 1 s for a million entries."""
 
     def let_go(self, entries: int) -> None:
         """Drops so many entries, which there are."""

@@ -155,8 +155,8 @@ class Space:
         self.root.state = READY
         self.nodes: dict[bytes, Node] = {}
         self.doomed: dict[bytes, Node] = {}
-        """Of a namespace that was cleared: nodes that go in their turn, the last first. What something still needs when
-        its turn comes moves to `nodes`."""
+        """Nodes of a cleared namespace, which go in turn, the last first. A node that is still needed then moves to
+        `nodes`."""
         self.parts: list[Part] = []
         self.part_of: list[int] = []
         """Group -> its first part; part_of[g] + shard is the part."""
@@ -323,7 +323,7 @@ class Space:
         return settle(node)
 
     def put_in_dram(self, node: Node, groups: int) -> None:
-        """What the node has in DRAM from now on."""
+        """Sets the groups (bits) that the node has in DRAM from now on."""
         self.dram_bytes += self.group_bytes(groups) - self.group_bytes(node.in_dram)
         node.in_dram = groups
 

@@ -37,7 +37,7 @@ MIXED_REGIONS_MAX = 1 << 12
 thread that decides."""
 
 Span = tuple[int, int, int, int]
-"""Of a run: its buffer, where its first page begins and its last one ends, and its number."""
+"""A run: its buffer, the begin of its first page, the end of its last one, and its number."""
 PageShape = tuple[tuple[int, int], ...]
 """(regions, page_bytes) of each run, in order: what must be equal for two ranks' shards to be interchangeable."""
 
@@ -134,7 +134,7 @@ def _group_layout(group: GroupSpec, chunk_tokens: int) -> GroupLayout:
 
 
 def _group_spans(index: int, group: GroupSpec, buffers: list[Buffer]) -> list[Span]:
-    """Of each run. There can be thousands, so each is taken apart once, and the words for a refusal made for one."""
+    """Spans of all runs. There can be thousands, so each is taken apart once, and only a refused one is put in words."""
     where = f"groups[{index}]"
     _require("layout", f"{where}.blocks", group.blocks, 1, 1 << 30)
     if not group.regions:
