@@ -1,7 +1,7 @@
 """The brain's process: the only file with sockets, clock and loop around the pure Service.
 
 Requests come in at two doors: ZeroMQ (zmq_listener.py) and the local socket. The service handles each request, and its
-effects are carried out in order. Clients take turns by their cost (request_queue.py), so none can monopolize the brain.
+effects are carried out in order. Clients take turns by their cost (fair_turns.py), so none can monopolize the brain.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ import uvloop
 
 from kvserver import __version__, logs
 from kvserver.brain.bounds import bounds_from
+from kvserver.brain.fair_turns import Line
 from kvserver.brain.http.admin import AdminDoor, TellOutcome
 from kvserver.brain.http.server import HttpServer, Snapshot, SnapshotBoard
 from kvserver.brain.listeners import Board, MoverDoor, SupervisorDoor, open_door, read_request
 from kvserver.brain.publisher import Publisher
-from kvserver.brain.request_queue import Line
 from kvserver.brain.zmq_listener import LONG_BYTES, ZmqDoor
 from kvserver.config.config import Config
 from kvserver.config.descriptor_limit import LOCAL_CONNECTIONS_PER_SESSION, OFFERS_EACH, Share, fit

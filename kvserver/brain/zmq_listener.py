@@ -3,7 +3,7 @@
 libzmq accepts as fast as it can, buffers what it has read without a bound, and aborts a process that runs out of
 descriptors. None of that can be bounded from outside. This module has these bounds:
 
-Rule 1: a connection is read when its client's turn has come (request_queue.py), one message at a time.
+Rule 1: a connection is read when its client's turn has come (fair_turns.py), one message at a time.
 Rule 2: connections without a session are few; the one that is silent for longest makes room for a new one.
 Rule 3: unfinished requests take UNFINISHED_BYTES_MAX in all. Above that, the connection whose request began first is
 closed: a request takes milliseconds to arrive.
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from kvserver.brain.request_queue import Line
+from kvserver.brain.fair_turns import Line
 from kvserver.ipc.fd_sockets import broken, client_of
 from kvserver.wire.messages import FRAME_BYTES_MAX
 from kvserver.wire.zmtp import Alien, Message, Stream, packed

@@ -134,7 +134,7 @@ def _group_layout(group: GroupSpec, chunk_tokens: int) -> GroupLayout:
 
 
 def _group_spans(index: int, group: GroupSpec, buffers: list[Buffer]) -> list[Span]:
-    """Spans of all runs. There can be thousands, so each is taken apart once, and only a refused one is put in words."""
+    """Spans of all runs. There can be thousands, so each is taken apart once; only a refused one is put in words."""
     where = f"groups[{index}]"
     _require("layout", f"{where}.blocks", group.blocks, 1, 1 << 30)
     if not group.regions:
