@@ -1,6 +1,7 @@
-"""`kvserver serve` whose disk mover keeps its counts of reads twice a second, not every ten: for test_disk.py.
+"""`kvserver serve` whose disk mover saves its read counts twice a second instead of every ten seconds: for
+test_disk.py.
 
-python -m tests.process.counted_soon serve --socket=...
+    python -m tests.process.counted_soon serve --socket=...
 """
 
 import sys

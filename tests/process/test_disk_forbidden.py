@@ -1,5 +1,6 @@
-"""The disk tier where the kernel, a container or the file system does not allow what it would like to use: the second
-choice is taken and said, or the device is not used."""
+"""The disk tier where the kernel, a container or the file system refuses its first choice.
+
+The server takes its second choice and logs that, or does not use the device."""
 
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def disk_mover(server: Server) -> MoverStatus:
 
 
 def assert_serves(server: Server, stories: list[Prompt]) -> None:
-    """What left DRAM comes back, every byte compared."""
+    """Checks that chunks evicted from DRAM come back, every byte compared."""
     with Engine(server.path, SHAPE) as engine:
         engine.ready()
         store_slowly(server, engine, stories)
