@@ -53,7 +53,7 @@ def test_the_second_sigterm_ends_a_server_whose_brain_does_not() -> None:
 
 
 def test_a_sigterm_that_comes_when_all_is_over_changes_nothing() -> None:
-    """By then the interpreter has restored the default signal handlers."""
+    """The interpreter has restored the default signal handlers by then."""
     with LateServer() as server:
         assert server.stop() == 0
 

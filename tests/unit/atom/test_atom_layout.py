@@ -1,4 +1,4 @@
-"""Where ATOM's blocks lie, and what is refused before a byte moves."""
+"""Addresses of ATOM's blocks, and layouts that are refused before a byte moves."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -136,7 +136,7 @@ def test_index_keys_that_only_the_regions_tell_of_are_taken_from_there() -> None
 
 
 def test_scales_that_a_cache_has_no_use_for_are_left_out() -> None:
-    """ATOM makes them for bf16 as well, tells of them, and binds them to no layer."""
+    """ATOM makes them for bf16 as well and reports them, but binds them to no layer."""
     scales = [tensor(PAGES, 3, PAGE, item_bytes=4, at=(1 << 21) + n * PAGES * 3 * PAGE * 4) for n in range(2)]
     layers = {"layer_0": cache(k_cache=k(), v_cache=v(1 << 20))}
     known = [region(k()), region(v(1 << 20))]
@@ -185,15 +185,15 @@ def test_scales_that_a_cache_has_no_use_for_are_left_out() -> None:
     ],
 )
 def test_what_is_not_understood_is_refused(caches: dict[str, Any], transfer: Any, code: str, said: str) -> None:
-    """register_page_regions_rejects_invalid_region_geometry; register_empty_kv_caches_with_page_regions;
-    register_rejects_malformed_full_slot_geometry_before_engine_start.
-    ATOM: register_empty_kv_caches_with_page_regions_selects_page_codec."""
+    """ATOM's tests: register_page_regions_rejects_invalid_region_geometry; register_empty_kv_caches_with_page_regions;
+    register_rejects_malformed_full_slot_geometry_before_engine_start;
+    register_empty_kv_caches_with_page_regions_selects_page_codec."""
     with pytest.raises(RequestError, match=said) as problem:
         described(caches, transfer)
     assert problem.value.code == code
 
 
 def test_the_number_of_blocks_has_to_be_said() -> None:
-    """Of MLA no shape tells it."""
+    """No shape of an MLA cache shows it."""
     with pytest.raises(RequestError, match="num_blocks"):
         described({"layer_0": cache(k_cache=k())}, blocks=None)

@@ -1,4 +1,4 @@
-"""What is read from a stream, and a real HTTP conversation with servers that know more or less."""
+"""Parsing of answer streams, and real HTTP conversations with servers that support more or fewer fields."""
 
 import asyncio
 import json

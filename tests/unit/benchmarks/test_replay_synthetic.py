@@ -1,4 +1,4 @@
-"""Sessions that are drawn have the figures that were published of the recorded ones, and are a trace like any other."""
+"""Synthetic sessions have the published figures of the recorded ones, and are a valid trace."""
 
 import statistics
 import subprocess
