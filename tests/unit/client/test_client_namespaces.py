@@ -1,4 +1,4 @@
-"""A cache whose namespace comes later: no server hears of it before, and it is then as any other."""
+"""A cache whose namespace comes later: no server sees the cache before, and afterwards it is like any other."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.rigs.fake_server import WAIT_S, FakeServer, descriptors_open, until
 
 @contextmanager
 def unnamed(path: Path) -> Iterator[tuple[FakeServer, Client, Cache, "Future[bytes]"]]:
-    """Connected."""
+    """A connected client with a cache that has no namespace yet."""
     pool = create_memfd("pool", POOL_BYTES)
     namespace: Future[bytes] = Future()
     with FakeServer(path / "s") as fake, Client(fake.path, timeouts=Timeouts(**QUICK)) as client:

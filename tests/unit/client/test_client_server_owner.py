@@ -1,4 +1,4 @@
-"""Who may be the server that a client hands its pool to, and that nobody else gets it."""
+"""Which user's server a client may hand its pool to; no other server gets it."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""A file is hashed once on a machine, by whoever asks first; what cannot be trusted is hashed again."""
+"""A file is hashed once per machine, by the first that asks; an entry that cannot be trusted is hashed again."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def hashes(folder: Path) -> Hashes:
 
 
 def reads(folder: Path, path: Path) -> int:
-    """How many times one who asks now reads the file."""
+    """How many times a new process reads the file to get its hash."""
     with mock.patch.object(file_hashes, "_hash", side_effect=file_hashes._hash) as read:
         assert hashes(folder).of(Seen.at(path)).blake3 == blake3(path.read_bytes()).hexdigest()
     return int(read.call_count)

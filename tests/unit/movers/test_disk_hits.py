@@ -1,4 +1,4 @@
-"""Counts of what was read, kept beside a store: whole or not at all, bounded, and worth few writes."""
+"""Read counts kept beside a store: whole or not at all, bounded, and with few writes."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ def name(number: int) -> bytes:
 
 
 def at(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both clocks say this."""
+    """Sets both clocks to this time."""
     for clock in ("time", "monotonic"):
         monkeypatch.setattr(disk_hits.time, clock, lambda: seconds)
 
@@ -78,7 +78,7 @@ def test_the_largest_file_is_read_back(tmp_path: Path) -> None:
 
 
 def test_no_damaged_file_is_believed(tmp_path: Path) -> None:
-    """Each of its bits turned, and each of its lengths."""
+    """Turns each bit of the file, and tries each shorter length."""
     hits = HitCounts.load(str(tmp_path))
     hits.add(name(1))
     hits.save()

@@ -1,4 +1,4 @@
-"""What is stored and when: the frontier, whole chunks, bounds, groups; and what makes it go back."""
+"""Stores: which chunks and when. The frontier, whole chunks, bounds, groups, and what moves the frontier back."""
 
 import pytest
 
