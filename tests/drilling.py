@@ -40,8 +40,9 @@ class Copy:
         self.folder = folder
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Runs Python with these arguments and without site: an editable installation would put the intact packages
-        first."""
+        """Runs Python with these arguments.
+
+        Site is off: an editable installation would put the intact packages first."""
         outer = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
         path = os.pathsep.join([str(self.folder), str(ROOT), *outer])
         return subprocess.run(

@@ -1,7 +1,6 @@
-"""`kvserver serve` with two test processes in place of its own: a brain with a witness and a disk mover with planned
-faults.
+"""`kvserver serve` with two test processes in place of its own.
 
-Everything else is the product's own code.
+They are a brain with a witness, and a disk mover with planned faults. Everything else is the product's own code.
 
     python -m tests.process.disk_faults_program FOLDER serve --socket=...
 

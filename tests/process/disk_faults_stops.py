@@ -64,8 +64,9 @@ class StopScene:
         self.seen["rounds"] += 1
 
     def use_while_stopped(self, fresh: Prompt) -> None:
-        """Checks that work without the disk goes on, and that a retrieve from disk misses by its deadline, blocks
-        untouched."""
+        """Checks that work without the disk goes on.
+
+        A retrieve from disk misses by its deadline, with its blocks untouched."""
         story = self.stories[0]  # the coldest, evicted from DRAM by the others
         lease = self.engine.lookup(story).lease
         assert lease is not None

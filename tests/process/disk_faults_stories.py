@@ -1,5 +1,6 @@
-"""The prompts of the disk fault scenarios: a fixed set with shared heads, larger than the disk and far larger than the
-arena."""
+"""The prompts of the disk fault scenarios: a fixed set with shared heads.
+
+They are more than the disk holds, and far more than the arena does."""
 
 import functools
 import random

@@ -35,8 +35,8 @@ FORBIDDEN: Final = {
     "direct": Forbidden({"x86_64": 257, "aarch64": 56}, errno.EINVAL, os.O_DIRECT),
     "preallocation": Forbidden({"x86_64": 285, "aarch64": 47}, errno.EOPNOTSUPP),
 }
-"""Errors as container runtimes give for io_uring_setup, and as file systems without the feature give for openat and
-fallocate."""
+"""Errors as containers give for io_uring_setup, and as file systems without the feature give for openat and fallocate.
+"""
 
 
 def can_forbid() -> bool:

@@ -9,8 +9,9 @@ from kvserver.supervisor import supervisor
 
 
 def serve(modules: Mapping[str, str]) -> None:
-    """Runs this process's command line with other modules as children, keyed by the module that the supervisor would
-    start."""
+    """Runs this process's command line.
+
+    `modules` maps modules that the supervisor would start to their replacements."""
     spawn: Callable[..., Any] = supervisor.Supervisor._spawn
 
     def spawn_stand_in(self: supervisor.Supervisor, module: str, *rest: object) -> subprocess.Popen[bytes]:

@@ -95,8 +95,9 @@ def mover_and_store(scene: Scene, round_: int) -> None:
 
 
 def mover_and_retrieve(scene: Scene, round_: int) -> None:
-    """A retrieve that is given up unread ends at once; in the middle of the copy it ends when the mover has finished
-    it."""
+    """A retrieve that is given up unread ends at once.
+
+    In the middle of the copy it ends when the mover has finished."""
     story = _store(scene)
     survivor = scene.survivor
     copying = round_ % 2 == 0

@@ -1,5 +1,4 @@
-"""Operators and a real server: commands over HTTP and by `kvserver admin`, their permissions, and the secrecy of
-tokens."""
+"""Operators and a real server: commands over HTTP and by `kvserver admin`, permissions, and secrecy of tokens."""
 
 import http.client
 import json

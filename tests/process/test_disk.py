@@ -1,5 +1,4 @@
-"""A server with a disk tier, seen from outside: chunks evicted from DRAM come back, also after the whole server was
-killed."""
+"""A server with a disk tier, seen from outside: evicted chunks come back, also after the whole server was killed."""
 
 import subprocess
 import sys

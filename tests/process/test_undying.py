@@ -1,5 +1,4 @@
-"""Processes that were killed and do not end, asleep in the kernel or held by a debugger: every wait for them is
-bounded.
+"""Processes that were killed and do not end, asleep in the kernel or held by a debugger: waits for them are bounded.
 
 No test can make a process sleep in the kernel. So these supervisors only believe that they kill: their movers are
 stopped, and stay until the test kills them."""

@@ -185,7 +185,9 @@ def test_scales_that_a_cache_has_no_use_for_are_left_out() -> None:
     ],
 )
 def test_what_is_not_understood_is_refused(caches: dict[str, Any], transfer: Any, code: str, said: str) -> None:
-    """ATOM's tests: register_page_regions_rejects_invalid_region_geometry; register_empty_kv_caches_with_page_regions;
+    """Counterparts of ATOM's tests.
+
+    register_page_regions_rejects_invalid_region_geometry; register_empty_kv_caches_with_page_regions;
     register_rejects_malformed_full_slot_geometry_before_engine_start;
     register_empty_kv_caches_with_page_regions_selects_page_codec."""
     with pytest.raises(RequestError, match=said) as problem:

@@ -150,8 +150,7 @@ def test_parts_of_a_retrieve_are_the_retrieve(store: tuple[CacheSpec, StorePart,
 
 
 def test_parts_of_many_small_groups_fit_one_order_to_a_mover() -> None:
-    """The server bounds touched chunks as well as blocks; groups of one block per chunk reach the bound on chunks
-    first."""
+    """The server bounds both chunks and blocks; groups of one block per chunk reach the bound on chunks first."""
     groups = [GroupSpec(12, 1, "full", 0, 1, 0, 1, 0, []) for _ in range(7)]
     spec = CacheSpec(name="kv", namespace=bytes(32), chunk_tokens=12, buffers=[], groups=groups)
     chunks, limits = 6000, Limits(8000, BLOCKS_MAX, 1, 1)

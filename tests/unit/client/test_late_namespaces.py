@@ -1,5 +1,4 @@
-"""An engine's namespace is derived once its model's files are hashed; an engine whose files reveal nothing gets its
-own."""
+"""A namespace is derived once the model's files are hashed; an engine whose files reveal nothing gets its own."""
 
 import hashlib
 import logging
@@ -39,8 +38,7 @@ def later_ns() -> int:
 
 
 def named(folder: Path, *, life: str = "a", since_ns: int | None = None, **more: Any) -> bytes:
-    """The namespace of an engine that began after all files of the folder were there, unless since_ns gives another
-    time."""
+    """The namespace of an engine that began after all files were there, or at since_ns."""
     since = later_ns() if since_ns is None else since_ns
     more = {"log": LOG, "is_first": True} | more
     return namespace_of(FACTS, [model_files(folder)], life=life, since_ns=since, **more).result(WAIT_S)

@@ -1,4 +1,4 @@
-"""The order in which what was found on disk is told: whole chunks, parents first, nothing left out."""
+"""The order in which records found on disk are told: whole chunks, parents first, nothing left out."""
 
 import random
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def reports(told: DiskTelling, most: int) -> Iterator[list[DiskRecord]]:
 
 
 def tree(rng: random.Random, chunks: int, namespace: str) -> list[DiskRecord]:
-    """Chains that fork, two shards a chunk, some of them written twice."""
+    """Chains that fork, two shards per chunk, some of them written twice."""
     records: list[DiskRecord] = []
     for number in range(chunks):
         parent = str(rng.randrange(number)) if number and rng.random() < 0.9 else ""

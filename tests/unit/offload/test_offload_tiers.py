@@ -1,5 +1,4 @@
-"""Hit tokens by tier: only tokens that were retrieved and used, counted as disk if they were there when the request
-asked."""
+"""Hit tokens by tier: tokens retrieved and used, counted as disk if they were there when the request asked."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What is said and counted of single requests: lines, so many at each level; why a prefix ends; `explain`; hits."""
+"""Log lines and counts of single requests: lines per level, why a prefix ends, `explain`, hits."""
 
 import logging
 
@@ -107,7 +107,7 @@ def small_rig() -> TalkingRig:
 
 
 def evict(client: Client) -> None:
-    """Stores so much that whatever was there before leaves."""
+    """Stores so much that all earlier chunks are evicted."""
     for seed in range(1000, 1026):
         client.rig.now_ns += 1_000_000
         client.store(chain(seed, 3))

@@ -1,4 +1,4 @@
-"""Where the arena is put, on machines that are made of files: which GPUs count, and which memory is near them."""
+"""Placement of the arena on machines made of files: which GPUs count, and which memory is near them."""
 
 import os
 from pathlib import Path

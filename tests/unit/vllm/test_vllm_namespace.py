@@ -1,4 +1,4 @@
-"""Whatever shapes KV is in the namespace; what does not is not, so that engines share."""
+"""Everything that shapes KV is in the namespace; other settings are not, so that engines share."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type
 
 
 def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
-    """Of an engine; `more` replaces what facts_of() is told, or what the engine's configuration says."""
+    """An engine's namespace. `more` replaces arguments of facts_of() or values of the engine's configuration."""
     model = {"dtype": "bfloat16", "quantization": None, "max_model_len": 4096, "multimodal_config": None}
     model |= {"override_generation_config": {}, "quantization_config": None, "hf_overrides": {}}
     generation = more.pop("generation", {})
@@ -233,7 +233,7 @@ def test_a_model_is_called_what_its_users_call_it_in_no_more_bytes_than_the_serv
 
 
 def test_a_backend_that_is_not_vllms_own_is_told_by_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two releases of a plug-in lay pages out in two ways, under one name."""
+    """Two releases of a plug-in may lay out pages differently under one name."""
 
     class Backend:
         @staticmethod
