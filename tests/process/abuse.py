@@ -1,4 +1,4 @@
-"""A server that is abused, somebody whose chunks it keeps meanwhile, and a raw session that may say anything.
+"""A server under abuse, an engine whose chunks it keeps meanwhile, and a raw session that may send anything.
 
 with Victim() as victim:
     ...                     # whatever a client must not do

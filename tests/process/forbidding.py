@@ -35,8 +35,7 @@ FORBIDDEN: Final = {
     "direct": Forbidden({"x86_64": 257, "aarch64": 56}, errno.EINVAL, os.O_DIRECT),
     "preallocation": Forbidden({"x86_64": 285, "aarch64": 47}, errno.EOPNOTSUPP),
 }
-"""Errors as containers give for io_uring_setup, and as file systems without the feature give for openat and fallocate.
-"""
+"""Errors as containers return for io_uring_setup, and file systems without the feature for openat and fallocate."""
 
 
 def can_forbid() -> bool:

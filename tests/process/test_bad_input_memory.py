@@ -1,4 +1,4 @@
-"""Descriptors that are not the memory they should be, or stop being it: a typed error, and the mover lives on."""
+"""Descriptors whose memory is wrong from the start or becomes so later: a typed error, and the mover lives on."""
 
 import fcntl
 import os

@@ -29,7 +29,7 @@ class Server:
         self.waited = 0
         self.leased = 0
         self.chunks_on_disk = 0
-        """Of the chunks that a lookup finds, how many at the end are on disk."""
+        """Number of chunks on disk at the end of each prefix that a lookup finds."""
         self.released: list[int] = []
         self.closed = False
         self.refusal: RequestError | None = None

@@ -60,7 +60,7 @@ def described(caches: dict[str, Any], transfer: Any = None, blocks: int | None =
 
 @pytest.mark.parametrize("ratio", [1, 2, 16])
 def test_the_bytes_of_a_block_follow_from_how_many_the_scheduler_counts(ratio: int) -> None:
-    """block_ratio: a tensor has so many pages for each of its blocks."""
+    """block_ratio: the number of pages that a tensor has for each of its blocks."""
     pages, page = BLOCKS * ratio, BLOCK // ratio
     keys, values = tensor(pages, 3, 5, page, 8), tensor(pages, 3, 40, page, at=100_000)
     layout = described({"layer_0": cache(k_cache=keys, v_cache=values)})
@@ -77,7 +77,7 @@ def test_a_tensor_that_is_no_whole_number_of_blocks_is_refused(ratio: int) -> No
 
 
 def test_a_block_is_several_pages_of_each_tensor() -> None:
-    """block_ratio: ids are the scheduler's, whatever the pages are."""
+    """block_ratio: block ids are the scheduler's, whatever the size of a page."""
     layout = described({"layer_0": cache(k_cache=k(), v_cache=v(at=100_000))})
     page_bytes = 2 * 3 * 5 * PAGE * 8 * 2
     assert layout.regions == [

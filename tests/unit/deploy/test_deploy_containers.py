@@ -57,7 +57,7 @@ def test_the_image_runs_as_somebody_else_than_root_and_ends_by_sigterm() -> None
 
 
 def test_the_engines_image_takes_the_wheels_of_the_image_that_is_built_here() -> None:
-    """By tag, the base image might be built too late, or be another one with that name."""
+    """Named by its tag, the base image might be built too late, or be another image with that tag."""
     compose = text("container/compose.yml")
     (source,) = re.findall(r"COPY --from=(\S+) /wheels", compose)
     assert f'additional_contexts: {{{source}: "service:kvserver"}}' in compose

@@ -159,7 +159,7 @@ def test_what_exceeds_a_guarantee_on_disk_goes_by_its_age_and_no_further() -> No
 
 
 def test_who_has_less_on_disk_than_its_guarantee_takes_from_those_who_have_more() -> None:
-    """Also when all that the others have was used later."""
+    """Also when all chunks of the others were used later."""
     rig = rig_with(quota("agents", guaranteed=9), quota("chat", guaranteed=EXTENTS - 12))
     agents, chat, guests = (client_of(rig, name, of) for name, of in (("agents", AGENTS), ("chat", CHAT), ("", GUESTS)))
     hold_writes(rig)

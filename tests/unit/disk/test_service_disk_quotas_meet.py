@@ -160,7 +160,7 @@ def test_a_tenant_that_may_not_have_a_chunk_in_dram_is_refused_at_once() -> None
 
 
 def test_what_no_slot_could_ever_hold_for_its_tenant_is_not_offered_from_disk() -> None:
-    """Its maximum was lowered while the brain was away. A read of it would wait until every deadline."""
+    """The tenant's maximum was lowered while the brain was away, so a read could only wait for its deadline."""
     rig = rig_with(quota("chat", guaranteed=1))
     wide = client_of(rig, "chat", CHAT, (WIDE,))
     keys = chain(7, 1)

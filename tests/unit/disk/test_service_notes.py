@@ -121,7 +121,7 @@ def test_a_mover_that_says_that_no_device_kept_a_note_has_answered() -> None:
 
 
 def test_a_namespace_of_which_a_rank_is_missing_keeps_the_document_that_there_is() -> None:
-    """Without the shapes of all shards nothing of it would be found at a start."""
+    """Without the shapes of all shards a start would find none of its chunks."""
     rig = DiskRig()
     halves = [msgspec.structs.replace(FULL, shards=2, shard=shard, writers=1) for shard in (0, 1)]
     ranks = [Client(rig, ranks=2, rank=rank).register([halves[rank]]) for rank in (0, 1)]

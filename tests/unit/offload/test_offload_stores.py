@@ -284,7 +284,7 @@ def test_a_new_prompt_is_stored_at_once_while_the_server_reads_its_disks() -> No
 
 
 def asked_anew_while_disks_are_read(stored: int, found: int, **ends: object) -> Desk:
-    """A request of five chunks, of which so many were stored once; the server has been started since."""
+    """A desk with a request of five chunks. `stored` of them were stored before the server restarted."""
     desk = Desk()
     desk.admit(tokens=60)
     first = desk.stored(tokens=stored * CHUNK)

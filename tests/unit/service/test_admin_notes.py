@@ -73,7 +73,7 @@ def test_few_notes_of_prefixes_stay_whatever_they_say() -> None:
 
 
 def test_a_cleared_prefix_counts_for_a_device_that_could_not_be_opened() -> None:
-    """That device may be the only one with the namespace and its note."""
+    """The unopened device may be the only one with the namespace and its note."""
     rig = DiskRig(disk_devices=2)
     client, keys = Client(rig).register(), chain(1, CHUNKS)
     client.store(keys)
