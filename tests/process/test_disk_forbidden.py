@@ -53,7 +53,7 @@ def assert_serves(server: Server, stories: list[Prompt]) -> None:
         assert server.status().counters["disk_reads"]
 
 
-def test_where_io_uring_is_forbidden_threads_do_it_and_it_is_said(tmp_path: Path, stories: list[Prompt]) -> None:
+def test_threads_replace_a_forbidden_io_uring_and_it_is_logged(tmp_path: Path, stories: list[Prompt]) -> None:
     with without("io-uring", tmp_path) as server:
         backend = disk_mover(server).backend
         assert "threads" in backend
@@ -62,7 +62,7 @@ def test_where_io_uring_is_forbidden_threads_do_it_and_it_is_said(tmp_path: Path
         assert_serves(server, stories)
 
 
-def test_where_io_uring_is_forbidden_and_asked_for_no_device_is_used(tmp_path: Path) -> None:
+def test_no_device_is_used_when_io_uring_is_asked_for_and_forbidden(tmp_path: Path) -> None:
     with without("io-uring", tmp_path, disk_engine="uring") as server:
         (disk,) = disk_ready(server).disks
         assert not disk.takes_writes

@@ -91,7 +91,7 @@ def test_one_that_was_preempted_again_or_ended_before_its_prefill_did_leaves_no_
     assert whole(gaps, hbm=48) == 90
 
 
-def test_of_several_gaps_only_those_count_that_hbm_has() -> None:
+def test_only_gaps_that_hbm_has_count() -> None:
     gaps = Gaps(CHUNK)
     left_out(gaps, end=34)
     left_out(gaps, end=26)

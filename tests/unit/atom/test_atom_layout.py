@@ -102,7 +102,7 @@ def test_layers_of_different_heads_are_runs_of_their_own() -> None:
     assert [run.regions for run in described(layers).regions] == [1, 1, 1]
 
 
-def test_where_tensors_lie_does_not_change_the_order_of_bytes() -> None:
+def test_the_places_of_tensors_do_not_change_the_order_of_bytes() -> None:
     """Two allocations or one: the same pages in the same order, which is what the server compares."""
     apart = {
         "layer_0": cache(k_cache=tensor(PAGES, 3, 5, PAGE, 8, base=BASE + (1 << 30))),
@@ -113,7 +113,7 @@ def test_where_tensors_lie_does_not_change_the_order_of_bytes() -> None:
     assert [(run.buffer, run.regions) for run in layout.regions] == [(0, 1), (1, 1)]
 
 
-def test_of_mla_the_first_dimension_counts_tokens() -> None:
+def test_the_first_dimension_of_mla_counts_tokens() -> None:
     layout = described({"layer_0": cache(k_cache=tensor(BLOCKS * BLOCK, 1, 576))})
     assert layout.regions == [RegionRun(0, 0, 1, 0, BLOCK * 576 * 2, BLOCK * 576 * 2)]
     assert layout.is_latent

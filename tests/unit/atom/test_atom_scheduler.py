@@ -384,7 +384,7 @@ def test_a_prompt_is_stored_up_to_what_atom_left_out_in_hbm(then: str) -> None:
     assert (store.first_chunk, store.chunks) == (0, 4), "it has computed them itself"
 
 
-def test_one_that_ends_while_it_is_computed_anew_is_kept_by_nobody() -> None:
+def test_a_request_that_ends_while_it_is_recomputed_is_forgotten() -> None:
     desk = Desk()
     seq = sequence(40, num_prompt_tokens=20)
     desk.admit(seq, hbm=0)

@@ -51,7 +51,7 @@ def test_a_server_that_comes_again_hears_of_it_then(tmp_path: Path) -> None:
         until("it to be registered again", lambda: fake.count(wire.Register) == 2 and cache.registered)
 
 
-def test_one_that_is_given_up_before_never_comes(tmp_path: Path) -> None:
+def test_a_cache_that_is_unregistered_before_its_namespace_comes_is_never_registered(tmp_path: Path) -> None:
     with unnamed(tmp_path) as (fake, client, cache, namespace):
         assert client.unregister(cache).result(WAIT_S)
         namespace.set_result(NAMESPACE)

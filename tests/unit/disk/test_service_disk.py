@@ -166,7 +166,7 @@ def too_much_for_dram(rig: DiskRig) -> tuple[Client, list[bytes], list[Found]]:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_of_two_retrieves_that_wait_for_the_slots_of_each_other_the_later_one_gives_way(busy: bool) -> None:
+def test_the_later_of_two_retrieves_that_wait_for_each_others_slots_gives_way(busy: bool) -> None:
     """busy: something else is being copied all the time."""
     rig = DiskRig()
     client, prompts, heads = too_much_for_dram(rig)

@@ -10,7 +10,7 @@ from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, PROMPTS_OF_ARENA, DiskRig,
 
 @pytest.mark.parametrize("last_first", [False, True], ids=["first read first", "last read first"])
 @pytest.mark.parametrize("middle", range(CHUNKS))
-def test_of_a_prefix_with_an_unreadable_chunk_only_what_is_before_it_enters_dram(middle: int, last_first: bool) -> None:
+def test_only_chunks_before_an_unreadable_one_enter_dram(middle: int, last_first: bool) -> None:
     """Chunks read after the unreadable one are useless, and take no room."""
     rig = DiskRig()
     client, keys = cold_prompt(rig)

@@ -33,7 +33,7 @@ def names(digests: list[bytes]) -> str:
     return "".join(digest[:1].decode() for digest in digests)
 
 
-def test_of_namespaces_that_have_gone_only_so_many_notes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_notes_of_departed_namespaces_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clear_notes, "FORGOTTEN_AT_ONCE", 2)
     rig = DiskRig(namespaces_max=2, notes_max=3)
     living = written(rig, "l")

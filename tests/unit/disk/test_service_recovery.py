@@ -135,7 +135,7 @@ def test_a_device_that_does_not_know_a_namespace_does_not_hide_it() -> None:
     assert Client(rig).register().lookup(keys).chunks == CHUNKS
 
 
-def test_of_two_records_of_a_chunk_the_newer_one_counts() -> None:
+def test_the_newer_of_two_records_of_a_chunk_counts() -> None:
     rig = DiskRig()
     _, keys = cold_prompt(rig)
     newest = {record.key: record for record in rig.devices.values()}[key(keys, 2)]
@@ -284,7 +284,7 @@ def test_clears_that_no_disk_could_note_are_bounded(monkeypatch: pytest.MonkeyPa
     assert client.lookup(warm, b"w" * 32).chunks == CHUNKS, "nothing was cleared"
 
 
-def test_of_two_notes_of_a_namespace_the_later_void_counts() -> None:
+def test_the_later_void_of_two_notes_of_a_namespace_counts() -> None:
     rig = DiskRig()
     client, keys = cold_prompt(rig)
     (first, *_) = rig.notes
@@ -329,7 +329,7 @@ def test_a_namespace_that_was_cleared_does_not_take_the_place_of_one_with_chunks
 
 
 @pytest.mark.parametrize(("name", "newcomer", "chunks"), [("x", "", 3), ("z", "", 3), ("y", "", 0), ("x", "n", 3)])
-def test_of_the_namespaces_on_disk_those_written_last_get_the_places(name: str, newcomer: str, chunks: int) -> None:
+def test_the_namespaces_on_disk_written_last_get_the_places(name: str, newcomer: str, chunks: int) -> None:
     rig, keys = DiskRig(namespaces_max=3), chain(1, CHUNKS)
     for which in "yzx":
         Client(rig).register(namespace=which.encode() * 32).store(keys)
@@ -420,7 +420,7 @@ def test_what_a_dead_mover_has_told_of_is_not_to_be_had_until_the_next_one_has_t
     assert (found.chunks, found.why) == (0, "recovering")
 
 
-def test_with_quotas_whoever_does_not_see_a_namespace_hears_no_more_than_that_disks_are_being_read() -> None:
+def test_with_quotas_a_client_that_may_not_see_a_namespace_hears_only_that_disks_are_being_read() -> None:
     rig = rig_with(quota("a", 1, 20))
     stored(client_of(rig, "a", NAMESPACE), 1, seed=1)
     begin_anew(rig)
@@ -439,7 +439,7 @@ def test_with_quotas_whoever_does_not_see_a_namespace_hears_no_more_than_that_di
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
-def test_with_quotas_what_ones_own_namespace_has_on_disk_is_doubted_also_without_a_cache(is_listed: bool) -> None:
+def test_with_quotas_a_lookup_in_ones_own_namespace_is_recovering_also_without_a_cache(is_listed: bool) -> None:
     """The namespace's movers have died, or its engine has not yet returned to a brain that just started."""
     rig = rig_with(quota("a", 1, 20))
     stored(client_of(rig, "a", NAMESPACE), 1, seed=1)

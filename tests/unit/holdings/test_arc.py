@@ -93,7 +93,7 @@ def test_a_parent_stays_as_long_as_a_chunk_below_it_that_may_not_go() -> None:
     client.release(lease)
 
 
-def test_where_one_half_may_not_give_the_other_does() -> None:
+def test_the_other_half_gives_when_one_may_not() -> None:
     """All recent chunks are leased."""
     client = Client(arc_rig()).register()
     frequent, recent = prompts(1, 2, chunks=SLOTS // 2)

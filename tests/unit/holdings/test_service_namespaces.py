@@ -68,7 +68,7 @@ def test_a_namespace_with_a_pin_is_kept_although_it_is_the_coldest() -> None:
     assert clients[1].lookup(chain(1, 3), DIGESTS[1]).chunks == 0
 
 
-def test_where_every_namespace_has_a_lease_none_makes_room() -> None:
+def test_no_namespace_makes_room_when_all_have_a_lease() -> None:
     rig = Rig(namespaces_max=2)
     clients = [left_behind(rig, DIGESTS[number], number) for number in range(2)]
     leases = [clients[number].lookup(chain(number, 3), DIGESTS[number]) for number in range(2)]

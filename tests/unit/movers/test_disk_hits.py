@@ -59,7 +59,7 @@ def test_it_is_written_every_ten_seconds_in_which_something_was_read(
     assert os.listdir(tmp_path) == []
 
 
-def test_of_too_many_namespaces_the_one_not_read_for_longest_is_left_out(
+def test_the_least_recently_read_of_too_many_namespaces_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_hits, "NAMESPACES_MAX", 3)

@@ -119,9 +119,7 @@ def test_what_a_device_has_no_note_of_is_void_as_far_as_it_has_forgotten() -> No
     assert disk_notes.together([]) == {}
 
 
-def test_of_what_a_device_is_to_learn_what_was_forgotten_comes_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_learns_the_forgotten_namespaces_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash before the other notes are saved must not make their namespaces void."""
     known = {FORGOTTEN: Known(b"", 5)} | {bytes([name]) * 32: Known(b"x", 1) for name in (0, 90, 255)}
     order: list[bytes] = []

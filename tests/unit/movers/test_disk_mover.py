@@ -261,7 +261,7 @@ def test_a_prefix_of_which_one_device_has_a_note_costs_nothing_else(places: tupl
     assert void_on(bad) == [3]
 
 
-def test_where_every_device_was_drained_there_is_nothing_to_note(places: tuple[Path, Path]) -> None:
+def test_nothing_is_noted_when_every_device_was_drained(places: tuple[Path, Path]) -> None:
     place, _ = places
     with Brain(place) as brain:
         brain.devices(1)

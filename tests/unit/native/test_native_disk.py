@@ -182,9 +182,7 @@ def test_overwritten_and_withdrawn_records_are_gone_for_good(tmp_path: Path) -> 
     assert set(kept(tmp_path)) == {old[0], new, old[3], old[5]}
 
 
-def test_of_an_overwrite_the_device_sees_the_payload_alone_after_its_old_header_is_gone(
-    tmp_path: Path, faults: DiskFaults
-) -> None:
+def test_an_overwrite_sends_its_payload_only_after_the_old_header_is_gone(tmp_path: Path, faults: DiskFaults) -> None:
     store = open_store(tmp_path, faults=faults)
     rig = Rig(store)
     old = Record(Extent(0, 1, 2, LARGE), 70)

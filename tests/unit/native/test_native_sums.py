@@ -214,7 +214,7 @@ def cut_once_read(arena: int, size: int) -> None:
     os.ftruncate(arena, size)
 
 
-def test_whoever_is_killed_while_he_sums_or_compares_loses_nothing() -> None:
+def test_a_kill_while_sums_are_made_or_compared_loses_nothing() -> None:
     memory = Memory()
     context = multiprocessing.get_context("fork")
 

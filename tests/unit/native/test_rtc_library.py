@@ -43,7 +43,7 @@ def test_the_newer_of_two_compilers_is_taken(site: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "library"), [("cuda", "/opt/libcuda.so.1"), ("rocm", "")])
-def test_elsewhere_the_native_side_looks_for_it(site: Path, kind: str, library: str) -> None:
+def test_other_compilers_are_left_to_the_native_side(site: Path, kind: str, library: str) -> None:
     """The native side looks beside a named driver's library, and ROCm always has it beside its own."""
     install(site, NVRTC_WHEELS[0])
     assert rtc_library(kind, library) == ""

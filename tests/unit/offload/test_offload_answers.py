@@ -51,7 +51,7 @@ def test_a_late_answer_is_not_taken_for_that_of_the_next_question() -> None:
     assert desk.match(tokens=40) == 3 * CHUNK
 
 
-def test_that_something_is_missing_is_believed_for_a_moment() -> None:
+def test_an_answer_that_chunks_are_missing_is_believed_for_a_moment() -> None:
     desk = Desk()
     desk.begin(tokens=40)
     desk.match(tokens=40)

@@ -39,7 +39,7 @@ def test_notes_of_prefixes_push_out_none_of_namespaces() -> None:
     assert rig.forgotten == []
 
 
-def test_of_many_notes_of_prefixes_those_go_whose_namespace_was_cleared_later() -> None:
+def test_notes_of_prefixes_go_when_their_namespace_was_cleared_later() -> None:
     rig = DiskRig(prefix_notes_kept=1)
     client, keys = Client(rig).register(), chain(1, CHUNKS)
     client.store(keys)

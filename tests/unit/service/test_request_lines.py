@@ -113,7 +113,7 @@ def evict(client: Client) -> None:
         client.store(chain(seed, 3))
 
 
-def test_of_a_chunk_that_was_evicted_the_line_says_when_and_for_what() -> None:
+def test_the_line_of_an_evicted_chunk_says_when_and_for_what() -> None:
     rig = small_rig()
     client, keys = Client(rig).register(), chain(1, 3)
     client.store(keys)

@@ -91,7 +91,7 @@ def test_tiers_are_told_apart_and_a_later_brain_tells_what_it_found() -> None:
     assert set(split(keys)) <= found
 
 
-def test_what_goes_is_told_also_of_a_chunk_whose_turn_it_is_to_be_told_as_left_by_an_earlier_brain() -> None:
+def test_a_removal_is_told_also_of_a_chunk_that_waits_to_be_told_as_an_earlier_brains() -> None:
     """The chunk was told as stored before.
 
     Without its removal a subscriber would believe for ever that the tier has it."""

@@ -147,7 +147,7 @@ def test_what_was_cleared_leaves_no_mark_even_under_a_retrieve(descriptor: int) 
     assert life.facts()["chunks"] == 0
 
 
-def test_where_a_full_group_is_needed_nothing_is_marked(descriptor: int) -> None:
+def test_nothing_is_marked_where_a_full_group_is_needed(descriptor: int) -> None:
     life, keys = Life(descriptor), chain(1, 2)
     client = engine(life, FULL, STATE)
     reply = client.ask(client.storing(keys, GroupBlocks(0, 0, ids(*range(6))), GroupBlocks(1, 1, ids(3))))
@@ -195,7 +195,7 @@ def test_a_chunk_whose_slots_clash_with_others_takes_none(descriptor: int) -> No
     assert {record.key for record in again.records()} == {key(keys, 0)}
 
 
-def test_of_two_marks_of_a_chunk_one_stays(descriptor: int) -> None:
+def test_one_of_two_marks_of_a_chunk_stays(descriptor: int) -> None:
     life, keys = Life(descriptor), chain(1, 3)
     store_state(engine(life, STATE), keys, 2)
     first = next(record for record in life.records() if record.key == key(keys, 0))

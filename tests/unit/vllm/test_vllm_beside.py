@@ -72,7 +72,7 @@ def test_an_unknown_tensor_with_an_entry_for_each_block_is_refused(
     assert "--kv-cache-dtype auto" in str(refused.value)
 
 
-def test_one_that_comes_with_the_first_forward_is_found_when_it_is_looked_for_again() -> None:
+def test_a_tensor_made_in_the_first_forward_is_found_by_the_next_look() -> None:
     layer = Layer()
     beside, caches = bound(odd=layer)
     beside.described(known(beside, caches))

@@ -84,7 +84,7 @@ def test_a_block_is_right_once_something_else_was_brought_into_all_of_it(
     assert steps.step(v=(end, 28)) == ({"v"} if is_right else set())
 
 
-def test_of_a_block_in_two_parts_the_earlier_counts(steps: Steps) -> None:
+def test_a_wrong_token_early_in_a_block_makes_the_later_ones_wrong(steps: Steps) -> None:
     """Token 21 was computed on blocks that turned out wrong; computing 22 and 23 anew does not repair it."""
     steps.admit("s", 20)
     assert steps.step(s=(20, 22)) == set()

@@ -293,7 +293,7 @@ def test_an_engine_without_any_cache_of_its_own_numbers_images_and_does_not_name
 
 
 @pytest.mark.parametrize("hash_block_tokens", [0, 4])
-def test_where_images_are_only_numbered_requests_with_one_have_no_name(hash_block_tokens: int) -> None:
+def test_requests_with_an_image_have_no_name_where_images_are_only_numbered(hash_block_tokens: int) -> None:
     names = Keyer(chunk_tokens=CHUNK, hash_block_tokens=hash_block_tokens, names_media=False)
     with pytest.raises(RequestError, match="numbers"):
         names.extra(request(mm_features=[feature("renderer0-mm-0-image-0", 3)]))

@@ -159,7 +159,7 @@ def test_releases_that_name_no_stride_of_layers_may_have_an_allocation_for_each(
     assert layout.allocations == storages
 
 
-def test_or_say_where_each_begins_in_the_blocks_of_one_allocation() -> None:
+def test_releases_that_give_each_layers_offset_in_the_blocks_of_one_allocation_are_read() -> None:
     """Also 0.24 to 0.28, for models whose layers differ."""
     storage = Storage(BASE, 3 * BLOCKS * PAGE)
     spec = FullAttentionSpec(block_size=16, page_size_bytes=PAGE)
@@ -176,7 +176,7 @@ def test_or_say_where_each_begins_in_the_blocks_of_one_allocation() -> None:
         layout_of(found, caches)
 
 
-def test_in_which_order_a_page_has_heads_and_tokens_is_told_since_its_regions_do_not() -> None:
+def test_the_order_of_heads_and_tokens_in_a_page_is_reported_beside_its_regions() -> None:
     """Releases before 0.31 show it nowhere, and choose it by an environment variable or by another connector."""
     storage = Storage(BASE, 2 * BLOCKS * PAGE)
     tensor = SimpleNamespace(shared_by=["a"])

@@ -201,7 +201,7 @@ def test_a_model_that_vllm_gives_its_own_words_for_a_rope_is_shared_whatever_the
     assert noted[0] == noted[1] == namespace(), "some models leave the bound in the settings"
 
 
-def test_of_the_environment_counts_what_decides_how_many_bits_are_computed_with() -> None:
+def test_environment_variables_that_decide_the_precision_count() -> None:
     set_ = {"VLLM_MARLIN_INPUT_DTYPE": "int8", "VLLM_LOGGING_LEVEL": "DEBUG"}
     read = SimpleNamespace(VLLM_MARLIN_INPUT_DTYPE="int8", VLLM_MOE_ROUTING_SIMULATION_STRATEGY="")
     assert environment_that_counts(set_, read) == {"VLLM_MARLIN_INPUT_DTYPE": "int8"}

@@ -100,7 +100,7 @@ def test_blocks_that_another_connector_has_just_brought_are_not_stored_for_who_t
 
 
 @pytest.mark.parametrize("order", ["rs", "sr"])
-def test_of_who_went_on_behind_a_load_that_failed_nothing_is_stored(order: str) -> None:
+def test_nothing_is_stored_of_a_request_that_continued_after_a_failed_load(order: str) -> None:
     """Request "r" is computed anew in two steps. Chunks that "s" has computed meanwhile stay wrong."""
     beside = Beside()
     beside.admit("r", [*SHARED, 20, 21], hbm=0)

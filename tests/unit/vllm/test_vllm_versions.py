@@ -61,7 +61,7 @@ def test_tables_are_taken_where_they_are_offered() -> None:
     assert of("gone") == ()
 
 
-def test_of_states_only_those_are_taken_that_are_handed_over() -> None:
+def test_only_states_that_are_handed_over_are_taken() -> None:
     """For block 3 the engine says where its state stopped; block 6's ended within a block."""
     held = {"a": ([1, 2, 3], [4, 5, 6]), "b": ([7], [8])}
     state = SimpleNamespace(get_block_ids=held.get, boundary_state_offloads={"a": [(1, 9, 24), (1, 6, 30)]})
@@ -182,7 +182,7 @@ def test_a_field_that_a_release_lacks_is_refused_by_its_name_and_the_releases() 
         groups_of(KVCacheConfig())
 
 
-def test_wherever_it_is_read() -> None:
+def test_a_missing_field_is_refused_in_any_function_that_reads_it() -> None:
     read = reading("0.99.1")(called)
     with pytest.raises(RequestError, match=r"vLLM 0\.99\.1: .*KVCacheConfig has no 'model'"):
         read(KVCacheConfig())
