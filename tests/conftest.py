@@ -1,5 +1,6 @@
-"""What all tests share: no time limits inside hypothesis, because the machine may be busy with other things; hashes of
-weights are kept apart from those of whoever runs the tests."""
+"""Settings of all tests: no time limits inside hypothesis, because the machine may be busy with other things.
+
+Hashes of weights are kept apart from the user's own."""
 
 import os
 import tempfile

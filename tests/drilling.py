@@ -1,4 +1,4 @@
-"""What the drills share: copies of both packages with a deliberate bug in one, and interpreters that run on them."""
+"""Shared code of the drills: copies of both packages with a deliberate bug in one, and interpreters for them."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ Package = Literal["kvserver", "kvclient"]
 
 
 class Bug(Protocol):
-    """`old` stands exactly once in `file`, a path below its package, and becomes `new`."""
+    """A deliberate bug: `old` stands exactly once in `file`, a path below its package, and becomes `new`."""
 
     @property
     def name(self) -> str: ...
@@ -34,13 +34,15 @@ class Bug(Protocol):
 
 
 class Copy:
-    """Both packages, one of them broken. `folder` is where they were imported from, for a program to make sure."""
+    """Both packages, one of them broken. `folder` is the place of import, which a program can check."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Python with these arguments. No site: an editable installation would put the unbroken packages first."""
+        """Runs Python with these arguments.
+
+        Site is off: an editable installation would put the intact packages first."""
         outer = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
         path = os.pathsep.join([str(self.folder), str(ROOT), *outer])
         return subprocess.run(
@@ -54,7 +56,7 @@ class Copy:
         )
 
     def failed_test(self, tests: Sequence[str]) -> str:
-        """The first that fails of these files; empty when none does. An error when they cannot run."""
+        """The first failing test of these files; empty when all pass. An error when they cannot run."""
         said = self.run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "30", *tests)
         failed = [line for line in said.stdout.splitlines() if line.startswith("FAILED")]
         if said.returncode and not failed:
@@ -63,7 +65,7 @@ class Copy:
 
 
 class Stale(Exception):
-    """A deliberate bug no longer fits the code that it is made in."""
+    """A deliberate bug that no longer fits its code."""
 
 
 def text_with(bug: Bug, folder: Path) -> str:
@@ -83,7 +85,7 @@ def text_with(bug: Bug, folder: Path) -> str:
 
 
 def refuse_stale(*drills: tuple[Path, Iterable[Bug]]) -> None:
-    """Ends the program with status 1 when a bug is stale, and names each that is."""
+    """Ends the program with status 1 when a bug is stale, and names each stale one."""
     stale = []
     for folder, bugs in drills:
         for bug in bugs:

@@ -1,7 +1,7 @@
-"""`python -m tests.drills_fit`: whether the deliberate bugs of all drills still fit the code. `make drill` asks first.
+"""`python -m tests.drills_fit`: checks that the deliberate bugs of all drills still fit the code.
 
-The drills take hours: one that has outlived its code is told before they begin. Exit status 1 when there is one.
-"""
+`make drill` asks first.
+The drills take hours, so a stale bug is reported before they begin. Exit status 1 when there is one."""
 
 from tests.client_drill.mutations import MUTATIONS as OF_CLIENT
 from tests.device.mutations import MUTATIONS as OF_DEVICE

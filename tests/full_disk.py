@@ -1,4 +1,4 @@
-"""A small file system of its own that can be filled up, for tests: the kernel itself says that there is no room."""
+"""A small file system for tests that can be filled up, so that the kernel itself reports a full disk."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ FILES_MAX = 300
 
 @contextmanager
 def mounted(kind: str, place: Path, size_bytes: int) -> Iterator[Path]:
-    """kind: tmpfs or ext4. Skips the test where nothing may be mounted."""
+    """Mounts a file system of this kind, tmpfs or ext4. Skips the test where mounts are not allowed."""
     root = place / f"mounted-{kind}"
     root.mkdir()
     if kind == "tmpfs":
@@ -39,13 +39,13 @@ def mounted(kind: str, place: Path, size_bytes: int) -> Iterator[Path]:
 
 
 def fill(root: Path) -> None:
-    """Not a byte is left for another file, root's included."""
+    """Fills the file system until it has no byte left for another file, root's included."""
     folder = root / BALLAST
     folder.mkdir()
     for size in (1 << 20, 4096, 1):
         for number in range(FILES_MAX):
             if not _fits(folder / f"{size}-{number}", size):
-                _sync(root)  # what was set aside for the worst case is given back
+                _sync(root)  # frees the space that was reserved for the worst case
                 if not _has_room(folder):
                     break
     assert not _has_room(folder)
@@ -57,7 +57,7 @@ def make_room(root: Path) -> None:
 
 
 def _sync(root: Path) -> None:
-    """This file system alone: others may be busy."""
+    """Syncs this file system alone: others may be busy."""
     subprocess.run(["sync", "--file-system", str(root)], check=True)
 
 

@@ -1,1 +1,1 @@
-"""Tests with real processes: servers, workers, and what happens when one of them dies or stops. See harness.py."""
+"""Tests with real processes: servers and workers, also when one of them dies or stops. See harness.py."""

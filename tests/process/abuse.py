@@ -1,4 +1,4 @@
-"""A server that is abused, somebody whose chunks it keeps meanwhile, and a raw session that may say anything.
+"""A server under abuse, an engine whose chunks it keeps meanwhile, and a raw session that may send anything.
 
 with Victim() as victim:
     ...                     # whatever a client must not do
@@ -28,15 +28,15 @@ STORY = prompt(901, chunks=5)
 CHUNK_TOKENS, BLOCKS, PAGE_BYTES = 6, 11, 129
 POOL_BYTES = 5003
 NAMESPACE = b"\x77" * wire.NAMESPACE_BYTES
-"""Where abusers store."""
+"""Namespace in which abusive clients store."""
 GROUP = GroupSpec(2, BLOCKS, "full", 0, 1, 0, 1, 0, [RegionRun(0, 13, 2, BLOCKS * 130, 130, PAGE_BYTES)])
-"""Three blocks a chunk, in a pool of POOL_BYTES."""
+"""Three blocks per chunk, in a pool of POOL_BYTES."""
 MEMORY_GROWTH_BYTES_MAX = 24 << 20
-"""What allocators keep of a storm; a leak of 10,000 requests of some KB each is more."""
+"""Memory that allocators may keep after a storm. A leak from 10,000 requests of a few KB each would be larger."""
 
 
 class Victim:
-    """A server whose attach_ttl is short, so that strangers and half sessions are gone soon."""
+    """A server with a short attach_ttl, so that it drops strangers and half-open sessions soon."""
 
     def __init__(self, **settings: object) -> None:
         small: dict[str, object] = {"attach_ttl_ms": 400, "arena_bytes": 16 << 20, "slab_bytes": 1 << 20}
@@ -66,11 +66,11 @@ class Victim:
         return self.server.path
 
     def serves(self) -> None:
-        """Somebody else is answered, now."""
+        """Checks that the server answers another client now."""
         assert self.keeper.retrieve(STORY) == STORY.chunks
 
     def unharmed(self) -> None:
-        """All that the abuse took is given back, nobody died of it, and the bytes that were stored are right."""
+        """Checks that the abuse holds no resources any more, no process died and the stored bytes are right."""
         self.serves()
         self.keeper.client.clear(NAMESPACE)
         until("sessions, caches, leases, pins and jobs to be given back", self._is_quiet)
@@ -81,7 +81,7 @@ class Victim:
         self.unharmed_memory()
 
     def unharmed_memory(self) -> None:
-        """Neither brain nor mover has grown much, or died."""
+        """Checks that brain and mover are the same processes as before and have hardly grown."""
         if self._kept_bytes:
             assert (self.server.brain_pid(), self.server.mover_pid()) == self.processes
             for pid, kept_bytes in zip(self.processes, self._kept_bytes, strict=True):
@@ -94,7 +94,7 @@ class Victim:
 
 
 class Abuser:
-    """A session that is attached, with a pool and nothing that stops it."""
+    """An attached session with a pool and no client-side checks."""
 
     def __init__(self, victim: Victim, engine: str = "abuser", *, ranks: int = 1, rank: int = 0) -> None:
         self.raw = RawSession(victim.path, engine=engine, ranks=ranks, rank=rank)
@@ -124,11 +124,11 @@ class Abuser:
         return self.raw.zmq.ask(msgspec.structs.replace(request, **changes))
 
     def send(self, request: wire.Request) -> int:
-        """The request's id."""
+        """Sends a request and returns its id."""
         self.raw.zmq.send(encode(request))
         return request.id
 
-    # ---------------------------------------------------------------- good requests, to be spoiled
+    # ---------------------------------------------------------------- valid requests, to be spoiled
 
     def offer(self, descriptor: int) -> int:
         reply = self.local.ask(wire.Offer(self.next_id()), [descriptor])
@@ -149,7 +149,7 @@ class Abuser:
         return self
 
     def begin_word(self) -> tuple[int, int]:
-        """A live word and its generation."""
+        """Makes a free word of the board live; returns the word and its generation."""
         word = next(self._words)
         return word, self.board.begin(word)
 
@@ -174,7 +174,7 @@ def pack(blocks: Sequence[int]) -> bytes:
 
 
 def refusal(reply: object, family: str, code: str, *says: str) -> None:
-    """A typed error that says all of these."""
+    """Asserts that the reply is a typed error whose message contains all of these."""
     assert isinstance(reply, wire.Error), reply
     assert (reply.family, reply.code) == (family, code), reply
     for text in says:
@@ -182,12 +182,12 @@ def refusal(reply: object, family: str, code: str, *says: str) -> None:
 
 
 def memory_bytes(pid: int) -> int:
-    """Resident and its own: without the arena, which is shared."""
+    """Private resident memory, without the shared arena."""
     match = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert match is not None
     return int(match[1]) * 1024
 
 
 def _descriptors(pid: int) -> Counter[str]:
-    """Kinds of what is open, without the numbers that change."""
+    """Counts of open descriptors by kind; numbers that change are masked."""
     return Counter(re.sub(r"\d+", "N", text) for text in descriptors_of(pid))

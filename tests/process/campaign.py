@@ -1,4 +1,4 @@
-"""Scenarios one after the other, for the long runs that a person starts: a line for each, and on to the next."""
+"""Runner for the long campaigns that a person starts: one line per scenario, and a failure does not end the run."""
 
 import time
 import traceback
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 
 def run_campaign(title: str, scenarios: Mapping[str, Callable[[], object]], *, only: str) -> int:
-    """Those whose name contains `only`, each of which returns what it has seen. The exit status: 1 when one failed."""
+    """Runs the scenarios whose name contains `only`. Each returns its report. The exit status is 1 when one failed."""
     failed = []
     for name, scenario in scenarios.items():
         if only not in name:
@@ -14,7 +14,7 @@ def run_campaign(title: str, scenarios: Mapping[str, Callable[[], object]], *, o
         began_s = time.monotonic()
         try:
             told = f"ok, {scenario()}"
-        except Exception:  # one failure hides no other
+        except Exception:  # one failure must not hide the others
             failed.append(name)
             traceback.print_exc()
             told = "FAILED"

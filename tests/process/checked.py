@@ -1,11 +1,10 @@
-"""A server whose brain holds all of its state against every invariant whenever it is asked for its status.
+"""A server whose brain checks every invariant of its state each time it is asked for its status.
 
     with CheckedServer(arena_bytes=64 << 20) as server:
-        until("nothing to be held", lambda: settled(server))    # each time it asks, all that is held has its owner
+        until("nothing to be held", lambda: settled(server))    # each status request runs the check
 
-It is what the simulator does behind each event, in a process that real engines talk to. A brain that finds something
-wrong ends with a traceback, for which a Server fails its test.
-"""
+The simulator does the same after each event; here it runs in a process that real engines use. A brain that finds a
+broken invariant ends with a traceback, and the Server then fails its test."""
 
 import sys
 
@@ -29,7 +28,7 @@ class CheckedServer(Server):
 
 
 def checked(core: Core, now_ns: int) -> Status:
-    """What takes the place of report.status."""
+    """Replaces report.status: checks the invariants first."""
     check(core)
     return status.status(core, now_ns)
 

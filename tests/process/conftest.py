@@ -1,4 +1,4 @@
-"""Fixtures of the process tests. Whatever they start is gone when the test ends, passed or not."""
+"""Fixtures of the process tests. All processes that they start are gone when the test ends, passed or failed."""
 
 from collections.abc import Iterator
 
@@ -9,6 +9,6 @@ from tests.process.harness import Server
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server with an arena of 64 MiB, answering."""
+    """A server with an arena of 64 MiB that answers requests."""
     with Server() as running:
         yield running

@@ -1,7 +1,6 @@
-"""`kvserver serve` whose disk mover keeps its counts of reads twice a second, not every ten: for test_disk.py.
+"""`kvserver serve` whose disk mover saves its read counts every half second, not every ten: for test_disk.py.
 
-python -m tests.process.counted_soon serve --socket=...
-"""
+Run it as `python -m tests.process.counted_soon serve --socket=...`."""
 
 import sys
 

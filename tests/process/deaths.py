@@ -20,7 +20,7 @@ def worker_before_register(scene: Scene, round_: int) -> None:
 
 
 def worker_mid_register(scene: Scene, round_: int) -> None:
-    """The mover has the order to map unread, or (every other round) does not even run yet."""
+    """Kills a worker while the mover has not read its map order or, every other round, before another mover runs."""
     mover_pid = scene.server.mover_pid()
     with Worker(scene.server.path, shape="large") as worker:
         assert worker.call("connected")
@@ -42,7 +42,9 @@ def worker_mid_register(scene: Scene, round_: int) -> None:
 
 
 def worker_mid_store(scene: Scene, round_: int) -> None:
-    """Unread or copying; the mover goes on, or stays stopped until the brain kills it."""
+    """Kills a worker whose store is unread or being copied.
+
+    The mover goes on, or stays stopped until the brain kills it."""
     seeds: list[int] = []
     with Worker(scene.server.path, shape="large") as worker:
         pool = worker.call("ready")
@@ -70,7 +72,9 @@ def worker_mid_retrieve(scene: Scene, round_: int) -> None:
 
 
 def _kill_in_flight(scene: Scene, worker: Worker, begin: Callable[[], None], round_: int) -> None:
-    """Kills the worker with a job unread or half copied; then the mover goes on, or is left to the brain to kill."""
+    """Kills the worker with a job unread or half copied.
+
+    Then the mover goes on, or stays stopped until the brain kills it."""
     if round_ % 2:
         mover_pid, _ = scene.hold_unread(begin)
     else:
@@ -88,11 +92,11 @@ def _wait_session_ended(scene: Scene) -> None:
     until("the dead worker's session to end", lambda: scene.server.status().sessions == 2, FREED_S)
 
 
-# ---------------------------------------------------------------- a mover, the brain, everything
+# ---------------------------------------------------------------- a mover, the brain, the whole server
 
 
 def mover(scene: Scene, round_: int) -> None:
-    """The survivor registers again by itself."""
+    """Kills the mover; the survivor registers again by itself."""
     story = _kill_around_a_job(scene, round_, lambda: _kill_mover(scene))
     scene.recover()
     if story is not None:
@@ -100,7 +104,7 @@ def mover(scene: Scene, round_: int) -> None:
 
 
 def brain(scene: Scene, round_: int) -> None:
-    """What was sealed when it died is there again; Scene.end() compares it."""
+    """Kills the brain. The chunks that were sealed at its death are served again; Scene.end() compares them."""
     story = _kill_around_a_job(scene, round_, lambda: _kill_brain(scene))
     scene.recover()
     if story is not None:
@@ -108,7 +112,7 @@ def brain(scene: Scene, round_: int) -> None:
 
 
 def brain_while_storing(scene: Scene, round_: int) -> None:
-    """Stores follow each other as fast as they can; what was acknowledged must hit again, all of it."""
+    """Kills the brain during a rapid series of stores. Every acknowledged chunk must hit again."""
     namespace = bytes(31) + b"\x07"
     with Engine(scene.server.path, SMALL, namespace=namespace, name="small", timeouts=scene.survivor.timeouts) as small:
         small.ready()
@@ -117,7 +121,7 @@ def brain_while_storing(scene: Scene, round_: int) -> None:
         flying = {}
         for number in range(4):
             story = prompt(2000 + number, 3)
-            where = [Blocks(0, 0, list(range(9 * number, 9 * number + 9)))]  # no block in two jobs at once
+            where = [Blocks(0, 0, list(range(9 * number, 9 * number + 9)))]  # no block belongs to two jobs at once
             small.pool.compute(story, where)
             flying[story] = small.begin_store(story, where)
         _kill_brain(scene)
@@ -132,7 +136,7 @@ def brain_while_storing(scene: Scene, round_: int) -> None:
 
 
 def server(scene: Scene, round_: int) -> None:
-    """The supervisor dies, and all its children with it; a new server at the same path is used at once."""
+    """Kills the supervisor, and so all its children. A new server at the same path is used at once."""
     survivor = scene.survivor
     below = pids_below(scene.server.pid)
     _kill_around_a_job(scene, round_, scene.server.kill)
@@ -161,10 +165,10 @@ def _kill_brain(scene: Scene) -> None:
 
 
 def _kill_around_a_job(scene: Scene, round_: int, strike: Callable[[], None]) -> Prompt | None:
-    """Strikes while the survivor is idle, or in the middle of its store or retrieve; returns what that was about.
+    """Calls `strike` while the survivor is idle, or during its store or retrieve; returns that job's prompt.
 
-    The job's future ends by itself. From then on its blocks are used for something else, and nobody may write them;
-    Scene.end() looks."""
+    The job's future ends by itself. Its blocks are then used for other content, and nobody may write to them any more;
+    Scene.end() checks this."""
     what = ("idle", "store", "retrieve")[round_ % 3]
     scene.seen[what] += 1
     if what == "idle":

@@ -1,9 +1,8 @@
 """The disk tier under every fault: python -m tests.process.disk_faults --kills 300 --rounds 20
 
-The same scenarios that `make test` runs a little of. A line per scenario; exit status 1 when one fails, with what
-failed and the server's log. --only takes a part of a name, for example io-flip; --part 2/3 runs the second third of the
-kills, or of the requests that fail, by other seeds and other requests.
-"""
+`make test` runs a small part of the same scenarios. Prints one line per scenario. When one fails, prints the failure
+and the server's log, and exits with status 1. --only takes a part of a name, for example io-flip. --part 2/3 runs the
+second third of the kills or of the failing requests, with other seeds and other requests."""
 
 import argparse
 import errno
@@ -23,7 +22,7 @@ from tests.process.campaign import counted, run_campaign
 from tests.process.disk_faults_mover import Kind
 
 STALL_S = 14.0
-"""A client that waits for it is later than io.ANSWER_S_MAX, a brain that does is unwell for more than HEALTH_S_MAX."""
+"""Longer than io.ANSWER_S_MAX and HEALTH_S_MAX: a client or a brain that waited for the stall would fail the test."""
 PATIENT_MS, IMPATIENT_MS = 20_000, 300
 
 
@@ -44,7 +43,7 @@ FAULTS = {
 
 
 def run_kills(count: int, seed: int, targets: Sequence[str] = ("",)) -> str:
-    """targets: in turn; an empty one is chosen by chance."""
+    """Kills the targets in turn; an empty target means a random one."""
     began_s = time.monotonic()
     with kills.open_campaign(seed) as campaign:
         for number in range(count):
@@ -63,7 +62,7 @@ class Workload(NamedTuple):
 
 @contextmanager
 def open_workload() -> Iterator[Workload]:
-    """A store to begin with, and what a run sees in which nothing goes wrong."""
+    """Stores the starting content and measures a run without faults, as the reference."""
     with io.filled_store() as filled:
         sound = io.run(filled, None)
         assert not sound.counted, sound
@@ -73,7 +72,7 @@ def open_workload() -> Iterator[Workload]:
 def run_io(
     workload: Workload, fault: Fault, *, lasting: bool, stall_s: float, first: int = 1, every: int = 1
 ) -> io.Table:
-    """Every request of the workload fails, or each `every`th from `first` on."""
+    """Makes requests of the workload fail, one per run: every `every`th from `first` on."""
     table = io.Table()
     for nth in range(first, 2 * workload.sound.requests, every):
         plan = io.Plan(nth=nth, kind=fault.kind, errno=fault.errno, lasting=lasting, stall_s=stall_s)

@@ -1,9 +1,8 @@
-"""The brain with a witness: whatever it comes to hold on disk, and gives up there, is in a file before it goes on.
+"""The brain with a witness: a file that records every chunk on disk that the brain takes in or gives up.
 
-So a test that kills the brain at any instant knows what had been sealed on disk then: a chunk is *sealed on disk* from
-the moment at which the brain has heard that its records are there, until it gives their places up. A line is written
-by one system call, which survives the process.
-"""
+The line is written before the brain goes on, so a test that kills it at any instant knows what was sealed on disk. A
+chunk is *sealed on disk* from the moment at which the brain hears that its records are written until it gives up their
+places. One system call writes each line, so the line survives the process."""
 
 import os
 import struct
@@ -21,7 +20,7 @@ from tests.process.checked import checked
 from tests.process.disk_faults_program import FOLDER
 
 LINE = struct.Struct("<c32s32sB")
-"""What happened, namespace, key, groups (bits)."""
+"""Event, namespace, key, groups (bits)."""
 FILE = "witness"
 BORN, RECOVERED, HOLDS, WRITES, READS, ENDED = b"b", b"c", b"p", b"w", b"r", b"e"
 NOBODY = bytes(32)
@@ -31,21 +30,23 @@ Name = tuple[bytes, bytes]
 
 
 class Account:
-    """What the witness says. Of a brain that died before it had taken in what was on disk, nothing counts: it wrote
-    nothing and gave nothing up, so what the one before it held is still there."""
+    """The witness's lines, summed up.
+
+    A brain that died before it had taken in the disk's content wrote nothing and gave nothing up. Its lines do not
+    count: what the brain before it held is still there."""
 
     def __init__(self) -> None:
         self.held: dict[Name, int] = {}
         """Groups on disk (bits), by chunk."""
         self.taken_in: dict[Name, int] = {}
-        """The same, at the moment when the last brain had taken in all that it found. It began to write then."""
+        """`held` at the moment at which the last brain had taken in all that it found and began to write."""
         self.writing: set[Name] = set()
         self.reading: set[Name] = set()
         """Chunks whose order to the disk mover has not ended."""
 
 
 def read(folder: Path) -> Account:
-    """As it was when the last brain wrote its last line."""
+    """Reads the account as it was when the last brain wrote its last line."""
     whole = (folder / FILE).read_bytes()
     account, held = Account(), dict[Name, int]()
     for what, namespace, key, groups in LINE.iter_unpack(whole[: len(whole) // LINE.size * LINE.size]):
@@ -71,7 +72,7 @@ def read(folder: Path) -> Account:
 
 
 class Witness:
-    """Stands between product code and what it changes."""
+    """Sits between product code and the state that it changes."""
 
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

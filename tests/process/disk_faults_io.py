@@ -1,9 +1,8 @@
-"""Every request to the disk goes wrong, one after the other, under a small workload that is always the same.
+"""Faults in each disk request in turn, under a small workload that is always the same.
 
-A run: a store that an earlier server filled → a server whose disk mover errs as planned → the workload → kill -9 → a
-server on what is left, whose disk is sound → everything is asked for again. Whatever went wrong is a miss that some
-counter tells of; no byte is wrong, every request is answered in time, and /healthz is answered meanwhile.
-"""
+A run: copy a store that an earlier server filled → start a server whose disk mover fails as planned → run the workload
+→ kill -9 → start a server with a sound disk on what is left → ask for everything again. A fault may cost only a miss,
+and a counter must show it. No byte is wrong, every request is answered in time, and /healthz answers meanwhile."""
 
 import shutil
 import tempfile
@@ -29,40 +28,40 @@ SETTINGS = {
     "disk_bytes": 1400 << 10,
     "disk_segment_bytes": 660 << 10,
 }
-"""Six chunks in DRAM, eight on disk: two segments of four extents."""
+"""Six chunks fit in DRAM, eight on disk: two segments of four extents."""
 OLD = (prompt(1, chunks=2), prompt(2, chunks=3))
-"""On disk when the server begins."""
+"""Prompts on disk when the server begins."""
 NEW = (prompt(3, chunks=3), prompt(4, chunks=2))
-"""With them more than the disk holds: something is overwritten."""
+"""Prompts that overflow the disk together with OLD, so that something is overwritten."""
 TIMEOUTS = Timeouts(lookup_s=2.0, backoff_first_s=0.005, backoff_max_s=0.05)
 JOB_S = 4.0
 ANSWER_S_MAX = JOB_S + 2.0
-"""No request takes longer, on however busy a machine."""
+"""Upper bound for any request, also on a busy machine."""
 READY_S = 30.0
 DISK_JOB_MS = 10_000
-"""And what a stall takes: no disk mover is killed for one."""
+"""Longer than a stall as well, so that no disk mover is killed for one."""
 
 
 class Outcome(NamedTuple):
-    """Of one run."""
+    """Measurements of one run."""
 
     requests: int
-    """That the disk mover made, all of its lives together as far as they were seen."""
+    """Requests to the disk, summed over the disk mover's lives as far as they were seen."""
     found: tuple[int, int]
     """Chunks on disk when each of the two servers began to serve."""
     served: tuple[int, ...]
-    """Chunks of each story that came at the end, and again after the restart."""
+    """Chunks of each story that were served at the end and again after the restart."""
     counted: Counter[str]
-    """What counters and logs say went wrong."""
+    """Problems that counters and logs report."""
     health_s: float
-    """The longest answer of /healthz."""
+    """The slowest answer of /healthz."""
     answer_s: float
-    """The longest store or retrieve."""
+    """The slowest store or retrieve."""
 
 
 @contextmanager
 def filled_store() -> Iterator[Path]:
-    """A store with the old stories, from the life of a server that was killed; to be copied."""
+    """A store with the OLD stories, left by a server that was killed. Tests copy it."""
     with tempfile.TemporaryDirectory(prefix="kv-filled-") as name, DiskServer(None, **SETTINGS) as server:
         with Engine(server.path, SHAPE, timeouts=TIMEOUTS) as engine:
             server.disk_ready()
@@ -77,7 +76,7 @@ def filled_store() -> Iterator[Path]:
 
 
 def run(filled: Path, plan: Plan | None) -> Outcome:
-    """One run. AssertionError when a promise is broken."""
+    """Makes one run. Raises AssertionError when a promise is broken."""
     stall_s = plan.stall_s if plan is not None and plan.kind == "stall" else 0.0
     unstarted = DiskServer(filled, **SETTINGS, disk_job_ms=DISK_JOB_MS + int(1e3 * stall_s))
     leave(unstarted.folder, plan)
@@ -100,7 +99,7 @@ def run(filled: Path, plan: Plan | None) -> Outcome:
 
 
 def _work(server: DiskServer, engine: Engine) -> list[float]:
-    """How long each store and retrieve took."""
+    """Runs the workload; returns how long each store and retrieve took."""
     engine.ready()
     answers_s = []
     for act, story in [*((bring, story) for story in OLD), *((keep, story) for story in NEW), (bring, OLD[1])]:
@@ -118,7 +117,7 @@ def _is_quiet(server: DiskServer) -> bool:
 
 
 def _counted(server: DiskServer, status: Status) -> Counter[str]:
-    """What the server says went wrong in this life."""
+    """Problems that the server reports in this life."""
     counted = Counter(misses(status))
     damaged = status.counters["disk_damaged"]
     assert isinstance(damaged, int)
@@ -128,7 +127,7 @@ def _counted(server: DiskServer, status: Status) -> Counter[str]:
 
 
 class Table:
-    """What the runs of one kind of fault saw."""
+    """Totals over the runs of one kind of fault."""
 
     def __init__(self) -> None:
         self.runs = self.missed = self.untold = 0
@@ -136,13 +135,13 @@ class Table:
         self.health_s = self.answer_s = 0.0
 
     def add(self, kind: Kind, outcome: Outcome, sound: Outcome) -> None:
-        """sound: of a run in which nothing went wrong.
+        """Adds a run. `sound` is the outcome of a run without faults.
 
-        Of a write that the device did elsewhere, or not at all, and called done, nothing is left to count: a start does
-        not find the record, and nobody can know that there was one. The same when it reads its labels elsewhere.
+        A device may report a write as done although it wrote elsewhere or not at all. Nothing can count that: a start
+        does not find the record and cannot know of it. The same holds when the device reads its labels from elsewhere.
 
-        What stalls is no fault, only late: retrieves miss by their deadline, and stores find less room, and say so, in
-        an arena whose slots wait for the disk."""
+        A stall is only a delay. Retrieves miss by their deadline; stores find less room, and report it, in an arena
+        whose slots wait for the disk."""
         self.runs += 1
         hurt = any(came < expected for came, expected in zip(outcome.served, sound.served, strict=True))
         if hurt and not outcome.counted and kind != "stall":

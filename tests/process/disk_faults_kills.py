@@ -1,10 +1,8 @@
-"""The server, or a process of it, is killed or told to stop at a random instant under load; what it had sealed on disk
-is there again.
+"""Kills and stops of the server, or of one of its processes, at random instants under load.
 
-A round: loads run → something is killed, or SIGTERM stops the server → loads pause → all is ready again → the promises
-are held against what the brain's witness said at the kill (disk_faults_brain.py). The load runs on from there, on what
-the last life left.
-"""
+Everything that was sealed on disk must be there again. A round: loads run → a process is killed, or SIGTERM stops the
+server → loads pause → all is ready again → the promises are compared with the brain's witness (disk_faults_brain.py).
+The next round's load runs on what this life left."""
 
 import os
 import random
@@ -25,11 +23,11 @@ from tests.process.harness import is_gone, pids_below, until
 LOADS = 3
 UNDER_LOAD_S = 0.02, 0.3
 STARTING_S = 0.0, 0.7
-"""A server that is killed while it starts is killed that long after its process was started."""
+"""Range of delays from process start to kill, for a server that is killed while it starts."""
 CHECKER_TIMEOUTS = replace(TIMEOUTS, lookup_s=20.0)
-"""It asks when all is ready, and a miss of its own making would look like a chunk that was lost."""
+"""Patient timeouts: the checker asks when all is ready, and a timeout would look like a lost chunk."""
 COMPARED = 5
-"""Stories that are retrieved and compared after each restart, beside all that the loads compare."""
+"""Stories that are retrieved and compared after each restart, in addition to those that the loads compare."""
 STOPS = ("stop", "stop, told twice")
 TARGETS = {
     "server": 45,
@@ -40,26 +38,26 @@ TARGETS = {
     "mover": 6,
     **dict.fromkeys(STOPS, 5),
 }
-"""How often, of 105."""
+"""Relative frequencies, out of 105."""
 TOLD_AGAIN_S = 0.0, 0.3
 
 
 class Campaign:
-    """Owned by open_campaign()."""
+    """State of a campaign; create it with open_campaign()."""
 
     def __init__(self, server: DiskServer, loads: list[Load], checker: Engine, seed: int) -> None:
         self.server = server
         self.seen: Counter[str] = Counter()
         self.longest_s = 0.0
-        """Of the rounds, from the kill to the end of its checks."""
+        """Longest round, from the kill to the end of its checks."""
         self.ready_s: list[float] = []
-        """From the kill to a disk tier that is ready."""
+        """Times from the kill to a disk tier that is ready."""
         self._loads = loads
         self._checker = checker
         self._random = random.Random(seed)
 
     def round(self, target: str = "") -> None:
-        """target: of TARGETS; empty: by chance."""
+        """Runs one round. `target` is a key of TARGETS; empty picks one at random."""
         for load in self._loads:
             load.go()
         time.sleep(self._random.uniform(*UNDER_LOAD_S))
@@ -90,18 +88,18 @@ class Campaign:
     def _kill_server(self, target: str) -> Account:
         if target in STOPS:
             return self._stop_server(told_twice=target != STOPS[0])
-        if target == "every process":  # in any order, not from the top down
+        if target == "every process":  # random order, not from the top down
             pids = [self.server.pid, *pids_below(self.server.pid)]
             self._random.shuffle(pids)
             for pid in pids:
-                with suppress(ProcessLookupError):  # it may follow another that was killed before
+                with suppress(ProcessLookupError):  # it may have died with another one already
                     os.kill(pid, signal.SIGKILL)
             until("every process to end", lambda: all(is_gone(pid) for pid in pids))
         self.server.kill()
         return self.server.account()
 
     def _stop_server(self, *, told_twice: bool) -> Account:
-        """SIGTERM while everybody asks; what runs has its time, unless it is told again."""
+        """Sends SIGTERM under load. Running work gets its time, unless a second SIGTERM follows."""
         below = pids_below(self.server.pid)
         assert self.server.process is not None
         self.server.process.terminate()
@@ -113,7 +111,7 @@ class Campaign:
         return self.server.account()
 
     def _kill_child(self, target: str) -> Account:
-        """Comes back when the process is gone and another one in its place; the account is of before that."""
+        """Kills a child process and waits for its replacement; returns the account from before the replacement."""
         find = {
             "brain": self.server.brain_pid,
             "disk mover": self.server.disk_mover_pid_now,
@@ -123,7 +121,7 @@ class Campaign:
         os.kill(pid, signal.SIGKILL)
         until(f"the {target} to end", lambda: is_gone(pid))
         account = self.server.account()
-        if target != "mover":  # which the first registration brings
+        if target != "mover":  # started by the first registration
             until(f"another {target}", lambda: find() not in (0, pid))
         return account
 
@@ -149,8 +147,7 @@ class Campaign:
         self.seen["records verified"] += counts["right"]
 
     def _assert_taken_in(self, at_death: Account) -> None:
-        """Of each story, the chunks from the first on that were sealed on disk when the brain died are on disk for the
-        new one."""
+        """Checks that the new brain has each story's leading chunks that were sealed on disk when the old one died."""
         now = self.server.account()
         for number in range(STORIES):
             sealed = sealed_chunks(at_death.held, story(number))
@@ -159,8 +156,10 @@ class Campaign:
             self.seen["sealed chunks found"] += sealed
 
     def _compare(self) -> None:
-        """What the brain holds on disk, every client finds, and some of it is retrieved. What comes from the ledger is
-        written meanwhile, and other chunks go for it."""
+        """Checks that every client finds what the brain holds on disk, and retrieves a sample of it.
+
+        The brain may write chunks from the ledger meanwhile and evict others for them, so it compares with the account
+        before and after."""
         before, checker = self.server.account(), self._checker.ready()
         found = [checker.lookup(story(number)) for number in range(STORIES)]
         after = self.server.account()
@@ -177,7 +176,7 @@ class Campaign:
 
 
 def sealed_chunks(held: dict[Name, int], whole: Prompt) -> int:
-    """How many chunks from the first on are whole on disk."""
+    """The number of leading chunks that are whole on disk."""
     for chunk in range(whole.chunks):
         if held.get((NAMESPACE, whole.key(chunk)), 0) != ALL_GROUPS:
             return chunk

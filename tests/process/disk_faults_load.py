@@ -1,8 +1,7 @@
-"""Load for a server that is about to die: engines in processes of their own that look up, retrieve, compare and store
-the stories, one after the other, until they are told to pause, and through every death of the server.
+"""Load for a server that is about to die: engines in their own processes.
 
-`python -m tests.process.disk_faults_load FD OPTIONS` is the process itself; it ends when its pipe does.
-"""
+They look up, retrieve, compare and store the stories in turn until told to pause, also across deaths of the server.
+`python -m tests.process.disk_faults_load FD OPTIONS` is the process itself; it ends when its pipe closes."""
 
 import json
 import os
@@ -22,11 +21,11 @@ TIMEOUTS = Timeouts(lookup_s=1.0, probe_s=0.3, backoff_first_s=0.005, backoff_ma
 JOB_S = 3.0
 AWAY_S = 0.02
 PAUSE_S = 60.0
-"""Longer than any step of a load: its requests are all answered, or given up, long before."""
+"""Longer than any step of a load: all its requests are answered or given up well before."""
 
 
 class Load:
-    """The parent's side. It begins paused."""
+    """The parent's side of a load process. It begins paused."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self._pipe, theirs = Pipe()
@@ -42,7 +41,7 @@ class Load:
         self._pipe.send("pause")
 
     def paused(self) -> Counter[str]:
-        """Waits until it does nothing; what it did since go(). AssertionError when it saw what must not be."""
+        """Waits until the load is idle; returns its counts since go(). AssertionError when it saw a wrong result."""
         if not self._pipe.poll(PAUSE_S):
             raise TimeoutError(f"a load does not pause within {PAUSE_S:g} s: a request is without an answer")
         did, problem = self._pipe.recv()
@@ -56,7 +55,7 @@ class Load:
 
 
 def step(engine: Engine, chooser: random.Random) -> Counter[str]:
-    """One prompt as an engine would serve it."""
+    """Serves one prompt as an engine would."""
     assert engine.cache is not None
     if not (engine.client.wait_connected(AWAY_S) and engine.cache.wait_registered(AWAY_S)):
         return Counter()
@@ -83,7 +82,7 @@ def main() -> None:
                 pipe.send((did, None))
         except EOFError:
             os._exit(0)
-        except Exception:  # the parent shall see it, whatever it is
+        except Exception:  # report any failure to the parent
             pipe.send((None, traceback.format_exc()))
 
 

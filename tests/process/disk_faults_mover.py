@@ -1,9 +1,8 @@
-"""The disk mover with I/O that goes wrong as planned, for tests alone: python -m tests.process.disk_faults_mover ...
+"""The disk mover with planned I/O faults, for tests only: python -m tests.process.disk_faults_mover ...
 
-A Plan in FOLDER/plan.json is taken by the mover that starts next; one that is lasting holds for all movers after it
-too, from their first request on, as a broken device would. While the mover lives, FOLDER/requests.sock tells everyone
-who connects how many requests there were, and how many of them stall.
-"""
+The next mover to start takes the Plan in FOLDER/plan.json. A lasting plan holds for all later movers too, from their
+first request on, like a broken device. While the mover lives, FOLDER/requests.sock tells each peer that connects how
+many requests there were and how many of them stall."""
 
 import functools
 import json
@@ -29,7 +28,7 @@ Kind = Literal["error", "short", "torn", "flip", "misdirect", "stall"]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The nth request goes wrong, and with `lasting` all after it."""
+    """The nth request fails; with `lasting`, all later ones too."""
 
     nth: int
     kind: Kind
@@ -40,7 +39,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def leave(folder: Path, plan: Plan | None) -> None:
-    """For the movers to come. None: nothing goes wrong."""
+    """Saves the plan for movers that start later. None means no faults."""
     path = folder / PLAN
     if plan is None:
         path.unlink(missing_ok=True)
@@ -49,7 +48,7 @@ def leave(folder: Path, plan: Plan | None) -> None:
 
 
 def requests(folder: Path) -> tuple[int, int]:
-    """(requests so far, those that stall) of the mover that runs; (0, 0) when there is none."""
+    """(requests so far, requests that stall) of the running mover; (0, 0) when there is none."""
     with socket.socket(socket.AF_UNIX) as asking:
         try:
             asking.connect(str(folder / REQUESTS))

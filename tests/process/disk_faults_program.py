@@ -1,10 +1,10 @@
-"""`kvserver serve` with two processes of the tests in place of its own: a brain with a witness, and a disk mover whose
-I/O goes wrong as planned. Everything else, and all that these two do, is the product's.
+"""`kvserver serve` with two test processes in place of its own.
+
+They are a brain with a witness, and a disk mover with planned faults. Everything else is the product's own code.
 
     python -m tests.process.disk_faults_program FOLDER serve --socket=...
 
-FOLDER is where witness and plan are (disk_faults_brain.py, disk_faults_mover.py).
-"""
+FOLDER holds witness and plan (disk_faults_brain.py, disk_faults_mover.py)."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ import sys
 from tests.process import stand_ins
 
 FOLDER = "KVSERVER_TESTS_FOLDER"
-"""The environment variable that tells the two where they write and read."""
+"""Environment variable that names the folder for the two processes' files."""
 STAND_INS = {
     "kvserver.brain.process": "tests.process.disk_faults_brain",
     "kvserver.movers.disk_mover": "tests.process.disk_faults_mover",

@@ -1,4 +1,4 @@
-"""A server with a disk tier whose processes die, stop and err, and what must be true of it whatever happens."""
+"""A server with a disk tier whose processes die, stop and fail, and the promises that must hold in any case."""
 
 import http.client
 import shutil
@@ -21,18 +21,18 @@ ARENA_BYTES = 1 << 20
 SLAB_BYTES = 256 << 10
 DISK_BYTES = 5 << 20
 SEGMENT_BYTES = 272 << 10
-"""No whole number of extents, nor of slabs."""
+"""Not a whole number of extents or slabs."""
 MISSES = ("checksum", "stale", "io", "short")
-"""Faults that a device that works never has, whenever its processes die."""
+"""Faults that a working device never shows, whenever the processes die."""
 HEALTH_S_MAX = 10.0
-"""No answer of /healthz may take longer, and for no longer may it be none or a bad one, on however busy a machine."""
+"""Longest time for one answer of /healthz, and longest time without a good answer, also on a busy machine."""
 
 
 class DiskServer(Server):
-    """Its brain has a witness, and its disk's I/O goes wrong as planned. The store is in `store`."""
+    """A server whose brain has a witness and whose disk I/O fails as planned. Its store is in `store`."""
 
     def __init__(self, filled: Path | None = None, **settings: object) -> None:
-        """filled: a store to begin with a copy of."""
+        """filled: a store to copy as the initial content."""
         self.port = _free_port()
         super().__init__(
             **{
@@ -58,11 +58,11 @@ class DiskServer(Server):
         return super()._child(STAND_INS.get(module, module))
 
     def account(self) -> witness.Account:
-        """What the brain held on disk when it was last heard of."""
+        """The brain's content on disk according to the last line of the witness."""
         return witness.read(self.folder)
 
     def disk_ready(self, within_s: float = 20.0) -> Status:
-        """Waits until all that is on disk is in the index, and the disk mover runs."""
+        """Waits until everything on disk is in the index and the disk mover runs."""
 
         def ready() -> Status | None:
             status = self.status()
@@ -71,7 +71,9 @@ class DiskServer(Server):
         return until("the disk to be ready", ready, within_s)
 
     def verified(self) -> Counter[str]:
-        """While it does not run: what `kvserver disk verify` counts, and that the store has the bytes it was given."""
+        """Counts of `kvserver disk verify`, while the server is stopped.
+
+        Also checks that the store has its configured size."""
         disk_bytes, segment_bytes = self.settings["disk_bytes"], self.settings["disk_segment_bytes"]
         assert isinstance(disk_bytes, int)
         assert isinstance(segment_bytes, int)
@@ -84,7 +86,7 @@ class DiskServer(Server):
 
 
 class Health(threading.Thread):
-    """Asks /healthz again and again; how long the longest answer took, and what was wrong for too long."""
+    """Polls /healthz; keeps the longest answer time and any problem that lasted too long."""
 
     PAUSE_S = 0.005
 
@@ -92,7 +94,7 @@ class Health(threading.Thread):
         super().__init__(daemon=True)
         self.longest_s = 0.0
         self.problem = ""
-        """Empty unless it lasted for HEALTH_S_MAX."""
+        """The problem that lasted for HEALTH_S_MAX; empty when there was none."""
         self._port = port
         self._over = threading.Event()
 
@@ -123,14 +125,14 @@ class Health(threading.Thread):
                 self.problem = f"for {now_s - unwell_since_s:.1f} s: {problem}"
 
     def end(self) -> None:
-        """Comes back when it is well, or has been unwell for too long."""
+        """Returns when the server is healthy, or has been unhealthy for too long."""
         self._over.set()
         self.join()
 
 
 @contextmanager
 def healthy(server: DiskServer) -> Iterator[Health]:
-    """While the block runs, /healthz answers."""
+    """Checks that /healthz answers while the block runs."""
     health = Health(server.port)
     until("the brain to be well", health.is_well)
     health.start()
@@ -143,7 +145,7 @@ def healthy(server: DiskServer) -> Iterator[Health]:
 
 
 def misses(status: Status) -> dict[str, int]:
-    """What a device did wrong, of what the status counts; empty when it did nothing wrong."""
+    """Device errors that the status counts; empty for a device that worked."""
     faults = status.counters["disk_faults"]
     assert isinstance(faults, dict)
     counts = {name: faults[name] for name in MISSES if faults[name]}

@@ -1,7 +1,7 @@
-"""The disk mover is stopped with SIGSTOP: lookups and stores go on, what is only on disk is a miss in time, and
-afterwards everything is there and right; also when the brain lost its patience and had it killed.
+"""Scenarios that stop the disk mover with SIGSTOP.
 
-Each takes a StopScene and the number of the round.
+Lookups and stores go on, and chunks that are only on disk miss in time. Afterwards everything is there and right, also
+when the brain lost its patience and had the mover killed. Each scenario takes a StopScene and the number of the round.
 """
 
 import time
@@ -22,17 +22,17 @@ SETTINGS = {
     "disk_bytes": 3500 << 10,
     "disk_segment_bytes": 660 << 10,
 }
-"""Twelve chunks in DRAM, twenty on disk."""
+"""Twelve chunks fit in DRAM, twenty on disk."""
 STORIES_CHUNKS = 4, 3, 5, 4
 FRESH_CHUNKS = 2
 LATE_S = 10.0
-"""Beyond a deadline, for a machine that is busy with other things."""
+"""Slack beyond a deadline, for a busy machine."""
 GRANTED_S = 0.5
-"""Deadline of a retrieve that waits for a disk mover that is stopped."""
+"""Deadline of a retrieve that waits for a stopped disk mover."""
 
 
 class StopScene:
-    """Owned by open_stop_scene()."""
+    """State of the scenarios; create it with open_stop_scene()."""
 
     def __init__(self, server: DiskServer, engine: Engine) -> None:
         self.server = server
@@ -42,7 +42,7 @@ class StopScene:
         self.stories: list[Prompt] = []
 
     def begin(self, round_: int) -> None:
-        """Stories that DRAM cannot hold together, all of them on disk."""
+        """Stores stories that do not fit in DRAM together, and waits until all of them are on disk."""
         self.engine.ready()
         self.server.disk_ready()
         self.engine.client.clear(self.engine.namespace)
@@ -54,7 +54,7 @@ class StopScene:
             self._wait_on_disk(chunks)
 
     def end(self) -> None:
-        """All is on disk, or in DRAM, and right."""
+        """Checks that everything is on disk or in DRAM, and right."""
         status = self.server.disk_ready()
         assert not misses(status)
         self._wait_written()
@@ -64,8 +64,10 @@ class StopScene:
         self.seen["rounds"] += 1
 
     def use_while_stopped(self, fresh: Prompt) -> None:
-        """What needs no disk goes on; what does is a miss within its deadline, and its blocks stay as they are."""
-        story = self.stories[0]  # the coldest, which left DRAM for the others
+        """Checks that work without the disk goes on.
+
+        A retrieve from disk misses by its deadline, with its blocks untouched."""
+        story = self.stories[0]  # the coldest, evicted from DRAM by the others
         lease = self.engine.lookup(story).lease
         assert lease is not None
         where = self.engine.place(story)
@@ -75,18 +77,22 @@ class StopScene:
         assert not result.ok, "it can come from the disk alone"
         assert time.monotonic() - began_s < GRANTED_S + LATE_S
         self.seen[f"retrieve: {result.why}"] += 1
-        # After a timeout the client asks nothing before a probe was answered, which the brain does at once.
+        # After a timeout the client waits for a probe, which the brain answers at once.
         until("the server to be asked again", lambda: not self.engine.lookup(fresh).why)
         assert keep(self.engine, fresh, JOB_S) == fresh.chunks
         assert bring(self.engine, fresh, JOB_S) == fresh.chunks
         assert self.engine.pool.wrong() == 0
 
     def _comes(self, story: Prompt) -> bool:
-        """None of it comes from a disk mover that was killed over a read for which a busy machine took long."""
+        """Whether the story arrives whole.
+
+        Nothing arrives from a disk mover that was killed over a slow read on a busy machine."""
         return bring(self.engine, story, TIMEOUTS.retrieve_s) == story.chunks
 
     def _wait_on_disk(self, chunks: int) -> None:
-        """A disk mover may be killed over a write for which a busy machine took long; the next one writes it again."""
+        """Waits for chunks on disk.
+
+        A busy machine may get a disk mover killed over a slow write; the next one writes it again."""
 
         def there() -> bool:
             status = self.server.status()

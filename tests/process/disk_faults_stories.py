@@ -1,5 +1,6 @@
-"""What the fault scenarios of the disk tier store: a fixed set of prompts that share heads, more than the disk holds,
-and far more than the arena does."""
+"""The prompts of the disk fault scenarios: a fixed set with shared heads.
+
+They are more than the disk holds, and far more than the arena does."""
 
 import functools
 import random
@@ -15,9 +16,9 @@ SHAPE = Shape(
         Group(block_tokens=6, blocks=31, regions=2, page_bytes=1777),
     ),
 )
-"""Two records a chunk, of 28 KiB and of 8: they lie in different segments, and a kill may come between them."""
+"""Two records per chunk, of 28 KiB and 8 KiB. They lie in different segments, and a kill may come between them."""
 ALL_GROUPS = 3
-"""Bits."""
+"""Bits of both groups."""
 STORIES = 96
 FAMILIES = 7
 HEAD_CHUNKS = 2
@@ -25,7 +26,7 @@ HEAD_CHUNKS = 2
 
 @functools.cache
 def story(number: int) -> Prompt:
-    """Its first chunks are those of its family."""
+    """A prompt whose first chunks are those of its family."""
     own = 1 + number % 5
     head = random.Random(number % FAMILIES).randbytes(4 * HEAD_CHUNKS * SHAPE.chunk_tokens)
     tail = random.Random(1000 + number).randbytes(4 * own * SHAPE.chunk_tokens)
@@ -33,8 +34,10 @@ def story(number: int) -> Prompt:
 
 
 def bring(engine: Engine, wanted: Prompt, within_s: float) -> int | None:
-    """Looks up, retrieves what is found, and compares every byte of the pool. Chunks that came; None when the retrieve
-    failed, which is a miss. Wrong bytes anywhere are an AssertionError."""
+    """Looks up, retrieves what is found and compares every byte of the pool.
+
+    Returns the chunks that came, or None when the retrieve failed, which is a miss. Raises AssertionError for wrong
+    bytes anywhere."""
     found = engine.lookup(wanted)
     if found.lease is None:
         return 0
@@ -45,14 +48,14 @@ def bring(engine: Engine, wanted: Prompt, within_s: float) -> int | None:
     if result.ok:
         engine.pool.expect(held, where)
     else:
-        engine.pool.spoil(where)  # what arrives from now on comes too late, and shows
+        engine.pool.spoil(where)  # anything that arrives from now on is late and shows as wrong bytes
     wrong = engine.pool.wrong()
     assert not wrong, f"{wrong} wrong bytes after a retrieve of {found.chunks} chunks ({result})"
     return found.chunks if result.ok else None
 
 
 def keep(engine: Engine, whole: Prompt, within_s: float) -> int:
-    """Stores; the chunks that the server says it holds."""
+    """Stores the prompt; returns how many chunks the server says it holds."""
     where = engine.place(whole)
     engine.pool.compute(whole, where)
     return engine.begin_store(whole, where, timeout_s=within_s).result(within_s + 20).chunks

@@ -1,7 +1,7 @@
-"""An engine as small as tests need it: a paged pool in shared memory whose every byte is known, and a client.
+"""A minimal engine for tests: a paged pool in shared memory whose every byte is known, and a client.
 
-A page's bytes are a function of namespace, chunk key, group, shard, block and region, so bytes that came from anywhere
-else show. The pool remembers what each of its blocks must hold; Pool.wrong() compares all of them, touched or not.
+A page's bytes are a function of namespace, chunk key, group, shard, block and region, so bytes from any other place
+show as wrong. The pool remembers what each of its blocks must hold; Pool.wrong() compares all blocks, touched or not.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from tests.process.harness import WAIT_S
 NAMESPACE = namespace_digest({"model": "tests", "layers": 3})
 MODEL = "tests/Three-Layers"
 PATIENT = Timeouts(lookup_s=5.0, backoff_first_s=0.005, backoff_max_s=0.05)
-"""A loaded machine must not turn a hit into a miss; reconnects come soon."""
+"""Long lookup deadline, so that a loaded machine does not turn a hit into a miss; short pauses between reconnects."""
 
 
 class Group(NamedTuple):
@@ -68,7 +68,7 @@ class Shape:
         return self.chunk_tokens // self.groups[group].block_tokens
 
     def slot_bytes(self) -> int:
-        """Of one chunk, all groups and shards of it, when every rank has this shape."""
+        """Slot bytes of one chunk over all groups and shards, when every rank has this shape."""
         return sum(
             slot_bytes_for(self.blocks_per_chunk(index) * group.regions * group.page_bytes) * group.shards
             for index, group in enumerate(self.groups)
@@ -77,7 +77,7 @@ class Shape:
 
 SMALL = Shape()
 LARGE = Shape(chunk_tokens=12, groups=(Group(block_tokens=4, blocks=97, regions=5, page_bytes=69_632),))
-"""A chunk of just under 1 MiB, so that a copy of thirty lasts long enough to be met in the middle."""
+"""A chunk of just under 1 MiB: a copy of thirty lasts long enough to be interrupted half-way."""
 
 
 class Prompt(NamedTuple):
@@ -97,13 +97,13 @@ class Prompt(NamedTuple):
 
 
 def prompt(seed: int, chunks: int, chunk_tokens: int = SMALL.chunk_tokens) -> Prompt:
-    """A prompt that only its seed determines."""
+    """A prompt that depends on its seed alone."""
     tokens = array("I", random.Random(seed).randbytes(4 * chunks * chunk_tokens))
     return Prompt(chunk_keys(tokens, chunk_tokens))
 
 
 class Pool:
-    """The memory of one rank, and what must be in it."""
+    """One rank's memory and its expected content."""
 
     def __init__(self, shape: Shape, namespace: bytes, name: str) -> None:
         self.shape = shape
@@ -142,18 +142,18 @@ class Pool:
         ]
 
     def compute(self, prompt: Prompt, where: Sequence[Blocks]) -> None:
-        """Stands for the model: the blocks get the bytes of their place in the prompt."""
+        """Stands in for the model: fills the blocks with the bytes of their place in the prompt."""
         self.expect(prompt, where)
         self._fill(where)
 
     def expect(self, prompt: Prompt, where: Sequence[Blocks]) -> None:
-        """The blocks are to hold the bytes of their place in the prompt."""
+        """Expects the bytes of their place in the prompt in the blocks."""
         for group, first_block, ids in where:
             for position, block in enumerate(ids):
                 self._holds[(group, block)] = self._seed(prompt, group, first_block + position)
 
     def spoil(self, where: Sequence[Blocks]) -> None:
-        """The blocks get bytes that no prompt has, new ones every time: they are used for something else now."""
+        """Reuses the blocks: fills them with bytes that no prompt has, different each time."""
         for group, _, ids in where:
             for block in ids:
                 self._spoiled += 1
@@ -161,7 +161,7 @@ class Pool:
         self._fill(where)
 
     def wrong(self) -> int:
-        """How many bytes of the whole pool are not what they must be."""
+        """The number of bytes in the whole pool that differ from the expected ones."""
         return self._pattern.wrong(self._ranges(list(self._holds)))
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ def _seed_of(*parts: bytes) -> int:
 
 @dataclass
 class Engine:
-    """One rank: pool, client and cache. Use as a context manager."""
+    """One rank: pool, client and cache. Use it as a context manager."""
 
     path: Path
     shape: Shape = SMALL
@@ -204,7 +204,7 @@ class Engine:
     timeouts: Timeouts = PATIENT
     tenant: str = ""
     seed: int = 1
-    """Of the order in which blocks are taken."""
+    """Seed of the order in which blocks are taken."""
 
     def __post_init__(self) -> None:
         self.pool = Pool(self.shape, self.namespace, f"tests-pool-{os.getpid()}-{random.getrandbits(32):x}")
@@ -242,7 +242,7 @@ class Engine:
         return self
 
     def ready(self, within_s: float = WAIT_S) -> "Engine":
-        """Registers if that was not done before, and waits until the server has taken the cache."""
+        """Registers unless done before, and waits until the server has accepted the cache."""
         if self.cache is None:
             self.register()
         assert self.cache is not None
@@ -262,7 +262,7 @@ class Engine:
         return places
 
     def spare(self, where: Sequence[Blocks]) -> list[Blocks]:
-        """As many blocks again, all others than these."""
+        """As many blocks again, none of them among these."""
         return [
             Blocks(
                 group,
@@ -298,9 +298,9 @@ class Engine:
         return self.client.retrieve(self.cache, lease, where, timeout_s=timeout_s)
 
     def retrieve(self, prompt: Prompt) -> int:
-        """Looks up, retrieves all that is found and compares every byte of the pool. Returns the chunks.
+        """Looks up, retrieves all chunks found and compares every byte of the pool. Returns the number of chunks.
 
-        A miss is 0. A retrieve that does not succeed, or a wrong byte anywhere, is an AssertionError."""
+        A miss is 0. A failed retrieve, or a wrong byte anywhere, is an AssertionError."""
         found = self.lookup(prompt)
         if found.lease is None:
             assert found.chunks == 0

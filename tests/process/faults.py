@@ -1,8 +1,7 @@
 """All fault scenarios, many rounds each: python -m tests.process.faults --rounds 50
 
-The same scenarios that `make test` runs a few rounds of. Prints a line per scenario; exit status 1 when one fails, with
-what failed and the server's log. Scenarios with SIGSTOP run four times as many rounds.
-"""
+`make test` runs a few rounds of the same scenarios. Prints a line per scenario. When one fails, prints the failure and
+the server's log, and exits with status 1. Scenarios with SIGSTOP run four times as many rounds."""
 
 import argparse
 import sys
@@ -17,7 +16,7 @@ from tests.process.scene import Scene, open_scene
 GIL_S = 120.0
 SHORT = {"mover_grace_ms": 700}
 LONG = {"mover_grace_ms": 20_000}
-"""The mover goes on before the brain loses patience, however busy the machine is."""
+"""Long grace: the mover resumes before the brain loses patience, also on a busy machine."""
 
 
 class Scenario(NamedTuple):
@@ -46,7 +45,7 @@ SCENARIOS = {
 
 
 def run(name: str, rounds: int) -> dict[str, int]:
-    """Runs one scenario on a server of its own; returns what its rounds saw."""
+    """Runs one scenario on its own server; returns the counts of its rounds."""
     scenario = SCENARIOS[name]
     with open_scene(**scenario.settings) as scene:
         for round_ in range(rounds):
@@ -57,7 +56,7 @@ def run(name: str, rounds: int) -> dict[str, int]:
 
 
 def run_gil(seconds: float) -> dict[str, int]:
-    """A worker that holds the GIL for that long, on a server whose shortest patience is far below it."""
+    """Runs a worker that holds the GIL for that long, on a server whose shortest patience is far below it."""
     with open_scene(attach_ttl_ms=2000, lease_ttl_ms=2000, mover_grace_ms=2000) as scene:
         scene.begin()
         lives.gil_holder_stays_registered(scene, seconds)

@@ -2,9 +2,8 @@
 
     python -m tests.process.forbidding io-uring|direct|preallocation -m kvserver serve ...
 
-What follows are arguments of the interpreter. Nothing of the program is replaced: a filter of system calls (seccomp)
-answers them, in it and in all processes that it starts.
-"""
+The remaining arguments are the interpreter's. The program itself is unchanged: a filter of system calls (seccomp)
+refuses them, in it and in all processes that it starts."""
 
 import ctypes
 import errno
@@ -16,19 +15,19 @@ from typing import Final, NamedTuple
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 INSTRUCTION = struct.Struct("<HBBI")
-"""Of the filter: operation, instructions to skip when true, when false, operand."""
+"""A filter's instruction: operation, instructions to skip when true, when false, operand."""
 LOAD, IS_EQUAL, HAS_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 NUMBER_AT, THIRD_ARGUMENT_AT = 0, 32
-"""In what a filter looks at: the call, and the lower half of its third argument."""
+"""Offsets in the filter's input: the system call's number, and the lower half of its third argument."""
 
 
 class Forbidden(NamedTuple):
     calls: dict[str, int]
-    """Its number by machine."""
+    """Number of the system call by machine."""
     errno: int
     flag: int = 0
-    """Only with that bit in its third argument; 0: always."""
+    """Refuse only when the third argument has this bit; 0: always."""
 
 
 FORBIDDEN: Final = {
@@ -36,7 +35,7 @@ FORBIDDEN: Final = {
     "direct": Forbidden({"x86_64": 257, "aarch64": 56}, errno.EINVAL, os.O_DIRECT),
     "preallocation": Forbidden({"x86_64": 285, "aarch64": 47}, errno.EOPNOTSUPP),
 }
-"""What container runtimes answer to io_uring_setup, and file systems without the feature to openat and fallocate."""
+"""Errors as containers return for io_uring_setup, and file systems without the feature for openat and fallocate."""
 
 
 def can_forbid() -> bool:
@@ -53,7 +52,7 @@ def filter_for(what: Forbidden) -> bytes:
 
 
 def forbid(what: Forbidden) -> None:
-    """To this thread, and to all that it starts or becomes."""
+    """Installs the filter for this thread and for everything that it starts or executes."""
     steps = filter_for(what)
     held = ctypes.create_string_buffer(steps, len(steps))
     program = struct.pack("<H6xQ", len(steps) // INSTRUCTION.size, ctypes.addressof(held))

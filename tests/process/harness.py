@@ -1,4 +1,4 @@
-"""Real servers for tests: started, seen from outside, and gone at the end whatever happens.
+"""Real servers for tests: started, observed from outside, and gone at the end in any case.
 
     with Server(arena_bytes=64 << 20) as server:      # or the fixture `server` of conftest.py
         server.status()                               # the status document, asked over the wire
@@ -6,9 +6,8 @@
         peer = RawPeer(server.path)                   # speaks frames without kvclient, also wrong ones
         until("the session to end", lambda: server.status().sessions == 1)
 
-Rules: every wait is bounded and says what it waited for; nothing sleeps for a fixed time; a Server that was used in a
-`with` leaves no process behind, and fails the test when one of its processes logged a traceback.
-"""
+Rules: every wait is bounded and names what it waited for. Nothing sleeps for a fixed time. A Server used in a `with`
+leaves no process behind, and fails the test when one of its processes logged a traceback."""
 
 import mmap
 import os
@@ -58,7 +57,7 @@ T = TypeVar("T")
 
 
 def until(what: str, probe: Callable[[], T | None], within_s: float = WAIT_S) -> T:
-    """The first true value of `probe`; TimeoutError naming `what` when there is none in time."""
+    """Polls `probe` until it returns a true value, and returns that. TimeoutError names `what` at the time limit."""
     due_s = time.monotonic() + within_s
     while not (value := probe()):
         if time.monotonic() > due_s:
@@ -71,7 +70,7 @@ def until(what: str, probe: Callable[[], T | None], within_s: float = WAIT_S) ->
 
 
 def pids_below(pid: int) -> list[int]:
-    """Children of a process."""
+    """Child processes of a process."""
     try:
         return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
@@ -86,19 +85,19 @@ def command_of(pid: int) -> str:
 
 
 def state_of(pid: int) -> str:
-    """State letter such as "S", "T" or "Z" when all its threads have it, else "mixed"; "" when there is no process."""
+    """State letter such as "S", "T" or "Z" when all threads share it, else "mixed"; "" when there is no process."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except (FileNotFoundError, ProcessLookupError):
         return ""
     states = set(map(_state_of_thread, tasks))
     if states == {"ended"}:
-        return state_of(pid)  # none is left of those that were there, so it is another look that tells
+        return state_of(pid)  # all listed threads have ended meanwhile, so the next look decides
     return states.pop() if len(states) == 1 else "mixed"
 
 
 def _state_of_thread(task: Path) -> str:
-    """One that ends while it is looked at says nothing of the others."""
+    """State letter of one thread; empty for a thread that ends during the look."""
     try:
         return (task / "stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -106,12 +105,12 @@ def _state_of_thread(task: Path) -> str:
 
 
 def is_gone(pid: int) -> bool:
-    """No thread of it runs any more: reaped, or a zombie."""
+    """Whether no thread of the process runs any more: reaped, or a zombie."""
     return state_of(pid) in ("", "Z", "X")
 
 
 def descriptors_of(pid: int) -> list[str]:
-    """What the open descriptors of a process refer to."""
+    """Targets of a process's open descriptors."""
     held = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -120,13 +119,13 @@ def descriptors_of(pid: int) -> list[str]:
 
 
 def maps(pid: int, name: str) -> bool:
-    """Whether a process maps a memfd of that name, or holds its descriptor."""
+    """Whether a process maps a memfd of that name or holds its descriptor."""
     inside = Path(f"/proc/{pid}/maps").read_text()
     return any(f"memfd:{name}" in text for text in (inside, *descriptors_of(pid)))
 
 
 def stop(pid: int) -> None:
-    """SIGSTOP, and back when no thread of it runs."""
+    """Sends SIGSTOP; returns when none of the process's threads runs."""
     os.kill(pid, signal.SIGSTOP)
     until(f"process {pid} to stop", lambda: state_of(pid) == "T")
 
@@ -138,7 +137,7 @@ def resume(pid: int) -> None:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process is stopped inside of the block, and runs (if it lives) afterwards."""
+    """Stops the process inside the block; afterwards it runs again, if it lives."""
     stop(pid)
     try:
         yield
@@ -147,7 +146,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, and back when nothing of it runs any more."""
+    """Sends SIGKILL; returns when nothing of the process runs any more."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     until(f"process {pid} to end", lambda: is_gone(pid))
@@ -157,10 +156,10 @@ def kill(pid: int) -> None:
 
 
 class Server:
-    """`kvserver serve` in a folder of its own. Settings are configuration keys, as keyword arguments."""
+    """`kvserver serve` in its own folder. Settings are configuration keys, as keyword arguments."""
 
     PROGRAM: tuple[str, ...] = ("-m", "kvserver")
-    """What the interpreter is given before the command."""
+    """Interpreter arguments before the command."""
 
     def __init__(self, **settings: object) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="kv-"))
@@ -195,7 +194,7 @@ class Server:
             assert "Traceback" not in text, text
 
     def start(self) -> None:
-        """Starts it (again), and comes back when it answers."""
+        """Starts it (again); returns when it answers."""
         self.spawn()
         self.status()
 
@@ -208,14 +207,14 @@ class Server:
         return self.process
 
     def stop(self) -> int:
-        """SIGTERM; the exit status."""
+        """Sends SIGTERM; returns the exit status."""
         assert self.process is not None
         self._forget_observer()
         self.process.terminate()
         return self.process.wait(WAIT_S)
 
     def kill(self) -> None:
-        """SIGKILL for the supervisor; comes back when its children are gone as well."""
+        """Kills the supervisor with SIGKILL; returns when its children are gone as well."""
         assert self.process is not None
         below = pids_below(self.process.pid)
         self._forget_observer()
@@ -230,7 +229,7 @@ class Server:
             below = pids_below(self.process.pid)
             self.process.kill()
             self.process.wait(WAIT_S)
-            for pid in below:  # they die with it; this is for the day on which they do not
+            for pid in below:  # they die with the supervisor; this is for the day on which they do not
                 if "kvserver" in command_of(pid):
                     kill(pid)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -255,15 +254,15 @@ class Server:
         return until("the disk mover", lambda: self._child("kvserver.movers.disk_mover") or None)
 
     def mover_pid_now(self) -> int:
-        """0 when there is none."""
+        """Pid of the mover; 0 when there is none."""
         return self._child("kvserver.movers.mover")
 
     def disk_mover_pid_now(self) -> int:
-        """0 when there is none."""
+        """Pid of the disk mover; 0 when there is none."""
         return self._child("kvserver.movers.disk_mover")
 
     def status(self, within_s: float = WAIT_S) -> Status:
-        """Asked over a session that is opened anew whenever it was lost."""
+        """The status document, asked over a session that is reopened whenever it was lost."""
         due_s = time.monotonic() + within_s
         while True:
             assert self.process is None or self.process.poll() is None, f"the server has ended:\n{self.log()}"
@@ -291,7 +290,7 @@ class Server:
 
 
 class Boards:
-    """The job state words of all sessions, read through the brain's descriptors."""
+    """Job state words of all sessions, read through the brain's descriptors."""
 
     def __init__(self, brain_pid: int) -> None:
         self._maps: list[mmap.mmap] = []
@@ -302,7 +301,7 @@ class Boards:
                         self._maps.append(mmap.mmap(file.fileno(), BOARD_WORDS * 8, prot=mmap.PROT_READ))
 
     def any_submitted(self) -> bool:
-        """Some mover works on some job now."""
+        """Whether a mover works on some job now."""
         return any(bytes([SUBMITTED]) in board[::8] for board in self._maps)
 
     def close(self) -> None:

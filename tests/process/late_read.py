@@ -1,9 +1,8 @@
-"""A process that reads a record from a device into an arena, and does not live to see the end: for test_disk_quiet.py.
+"""A process that reads a record from a device into an arena and is killed before the read ends: for test_disk_quiet.py.
 
     python -m tests.process.late_read DIRECTORY ENGINE ARENA_DESCRIPTOR
 
-It says "ready", reads when it is told a line, says "reading", and waits to be killed.
-"""
+It prints "ready", starts the read when it receives a line, prints "reading", and waits to be killed."""
 
 import sys
 

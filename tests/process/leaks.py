@@ -1,11 +1,10 @@
-"""Memory of every process of a server, and of an engine, over very many operations: flat, or something leaks.
+"""Memory of a server's processes, and of an engine, over very many operations: it must stay flat.
 
     python -m tests.process.leaks --operations 100000
 
-The operations are made by a process of its own. After a warm-up, in which tables, allocators and timers find their
-size, all of them together may add GROWTH_BYTES_MAX to no process: less than one object for each. Descriptors, threads
-and mapped memory files are as many afterwards as before.
-"""
+A separate process makes the operations. During a warm-up, tables, allocators and timers reach their size. After it, all
+operations together may add at most GROWTH_BYTES_MAX to each process: less than one object per operation. Descriptors,
+threads and mapped memory files are as many afterwards as before."""
 
 import argparse
 import json
@@ -36,17 +35,19 @@ SETTINGS: dict[str, object] = {
     "reserve_ttl_ms": 500,
     "chunks_max": 1024,
 }
-"""Room for 512 chunks, so that nearly every store evicts; timers that are over soon, since those of the last seconds
-are held; and of what has left as little is remembered, so that the warm-up fills that."""
+"""Room for 512 chunks, so that nearly every store evicts.
+
+Timers end soon, because timers of the last seconds stay in memory. The table of evicted keys is just as small, so that
+the warm-up fills it."""
 TIMEOUTS = Timeouts(lookup_s=20.0, store_s=20.0, retrieve_s=20.0, backoff_first_s=0.005, backoff_max_s=0.05)
 STORES_MAX = 6
-"""Under way at a time; so many prompts have blocks of their own."""
+"""Stores in flight at a time; each has its own blocks."""
 KNOWN_MAX = 40
-"""Prompts that are asked for again; older ones are evicted before long."""
+"""Prompts that are asked for again; older ones are evicted soon."""
 
 
 class Churn:
-    """An engine that does everything that engines do, in no order."""
+    """An engine that does everything that engines do, in random order."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.seen: Counter[str] = Counter()
@@ -67,7 +68,7 @@ class Churn:
         }
 
     def run(self, operations: int) -> dict[str, int]:
-        """Does so many, waits for all of them, and tells what they came to."""
+        """Makes that many operations, waits for all of them and returns counts of their results."""
         for act in self._random.choices(list(self._acts), list(self._acts.values()), k=operations):
             act()
         while self._stores:
@@ -75,7 +76,7 @@ class Churn:
         return dict(self.seen)
 
     def look(self) -> None:
-        """Asks for what is known or not; gives the lease back, or lets it expire."""
+        """Looks up a known or an unknown prompt; releases the lease or lets it expire."""
         found = self._engine.lookup(self._some_prompt())
         self.seen["found" if found.chunks else "not found"] += 1
         if found.lease is not None and self._random.random() < 0.9:
@@ -86,7 +87,7 @@ class Churn:
         self.seen["found later" if future.result(WAIT_S).chunks else "not found later"] += 1
 
     def store(self) -> None:
-        """Stores run side by side, each from blocks that no other uses."""
+        """Begins a store from its own blocks, beside those already running."""
         place = len(self._stores)
         if len(self._stores) == STORES_MAX:
             place = self._land()
@@ -106,7 +107,7 @@ class Churn:
             self.seen[f"retrieved {result.why}"] += 1
 
     def misuse(self) -> None:
-        """A lease that nobody granted, and blocks that there are not."""
+        """Uses a lease that nobody granted, and blocks that do not exist."""
         found = self._engine.lookup(self._some_prompt())
         if found.lease is None:
             return
@@ -139,7 +140,7 @@ class Churn:
 
 
 class Visits:
-    """Engines that come, store, and go. Not measured: allocators keep what threads leave behind, more or less."""
+    """Engines that come, store and go. Not measured: allocators keep a varying amount of what threads leave behind."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self._path = path
@@ -157,7 +158,7 @@ WHO = {"churn": Churn, "visits": Visits}
 
 
 class Helper:
-    """A Churn or Visits in a process of its own, so that its memory is nobody else's."""
+    """A Churn or Visits in its own process, so that its memory is measured alone."""
 
     def __init__(self, path: Path, who: str, seed: int) -> None:
         command = [sys.executable, "-m", "tests.process.leaks", "--be", who, "--at", str(path), "--seed", str(seed)]
@@ -185,7 +186,7 @@ class Helper:
 
 
 def run(operations: int, seed: int = 1) -> dict[str, Any]:
-    """What the operations came to, and how many bytes each process grew by. AssertionError when one grew too much."""
+    """Counts of the operations' results, and growth in bytes by process. AssertionError when one grew too much."""
     with Server(**SETTINGS) as server:
         churn, visits = Helper(server.path, "churn", seed), Helper(server.path, "visits", seed)
         try:
@@ -213,7 +214,7 @@ def run(operations: int, seed: int = 1) -> dict[str, Any]:
 
 
 def _quiet_bytes(server: Server, pid: int) -> int:
-    """When all that was promised is over: leases, and sessions of those who have gone."""
+    """Memory of a process once all leases and the sessions of departed engines have ended."""
 
     def quiet() -> bool:
         now = server.status()
@@ -224,7 +225,7 @@ def _quiet_bytes(server: Server, pid: int) -> int:
 
 
 def _held(pid: int) -> Counter[str]:
-    """Descriptors by what they are, threads, and mapped memory files."""
+    """Counts of descriptors by kind, of threads, and of mapped memory files."""
     kinds = Counter(re.sub(r"\d+", "N", text) for text in descriptors_of(pid))
     kinds["threads"] = len(os.listdir(f"/proc/{pid}/task"))
     kinds["mapped"] = Path(f"/proc/{pid}/maps").read_text().count("/memfd:")

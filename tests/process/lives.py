@@ -1,4 +1,4 @@
-"""Scenarios in which a worker is alive in a way that is easily taken for dead, or the other way round."""
+"""Scenarios with a worker that is alive and looks dead, or the other way round."""
 
 import os
 import time
@@ -20,13 +20,13 @@ def forked_child_lives_on(scene: Scene, round_: int) -> None:
             scene.wait_freed(pool)
             until("the session to end", lambda: scene.server.status().sessions == 2, FREED_S)
             scene.seen["freed after ms, in all"] += int((time.monotonic() - began_s) * 1000)
-            os.kill(child, 0)  # it did live on
+            os.kill(child, 0)  # it did survive
         finally:
             kill(child)
 
 
 def gil_holder_stays_registered(scene: Scene, seconds: float) -> None:
-    """A worker whose Python threads cannot run is alive: compilation and graph capture look like that."""
+    """A worker whose Python threads cannot run, as during compilation and graph capture, is alive."""
     seed = scene.fresh_seed()
     with Worker(scene.server.path, shape="large") as worker:
         worker.call("ready")

@@ -1,4 +1,4 @@
-"""The protocol without kvclient: sends any bytes to either door and reads what comes back. Every wait is bounded."""
+"""The protocol without kvclient: sends any bytes to either door and reads the replies. Every wait is bounded."""
 
 import os
 import socket
@@ -15,14 +15,14 @@ from kvserver.wire.codec import decode_reply, encode
 from kvserver.wire.status import Status, decode_status
 
 WAIT_S = 20.0
-"""No wait of a test is longer, unless it says so."""
+"""Upper bound of a test's waits, unless the test sets its own."""
 
 
 class RawPeer:
-    """The ZeroMQ door without kvclient. Sends anything, and reads what comes back."""
+    """The ZeroMQ door without kvclient. Sends any bytes and reads replies."""
 
     def __init__(self, path: Path, *, received_max: int = 1000) -> None:
-        """received_max: replies that ZeroMQ takes in before they are asked for."""
+        """received_max: replies that ZeroMQ buffers before they are read."""
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -44,7 +44,7 @@ class RawPeer:
         return decode_reply(self.socket.recv())
 
     def ask(self, request: wire.Frame, within_s: float = WAIT_S) -> Any:
-        """The reply to a request; replies to earlier ones are dropped."""
+        """The reply to a request; drops replies to earlier ones."""
         self.send(encode(request))
         due_s = time.monotonic() + within_s
         while True:
@@ -69,7 +69,9 @@ class RawLocal:
         self.socket.sendmsg([frame], rights)
 
     def receive(self, within_s: float = WAIT_S) -> tuple[Any, list[int]]:
-        """(reply, descriptors that are now the caller's). ConnectionError at the end, TimeoutError in between."""
+        """(reply, descriptors that the caller now owns).
+
+        ConnectionError at the end, TimeoutError when nothing comes in time."""
         self.socket.settimeout(within_s)
         frame, descriptors, _, _ = socket.recv_fds(self.socket, wire.FRAME_BYTES_MAX, 8)
         if not frame:
@@ -77,7 +79,7 @@ class RawLocal:
         return decode_reply(frame), list(descriptors)
 
     def ask(self, request: wire.Frame, descriptors: Sequence[int] = (), within_s: float = WAIT_S) -> Any:
-        """The reply; descriptors that come with it are closed."""
+        """The reply; closes any descriptors that come with it."""
         self.send(encode(request), descriptors)
         reply, received = self.receive(within_s)
         for descriptor in received:
@@ -107,7 +109,7 @@ class RawSession:
         self.local: RawLocal | None = None
         due_s = time.monotonic() + within_s
         try:
-            while True:  # a session that a busy machine did not attach in time is gone
+            while True:  # on a busy machine the server may drop a session that attaches too late
                 hello = wire.Hello(self.zmq.next_id(), wire.PROTOCOL, engine, epoch, ranks, rank, "tests")
                 self.welcome: wire.Welcome = self.zmq.ask(hello, within_s)
                 self.local = RawLocal(path)

@@ -1,8 +1,7 @@
-"""A server, an engine that lives through everything, and what must be true whenever all is quiet again.
+"""A server, an engine that survives every fault, and the conditions that must hold whenever all is quiet again.
 
 Each round of a fault scenario is: begin() → the fault → end(). end() waits for quiet and then asserts that nothing
-leaked and that every byte that was stored before the fault is still served, to a worker that was not there.
-"""
+leaked. It also asserts that a new worker is served every byte that was stored before the fault."""
 
 import itertools
 import os
@@ -32,11 +31,11 @@ from tests.process.harness import (
 )
 
 STORED_CHUNKS = (3, 2)
-"""Prompts that are stored at the begin of each round."""
+"""Sizes of the prompts that are stored at the beginning of each round."""
 FLIGHT_CHUNKS = 29
-"""Of a prompt that is met in flight: 30 MB, several milliseconds of copying."""
+"""Chunks of a prompt that is interrupted in flight: 30 MB, several milliseconds of copying."""
 FREED_S = 5.0
-"""Everything of a dead worker is freed within this."""
+"""Time limit for freeing everything of a dead worker."""
 ATTEMPTS_MAX = 200
 
 SETTINGS: dict[str, object] = {
@@ -46,18 +45,18 @@ SETTINGS: dict[str, object] = {
     "copy_threads": 1,
 }
 TIMEOUTS = Timeouts(lookup_s=20.0, probe_s=0.5, backoff_first_s=0.005, backoff_max_s=0.05, connect_s=2.0)
-"""A stopped brain accepts connections and says nothing: connect_s and probe_s are how soon the client tries again."""
+"""A stopped brain accepts connections and says nothing: connect_s and probe_s set how soon the client tries again."""
 
 T = TypeVar("T")
 
 
 class Scene:
-    """Owned by open_scene()."""
+    """State of the scenarios; create it with open_scene()."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.seen: Counter[str] = Counter()
-        """What the rounds did, for the script's report."""
+        """Counts of events in the rounds, for the script's report."""
         self.survivor = self.engine("survivor")
         self.stored: list[Prompt] = []
         self._seeds = itertools.count(1)
@@ -70,13 +69,13 @@ class Scene:
         return prompt(next(self._seeds), chunks)
 
     def fresh_seed(self) -> int:
-        """Of a prompt that a Worker makes: prompt(seed, FLIGHT_CHUNKS)."""
+        """Seed of a prompt that a Worker makes: prompt(seed, FLIGHT_CHUNKS)."""
         return next(self._seeds)
 
     # ---------------------------------------------------------------- rounds
 
     def begin(self) -> None:
-        """Nothing is stored but a few known prompts; how many descriptors everyone has is noted the first time."""
+        """Leaves only a few known prompts stored. The first call also records each process's number of descriptors."""
         self.survivor.ready()
         self.forget_all()
         self.stored = [self.fresh_prompt(chunks) for chunks in STORED_CHUNKS]
@@ -84,7 +83,7 @@ class Scene:
             assert self.survivor.store(story).chunks == story.chunks
         self.wait_quiet()
         if not self._quiet:
-            with self.engine("visitor") as visitor:  # what the first of its kind makes for good is no leak
+            with self.engine("visitor") as visitor:  # the first visitor's permanent descriptors are no leak
                 visitor.ready().retrieve(self.stored[0])
             self.recover()
             self._quiet = self.descriptors()
@@ -98,22 +97,23 @@ class Scene:
             for story in self.stored:
                 assert visitor.retrieve(story) == story.chunks, "what was sealed is served"
                 self.seen["chunks compared"] += story.chunks
-        self.recover()  # a mover that let the visitor's pool go too late was killed for it
+        self.recover()  # a mover that unmapped the visitor's pool too late was killed for it
         assert self.survivor.retrieve(self.stored[0]) == self.stored[0].chunks, "the engine that lived on goes on"
         assert self.survivor.pool.wrong() == 0, "nobody wrote into the pool of the engine that lived on"
         self.wait_quiet()
         self.seen["rounds"] += 1
 
     def forget_all(self) -> None:
-        """Clears, and asserts that every slot comes back: a pin or a slot that leaked would keep one."""
+        """Clears the cache and asserts that every slot comes back; a leaked pin or slot would keep one."""
         self.wait_quiet()
         self.survivor.client.clear(self.survivor.namespace)
         status = self.server.status()
         assert (status.chunks, status.arena.used_bytes) == (0, 0), status
 
     def wait_quiet(self, engines: int = 1) -> Status:
-        """Until only the survivor (and `engines` - 1 others) are there, all of them registered with a mover that
-        lives, and nothing is in flight or held."""
+        """Waits until only the survivor and `engines` - 1 others are there, and nothing is in flight or held.
+
+        All of them must be registered with a live mover."""
 
         def quiet() -> Status | None:
             status = self.server.status()
@@ -125,19 +125,19 @@ class Scene:
         return until("sessions, caches, leases and jobs to end", quiet)
 
     def recover(self) -> Status:
-        """Until the survivor has found its way back by itself."""
+        """Waits until the survivor has recovered by itself."""
         status = self.wait_quiet()
         self.survivor.ready()
         return status
 
     def wait_freed(self, pool: str) -> None:
-        """Until nobody of the server maps or holds a dead worker's pool."""
+        """Waits until no process of the server maps or holds a dead worker's pool."""
         until(f"{pool} to be unmapped", lambda: not self._is_held(pool), FREED_S)
 
     def descriptors(self) -> dict[str, int]:
-        """How many each process has."""
+        """Number of open descriptors by process."""
         pids = {"supervisor": self.server.pid, "brain": self.server.brain_pid(), "mover": self.server.mover_pid()}
-        # A mover holds the arena once more for as long as it fills its page tables: growth, not a leak.
+        # While a mover fills its page tables it holds the arena a second time: growth, not a leak.
         return {
             name: sum("memfd:kvserver-arena" not in held for held in descriptors_of(pid)) for name, pid in pids.items()
         }
@@ -161,14 +161,14 @@ class Scene:
     # ---------------------------------------------------------------- jobs in flight
 
     def begin_store(self, timeout_s: float | None = None) -> "Flight":
-        """The survivor stores a new prompt."""
+        """Begins to store a new prompt from the survivor."""
         story = self.fresh_prompt()
         where = self.survivor.place(story)
         self.survivor.pool.compute(story, where)
         return Flight(story, where, self.survivor.begin_store(story, where, timeout_s=timeout_s))
 
     def begin_retrieve(self, story: Prompt, timeout_s: float | None = None) -> "Flight":
-        """The survivor retrieves a stored prompt into blocks that hold something else."""
+        """Begins to retrieve a stored prompt into the survivor's blocks, which hold other content before."""
         found = self.survivor.lookup(story)
         assert found.lease is not None, found
         assert found.chunks == story.chunks
@@ -177,13 +177,15 @@ class Scene:
         return Flight(story, where, self.survivor.begin_retrieve(found.lease, where, timeout_s))
 
     def hold(self, begin: Callable[[], "Flight"], *, copying: bool) -> "tuple[int, Flight]":
-        """A job of the survivor that is in flight on a mover that is stopped. (mover's pid, job)"""
+        """Begins a job of the survivor and holds it in flight on a stopped mover. Returns (mover's pid, job)."""
         if not copying:
             return self.hold_unread(begin)
         return self.hold_copying(begin, lambda flight: flight.future.done(), self._land)
 
     def hold_unread(self, begin: Callable[[], T]) -> tuple[int, T]:
-        """Stops the mover, begins a job, and comes back when the brain has sent it. (mover's pid, what begin gave)"""
+        """Stops the mover, begins a job and waits until the brain has sent it.
+
+        Returns (mover's pid, begin's result)."""
         mover = self.server.mover_pid()
         stop(mover)
         begun = begin()
@@ -193,7 +195,7 @@ class Scene:
     def hold_copying(
         self, begin: Callable[[], T], has_ended: Callable[[T], bool], land: Callable[[T], None]
     ) -> tuple[int, T]:
-        """Begins jobs until one is met while its bytes move; the mover is stopped then, in the middle of the copy."""
+        """Begins jobs until it catches one while its bytes move, and stops the mover in the middle of that copy."""
         mover = self.server.mover_pid()
         with watching_apart(mover):
             return self._meet_copying(mover, begin, has_ended, land)
@@ -220,13 +222,13 @@ class Scene:
         raise TimeoutError(f"no job was met while copying in {ATTEMPTS_MAX} attempts")
 
     def _land(self, flight: "Flight") -> None:
-        """A job that ended before it could be stopped: its blocks are used for something else."""
+        """Finishes a job that ended before it could be stopped: its blocks are reused."""
         flight.future.result(WAIT_S)
         self.survivor.pool.spoil(flight.where)
 
     def _touch(self) -> None:
-        """What must stay is used, so that the least recently used is something else."""
-        self.survivor.ready()  # a job that was given up has shut its gate, and what is not asked is not used
+        """Looks up the prompts that must stay, so that others are the least recently used."""
+        self.survivor.ready()  # else an abandoned job's shut gate would keep the lookups from being sent
         for story in self.stored:
             found = self.survivor.lookup(story)
             if found.lease is not None:
@@ -235,8 +237,9 @@ class Scene:
 
 @contextmanager
 def watching_apart(mover: int) -> Iterator[None]:
-    """Keeps this thread and a mover's threads on different processors: one that watches a board between the pieces of
-    the thread that copies, on its processor, would never see a copy under way."""
+    """Keeps this thread and a mover's threads on different processors.
+
+    On the copying thread's processor this thread would run only between two pieces, and never see a copy under way."""
     everywhere = os.sched_getaffinity(0)
     here = {min(everywhere)}
     if len(everywhere) == 1:

@@ -1,14 +1,13 @@
-"""Mixed traffic for an hour, with engines that come, go and are killed: wrong bytes, and the memory of every process.
+"""Mixed traffic for an hour, with engines that come, go and are killed. Watches for wrong bytes and growing memory.
 
     python -m tests.process.soak --minutes 60
 
-A server with a small arena and two disks. At any time a few visitors, processes of their own, look up, store and
-retrieve prompts of three models, of which some are asked for much more often than others. A visitor lives for seconds;
-it closes its client, ends without a word, or is killed. Every retrieved byte is compared with what was stored.
+The server has a small arena and two disks. A few visitors at a time, each a process, look up, store and retrieve
+prompts of three models. Some prompts are asked for much more often than others. A visitor lives for seconds; it closes
+its client, ends without closing it, or is killed. Every retrieved byte is compared with what was stored.
 
-Prints a line every ten seconds, then memory over time, and what memory grew by for each chunk that was evicted. The
-exit status is 1 when a byte was wrong or a process of the server was replaced.
-"""
+Prints a line every ten seconds, then memory over time and the growth per evicted chunk. The exit status is 1 when a
+byte was wrong or a process of the server was replaced."""
 
 import argparse
 import json
@@ -33,9 +32,9 @@ ROOT = Path(__file__).resolve().parents[2]
 VISITORS = 4
 LIVES_S = (3.0, 40.0)
 KILLED = 0.3
-"""The share of visitors that are killed; half of the others end without closing their client."""
+"""Share of visitors that are killed; half of the others end without closing their client."""
 PROMPTS = 20_000
-"""Of each model. The arena and the disks hold a part of them."""
+"""Prompts per model. Arena and disks hold a part of them."""
 CHUNKS_MAX = 4
 EVERY_S = 10.0
 TIMEOUTS = Timeouts(lookup_s=5.0, store_s=20.0, retrieve_s=20.0, backoff_first_s=0.005, backoff_max_s=0.05)
@@ -54,18 +53,18 @@ SETTINGS: dict[str, object] = {
 
 
 class Sample(NamedTuple):
-    """What one look at the server found."""
+    """One observation of the server."""
 
     at_s: float
     memory: dict[str, int]
-    """Resident and its own, in bytes, by process."""
+    """Private resident memory, in bytes, by process."""
     descriptors: dict[str, int]
     evicted: int
-    """Chunks, of DRAM and of disks, since the start."""
+    """Chunks evicted from DRAM and disks since the start."""
 
 
 class Visitor:
-    """An engine that lives for a while. Prints what it did every second, and WRONG where a byte is."""
+    """A short-lived engine. Prints its counts every second, and WRONG when a byte differs."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self._random = random.Random(seed)
@@ -107,7 +106,7 @@ class Visitor:
             self.seen["registered again"] += 1
 
     def _load_or_store(self, story: Prompt) -> None:
-        """As an engine does: what is there is loaded, the rest is computed and stored."""
+        """Loads the chunks that are there, then computes and stores the rest, as an engine does."""
         engine, found = self._engine, self._engine.lookup(story)
         if found.lease is None:
             self._end(engine.begin_store(story, self._computed(story)), "stored")
@@ -137,20 +136,20 @@ class Visitor:
         self.seen[f"{what} {result.why}".strip()] += 1
 
     def _story(self) -> Prompt:
-        """Few prompts are asked for often, many once."""
+        """Draws a prompt: few are asked for often, many only once."""
         number = min(int(self._random.paretovariate(0.4)), PROMPTS) * len(SHAPES) + self._model
         return prompt(number, 1 + number % CHUNKS_MAX)
 
 
 class Soak:
-    """The server, its visitors, and what was seen of both."""
+    """The server, its visitors and the observations of both."""
 
     def __init__(self, server: Server, seed: int) -> None:
         self._server = server
         self._random = random.Random(seed)
         self._born = seed * 1_000_000
         self._visitors: dict[subprocess.Popen[str], float] = {}
-        """And when each is to be killed."""
+        """Visitor -> time at which it is to be killed."""
         self.seen: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.samples: list[Sample] = []
@@ -191,7 +190,7 @@ class Soak:
         setattr(visitor, "said", log)  # noqa: B010
 
     def _part(self, visitor: "subprocess.Popen[str]") -> None:
-        """Takes in what a visitor said. One that was killed may have left half a line."""
+        """Takes in a visitor's output. A killed visitor may have left half a line."""
         visitor.wait()
         del self._visitors[visitor]
         log: Path = visitor.said  # type: ignore[attr-defined]
@@ -268,7 +267,7 @@ def main() -> int:
     if options.be_visitor:
         die_with_parent(os.getppid())
         Visitor(options.at, options.seed).live(options.seconds)
-        os._exit(0)  # without closing what was not closed
+        os._exit(0)  # without closing open resources
     server = Server(**SETTINGS)
     disks = [server.folder / name for name in ("disk-a", "disk-b")]
     for disk in disks:

@@ -1,4 +1,4 @@
-"""`kvserver serve` with processes of the tests in place of its own. Everything else is the product's."""
+"""`kvserver serve` with test processes in place of its own. Everything else is the product's own code."""
 
 import subprocess
 from collections.abc import Callable, Mapping
@@ -9,7 +9,9 @@ from kvserver.supervisor import supervisor
 
 
 def serve(modules: Mapping[str, str]) -> None:
-    """The command line of this process, with other modules as its children: by what the supervisor would start."""
+    """Runs this process's command line.
+
+    `modules` maps modules that the supervisor would start to their replacements."""
     spawn: Callable[..., Any] = supervisor.Supervisor._spawn
 
     def spawn_stand_in(self: supervisor.Supervisor, module: str, *rest: object) -> subprocess.Popen[bytes]:

@@ -1,8 +1,7 @@
-"""Scenarios in which the brain or a mover is stopped with SIGSTOP while jobs are given up, their blocks are used for
-something else, and the process goes on. Afterwards every byte of pool and cache is compared (Scene.end()).
+"""Scenarios that stop the brain or a mover with SIGSTOP while jobs are given up and their blocks reused.
 
-Each takes a Scene and the number of the round.
-"""
+Then the process goes on, and every byte of pool and cache is compared (Scene.end()). Each scenario takes a Scene and
+the number of the round."""
 
 import time
 from concurrent.futures import Future
@@ -12,19 +11,19 @@ from tests.process.harness import is_gone, resume, stopped, until
 from tests.process.scene import Flight, Scene
 
 GIVE_UP_S = 0.12
-"""Deadline of the jobs that are meant to be given up."""
+"""Deadline of jobs that should be given up."""
 UNANSWERED_S = 0.5
-"""Deadline of the jobs that are done in time while the brain cannot say so."""
+"""Deadline of jobs that finish in time while the brain cannot report it."""
 LOOKUP_S = 0.1
 LATE_S = 10.0
-"""Beyond its deadline, for a machine that is busy with other things."""
+"""Slack beyond a deadline, for a busy machine."""
 
 
 def lookups_miss(scene: Scene, round_: int) -> None:
-    """A lookup of a stopped brain is a miss within its deadline, the next one at once; a stopped mover hurts none.
+    """A lookup in a stopped brain misses by its deadline, the next ones miss at once; a stopped mover delays no lookup.
 
-    The brain grants the lease when it goes on and finds that the connection it came by is closed: it ends the lease at
-    once. Scene.end() sees that none is left."""
+    The resumed brain grants the lease, finds the connection closed and ends the lease at once. Scene.end() checks that
+    none is left."""
     survivor, story = scene.survivor, scene.stored[0]
     with stopped(scene.server.mover_pid()):
         found = survivor.lookup(story)
@@ -45,7 +44,7 @@ def lookups_miss(scene: Scene, round_: int) -> None:
 
 
 def brain_and_store(scene: Scene, round_: int) -> None:
-    """The request is unread when it is given up; or (every other round) all is copied and only the reply is missing."""
+    """The store is given up while its request is unread or, every other round, when only the reply is missing."""
     brain_pid = scene.server.brain_pid()
     if round_ % 2:
         mover_pid, flight = scene.hold(lambda: scene.begin_store(UNANSWERED_S), copying=True)
@@ -63,7 +62,7 @@ def brain_and_store(scene: Scene, round_: int) -> None:
 
 
 def brain_and_retrieve(scene: Scene, round_: int) -> None:
-    """The request is unread when it is given up; or (every other round) all is copied and only the reply is missing."""
+    """The retrieve is given up while its request is unread or, every other round, when only the reply is missing."""
     story = _store(scene)
     brain_pid = scene.server.brain_pid()
     if round_ % 2:
@@ -85,7 +84,9 @@ def brain_and_retrieve(scene: Scene, round_: int) -> None:
 
 
 def mover_and_store(scene: Scene, round_: int) -> None:
-    """Given up unread, or in the middle of the copy; the blocks are reused at once, then the mover goes on."""
+    """The store is given up unread, or in the middle of the copy.
+
+    Its blocks are reused at once, then the mover goes on."""
     mover_pid, flight = scene.hold(lambda: scene.begin_store(GIVE_UP_S), copying=round_ % 2 == 0)
     assert _give_up_store(scene, flight) == "timeout"
     resume(mover_pid)
@@ -94,7 +95,9 @@ def mover_and_store(scene: Scene, round_: int) -> None:
 
 
 def mover_and_retrieve(scene: Scene, round_: int) -> None:
-    """Given up unread it ends at once; in the middle of the copy only when the mover has gone on to its end."""
+    """A retrieve that is given up unread ends at once.
+
+    In the middle of the copy it ends when the mover has finished."""
     story = _store(scene)
     survivor = scene.survivor
     copying = round_ % 2 == 0
@@ -114,7 +117,7 @@ def mover_and_retrieve(scene: Scene, round_: int) -> None:
 
 
 def mover_killed_by_the_brain(scene: Scene, round_: int) -> None:
-    """A mover that does not go on is killed; the future of its retrieve completes only when it is gone."""
+    """The brain kills a mover that does not go on; the future of its retrieve completes only when the mover is gone."""
     story = _store(scene)
     survivor = scene.survivor
     before = survivor.client.counters.registrations
@@ -139,7 +142,7 @@ def _store(scene: Scene) -> Prompt:
 
 
 def _give_up_store(scene: Scene, flight: Flight) -> str:
-    """Waits until the client gives the store up; its blocks are something else at once."""
+    """Waits until the client gives the store up, then reuses its blocks at once."""
     result = flight.future.result(20)
     scene.survivor.pool.spoil(flight.where)
     assert result.chunks == 0
@@ -147,7 +150,7 @@ def _give_up_store(scene: Scene, flight: Flight) -> str:
 
 
 def _end_retrieve(scene: Scene, flight: Flight) -> None:
-    """Waits for the future; then the blocks are compared if it succeeded, and something else in any case."""
+    """Waits for the future; compares the blocks if it succeeded, and reuses them in any case."""
     if flight.future.result(20).ok:
         scene.survivor.pool.expect(flight.story, flight.where)
         assert scene.survivor.pool.wrong() == 0

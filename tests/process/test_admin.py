@@ -1,4 +1,4 @@
-"""Operators and a real server: commands over HTTP and by `kvserver admin`, who may, and that no token is ever told."""
+"""Operators and a real server: commands over HTTP and by `kvserver admin`, permissions, and secrecy of tokens."""
 
 import http.client
 import json
@@ -237,7 +237,7 @@ def test_a_cleared_prefix_stays_cleared_when_brain_and_server_start_again(tokens
 
 
 def test_no_token_is_ever_told(server: Server, tokens: Path) -> None:
-    """Planted ones, known and unknown, in every way in which they can come; then all that is told is searched."""
+    """Sends known and unknown tokens in every way that the server accepts, then searches all output for them."""
     told = [ask(server, "/admin/drain", token=STRANGER), ask(server, f"/admin/{STRANGER}", {"x": STRANGER})]
     told += [ask(server, "/admin/clear", {"namespace": STRANGER}), ask(server, "/admin/log-level", {"level": "debug"})]
     told += [ask(server, "/admin/nothing", token=STRANGER), ask(server, "/admin/resume", token=OTHER)]

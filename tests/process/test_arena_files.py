@@ -1,4 +1,4 @@
-"""A restart of the whole server with arena_path: what was sealed is served byte by byte, or dropped and said so."""
+"""A restart of the whole server with arena_path: sealed chunks are served byte by byte, or dropped with a log line."""
 
 import fcntl
 import os
@@ -31,16 +31,16 @@ from tests.process.test_service_restart import (
 
 HUGE_PAGE_BYTES = 2 << 20
 START_S = 90.0
-"""An end that is never waited for: interpreters start slowly where every core is taken."""
+"""Upper bound for slow starts, where every core is busy. No test waits for its end."""
 
 
 class Place:
-    """A server's directories: one for its files of memory, one for its socket and log."""
+    """A server's directories: one for its memory files, one for its socket and log."""
 
     def __init__(self, memory: Path, other: Path, **keys: object) -> None:
         self.memory, self.other, self._keys = memory, other, keys
         self.program = ""
-        """Python that serves in another way than `kvserver serve`."""
+        """Python program that serves instead of `kvserver serve`; empty for the latter."""
 
     @property
     def log(self) -> str:
@@ -71,7 +71,7 @@ class Place:
 
     @contextmanager
     def process(self, **flags: object) -> Iterator["subprocess.Popen[bytes]"]:
-        """One life, from its first instruction. Ended with SIGTERM if it still runs."""
+        """One life, from its first instruction. Ends with SIGTERM if it still runs."""
         with (self.other / "log").open("ab") as log:
             process = subprocess.Popen(self.command(**flags), stderr=log)
         try:
@@ -90,7 +90,7 @@ class Place:
             yield process
 
     def refused(self, **flags: object) -> str:
-        """What a start says that must not be."""
+        """Starts a server that must refuse; returns its message."""
         run = subprocess.run(self.command(**flags), capture_output=True, text=True, check=False, timeout=START_S)
         assert run.returncode == 2, run.stderr
         return run.stderr
@@ -107,7 +107,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def huge_place(place: Place) -> Iterator[Place]:
-    """The same with its arena on huge pages."""
+    """A Place with its arena on huge pages."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     usable = [
         path for _, path, kind, *_ in mounts if kind == "hugetlbfs" and os.statvfs(path).f_bsize == HUGE_PAGE_BYTES
@@ -123,8 +123,10 @@ def huge_place(place: Place) -> Iterator[Place]:
 
 
 def stored(place: Place, end: str = "stop") -> bytes:
-    """A first life in which something is stored. end: in order, by a second SIGTERM while the arena is summed, or by
-    SIGKILL of the supervisor or of every process."""
+    """Runs a first life in which something is stored; returns the stored bytes.
+
+    end: in order, by a second SIGTERM while the arena is summed, or by SIGKILL of the supervisor or of every process.
+    """
     content = os.urandom(BLOCKS * PAGE)
     with place.server() as process:
         engine = Engine(place.other, 1)
@@ -140,7 +142,7 @@ def stored(place: Place, end: str = "stop") -> bytes:
 
 
 def found(place: Place, **flags: object) -> tuple[int, bytes]:
-    """Chunks that the next life holds, and their bytes."""
+    """(chunks that the next life holds, their bytes)."""
     with place.server(**flags):
         engine = Engine(place.other, 2)
         count = engine.held()
@@ -172,7 +174,7 @@ def test_a_damaged_entry_of_the_ledger_is_dropped_and_counted(place: Place) -> N
     content = stored(place)
     entries = place.file(LEDGER).read_bytes()
     with place.file(LEDGER).open("r+b") as ledger:
-        ledger.seek(entries.index(KEYS[64:96]))  # the third chunk's own entry comes before that of its child
+        ledger.seek(entries.index(KEYS[64:96]))  # the third chunk's own entry comes before its child's
         ledger.write(b"\xff")
     assert found(place) == (2, content[: 2 * BLOCKS_A_CHUNK * PAGE])
     assert "damaged=1" in place.log
@@ -208,7 +210,7 @@ def test_what_is_not_compared_in_time_is_not_served(place: Place) -> None:
 
 @pytest.fixture
 def slow_place(place: Place) -> Place:
-    """Where sums take an hour."""
+    """A Place whose server needs an hour for its sums."""
     (place.other / "slow_sums.py").write_text("import time; time.sleep(3600)")
     place.program = f"""
 import os, sys
@@ -282,7 +284,7 @@ def test_one_file_without_the_other_is_dropped(place: Place, gone: str) -> None:
 
 
 def test_the_ledger_of_another_arena_is_dropped(place: Place) -> None:
-    """A server used another directory in between, and came back to an arena that it left."""
+    """A server used another directory in between and came back to an arena that it had left."""
     stored(place)
     name = place.file(LEDGER).name
     place.file(LEDGER).rename(place.memory / (name[:-1] + ("0" if name[-1] != "0" else "1")))
@@ -297,7 +299,7 @@ def test_a_second_server_is_refused_and_told_who_is_there(place: Place) -> None:
 
 
 def test_memory_that_an_undead_process_may_write_to_is_dropped(place: Place) -> None:
-    """The supervisor is killed and a mover does not end; nobody else has the server's directories then."""
+    """The supervisor is killed and a mover does not end: nobody else holds the server's directories then."""
     stored(place)
     holder = os.open(place.file(ARENA), os.O_RDWR)
     fcntl.flock(holder, fcntl.LOCK_EX)

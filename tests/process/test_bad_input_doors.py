@@ -1,4 +1,4 @@
-"""What is no request, at both doors: one typed error, and nobody else notices."""
+"""Invalid requests at both doors: one typed error each, and no other client is affected."""
 
 import errno
 import random
@@ -24,7 +24,7 @@ FRAMES = 10_000
 PATIENCE_MS = 60_000
 GREETING = b"\xff" + bytes(8) + b"\x7f\3\0" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\4\x1a\5READY" + b"\x0bSocket-Type" + b"\0\0\0\6DEALER"
-"""What a ZeroMQ client says before its first message."""
+"""A ZeroMQ client's READY command, sent before its first message."""
 GOOD = [golden for _, golden in REQUESTS]
 
 
@@ -36,7 +36,7 @@ def running() -> Iterator[Victim]:
 
 @pytest.fixture
 def victim(running: Victim) -> Iterator[Victim]:
-    """Whatever a test does to it, it must come out of it unharmed."""
+    """A server that must come out of the test unharmed."""
     yield running
     running.unharmed()
 
@@ -49,7 +49,7 @@ def running_patiently() -> Iterator[Victim]:
 
 @pytest.fixture
 def patient(running_patiently: Victim) -> Iterator[Victim]:
-    """It shows no stranger out during a test, which has to close what it opens."""
+    """A server that drops no stranger during a test; the test has to close what it opens."""
     yield running_patiently
     running_patiently.unharmed()
 
@@ -119,7 +119,7 @@ def test_nothing_but_hello_begins_a_session(victim: Victim, peer: RawPeer) -> No
 
 
 def test_each_door_has_its_own_first_message(patient: Victim, local: RawLocal) -> None:
-    """An Attach over ZeroMQ would be a session whose end nobody notices."""
+    """An Attach over ZeroMQ would make a session whose end nobody notices."""
     peer, stranger = RawPeer(patient.path), RawPeer(patient.path)
     welcome = peer.ask(wire.Hello(1, wire.PROTOCOL, "halfway", 1, 1, 0, "tests"))
     for request in (wire.Attach(2, welcome.session), wire.Lane(3, welcome.session)):
@@ -132,7 +132,7 @@ def test_each_door_has_its_own_first_message(patient: Victim, local: RawLocal) -
 
 
 def test_who_leaves_before_attaching_leaves_no_session(patient: Victim) -> None:
-    """A client that was too late for its own patience comes again, and may do so many times."""
+    """A client that gave up before its Attach comes again, and may do so many times."""
     sessions = patient.server.status().sessions
     peers = [RawPeer(patient.path) for _ in range(7)]
     for peer in peers:
@@ -147,7 +147,7 @@ def test_who_leaves_before_attaching_leaves_no_session(patient: Victim) -> None:
     "said", [b"", b"\xff", b"GET / HTTP/1.1\r\n\r\n", b"\xff\0\0\0\0\0\0\0\1\x7f\3", bytes(70_000)]
 )
 def test_a_peer_that_speaks_no_zeromq_is_dropped(victim: Victim, said: bytes) -> None:
-    """Also one that closes in the middle of a greeting."""
+    """Includes peers that close in the middle of a greeting."""
     connections = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(20)]
     for connection in connections:
         connection.settimeout(20)
@@ -186,7 +186,7 @@ def test_a_peer_that_leaves_in_the_middle_of_a_message_leaves_nothing(victim: Vi
 
 
 def test_random_frames_on_local_connections_get_one_reply_each(patient: Victim, local: RawLocal) -> None:
-    """Half of them from strangers, half within a session."""
+    """Half of the frames come from strangers, half from inside a session."""
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     tally: Counter[str] = Counter()
@@ -251,7 +251,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(patient: Victim, local: Ra
 
 
 def test_a_client_that_leaves_in_the_middle_leaves_nothing(victim: Victim) -> None:
-    """Before, in and after the handshake, with requests under way, and with offers that were never used."""
+    """Before, in and after the handshake, with requests in flight, and with offers that were never used."""
     for _ in range(50):
         RawLocal(victim.path).close()
     for _ in range(10):

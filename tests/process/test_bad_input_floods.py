@@ -1,4 +1,4 @@
-"""Clients that take what there is: they ask and never read, connect and say nothing, or come in large numbers."""
+"""Clients that exhaust resources: they ask and never read, connect and say nothing, or come in large numbers."""
 
 import os
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from tests.process.harness import RawLocal, RawPeer, RawSession, stopped, until
 REQUESTS = 20_000
 SESSIONS_MAX = 5
 LOCAL_MAX = 4 * SESSIONS_MAX
-"""The server's bound: LOCAL_CONNECTIONS_PER_SESSION for each session that there may be."""
+"""The server's bound: LOCAL_CONNECTIONS_PER_SESSION for each allowed session."""
 HELD = 2
-"""Local connections, and sessions, of observer and keeper. The keeper has a lane beside."""
+"""Local connections and sessions of the observer and the keeper. The keeper has a lane as well."""
 OLDER, NEWER = prompt(911, chunks=1), prompt(912, chunks=2)
 
 
@@ -32,18 +32,18 @@ def running() -> Iterator[Victim]:
 
 @pytest.fixture
 def victim(running: Victim) -> Iterator[Victim]:
-    """Whatever a test does to it, it must come out of it unharmed."""
+    """A server that must come out of the test unharmed."""
     yield running
     running.unharmed()
 
 
-# ---------------------------------------------------------------- who reads nothing
+# ---------------------------------------------------------------- clients that read nothing
 
 
 def test_a_zeromq_client_that_reads_nothing_costs_nobody_anything(victim: Victim) -> None:
-    """Short replies fill what one peer is allowed, and are dropped from there on. Long ones are refused before."""
+    """Short replies fill the peer's allowance; the server drops the rest. It refuses long ones earlier."""
     peer = RawPeer(victim.path)
-    peer.socket.setsockopt(zmq.RCVHWM, 1)  # for connections from here on
+    peer.socket.setsockopt(zmq.RCVHWM, 1)  # for later connections
     peer.socket.disconnect(f"ipc://{victim.path}")
     peer.socket.connect(f"ipc://{victim.path}")
     assert isinstance(peer.ask(wire.Hello(1, wire.PROTOCOL, "deaf", 1, 1, 0, "tests")), wire.Welcome)
@@ -58,7 +58,7 @@ def test_a_zeromq_client_that_reads_nothing_costs_nobody_anything(victim: Victim
 
 
 def test_long_replies_that_nobody_reads_take_no_memory_and_each_request_is_answered() -> None:
-    """What a peer has not read is in the kernel's buffer, and the server keeps no further status documents for it."""
+    """Unread replies are in the kernel's buffer; the server keeps no further status documents for such a peer."""
     deaf, asked = 12, 900
     with Victim(sessions_max=2 * deaf) as victim:
         sessions = [
@@ -99,25 +99,25 @@ def test_a_local_client_that_reads_nothing_loses_its_connection(victim: Victim, 
     session.close()
 
 
-# ---------------------------------------------------------------- who says nothing
+# ---------------------------------------------------------------- clients that say nothing
 
 
 def test_silent_connections_make_room_for_others(victim: Victim) -> None:
-    """As many as there may be, and then newer ones: who is silent for longest goes."""
+    """Opens the maximum number of silent connections, then newer ones: those silent for longest are dropped."""
     silent = [RawLocal(victim.path) for _ in range(LOCAL_MAX)]
     with Abuser(victim, engine="prompt") as prompt_one:
         prompt_one.register()
     victim.serves()
     with pytest.raises(ConnectionError):
         silent[0].receive()
-    for connection in silent:  # after attach_ttl_ms all of them
+    for connection in silent:  # all of them go after attach_ttl_ms
         with pytest.raises(ConnectionError):
             connection.receive()
         connection.close()
 
 
 def test_connections_with_a_session_are_bounded(victim: Victim) -> None:
-    """Nobody is put out for them: one more is told."""
+    """Connections with a session are never dropped for a newer one; the newer one is refused."""
     session = RawSession(victim.path, engine="many-lanes")
     lanes = [RawLocal(victim.path) for _ in range(LOCAL_MAX - HELD - 2)]
     for lane in lanes:
@@ -142,7 +142,7 @@ def test_sessions_that_never_attach_make_room_for_others(victim: Victim) -> None
         peer.close()
 
 
-# ---------------------------------------------------------------- who takes all there is
+# ---------------------------------------------------------------- clients that take all there is
 
 
 def test_caches_leases_and_namespaces_are_bounded(victim: Victim) -> None:
@@ -177,7 +177,7 @@ def test_offered_descriptors_are_bounded(victim: Victim) -> None:
 
 
 def test_jobs_of_one_session_are_bounded_and_others_are_served(victim: Victim) -> None:
-    """Its mover is stopped, so that the jobs cannot end by themselves."""
+    """The session's mover is stopped, so that its jobs cannot end by themselves."""
     with Abuser(victim, engine="greedy") as greedy:
         greedy.register()
         with stopped(victim.server.mover_pid()):
@@ -198,7 +198,7 @@ def test_jobs_of_one_session_are_bounded_and_others_are_served(victim: Victim) -
 
 
 def test_the_longest_order_that_a_request_can_cause_is_read_by_the_mover() -> None:
-    """What is allowed must not be what ends a mover, and with it everybody's caches. Its slots need a larger arena."""
+    """An allowed request must not end a mover, and with it every client's caches. Its slots need a larger arena."""
     groups, chunks = 8, wire.CHUNKS_MAX
     group = wire.GroupSpec(1, 9, "full", 0, 1, 0, 1, 0, [wire.RegionRun(0, 0, 1, 0, 1, 1)])
     with Victim(arena_bytes=160 << 20) as victim:

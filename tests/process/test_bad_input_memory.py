@@ -1,4 +1,4 @@
-"""Descriptors that are not the memory they should be, or stop being it: a typed error, and the mover lives on."""
+"""Descriptors whose memory is wrong from the start or becomes so later: a typed error, and the mover lives on."""
 
 import fcntl
 import os
@@ -31,7 +31,7 @@ def running() -> Iterator[Victim]:
 
 @pytest.fixture
 def victim(running: Victim) -> Iterator[Victim]:
-    """Whatever a test does to it, it must come out of it unharmed."""
+    """A server that must come out of the test unharmed."""
     yield running
     running.unharmed()
 
@@ -42,7 +42,7 @@ def abuser(victim: Victim) -> Iterator[Abuser]:
         yield attached
 
 
-# ---------------------------------------------------------------- what is offered
+# ---------------------------------------------------------------- memory as it is offered
 
 
 def _sealed(seals: int) -> int:
@@ -125,7 +125,7 @@ def test_the_second_of_two_buffers_is_named(victim: Victim, abuser: Abuser) -> N
 
 
 def test_a_huge_sparse_file_costs_no_memory(victim: Victim, abuser: Abuser) -> None:
-    """Nothing of it is touched before a copy does."""
+    """No page of it is touched before a copy needs it."""
     sparse = create_memfd("abuser-sparse", 1 << 40)
     request = abuser.registration(sparse, buffer_bytes=1 << 40)
     assert isinstance(abuser.ask(request), wire.Registered)
@@ -134,7 +134,7 @@ def test_a_huge_sparse_file_costs_no_memory(victim: Victim, abuser: Abuser) -> N
     os.close(sparse)
 
 
-# ---------------------------------------------------------------- what changes later
+# ---------------------------------------------------------------- memory that changes later
 
 
 def test_a_pool_that_was_cut_off_fails_its_jobs_and_nothing_else(victim: Victim, abuser: Abuser) -> None:
@@ -199,11 +199,11 @@ def test_a_pool_that_is_cut_off_again_and_again_never_ends_the_mover(victim: Vic
     assert abuser.ask(abuser.storing(KEYS, range(9))).chunks == 3
 
 
-# ---------------------------------------------------------------- who dies meanwhile
+# ---------------------------------------------------------------- clients that die meanwhile
 
 
 def test_a_client_that_dies_before_its_bad_memory_is_looked_at_ends_no_mover(victim: Victim) -> None:
-    """The order to let the cache go is sent while the mover has not yet seen that there is none."""
+    """The brain orders the mover to drop the cache before the mover has seen that its memory is bad."""
     mover = victim.server.mover_pid()
     with stopped(mover):
         for make, _, _ in NO_MEMORY.values():
@@ -218,7 +218,7 @@ def test_a_client_that_dies_before_its_bad_memory_is_looked_at_ends_no_mover(vic
 
 
 def test_a_mover_keeps_nothing_of_sessions_that_are_over(victim: Victim) -> None:
-    """Also of those that unregistered before they ended."""
+    """Includes sessions that unregistered before they ended."""
     mover = victim.server.mover_pid()
     for unregisters in (True, False) * 3:
         with Abuser(victim, engine="passing") as passing:

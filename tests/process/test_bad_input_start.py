@@ -1,4 +1,4 @@
-"""Starts that cannot be: exit status 2, one line that says what was expected and what came, and nothing left behind."""
+"""Starts that must fail: exit status 2, one line with expected and actual value, and nothing left behind."""
 
 import os
 import re
@@ -40,14 +40,14 @@ SMALL = ("--arena-bytes=1MiB", "--http-port=0")
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Short enough for a Unix socket; pytest's own folders may not be."""
+    """A folder with a path short enough for a Unix socket; pytest's own paths may be too long."""
     path = Path(tempfile.mkdtemp(prefix="kv-"))
     yield path
     shutil.rmtree(path)
 
 
 def refused(*flags: str, program: Sequence[str] = SERVE, status: int = 2, traceback: bool = False) -> str:
-    """Starts a server that must not start; what it said. Nothing of it runs afterwards."""
+    """Starts a server that must refuse; returns its message. None of its processes is left."""
     run = subprocess.Popen(
         [sys.executable, *program, *flags],
         stdin=subprocess.DEVNULL,
@@ -82,14 +82,14 @@ def _processes_of_session(session: int) -> list[int]:
 
 
 def complaint(said: str) -> str:
-    """The one line of the command's edge."""
+    """The one error line of the command."""
     lines = [line for line in said.splitlines() if line.startswith("kvserver: ")]
     assert len(lines) == 1, said
     return lines[0].removeprefix("kvserver: ")
 
 
 def starts_at(path: Path) -> None:
-    """The path is as good as new: a server starts there and stores."""
+    """Checks that the path is reusable: a server starts there and stores."""
     server = Server()
     server.path = path
     with server, Engine(path) as engine:
@@ -101,7 +101,7 @@ def starts_at(path: Path) -> None:
 
 
 def test_an_impossible_size_is_one_line() -> None:
-    """Every other impossible value is refused by the same code; see tests/unit/config/test_config.py."""
+    """The same code refuses every other impossible value; see tests/unit/config/test_config.py."""
     said = complaint(refused("--arena-bytes=3MiB", "--slab-bytes=4MiB"))
     assert said.startswith("config-arena: arena_bytes=3MiB must hold a slab of slab_bytes=4MiB at least")
 
@@ -123,7 +123,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_refused(folder: Path) -> None:
 
 
 def test_the_longest_path_of_a_socket_is_one(folder: Path) -> None:
-    """The counterpart: all files beside it fit as well, and a client connects."""
+    """The longest valid path: all files beside the socket fit as well, and a client connects."""
     starts_at(Path(f"{folder}/".ljust(101, "x")))
 
 
@@ -151,7 +151,7 @@ def test_the_socket_of_a_dead_server_is_taken_over(server: Server) -> None:
 
 @pytest.mark.parametrize(("kind", "suffix"), [("file", ""), ("directory", ".local"), ("symlink", "")])
 def test_what_is_no_socket_is_left_alone(folder: Path, suffix: str, kind: str) -> None:
-    """Somebody's file must not be deleted because a path was mistyped."""
+    """A mistyped path must not delete somebody's file."""
     path = folder / "precious"
     there = Path(f"{path}{suffix}")
     match kind:
@@ -185,7 +185,7 @@ def test_a_folder_that_others_may_write_to_is_refused(folder: Path, mode: int) -
 
 
 def test_the_socket_of_another_user_can_be_neither_used_nor_taken(folder: Path) -> None:
-    """Not even when its server is dead, and anyone may write to the folder."""
+    """Refused even when the other user's server is dead and anyone may write to the folder."""
     path = folder / "kv.sock"
     server = Server()
     server.path = path
@@ -199,7 +199,7 @@ def test_the_socket_of_another_user_can_be_neither_used_nor_taken(folder: Path) 
 
 
 def test_a_lock_that_leads_elsewhere_is_not_followed(folder: Path) -> None:
-    """In a sticky directory anybody may have made it, and we would empty a file of our user."""
+    """In a sticky directory anybody may have made the link, and opening it would empty one of our user's files."""
     folder.chmod(0o1777)
     precious = folder / "precious"
     precious.write_text("years of work")

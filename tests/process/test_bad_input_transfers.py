@@ -1,4 +1,4 @@
-"""Wrong stores and retrieves up to the mover: one typed error each, and not a byte moves."""
+"""Wrong stores and retrieves, as far as the mover: one typed error each, and no byte moves."""
 
 import mmap
 import os
@@ -28,14 +28,14 @@ def running() -> Iterator[Victim]:
 
 @pytest.fixture
 def victim(running: Victim) -> Iterator[Victim]:
-    """Whatever a test does to it, it must come out of it unharmed."""
+    """A server that must come out of the test unharmed."""
     yield running
     running.unharmed()
 
 
 @pytest.fixture
 def abuser(victim: Victim) -> Iterator[Abuser]:
-    """Registered, with HELD stored from its blocks 0 to 8."""
+    """A registered session, with HELD stored from its blocks 0 to 8."""
     with Abuser(victim) as registered:
         registered.register()
         _fill(registered, b"\x5a")
@@ -79,7 +79,7 @@ def test_block_ids_that_are_wrong_move_no_byte(abuser: Abuser, blocks: Sequence[
 
 
 def test_the_same_blocks_in_range_do_move(abuser: Abuser) -> None:
-    """The counterpart of the refusals: one id less or other, and it is a transfer."""
+    """Counterpart of the refusals: with one id less, or another one, the transfer succeeds."""
     _fill(abuser, b"\x11")
     retrieve = abuser.retrieving(abuser.lookup(HELD.keys).lease, [0, 1, 2, 3, 4, BLOCKS - 1])
     assert abuser.ask(retrieve) == wire.Retrieved(retrieve.id, 6 * 2 * 129)
@@ -177,7 +177,7 @@ def test_a_word_out_of_range_is_refused(abuser: Abuser) -> None:
 
 
 def test_a_generation_that_is_not_live_moves_no_byte(abuser: Abuser) -> None:
-    """Wrong, over, abandoned or never begun: for the mover the client has given the job up."""
+    """Wrong, over, abandoned or never begun: to the mover the client has given the job up."""
     _fill(abuser, b"\x11")
     used, given_up = abuser.storing(NEW.keys, range(6)), abuser.storing(NEW.keys, range(6))
     assert abuser.board.abandon_store(given_up.word, given_up.generation) == ABANDONED
@@ -220,7 +220,7 @@ def test_a_client_that_scribbles_over_its_board_hurts_only_itself(victim: Victim
 
 
 def test_a_board_that_is_scribbled_over_while_copies_run_hurts_only_its_own(victim: Victim, abuser: Abuser) -> None:
-    """Whatever the words say, each job ends once, and a store whose word was spoiled is never served half."""
+    """Each job ends once whatever the words hold, and a store whose word was overwritten is never served in part."""
     over = threading.Event()
 
     def scribble() -> None:

@@ -1,4 +1,4 @@
-"""The main job through real processes: what was stored comes back byte for byte, and only there."""
+"""The main path through real processes: stored bytes come back exactly, and only where they should."""
 
 import os
 import random
@@ -118,7 +118,7 @@ def test_window_and_state_groups_are_served_where_their_last_chunks_are_held(ser
     with Engine(server.path, shape) as engine:
         engine.ready()
         full, window, state = engine.place(story)
-        # Window blocks of chunks 2, 3 and states after chunks 1 and 3 are what the engine still has.
+        # The engine still has the window blocks of chunks 2 and 3, and the states after chunks 1 and 3.
         kept = [full, Blocks(1, 4, window.block_ids[4:8]), Blocks(2, 3, state.block_ids[3:4])]
         engine.pool.compute(story, kept)
         stored = engine.begin_store(story, kept).result(20)
@@ -126,7 +126,7 @@ def test_window_and_state_groups_are_served_where_their_last_chunks_are_held(ser
         found = engine.lookup(story)
         assert found.chunks == 4, "the boundary behind chunk 3 is the longest with its window and its state"
         assert found.lease is not None
-        # 17 tokens before token 48 begin at token 31: block 5 of the window group.
+        # The 17 tokens before token 48 begin at token 31: block 5 of the window group.
         wanted = [
             Blocks(0, 0, full.block_ids[:12]),
             Blocks(1, 5, window.block_ids[5:8]),

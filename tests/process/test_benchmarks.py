@@ -1,4 +1,4 @@
-"""Benchmarks run, so that they cannot rot: with sizes that measure nothing, and rows that a program can read."""
+"""Smoke runs of the benchmarks, so that they cannot rot: sizes that measure nothing, rows that a program can read."""
 
 import json
 import re
@@ -35,9 +35,9 @@ def test_a_benchmark_prints_a_row_for_each_case(bench: str, cases: set[str]) -> 
     for row in rows:
         assert set(row) >= ROW, row
         assert row["bench"] == bench
-        assert row["value"] > 0 or row["case"].startswith("per_100k")  # a difference, of little here
+        assert row["value"] > 0 or row["case"].startswith("per_100k")  # a difference, here of small numbers
         assert (row["ceiling"] is None) == (row["ratio"] is None)
-        mixed = bench in ("disk", "drain", "start")  # disk: where there is fio
+        mixed = bench in ("disk", "drain", "start")  # disk: only where fio is installed
         assert mixed or (row["ceiling"] is None) == (bench != "host")
 
 

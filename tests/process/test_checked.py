@@ -1,4 +1,4 @@
-"""That the check which real engines' servers run (checked.py) can fail."""
+"""The invariant check of real engines' servers (checked.py) can fail."""
 
 import sys
 from contextlib import closing
@@ -15,7 +15,7 @@ STAND_INS = {"kvserver.brain.process": "tests.process.test_checked"}
 
 
 class MiscountingServer(CheckedServer):
-    """Its brain counts one chunk more than there is."""
+    """A server whose brain counts one chunk too many."""
 
     PROGRAM = ("-m", *STAND_INS.values())
 

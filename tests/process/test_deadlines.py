@@ -1,4 +1,4 @@
-"""Jobs that cannot be done by their deadline are stopped, and cost nobody else anything."""
+"""Jobs that cannot meet their deadline are stopped, and other clients are not affected."""
 
 import os
 
@@ -15,13 +15,13 @@ POOL_BYTES = 2 * BLOCKS * REGIONS
 LONG_GROUP = msgspec.structs.replace(
     GROUP, blocks=BLOCKS, regions=[wire.RegionRun(0, 0, REGIONS, 2 * BLOCKS, 2, page_bytes=1)]
 )
-"""Fifteen million pages of one byte, none beside another: what takes longest for its size."""
+"""Fifteen million pages of one byte, none adjacent to another: the slowest layout for its size."""
 STORY = prompt(970, chunks=BLOCKS // 3)
 DEADLINE_MS = 1
 
 
 def ask_late(victim: Victim, abuser: Abuser, request: wire.Store | wire.Retrieve) -> wire.Reply:
-    """The reply to a request whose deadline passes before its mover, which is stopped meanwhile, can begin."""
+    """Sends a request whose deadline passes while its mover is stopped; returns the reply."""
     with stopped(victim.server.mover_pid()):
         number = abuser.send(msgspec.structs.replace(request, deadline_ms=DEADLINE_MS))
         began_s = victim.server.status().uptime_s
@@ -33,7 +33,7 @@ def ask_late(victim: Victim, abuser: Abuser, request: wire.Store | wire.Retrieve
 
 
 def test_a_long_job_is_stopped_at_its_deadline_and_its_mover_lives() -> None:
-    """The mover serves everybody, so it must not be what one client's deadline costs."""
+    """The mover serves all clients, so one client's deadline must not end it."""
     with Victim(mover_grace_ms=60_000, arena_bytes=32 << 20) as victim:
         with Abuser(victim) as abuser:
             os.ftruncate(abuser.pool, POOL_BYTES)

@@ -1,4 +1,4 @@
-"""Few descriptors, and clients that connect without end: the brain lives, stays small, and serves those it knows."""
+"""Few descriptors, and clients that connect without end: the brain lives, stays small and serves known clients."""
 
 import os
 import socket
@@ -34,7 +34,7 @@ UNFINISHED = b"\2" + wire.FRAME_BYTES_MAX.to_bytes(8, "big") + bytes(wire.FRAME_
 
 
 class LimitedServer(Server):
-    """One that may have LIMIT open files."""
+    """A server that may have LIMIT open files."""
 
     limit = LIMIT
 
@@ -55,7 +55,7 @@ def server() -> Iterator[LimitedServer]:
 
 
 def connected(path: Path | str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-    """It waits while as many wait as may."""
+    """A connected socket; connect blocks while the listen queue is full."""
     end = socket.socket(socket.AF_UNIX, kind)
     end.connect(str(path))
     end.settimeout(WAIT_S)
@@ -63,7 +63,7 @@ def connected(path: Path | str, kind: socket.SocketKind = socket.SOCK_STREAM) ->
 
 
 def test_a_client_that_leaves_between_two_looks_of_the_brain_leaves_no_descriptor(server: LimitedServer) -> None:
-    """What it said, and that it has gone without reading, come to the brain at once."""
+    """The brain gets the client's bytes and its close, with unread input left, at the same time."""
     brain = server.brain_pid()
     until("nobody else to be there", lambda: server.status().sessions == OBSERVER_SESSIONS)
     before = len(descriptors_of(brain))
@@ -124,7 +124,7 @@ def test_no_sequence_of_connections_ends_the_brain_or_makes_it_large(
 
 
 class RawSessions:
-    """Sessions that are attached."""
+    """Attached sessions."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.all = [RawSession(path, engine="one-of-many", epoch=1 + number) for number in range(count)]
@@ -195,7 +195,7 @@ class EventsServer(LimitedServer):
 
 @pytest.mark.parametrize("suffix", ["", ".replay"])
 def test_no_sequence_of_connections_at_the_events_ends_the_brain(tmp_path: Path, suffix: str) -> None:
-    """There ZeroMQ accepts by itself. ZMTP 1 takes any bytes for messages, of which each keeps a descriptor busy."""
+    """ZeroMQ accepts by itself here. ZMTP 1 takes any bytes for messages, and each message keeps a descriptor busy."""
     path = f"{tmp_path}/events"
     zmtp1 = b"\1\0" + (b"\x20" + bytes(32)) * 500
     with EventsServer(events_endpoint=f"ipc://{path}") as server:

@@ -1,4 +1,4 @@
-"""A server with a disk tier, seen from outside: what leaves DRAM comes back, also after the whole server was killed."""
+"""A server with a disk tier, seen from outside: evicted chunks come back, also after the whole server was killed."""
 
 import subprocess
 import sys
@@ -14,17 +14,17 @@ from tests.process.harness import WAIT_S, Server, kill, until
 SHAPE = Shape(groups=(Group(block_tokens=4, blocks=47, regions=3, page_bytes=9001),))
 CHUNKS = 5
 PROMPTS = 9
-"""More than the arena holds."""
+"""More prompts than the arena holds."""
 
 
 class CountedSoon(Server):
-    """Its disk mover keeps what it counted after half a second."""
+    """A server whose disk mover saves its read counts twice a second."""
 
     PROGRAM = ("-m", "tests.process.counted_soon")
 
 
 def small(directory: Path, kind: type[Server] = Server, **settings: object) -> Server:
-    """The arena holds a few prompts, the disk all of them."""
+    """A server whose arena holds a few prompts and whose disk holds all."""
     return kind(
         arena_bytes=1 << 20,
         slab_bytes=256 << 10,
@@ -41,14 +41,14 @@ def disk_ready(server: Server) -> Status:
 
 
 def store_slowly(server: Server, engine: Engine, stories: list[Prompt]) -> None:
-    """One after the other, each written before the next takes its place in DRAM."""
+    """Stores one prompt after the other; each is written to disk before the next takes its place in DRAM."""
     for number, story in enumerate(stories, 1):
         assert engine.store(story).chunks == story.chunks
         until("its chunks to be on disk", lambda number=number: server.status().chunks_on_disk >= number * CHUNKS)
 
 
 def bring_back(engine: Engine, stories: list[Prompt]) -> int:
-    """Retrieves each, compares every byte, and says how many chunks came."""
+    """Retrieves each prompt and compares every byte; returns the chunks that came."""
     chunks = 0
     for story in stories:
         lease = until("a lease", lambda story=story: engine.lookup(story).lease)
@@ -61,7 +61,7 @@ def bring_back(engine: Engine, stories: list[Prompt]) -> int:
 
 
 def said_of(directory: Path, what: str, *, status: int) -> str:
-    """What `kvserver disk` says of a directory."""
+    """The output of `kvserver disk` for a directory."""
     flags = f"--disk-paths={directory}", "--disk-bytes=16MiB", "--disk-segment-bytes=512KiB"
     command = [sys.executable, "-m", "kvserver", "disk", *flags, what]
     run = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S + 20, check=False)

@@ -1,4 +1,4 @@
-"""Directories, sizes and files that the disk tier cannot use, or not as they are: refused or set aside, and said."""
+"""Directories, sizes and files that the disk tier cannot use as they are: refused or set aside, with a message."""
 
 import os
 import shlex
@@ -20,7 +20,7 @@ from tests.process.test_disk_drain import ALL, filled, live_in, served, small, t
 
 OTHER_SHAPE = Shape(chunk_tokens=15, groups=(Group(block_tokens=5, blocks=53, regions=2, page_bytes=7001),))
 HEADERS_AT, HEADER_BYTES = 8192, 256
-"""Of kvserver.headers: see docs/disk-format.md."""
+"""Layout of kvserver.headers: see docs/disk-format.md."""
 OTHER_MODEL = namespace_digest({"model": "other"})
 
 
@@ -30,7 +30,7 @@ def stories() -> list[Prompt]:
 
 
 def refused(server: Server, *said: str) -> None:
-    """The server does not start, and says why in one line."""
+    """Checks that the server refuses to start; returns its one-line reason."""
     try:
         assert server.spawn().wait(WAIT_S) == 2
         log = server.log()
@@ -63,7 +63,7 @@ def test_what_is_missing_below_a_mount_point_is_made_and_told() -> None:
 
 
 def start_by(prefix: list[str], server: Server, before: str = "true") -> subprocess.CompletedProcess[str]:
-    """Starts a server that is to be refused by way of another program, behind a line of shell."""
+    """Starts a server that must refuse, run by another program and after a line of shell."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in server.settings.items()]
     program = [sys.executable, "-m", "kvserver", "serve", f"--socket={server.path}", *flags]
     command = [*prefix, "sh", "-c", f"{before} && exec {shlex.join(program)}"]
@@ -75,7 +75,7 @@ def start_by(prefix: list[str], server: Server, before: str = "true") -> subproc
 
 @pytest.fixture
 def unwritable() -> Iterator[Path]:
-    """A directory that everybody may read and nobody may write to, but root."""
+    """A directory that everybody may read and only root may write to."""
     directory = Path(tempfile.mkdtemp())
     directory.chmod(0o555)
     yield directory
@@ -83,7 +83,7 @@ def unwritable() -> Iterator[Path]:
 
 
 def test_a_directory_without_permission_is_refused(unwritable: Path) -> None:
-    prefix = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []  # root minds permissions then
+    prefix = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []  # root obeys permissions then
     run = start_by(prefix, small([unwritable]))
     assert run.returncode == 2
     assert f"{unwritable} cannot be written to: mounted read-only, or no permission" in run.stderr
@@ -149,7 +149,7 @@ def test_sizes_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 
 def test_records_larger_than_a_segment_are_not_written_and_counted(tmp_path: Path, stories: list[Prompt]) -> None:
-    """And the server serves what DRAM holds."""
+    """The server still serves what DRAM holds."""
     with small([tmp_path], disk_segment_bytes=64 << 10) as server, Engine(server.path, SHAPE) as engine:
         disk_ready(server)
         engine.ready()
@@ -161,7 +161,7 @@ def test_records_larger_than_a_segment_are_not_written_and_counted(tmp_path: Pat
         assert server.status().chunks_on_disk == 0
 
 
-# ---------------------------------------------------------------- what an earlier server left
+# ---------------------------------------------------------------- files of an earlier server
 
 
 def test_another_segment_size_sets_the_device_aside_until_it_is_taken_back(
@@ -204,7 +204,7 @@ def test_a_header_that_rotted_is_counted_and_costs_no_other_record(tmp_path: Pat
     headers = (tmp_path / "kvserver.headers").read_bytes()
     first = next(at for at in range(HEADERS_AT, len(headers), HEADER_BYTES) if any(headers[at : at + HEADER_BYTES]))
     with (tmp_path / "kvserver.headers").open("r+b") as file:
-        file.seek(first + HEADER_BYTES + 60)  # behind the label of its segment
+        file.seek(first + HEADER_BYTES + 60)  # after the label of its segment
         file.write(bytes([headers[first + HEADER_BYTES + 60] ^ 1]))
     with small([tmp_path]) as server:
         status = disk_ready(server)
@@ -263,7 +263,7 @@ def swap_headers(one: Path, other: Path) -> None:
 def test_a_namespace_that_comes_back_with_another_chunk_size_is_refused_and_misreads_nothing(
     tmp_path: Path, stories: list[Prompt]
 ) -> None:
-    """Clients put the chunk size into the digest; one that does not is told by the server, from what lies on disk."""
+    """Clients put the chunk size into the digest. The server refuses one that does not, by the records on disk."""
     filled([tmp_path])
     with small([tmp_path]) as server:
         disk_ready(server)

@@ -1,4 +1,4 @@
-"""A Clear on a disk that takes no new notes: nothing that was cleared is served after the server was killed."""
+"""A Clear on a disk that takes no new notes: after a kill of the server no cleared chunk is served."""
 
 import subprocess
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def stories() -> list[Prompt]:
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    """Whoever writes there is told so by the kernel; the rest of the file system goes on."""
+    """Makes a folder read-only: the kernel refuses writes in it, the rest of the file system goes on."""
     for options in (["--bind", str(folder)], ["-o", "remount,bind,ro"]):
         subprocess.run(["mount", *options, str(folder)], check=True)
     try:
@@ -78,7 +78,7 @@ def test_a_clear_on_a_full_disk_holds_after_the_server_was_killed(disk: Path, st
 def test_a_prefix_that_was_cleared_on_a_full_disk_is_not_back_after_the_server_was_killed(
     disk: Path, tmp_path: Path, stories: list[Prompt]
 ) -> None:
-    """It has no note of its own, so all of its namespace is gone with that restart, and nothing before it."""
+    """The prefix has no note of its own, so that restart drops its whole namespace, and nothing earlier."""
     tokens = tmp_path / "tokens"
     tokens.write_text("alice: 0123456789abcdef0123456789abcdef\n")
     tokens.chmod(0o600)

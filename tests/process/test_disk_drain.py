@@ -1,4 +1,4 @@
-"""Devices that come and go: drained, taken away without a word, in another order, with files that changed places."""
+"""Devices that come and go: drained, removed without notice, in another order, with files that changed places."""
 
 import shutil
 import subprocess
@@ -18,7 +18,7 @@ ALL = PROMPTS * CHUNKS
 
 
 def small(directories: Sequence[Path], **settings: object) -> Server:
-    """The arena holds a few prompts, each device all of them."""
+    """A server whose arena holds a few prompts, and whose devices hold all of them each."""
     return Server(
         **{
             "arena_bytes": 1 << 20,
@@ -33,7 +33,7 @@ def small(directories: Sequence[Path], **settings: object) -> Server:
 
 
 def drained(server: Server, device: str, *, status: int = 0) -> str:
-    """What `kvserver disk drain` says."""
+    """The output of `kvserver disk drain`."""
     command = [sys.executable, "-m", "kvserver", "disk", f"--socket={server.path}", "drain", device]
     run = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S + 30, check=False)
     assert run.returncode == status, run.stderr
@@ -41,7 +41,7 @@ def drained(server: Server, device: str, *, status: int = 0) -> str:
 
 
 def served(server: Server, stories: list[Prompt]) -> int:
-    """Chunks of the prompts that come back whole, every byte compared. What is not there is a miss and no error."""
+    """Chunks of the prompts that come back whole, every byte compared. A missing chunk is a miss, not an error."""
     with Engine(server.path, SHAPE, name="reader") as engine:
         engine.ready()
         chunks = sum(bring_back(engine, [story]) for story in stories if is_whole(engine, story))
@@ -50,7 +50,7 @@ def served(server: Server, stories: list[Prompt]) -> int:
 
 
 def is_whole(engine: Engine, story: Prompt) -> bool:
-    """A lookup finds all of it. Its lease is given back: leases on everything would fill the arena."""
+    """Whether a lookup finds the whole prompt. Gives the lease back: leases on everything would fill the arena."""
     found = engine.lookup(story)
     if found.lease is not None:
         engine.client.release(found.lease)
@@ -75,7 +75,7 @@ def devices(tmp_path: Path) -> list[Path]:
 
 
 def live_in(directories: Sequence[Path]) -> None:
-    """A server lives there, and all of the stories are on disk."""
+    """Runs a server there until all of the stories are on disk."""
     with small(directories) as server, Engine(server.path, SHAPE) as engine:
         disk_ready(server)
         engine.ready()
@@ -84,7 +84,7 @@ def live_in(directories: Sequence[Path]) -> None:
 
 @cache
 def _lived_in(count: int) -> "tempfile.TemporaryDirectory[str]":
-    """So many directories in which one server has lived."""
+    """Directories, `count` of them, in which one server has lived."""
     folder = tempfile.TemporaryDirectory(prefix="kv-lived-in-")
     directories = [Path(folder.name) / str(number) for number in range(count)]
     for directory in directories:
@@ -94,7 +94,7 @@ def _lived_in(count: int) -> "tempfile.TemporaryDirectory[str]":
 
 
 def filled(directories: Sequence[Path]) -> None:
-    """The directories are as a server leaves them that has lived there: copies of what one has left."""
+    """Fills the directories with copies of what a server has left."""
     for number, directory in enumerate(directories):
         shutil.copytree(Path(_lived_in(len(directories)).name) / str(number), directory, dirs_exist_ok=True)
 

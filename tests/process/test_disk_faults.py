@@ -1,5 +1,6 @@
-"""The disk tier when processes die and stop, and when I/O goes wrong: a little of what `python -m
-tests.process.disk_faults` runs."""
+"""The disk tier when processes die and stop, and when I/O fails.
+
+Runs a small part of `python -m tests.process.disk_faults`."""
 
 from collections.abc import Iterator
 

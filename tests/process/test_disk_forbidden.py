@@ -1,5 +1,6 @@
-"""The disk tier where the kernel, a container or the file system does not allow what it would like to use: the second
-choice is taken and said, or the device is not used."""
+"""The disk tier where the kernel, a container or the file system refuses its first choice.
+
+The server takes its second choice and logs that, or does not use the device."""
 
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def disk_mover(server: Server) -> MoverStatus:
 
 
 def assert_serves(server: Server, stories: list[Prompt]) -> None:
-    """What left DRAM comes back, every byte compared."""
+    """Checks that chunks evicted from DRAM come back, every byte compared."""
     with Engine(server.path, SHAPE) as engine:
         engine.ready()
         store_slowly(server, engine, stories)
@@ -52,7 +53,7 @@ def assert_serves(server: Server, stories: list[Prompt]) -> None:
         assert server.status().counters["disk_reads"]
 
 
-def test_where_io_uring_is_forbidden_threads_do_it_and_it_is_said(tmp_path: Path, stories: list[Prompt]) -> None:
+def test_threads_replace_a_forbidden_io_uring_and_it_is_logged(tmp_path: Path, stories: list[Prompt]) -> None:
     with without("io-uring", tmp_path) as server:
         backend = disk_mover(server).backend
         assert "threads" in backend
@@ -61,7 +62,7 @@ def test_where_io_uring_is_forbidden_threads_do_it_and_it_is_said(tmp_path: Path
         assert_serves(server, stories)
 
 
-def test_where_io_uring_is_forbidden_and_asked_for_no_device_is_used(tmp_path: Path) -> None:
+def test_no_device_is_used_when_io_uring_is_asked_for_and_forbidden(tmp_path: Path) -> None:
     with without("io-uring", tmp_path, disk_engine="uring") as server:
         (disk,) = disk_ready(server).disks
         assert not disk.takes_writes

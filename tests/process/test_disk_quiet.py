@@ -1,4 +1,4 @@
-"""What a disk mover asked for and did not live to see: devices may still write into the arena after it was reaped."""
+"""Requests that outlive their disk mover: devices may still write into the arena after the mover was reaped."""
 
 import mmap
 import os
@@ -23,15 +23,15 @@ from tests.process.test_disk import CHUNKS, SHAPE, disk_ready
 
 GROUPS = Path("/sys/fs/cgroup/blkio")
 BYTES_PER_S = 128 << 10
-"""Of a device that is slow: the record takes two seconds."""
+"""Bandwidth of a slow device: the record takes two seconds."""
 
 
-# ---------------------------------------------------------------- what Linux does
+# ---------------------------------------------------------------- Linux's behaviour
 
 
 @contextmanager
 def slow(directory: Path, pid: int) -> Iterator[None]:
-    """The device of a directory serves this process slowly."""
+    """Throttles this process on the directory's device."""
     group = GROUPS / f"kv-{os.getpid()}"
     status = directory.stat()
     limit = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
@@ -66,7 +66,7 @@ def test_a_read_that_outlives_its_process_is_over_when_the_disk_is_quiet(tmp_pat
             reader.stdin.write(b"read\n")
             reader.stdin.flush()
             assert reader.stdout.readline() == b"reading\n"
-            time.sleep(0.2)  # until the request is at the device; when it is not, nothing comes late
+            time.sleep(0.2)  # until the request is at the device; if it never gets there, nothing arrives late
             reader.kill()
             reader.wait()
             disk_io_barrier.wait(str(tmp_path))
@@ -101,11 +101,11 @@ def test_to_wait_changes_nothing(tmp_path: Path) -> None:
         disk_io_barrier.wait(str(tmp_path))
 
 
-# ---------------------------------------------------------------- what the server does
+# ---------------------------------------------------------------- the server's behaviour
 
 
 class Waiting(Server):
-    """Its devices are at work as long as there is the file `at_work`."""
+    """A server whose devices are at work as long as the file `at_work` exists."""
 
     PROGRAM = (
         "-c",
@@ -115,7 +115,7 @@ class Waiting(Server):
     at_work: Path
 
     def waits(self) -> int:
-        """The process that waits for devices; 0 when there is none."""
+        """Pid of the process that waits for devices; 0 when there is none."""
         return self._child("tests.process.waiting_quiet")
 
 

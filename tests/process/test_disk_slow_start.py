@@ -1,5 +1,6 @@
-"""A disk tier whose devices take their time to open (a large store is preallocated, or its headers are read): the
-server answers and serves from DRAM meanwhile, and takes the tier in when it is there."""
+"""A disk tier whose devices open slowly because a large store is preallocated or its headers are read.
+
+Meanwhile the server answers and serves from DRAM; it takes the tier in when it is open."""
 
 import os
 from pathlib import Path
@@ -17,7 +18,7 @@ START_MS = 2000
 
 @pytest.fixture
 def halt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """While this file is there, disk movers stop themselves before they open anything."""
+    """Makes disk movers stop themselves before they open anything, as long as this file exists."""
     file = tmp_path / "halt"
     file.touch()
     monkeypatch.setenv("HALT_DISK_MOVERS", str(file))
@@ -26,7 +27,7 @@ def halt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def halted_mover(server: Server) -> int:
-    """One that does not stop in time is replaced, so the pid is asked for each time."""
+    """Pid of the stopped mover. One that does not stop in time is replaced, so the pid is asked for each time."""
     return until(
         "the disk's mover to stop", lambda: (mover := server.disk_mover_pid_now()) and state_of(mover) == "T" and mover
     )

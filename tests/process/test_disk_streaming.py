@@ -1,4 +1,4 @@
-"""Retrieves from disk in parts: every byte, whatever happens to one of the parts."""
+"""Retrieves from disk in parts: every byte is right, also when one of the parts fails."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""KV events of a real server: a subscriber knows what is held, also after the brain has died."""
+"""KV events of a real server: a subscriber knows which chunks are held, also after the brain has died."""
 
 import shutil
 import tempfile
@@ -11,7 +11,7 @@ from tests.unit.brain.test_publisher import Reader
 
 
 class Router:
-    """What a cache-aware router does: takes in batches in order, and asks for those that it has missed."""
+    """A minimal cache-aware router: takes batches in order and asks for the ones that it missed."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -21,7 +21,7 @@ class Router:
         self._last = 0
 
     def listen(self) -> bool:
-        """Takes in what was heard next, and whatever came before it."""
+        """Takes in the next batch, and any batch before it that was missed."""
         sequence, batch = self.reader.next()
         if batch.incarnation != self.incarnation:
             self.incarnation, self._last = batch.incarnation, 0

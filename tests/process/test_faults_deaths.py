@@ -1,4 +1,4 @@
-"""Processes that die by SIGKILL: no wrong byte, nothing leaked, engines go on. `make faults` runs more rounds."""
+"""Processes that die by SIGKILL: no wrong byte, no leak, engines go on. `make faults` runs more rounds."""
 
 import pytest
 

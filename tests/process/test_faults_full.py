@@ -1,4 +1,4 @@
-"""A full arena and leases that run out: a store tells the truth, and nothing that is promised goes."""
+"""A full arena and leases that expire: a store reports the truth, and no promised chunk is evicted."""
 
 from tests.process.engine import SMALL, Engine, prompt
 from tests.process.harness import Server, until

@@ -105,7 +105,7 @@ def test_a_new_server_takes_over_the_path_of_one_that_was_killed() -> None:
 
 
 def test_a_brain_that_dies_of_a_bug_is_replaced(server: Server) -> None:
-    """SIGABRT stands for an assertion: the same way back as after SIGKILL."""
+    """SIGABRT stands for a failed assertion. The recovery is the same as after SIGKILL."""
     story = prompt(1, chunks=4)
     with Engine(server.path) as engine:
         engine.ready().store(story)
@@ -128,7 +128,7 @@ def test_a_stopped_supervisor_hurts_nobody(server: Server) -> None:
 
 
 def test_a_chunk_of_which_a_rank_died_before_it_stored_is_discarded_in_time() -> None:
-    """A machine that is busy lets the time pass between two steps; then they are done again."""
+    """A busy machine may let the time pass between two steps; then the test repeats them."""
     story = prompt(1, chunks=4)
     shapes = [Shape(groups=(Group(4, 23, 3, 517, shards=2, shard=rank),)) for rank in range(2)]
     with (

@@ -1,7 +1,6 @@
 """Processes that stop (SIGSTOP) and go on: jobs are given up in time and blocks are never handed back too early.
 
-`make faults` runs more rounds.
-"""
+`make faults` runs more rounds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A lookup that its caller gave up, because the brain was stopped: nobody knows of the lease that it brings."""
+"""A lookup that its caller gave up because the brain was stopped: no client knows of the lease that it grants."""
 
 from concurrent.futures import Future
 
@@ -11,7 +11,7 @@ from tests.process.scene import TIMEOUTS
 
 GIVE_UP_S = 0.1
 LEASE_TTL_MS = int(3 * WAIT_S * 1000)
-"""So whoever waits no longer than WAIT_S does not see a lease expire."""
+"""Longer than WAIT_S, so that no wait of a test sees a lease expire."""
 
 
 @pytest.mark.parametrize("way", ["lookup", "lookup_async"])

@@ -1,4 +1,4 @@
-"""What the harness says of processes has to be true, or the tests that ask it see what is not there."""
+"""The harness reports the state of processes correctly; other tests rely on it."""
 
 import subprocess
 import sys

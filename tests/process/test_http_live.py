@@ -1,4 +1,4 @@
-"""The HTTP pages of real servers: each tells of its own server, and they answer while that server's mover cannot."""
+"""The HTTP pages of real servers: each shows its own server, and they answer while that server's mover cannot."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 class Site:
-    """A server with HTTP, and what its pages say."""
+    """A server with HTTP, and access to its pages."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -52,7 +52,7 @@ class Site:
         return float(found[1]) if found is not None else None
 
     def chunks(self) -> tuple[int, float] | None:
-        """What /status and /metrics say of the chunks that are held; None while the brain has said nothing yet."""
+        """Number of chunks according to (/status, /metrics); None while the brain has reported nothing yet."""
         (status, document), metric = self.page("/status"), self.sample("kvserver_chunks")
         return (json.loads(document)["chunks"], metric) if status == HTTPStatus.OK and metric is not None else None
 
@@ -105,7 +105,7 @@ def test_the_time_of_a_lookup_that_was_refused_is_not_one_of_lookups() -> None:
     site, story = Site(), prompt(7, 2)
     with site.server, Engine(site.server.path) as engine, closing(RawPeer(site.server.path)) as stranger:
         engine.ready().store(story)
-        for keys in (story.keys, prompt(8, 1).keys):  # a hit and a miss
+        for keys in (story.keys, prompt(8, 1).keys):  # one hit and one miss
             engine.client.lookup(engine.namespace, keys)
         refused = stranger.ask(wire.Lookup(stranger.next_id(), engine.namespace, story.keys, 1))
         assert (type(refused), refused.code) == (wire.Error, "session-unknown")

@@ -1,4 +1,4 @@
-"""Nothing leaks: memory stays flat over many operations. `python -m tests.process.leaks` does a hundred thousand."""
+"""No leaks: memory stays flat over many operations. `python -m tests.process.leaks` makes a hundred thousand."""
 
 from tests.process.leaks import run
 

@@ -1,7 +1,7 @@
-"""A brain whose supervisor is gone, while it still runs: no bug, and it says none.
+"""A brain that outlives its supervisor for a moment ends in order and does not log this as a bug.
 
-The kernel kills it in that moment, but it closes the supervisor's socket before. So here the test is the supervisor.
-"""
+The kernel kills the brain when the supervisor dies, but closes the supervisor's socket before that. So here the test
+plays the supervisor."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ from tests.process.harness import WAIT_S
 def test_a_brain_without_a_supervisor_ends_whether_or_not_its_wishes_were_read(
     tmp_path: Path, wishes_read: bool
 ) -> None:
-    """With unread ones the socket is reset, not closed."""
+    """With unread messages in it the socket is reset, not closed."""
     config = Config(socket=str(tmp_path / "kv.sock"), arena_bytes=1 << 20, slab_bytes=1 << 20, http_port=0)
     ours, theirs = pair()
     ledger = create_memfd("ledger", Ledger.file_bytes(config.ledger_span_bytes))
@@ -43,11 +43,11 @@ def test_a_brain_without_a_supervisor_ends_whether_or_not_its_wishes_were_read(
 
 
 def orphaned(brain: subprocess.Popen[str], supervisor: socket.socket, *, wishes_read: bool) -> str:
-    """What it logs until it ends."""
+    """The brain's log from the loss of its supervisor to its end."""
     supervisor.settimeout(WAIT_S)
     wish: Wish | Alive = decode_wish(supervisor.recv(1 << 16))
     assert wish == Alive()
     if not wishes_read:
-        supervisor.recv(1 << 16, socket.MSG_PEEK)  # another one is there
+        supervisor.recv(1 << 16, socket.MSG_PEEK)  # another message is there
     supervisor.close()
     return brain.communicate(timeout=WAIT_S)[1]

@@ -1,4 +1,4 @@
-"""Where the arena's memory is: on the NUMA node, and on pages of the size, that were asked for."""
+"""The arena's memory: on the NUMA node, and on pages of the size, that were configured."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ needs_numa_maps = pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), 
 
 
 def line_of(pid: int) -> str:
-    """What the kernel says of the arena in a process that maps it."""
+    """The kernel's line about the arena in a process that maps it (/proc/PID/numa_maps)."""
     for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
         if "memfd:kvserver-arena" in line:
             return line
@@ -34,7 +34,9 @@ def arena_of(pid: int) -> tuple[str, set[int]]:
 @needs_numa_maps
 @pytest.mark.parametrize("node", [0, -1])
 def test_the_arena_is_placed_as_configured_and_status_says_where(node: int) -> None:
-    """A mover maps it later and for itself; the policy is the memory's own, so it is seen there as well."""
+    """A mover maps the arena later, by itself.
+
+    The policy belongs to the memory, so the mover's mapping shows it too."""
     story = prompt(1, chunks=3)
     placement = numa.place(Config(numa_node=node))
     shown = ",".join(map(str, placement.nodes))

@@ -1,7 +1,6 @@
 """The portable path in this process: real tensors, a real server, and copies that fail, hang or come too late.
 
-Needs torch, which `make e2e` and `make e2e-ci` bring. Bytes against kernels: tests/device/test_portable_device.py.
-"""
+Needs torch, which `make e2e` and `make e2e-ci` install. Bytes against kernels: tests/device/test_portable_device.py."""
 
 import os
 import threading
@@ -32,7 +31,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int, str]] = {
 
 
 class Engine:
-    """Two layers of tensors, and a client. Every pattern of bits occurs in them, also those of NaNs."""
+    """Two layers of tensors, and a client. The tensors contain every bit pattern, also those of NaNs."""
 
     def __init__(self, server: Server, shape: str, **options: Any) -> None:
         dimensions, self.block_dim, kind = SHAPES[shape]
@@ -61,7 +60,7 @@ class Engine:
         self.pages = self.cache.portable._pages
 
     def bytes_of(self, ids: list[int]) -> list[Any]:
-        """Of the blocks, as integers, by plain indexing of the tensors."""
+        """The blocks' content as integers, by plain indexing of the tensors."""
         found = []
         for tensor in self.tensors:
             ours = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor.view(torch.int16)
@@ -93,7 +92,7 @@ def engine(server: Server) -> Iterator[Engine]:
 
 
 class Gate:
-    """A copy that waits in its thread until it is let through."""
+    """A copy that waits in its thread until the test opens it."""
 
     def __init__(self, copy: Callable[..., None]) -> None:
         self._copy = copy
@@ -160,7 +159,7 @@ def test_what_was_stored_is_found_after_the_server_was_killed(engine: Engine, se
     assert equal(engine.bytes_of(INTO), stored)
 
 
-# ---------------------------------------------------------------- it says what it is
+# ---------------------------------------------------------------- the mode it reports
 
 
 def test_it_is_asked_for_by_name_warned_of_once_and_shown(server: Server, caplog: pytest.LogCaptureFixture) -> None:
@@ -256,7 +255,7 @@ def test_a_scatter_that_hangs_keeps_its_blocks_whatever_the_deadline(engine: Eng
     gate = engine.pages.scatter = Gate(engine.pages.scatter)  # type: ignore[assignment]
 
     def begun() -> Any:
-        """A retrieve of which the scatter hangs; None if a busy machine did not come as far within its deadline."""
+        """A retrieve whose scatter hangs; None if a busy machine did not reach it within the deadline."""
         lease = engine.client.lookup(engine.spec.namespace, STORY.head(1).keys).lease
         if lease is None:
             return None
@@ -308,7 +307,7 @@ def test_a_copy_that_fails_is_a_miss_and_the_next_one_works(engine: Engine, prob
 
 
 class Event:
-    """Of an engine's stream that gets there when it is told to."""
+    """An event of an engine's stream that is reached when the test says so."""
 
     def __init__(self) -> None:
         self.is_done = False

@@ -1,6 +1,6 @@
-"""Prometheus itself, with the files of deploy/, scrapes a real server under recorded traffic: each query has data.
+"""Prometheus itself, with the files of deploy/, scrapes a real server under recorded traffic: every query returns data.
 
-Skipped where there is none."""
+Skipped where Prometheus is not installed."""
 
 import json
 import re
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="prometheus (Debian p
 
 
 class Observer:
-    """The Prometheus of deploy/prometheus, in a hurry: it scrapes four times a second."""
+    """The Prometheus of deploy/prometheus with a shorter interval: it scrapes four times a second."""
 
     def __init__(self, folder: Path, target: int) -> None:
         self.port = free_port()
@@ -76,7 +76,7 @@ class Observer:
 
 @pytest.fixture(scope="module")
 def observer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observer]:
-    """After a replay of the sample against a server whose DRAM is too small for it, with a disk behind."""
+    """An Observer after a replay of the sample. The server has too little DRAM for it, and a disk."""
     folder = tmp_path_factory.mktemp("prometheus")
     disk = folder / "disk"
     disk.mkdir()

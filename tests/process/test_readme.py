@@ -1,4 +1,4 @@
-"""The lines that the README shows are run as they stand there."""
+"""The README's example code and commands, run as printed there."""
 
 import os
 import re
@@ -20,7 +20,9 @@ def example() -> str:
 
 
 def test_the_example_stores_and_another_process_of_the_engine_retrieves_what_it_stored() -> None:
-    """Twice: the first has nothing to find; the second finds the first's bytes and puts them into other blocks."""
+    """Runs it twice.
+
+    The first run finds nothing; the second finds the first's bytes and loads them into other blocks."""
     with Server() as server:
         lines = example().replace(SOCKET, "socket, timeouts=timeouts")
         pools = [create_memfd("tests-readme", REGIONS * BLOCKS * PAGE_BYTES) for _ in range(2)]

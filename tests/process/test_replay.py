@@ -1,4 +1,4 @@
-"""`kvserver replay` with a real server and real worker processes, small; and with processes that die under it."""
+"""`kvserver replay` with a real server and real worker processes, small, also when processes die under it."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def _quiet(_: Progress) -> None:
 
 
 def _replay(options: ReplayOptions, when_ended: int, act: Callable[[], None]) -> ReplayResult:
-    """Runs, and acts once as soon as so many requests have ended."""
+    """Runs a replay, and calls `act` once as soon as `when_ended` requests have ended."""
     acted = False
 
     def watch(progress: Progress) -> None:
@@ -104,7 +104,7 @@ def test_tiny_arena_evicts_and_every_byte_is_right(arenas: ReplayResult) -> None
 
 @pytest.fixture(scope="module")
 def without_and_with_disk(tmp_path_factory: pytest.TempPathFactory) -> ReplayResult:
-    """The disk may be written to as one likes."""
+    """A replay with DRAM alone, and one with an NVMe tier in a folder of the test."""
     folder = tmp_path_factory.mktemp("disk")
     result = run(replace(TOO_SMALL, disk_dir=folder), _quiet)
     assert result.problems == []
@@ -173,7 +173,7 @@ def test_server_of_the_user_is_used_and_left_running(server: Server) -> None:
     first = run(options, _quiet)
     second = run(options, _quiet)
     assert first.problems == second.problems == []
-    assert second.arms[0].retrieved_tokens > first.arms[0].retrieved_tokens  # what the first one stored is still there
+    assert second.arms[0].retrieved_tokens > first.arms[0].retrieved_tokens  # the first's chunks are still there
     until("the replay's sessions to end", lambda: server.status().sessions <= 1)
 
 
@@ -236,7 +236,7 @@ def test_server_that_cannot_start_is_one_error_with_its_own_words() -> None:
 
 def test_replay_that_is_killed_leaves_no_process_behind() -> None:
     command = [sys.executable, "-m", "kvserver", "replay", "--requests", "0", "--arena-bytes", "16MiB"]
-    with tempfile.TemporaryDirectory(prefix="kv-") as folder:  # what it leaves there; the path of a socket is short
+    with tempfile.TemporaryDirectory(prefix="kv-") as folder:  # for its files; socket paths are short
         replay = subprocess.Popen(command, env={**os.environ, "TMPDIR": folder}, stderr=subprocess.PIPE)
         try:
             server = until("the server", lambda: _below(replay.pid, "kvserver serve"))

@@ -1,4 +1,4 @@
-"""kill -9 of the brain where most chunks of a prompt hold nothing: models of window layers or of states alone."""
+"""kill -9 of the brain where most chunks of a prompt hold nothing: models with only window layers or only states."""
 
 import pytest
 

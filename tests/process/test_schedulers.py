@@ -1,4 +1,4 @@
-"""A process that only looks up has no pool, no threads beyond those of its connection, and starts nothing."""
+"""A process that only looks up has no pool, no threads beyond its connection's, and starts no process."""
 
 import json
 import os
@@ -31,7 +31,7 @@ with Client(sys.argv[1], engine="scheduler", epoch=7, ranks=2, rank=-1, timeouts
 
 
 def ask(server: Server) -> dict[str, object]:
-    """What a scheduler of its own process finds and has."""
+    """Lookup results and resources of a scheduler in its own process."""
     command = [sys.executable, "-c", SCRIPT, str(server.path), NAMESPACE.hex(), STORY.keys.hex()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def test_a_scheduler_finds_what_workers_stored(server: Server) -> None:
 
 
 def test_a_burst_of_long_prompts_is_answered_whole(server: Server) -> None:
-    """More than the socket holds until the brain reads: 32 prompts of 128K tokens that come at once."""
+    """The requests overflow the socket before the brain reads: 32 prompts of 128K tokens at once."""
     with Client(server.path, engine="scheduler", rank=-1, timeouts=Timeouts(lookup_s=WAIT_S)) as client:
         assert client.wait_connected(WAIT_S)
         inquiries, found = client.inquiries(), list[Answered]()

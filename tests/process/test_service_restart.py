@@ -1,4 +1,4 @@
-"""A restart of the whole service: what a descriptor store has kept is served byte by byte, or dropped and said so."""
+"""A restart of the whole service: kept chunks are served byte by byte, or dropped with a log line."""
 
 import os
 import re
@@ -30,7 +30,7 @@ KEYS = b"".join(bytes([chunk + 1]) * 32 for chunk in range(CHUNKS))
 
 
 class Store:
-    """What systemd does for a service: hears what it says, keeps its descriptors, and passes them on."""
+    """Plays systemd: reads the service's notifications, keeps its descriptors and passes them on."""
 
     def __init__(self, directory: Path) -> None:
         self.said: list[str] = []
@@ -40,7 +40,7 @@ class Store:
         self._socket.bind(str(self._path))
 
     def hear(self, word: str) -> bool:
-        """Whether that was said since the last start."""
+        """Whether the service has sent that since its last start."""
         while True:
             try:
                 message, beside, _, _ = self._socket.recvmsg(4096, socket.CMSG_SPACE(8))
@@ -58,7 +58,7 @@ class Store:
 
     @contextmanager
     def service(self, directory: Path, *flags: str) -> Iterator["subprocess.Popen[bytes]"]:
-        """One start, from READY=1 on. Ended with SIGTERM if it still runs."""
+        """One start of the service, from READY=1 on. Ends with SIGTERM if it still runs."""
         self.said.clear()
         names = list(self.kept)
         moves = " ".join(f"{3 + place}<&{self.kept[name]}" for place, name in enumerate(names))
@@ -88,7 +88,7 @@ class Store:
 
 
 class Engine:
-    """A worker whose KV pool a test can look into."""
+    """A worker whose KV pool the test can read."""
 
     def __init__(self, directory: Path, epoch: int) -> None:
         self.pool = create_memfd("restart-pool", BLOCKS * PAGE)
@@ -117,7 +117,7 @@ class Engine:
         return found.chunks
 
     def bring(self) -> bytes:
-        """What the server gives back for the chunks that it holds."""
+        """The bytes that the server returns for the chunks that it holds."""
         os.pwrite(self.pool, bytes(BLOCKS * PAGE), 0)
         found = self.client.lookup(NAMESPACE, KEYS)
         assert found.lease is not None
@@ -131,7 +131,7 @@ class Engine:
 
 
 def change(arena: int, chunk: bytes) -> None:
-    """One bit in the middle of the slot that holds those bytes."""
+    """Flips one bit in the middle of the slot that holds those bytes."""
     at = os.pread(arena, ARENA_BYTES, 0).index(chunk) + len(chunk) // 2
     (byte,) = os.pread(arena, 1, at)
     os.pwrite(arena, bytes([byte ^ 4]), at)
@@ -145,7 +145,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def stored(store: Store, directory: Path, *, end: int = signal.SIGTERM) -> bytes:
-    """A first life of the service, in which something is stored; how it ended."""
+    """A first life of the service, in which something is stored; returns how it ended."""
     content = os.urandom(BLOCKS * PAGE)
     with store.service(directory) as process:
         engine = Engine(directory, 1)
@@ -176,7 +176,7 @@ def test_a_damaged_entry_of_the_ledger_is_dropped_with_what_lies_behind_it(store
     ledger = store.kept[LEDGER]
     third = KEYS[64:96]
     entries = os.pread(ledger, os.fstat(ledger).st_size, 0)
-    at = entries.index(third)  # its own entry comes before that of the chunk which names it as its parent
+    at = entries.index(third)  # its own entry comes before that of the chunk that names it as its parent
     os.pwrite(ledger, b"\xff", at)
     with store.service(tmp_path):
         engine = Engine(tmp_path, 2)

@@ -1,4 +1,4 @@
-"""`kvserver size` says what `kvserver replay` measures with real servers and workers."""
+"""`kvserver size` predicts what `kvserver replay` measures with real servers and workers."""
 
 from dataclasses import replace
 from statistics import mean
@@ -16,7 +16,7 @@ POINTS = 1.0
 def test_sizes_agree_with_replays_within_a_percentage_point() -> None:
     arms = tuple(Arm(f"{size} bytes", ("--arena-bytes", str(size))) for size in SIZES)
     options = replace(TOO_SMALL, requests=300, arms=arms)
-    replays = [replay(options, lambda _: None) for _ in range(2)]  # no two of them are alike: requests overtake others
+    replays = [replay(options, lambda _: None) for _ in range(2)]  # no two replays are alike: requests overtake others
     assert all(measured.ok for measured in replays), [measured.problems for measured in replays]
     sizing = run(
         SizingOptions(

@@ -1,4 +1,4 @@
-"""How a server is stopped: the first SIGTERM asks, the second does not."""
+"""Stopping a server: the first SIGTERM asks, the second one kills."""
 
 import signal
 from contextlib import suppress
@@ -21,13 +21,13 @@ main()
 
 
 class LateServer(Server):
-    """Is told once more by what the interpreter takes down last."""
+    """A server that gets another SIGTERM at the very end of its interpreter's shutdown."""
 
     PROGRAM = ("-c", LATE)
 
 
 class PatientServer(Server):
-    """Would wait an hour for its brain to end by itself."""
+    """A server that would wait an hour for its brain to end by itself."""
 
     PROGRAM = ("-c", PATIENT)
 
@@ -53,13 +53,13 @@ def test_the_second_sigterm_ends_a_server_whose_brain_does_not() -> None:
 
 
 def test_a_sigterm_that_comes_when_all_is_over_changes_nothing() -> None:
-    """The interpreter has given signals back their defaults by then."""
+    """The interpreter has restored the default signal handlers by then."""
     with LateServer() as server:
         assert server.stop() == 0
 
 
 def is_asked(pid: int) -> bool:
-    """A SIGTERM waits for a process that is stopped."""
+    """Whether a SIGTERM is pending for a stopped process."""
     with open(f"/proc/{pid}/status") as status:
         fields = dict(line.split(":", 1) for line in status)
     pending = int(fields["SigPnd"], 16) | int(fields["ShdPnd"], 16)

@@ -1,4 +1,4 @@
-"""Quotas through real processes: they hold for real stores, and what is held is charged again by the next brain."""
+"""Quotas through real processes: they hold for real stores, and the next brain charges chunks that it takes over."""
 
 import time
 from pathlib import Path
@@ -44,7 +44,7 @@ def on_disk(server: Server) -> dict[str, int]:
 
 
 def wait_for_rest(server: Server) -> None:
-    """Nothing is written for a second."""
+    """Waits until the disk has written nothing for a second."""
 
     def rests() -> bool:
         before = server.status().tenants
@@ -80,7 +80,7 @@ def test_a_tenant_stays_within_its_maximum_on_disk_and_a_lowered_one_is_reached_
         chat.ready()
         for seed in range(2, 30):
             chat.store(prompt(seed, chunks=CHUNKS))
-        wait_for_rest(server)  # each write takes the place of an older chunk; a kill meanwhile leaves neither
+        wait_for_rest(server)  # each write replaces an older chunk; a kill in between leaves neither
         assert 64 * 1024 - chunk < on_disk(server)["chat"] <= 64 * 1024
         assert on_disk(server)["agents"] == before
         server.kill()

@@ -1,4 +1,4 @@
-"""A process that asks without end, and another one beside it that asks now and then."""
+"""A process that asks without end, beside another one that asks now and then."""
 
 import http.client
 import subprocess
@@ -46,7 +46,9 @@ LOOKUPS = 40
 
 @contextmanager
 def flood(victim: Victim, frame: bytes, reads: str) -> Iterator[int]:
-    """The number of a process that sends that frame as fast as it is taken. A process is a client to the server."""
+    """Pid of a process that sends that frame as fast as the server takes it.
+
+    To the server one process is one client."""
     command = [sys.executable, "-c", FLOOD, str(victim.path), frame.hex(), reads]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -69,7 +71,7 @@ def running() -> Iterator[Victim]:
     ids=["garbage", "status", "lookups"],
 )
 def test_a_flood_keeps_nobody_from_being_served(running: Victim, frame: bytes, reads: str) -> None:
-    """A lookup of the keeper waits for 5 s at most, so one that finds nothing was never served."""
+    """A lookup of the keeper waits at most 5 s, so one that finds nothing was never served."""
     client = running.keeper.client
     with flood(running, frame, reads):
         for _ in range(LOOKUPS):

@@ -1,8 +1,7 @@
-"""Processes that were killed and do not end, asleep in the kernel or held by a debugger: nobody waits for them blindly.
+"""Processes that were killed and do not end, asleep in the kernel or held by a debugger: waits for them are bounded.
 
-Nothing that a test may do makes a process sleep in the kernel, so these supervisors only believe that they kill: their
-movers are stopped, and stay until the test kills them.
-"""
+No test can make a process sleep in the kernel. So these supervisors only believe that they kill: their movers are
+stopped, and stay until the test kills them."""
 
 import ctypes
 import os
@@ -16,14 +15,14 @@ from tests.process.harness import Server, is_gone, kill, stop, stopped, until
 
 PTRACE_DETACH, PTRACE_SEIZE = 17, 0x4206
 WAIT_ALL = 0x40000000
-"""__WALL of waitpid: whatever kind of child it is, and whoever its parent was before it was traced."""
+"""__WALL of waitpid: any kind of child, also one that had another parent before it was traced."""
 
 STORY = prompt(77, chunks=4)
 UNDEAD = 'killed and does not end name="mover 1"'
 
 
 class Powerless(Server):
-    """Its supervisor kills no mover, and says so soon."""
+    """A server whose supervisor cannot kill movers, and reports that soon."""
 
     PROGRAM = (
         "-c",
@@ -35,7 +34,9 @@ class Powerless(Server):
     )
 
     def lose_brain(self) -> int:
-        """Kills the brain while its mover is stopped; the mover, when the supervisor has seen that it does not end."""
+        """Kills the brain while its mover is stopped.
+
+        Returns the mover's pid once the supervisor has logged that it does not end."""
         mover_pid, brain_pid = self.mover_pid(), self.brain_pid()
         stop(mover_pid)
         kill(brain_pid)
@@ -84,14 +85,14 @@ def test_others_are_served_while_a_killed_mover_does_not_end() -> None:
             assert first.lookup(prompt(78, chunks=4)).chunks == 0
             kill(mover_pid)
             assert not late.result(10).chunks
-            # While both pools are mapped: the other mover, if it let one go too late, would be one that does not end.
+            # While both pools are mapped: otherwise the other mover might unmap one too late and not end either.
             until("it to be forgotten", lambda: [mover.state for mover in server.status().movers] == ["ready"])
             assert first.ready().retrieve(STORY) == STORY.chunks
 
 
 @contextmanager
 def traced(pid: int) -> Iterator[None]:
-    """Attached to a process as a debugger that is asleep: what is left of it after its end is ours to reap."""
+    """Attaches to a process as a sleeping debugger, so that the test has to reap it after its end."""
     ptrace = ctypes.CDLL(None, use_errno=True).ptrace
     ptrace.argtypes = ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p
     if ptrace(PTRACE_SEIZE, pid, None, None) != 0:

@@ -1,4 +1,4 @@
-"""FP8 under ATOM's plug-in of vLLM, on layers made like ATOM's: a block comes back with its own scales."""
+"""FP8 under ATOM's plug-in of vLLM, on layers like ATOM's: a block comes back with its own scales."""
 
 import mmap
 import os
@@ -21,7 +21,7 @@ NAMES = ("a", "b")
 
 
 class Engine:
-    """One rank with ATOM's layers. What their tensors hold is here, whatever addresses they say."""
+    """One rank with ATOM's layers. Their tensors' content is in host memory, at other addresses than they report."""
 
     def __init__(self, server: Server, cache_dtype: str) -> None:
         layers = {name: AtomLayer(cache_dtype) for name in NAMES}
@@ -54,13 +54,13 @@ class Engine:
             os.close(descriptor)
 
     def compute(self, seed: int) -> None:
-        """Other bytes in every tensor, all blocks."""
+        """Writes new bytes into all blocks of every tensor."""
         for descriptor in self.memory.values():
             bytes_ = os.fstat(descriptor).st_size
             os.pwrite(descriptor, random.Random(f"{seed} {descriptor}").randbytes(bytes_), 0)
 
     def scales_of(self, blocks: list[int]) -> list[bytes]:
-        """Of K and V of each layer, block by block."""
+        """Scales of K and V of each layer, block by block."""
         return [part for _, scales in self.tensors for part in self._parts(scales, blocks, 4 * HEADS * TOKENS)]
 
     def pages_of(self, blocks: list[int]) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Stands in for kvserver.movers.disk_io_barrier: devices are at work as long as the file DISKS_AT_WORK exists."""
+"""Stand-in for kvserver.movers.disk_io_barrier: devices are at work as long as the file DISKS_AT_WORK exists."""
 
 import os
 import time

@@ -1,12 +1,11 @@
-"""An Engine in a process of its own, for tests that kill, stop or fork it.
+"""An Engine in its own process, for tests that kill, stop or fork it.
 
     with Worker(server.path) as worker:
         worker.call("ready")
         worker.call("begin_store", seed, chunks)     # any method of Remote; comes back at once
         worker.call("outcome")                       # what became of it
 
-`python -m tests.process.worker FD OPTIONS` is the process itself; it ends when its pipe does.
-"""
+`python -m tests.process.worker FD OPTIONS` is the process itself; it ends when its pipe closes."""
 
 import ctypes
 import json
@@ -61,12 +60,12 @@ class Worker:
         return self.process.pid
 
     def call(self, name: str, *arguments: object, within_s: float = WAIT_S) -> Any:
-        """Calls a method of Remote there; raises what it raised, or TimeoutError."""
+        """Calls a method of Remote in the worker; raises what it raised, or TimeoutError."""
         self.begin(name, *arguments)
         return self.end(within_s)
 
     def begin(self, name: str, *arguments: object) -> None:
-        """Has a method called without waiting for it."""
+        """Begins a call without waiting for its result."""
         self._pipe.send((name, arguments))
 
     def end(self, within_s: float = WAIT_S) -> Any:
@@ -83,7 +82,7 @@ class Worker:
         return self._pipe.poll(0)
 
     def kill(self) -> None:
-        """SIGKILL; comes back when it is reaped."""
+        """Sends SIGKILL; returns when the process is reaped."""
         self.process.kill()
         self.process.wait(WAIT_S)
 
@@ -93,7 +92,7 @@ class Worker:
 
 
 class Remote:
-    """What a worker can be asked to do. Prompts travel as (seed, chunks)."""
+    """The methods that a worker can be asked to call. Prompts travel as (seed, chunks)."""
 
     def __init__(self, path: str, shape: str, name: str) -> None:
         self._engine = engines.Engine(Path(path), SHAPES[shape], name=name)
@@ -106,7 +105,7 @@ class Remote:
         self._engine.register()
 
     def ready(self) -> str:
-        """Registered; returns the name of the pool's memfd."""
+        """Waits until registered; returns the name of the pool's memfd."""
         self._engine.ready()
         return self.pool_name()
 
@@ -147,13 +146,13 @@ class Remote:
         return hash("some text")
 
     def hold_the_gil(self, seconds: float) -> float:
-        """No Python thread of this process runs for that long, its client's background thread included."""
+        """Stops all Python threads of this process for that long, its client's background thread included."""
         began_s = time.monotonic()
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
         return time.monotonic() - began_s
 
     def fork_child_that_stays(self, hooks: bool) -> int:
-        """A child that does nothing and outlives this process; returns its number.
+        """Forks a child that does nothing and outlives this process; returns its pid.
 
         hooks: os.fork(), after which kvclient closes what the child inherited. Otherwise a fork that Python does not
         see, as a library in C makes it: the child keeps every socket open."""
@@ -164,7 +163,7 @@ class Remote:
         return int(child)
 
     def refusals_in_child(self) -> dict[str, str]:
-        """Forks, uses the client in the child, and tells what each verb said there."""
+        """Forks, uses the client in the child, and returns what each verb raised there."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -210,7 +209,7 @@ def main() -> None:
             os._exit(0)
         try:
             pipe.send((getattr(remote, name)(*arguments), None))
-        except Exception as problem:  # the test shall see it, whatever it is
+        except Exception as problem:  # report any failure to the test
             pipe.send((None, f"{type(problem).__name__}: {problem}"))
 
 

@@ -1,4 +1,4 @@
-"""Commands of an operator, to a Rig."""
+"""Operator commands for a Rig."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.rigs.brain_rig import NAMESPACE, Rig
 
 
 def command(rig: Rig, wanted: AnyCommand) -> Any:
-    """The outcome, or None when it has not come yet."""
+    """Sends a command; returns its outcome, or None when it has not come yet."""
     peer = rig.number()
     rig.handle(Commanded(peer, "token ops", wanted))
     return rig.answers.get((peer, COMMAND_ID))

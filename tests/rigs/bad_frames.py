@@ -1,4 +1,4 @@
-"""Frames that nobody should send, from a seed: noise, requests with changed bytes, arrays that resemble requests."""
+"""Frames that no client should send, from a seed: noise, requests with changed bytes, arrays that resemble requests."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ ODD_INTS = (
 
 
 class BadFrames:
-    """Some are requests after all, as it happens to real clients."""
+    """Random frames. Some of them are valid requests by chance."""
 
     def __init__(self, seed: int, good: Sequence[bytes]) -> None:
         self._random = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What the tests of wrong requests play in: somebody whose chunks are stored, and somebody who does something wrong."""
+"""Two engines for tests of wrong requests: one with stored chunks, and one that makes mistakes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ HUGE = (1 << 64) - 1
 
 @dataclass
 class Scene:
-    """An engine with three stored chunks, and another engine that does something wrong."""
+    """An engine with three stored chunks, and another engine that sends wrong requests."""
 
     rig: Rig = field(default_factory=Rig)
     keys: bytes = chain(1, 3)
@@ -30,7 +30,7 @@ class Scene:
         self.culprit = Client(self.rig, engine="culprit")
 
     def refused(self, reply: Callable[[], Any], family: str, code: str, *says: str) -> None:
-        """The reply is this refusal, nothing has changed, and what was stored is still there."""
+        """Checks that the reply is this refusal, nothing has changed and the stored chunks are still there."""
         before = self.rig.facts()
         is_refusal(reply(), family, code, *says)
         assert self.rig.facts() == before

@@ -1,8 +1,7 @@
-"""A Service with a shell and movers that do at once what they are told, so that a test is a list of requests.
+"""A Service with a shell and movers that obey at once, so that a test is a list of requests.
 
-The rig holds what the shell holds: which offered descriptors are open, and what every request was answered. It checks
-the service's invariants after every event.
-"""
+The rig holds the shell's state: which offered descriptors are open, and the reply to every request. It checks the
+service's invariants after every event."""
 
 import random
 from collections.abc import Sequence
@@ -69,7 +68,7 @@ NAMESPACE = bytes(range(100, 132))
 BUFFER_BYTES = 5003
 
 FULL = GroupSpec(2, BLOCKS, "full", 0, 1, 0, 1, 0, [RegionRun(0, 13, REGIONS, BLOCKS * 130, 130, PAGE_BYTES)])
-"""Three blocks a chunk."""
+"""Three blocks per chunk."""
 WINDOW = GroupSpec(3, 7, "window", 7, 1, 0, 1, 0, [RegionRun(0, 3000, 1, 0, 67, 65)])
 STATE = GroupSpec(6, 5, "state", 0, 1, 0, 1, 0, [RegionRun(0, 3600, 1, 0, 255, 254)])
 
@@ -100,7 +99,7 @@ class Rig:
         """(mover, order) of jobs that are under way."""
         self.orders: list[Order] = []
         self.effects: list[Effect] = []
-        """All of them, in order."""
+        """All effects, in order."""
         self.kills = 0
         self.open: set[int] = set()
         """Descriptors that the shell has to keep."""
@@ -145,7 +144,7 @@ class Rig:
                     pass
 
     def ask(self, peer: int, request: Request, descriptor: int = -1) -> Any:
-        """The reply, or None when it has not come yet."""
+        """Sends a request; returns the reply, or None when it has not come yet."""
         if descriptor >= 0:
             self.open.add(descriptor)
         self.handle(Arrived(peer, request, descriptor))
@@ -164,7 +163,7 @@ class Rig:
             self.report(mover, Unmapped(cache))
 
     def wait_ms(self, milliseconds: int) -> None:
-        """Time passes in the shell's small steps."""
+        """Lets time pass in the shell's small steps."""
         until_ns = self.now_ns + milliseconds * 1_000_000
         while self.now_ns < until_ns:
             self.now_ns = min(until_ns, self.now_ns + 50_000_000)
@@ -194,10 +193,10 @@ class Rig:
         for number in numbers:
             self.open.remove(number)
 
-    # ---------------------------------------------------------------- what is there
+    # ---------------------------------------------------------------- the service's state
 
     def facts(self) -> dict[str, int]:
-        """What a refused request must leave as it was."""
+        """Counts that a refused request must leave unchanged."""
         now = self.service.status(self.now_ns)
         return {
             "namespaces": now.namespaces,
@@ -278,7 +277,7 @@ class Client:
         return Store(self.rig.number(), self.cache, 5, 1, 10_000, 0, b"", keys, list(groups))
 
     def store(self, keys: bytes) -> None:
-        """All chunks of a prompt into a cache that has FULL alone."""
+        """Stores all chunks of a prompt into a cache whose only group is FULL."""
         chunks = len(keys) // KEY_BYTES
         reply = self.ask(self.storing(keys, GroupBlocks(0, 0, ids(*range(3 * chunks)))))
         assert isinstance(reply, Stored)
@@ -297,7 +296,7 @@ class Client:
 
 
 def is_refusal(reply: object, family: str, code: str, *says: str) -> bool:
-    """A typed error that says all of these."""
+    """Asserts that the reply is a typed error whose message contains all of these."""
     assert isinstance(reply, Error), reply
     assert (reply.family, reply.code) == (family, code), reply
     for text in says:

@@ -36,7 +36,7 @@ BLOCK_BYTES = REGIONS * PAGE_BYTES
 POOL_BYTES = BLOCKS * BLOCK_BYTES
 
 QUICK = {"backoff_first_s": 0.001, "backoff_max_s": 0.004, "lookup_s": WAIT_S, "probe_s": WAIT_S}
-"""Short pauses between attempts, and no deadline that a slow machine could meet by accident."""
+"""Short pauses between attempts, and deadlines that a slow machine does not reach by accident."""
 
 
 def keys_of(*numbers: int) -> bytes:
@@ -74,7 +74,7 @@ class Rig:
         return session
 
     def restart(self) -> None:
-        """Another server, and back when the client has noticed, connected and registered."""
+        """Restarts the server; returns when the client has noticed, connected and registered again."""
         connects = self.client.counters.connects
         self.fake.restart()
         self.connected_again(connects + 1)
@@ -86,7 +86,7 @@ class Rig:
         )
 
     def lease(self, count: int = 2) -> Lease:
-        """Of keys 1 to count, which the server is made to hold."""
+        """A lease on keys 1 to count, which the fake server is made to hold."""
         self.fake.stored.setdefault(NAMESPACE, set()).update(keys_of(n)[:32] for n in range(1, count + 1))
         lease = self.client.lookup(NAMESPACE, keys_of(*range(1, count + 1))).lease
         assert lease is not None
@@ -112,7 +112,7 @@ def start_store(at: Rig, timeout_s: float = WAIT_S) -> "Future[StoreResult]":
 
 
 def start_retrieve(at: Rig, timeout_s: float = WAIT_S) -> "Future[RetrieveResult]":
-    """Five blocks, from the middle of a chunk to the middle of another."""
+    """Begins a retrieve of five blocks, from the middle of a chunk to the middle of another."""
     return at.client.retrieve(at.cache, at.lease(2), [Blocks(0, 1, [9, 8, 7, 6, 5])], timeout_s=timeout_s)
 
 
@@ -129,7 +129,7 @@ def held_retrieve(at: Rig) -> "tuple[Future[RetrieveResult], wire.Retrieve]":
 
 
 def pass_deadline(at: Rig, request: wire.Store | wire.Retrieve) -> None:
-    """Ends a held job as its deadline would, and no sooner than the test has done what must come before."""
+    """Ends a held job as its deadline would, at a time that the test chooses."""
     loop, waiter = at.client._loop, at.session.local._asks[request.id]
 
     def is_over() -> None:
@@ -139,6 +139,6 @@ def pass_deadline(at: Rig, request: wire.Store | wire.Retrieve) -> None:
 
 
 def turns(at: Rig) -> None:
-    """Lets the client's thread go round a few times."""
+    """Lets the client's thread go through its loop a few times."""
     for _ in range(5):
         at.client.lookup_async(bytes(32), keys_of(1)).result(WAIT_S)

@@ -1,4 +1,4 @@
-"""Tenants with quotas on disk, in chunks, and what each has there."""
+"""Tenants with disk quotas, in chunks, and counts of their chunks on disk."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ AGENTS, CHAT, GUESTS = (bytes([number]) * 32 for number in (3, 5, 7))
 SEGMENTS, EXTENTS_A_SEGMENT = 11, 4
 EXTENTS = SEGMENTS * EXTENTS_A_SEGMENT
 WIDE = msgspec.structs.replace(FULL, regions=[RegionRun(0, 3, 1, 0, 1601, 1601)], blocks=3)
-"""Two units a chunk."""
+"""Two units per chunk."""
 FOREVER_NS = 1 << 62
 
 
 def quota(tenant: str, guaranteed: int = 0, most: int = 0) -> Quota:
-    """On disk, in chunks of FULL."""
+    """A quota on disk, in chunks of FULL."""
     return Quota(tenant, 0, 0, guaranteed * EXTENT_BYTES, most * EXTENT_BYTES)
 
 
@@ -45,13 +45,13 @@ def account(rig: DiskRig, name: str) -> Account:
 
 
 def chunks_of(rig: DiskRig, name: str) -> int:
-    """On disk."""
+    """Number of the tenant's chunks on disk."""
     assert account(rig, name).reserved_bytes == 0
     return account(rig, name).held_bytes // EXTENT_BYTES
 
 
 def stored(client: Client, prompts: int, seed: int, chunks: int = CHUNKS) -> list[bytes]:
-    """Prompts that are written as soon as they may."""
+    """Stores prompts and lets their chunks be written as soon as allowed."""
     made = []
     for number in range(prompts):
         client.rig.now_ns += 1_000_000
@@ -61,7 +61,7 @@ def stored(client: Client, prompts: int, seed: int, chunks: int = CHUNKS) -> lis
 
 
 def kept(rig: DiskRig, namespace: bytes, prompts: list[bytes]) -> list[int]:
-    """Chunks of each prompt that are on disk."""
+    """Chunks on disk, by prompt."""
     nodes = rig.service._core.chunks.spaces[namespace].nodes
     return [
         sum(1 for at in range(len(keys) // KEY_BYTES) if (node := nodes.get(key(keys, at))) and node.on_disk)
@@ -79,6 +79,6 @@ def resume_writes(rig: DiskRig) -> None:
 
 
 def empty_dram(client: Client) -> None:
-    """Whatever is in DRAM leaves it; nothing more is written."""
+    """Makes all chunks leave DRAM; nothing more is written."""
     hold_writes(client.rig)  # type: ignore[arg-type]
     fill(client, first=90_000, prompts=30)

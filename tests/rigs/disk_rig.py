@@ -1,4 +1,4 @@
-"""A Rig whose service has a disk tier: its disk mover does at once what it is told, or waits for finish_disk()."""
+"""A Rig whose service has a disk tier: its disk mover obeys at once, or waits for finish_disk()."""
 
 from kvserver.service.base.events import MoverGone
 from kvserver.service.state.clear_notes import GENERATIONS
@@ -30,7 +30,7 @@ from tests.rigs.brain_rig import SLAB_BYTES, Client, Rig, chain
 
 RECORDS_A_REPORT = 5
 EXTENT_BYTES = 4 << 10
-"""Of a chunk of the rig's cache: its slot as well."""
+"""Extent size of a chunk of the rig's cache; its slot has the same size."""
 SEGMENT_BYTES = 5 * EXTENT_BYTES
 """Four extents, and a page for their headers."""
 DISK = {
@@ -41,7 +41,7 @@ DISK = {
     "disk_write_through": True,
 }
 CHUNKS = 3
-"""Of a prompt: what the rig's cache has blocks for."""
+"""Chunks per prompt, as many as the rig's cache has blocks for."""
 PROMPTS_OF_ARENA = 21
 LAST_OF_FILL = 1000 + PROMPTS_OF_ARENA + 2
 """Seed of the prompt that fill() stores last."""
@@ -53,42 +53,42 @@ class DiskRig(Rig):
         """False: reads and writes stay under way until finish_disk()."""
         self._at_work = False
         self.moving: list[tuple[int, Demote | Promote]] = []
-        """(mover, order) of what is under way."""
+        """(mover, order) of the reads and writes under way."""
         self.written: list[list[DiskRecord]] = []
         """The records of each write, in the order of the writes."""
         self.read: list[list[DiskRecord]] = []
         self.notes: list[Note] = []
-        """Of namespaces."""
+        """Notes of namespaces."""
         self.forgotten: list[bytes] = []
         self.notes_answered = True
-        """False: they are noted when answer_notes() is called."""
+        """False: notes stay unanswered until answer_notes() is called."""
         self.noting: list[tuple[int, Noted]] = []
         self.generations = 0
-        """Up to which one they may be used, as the devices know."""
+        """Highest record generation that may be used, as the devices know it."""
         self.damaged = 0
-        """What the devices say of themselves."""
+        """Count of damaged records that the devices report."""
         self.devices: dict[tuple[int, int], DiskRecord] = {}
         self.drains: dict[int, DrainState] = {}
-        """What the directories say."""
+        """Drain state by device, as the directories report it."""
         self.telling = DiskTelling([], chunk_most=1)
-        """What the last Recover found."""
+        """The records that the last Recover found, in the order of telling."""
         self.notes_kept = True
-        """Some device could write them."""
+        """False: no device could write the notes."""
         self.problem = ""
-        """Why devices take no writes."""
+        """Reason why devices take no writes; empty when they do."""
         self.unopened: set[int] = set()
         """Devices whose store the mover cannot open."""
         self.tells = True
-        """False: the mover names what it found, and tells no chunk of it."""
+        """False: the mover names the records that it found, and tells no chunk of them."""
         self.fault: Fault | None = None
-        """What happens to the first record of each job."""
+        """Fault of the first record of each job; None for no fault."""
         self.faulty: set[int] = set(range(DEVICES_MAX))
-        """The devices to whose jobs that happens."""
+        """Devices whose jobs get the fault."""
         super().__init__(**{**DISK, **bounds})
         self.wait_ms(50)
 
     def finish_disk(self, unreadable: bytes = b"") -> None:
-        """unreadable: the key of a chunk whose record is not what was written."""
+        """Ends the jobs under way. `unreadable` is the key of a chunk whose record differs from what was written."""
         moving, self.moving = self.moving, []
         for mover, order in moving:
             records = list(unpack_disk(order.records))
@@ -100,8 +100,10 @@ class DiskRig(Rig):
             self.report(mover, Moved(order.job, faults, 1))
 
     def _work(self) -> None:
-        """Ends what is under way, and what is ordered then. Not from within itself: a segment is emptied by hundreds of
-        reads and writes, each ordered when the one before it ends."""
+        """Ends all jobs under way, and those that their ends cause.
+
+        A loop, not recursion: emptying a segment takes hundreds of reads and writes, each ordered when the one before
+        it ends."""
         self._at_work = True
         try:
             while self.disk_works and self.moving:
@@ -115,7 +117,7 @@ class DiskRig(Rig):
             self.report(mover, noted)
 
     def another_mover(self) -> None:
-        """The disk mover dies, and the next one says of its devices what it finds."""
+        """Replaces a dead disk mover; the new one reports on its devices."""
         (mover,) = (mover.mover for mover in self.service.status(self.now_ns).movers if mover.device == "disk")
         self.handle(MoverGone(mover, "signal 9"))
         self.wait_ms(self.bounds.disk_restart_ms + 100)
@@ -192,14 +194,14 @@ class DiskRig(Rig):
 
 
 def fill(client: Client, first: int = 1000, prompts: int = PROMPTS_OF_ARENA + 3) -> None:
-    """Stores so much else that what was there before leaves DRAM."""
+    """Stores so much else that earlier chunks leave DRAM."""
     for seed in range(first, first + prompts):
         client.rig.now_ns += 1_000_000
         client.store(chain(seed, CHUNKS))
 
 
 def cold_prompt(rig: DiskRig) -> tuple[Client, bytes]:
-    """A prompt that is on disk alone."""
+    """Stores a prompt and makes it leave DRAM, so that it is on disk alone."""
     client, keys = Client(rig).register(), chain(1, CHUNKS)
     client.store(keys)
     fill(client)
@@ -207,7 +209,7 @@ def cold_prompt(rig: DiskRig) -> tuple[Client, bytes]:
 
 
 def restart(rig: DiskRig) -> None:
-    """Another brain, and nothing is in DRAM."""
+    """Starts another brain, with nothing in DRAM."""
     rig.service = rig.new_service()
     rig.copies.clear()
     rig.wait_ms(100)

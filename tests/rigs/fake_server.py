@@ -1,4 +1,4 @@
-"""A server of a few hundred lines for tests of the client: it speaks the protocol, moves no bytes, and fails on demand.
+"""A small server for tests of the client: it speaks the protocol, moves no bytes, and fails on demand.
 
     with FakeServer(path) as fake:
         fake.hold.add(wire.Store)                  # kept, not answered
@@ -6,7 +6,7 @@
         fake.set_word(request, DONE)               # what a mover would do
         fake.answer(request, wire.Stored(...))     # late, wrong or twice, as a test likes
 
-One thread owns all sockets; everything public may be called from the test's thread. Its mover is a sleeping process.
+One thread owns all sockets; every public method may be called from the test's thread. Its mover is a sleeping process.
 """
 
 import itertools
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def until(what: str, probe: Callable[[], T]) -> T:
-    """The first true value of `probe`."""
+    """Polls `probe` until it returns a true value, and returns that."""
     due_s = time.monotonic() + WAIT_S
     while not (value := probe()):
         if time.monotonic() > due_s:
@@ -56,23 +56,23 @@ class FakeServer:
         self.refuse: dict[type, tuple[str, str]] = {}
         """Request type -> (family, code) of the Error that answers it."""
         self.raw: dict[type, bytes] = {}
-        """Request type -> frame that answers it, whatever it is."""
+        """Request type -> frame that answers it, valid or not."""
         self.before: dict[type, Callable[[Any], None]] = {}
         """Request type -> called in the server's thread just before the answer."""
         self.stored: dict[bytes, set[bytes]] = {}
         """Namespace -> keys that lookups find."""
         self.requests: list[tuple[str, Any]] = []
-        """(door, request) in the order of their arrival; door is "zmq" or "local"."""
+        """(door, request) in order of arrival; door is "zmq" or "local"."""
         self.chunks_stored_max = sys.maxsize
         self.chunks_on_disk = 0
-        """Of one request; a store of more comes back short, as from a full server."""
+        """Bound for one request; a store of more chunks comes back short, as from a full server."""
         self.mover = _start_mover()
         self.sessions: dict[bytes, mmap.mmap] = {}
         """Token -> the words of its board, as the mover sees them."""
         self.caches: dict[int, tuple[bytes, str]] = {}
-        """Registered and not yet lost: number -> (session, name)."""
+        """Registered caches that are not lost: number -> (session, name)."""
         self.descriptors: list[int] = []
-        """Offered ones, ours to close; their index is the number that Offered gave."""
+        """Offered descriptors, which the fake server closes; the index is the number that Offered gave."""
         self._names: dict[Peer, bytes] = {}
         self._asked: dict[int, Peer] = {}
         self._boards: dict[int, mmap.mmap] = {}
@@ -122,7 +122,7 @@ class FakeServer:
         os.close(self._wake)
 
     def restart(self) -> None:
-        """Another incarnation, which knows nothing of what was before."""
+        """Restarts as another incarnation, without any earlier state."""
         self.stop()
         self.incarnation += 1
         self.sessions.clear()
@@ -131,20 +131,20 @@ class FakeServer:
         self.start()
 
     def kill_mover(self) -> None:
-        """With its caches. Its end can be seen on the pidfd when this returns; a registration starts another."""
+        """Kills the mover with its caches. Its pidfd is readable when this returns; a registration starts another."""
         self.mover.kill()
         self.mover.wait(WAIT_S)
         if self._running:
             self._do(self.caches.clear)
 
-    # ---------------------------------------------------------------- what a test does
+    # ---------------------------------------------------------------- a test's actions
 
     def count(self, kind: type, door: str | None = None) -> int:
         with self._arrived:
             return sum(isinstance(request, kind) and door in (None, at) for at, request in self.requests)
 
     def wait_for(self, kind: type[T], number: int = 1) -> T:
-        """The number-th request of that type."""
+        """Waits for the number-th request of that type."""
         with self._arrived:
             if not self._arrived.wait_for(lambda: len(self._of(kind)) >= number, WAIT_S):
                 raise TimeoutError(f"waited {WAIT_S:g} s for {kind.__name__} number {number}")
@@ -157,19 +157,19 @@ class FakeServer:
         self._do(lambda: self._serve(self._asked[request.id], request, -1))
 
     def close_attached(self) -> None:
-        """Ends the connection that is the client's liveness."""
+        """Closes the connection that carries the client's liveness."""
         self._do(lambda: self._close_local(wire.Attach))
 
     def close_lanes(self) -> None:
         self._do(lambda: self._close_local(wire.Lane))
 
     def word(self, request: wire.Store | wire.Retrieve) -> tuple[int, int]:
-        """(generation, state)."""
+        """(generation, state) of the request's word."""
         (raw,) = struct.unpack_from("<Q", self._boards[request.id], request.word * 8)
         return raw >> 8, raw & 0xFF
 
     def set_word(self, request: wire.Store | wire.Retrieve, state: int) -> None:
-        """What a mover does to the word of a job; refuses another generation, as the swap would."""
+        """Sets the word of a job as a mover does. Refuses another generation, as the mover's compare-and-swap would."""
         generation, _ = self.word(request)
         assert generation == request.generation
         struct.pack_into("<Q", self._boards[request.id], request.word * 8, generation << 8 | state)
@@ -177,7 +177,7 @@ class FakeServer:
     # ---------------------------------------------------------------- thread
 
     def _do(self, action: Callable[[], None]) -> None:
-        """In the server's thread; back when it has been done."""
+        """Runs a call in the server's thread; returns when it is done."""
         done = threading.Event()
         self._actions.put(lambda: (action(), done.set()))  # type: ignore[arg-type]
         os.eventfd_write(self._wake, 1)
@@ -218,7 +218,7 @@ class FakeServer:
             connection.close()
 
     def _close_local(self, kind: type) -> None:
-        """Connections whose first message was of that type."""
+        """Closes the connections whose first message was of that type."""
         first = {id(self._asked[request.id]) for _, request in self.requests if isinstance(request, kind)}
         for number, connection in list(self._locals.items()):
             if id(connection) in first:
@@ -344,11 +344,11 @@ def _start_mover() -> "subprocess.Popen[bytes]":
 
 
 def descriptors_open() -> set[str]:
-    """What this process holds open, by number and target."""
+    """Descriptors that this process holds open, by number and target."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
         except FileNotFoundError:
-            continue  # the folder itself
+            continue  # the listing's own descriptor
     return found

@@ -1,4 +1,4 @@
-"""Stores and an engine with an arena, driven as a disk mover would drive them, and what each record ought to hold."""
+"""Stores and an engine with an arena, driven as a disk mover would, and the expected bytes of each record."""
 
 import hashlib
 import os
@@ -17,9 +17,9 @@ ENTRY = 256
 FINGERPRINT = b"fingerprint".ljust(32, b".")
 SEGMENT_BYTES = 13 * BLOCK
 TABLE_BYTES = BLOCK
-"""Of each segment in the file of headers; what is left of it is a row of payloads."""
+"""Size of each segment's table in the file of headers; the segment's other bytes are a row of payloads."""
 SIZES = (BLOCK, 3 * BLOCK)
-"""Extents: twelve to a segment, and four. Payloads are no whole number of blocks."""
+"""Extent sizes: twelve to a segment, and four. Payloads are not a whole number of blocks."""
 RECORD = struct.Struct("<q32s32s32sHHIIIQqII")
 COMPLETION = struct.Struct("<QIHHQQQ")
 
@@ -71,7 +71,7 @@ def filled(device: int = 0) -> list[Record]:
 
 
 def unpack(records: bytes) -> list[Record]:
-    """What recover() returned; every field must be as it was written."""
+    """The records that recover() returned; every field must be as it was written."""
     found = []
     for fields in RECORD.iter_unpack(records):
         units, generation, name, device, stored_s = fields[8:]
@@ -95,7 +95,7 @@ def open_store(directory: Path, *, device: int = 0, segments: int = 3, faults: D
 
 
 class Rig:
-    """An engine on stores that have been recovered, and slots for as many records as a test has."""
+    """An engine on recovered stores, and slots for as many records as a test has."""
 
     SLOTS = 40
     SLOT_BYTES = 3 * BLOCK
@@ -120,7 +120,7 @@ class Rig:
         self.jobs = 0
 
     def submit(self, kind: Kind, records: Iterable[Record]) -> int:
-        """Record i in slot i."""
+        """Submits a job, with record i in slot i."""
         packed = b""
         for index, record in enumerate(records):
             slot = index * self.SLOT_BYTES
@@ -132,7 +132,7 @@ class Rig:
         return self.jobs
 
     def wait(self, count: int) -> list[tuple[int, int, int, int]]:
-        """(job, item, outcome, errno) of exactly `count` items."""
+        """Waits for exactly `count` items; returns (job, item, outcome, errno) of each."""
         ended = []
         poll = select.poll()
         poll.register(self.engine.eventfd, select.POLLIN)
@@ -147,7 +147,7 @@ class Rig:
         return ended
 
     def run(self, kind: Kind, records: list[Record]) -> list[int]:
-        """The outcome of each record; what a read says is right has the right bytes."""
+        """Runs a job; returns the outcome of each record. Checks the bytes of each read that succeeded."""
         if not records:
             return []
         if kind == "read":
@@ -168,12 +168,12 @@ class Rig:
 
 
 def kept(directory: Path, *, device: int = 0, segments: int = 3) -> dict[Record, int]:
-    """What a restart finds, and how reading each of it ends."""
+    """The records that a restart finds, each with the outcome of reading it."""
     return outcomes_of(open_store(directory, device=device, segments=segments))
 
 
 def outcomes_of(store: DiskStore) -> dict[Record, int]:
-    """What there is, and how reading each of it ends. Closes the store."""
+    """The records in a store, each with the outcome of reading it. Closes the store."""
     found = unpack(store.recover())
     rig = Rig(store)
     outcomes = dict(zip(found, rig.run("read", found), strict=True))

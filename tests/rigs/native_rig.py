@@ -24,7 +24,7 @@ BIG_POOL = 24 * BIG_PAGE
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Waits for what another thread is about to do, and does not tell."""
+    """Polls for an action of another thread that gives no signal."""
     deadline = time.monotonic() + WAIT_MS / 1000
     while not is_so():
         assert time.monotonic() < deadline
@@ -32,7 +32,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 class Memory:
-    """A memfd and its bytes. Closed twice is closed."""
+    """A memfd and its bytes. Closing it twice is allowed."""
 
     def __init__(self, size: int, *, sealed: bool = False) -> None:
         self.size = size
@@ -67,14 +67,14 @@ class Rig:
         )
 
     def submit(self, kind: Kind, cache: int, copies: list[CopyGroup], word: int = 0) -> tuple[int, int]:
-        """Makes the word live and submits; returns (job, generation)."""
+        """Makes the word live and submits a job; returns (job, generation)."""
         generation = self.board.begin(word)
         self.jobs += 1
         self.engine.submit(self.jobs, kind, cache, word, generation, [copy.packed() for copy in copies])
         return self.jobs, generation
 
     def wait(self, count: int = 1) -> list[Completion]:
-        """Exactly `count` completions."""
+        """Waits for exactly `count` completions."""
         found: list[Completion] = []
         poll = select.poll()
         poll.register(self.engine.eventfd, select.POLLIN)
@@ -106,12 +106,12 @@ def rig(arena_bytes: int = 1 << 20, threads: int = 2) -> Iterator[Rig]:
 
 
 def all_big() -> list[CopyGroup]:
-    """Copies that keep a worker busy for some milliseconds: of every block of a pool laid out as BIG."""
+    """Copies of every block of a pool laid out as BIG, which keep a worker busy for some milliseconds."""
     return [CopyGroup(0, 0, tuple(range(24)), tuple(range(0, BIG_POOL, BIG_PAGE)))]
 
 
 def busy_then_queued(session: Rig, cache: int, queued: list[Kind]) -> tuple[int, list[int]]:
-    """A large store that occupies the only worker, and jobs that wait behind it; all on words of their own."""
+    """Starts a large store that occupies the only worker, then jobs that queue after it, all on their own words."""
     first, generation = session.submit("store", cache, all_big(), word=0)
     while session.board.state(0) == (generation, LIVE):
         pass
@@ -125,7 +125,7 @@ def busy_then_queued(session: Rig, cache: int, queued: list[Kind]) -> tuple[int,
 def carried_out(
     groups: list[Group], copies: list[CopyGroup], kind: Kind, arena: bytes, pools: list[bytes]
 ) -> tuple[bytes, list[bytes]]:
-    """Arena and pools after the job, by the oracle."""
+    """Arena and pools after the job, computed by the oracle."""
     new_arena, new_pools = bytearray(arena), [bytearray(pool) for pool in pools]
     for buffer, at, slot, count in plan(groups, copies, kind):
         if kind == "store":

@@ -1,4 +1,4 @@
-"""A desk to try kvclient.offload at: small odd shapes, a clock, answers in one line, tables of distinct block ids."""
+"""A test bench for kvclient.offload: small odd shapes, a clock, one-line answers, tables of distinct block ids."""
 
 from kvclient.offload.decide import Offload
 from kvclient.offload.values import Group, LookupOrder, Options, RetrieveEnd, RetrieveOrder, StoreEnd, StoreOrder
@@ -21,7 +21,7 @@ def table(blocks: int, first_id: int = 100) -> list[int]:
 
 
 class Desk:
-    """Offload, and a clock that stands still unless a test moves it."""
+    """Offload, with a clock that only the test moves."""
 
     def __init__(self, *, groups: tuple[Group, ...] = (FULL,), chunk_tokens: int = CHUNK, **options: object) -> None:
         self.options = Options(chunk_tokens=chunk_tokens, groups=groups, null_block=NULL, **options)  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ class Desk:
         ttl_s: float = 30.0,
         on_disk: int = 0,
     ) -> Lease | None:
-        """As the server would: a lease for as many chunks as were wanted at least."""
+        """Answers as the server would: a lease, if as many chunks are there as were wanted at least."""
         order = order if order is not None else self.lookup()
         lease = None
         if chunks >= max(1, order.chunks_wanted_min) and why in {"", RECOVERING}:
@@ -59,7 +59,7 @@ class Desk:
         return lease
 
     def admit(self, request: str = "r", *, tokens: int, hbm: int = 0, found: int = 0) -> None:
-        """To a request that computes all but its hbm tokens, whatever the server found."""
+        """Takes a request up to its admission; it computes all but its hbm tokens, whatever the server found."""
         self.begin(request, tokens=tokens)
         self.match(request, tokens=tokens, hbm=hbm)
         for order in self.offload.take_lookups():
@@ -76,7 +76,7 @@ class Desk:
         tables: list[list[int]] | None = None,
         on_disk: int = 0,
     ) -> RetrieveOrder:
-        """To a request that waits for its retrieve."""
+        """Takes a request up to waiting for its retrieve."""
         self.begin(request, tokens=tokens)
         assert self.match(request, tokens=tokens, hbm=hbm) is None
         self.answer(found, on_disk=on_disk)
@@ -88,7 +88,7 @@ class Desk:
         return order
 
     def stored(self, request: str = "r", *, tokens: int, blocks: int = 500) -> StoreOrder | None:
-        """What is stored at a step that computes up to `tokens`."""
+        """The order for storing, after a step that computes up to `tokens`."""
         if not self.offload.computed(request, tokens, self.now_s):
             return None
         return self.offload.store(request, [table(blocks)] * len(self.options.groups))

@@ -1,4 +1,4 @@
-"""What plan_copies must say, in the plainest words: page by page, nothing clever, then neighbours joined."""
+"""Reference implementation of plan_copies in its plainest form: page by page, then adjacent copies joined."""
 
 import struct
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ def pages(groups: list[Group], copy: CopyGroup, kind: str) -> list[Copy]:
 
 
 def merged(copies: list[Copy]) -> list[Copy]:
-    """Neighbours that are adjacent on both sides joined."""
+    """Joins copies that are adjacent on both sides."""
     result: list[Copy] = []
     for buffer, source, target, count in copies:
         if result:

@@ -20,11 +20,11 @@ PAGE_BYTES = 24
 
 @dataclass
 class Standin:
-    """What all links of a test share. Chunk bytes are [block of the chunk][region][page]."""
+    """State that all links of a test share. Chunk bytes are [block of the chunk][region][page]."""
 
     chunks: dict[bytes, list[bytes]] = field(default_factory=dict)
     calls: list[Callable[[], None]] = field(default_factory=list)
-    """Ends that have not been reported."""
+    """Job ends that have not been reported."""
     lookups: list[int] = field(default_factory=list)
     retrieves: list[tuple[int, int]] = field(default_factory=list)
     """(first block, blocks)."""
@@ -32,11 +32,11 @@ class Standin:
     """(first chunk, chunks)."""
     released: list[object] = field(default_factory=list)
     spoil_byte: bool = False
-    """Flip one byte of every retrieve."""
+    """Flips one byte of every retrieve."""
     move_nothing: bool = False
-    """Say that a retrieve is done, without having moved anything."""
+    """Reports every retrieve as done without moving any byte."""
     on_disk: set[bytes] = field(default_factory=set)
-    """Keys that a lookup says it has to read first."""
+    """Keys of chunks that a lookup reports as on disk, to be read first."""
     refuse_retrieves: str = ""
     refuse_stores: str = ""
 
@@ -69,7 +69,7 @@ class StandinLink:
     def retrieve(self, lease: object, first_block: int, blocks: Sequence[int], done: Callable[[Ended], None]) -> None:
         server = self.server
         server.retrieves.append((first_block, len(blocks)))
-        if server.refuse_retrieves:  # the lease is as it was
+        if server.refuse_retrieves:  # the lease stays unchanged
             server.calls.append(lambda: done(Ended(server.refuse_retrieves, monotonic_ns())))
             return
         keys = self.leases.pop(lease)
@@ -95,7 +95,7 @@ class StandinLink:
             if server.refuse_stores:
                 done(Ended(server.refuse_stores, monotonic_ns()))
                 return
-            pages = [self._read(block) for block in blocks]  # as late as possible: a block let go too early shows
+            pages = [self._read(block) for block in blocks]  # late, so that freeing a block too early shows
             for i, key in enumerate(keys):
                 server.chunks[key] = pages[i * BLOCKS_PER_CHUNK : (i + 1) * BLOCKS_PER_CHUNK]
             done(Ended("", monotonic_ns(), chunks_held=len(keys), bytes=sum(map(len, pages))))
@@ -118,7 +118,7 @@ class StandinLink:
 
 
 class Rig:
-    """One engine over a stand-in, with everything that it ended with."""
+    """One engine over a stand-in, with the outcomes of all its requests."""
 
     def __init__(self, server: Standin, *, blocks: int = 31, worker: int = 0) -> None:
         namespace = replay_namespace(
@@ -141,7 +141,7 @@ class Rig:
         )
 
     def ask(self, trace_blocks: list[int], more_tokens: int = 1) -> Outcome:
-        """One prompt of these blocks and some tokens of its own, to its end."""
+        """Runs one prompt of these blocks plus a few tokens of its own, to its end."""
         assert self.engine.begin(len(self.outcomes), len(trace_blocks) * BLOCK_TOKENS + more_tokens, trace_blocks)
         self.server.run_calls()
         return self.outcomes[-1]

@@ -1,8 +1,7 @@
-"""A supervisor with small stand-ins for its children, in a process of its own: one of its calls fails, or many do.
+"""A supervisor with small stand-ins for its children, in its own process: one of its calls fails, or many do.
 
-Each line on standard output says what a child has seen: `brain PID`, `mover PID of BRAIN`, `quiet`. The last line is
-`calls N`. Whoever runs this kills processes and looks on (test_supervisor_faults.py).
-"""
+Each line on standard output is a child's observation: `brain PID`, `mover PID of BRAIN`, `quiet`. The last line is
+`calls N`. The test that runs this kills processes and reads the lines (test_supervisor_faults.py)."""
 
 import os
 import selectors
@@ -65,7 +64,7 @@ class Faults:
         self.until_s = 0.0
 
     def meet(self, what: str) -> None:
-        """Raises OSError when it is the turn of this call."""
+        """Counts a call; raises OSError when it is one to refuse."""
         self.calls += 1
         if self.calls == self.first:
             self.until_s = time.monotonic() + SHORTAGE_S
@@ -96,14 +95,14 @@ class Faults:
 
 
 class StandIn(subprocess.Popen[bytes]):
-    """A few lines in place of a module of ours, so that a start takes milliseconds."""
+    """A few lines in place of one of our modules, so that a start takes milliseconds."""
 
     def __init__(self, command: list[str], **named: Any) -> None:
         super().__init__([*STAND_INS[command[2]], *command[3:]], **named)
 
 
 class Armed(supervisor.Supervisor):
-    """What fails before the loop begins is a start that is refused."""
+    """A supervisor that arms the faults when its loop begins; a failure before that would only refuse the start."""
 
     faults: Faults
 
@@ -115,7 +114,7 @@ class Armed(supervisor.Supervisor):
 
 
 def run(device: str, first: int, last: int, number: int) -> None:
-    """Calls first to last fail; with last 0, all calls do from the first one on, for SHORTAGE_S."""
+    """Makes calls first to last fail; with last 0, all calls fail from the first one on, for SHORTAGE_S."""
     Armed.faults = Faults(first + 1, last + 1 if last else 0, number)
     logs.start(level="info", form="text", process="supervisor")
     subprocess.Popen = StandIn  # type: ignore[misc]

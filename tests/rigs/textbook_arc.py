@@ -1,5 +1,6 @@
-"""ARC as its paper states it (Megiddo and Modha, FAST 2003, figure 4), for keys of one size; but where the recent half
-is exactly at its target the frequent one always gives."""
+"""ARC as its paper states it (Megiddo and Modha, FAST 2003, figure 4), for keys of one size.
+
+One difference: when the recent half is exactly at its target, the frequent half always gives."""
 
 from collections import OrderedDict
 
@@ -8,14 +9,14 @@ Keys = OrderedDict[str, None]
 
 class TextbookArc:
     def __init__(self, capacity: int, unit: int = 1) -> None:
-        """unit: of a key, in which the target is counted and steps are rounded down."""
+        """unit: units per key. The target is counted in units, and its steps are rounded down to them."""
         self.capacity = capacity
         self.unit = unit
         self.target = 0
         self.t1, self.t2, self.b1, self.b2 = Keys(), Keys(), Keys(), Keys()
 
     def ask(self, key: str) -> bool:
-        """Whether it was there; it is from now on."""
+        """Asks for a key, which is cached from then on; returns whether it was cached before."""
         t1, t2, b1, b2, capacity = self.t1, self.t2, self.b1, self.b2, self.capacity
         if key in t1 or key in t2:
             (t1 if key in t1 else t2).pop(key)

@@ -1,4 +1,4 @@
-"""The scheduler half of the vLLM connector, with a server and a pool that are played."""
+"""The scheduler half of the vLLM connector, with a fake server and a fake block pool."""
 
 import time
 from collections import Counter
@@ -20,7 +20,7 @@ NAMESPACE = b"n" * 32
 
 
 class Server:
-    """What Client and its Inquiries are to the scheduler. Answers when it is listened to, or when it is waited for."""
+    """Stands in for Client and its Inquiries. Answers when the scheduler polls, or when it waits."""
 
     def __init__(self) -> None:
         self.connected = True
@@ -29,14 +29,14 @@ class Server:
         self.waited = 0
         self.leased = 0
         self.chunks_on_disk = 0
-        """Of those that it finds, the last."""
+        """Number of chunks on disk at the end of each prefix that a lookup finds."""
         self.released: list[int] = []
         self.closed = False
         self.refusal: RequestError | None = None
         self.is_slow = False
-        """Answers only to who waits."""
+        """Answers only a scheduler that waits."""
         self.is_late = False
-        """Nor to him."""
+        """Does not answer a scheduler that waits, either."""
         self._questions: list[tuple[int, bytes, int]] = []
 
     def inquiries(self) -> "Server":
@@ -163,7 +163,7 @@ class Bench:
         return {keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)}
 
     def admit(self, asked: Any, hbm_tokens: int = 0) -> int:
-        """match() and what vLLM's scheduler does with it."""
+        """Calls match(), then what vLLM's scheduler calls after it."""
         tokens, between_steps = self.half.match(asked, hbm_tokens)
         assert tokens is not None
         assert between_steps == (tokens > 0)

@@ -1,4 +1,4 @@
-"""Tensors that only have a shape, strides and an address, and layers that keep some beside their KV cache."""
+"""Tensors with only a shape, strides and an address, and layers that keep further tensors beside their KV cache."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ class Storage(NamedTuple):
 
 
 class Tensor:
-    """Dense, with memory of its own unless a storage is given."""
+    """A dense tensor, with its own memory unless a storage is given."""
 
     def __init__(
         self, *shape: int, item_bytes: int = 4, device: str = "cuda:0", storage: Storage | None = None, offset: int = 0
@@ -53,7 +53,7 @@ class Tensor:
 
 
 class Layer(SimpleNamespace):
-    """An attention layer of vLLM, and what it computes with."""
+    """An attention layer of vLLM, and the values that it computes with."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(kv_cache=Tensor(0), impl=SimpleNamespace(), **more)
@@ -63,7 +63,7 @@ class Layer(SimpleNamespace):
 
 
 class AtomLayer:
-    """As AttentionForVllmMHA of ATOM's plug-in: scales come with the first forward that has something to compute."""
+    """AttentionForVllmMHA of ATOM's plug-in: its scales are made in the first forward pass that computes something."""
 
     __module__ = "atom.plugin.vllm.attention.layer_mha"
 
@@ -82,7 +82,7 @@ class AtomLayer:
         return object
 
     def forward(self, scales: Any = None) -> None:
-        """scales: instead of those that it allocates."""
+        """scales: used in place of those that it would allocate."""
         _, blocks, tokens, heads, _ = self.kv_cache.shape
         if self.kv_cache_dtype == "fp8" and self.k_scale is None:
             self.kv_scale = Tensor(2, blocks, heads, tokens) if scales is None else scales

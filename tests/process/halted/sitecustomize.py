@@ -1,7 +1,6 @@
-"""For a server's processes: every Python imports this when the folder is in PYTHONPATH.
+"""Start-up hook for a server's processes: every Python imports this when the folder is in PYTHONPATH.
 
-A disk mover stops itself before it has opened anything, for as long as there is the file that HALT_DISK_MOVERS names.
-"""
+A disk mover stops itself before it opens anything, as long as the file that HALT_DISK_MOVERS names exists."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Of which prompts what is stored, after ATOM left out output that was to be computed again: exact numbers."""
+"""The exact chunks stored of a prompt after ATOM skipped recomputing part of a preempted request's output."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ CHUNK = 12
 
 
 def sequence(tokens: int, *, prompt: int, hbm: int = 0, first: int = 0) -> Any:
-    """Tokens first, 1, 2, …"""
+    """A sequence with tokens `first`, 1, 2, …"""
     return SimpleNamespace(
         id=1,
         token_ids=[first, *range(1, tokens)],
@@ -23,7 +23,7 @@ def sequence(tokens: int, *, prompt: int, hbm: int = 0, first: int = 0) -> Any:
 
 
 def left_out(gaps: Gaps, *, end: int, tokens: int = 40, prompt: int = 20, hbm: int = 0, first: int = 0) -> None:
-    """One is preempted when it has so many tokens, and computed anew behind HBM's up to the end of a chunk."""
+    """Preempts a sequence at `tokens` tokens; it is recomputed after HBM's part, but only up to `end`."""
     seq = sequence(tokens, prompt=prompt, hbm=hbm, first=first)
     gaps.allocated(seq)
     gaps.look()
@@ -50,7 +50,7 @@ def test_a_gap_in_the_first_chunk_leaves_nothing_to_store() -> None:
 
 
 def test_who_computes_it_stores_it() -> None:
-    """HBM has no more than what lies before the gap; or it is another prompt."""
+    """HBM has nothing after the gap; or the prompt is another one."""
     gaps = Gaps(CHUNK)
     left_out(gaps, end=28)
     assert whole(gaps, hbm=28) == 90
@@ -91,7 +91,7 @@ def test_one_that_was_preempted_again_or_ended_before_its_prefill_did_leaves_no_
     assert whole(gaps, hbm=48) == 90
 
 
-def test_of_several_gaps_only_those_count_that_hbm_has() -> None:
+def test_only_gaps_that_hbm_has_count() -> None:
     gaps = Gaps(CHUNK)
     left_out(gaps, end=34)
     left_out(gaps, end=26)

@@ -1,4 +1,4 @@
-"""Where ATOM's blocks lie, and what is refused before a byte moves."""
+"""Addresses of ATOM's blocks, and layouts that are refused before a byte moves."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -60,7 +60,7 @@ def described(caches: dict[str, Any], transfer: Any = None, blocks: int | None =
 
 @pytest.mark.parametrize("ratio", [1, 2, 16])
 def test_the_bytes_of_a_block_follow_from_how_many_the_scheduler_counts(ratio: int) -> None:
-    """block_ratio: a tensor has so many pages for each of its blocks."""
+    """block_ratio: the number of pages that a tensor has for each of its blocks."""
     pages, page = BLOCKS * ratio, BLOCK // ratio
     keys, values = tensor(pages, 3, 5, page, 8), tensor(pages, 3, 40, page, at=100_000)
     layout = described({"layer_0": cache(k_cache=keys, v_cache=values)})
@@ -77,7 +77,7 @@ def test_a_tensor_that_is_no_whole_number_of_blocks_is_refused(ratio: int) -> No
 
 
 def test_a_block_is_several_pages_of_each_tensor() -> None:
-    """block_ratio: ids are the scheduler's, whatever the pages are."""
+    """block_ratio: block ids are the scheduler's, whatever the size of a page."""
     layout = described({"layer_0": cache(k_cache=k(), v_cache=v(at=100_000))})
     page_bytes = 2 * 3 * 5 * PAGE * 8 * 2
     assert layout.regions == [
@@ -102,7 +102,7 @@ def test_layers_of_different_heads_are_runs_of_their_own() -> None:
     assert [run.regions for run in described(layers).regions] == [1, 1, 1]
 
 
-def test_where_tensors_lie_does_not_change_the_order_of_bytes() -> None:
+def test_the_places_of_tensors_do_not_change_the_order_of_bytes() -> None:
     """Two allocations or one: the same pages in the same order, which is what the server compares."""
     apart = {
         "layer_0": cache(k_cache=tensor(PAGES, 3, 5, PAGE, 8, base=BASE + (1 << 30))),
@@ -113,7 +113,7 @@ def test_where_tensors_lie_does_not_change_the_order_of_bytes() -> None:
     assert [(run.buffer, run.regions) for run in layout.regions] == [(0, 1), (1, 1)]
 
 
-def test_of_mla_the_first_dimension_counts_tokens() -> None:
+def test_the_first_dimension_of_mla_counts_tokens() -> None:
     layout = described({"layer_0": cache(k_cache=tensor(BLOCKS * BLOCK, 1, 576))})
     assert layout.regions == [RegionRun(0, 0, 1, 0, BLOCK * 576 * 2, BLOCK * 576 * 2)]
     assert layout.is_latent
@@ -136,7 +136,7 @@ def test_index_keys_that_only_the_regions_tell_of_are_taken_from_there() -> None
 
 
 def test_scales_that_a_cache_has_no_use_for_are_left_out() -> None:
-    """ATOM makes them for bf16 as well, tells of them, and binds them to no layer."""
+    """ATOM makes them for bf16 as well and reports them, but binds them to no layer."""
     scales = [tensor(PAGES, 3, PAGE, item_bytes=4, at=(1 << 21) + n * PAGES * 3 * PAGE * 4) for n in range(2)]
     layers = {"layer_0": cache(k_cache=k(), v_cache=v(1 << 20))}
     known = [region(k()), region(v(1 << 20))]
@@ -185,15 +185,17 @@ def test_scales_that_a_cache_has_no_use_for_are_left_out() -> None:
     ],
 )
 def test_what_is_not_understood_is_refused(caches: dict[str, Any], transfer: Any, code: str, said: str) -> None:
-    """register_page_regions_rejects_invalid_region_geometry; register_empty_kv_caches_with_page_regions;
-    register_rejects_malformed_full_slot_geometry_before_engine_start.
-    ATOM: register_empty_kv_caches_with_page_regions_selects_page_codec."""
+    """Counterparts of ATOM's tests.
+
+    register_page_regions_rejects_invalid_region_geometry; register_empty_kv_caches_with_page_regions;
+    register_rejects_malformed_full_slot_geometry_before_engine_start;
+    register_empty_kv_caches_with_page_regions_selects_page_codec."""
     with pytest.raises(RequestError, match=said) as problem:
         described(caches, transfer)
     assert problem.value.code == code
 
 
 def test_the_number_of_blocks_has_to_be_said() -> None:
-    """Of MLA no shape tells it."""
+    """No shape of an MLA cache shows it."""
     with pytest.raises(RequestError, match="num_blocks"):
         described({"layer_0": cache(k_cache=k())}, blocks=None)

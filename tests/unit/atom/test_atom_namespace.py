@@ -1,4 +1,4 @@
-"""Whatever could change the bytes of an ATOM engine is in its namespace."""
+"""Everything that could change the bytes of an ATOM engine is in its namespace."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,7 +87,7 @@ def test_what_changes_the_bytes_changes_the_namespace(changed: dict[str, Any]) -
 
 
 def test_stages_with_layers_of_their_own_agree() -> None:
-    """All ranks of an engine have to say the same; the server compares the sizes of each one's pages."""
+    """All ranks of an engine must give the same digest; the server compares their page sizes."""
     stages = [layout(layer=f"layer_{number}") for number in (0, 30)]
     assert len({digest(pipeline_parallel_size=2, layout=stage) for stage in stages}) == 1
     assert digest(pipeline_parallel_size=2, layout=layout(kind="uint8")) != digest(

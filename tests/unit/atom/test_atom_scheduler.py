@@ -1,5 +1,6 @@
-"""The scheduler half between ATOM's calls and the decisions, with a server that is played: what needs exact numbers, or
-an engine that ATOM is not today."""
+"""The scheduler half between ATOM's calls and the decisions, with a fake server.
+
+For cases that need exact numbers, or an engine that differs from today's ATOM."""
 
 import sys
 from enum import Enum, auto
@@ -24,7 +25,7 @@ BLOCK, CHUNK = 4, 12
 
 
 class Status(Enum):
-    """As far as the scheduler half looks at it."""
+    """ATOM's statuses that the scheduler half reads."""
 
     WAITING = auto()
     WAITING_FOR_REMOTE_KVS = auto()
@@ -67,12 +68,12 @@ class Desk:
             self.hold(held)
 
     def hold(self, tokens: int) -> None:
-        """The server has so many leading tokens of every sequence()."""
+        """Makes the server hold so many leading tokens of every sequence()."""
         keys = chunk_keys(list(range(tokens)), self.chunk)
         self.server.held = {keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)}
 
     def admit(self, seq: Any, *, hbm: int) -> bool:
-        """As ATOM does: the HBM count is known only after allocation. Whether it is parked."""
+        """Admits as ATOM does: the HBM count is known only after allocation. Returns whether it is parked."""
         seq.num_cached_tokens = 0
         offered = self.scheduler.match(seq) > 0
         seq.num_cached_tokens = hbm
@@ -81,7 +82,7 @@ class Desk:
 
 
 def test_the_store_holds_almost_as_much_as_hbm() -> None:
-    """A6, with the numbers of the report: 129856 tokens in HBM, 129792 in the store: neither loaded nor stored."""
+    """A6, with the numbers of the report: 129856 tokens in HBM, 129792 in the store. Nothing is loaded or stored."""
     desk = Desk(block=64, chunk=256, held=129_792, retrieve_tokens_min=8192)
     seq = sequence(129_900, block_tokens=64)
     assert not desk.admit(seq, hbm=129_856)
@@ -121,7 +122,7 @@ def test_no_handover_for_what_would_bring_too_little_behind_the_boundary() -> No
 
 
 def test_a_sequence_that_was_computed_past_its_boundary_goes_on() -> None:
-    """The cap holds at admission only: a smaller budget may overshoot it later. Then it is computed."""
+    """The cap holds at admission only, so a smaller budget may overshoot it later. Then the sequence is computed."""
     desk = Desk(held=36)
     seq = sequence(50)
     desk.admit(seq, hbm=5)
@@ -141,7 +142,7 @@ def test_a_head_of_the_queue_that_is_asked_again_and_again_asks_the_server_once(
 
 
 def test_without_the_ranks_namespace_nothing_is_asked_nor_stored() -> None:
-    """ATOM's `multi` hands no rank's word on: the end of a store would not come either, and its blocks never back."""
+    """ATOM's `multi` passes on no rank's report: no store would be seen to end, so its blocks would never come back."""
     desk = Desk(held=12)
     desk.scheduler._asking.namespace = b""
     seq = sequence(50)
@@ -165,7 +166,7 @@ def test_an_engine_is_kept_polling_until_the_namespace_is_known() -> None:
 
 
 def test_a_store_with_a_gap_ends_the_chain() -> None:
-    """What follows it could not be found, so nothing more is stored of the request."""
+    """Chunks after the gap could not be found, so nothing more is stored of the request."""
     desk = Desk()
     seq = sequence(60)
     desk.admit(seq, hbm=0)
@@ -202,7 +203,7 @@ def test_who_was_aborted_without_a_word_is_swept() -> None:
 
 
 def test_a_preempted_sequence_that_waits_keeps_its_answer() -> None:
-    """Its chunks were to be stored; it has none now, and is looked at in every step all the same."""
+    """Its chunks were to be stored. It has none now, but is still looked at in every step."""
     desk = Desk()
     seq = sequence(50)
     desk.admit(seq, hbm=0)
@@ -219,7 +220,7 @@ def test_a_preempted_sequence_that_waits_keeps_its_answer() -> None:
 
 
 def test_a_prefill_that_was_preempted_before_any_output_is_loaded_again() -> None:
-    """What ATOM noted of the first load would have it believe that the second has ended."""
+    """With ATOM's mark of the first load, the second would count as ended."""
     desk = Desk(held=36)
     seq = sequence(50)
     assert desk.admit(seq, hbm=0)
@@ -283,7 +284,7 @@ def test_the_end_of_an_earlier_lifes_load_changes_nothing_for_the_next() -> None
 
 
 def loaded_and_not_taken(status: Any = Status.WAITING_FOR_REMOTE_KVS) -> tuple[Desk, Any]:
-    """ATOM was told that the load of a sequence has ended, and has not come to it yet."""
+    """A sequence whose load has ended; ATOM was told and has not acted on it yet."""
     desk = Desk(held=36)
     seq = sequence(50)
     assert desk.admit(seq, hbm=0)
@@ -294,7 +295,7 @@ def loaded_and_not_taken(status: Any = Status.WAITING_FOR_REMOTE_KVS) -> tuple[D
 
 
 def test_who_was_aborted_in_its_load_waits_again_only_when_the_engine_stands_still() -> None:
-    """ATOM's own status is written, so neither while others run, nor before ATOM had its time to come to it."""
+    """This writes ATOM's own status, so it happens neither while others run nor before ATOM had time to act."""
     desk, seq = loaded_and_not_taken()
     seq.status = Status.ABORTED
     for runs in [False] * (PASSED_STEPS - 1) + [True] * 200 + [False] * (PASSED_STEPS - 1):
@@ -304,7 +305,7 @@ def test_who_was_aborted_in_its_load_waits_again_only_when_the_engine_stands_sti
     assert seq.status is Status.WAITING_FOR_REMOTE_KVS
     desk.scheduler.step()
     assert seq.status is Status.WAITING_FOR_REMOTE_KVS
-    seq.status, seq.offload_loaded = Status.WAITING, True  # ATOM has taken it
+    seq.status, seq.offload_loaded = Status.WAITING, True  # ATOM has acted on it
     desk.scheduler.step()
     assert seq.status is Status.ABORTED
     for _ in range(2 * PASSED_STEPS):
@@ -322,7 +323,7 @@ def test_who_was_not_aborted_keeps_its_status(status: Status) -> None:
 
 
 def test_statuses_that_are_not_known_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """Of an ATOM in which they have other names."""
+    """The statuses of an ATOM release that names them differently."""
     other = Enum("other", ["PARKED", "CANCELLED"])
     desk = Desk(held=36)
     seqs = [sequence(50, name=name, status=other["PARKED"]) for name in range(2)]
@@ -339,7 +340,7 @@ def test_statuses_that_are_not_known_are_left_alone(caplog: pytest.LogCaptureFix
 
 
 def test_what_the_server_has_lost_is_stored_although_the_answer_came_after_the_admission() -> None:
-    """A prompt that is not worth a load is asked for and not waited for. Until then it counted as stored whole."""
+    """A prompt that is not worth a load is asked for without waiting. Until the answer it counted as stored whole."""
     desk = Desk(retrieve_tokens_min=100)
     seq = sequence(50)
     desk.admit(seq, hbm=0)
@@ -358,8 +359,9 @@ def test_what_the_server_has_lost_is_stored_although_the_answer_came_after_the_a
 
 @pytest.mark.parametrize("then", ["runs", "is preempted", "ends"])
 def test_a_prompt_is_stored_up_to_what_atom_left_out_in_hbm(then: str) -> None:
-    """Output of the one is part of the prompt of the other. Of 40 tokens ATOM computes 28 anew, and takes that for all,
-    because its prompt has 20."""
+    """One request's output is part of the other's prompt.
+
+    Of 40 tokens ATOM computes 28 anew and takes that for all of them, because the prompt has 20."""
     desk = Desk()
     seq = sequence(40, num_prompt_tokens=20)
     desk.admit(seq, hbm=0)
@@ -382,7 +384,7 @@ def test_a_prompt_is_stored_up_to_what_atom_left_out_in_hbm(then: str) -> None:
     assert (store.first_chunk, store.chunks) == (0, 4), "it has computed them itself"
 
 
-def test_one_that_ends_while_it_is_computed_anew_is_kept_by_nobody() -> None:
+def test_a_request_that_ends_while_it_is_recomputed_is_forgotten() -> None:
     desk = Desk()
     seq = sequence(40, num_prompt_tokens=20)
     desk.admit(seq, hbm=0)
@@ -392,7 +394,7 @@ def test_one_that_ends_while_it_is_computed_anew_is_kept_by_nobody() -> None:
 
 
 def test_a_prompt_with_an_image_is_not_looked_through_for_what_atom_left_out() -> None:
-    """Nothing of it is stored, and what stands for the image need not be a token."""
+    """Nothing of it is stored, and the image's placeholders need not be tokens."""
     desk = Desk()
     seq = sequence(40, num_prompt_tokens=20)
     desk.admit(seq, hbm=0)

@@ -1,4 +1,4 @@
-"""--kv-transfer-config: what a user of ATOM can say, and what is refused when the engine starts."""
+"""--kv-transfer-config: options that a user of ATOM can set, and values that are refused when the engine starts."""
 
 import re
 from dataclasses import MISSING, fields
@@ -35,7 +35,8 @@ def test_a_socket_is_enough() -> None:
 )
 def test_what_is_wrong_is_named(transfer: dict[str, Any], named: str) -> None:
     """Integers are never coerced.
-    ATOM: build_lmcache_config_validates_extras_and_keeps_gds_disabled;
+
+    ATOM's tests: build_lmcache_config_validates_extras_and_keeps_gds_disabled;
     connector_init_rejects_nonfinite_config_before_starting_executors;
     max_pending_saves_rejects_invalid_connector_extra."""
     with pytest.raises(RequestError, match=named):
@@ -72,7 +73,7 @@ def test_a_chunk_of_part_of_a_block_is_refused() -> None:
 
 
 def test_the_manual_lists_every_option_with_its_default() -> None:
-    """ATOM: lmcache_connector_default_staging_buffer_chunks_is_two."""
+    """ATOM's test: lmcache_connector_default_staging_buffer_chunks_is_two."""
     manual = (Path(__file__).resolve().parents[3] / "docs" / "atom.md").read_text()
     listed = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", manual, re.MULTILINE))
     shown = {item.name: "–" if item.default in (MISSING, "") else str(item.default) for item in fields(Settings)}

@@ -1,4 +1,4 @@
-"""Users of a load take turns as they should, on a clock that jumps to whatever is next."""
+"""Users of a load take turns correctly, on a clock that jumps to the next event."""
 
 import asyncio
 import heapq
@@ -15,7 +15,7 @@ from benchmarks.vllm_load.workloads import Chat
 
 
 class JumpingClock:
-    """Goes on to the next sleeper's time when nobody has anything left to do now."""
+    """Jumps to the next sleeper's time when nobody has anything left to do now."""
 
     def __init__(self) -> None:
         self._now_s = 100.0
@@ -45,8 +45,9 @@ def ask(name: str, *, tokens: int = 10, think_s: float = 0.0) -> Ask:
 
 
 def play(*phases: Phase, answer_s: float = 2.0, late: str = "") -> dict[str, Outcome]:
-    """What was asked, when and with how many others there, if each answer takes that long and has its first token after
-    half of it; that of `late` says that it took much longer."""
+    """Runs the phases; returns the outcomes. Each answer takes `answer_s`, with its first token after half of that.
+
+    The answer to `late` reports that it took much longer."""
 
     async def run() -> list[Outcome]:
         clock = JumpingClock()
@@ -140,7 +141,7 @@ def test_users_who_go_on_to_another_line_take_of_the_budget() -> None:
     ramp = Ramp(users_max=4, period_s=5.0, ttft_s_max=1.7, first_tokens_max=35)  # three users could join at once
     found = play(Phase(lines, 1, ramp, duration_s=10.5))
     assert times(found)["3"] == 5.0
-    assert "4" not in found  # that of who would have been the third
+    assert "4" not in found  # the third user's
     assert max(outcome.users for outcome in found.values()) == 2
 
 
@@ -151,14 +152,14 @@ def test_without_a_budget_all_join_whom_the_headroom_lets() -> None:
 
 
 def test_who_would_exceed_the_working_set_waits_until_it_is_smaller() -> None:
-    """One user asks for 10 other tokens every 2 s: 30 are in use at 5 s, 50 at 10, …; at 5 s one more fits, not two."""
+    """One user asks for 10 new tokens every 2 s: 30 are in use at 5 s, 50 at 10, …; at 5 s one more fits, not two."""
     ramp = Ramp(users_max=9, period_s=5.0, ttft_s_max=1.7, working_set_tokens_max=45, working_set_s=600.0)
     found = play(Phase(endless(tokens=10), 1, ramp, duration_s=31.0))
     assert {name: outcome.began_s for name, outcome in found.items() if name.endswith(".0")} == {"0.0": 0.0, "1.0": 5.0}
 
 
 def test_what_was_asked_long_ago_is_in_no_working_set() -> None:
-    """As above, but in use for 3 s only: 10 or 20 tokens a user."""
+    """As above, but tokens are in use for 3 s only: 10 or 20 per user."""
     ramp = Ramp(users_max=3, period_s=5.0, ttft_s_max=1.7, working_set_tokens_max=45, working_set_s=3.0)
     found = play(Phase(endless(tokens=10), 1, ramp, duration_s=21.0))
     began = {name: outcome.began_s for name, outcome in found.items() if name.endswith(".0")}

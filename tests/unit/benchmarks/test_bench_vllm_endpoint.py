@@ -1,4 +1,4 @@
-"""What is read from a stream, and a real HTTP conversation with servers that know more or less."""
+"""Parsing of answer streams, and real HTTP conversations with servers that support more or fewer fields."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def test_a_message_without_text_is_not_the_first_token() -> None:
     assert (reply.ttft_s, reply.output_tokens, reply.said) == (0.4, 2, "hm yes")
 
 
-def test_where_pieces_hold_several_tokens_only_the_mean_gap_is_known() -> None:
+def test_only_the_mean_gap_is_known_when_pieces_hold_several_tokens() -> None:
     piece = {"choices": [{"text": "one two"}]}
     usage = {"choices": [], "usage": {"completion_tokens": 5}}
     reply = read((1.0, piece), (3.0, piece), (3.0, usage), (3.0, "data: [DONE]"))

@@ -1,4 +1,4 @@
-"""Recorded sessions as requests: caps, pauses, sub-agents, what is shared with whom, and the published parameters."""
+"""Recorded sessions as requests: caps, pauses, sub-agents, sharing, and the published parameters."""
 
 import json
 from itertools import islice
@@ -41,7 +41,7 @@ def lines(options: Recorded, count: int, seed: int = 1) -> list[Line]:
 
 
 def of(session: str, found: list[Line]) -> Line:
-    """By what its first request brings: only PARENT starts with 200 tokens."""
+    """The session's line, found by its first request: only PARENT starts with 200 tokens."""
     tokens = {"a": 200, "b": 210}[session]
     return next(line for line in found if line.first_tokens() == tokens)
 
@@ -55,7 +55,7 @@ def test_a_session_is_a_line_with_forks_up_to_its_first_prompt_that_is_too_long(
     first, fork, after = of("a", lines(options, 2)).steps
     assert isinstance(first, Ask)
     assert isinstance(fork, Fork)
-    assert isinstance(after, Ask)  # the request of 900 tokens behind it is left out
+    assert isinstance(after, Ask)  # the later request of 900 tokens is left out
     agents = [line[0] for line in fork.lines]
     assert [ask.prompt_tokens for ask in (first, *agents, after)] == [200, 130, 65, 330]
     assert [ask.output_tokens for ask in (first, *agents, after)] == [5, 6, 100, 7]
@@ -96,7 +96,7 @@ def test_shrinking_divides_all_tokens_and_leaves_what_is_shared(trace: str) -> N
     first, _, after = of_shrunk(lines(options, 2)).steps
     assert isinstance(first, Ask)
     assert isinstance(after, Ask)
-    assert first.prompt_tokens == 12  # three blocks of 4; the 8 tokens behind them are less than one
+    assert first.prompt_tokens == 12  # three blocks of 4; the last 8 tokens are less than one
     assert after.prompt_tokens == 20
     assert after.output_tokens == 1
     assert text(after)[:12] == text(first)

@@ -1,4 +1,4 @@
-"""Figures of rounds made by hand, answers that differ, and what is shown of both."""
+"""Figures of hand-made rounds, answers that differ, and how the report shows both."""
 
 import asyncio
 import dataclasses
@@ -78,12 +78,12 @@ def test_figures_of_a_round() -> None:
 
 
 def test_the_slowest_answers_are_at_the_low_end_of_paces() -> None:
-    """Ten answers of five tokens: 2, 4, … 20 a second behind the first, prompts of 100 tokens in 1, 2, … 10 s."""
+    """Ten answers of five tokens: 2, 4, … 20 a second after the first, for prompts of 100 tokens in 1, 2, … 10 s."""
     outcomes = [
         outcome(str(n), ttft_s=float(n), gaps_s=(0.25 / n, 0.75 / n) * 2, total_s=99.0, prompt_tokens=100)
         for n in range(1, 11)
     ]
-    outcomes.append(outcome("at once", ttft_s=0.0, gaps_s=(0.0, 0.0), prompt_tokens=100))  # no pace can be told
+    outcomes.append(outcome("at once", ttft_s=0.0, gaps_s=(0.0, 0.0), prompt_tokens=100))  # no pace can be computed
     outcomes.append(outcome("failed", ttft_s=0.1, gaps_s=(9.0,), prompt_tokens=100, problem="HTTP 500"))
     outcomes.append(outcome("filler", "filler", ttft_s=0.1, gaps_s=(9.0,), prompt_tokens=100))
     told = {name: figure for name, figure in figures(a_round(outcomes=outcomes), LIMITS).items() if "pace" in name}
@@ -120,7 +120,7 @@ def test_equal_prompts_are_compared_wherever_they_were_answered() -> None:
 
 
 class Canned:
-    """An arm whose answers are its prompts' first tokens, but for what it is told to say."""
+    """An arm whose answers are its prompts' first tokens, unless told otherwise."""
 
     server = None
 
@@ -152,7 +152,7 @@ class Three:
 
 @pytest.fixture(autouse=True)
 def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Canned arms are at rest at once."""
+    """Makes canned arms rest at once."""
     monkeypatch.setattr("benchmarks.vllm_load.rounds.REST_S", 0.001)
 
 
@@ -172,7 +172,7 @@ def test_arms_take_turns_with_the_same_prompts_and_each_round_has_its_own() -> N
         ("two", 1, 4),
         ("one", 1, 4),
     ]
-    assert log[6:] == ["one"] * 3 + ["two"] * 6 + ["one"] * 3  # behind three each to warm up
+    assert log[6:] == ["one"] * 3 + ["two"] * 6 + ["one"] * 3  # after three each to warm up
     assert (agreement.compared, agreement.differing, agreement.differing_alone) == (12, 0, 0)
 
 
@@ -266,7 +266,7 @@ def test_a_load_that_failed_within_a_measured_round_fails_the_run(
 
 @pytest.mark.parametrize("off", ["", "enable_prefix_caching", "enable_chunked_prefill"])
 def test_an_engine_without_prefix_caching_or_chunked_prefill_is_not_measured(off: str) -> None:
-    """Whatever it was told: vLLM turns either off by itself where it has to."""
+    """Asking for either is no proof: vLLM turns it off by itself where it has to."""
     log = "INFO non-default args: {'enable_prefix_caching': True}\nINFO Initializing a V1 LLM engine with config: m"
     for feature in ("enable_prefix_caching", "enable_chunked_prefill"):
         log += f", {feature}={feature != off}"

@@ -1,4 +1,4 @@
-"""What the load for engines asks: the same for one seed, sharing exactly what it is meant to share."""
+"""The load for engines: the same for one seed, sharing exactly the intended parts."""
 
 from collections.abc import Sequence
 
@@ -16,14 +16,14 @@ def text(prompt: Prompt, seed: int = 5) -> list[int]:
 
 
 def asks(workload: Workload) -> list[Ask]:
-    """In the order of their lines; none of these workloads has forks."""
+    """All requests in the order of their lines; none of these workloads has forks."""
     found = [step for phase in workload.phases for line in phase.lines for step in line.steps]
     assert all(isinstance(step, Ask) for step in found)
     return found  # type: ignore[return-value]
 
 
 def shared(one: Prompt, other: Prompt) -> int:
-    """Tokens with which both begin."""
+    """Number of leading tokens that both share."""
     pairs = list(zip(text(one), text(other), strict=False))
     return next((place for place, (mine, its) in enumerate(pairs) if mine != its), len(pairs))
 
@@ -94,7 +94,7 @@ def test_permutations_share_the_documents_with_which_they_begin_alike() -> None:
     assert len(found) == 6  # there are no more orders
     assert len({tuple(sorted(ask.prompt[1:-1])) for ask in found}) == 1
     pairs = [shared(one.prompt, other.prompt) for one in found for other in found if one is not other]
-    assert set(pairs) == {4, 17}  # who shares two of three documents shares all of them, and differs in the question
+    assert set(pairs) == {4, 17}  # with two of three shared, so is the third; questions differ
     assert [ask.kind for ask in found].count("first") == 3
 
 

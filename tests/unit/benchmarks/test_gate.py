@@ -1,4 +1,4 @@
-"""The performance gate: what it takes from README.md, what it lets through, and what .ci/run says of it."""
+"""The performance gate: what it reads from README.md, what it lets through, and how .ci/run reports it."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def small_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ci(folder: Path, *, gate_says: str, gate_exits: int) -> "subprocess.CompletedProcess[str]":
-    """All of .ci/run, where nothing is built and only the gate says anything."""
+    """A .ci/run that builds nothing, so that only the gate decides."""
     for name, text in (("make", STUBBED_MAKE), ("python", STUBBED_PYTHON)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)

@@ -1,4 +1,4 @@
-"""What is run on GPUs can fail: by a load that failed, and by a feature that is off."""
+"""Runs on GPUs can fail: by a load that failed, and by a feature that is off."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ ON = {"prefix_caching": True, "chunked_prefill": True}
 
 
 class Engine:
-    """Answers what it is told to."""
+    """Answers as it is told to."""
 
     def __init__(self, **answers: Any) -> None:
         self._answers = {"is_asynchronous": True, "features": ON, "metrics": CLEAN, **answers}

@@ -1,4 +1,4 @@
-"""What the replay's engine does with a request, over a server in a dict that moves real bytes."""
+"""The replay's engine, over a server in a dict that moves real bytes."""
 
 import os
 
@@ -41,7 +41,7 @@ def test_evicted_prompt_comes_back_and_every_byte_is_compared() -> None:
     assert rig.server.retrieves == [(0, 6)]
     assert outcome.compared_bytes == 6 * BLOCK_BYTES
     assert outcome.wrong_bytes == 0
-    assert rig.server.stores == [(0, 2)]  # what was hit is not stored again
+    assert rig.server.stores == [(0, 2)]  # the hit is not stored again
 
 
 def test_retrieve_starts_inside_a_chunk_where_hbm_ends() -> None:
@@ -107,7 +107,7 @@ def test_blocks_of_a_store_stay_pinned_until_it_has_ended() -> None:
     assert rig.engine.begin(0, 33, PROMPT)
     assert rig.pool.pinned == 6
     assert not rig.engine.begin(1, 13, [50, 51, 52])  # 4 blocks, 3 are unpinned
-    assert not rig.engine.begin(1, 25, [10, 50, 51, 52, 53, 54])  # and block 10 must not stay pinned by the attempt
+    assert not rig.engine.begin(1, 25, [10, 50, 51, 52, 53, 54])  # and the attempt must not leave block 10 pinned
     rig.server.run_calls()
     assert rig.pool.pinned == 0
     assert rig.engine.begin(1, 13, [50, 51, 52])
@@ -239,7 +239,7 @@ def test_prompt_shorter_than_a_chunk_asks_the_server_nothing() -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_tokens_sum_and_bytes_are_right_in_any_order_of_ends(data: st.DataObject) -> None:
-    """Two workers, a small pool, a server that forgets chunks, and ends that come in any order."""
+    """Two workers, a small pool, a server that forgets chunks, and jobs that end in any order."""
     server = Standin()
     rigs = [Rig(server, blocks=17, worker=0), Rig(server, blocks=14, worker=1)]
     index = 0

@@ -1,4 +1,4 @@
-"""The ceiling of a replay: what caches of a capacity would hit if they were as fast as one likes."""
+"""The ceiling of a replay: the hits of caches of a given capacity and unlimited speed."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The prefix cache of a replay worker, held against a model that keeps every chain in a plain dict."""
+"""The prefix cache of a replay worker, compared with a model that keeps every chain in a plain dict."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from kvserver.replay.pool import PrefixPool
 
 
 def _digests(prompt: list[int]) -> list[bytes]:
-    """Chained names: equal exactly if the whole prefix is."""
+    """Chained digests: equal exactly if the whole prefix is."""
     return [repr(prompt[: i + 1]).encode() for i in range(len(prompt))]
 
 
@@ -72,7 +72,9 @@ def test_same_digest_twice_is_one_block() -> None:
 
 
 class _Model:
-    """Which chains are cached: a dict from digest to (last use, depth), evicted oldest use first, deepest first."""
+    """Model of the cached chains: a dict from digest to (last use, depth).
+
+    Evicts the oldest use first, deepest first."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
@@ -80,7 +82,9 @@ class _Model:
         self.uses = 0
 
     def use(self, digests: list[bytes], taken: int, pinned: set[bytes]) -> int:
-        """Returns how long the matched prefix was; caches all of it. `taken` blocks are pinned and hold no digest."""
+        """Uses a chain and caches all of it; returns the length of the matched prefix.
+
+        `taken` blocks are pinned and hold no digest."""
         held = 0
         while held < len(digests) and digests[held] in self.cached:
             held += 1

@@ -1,4 +1,4 @@
-"""Requests that wait: for their worker, for the disk that all share, and for what their author waited for."""
+"""Requests that wait: for their worker, for the disk that all share, and for answers that their author needed."""
 
 from itertools import pairwise
 

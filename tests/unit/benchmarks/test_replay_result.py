@@ -1,4 +1,4 @@
-"""Sums, quantiles, the cost model and the verdict: what a replay says must follow from its outcomes."""
+"""Sums, quantiles, the cost model and the verdict: a replay's figures must follow from its outcomes."""
 
 import json
 from xml.etree import ElementTree
@@ -33,7 +33,7 @@ DISK = DiskUse(
     faults={"io": 0},
 )
 MEASURED = CostModel(model_token_bytes=1, link_bytes_per_s=1.0)
-"""Of the model that the constants were measured with."""
+"""The model for which the constants were measured."""
 HIT = Outcome(
     index=0,
     worker=0,

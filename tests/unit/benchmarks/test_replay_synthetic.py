@@ -1,4 +1,4 @@
-"""Sessions that are drawn have the figures that were published of the recorded ones, and are a trace like any other."""
+"""Synthetic sessions have the published figures of the recorded ones, and are a valid trace."""
 
 import statistics
 import subprocess
@@ -32,7 +32,7 @@ def test_outputs_are_as_long_as_published(turns: list[Turn]) -> None:
     assert max(tokens) == 6_000
 
 
-def test_of_each_input_as_much_as_published_is_that_of_the_turn_before(turns: list[Turn]) -> None:
+def test_the_share_of_each_input_repeated_from_the_turn_before_is_as_published(turns: list[Turn]) -> None:
     shared = [turn.shared_blocks * SESSION_BLOCK_TOKENS / turn.input_tokens for turn in turns if turn.back]
     assert 0.93 <= statistics.fmean(shared) <= 0.97
 

@@ -1,4 +1,4 @@
-"""The reader refuses files that do not hold together, and reads the samples as their README says."""
+"""The trace reader refuses inconsistent files, and reads the samples as their README says."""
 
 from pathlib import Path
 

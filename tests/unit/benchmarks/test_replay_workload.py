@@ -1,4 +1,4 @@
-"""One seed is one workload, it is a closed loop, and its sums are those of an independent reader."""
+"""One seed gives one workload, it is a closed loop, and its sums are those of an independent reader."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""/env: what explains a server's behaviour is told, what could be a secret is not."""
+"""/env: facts that explain a server's behaviour are shown, possible secrets are not."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""HTTP: what each page says, and that no client can keep another from its answer."""
+"""HTTP: the content of each page, and no client can keep another from its answer."""
 
 import base64
 import hashlib
@@ -67,7 +67,7 @@ def a_status(*, slabs_ready: int = 3, problem: str = "") -> Status:
 
 
 class Clock:
-    """Time that stands still until a test moves it."""
+    """Time that only a test moves."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -105,7 +105,7 @@ class Site:
         return socket.create_connection(("127.0.0.1", self.server.port), timeout=WAIT_S)
 
     def say(self, request: bytes) -> bytes:
-        """Everything that the server answers to raw bytes, up to its end of the connection."""
+        """Sends raw bytes; returns everything that the server answers up to its end of the connection."""
         with self.connect() as client:
             client.sendall(request)
             return _all_of(client)
@@ -113,7 +113,7 @@ class Site:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """Its connections have time; tests that need less say so."""
+    """A Site with patient connections; tests that need shorter limits set them."""
     monkeypatch.setattr(http_pages, "CONNECTION_S", WAIT_S)
     running = Site()
     yield running
@@ -388,7 +388,7 @@ def test_a_client_that_has_said_all_gets_all(site: Site, monkeypatch: pytest.Mon
 
 
 def test_a_client_that_says_too_much_still_gets_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing with unread input would reset the connection and with it what is still on its way."""
+    """Closing with unread input would reset the connection and lose the bytes still on their way."""
     monkeypatch.setattr(metrics, "render", lambda status, counters, age_s: b"x" * (16 << 20))
     site.publish()
     answer = site.say(b"GET /metrics HTTP/1.1\r\n\r\n" + b"a" * 600_000)
@@ -432,7 +432,7 @@ def test_close_gives_the_port_back() -> None:
 
 
 def _all_of(client: socket.socket) -> bytes:
-    """What comes up to the end of the connection."""
+    """Everything received up to the end of the connection."""
     pieces: list[bytes] = []
     while piece := client.recv(1 << 20):
         pieces.append(piece)
@@ -440,7 +440,7 @@ def _all_of(client: socket.socket) -> bytes:
 
 
 def _ends(client: socket.socket) -> bool:
-    """Reads to the end of the connection, however it came about."""
+    """Reads to the end of the connection, orderly or reset."""
     try:
         while client.recv(1 << 20):
             continue

@@ -1,4 +1,4 @@
-"""Log lines: their two forms, and that a reader who stops reading stops nobody."""
+"""Log lines: their two forms, and a reader who stops reading stops nobody."""
 
 import json
 import logging

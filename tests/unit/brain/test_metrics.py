@@ -14,7 +14,7 @@ from tests.unit.brain.test_http import a_status
 
 
 def a_count() -> Counters:
-    """Every plain counter with a value of its own."""
+    """Counters in which every plain counter has its own value."""
     counters = Counters()
     for number, name in enumerate(Counters.__slots__, 3):
         value = getattr(counters, name)
@@ -32,7 +32,7 @@ def a_count() -> Counters:
 
 
 def samples(counters: Counters, status: Status | None = None) -> dict[str, float]:
-    """What Prometheus would read, by name and labels."""
+    """The samples as Prometheus would read them, by name and labels."""
     text = metrics.render(status or a_status(), counters, 0.25).decode()
     return {
         sample.name + "".join(f"[{value}]" for value in sample.labels.values()): sample.value
@@ -42,7 +42,7 @@ def samples(counters: Counters, status: Status | None = None) -> dict[str, float
 
 
 def test_every_counter_reaches_a_metric() -> None:
-    """Each is changed alone; some sample has to change with it."""
+    """Changes each counter alone; some sample must change with it."""
     before = samples(a_count())
     for name in Counters.__slots__:
         counters = a_count()
@@ -63,7 +63,7 @@ def test_every_counter_reaches_a_metric() -> None:
 
 
 def test_every_gauge_shows_its_own_figure() -> None:
-    """Each figure of the status is changed alone; exactly one sample changes with it."""
+    """Changes each figure of the status alone; exactly one sample must change with it."""
     status, before = a_status(), samples(a_count())
     figures = (
         "uptime_s",
@@ -186,7 +186,7 @@ def test_totals_are_all_plain_counts() -> None:
 
 
 def test_rendering_is_short_enough_for_the_brain_to_wait() -> None:
-    """It holds the GIL. A bound far above what it takes (about 1 ms), to notice when it becomes a different thing."""
+    """It holds the GIL. The bound is far above the usual 1 ms, to catch a change of magnitude."""
     counters, status = a_count(), a_status()
     best_s = float("inf")
     for _ in range(20):

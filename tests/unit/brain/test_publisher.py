@@ -1,4 +1,4 @@
-"""The publisher: sequences, replays, and what is said to whoever has missed more than is kept."""
+"""The publisher: sequences, replays, and the answer to a reader that has missed more than is kept."""
 
 import socket
 import stat
@@ -59,7 +59,7 @@ class Reader:
         return int.from_bytes(sequence, "big"), decode_batch(payload)
 
     def next_batch(self) -> tuple[int, Batch]:
-        """The next one with events: signs of life come whenever nothing else has come for a while."""
+        """The next batch with events. Skips the signs of life that come when nothing else has come for a while."""
         while not (found := self.next())[1].events:
             pass
         return found
@@ -156,11 +156,11 @@ def test_nonsense_is_not_answered_and_hurts_nobody(pair: tuple[Publisher, Reader
 
 
 LARGE = ChunksRemoved(SPACE, "disk", [bytes(32)] * 2_000)
-"""Some 70 KB: a few of them fill what the kernel keeps between two processes."""
+"""About 70 KB: a few of them fill the kernel's buffer between two processes."""
 
 
 class Stopped:
-    """Asks for a replay from the first batch on, and does not read. What it was told is a number."""
+    """A reader that asks for a replay from the first batch on and then does not read."""
 
     def __init__(self, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self.asking = context.socket(zmq.DEALER)
@@ -181,7 +181,7 @@ class Stopped:
 def test_a_reader_that_stops_costs_a_few_batches_and_nobody_waits_for_it(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told the rest when it reads again."""
+    """It gets the rest when it reads again."""
     told: Counter[bytes] = Counter()
     tell = Publisher._tell
 
@@ -199,7 +199,7 @@ def test_a_reader_that_stops_costs_a_few_batches_and_nobody_waits_for_it(
         pass
     stopped = Stopped(endpoint, reader.context)
     assert stopped.read()[0] == (1).to_bytes(8, "big")
-    for _ in range(3):  # by then it has been offered whatever it takes
+    for _ in range(3):  # by then it has been offered more than any buffer takes
         assert [sequence for sequence, _ in reader.replay(1)] == list(range(1, 61))
     assert 0 < min(told.values()) <= 20, "8 in ZeroMQ here, and what the kernel and the reader keep"
     assert [stopped.read()[0] for _ in range(60)] == [
@@ -254,12 +254,12 @@ def test_connections_beyond_the_bound_are_closed_and_come_in_when_others_leave(
     with socket.socket(socket.AF_UNIX) as surplus:
         surplus.settimeout(WAIT_MS / 1000)
         surplus.connect(replay_endpoint(endpoint).removeprefix("ipc://"))
-        while surplus.recv(64):  # a greeting, perhaps
+        while surplus.recv(64):  # possibly a greeting
             pass
     assert caplog.messages == ["events refused"]
     others[0].asking.close(linger=0)
     late = Stopped(endpoint, reader.context)
-    for _ in range(WAIT_MS // RETRY_MS):  # what was asked over a connection that is closed then is lost
+    for _ in range(WAIT_MS // RETRY_MS):  # a request over a connection that is then closed is lost
         if late.asking.poll(RETRY_MS):
             break
         late.ask()
@@ -322,7 +322,7 @@ def test_a_path_is_open_to_nobody_else_and_what_lies_there_is_not_removed(endpoi
 
 
 def test_bytes_on_the_wire_stay_what_they_are() -> None:
-    """As readers outside of this repository know them."""
+    """The bytes that readers outside of this repository rely on."""
     stored = ChunksStored(b"n", "dram", b"", [b"k"], 16)
     batch = Batch(1.5, [stored, ChunksRemoved(b"n", "disk", [b"k"])], 3)
     assert encode_batch(batch).hex() == (

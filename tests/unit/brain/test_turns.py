@@ -17,7 +17,7 @@ class Brain:
         self._next_tick_ns = START_NS + TICK_NS
 
     def come(self, client: int, cost_ns: int) -> bool:
-        """Whether it is served at once."""
+        """Takes in a request; returns whether it is served at once."""
         if self.turns.at_once(client):
             self._serve(client, cost_ns)
             return True
@@ -25,7 +25,7 @@ class Brain:
         return False
 
     def serve_next(self) -> int:
-        """Returns whose request it was."""
+        """Serves the next request in line; returns its client."""
         item = self.turns.next()
         assert item is not None
         self._serve(*item)

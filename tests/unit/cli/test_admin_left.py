@@ -1,4 +1,4 @@
-"""`kvserver admin drain` says what could not be drained, and why, and ends with status 1."""
+"""`kvserver admin drain` reports what could not be drained, and why, and ends with status 1."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from tests.rigs.disk_rig import CHUNKS, SEGMENT_BYTES, DiskRig
 
 
 class Server:
-    """Answers as one that is drained."""
+    """Answers as a server that is drained."""
 
     def __init__(self, statuses: Iterator[dict[str, Any]]) -> None:
         self._statuses = statuses
@@ -57,7 +57,7 @@ def drain(rig: DiskRig) -> tuple[str, dict[str, int]]:
 
 
 def test_a_drained_server_says_what_the_disks_did_not_take() -> None:
-    """One segment of four extents, full of what was used last."""
+    """One segment of four extents, full of the most recently used chunks."""
     rig = DiskRig(disk_device_bytes=SEGMENT_BYTES, disk_write_through=False, disk_clean_percent=1)
     client = Client(rig).register()
     prompts = [chain(seed, CHUNKS) for seed in range(3)]

@@ -1,4 +1,4 @@
-"""The command line: what it prints, where to, and with which exit status. Nothing here starts a server."""
+"""The command line: its output, the stream for it, and the exit status. No test here starts a server."""
 
 import ast
 import json
@@ -30,13 +30,13 @@ WAIT_S = 60
 
 
 def kvserver(*arguments: str, optimize: bool = False) -> "subprocess.CompletedProcess[str]":
-    """The command as a process, edge included."""
+    """The command as a process, with its outer error handling."""
     command = [sys.executable, *(["-O"] if optimize else []), "-m", "kvserver", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=ROOT)
 
 
 def output(*arguments: str, status: int = 0) -> str:
-    """The command within this process; errors that only its edge turns into messages are raised here."""
+    """The command within this process; errors that only the outer handling turns into messages are raised here."""
     done = CliRunner().invoke(main.app, list(arguments), catch_exceptions=False)
     assert done.exit_code == status, done.output
     return done.output
@@ -65,7 +65,7 @@ def test_the_server_refuses_to_run_without_assertions() -> None:
 
 
 def test_without_the_native_module_serve_says_so_and_exits_2(tmp_path: Path) -> None:
-    """A copy of the pure files, as an installation on the wrong platform would be."""
+    """A copy of the pure Python files, as an installation on the wrong platform would be."""
     package = tmp_path / "kvserver"
     for path in (ROOT / "kvserver").rglob("*.py*"):
         if path.suffix in (".py", ".pyi"):
@@ -190,7 +190,7 @@ def test_serve_runs_the_supervisor_with_what_was_given(monkeypatch: pytest.Monke
 
 
 def test_serve_logs_a_size_that_it_had_to_round(tmp_path: Path) -> None:
-    (tmp_path / "kv.sock").mkdir()  # no socket: the server cannot start, and says all that it says before
+    (tmp_path / "kv.sock").mkdir()  # no socket: the server cannot start, and prints everything that comes before that
     flags = ("--arena-bytes=3000000", "--slab-bytes=1MiB", "--http-port=0", "--log-format=json")
     done = kvserver("serve", f"--socket={tmp_path}/kv.sock", *flags)
     first = json.loads(done.stderr.splitlines()[0])

@@ -1,4 +1,4 @@
-"""`kvserver disk drain` against a server that says what it is told to."""
+"""`kvserver disk drain` against a scripted server."""
 
 from typing import Any
 

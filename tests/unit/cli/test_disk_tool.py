@@ -1,4 +1,4 @@
-"""`kvserver disk inspect` and `verify` on what may lie in a directory; neither changes anything there."""
+"""`kvserver disk inspect` and `verify` on every kind of directory; neither changes anything there."""
 
 import fcntl
 import os
@@ -24,7 +24,7 @@ ROW_BYTES = SEGMENT_BYTES - TABLE_BYTES
 
 
 def made(directory: Path, *, void: int | None = 0) -> list[Record]:
-    """A device with six records, each of a namespace of its own; void: in the notes of each, None: without notes."""
+    """A device with six records, each in its own namespace. `void` is set in the note of each; None: without notes."""
     directory.mkdir()
     store, _ = open_store(str(directory), device=0, capacity_bytes=SEGMENT_BYTES * 4, segment_bytes=SEGMENT_BYTES)
     rig = Rig(store)
@@ -42,7 +42,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def config(*directories: Path) -> Config:
-    """Of sizes that are not those of the devices: a look takes them as they are."""
+    """A Config whose sizes differ from the devices': both verbs take the devices as they are."""
     return Config(disk_paths=",".join(map(str, directories)), disk_bytes=1 << 20, disk_segment_bytes=64 << 10)
 
 
@@ -71,7 +71,7 @@ def test_a_look_takes_a_device_as_it_is_and_changes_nothing(tmp_path: Path) -> N
 
 
 def records_void() -> int:
-    """The generation of the youngest of the four small records."""
+    """The `void` that covers exactly the four small records: the generation of the youngest."""
     return filled()[3].generation
 
 
@@ -90,7 +90,7 @@ def test_what_was_read_is_said_of_the_device_and_of_each_namespace(tmp_path: Pat
     assert "  reads are not counted yet: no kvserver.hits" in said
     assert said.count(" 0 chunks read") == len(filled())
     now_s = int(time.time())
-    gone = bytes(32)  # nothing of it is there any more
+    gone = bytes(32)  # none of its records is there any more
     hits = {first: Hits(1200, now_s - 40), gone: Hits(34, now_s)}
     counts = HitCounts(str(tmp_path / "a"), now_s - 5000, hits)
     counts.add(gone)
@@ -178,7 +178,7 @@ def test_a_drained_device_is_no_failure(tmp_path: Path) -> None:
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[Path]:
-    """A device that a server has open: this process."""
+    """A device that a server, here this process, has open."""
     made(tmp_path / "a")
     descriptor = os.open(tmp_path / "a", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -187,7 +187,7 @@ def locked(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_device_in_use_is_inspected_and_not_verified(locked: Path) -> None:
-    """To verify it would call wrong what is being overwritten."""
+    """Verify would report records as wrong while they are being overwritten."""
     whole, said = inspected(locked)
     assert whole
     assert f"device 0  {locked}: 3 segments of 52KiB, {show_bytes(3 * SEGMENT_BYTES + 2 * HEADS)}, in use" in said
@@ -200,7 +200,7 @@ def test_a_device_in_use_is_inspected_and_not_verified(locked: Path) -> None:
 
 
 def test_each_device_is_verified_for_itself(tmp_path: Path) -> None:
-    """Of several, one knows which is wrong."""
+    """With several devices, the report names the wrong one."""
     made(tmp_path / "a")
     made(tmp_path / "b")
     with (tmp_path / "b" / "kvserver.store").open("r+b") as file:

@@ -1,4 +1,4 @@
-"""Each check of doctor: what it finds when the machine lacks what it looks for."""
+"""Each check of doctor: its finding when the machine lacks something."""
 
 import errno
 import fcntl

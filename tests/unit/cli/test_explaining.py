@@ -1,4 +1,4 @@
-"""`kvserver explain`: the question as it is asked on the command line, and the answer in sentences."""
+"""`kvserver explain`: the question on the command line, and the answer in sentences."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ TOKENS = list(range(700, 700 + 2 * CHUNK_TOKENS + 5))
 
 
 class Asking:
-    """What explain() needs of kvclient.Client, over a rig."""
+    """The part of kvclient.Client that explain() needs, over a rig."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

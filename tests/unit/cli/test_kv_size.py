@@ -1,4 +1,4 @@
-"""`kvserver kvsize`: bytes of KV for each token, from the configurations of models as their makers publish them."""
+"""`kvserver kvsize`: bytes of KV per token, from models' published configurations."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Progress: plain lines where nobody watches, a bar that leaves nothing behind on a terminal."""
+"""Progress: plain lines without a terminal; on a terminal a bar that is cleared at the end."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Sizing: the service's own decisions at many sizes, and what is printed of them."""
+"""Sizing: the service's own decisions at many sizes, and the printed result."""
 
 import json
 import random
@@ -85,7 +85,7 @@ def test_an_arena_that_holds_less_than_is_under_way_says_that_stores_are_cut_sho
 
 
 def test_half_the_bytes_a_token_hit_the_same_in_half_the_arena() -> None:
-    """As the report says of FP8."""
+    """The printed report says this of FP8."""
     (wide,) = sized("claude-code", 64 << 20, requests=60, token_bytes=2048).sizes
     (narrow,) = sized("claude-code", 32 << 20, requests=60, token_bytes=1024).sizes
     assert wide.computed_tokens == narrow.computed_tokens

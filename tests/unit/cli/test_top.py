@@ -1,4 +1,4 @@
-"""`kvserver top`: what stands on its screen and in its lines, and how it ends."""
+"""`kvserver top`: its screen, its lines, and its end."""
 
 import io
 import re
@@ -28,7 +28,7 @@ def second_turn(**changes: object) -> Status:
 
 
 class Terminal:
-    """Runs top over prepared answers, and keeps what it wrote."""
+    """Runs top over prepared answers, and keeps its output."""
 
     def __init__(self, *, terminal: bool) -> None:
         self._text = io.StringIO()
@@ -55,7 +55,7 @@ class Terminal:
 
 
 def lines(*answers: Status | None) -> list[str]:
-    """Without their times."""
+    """The lines without their times."""
     text = Terminal(terminal=False).show(*answers)
     assert "\x1b" not in text
     assert all(re.match(r"\d\d:\d\d:\d\d  ", line) for line in text.splitlines())
@@ -63,7 +63,7 @@ def lines(*answers: Status | None) -> list[str]:
 
 
 def screen(*answers: Status | None) -> str:
-    """The last one, without colours."""
+    """The last screen, without colours."""
     text = Terminal(terminal=True).show(*answers)
     assert text.startswith("\x1b[?1049h"), "a screen of its own"
     assert "\x1b[?1049l" in text, "which is gone at the end"

@@ -1,4 +1,4 @@
-"""Block ids in every shape that engines have them in; stores and retrieves cut into requests."""
+"""Block ids in every shape that engines use, and stores and retrieves cut into requests."""
 
 from array import array
 from itertools import pairwise
@@ -63,7 +63,7 @@ def test_ids_that_are_none_are_refused(ids: Any, message: str) -> None:
 
 @st.composite
 def stores(draw: st.DrawFn) -> tuple[CacheSpec, StorePart, Limits]:
-    """A full group, and perhaps one that covers only the end."""
+    """A store to a full group, and perhaps to one that covers only the end."""
     per_chunk = draw(st.sampled_from([(3,), (3, 2), (2, 5), (1, 7)]))
     chunk_tokens = 210
     groups = [
@@ -99,7 +99,7 @@ def test_parts_of_a_store_are_the_store(store: tuple[CacheSpec, StorePart, Limit
             end = group.first_block + len(group.block_ids) // 4
             assert group.block_ids
             assert part.first_chunk * blocks <= group.first_block < end <= (part.first_chunk + part.chunks) * blocks
-            # Ids say which block of which group they are, so a shifted cut is seen.
+            # Ids show their group and place, so a shifted cut is noticed.
             assert array("i", group.block_ids)[0] == 1000 * group.group + group.first_block
         expected_first += part.chunks
         expected_parent = part.keys[-32:]
@@ -150,7 +150,7 @@ def test_parts_of_a_retrieve_are_the_retrieve(store: tuple[CacheSpec, StorePart,
 
 
 def test_parts_of_many_small_groups_fit_one_order_to_a_mover() -> None:
-    """The server counts the chunks that blocks touch beside the blocks: groups of one block a chunk meet that first."""
+    """The server bounds both chunks and blocks; groups of one block per chunk reach the bound on chunks first."""
     groups = [GroupSpec(12, 1, "full", 0, 1, 0, 1, 0, []) for _ in range(7)]
     spec = CacheSpec(name="kv", namespace=bytes(32), chunk_tokens=12, buffers=[], groups=groups)
     chunks, limits = 6000, Limits(8000, BLOCKS_MAX, 1, 1)

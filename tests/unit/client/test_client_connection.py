@@ -1,4 +1,4 @@
-"""Connecting, registering and coming back: what the client does by itself while servers and movers come and go."""
+"""Connecting, registering and recovering: the client's own actions while servers and movers come and go."""
 
 import errno
 import gc
@@ -159,7 +159,7 @@ def test_server_that_goes_in_the_middle_of_the_handshake_is_found_again(tmp_path
             assert client.wait_connected(WAIT_S)
 
 
-# ---------------------------------------------------------------- coming back
+# ---------------------------------------------------------------- recovery
 
 
 def test_restarted_server_gets_the_caches_again_with_their_memory(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_calls_between_two_servers_miss_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["device", "resource"])
 def test_what_a_server_cannot_do_is_said_in_its_own_words(tmp_path: Path, family: str) -> None:
-    """And not that it does not answer."""
+    """The client's message quotes the server, and does not say that the server fails to answer."""
     with rig(tmp_path) as at:
         at.fake.refuse[wire.Clear] = (family, "disk-clear")
         with pytest.raises(ResourceError, match="disk-clear: as the test wants it"):
@@ -255,7 +255,7 @@ def test_longest_prompt_of_the_engine_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", ["slot-size", "prompt-size", "namespace-size", "tenant-size"])
 def test_server_that_can_never_hold_the_cache_is_told_and_not_asked_again(tmp_path: Path, code: str) -> None:
-    """Otherwise an engine would run for weeks without a hit, and only its log would know."""
+    """Otherwise an engine would run for weeks without a hit, and only its log would show why."""
     with rig(tmp_path) as at:
         at.fake.refuse[wire.Register] = ("resource", code)
         other = at.client.register_cache(spec(at.pool, "other"))

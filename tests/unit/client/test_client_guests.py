@@ -1,4 +1,4 @@
-"""Jobs that begin in the caller's thread: what goes out there, and what is left to the client's own thread."""
+"""Jobs that begin in the caller's thread: what leaves there, and what is left to the client's own thread."""
 
 import threading
 from collections.abc import Callable
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def senders(monkeypatch: pytest.MonkeyPatch, transport: type) -> list[int]:
-    """Grows with the thread of everything that is sent by this kind of transport."""
+    """List of thread ids that grows with each request sent by this kind of transport."""
     threads: list[int] = []
     send = transport.send
 

@@ -1,4 +1,4 @@
-"""`import kvclient` in an environment that lacks something: the engine's process is told what to install."""
+"""`import kvclient` in an incomplete environment: the engine's process gets a message that says what to install."""
 
 import subprocess
 import sys
@@ -49,7 +49,7 @@ def test_no_framework_is_needed() -> None:
 
 
 def test_the_package_itself_needs_nothing_native() -> None:
-    """kvserver can be imported, and says its version, where nothing else of it can be loaded."""
+    """kvserver can be imported and shows its version where nothing else of it can be loaded."""
     code = WITHOUT.replace("{error}", MISSING).replace("import kvclient", "import kvserver; kvserver.__version__")
     absent = "kvserver._native torch zmq msgspec"
     done = subprocess.run([sys.executable, "-c", code, absent], capture_output=True, text=True, timeout=60, check=True)

@@ -1,4 +1,4 @@
-"""Lookups that nobody waits for: each is answered once, whatever becomes of the server, and leases go back unasked."""
+"""Lookups without a waiting caller: each is answered once, whatever the server does; unwanted leases go back."""
 
 import threading
 import time
@@ -42,7 +42,7 @@ def test_answers_come_when_they_are_taken_and_by_number(tmp_path: Path) -> None:
 def test_who_has_nothing_else_to_do_waits_for_the_first(tmp_path: Path) -> None:
     with rig(tmp_path) as at:
         inquiries = held(at, 1)
-        inquiries.wait(time.monotonic() + WAIT_S)  # for nothing
+        inquiries.wait(time.monotonic() + WAIT_S)  # leases that nobody uses
         inquiries.ask(1, NAMESPACE, keys_of(1))
         inquiries.wait(time.monotonic() + WAIT_S)
         assert [answer.found.chunks for answer in inquiries.take()] == [1]
@@ -200,7 +200,7 @@ def test_a_reply_of_another_kind_is_a_miss_and_the_end_of_its_lane(tmp_path: Pat
 
 
 def test_a_burst_of_long_prompts_waits_for_a_server_that_reads_a_moment_later(tmp_path: Path) -> None:
-    """More than a socket holds: all are asked, in order, and so are the releases behind them."""
+    """The burst overflows the socket: all lookups are still sent, in order, and so are the releases after them."""
     with rig(tmp_path) as at:
         reads = threading.Event()
         at.fake.before[wire.Lookup] = lambda _: reads.wait(WAIT_S)
@@ -223,7 +223,7 @@ def test_a_burst_of_long_prompts_waits_for_a_server_that_reads_a_moment_later(tm
 def test_a_question_that_waits_for_room_is_not_late_while_the_server_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks comes by once in a step, which may take longer than a lookup may."""
+    """A scheduler polls once per step, and a step may take longer than a lookup may."""
     with rig(tmp_path, lookup_s=0.1) as at:
         reads = threading.Event()
         at.fake.before[wire.Lookup] = lambda _: reads.wait(WAIT_S)
@@ -235,7 +235,7 @@ def test_a_question_that_waits_for_room_is_not_late_while_the_server_reads(
 
         def all_answered() -> None:
             until("what was sent to be read", lambda: at.fake.count(wire.Lookup) == sent())
-            at.fake._do(lambda: None)  # by then it is answered, too
+            at.fake._do(lambda: None)  # by then it has been answered, too
 
         for number in range(INQUIRIES_MAX):
             inquiries.ask(number, NAMESPACE, keys_of(*longest))
@@ -247,7 +247,7 @@ def test_a_question_that_waits_for_room_is_not_late_while_the_server_reads(
         until("all to be late", lambda: time.monotonic() > late_s)
         inquiries._timeout_s = WAIT_S
         reads.clear()
-        found = inquiries.take()  # what is sent now has no answer yet
+        found = inquiries.take()  # lookups sent now have no answer yet
         assert len(found) == found_room
         assert sent() > found_room
         reads.set()
@@ -255,7 +255,7 @@ def test_a_question_that_waits_for_room_is_not_late_while_the_server_reads(
         assert link is not None
         take = link.lane.take
         monkeypatch.setattr(link.lane, "take", lambda due_s: all_answered() or take(due_s))
-        found += answers(inquiries, INQUIRIES_MAX - found_room)  # from now on what is sent is answered at once
+        found += answers(inquiries, INQUIRIES_MAX - found_room)  # lookups sent from now on are answered at once
         assert {answer.found.why for answer in found} == {""}
         assert (at.client.counters.trips, at.client.counters.timeouts) == (0, 0)
 

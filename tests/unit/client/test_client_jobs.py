@@ -1,4 +1,4 @@
-"""Stores and retrieves: whose the blocks are, whatever the server, the mover and the clock do."""
+"""Stores and retrieves: who owns the blocks, whatever the server, the mover and the clock do."""
 
 import time
 from concurrent.futures import Future
@@ -29,7 +29,7 @@ from tests.rigs.fake_server import WAIT_S, until
 
 
 def overdue_retrieve(at: Rig) -> "tuple[Future[RetrieveResult], wire.Retrieve]":
-    """A retrieve that a mover has begun, whose deadline has passed."""
+    """A retrieve that a mover has begun and whose deadline has passed."""
     future, request = held_retrieve(at)
     at.fake.set_word(request, SUBMITTED)
     pass_deadline(at, request)
@@ -48,7 +48,7 @@ def test_short_requests_go_by_the_attached_connection(tmp_path: Path) -> None:
 
 
 def test_requests_that_are_long_go_by_zeromq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Unix socket may refuse what is longer than its buffer."""
+    """A Unix socket may refuse a message that is longer than its buffer."""
     with rig(tmp_path) as at:
         monkeypatch.setattr("kvclient.transport.transports.LOCAL_FRAME_BYTES_MAX", 50)
         assert start_store(at).result(WAIT_S).chunks == 2
@@ -56,7 +56,7 @@ def test_requests_that_are_long_go_by_zeromq(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_store_does_not_overtake_the_one_that_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ZeroMQ is the longer way; what comes behind a request that is under way there goes there as well."""
+    """ZeroMQ is the slower path, so a request that follows one still on its way there is sent there as well."""
     with rig(tmp_path) as at:
         at.fake.hold.add(wire.Store)
         monkeypatch.setattr("kvclient.transport.transports.LOCAL_FRAME_BYTES_MAX", 50)
@@ -272,7 +272,7 @@ def test_begun_retrieve_outlives_close(tmp_path: Path) -> None:
 
 
 def test_servers_word_alone_does_not_hand_blocks_back(tmp_path: Path) -> None:
-    """It says that the mover is lost; only the pidfd proves it."""
+    """The server's reply says that the mover is lost; only the pidfd proves it."""
     with rig(tmp_path) as at:
         future, request = held_retrieve(at)
         at.fake.set_word(request, SUBMITTED)
@@ -326,7 +326,7 @@ def test_lease_of_an_earlier_server_is_lost_without_asking(tmp_path: Path) -> No
 
 
 def test_a_lease_is_not_used_in_a_later_life_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have started anew while the job waited for the event behind which its blocks are free."""
+    """The server may have restarted while the job waited for the event after which its blocks are free."""
     with rig(tmp_path) as at:
         lease = at.lease()
 
@@ -347,7 +347,7 @@ def test_a_lease_is_not_used_in_a_later_life_of_the_server(tmp_path: Path, monke
 
 
 def jobs_in_flight_max(limit: int) -> int:
-    """The client keeps a share of the server's limit for further parts of stores that run."""
+    """The client reserves a share of the server's limit for further parts of running stores."""
     return limit - limit // SPARE_SHARE
 
 

@@ -1,4 +1,4 @@
-"""The lane by itself: a socket, of which the test holds the other end."""
+"""The lane by itself: a socket whose other end the test holds."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""Lookups: what they say of a server that answers, and that they cost nothing while it does not."""
+"""Lookups: their results, and that they cost nothing while no server answers."""
 
 import socket
 import threading

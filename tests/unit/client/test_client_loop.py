@@ -1,4 +1,4 @@
-"""The client's thread by itself: what ends a wait, and what cannot stop the thread."""
+"""The client's thread by itself: what ends a wait, and that nothing stops the thread."""
 
 import threading
 import time
@@ -97,7 +97,7 @@ def test_a_post_that_was_taken_happens_before_the_loop_ends(loop: Loop) -> None:
 
 
 def asleep(loop: Loop) -> None:
-    """Returns when the background thread has nothing to do: what comes next may be a guest's."""
+    """Returns when the background thread is idle, so that the next action may be a guest's."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
         seen = threading.Event()
@@ -234,7 +234,7 @@ def test_a_deadline_that_a_guest_brings_is_kept_though_the_thread_sleeps_longer(
         await loop.pause(seconds)
         ended.set()
 
-    loop.post(lambda: loop.start(wait(0.01)))  # whatever the thread may have slept for before
+    loop.post(lambda: loop.start(wait(0.01)))  # ends any earlier sleep of the thread
     assert ended.wait(WAIT_S)
     asleep(loop)
     ended.clear()

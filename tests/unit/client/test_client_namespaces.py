@@ -1,4 +1,4 @@
-"""A cache whose namespace comes later: no server hears of it before, and it is then as any other."""
+"""A cache whose namespace comes later: no server sees the cache before, and afterwards it is like any other."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.rigs.fake_server import WAIT_S, FakeServer, descriptors_open, until
 
 @contextmanager
 def unnamed(path: Path) -> Iterator[tuple[FakeServer, Client, Cache, "Future[bytes]"]]:
-    """Connected."""
+    """A connected client with a cache that has no namespace yet."""
     pool = create_memfd("pool", POOL_BYTES)
     namespace: Future[bytes] = Future()
     with FakeServer(path / "s") as fake, Client(fake.path, timeouts=Timeouts(**QUICK)) as client:
@@ -51,7 +51,7 @@ def test_a_server_that_comes_again_hears_of_it_then(tmp_path: Path) -> None:
         until("it to be registered again", lambda: fake.count(wire.Register) == 2 and cache.registered)
 
 
-def test_one_that_is_given_up_before_never_comes(tmp_path: Path) -> None:
+def test_a_cache_that_is_unregistered_before_its_namespace_comes_is_never_registered(tmp_path: Path) -> None:
     with unnamed(tmp_path) as (fake, client, cache, namespace):
         assert client.unregister(cache).result(WAIT_S)
         namespace.set_result(NAMESPACE)

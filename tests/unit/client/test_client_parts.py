@@ -1,4 +1,4 @@
-"""Jobs in parts: stores that are long, retrieves of what still comes from disk."""
+"""Jobs in parts: long stores, and retrieves of chunks that still come from disk."""
 
 from concurrent.futures import Future
 from pathlib import Path
@@ -102,7 +102,7 @@ def test_a_retrieve_ends_with_its_first_part_that_fails_when_no_other_is_being_w
 def test_a_few_parts_are_ahead_however_many_jobs_the_server_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Again and again: what is ahead is given back with its job."""
+    """The test repeats it: parts sent ahead are given back with their job."""
     with rig(tmp_path) as at:
         at.fake.limits = wire.Limits(100, 1000, 24, 30_000)
         at.restart()

@@ -1,4 +1,4 @@
-"""What a scheduler remembers of its sequences: it asks once while the answer holds, and no lease is lost or kept."""
+"""A scheduler's memory of its sequences: it asks once while the answer holds, and no lease is lost or kept."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ WHOLE, HALF, NONE = keys_of(1, 2), keys_of(1, 2, 7, 8), keys_of(9)
 
 @dataclass
 class Clock:
-    """Time as the memory sees it; leases end by the real one, which does not get there in a test."""
+    """The memory's clock. Leases end by the real one, which does not get there in a test."""
 
     now_s: float
 

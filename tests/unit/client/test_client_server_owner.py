@@ -1,4 +1,4 @@
-"""Who may be the server that a client hands its pool to, and that nobody else gets it."""
+"""Which user's server a client may hand its pool to; no other server gets it."""
 
 import os
 import stat
@@ -69,7 +69,7 @@ def test_a_server_of_this_user_is_served_in_a_sticky_directory(tmp_path: Path) -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_whoever_else_sits_at_the_address_is_told_nothing(tmp_path: Path) -> None:
+def test_another_program_at_the_address_is_told_nothing(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents):
         if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
             folder.chmod(folder.stat().st_mode | 0o711)

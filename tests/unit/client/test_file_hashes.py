@@ -1,4 +1,4 @@
-"""A file is hashed once on a machine, by whoever asks first; what cannot be trusted is hashed again."""
+"""A file is hashed once per machine, by the first that asks; an entry that cannot be trusted is hashed again."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def hashes(folder: Path) -> Hashes:
 
 
 def reads(folder: Path, path: Path) -> int:
-    """How many times one who asks now reads the file."""
+    """How many times a new process reads the file to get its hash."""
     with mock.patch.object(file_hashes, "_hash", side_effect=file_hashes._hash) as read:
         assert hashes(folder).of(Seen.at(path)).blake3 == blake3(path.read_bytes()).hexdigest()
     return int(read.call_count)
@@ -48,7 +48,7 @@ def test_another_process_finds_it_and_reads_nothing(kept_in: Path, weights: Path
 
 
 @pytest.mark.parametrize("how", ["written", "replaced", "times restored", "touched"])
-def test_whoever_writes_to_a_file_has_it_hashed_again(kept_in: Path, weights: Path, how: str) -> None:
+def test_a_file_that_was_written_to_is_hashed_again(kept_in: Path, weights: Path, how: str) -> None:
     reads(kept_in, weights)
     times = weights.stat()
     other = CONTENT[:-1] + b"!"
@@ -152,7 +152,7 @@ def test_processes_that_ask_at_once_read_a_file_once(kept_in: Path, weights: Pat
     assert {found for _, found in said} == {blake3(CONTENT).hexdigest()}
 
 
-def test_whoever_stands_still_with_the_lock_is_not_waited_for_for_ever(
+def test_a_stopped_holder_of_the_lock_is_not_waited_for_for_ever(
     kept_in: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with file_hashes._locked(kept_in, 1.0), file_hashes._locked(kept_in, 0.0):

@@ -1,4 +1,4 @@
-"""A model is told by its content: what changes KV changes the digest, what does not leaves it."""
+"""A model is identified by its content: changes that affect KV change the digest, others do not."""
 
 import json
 import random
@@ -81,7 +81,7 @@ ROWS, ROW = 701, 58
 def test_one_trained_row_is_another_model_and_so_is_all_but_one(
     tmp_path: Path, changed: list[int], suffix: str
 ) -> None:
-    """Also where a file does not say where its tensors lie."""
+    """Also where a file does not show the places of its tensors."""
     embedding = bytearray(random.Random(5).randbytes(ROWS * ROW))
     folder = write(tmp_path / "model")
     (folder / "model.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""Keys and namespaces: golden values, so that a change of any byte of the formulas is seen; equal in every process."""
+"""Keys and namespaces: golden values that show a change of any byte of the formulas, equal in every process."""
 
 import hashlib
 import os
@@ -34,7 +34,7 @@ FACTS = {
 
 
 def reference_keys(tokens: list[int], chunk_tokens: int, extra: bytes = b"") -> list[bytes]:
-    """The formula of the docstring, spelled out."""
+    """The docstring's formula, spelled out."""
     key = hashlib.sha256(b"kvserver.chain.1\0" + struct.pack("<Q", chunk_tokens) + extra).digest()
     keys = []
     for start in range(0, len(tokens) // chunk_tokens * chunk_tokens, chunk_tokens):
@@ -172,7 +172,7 @@ def test_a_prompt_is_named_alike_whoever_hashes_it() -> None:
     ],
 )
 def test_golden_keys_of_long_prompts(tokens: int, of_ids: str, of_hashes: str) -> None:
-    """Made when prompts below 16K tokens were hashed by the caller: what was stored is found."""
+    """Values from when the caller hashed prompts below 16K tokens: chunks stored then are still found."""
     ids = [number * 2_654_435_761 % 2**32 for number in range(tokens)]
     hashes = [hashlib.sha256(block.to_bytes(4, "little")).digest() for block in range(tokens // 16)]
     begun = Namer().begin(ids, 256, extra=b"lora")
@@ -196,7 +196,7 @@ def test_a_long_prompt_is_copied_in_a_few_pieces_and_then_named_by_somebody_else
         pieces += 1
         assert is_last == (pieces == min(whole_pieces, PIECES))
     assert naming.go_on()
-    ids_then, ids[:] = list(ids), [0] * tokens  # nobody looks at them any more
+    ids_then, ids[:] = list(ids), [0] * tokens  # the ids are not read any more
     assert naming.wait(10)
     assert naming.ready
     assert naming.keys() == chunk_keys(ids_then, 256)
@@ -206,12 +206,12 @@ def test_a_naming_ends_also_where_its_thread_is_gone() -> None:
     ids = list(range(LONG_TOKENS * 9))
     namer = Namer()
     begun = [namer.begin(ids, 256) for _ in range(30)]
-    del namer  # what the thread has not begun, it never will
+    del namer  # the thread never begins the rest
     assert {item if isinstance(item, bytes) else item.keys() for item in begun} == {chunk_keys(ids, 256)}
 
 
 def test_a_child_after_fork_names_and_ends_without_its_parents_thread() -> None:
-    """It ends as Python ends, with a namer whose thread it does not have."""
+    """The child's namer has no thread; the child must still name prompts and end normally."""
     script = f"""
 import os, time
 from kvclient.keys import Namer
@@ -253,7 +253,7 @@ def test_a_long_prompt_of_anything_else_is_refused_when_its_keys_are_wanted(wron
 
 
 class Index:
-    """An integer of another library."""
+    """An integer type of another library."""
 
     def __index__(self) -> int:
         return 7

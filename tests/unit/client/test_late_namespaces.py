@@ -1,4 +1,4 @@
-"""The namespace of an engine follows when its model's files are hashed, and is its own where they tell nothing."""
+"""A namespace is derived once the model's files are hashed; an engine whose files reveal nothing gets its own."""
 
 import hashlib
 import logging
@@ -33,12 +33,12 @@ def write(folder: Path, fill: int = 1) -> Path:
 
 
 def later_ns() -> int:
-    """So that all there is now was there before."""
+    """A time so late that all files written so far count as older."""
     return time.time_ns() + CLOCK_NS + 10**9
 
 
 def named(folder: Path, *, life: str = "a", since_ns: int | None = None, **more: Any) -> bytes:
-    """In an engine that began when all of the folder was there, unless since_ns says when."""
+    """The namespace of an engine that began after all files were there, or at since_ns."""
     since = later_ns() if since_ns is None else since_ns
     more = {"log": LOG, "is_first": True} | more
     return namespace_of(FACTS, [model_files(folder)], life=life, since_ns=since, **more).result(WAIT_S)
@@ -118,7 +118,7 @@ CHANGES = [replace_weights, write_weights, restore_times, replace_folder, point_
 def test_what_was_replaced_since_the_engine_began_is_shared_with_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
-    """Whichever was loaded: a later engine, which does load what is there now, finds nothing of this one's."""
+    """Whichever files were loaded: a later engine, which loads the new ones, finds nothing of this one's."""
     monkeypatch.setattr("kvclient.identity.file_times.CLOCK_NS", 0)
     folder = write(tmp_path / "model")
     write(tmp_path / "other", 2)
@@ -193,7 +193,7 @@ def hub(root: Path, *, honest: bool = True, fill: int = 1) -> Path:
 
 
 def _only_entries_change_above(root: Path) -> None:
-    """Test runners set modes of the folders that they make, and such a folder may be another one."""
+    """Makes and removes an entry in each folder above: test runners do so, and it must not count as a change."""
     for folder in root.parents:
         if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):
             with tempfile.TemporaryDirectory(dir=folder):

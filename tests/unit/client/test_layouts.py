@@ -40,7 +40,7 @@ def dense(*shape: int, item_bytes: int = 2) -> Strided:
 
 
 def seen_as(tensor: Strided, *order: int) -> Strided:
-    """permute()."""
+    """The tensor with its dimensions permuted, as by permute()."""
     return tensor._replace(
         shape=[tensor.shape[index] for index in order], strides=[tensor.strides[index] for index in order]
     )
@@ -149,7 +149,7 @@ def test_tensors_of_a_group_follow_each_other() -> None:
 
 
 def test_layers_give_the_same_regions_in_one_allocation_and_in_many() -> None:
-    """Only buffers differ: where an allocator puts a layer must not change the bytes of a slot."""
+    """Only buffers differ: an allocator's placement of a layer must not change the bytes of a slot."""
     layer = dense(2, NB, BS, H, D)
     together = [layer._replace(address=layer.address + nth * extent(layer).bytes) for nth in range(L)]
     apart = [layer._replace(address=layer.address + nth * 0x40000000) for nth in range(L)]

@@ -1,4 +1,4 @@
-"""Which files of tokens are taken, and that a refusal never quotes one."""
+"""Token files that are accepted and refused; a refusal never quotes a token."""
 
 import os
 from pathlib import Path

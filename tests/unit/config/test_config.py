@@ -1,4 +1,4 @@
-"""Configuration: defaults, then a file, then flags; and each impossible one is refused in words."""
+"""Configuration: defaults, then a file, then flags; each impossible value is refused with a message."""
 
 import ast
 import dataclasses
@@ -34,7 +34,7 @@ def toml(tmp_path: Path, text: str) -> Path:
     return path
 
 
-# ---------------------------------------------------------------- where values come from
+# ---------------------------------------------------------------- sources of values
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_every_key_is_described_and_bounded() -> None:
 
 
 def test_every_key_is_read_by_the_server() -> None:
-    """A key that nobody reads is a promise that nobody keeps."""
+    """A key that no code reads would be an empty promise."""
     read = {field.name for field in dataclasses.fields(Bounds)}
     rooms = ("supervisor", "brain", "movers", "transfer")
     for path in (path for room in rooms for path in (ROOT / "kvserver" / room).rglob("*.py")):
@@ -274,7 +274,7 @@ def test_every_key_is_read_by_the_server() -> None:
 
 
 def test_every_bound_of_the_service_agrees_with_its_key() -> None:
-    """The service's own defaults are those of the configuration, so that the simulator tests what is shipped."""
+    """The service's own defaults equal the configuration's, so the simulator tests the shipped ones."""
     defaults = {field.name: field.default for field in dataclasses.fields(Bounds)}
     for key in KEYS:
         if isinstance(defaults.get(key.name), int):
@@ -320,7 +320,7 @@ def test_devices_have_segments_enough_and_not_too_many() -> None:
 
 @pytest.mark.parametrize("given", [{"disk_bytes": "64GiB"}, {"disk_depth": "7"}, {"disk_write_policy": "through"}])
 def test_what_is_said_of_disks_without_naming_one_is_refused(tmp_path: Path, given: dict[str, str]) -> None:
-    """Also what the default is: it was written for a disk tier that there is not."""
+    """Also when the value equals the default: it was written for a disk tier that does not exist."""
     ((name, value),) = given.items()
     assert refusal(**given).startswith(f"config-disk: {name}={value} needs disk_paths; ")
     line = f"{name} = {value}\n" if value.isdecimal() else f'{name} = "{value}"\n'

@@ -1,4 +1,4 @@
-"""Containers, compose file and manifests in deploy/ start the server as it wants to be started. No engine is run."""
+"""Containers, compose file and manifests in deploy/ start the server with valid flags. No engine is run."""
 
 import re
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_the_image_runs_as_somebody_else_than_root_and_ends_by_sigterm() -> None
 
 
 def test_the_engines_image_takes_the_wheels_of_the_image_that_is_built_here() -> None:
-    """By its tag it might be built first, or take those of another image of that name."""
+    """Named by its tag, the base image might be built too late, or be another image with that tag."""
     compose = text("container/compose.yml")
     (source,) = re.findall(r"COPY --from=(\S+) /wheels", compose)
     assert f'additional_contexts: {{{source}: "service:kvserver"}}' in compose

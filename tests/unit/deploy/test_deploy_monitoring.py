@@ -1,4 +1,4 @@
-"""deploy/prometheus and deploy/grafana ask for what /metrics says; docs/OPERATING.md tells what each alert means."""
+"""deploy/prometheus and deploy/grafana query only existing metrics; docs/OPERATING.md explains each alert."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def expressions() -> Iterator[str]:
 
 
 def wrong(expression: str) -> list[str]:
-    """What an expression asks for that no server says."""
+    """Names and labels in an expression that no server exports."""
     known = shown()
     problems = []
     selectors = re.findall(r"(kvserver_\w+)(?:\{([^}]*)\})?", expression)

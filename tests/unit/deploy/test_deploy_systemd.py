@@ -1,4 +1,4 @@
-"""The unit in deploy/systemd fits what the server does."""
+"""The unit in deploy/systemd fits the server's behaviour."""
 
 import re
 import shutil
@@ -14,7 +14,7 @@ from kvserver.supervisor.supervisor import BACKOFF_S, REAP_S, STOP_S, SUMS_S
 
 DIRECTORY = Path(__file__).resolve().parents[3] / "deploy" / "systemd"
 RESTORE_S = 26e-6
-"""For each chunk of the ledger, on two slow cores that others use as well."""
+"""Restore time per chunk of the ledger, on two slow and shared cores."""
 UNIT = (DIRECTORY / "kvserver.service").read_text()
 
 
@@ -43,7 +43,7 @@ def test_a_brain_that_takes_in_a_full_index_is_not_taken_for_one_that_is_stuck()
 
 
 def test_the_unit_hides_no_device() -> None:
-    """Whatever names a device forbids all others; so does ProtectClock, before systemd 253."""
+    """A setting that names a device forbids all others; so does ProtectClock, before systemd 253."""
     given = set(re.findall(r"^(\w+)=", UNIT, re.MULTILINE))
     assert given & {"DeviceAllow", "DevicePolicy", "PrivateDevices", "ProtectClock"} == set()
 

@@ -1,4 +1,4 @@
-"""The scripts in examples/ start server and engine as they want to be started; both are stand-ins here that say how."""
+"""The scripts in examples/ start server and engine correctly; stand-ins for both record their arguments."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def SamplingParams(**options):
 
 
 def started(script: str, *arguments: str, said: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """It ends when the engine does, here as soon as there is a server, or at once when it is to be ALONE."""
+    """Runs a script, which ends when its engine does: here once a server is there, or at once with ALONE set."""
     programs = said / "programs"
     programs.mkdir()
     for name, program in (("kvserver", SERVER), ("python", ENGINE)):
@@ -57,7 +57,7 @@ def started(script: str, *arguments: str, said: Path, **environment: str) -> sub
 
 
 def flags_of(said: Path) -> dict[str, str]:
-    """Of `kvserver serve`."""
+    """The flags of the recorded `kvserver serve`."""
     verb, *flags = (said / "kvserver").read_text().split()
     assert verb == "serve"
     return {
@@ -66,7 +66,7 @@ def flags_of(said: Path) -> dict[str, str]:
 
 
 def assert_they_meet(said: Path) -> None:
-    """The server takes its flags, the connector its options, and both name one socket."""
+    """Checks that server and connector accept their options and that both name one socket."""
     config, _ = load(None, flags_of(said))
     words = (said / "engine").read_text()
     words = words[words.index("--kv-transfer-config") :]

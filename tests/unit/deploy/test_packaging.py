@@ -1,4 +1,4 @@
-"""What an installation brings along: little, bounded, and no framework of any engine."""
+"""The contents of an installation: few dependencies, all bounded, and no engine's framework."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HEAVY = ("torch", "numpy", "vllm", "transformers", "opentelemetry", "grpcio", "protobuf", "fastapi", "pydantic")
 FRAMEWORKS = ("torch", "vllm", "numpy", "cuda", "hip")
 NEED_AN_ENGINE = ("kvclient.atom.connector", "kvclient.vllm.connector", "kvclient.vllm.memory", "kvclient.vllm.stats")
-"""What an engine loads; nothing else imports them."""
+"""Modules that an engine loads; nothing else imports them."""
 IMPORTS = """
 import importlib.abc, pkgutil, sys
 
@@ -41,19 +41,19 @@ def name_of(requirement: str) -> str:
 
 
 def installed_with(names: list[str]) -> set[str]:
-    """Everything that an installation of these brings, without extras."""
+    """All packages that an installation of these brings, without extras."""
     known: set[str] = set()
     while names:
         name = names.pop()
         if name not in known:
             known.add(name)
-            with suppress(metadata.PackageNotFoundError):  # what only another system needs
+            with suppress(metadata.PackageNotFoundError):  # dependencies of other systems only
                 names += [name_of(text) for text in metadata.requires(name) or () if "extra ==" not in text]
     return known
 
 
 def test_every_dependency_has_a_lower_and_an_upper_bound() -> None:
-    """A release that breaks us must not reach those who install us today."""
+    """A future release that breaks us must not reach today's installations."""
     extras = [text for group in PROJECT["optional-dependencies"].values() for text in group]
     assert len(extras) > 5
     wanted = r">=[^,]+,<|==[^*]+$"

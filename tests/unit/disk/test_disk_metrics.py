@@ -1,4 +1,4 @@
-"""What /metrics and /status say of the disk tier moves with what the tier does: traffic, refusals, faults, drains."""
+"""The disk tier's figures in /metrics and /status move with its traffic, refusals, faults and drains."""
 
 import re
 
@@ -45,7 +45,7 @@ def test_writes_and_reads_show_in_bytes_and_fill_of_their_device() -> None:
 
 
 def test_a_rate_shows_when_it_was_measured_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guess is what is decided by until then; shown, it would be a rate of a device that may never have opened."""
+    """Until then a guess is used. Shown, it would look like the rate of a device that may never have opened."""
     monkeypatch.setattr(placement, "RATE_BYTES_MIN", PAGE)
     rig = DiskRig()
     rig.disk_works = False

@@ -1,4 +1,4 @@
-"""A device that takes nothing although writes wait for it is told of: in the status document, metrics and the log."""
+"""A device that takes nothing although writes wait for it is reported in the status document, metrics and the log."""
 
 import logging
 
@@ -23,7 +23,7 @@ def disk(rig: DiskRig) -> DiskStatus:
 
 
 def test_a_device_that_takes_nothing_for_ten_seconds_is_a_warning_until_it_takes_something() -> None:
-    """All that lies there is leased, so nothing may go."""
+    """Everything on the device is leased, so nothing may be evicted."""
     rig = DiskRig(disk_device_bytes=SEGMENT_BYTES, lease_ttl_ms=60_000)
     client, prompts = Client(rig).register(), [chain(seed, 2) for seed in (1, 2)]
     for keys in prompts:

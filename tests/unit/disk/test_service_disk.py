@@ -1,4 +1,4 @@
-"""The disk tier as the brain decides it: what is read for whom, and what a fault costs."""
+"""The brain's decisions about the disk tier: which reads it makes for whom, and the cost of a fault."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_a_part_of_a_retrieve_waits_for_its_own_chunks_only() -> None:
 
 
 def test_the_reads_of_a_lease_keep_their_turn_when_its_last_retrieve_comes() -> None:
-    """It ends the lease, for which they were queued; what others have asked for since does not overtake them."""
+    """The retrieve ends the lease for which the reads were queued; lookups made since then do not overtake them."""
     rig = DiskRig(disk_jobs_max=1)
     client, keys = cold_prompt(rig)
     others = chain(1000, CHUNKS)
@@ -149,12 +149,13 @@ def test_a_held_retrieve_ends_at_its_deadline() -> None:
 
 
 WIDE = GroupSpec(2, 131, "full", 0, 1, 0, 1, 0, [RegionRun(0, 13, REGIONS, 131 * 130, 130, PAGE_BYTES)])
-"""Blocks for more than half of the arena's chunks."""
+"""A group with blocks for more than half of the arena's chunks."""
 
 
 def too_much_for_dram(rig: DiskRig) -> tuple[Client, list[bytes], list[Found]]:
-    """Prompts of 35 and 37 chunks. Leases keep the heads of both in DRAM, 60 of its 64 slots; the last 8 and 4 chunks
-    are on disk alone."""
+    """Stores prompts of 35 and 37 chunks, together more than DRAM holds.
+
+    Leases keep the heads of both in DRAM, 60 of its 64 slots; the last 8 and 4 chunks are on disk alone."""
     client = Client(rig).register((WIDE,), buffer_bytes=40_000)
     prompts, heads = [chain(1, 35), chain(2, 37)], []
     for keys, head in zip(prompts, (27, 33), strict=True):
@@ -165,7 +166,7 @@ def too_much_for_dram(rig: DiskRig) -> tuple[Client, list[bytes], list[Found]]:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_of_two_retrieves_that_wait_for_the_slots_of_each_other_the_later_one_gives_way(busy: bool) -> None:
+def test_the_later_of_two_retrieves_that_wait_for_each_others_slots_gives_way(busy: bool) -> None:
     """busy: something else is being copied all the time."""
     rig = DiskRig()
     client, prompts, heads = too_much_for_dram(rig)
@@ -334,7 +335,7 @@ def test_second_touch_writes_only_what_was_asked_for_again() -> None:
 
 
 def test_leaves_that_are_refused_do_not_hold_up_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many became due at once: here while the disk mover was away."""
+    """Any number may become due at once: here while the disk mover was away."""
     rig = DiskRig(disk_second_touch=True, disk_restart_ms=5_000)
     client = Client(rig).register()
     (mover,) = (mover.mover for mover in rig.service.status(rig.now_ns).movers if mover.device == "disk")
@@ -371,7 +372,7 @@ def test_keys_are_remembered_only_where_second_touch_asks_for_them() -> None:
 
 
 def test_a_segment_is_not_emptied_of_what_a_large_tree_hangs_on() -> None:
-    """All below would go with it, in one event."""
+    """All descendants would be lost with it, in one event."""
     room: DiskRoom = DiskRoom(Extents(devices=1, device_bytes=2 * SEGMENT_BYTES, segment_bytes=SEGMENT_BYTES), drop)
     space = Space(b"n" * 32, 0, Geometry(6, (GroupGeometry(2, "full", 0, 1, 1),)))
     room.add_space(space)

@@ -1,4 +1,4 @@
-"""Of a prefix that is on disk and cannot be read as a whole, what enters DRAM."""
+"""The part of a prefix on disk that enters DRAM when some chunk of it cannot be read."""
 
 import pytest
 
@@ -10,8 +10,8 @@ from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, PROMPTS_OF_ARENA, DiskRig,
 
 @pytest.mark.parametrize("last_first", [False, True], ids=["first read first", "last read first"])
 @pytest.mark.parametrize("middle", range(CHUNKS))
-def test_of_a_prefix_with_an_unreadable_chunk_only_what_is_before_it_enters_dram(middle: int, last_first: bool) -> None:
-    """What was read behind it is of no use to anybody, and takes no room."""
+def test_only_chunks_before_an_unreadable_one_enter_dram(middle: int, last_first: bool) -> None:
+    """Chunks read after the unreadable one are useless, and take no room."""
     rig = DiskRig()
     client, keys = cold_prompt(rig)
     rig.disk_works = False
@@ -35,7 +35,7 @@ def test_of_a_prefix_with_an_unreadable_chunk_only_what_is_before_it_enters_dram
 
 
 def test_a_state_that_cannot_be_read_ends_only_what_needs_a_state_there() -> None:
-    """A longer prefix needs of that chunk what was read well; the chunk stays servable for it."""
+    """A longer prefix needs only the parts of that chunk that were read well; the chunk stays servable for it."""
     rig = DiskRig()
     client = Client(rig, engine="hybrid").register((FULL, STATE), namespace=bytes(32))
     keys = chain(1, 2)
@@ -59,7 +59,7 @@ def test_a_state_that_cannot_be_read_ends_only_what_needs_a_state_there() -> Non
 
 @pytest.mark.parametrize("unreadable", range(1, CHUNKS))
 def test_what_is_copied_above_a_chunk_that_is_cut_off_keeps_its_slots(unreadable: int) -> None:
-    """The lease was one pin below the cut, and a part of its retrieve is under way above."""
+    """The lease had one pin below the cut, and a part of its retrieve is under way above."""
     rig = DiskRig(disk_jobs_max=1)
     client, keys = cold_prompt(rig)
     rig.movers_copy = rig.disk_works = False

@@ -77,7 +77,7 @@ def test_what_could_not_be_written_is_refunded() -> None:
 
 
 def test_at_its_maximum_a_tenant_keeps_on_disk_what_it_used_later() -> None:
-    """Else chunks of a DRAM that holds more than the maximum would push each other out for ever."""
+    """Otherwise chunks of a DRAM larger than the maximum would push each other out for ever."""
     rig = rig_with(quota("chat", most=3))
     chat = client_of(rig, "chat", CHAT)
     [warm] = stored(chat, 1, seed=2)
@@ -159,7 +159,7 @@ def test_what_exceeds_a_guarantee_on_disk_goes_by_its_age_and_no_further() -> No
 
 
 def test_who_has_less_on_disk_than_its_guarantee_takes_from_those_who_have_more() -> None:
-    """Also when all that the others have was used later."""
+    """Also when all chunks of the others were used later."""
     rig = rig_with(quota("agents", guaranteed=9), quota("chat", guaranteed=EXTENTS - 12))
     agents, chat, guests = (client_of(rig, name, of) for name, of in (("agents", AGENTS), ("chat", CHAT), ("", GUESTS)))
     hold_writes(rig)
@@ -210,7 +210,7 @@ def test_a_guarantee_on_disk_holds_when_another_size_wants_segments() -> None:
 
 
 def test_a_segment_is_held_against_a_guarantee_as_a_whole() -> None:
-    """Each of its chunks is less than what agents have above theirs; all of them are more."""
+    """Each of its chunks alone is less than agents' excess over their guarantee; all of them are more."""
     rig = rig_with(quota("agents", guaranteed=5))
     stored(client_of(rig, "agents", AGENTS), 2, seed=1)
     room = tier_of(rig).chunks.room
@@ -224,7 +224,7 @@ def test_a_segment_is_held_against_a_guarantee_as_a_whole() -> None:
 
 
 def test_a_full_index_takes_nothing_from_disk_that_was_guaranteed() -> None:
-    """Chunks of agents are on disk alone, which is what goes first for room in the index, for others' stores."""
+    """Chunks on disk alone are the first evicted when other tenants' stores need room in the index, but not these."""
     rig = rig_with(quota("agents", guaranteed=6), disk_device_bytes=200 * SEGMENT_BYTES)
     agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
     prompts = stored(agents, 2, seed=1)
@@ -237,7 +237,7 @@ def test_a_full_index_takes_nothing_from_disk_that_was_guaranteed() -> None:
 
 
 def test_room_in_the_index_empties_no_dram_in_vain() -> None:
-    """What is on disk as well would leave DRAM and stay in the index, since it is guaranteed there."""
+    """Chunks that are also on disk would leave DRAM and still stay in the index, because they are guaranteed there."""
     rig = rig_with(quota("agents", guaranteed=6))
     agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
     stored(agents, 2, seed=1)
@@ -275,7 +275,7 @@ def test_a_namespace_is_not_forgotten_below_a_guarantee_on_disk() -> None:
 def test_no_namespace_is_forgotten_while_it_is_not_known_what_is_guaranteed_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another brain knows the namespace, and is told nothing more yet; what agents have on disk would be void."""
+    """The new brain knows the namespace but has been told nothing more yet; agents' chunks on disk would be void."""
     rig = rig_with(quota("agents", guaranteed=6), namespaces_max=1)
     prompts = stored(client_of(rig, "agents", AGENTS), 2, seed=1)
     rig.worker_gone(1)

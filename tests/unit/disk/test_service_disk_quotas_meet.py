@@ -1,4 +1,4 @@
-"""Quotas on disk where they meet quotas in DRAM, devices that leave, and what is shown."""
+"""Quotas on disk together with quotas in DRAM, devices that leave, and the figures shown."""
 
 from kvserver.brain.http.metrics import render
 from kvserver.cli.status_text import overview
@@ -33,7 +33,7 @@ from tests.rigs.disk_rig import EXTENT_BYTES, SEGMENT_BYTES, DiskRig, fill, rest
 
 
 def hybrid_with_a_state_in_dram(rig: DiskRig, client: Client) -> bytes:
-    """A chunk of which the full group is on disk alone, and the state in DRAM alone."""
+    """Stores a chunk whose full group is on disk alone and whose state is in DRAM alone; returns its key."""
     keys = chain(1, 1)
     client.ask(client.storing(keys, GroupBlocks(0, 0, ids(0, 1, 2))))
     fill(client_of(rig, "", GUESTS), first=70_000, prompts=30)
@@ -46,14 +46,14 @@ def hybrid_with_a_state_in_dram(rig: DiskRig, client: Client) -> bytes:
 
 
 def account_in_dram(rig: DiskRig) -> Account:
-    """Of agents."""
+    """The DRAM account of agents."""
     accounts = rig.service._core.chunks.accounts
     assert accounts is not None
     return accounts.of(tag_of("agents"))
 
 
 def test_room_in_the_index_is_not_made_of_what_has_something_in_dram_before_what_is_colder() -> None:
-    """A chunk of which a state is in DRAM is not on disk alone (seed 434606)."""
+    """A chunk with a state in DRAM is not on disk alone (seed 434606)."""
     rig = rig_with(Quota("agents"), disk_device_bytes=200 * SEGMENT_BYTES)
     agents, chat = client_of(rig, "agents", AGENTS, (FULL, STATE)), client_of(rig, "chat", CHAT)
     keys = hybrid_with_a_state_in_dram(rig, agents)
@@ -160,7 +160,7 @@ def test_a_tenant_that_may_not_have_a_chunk_in_dram_is_refused_at_once() -> None
 
 
 def test_what_no_slot_could_ever_hold_for_its_tenant_is_not_offered_from_disk() -> None:
-    """Its maximum was lowered while the brain was away. A read of it would wait until every deadline."""
+    """The tenant's maximum was lowered while the brain was away, so a read could only wait for its deadline."""
     rig = rig_with(quota("chat", guaranteed=1))
     wide = client_of(rig, "chat", CHAT, (WIDE,))
     keys = chain(7, 1)
@@ -176,7 +176,7 @@ def test_what_no_slot_could_ever_hold_for_its_tenant_is_not_offered_from_disk() 
     assert is_refusal(command(rig, Pin(namespace=CHAT, keys=keys, ttl_ms=5_000)), "resource", "tenant-size")
 
 
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- figures shown
 
 
 def test_status_and_metrics_show_what_each_tenant_has_on_disk() -> None:

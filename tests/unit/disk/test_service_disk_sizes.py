@@ -1,4 +1,4 @@
-"""A model with records of another size begins while every device is full of a model's records that was there before."""
+"""A model with records of another size starts while every device is full of an earlier model's records."""
 
 import random
 from itertools import count, product
@@ -21,16 +21,16 @@ from tests.rigs.disk_rig import EXTENT_BYTES, DiskRig
 
 SEGMENT_UNITS = 16
 SEGMENTS = 23
-"""Of each device."""
+"""Segments per device."""
 BLOCKS = 24
 TURNS_MAX = 4
-"""Of a conversation, two chunks each: what is added later lies elsewhere."""
+"""Turns per conversation, of two chunks each; chunks added later lie elsewhere."""
 EVENTS_A_CHECK = 499
 OLD, NEW = (bytes([number]) * 32 for number in (3, 5))
 
 
 class Scene(DiskRig):
-    """Devices that are full of one model's conversations, which came back now and then."""
+    """Devices full of one model's conversations, which continued now and then."""
 
     def __init__(self, devices: int, **bounds: Any) -> None:
         self._events = 0
@@ -61,7 +61,7 @@ class Scene(DiskRig):
         self.wait_ms(50)
 
     def converse(self, client: Client, namespace: bytes) -> None:
-        """One of many conversations goes on; a few of them do so often."""
+        """Continues one of many conversations; a few of them are chosen often."""
         seed = int(self.rng.paretovariate(0.6)) % (SEGMENTS * self.bounds.disk_devices * 3)
         turns = self.turns[seed] = min(TURNS_MAX, self.turns.get(seed, 0) + 1)
         keys = chain(seed, 2 * turns)
@@ -79,7 +79,7 @@ class Scene(DiskRig):
 
     @property
     def written_bytes(self) -> int:
-        """Without what moved."""
+        """Bytes written to disk, without moved records."""
         return self.service.counters.disk_written_bytes - self.service.counters.disk_rewritten_bytes
 
     def nodes(self, namespace: bytes) -> list[Node]:
@@ -89,12 +89,12 @@ class Scene(DiskRig):
         return sum(node.on_disk != 0 for node in self.nodes(namespace))
 
     def record(self, keys: bytes) -> DiskRecord:
-        """The newest one of a chunk."""
+        """The newest record of a chunk."""
         return max((record for record in self.devices.values() if record.key == keys), key=attrgetter("generation"))
 
 
 def test_moves_on_all_devices_together_leave_dram_to_others() -> None:
-    """Each device moves one record at a time at least."""
+    """Each device moves at least one record at a time."""
     rig = Scene(3, disk_write_through=True)
     rig.fill(rig.client(OLD, units=3), OLD)
     new = rig.client(NEW, units=1)
@@ -143,7 +143,7 @@ def test_a_model_with_another_record_size_finds_room_on_full_devices(
 
 
 def test_a_chain_of_which_all_leaves_lie_on_another_device_makes_room_all_the_same() -> None:
-    """Its head is on the first device, where nothing is a leaf; the write of another prompt is for that one."""
+    """The write of another prompt needs room on the first device. Only heads lie there, and none of them is a leaf."""
     rig = Scene(2, disk_write_through=True)
     client, extents = rig.client(OLD, units=1), rig.service._core.disk.chunks.extents  # type: ignore[union-attr]
     heads = (keys for seed in count() if extents.device_for(keys := chain(seed, 1)) == 0)
@@ -184,7 +184,7 @@ def test_records_move_out_of_a_segment_as_they_were_and_nothing_of_them_is_lost(
 
 
 def test_a_segment_that_is_in_use_keeps_its_records_and_another_one_is_emptied() -> None:
-    """A lease that waits for nothing keeps a chunk where it is only as long as it is read: it moves like others."""
+    """A lease without a waiting retrieve keeps a chunk in place only while it is read; otherwise the chunk moves."""
     rig = Scene(1, disk_write_through=True, lease_ttl_ms=600_000)
     old = rig.client(OLD, units=1)
     places = SEGMENTS * extents_per_segment(SEGMENT_UNITS * EXTENT_BYTES, EXTENT_BYTES)

@@ -1,4 +1,4 @@
-"""What is written to disk, when and in which order, as the brain decides it."""
+"""The brain's choice of writes to disk: which chunks, when, and in which order."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_two_chains_do_not_push_each_other_off_a_device_that_is_too_small_for_bo
 
 
 def test_what_belongs_on_a_device_that_takes_nothing_does_not_hold_up_what_others_take() -> None:
-    """A chunk lies on one device, so what is added to it has no other place."""
+    """A chunk lies on one device, so a part added to it has no other place."""
     rig = DiskRig(disk_devices=2)
     client, keys = Client(rig).register([FULL, STATE]), chain(1, 1)
     blocks = GroupBlocks(0, 0, ids(0, 1, 2))
@@ -94,7 +94,7 @@ def test_only_the_device_that_fails_again_and_again_takes_no_more_writes(broken:
 
 
 def test_a_chunk_for_which_too_little_goes_does_not_push_it_off_again_and_again() -> None:
-    """A device of four extents: what is older than the chunk gives it one, it needs two, and the others are younger."""
+    """A device of four extents: older chunks would free one extent, the chunk needs two, and the others are younger."""
     rig = DiskRig(disk_device_bytes=SEGMENT_BYTES, disk_jobs_max=1)
     small, large = Client(rig), Client(rig, engine="another")
     small.register()

@@ -1,4 +1,4 @@
-"""The notes that devices keep of namespaces: what is in them, how many there are, and which are told again."""
+"""The notes of namespaces on devices: their content, their number, and which are sent again."""
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ def written(rig: DiskRig, name: str) -> Client:
 
 
 def had(rig: DiskRig, name: str) -> None:
-    """A namespace that has gone, with its engine."""
+    """A namespace that is gone, and its engine with it."""
     client = written(rig, name)
     assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)
     assert isinstance(client.ask(Clear(rig.number(), namespace(name))), Cleared)
@@ -33,7 +33,7 @@ def names(digests: list[bytes]) -> str:
     return "".join(digest[:1].decode() for digest in digests)
 
 
-def test_of_namespaces_that_have_gone_only_so_many_notes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_notes_of_departed_namespaces_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clear_notes, "FORGOTTEN_AT_ONCE", 2)
     rig = DiskRig(namespaces_max=2, notes_max=3)
     living = written(rig, "l")
@@ -54,7 +54,7 @@ def test_of_namespaces_that_have_gone_only_so_many_notes_are_kept(monkeypatch: p
 
 
 def test_a_namespace_that_comes_back_after_its_note_was_forgotten_has_nothing_of_before() -> None:
-    """Records of it may lie on a device that is away, and were perhaps cleared."""
+    """An absent device may hold records of it that were cleared."""
     rig = DiskRig(namespaces_max=2, notes_max=0)
     for name in "ab":
         had(rig, name)
@@ -121,7 +121,7 @@ def test_a_mover_that_says_that_no_device_kept_a_note_has_answered() -> None:
 
 
 def test_a_namespace_of_which_a_rank_is_missing_keeps_the_document_that_there_is() -> None:
-    """Without the shapes of all shards nothing of it would be found at a start."""
+    """Without the shapes of all shards a start would find none of its chunks."""
     rig = DiskRig()
     halves = [msgspec.structs.replace(FULL, shards=2, shard=shard, writers=1) for shard in (0, 1)]
     ranks = [Client(rig, ranks=2, rank=rank).register([halves[rank]]) for rank in (0, 1)]
@@ -138,7 +138,7 @@ def test_a_namespace_of_which_a_rank_is_missing_keeps_the_document_that_there_is
 
 
 def test_a_clear_counts_for_a_device_that_could_not_be_opened() -> None:
-    """Nobody knows what is on it, so the others note it in any case."""
+    """Its content is unknown, so the other devices note the clear in any case."""
     rig = DiskRig(disk_devices=2)
     client = Client(rig).register()
     assert isinstance(client.ask(Clear(rig.number(), namespace("x"))), Cleared)
@@ -153,7 +153,7 @@ def test_a_clear_counts_for_a_device_that_could_not_be_opened() -> None:
 
 
 def test_a_clear_counts_for_a_device_that_a_later_mover_could_open() -> None:
-    """What it holds was told to nobody, so the others note the clear: else a restart would bring it back."""
+    """The device's content was told to no brain, so the others note the clear; otherwise a restart would undo it."""
     rig = DiskRig(disk_devices=2)
     written(rig, "a")
     away, notes, rig.devices, rig.notes, rig.unopened = rig.devices, rig.notes, {}, [], {1}

@@ -1,4 +1,4 @@
-"""What another brain finds on disk, and what it must not find any more because it was cleared."""
+"""The chunks that another brain finds on disk, and the cleared ones that it must not find."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_another_brain_finds_what_is_on_disk() -> None:
 
 
 def begin_anew(rig: DiskRig) -> None:
-    """Another brain, which nothing has told yet what is on disk."""
+    """Starts another brain, which does not know yet what is on disk."""
     rig.service = rig.new_service()
     rig.copies.clear()
     rig.handle(ArenaGrew(rig.bounds.arena_bytes // SLAB_BYTES, ""))
@@ -74,7 +74,7 @@ def test_ranks_that_come_after_the_disk_was_read_find_what_all_stored() -> None:
 
 
 ONE_REGION = [RegionRun(0, 13, 1, 0, 2 * 130, 2 * PAGE_BYTES)]
-"""A chunk has as many bytes as of FULL, which has two."""
+"""A layout with as many bytes per chunk as FULL, in one region instead of two."""
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_was_cleared_while_a_device_was_away_does_not_come_back_with_it() -
     rig = DiskRig(disk_devices=2)
     client, keys = cold_prompt(rig)
     namespace = rig.notes[0].namespace
-    for at in [at for at in rig.devices if at[0] == 1]:  # as if all that was written last lay there
+    for at in [at for at in rig.devices if at[0] == 1]:  # as if the newest records lay there
         rig.devices[at] = rig.devices[at]._replace(generation=rig.devices[at].generation + 1000)
     rig.unopened = {1}
     restart(rig)
@@ -136,7 +136,7 @@ def test_a_device_that_does_not_know_a_namespace_does_not_hide_it() -> None:
     assert Client(rig).register().lookup(keys).chunks == CHUNKS
 
 
-def test_of_two_records_of_a_chunk_the_newer_one_counts() -> None:
+def test_the_newer_of_two_records_of_a_chunk_counts() -> None:
     rig = DiskRig()
     _, keys = cold_prompt(rig)
     newest = {record.key: record for record in rig.devices.values()}[key(keys, 2)]
@@ -153,7 +153,7 @@ def test_of_two_records_of_a_chunk_the_newer_one_counts() -> None:
 
 
 def moved_in_part(rig: DiskRig) -> tuple[Client, bytes]:
-    """A chunk of two groups that was written to another place, of which only its full group arrived there."""
+    """A chunk of two groups that was being written to another place, where only its full group arrived."""
     client, keys = Client(rig).register((FULL, WINDOW)), chain(1, 1)
     client.ask(client.storing(keys, GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(0, 1))))
     assert {record.group for record in rig.devices.values()} == {0, 1}
@@ -234,7 +234,7 @@ def test_a_clear_is_newer_than_whatever_an_earlier_brain_may_have_written() -> N
 
 
 def test_a_clear_that_no_disk_could_note_says_so() -> None:
-    """It is done in memory: nothing of it is served."""
+    """The clear is done in memory: no chunk of it is served."""
     rig = DiskRig()
     client, keys = cold_prompt(rig)
     rig.notes_kept = False
@@ -297,18 +297,18 @@ def test_clears_that_no_disk_could_note_are_bounded(monkeypatch: pytest.MonkeyPa
     assert client.lookup(warm, b"w" * 32).chunks == CHUNKS, "nothing was cleared"
 
 
-def test_of_two_notes_of_a_namespace_the_later_void_counts() -> None:
+def test_the_later_void_of_two_notes_of_a_namespace_counts() -> None:
     rig = DiskRig()
     client, keys = cold_prompt(rig)
     (first, *_) = rig.notes
     assert isinstance(client.ask(Clear(rig.number(), first.namespace)), Cleared)
-    rig.notes.append(first)  # an older one is told last
+    rig.notes.append(first)  # an older one comes last
     restart(rig)
     assert Client(rig).register().lookup(keys).chunks == 0
 
 
 def test_clears_that_wait_for_the_disks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is an order to a mover that may not read them."""
+    """Each is an order to a mover that may not read it."""
     monkeypatch.setattr(clear_notes, "CLEARS_MAX", 2)
     rig = DiskRig(disk_restart_ms=5_000)
     client, keys = cold_prompt(rig)
@@ -342,7 +342,7 @@ def test_a_namespace_that_was_cleared_does_not_take_the_place_of_one_with_chunks
 
 
 @pytest.mark.parametrize(("name", "newcomer", "chunks"), [("x", "", 3), ("z", "", 3), ("y", "", 0), ("x", "n", 3)])
-def test_of_the_namespaces_on_disk_those_written_last_get_the_places(name: str, newcomer: str, chunks: int) -> None:
+def test_the_namespaces_on_disk_written_last_get_the_places(name: str, newcomer: str, chunks: int) -> None:
     rig, keys = DiskRig(namespaces_max=3), chain(1, CHUNKS)
     for which in "yzx":
         Client(rig).register(namespace=which.encode() * 32).store(keys)
@@ -425,7 +425,7 @@ def test_what_a_dead_mover_has_told_of_is_not_to_be_had_until_the_next_one_has_t
     _, keys = cold_prompt(rig)
     begin_anew(rig)
     rig.wait_ms(100)
-    tier_of(rig).recovered = False  # it dies behind the last chunk, before it has said that this was all
+    tier_of(rig).recovered = False  # it dies after the last chunk, before it has said that this was all
     (mover,) = (mover.mover for mover in rig.service.status(rig.now_ns).movers if mover.device == "disk")
     rig.handle(MoverGone(mover, "signal 9"))
     client = Client(rig).register()
@@ -433,7 +433,7 @@ def test_what_a_dead_mover_has_told_of_is_not_to_be_had_until_the_next_one_has_t
     assert (found.chunks, found.why) == (0, "recovering")
 
 
-def test_with_quotas_whoever_does_not_see_a_namespace_hears_no_more_than_that_disks_are_being_read() -> None:
+def test_with_quotas_a_client_that_may_not_see_a_namespace_hears_only_that_disks_are_being_read() -> None:
     rig = rig_with(quota("a", 1, 20))
     stored(client_of(rig, "a", NAMESPACE), 1, seed=1)
     begin_anew(rig)
@@ -452,8 +452,8 @@ def test_with_quotas_whoever_does_not_see_a_namespace_hears_no_more_than_that_di
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
-def test_with_quotas_what_ones_own_namespace_has_on_disk_is_doubted_also_without_a_cache(is_listed: bool) -> None:
-    """Its movers have died, or its engine has not come back yet to a brain that has just started."""
+def test_with_quotas_a_lookup_in_ones_own_namespace_is_recovering_also_without_a_cache(is_listed: bool) -> None:
+    """The namespace's movers have died, or its engine has not yet returned to a brain that just started."""
     rig = rig_with(quota("a", 1, 20))
     stored(client_of(rig, "a", NAMESPACE), 1, seed=1)
     begin_anew(rig)

@@ -1,4 +1,4 @@
-"""Quotas and the disk: a tenant without room in DRAM keeps no other from what is on disk."""
+"""Quotas and the disk: a tenant without room in DRAM does not keep others from their chunks on disk."""
 
 from kvserver.service.holdings.accounts import Quota
 from kvserver.wire.messages import GroupBlocks, Retrieve, Retrieved
@@ -9,7 +9,9 @@ AGENTS, CHAT = (bytes([number]) * 32 for number in (3, 5))
 
 
 def clients() -> tuple[DiskRig, Client, Client]:
-    """Agents may hold one prompt in DRAM and have two more on disk; chat has one there alone."""
+    """Clients of two tenants.
+
+    Agents may hold one prompt in DRAM and have two more on disk; chat has one on disk alone."""
     rig = DiskRig(tenants=(Quota("agents", 0, CHUNKS * EXTENT_BYTES),))
     agents = Client(rig, engine="agents").register(namespace=AGENTS, tenant="agents")
     chat = Client(rig, engine="chat").register(namespace=CHAT, tenant="chat")

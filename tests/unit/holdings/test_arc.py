@@ -1,4 +1,4 @@
-"""ARC, the second eviction policy: what it keeps, what it learns, and what it remembers."""
+"""ARC, the second eviction policy: which chunks it keeps, how it adapts, and which ghosts it remembers."""
 
 import json
 import random
@@ -23,9 +23,9 @@ from tests.rigs.textbook_arc import TextbookArc
 from tests.unit.service.test_service_restore import Life, descriptor, engine  # noqa: F401 - descriptor is a fixture
 
 SLOTS = SLAB_BYTES // SLOT_ALIGN
-"""Of an arena of one slab; a chunk of FULL takes one."""
+"""Slots in an arena of one slab; a chunk of FULL takes one."""
 LARGE = msgspec.structs.replace(FULL, regions=[RegionRun(0, 13, 1, 11 * 1400, 1400, 1390)], blocks=11)
-"""Its slots are two units."""
+"""A group with slots of two units."""
 
 
 def arc_rig(policy: str = "arc", **bounds: Any) -> Rig:
@@ -45,7 +45,7 @@ def store(client: Client, *prompts: bytes) -> None:
 
 
 def ask(client: Client, *prompts: bytes, namespace: bytes = NAMESPACE) -> list[int]:
-    """Chunks that each of them hits."""
+    """Number of chunks that each prompt hits."""
     chunks = []
     for prompt in prompts:
         client.rig.now_ns += 1_000_000
@@ -59,7 +59,7 @@ def prompts(seed0: int, count: int, chunks: int = 1) -> list[bytes]:
     return [chain(seed, chunks) for seed in range(seed0, seed0 + count)]
 
 
-# ---------------------------------------------------------------- what it keeps
+# ---------------------------------------------------------------- chunks that it keeps
 
 
 @pytest.mark.parametrize(("policy", "kept"), [("lru", 0), ("arc", 3)])
@@ -93,8 +93,8 @@ def test_a_parent_stays_as_long_as_a_chunk_below_it_that_may_not_go() -> None:
     client.release(lease)
 
 
-def test_where_one_half_may_not_give_the_other_does() -> None:
-    """All that is recent is leased."""
+def test_the_other_half_gives_when_one_may_not() -> None:
+    """All recent chunks are leased."""
     client = Client(arc_rig()).register()
     frequent, recent = prompts(1, 2, chunks=SLOTS // 2)
     store(client, frequent)
@@ -122,7 +122,7 @@ def test_a_scan_with_slots_of_another_size_takes_no_slab_of_what_was_found_again
     assert ask(agents, kept[: KEY_BYTES * 15]) == [15]
 
 
-# ---------------------------------------------------------------- what it learns
+# ---------------------------------------------------------------- adaptation
 
 
 def test_a_chunk_that_comes_back_after_its_eviction_moves_the_target_to_its_half() -> None:
@@ -136,7 +136,7 @@ def test_a_chunk_that_comes_back_after_its_eviction_moves_the_target_to_its_half
     learnt = arc_of(client.rig)
     assert (learnt.recent_ghost_hits, learnt.target_bytes) == (1, SLOT_ALIGN)
     assert learnt.frequent_bytes == 6 * SLOT_ALIGN, "it was asked for twice"
-    for seed in range(102, 110):  # each is the last but a few that left
+    for seed in range(102, 110):  # each was evicted only a few stores ago
         store(client, chain(seed, 1))
     grown = arc_of(client.rig)
     assert grown.target_bytes > 5 * SLOT_ALIGN
@@ -148,7 +148,7 @@ def test_a_chunk_that_comes_back_after_its_eviction_moves_the_target_to_its_half
 
 @pytest.mark.parametrize("slots", [16 * 3, 16 * 11])
 def test_prompts_of_one_chunk_hit_as_the_paper_says(tmp_path: Path, slots: int) -> None:
-    """Loops, scans and favourites; every hit is the textbook's."""
+    """Loops, scans and favourites; every hit matches the textbook's."""
     rng = random.Random(slots)
     asked: list[str] = []
     for turn in range(12):
@@ -205,7 +205,7 @@ def test_recorded_traffic_hits_more_where_memory_is_short_and_hardly_less_elsewh
     assert least <= rates["arc"] - rates["lru"] <= most, rates
 
 
-# ---------------------------------------------------------------- what it remembers
+# ---------------------------------------------------------------- ghosts
 
 
 def test_ghosts_are_an_arena_of_chunks_at_most_and_no_more_than_the_index_holds() -> None:
@@ -237,7 +237,7 @@ def test_a_cleared_namespace_leaves_no_ghosts_and_others_keep_theirs() -> None:
     mine, theirs = Client(rig).register(), Client(rig, engine="other").register(namespace=other)
     store(mine, *prompts(1, 4))
     store(theirs, *prompts(1, 6))
-    assert ask(mine, *prompts(1, 4)) == [1] * 4  # ghosts of the recent are remembered beside the recent alone
+    assert ask(mine, *prompts(1, 4)) == [1] * 4  # recent ghosts share their bound with the recent half
     assert ask(theirs, *prompts(1, 6), namespace=other) == [1] * 6
     store(mine, *prompts(11, 3))
     store(theirs, *prompts(11, 8))
@@ -286,13 +286,13 @@ def test_the_policy_may_change_between_two_starts(descriptor: int) -> None:  # n
 
 
 def test_an_order_from_which_nothing_is_taken_does_not_grow() -> None:
-    """Recent chunks come, are found, and leave from the other half; the recent one never gives."""
+    """Recent chunks arrive, are hit, and are evicted from the other half; the recent half never gives."""
     space = Space(bytes(32), 0, Geometry(6, (GroupGeometry(3, "full", 0, 1, 1),)))
     space.fix_part(0, PageShape((129,)), 387, SLOT_ALIGN)
     arc = Arc(1000 * SLOT_ALIGN, ghosts_max=1000)
     order = arc.add_space(space)
     arc.target_bytes = arc.capacity_bytes
-    space_node(arc, space, 0)  # the coldest recent chunk, before which nothing falls
+    space_node(arc, space, 0)  # the coldest recent chunk: nothing before it expires
     for number in range(1, 5000):
         node = space_node(arc, space, number)
         arc.asked(space, node)
@@ -312,7 +312,7 @@ def space_node(arc: Arc, space: Space, number: int) -> Node:
     return node
 
 
-# ---------------------------------------------------------------- where it is refused
+# ---------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize("other", [{"disk_paths": "/srv/cache"}, {"tenants": "agents=1MiB.."}])

@@ -1,4 +1,4 @@
-"""Extents: places on devices, and which device a chunk lies on."""
+"""Extents: places on devices, and the choice of a chunk's device."""
 
 from collections import Counter
 from hashlib import sha256

@@ -1,4 +1,4 @@
-"""The index: what a lookup may answer, which chunks are ready, and what goes first."""
+"""The index: possible answers to a lookup, ready chunks, and the order of eviction."""
 
 import hashlib
 from itertools import count
@@ -65,7 +65,7 @@ class Forest:
 
 
 def is_servable(forest: Forest, path: Path, boundary: int) -> bool:
-    """The three lines of coverage.py, token by token."""
+    """The three rules of coverage.py, token by token."""
     geometry = forest.space.geometry
     for index, group in enumerate(geometry.groups):
         tokens = boundary * geometry.chunk_tokens
@@ -143,7 +143,7 @@ def test_a_mixed_chain_is_refused_where_every_key_is_looked_at() -> None:
 def test_a_chunk_is_ready_when_it_and_all_before_it_have_every_full_group(
     data: st.DataObject, geometry: Geometry, chains: list[Path]
 ) -> None:
-    """Whatever the order in which groups are sealed; and what is ready is told once."""
+    """Holds for any order in which groups are sealed; each ready chunk is reported once."""
     forest = Forest(geometry)
     for chain in chains:
         forest.node(chain)
@@ -178,7 +178,7 @@ operations = st.lists(
 @settings(max_examples=150)
 @given(operations)
 def test_eviction_names_the_leaf_that_was_used_longest_ago(steps: list[tuple[str, int]]) -> None:
-    """Held against a list of all nodes; a parent counts as used when what hung below it was."""
+    """Compared with a list of all nodes; using a child also counts as a use of its parent."""
     space = Space(bytes(32), 0, Geometry(CHUNK_TOKENS, (GroupGeometry(3, "full", 0, 1, 1),)))
     order, serial = LeafLru(), count()
     nodes: list[Node] = []

@@ -1,4 +1,4 @@
-"""Marks: each has a place of its own, and no place is lost over a restart."""
+"""Marks: each has its own place, and no place is lost across a restart."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ CHUNKS_MAX = 5
 
 @given(st.lists(st.integers(-CHUNKS_MAX, CHUNKS_MAX), max_size=80))
 def test_places_are_taken_once_and_found_again(steps: list[int]) -> None:
-    """Negative: a mark goes. Zero: a restart."""
+    """steps: positive takes a place, negative gives one back, zero restarts."""
     marks, held = Marks[int](ARENA, CHUNKS_MAX), dict[int, int]()
     for owner, step in enumerate(steps):
         if step == 0:

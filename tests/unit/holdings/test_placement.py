@@ -1,4 +1,4 @@
-"""What may be written, and when."""
+"""Placement: which chunks may be written to disk, and when."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The estimate of what an infinite cache would have hit, against exact counts."""
+"""The estimate of an infinite cache's hits, against exact counts."""
 
 import random
 
@@ -12,7 +12,7 @@ ONE, OTHER = bytes(range(32)), bytes(range(1, 33))
 
 
 class Exact:
-    """The same by a set."""
+    """The same figures, counted exactly with a set."""
 
     def __init__(self) -> None:
         self.seen: set[bytes] = set()
@@ -96,7 +96,7 @@ def test_a_window_says_what_the_whole_one_before_it_had() -> None:
             reuse.asked(ONE, each)
     reuse.turn(HOUR_NS - 1)
     reuse.turn(HOUR_NS)
-    for each in keys:  # once in this hour: all of it is new to it, and not to the day
+    for each in keys:  # once in this hour: all of it is new to the hour, and not to the day
         reuse.asked(ONE, each)
     said = reuse.hit_ratios()
     assert said["1h"] == pytest.approx(3 / 4, abs=0.05)

@@ -1,4 +1,4 @@
-"""Namespaces come and go: the one that nobody has used for longest makes room for another."""
+"""Namespaces come and go: the least recently used one makes room for another."""
 
 import pytest
 
@@ -11,7 +11,7 @@ DIGESTS = [bytes([number]) * 32 for number in range(1, 4)]
 
 
 def left_behind(rig: Rig, digest: bytes, seed: int) -> Client:
-    """Somebody who stores a prompt in a namespace and goes; a client that only looks up stays."""
+    """A worker stores a prompt in a namespace and leaves; returns a client that only looks up and stays."""
     worker = Client(rig, engine=f"worker {seed}").register(namespace=digest)
     worker.store(chain(seed, 3))
     rig.peer_gone(worker.local)
@@ -32,7 +32,7 @@ def test_a_namespace_in_which_chunks_are_found_is_kept(looked_up: int) -> None:
 
 
 def test_a_namespace_that_was_registered_for_longer_is_kept() -> None:
-    """What was stored in it last is older, but its engine has just left."""
+    """Its last store is older, but its engine has just left."""
     rig = Rig(namespaces_max=2)
     long = Client(rig, engine="long").register(namespace=DIGESTS[0])
     long.store(chain(0, 3))
@@ -68,7 +68,7 @@ def test_a_namespace_with_a_pin_is_kept_although_it_is_the_coldest() -> None:
     assert clients[1].lookup(chain(1, 3), DIGESTS[1]).chunks == 0
 
 
-def test_where_every_namespace_has_a_lease_none_makes_room() -> None:
+def test_no_namespace_makes_room_when_all_have_a_lease() -> None:
     rig = Rig(namespaces_max=2)
     clients = [left_behind(rig, DIGESTS[number], number) for number in range(2)]
     leases = [clients[number].lookup(chain(number, 3), DIGESTS[number]) for number in range(2)]
@@ -81,7 +81,7 @@ def test_where_every_namespace_has_a_lease_none_makes_room() -> None:
 
 
 def test_a_cleared_namespace_makes_room_for_itself_again() -> None:
-    """Its caches stay registered: what they store afterwards must be evictable like everything else."""
+    """Its caches stay registered, so chunks that they store afterwards must be evictable like all others."""
     rig = Rig()
     client = Client(rig).register()
     rig.ask(client.peer, Clear(rig.number(), NAMESPACE))

@@ -1,4 +1,4 @@
-"""Pins under random traffic: never below what is promised, none left behind, and whatever is pinned stays."""
+"""Pins under random traffic: never fewer than promised, none left over, and every pinned chunk stays."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from kvserver.wire.messages import KEY_BYTES, Clear, Found, GroupBlocks, RegionR
 from tests.rigs.brain_rig import ARENA_BYTES, FULL, NAMESPACE, SLAB_BYTES, STATE, Client, Rig, chain, ids
 
 LARGE_STATE = msgspec.structs.replace(STATE, regions=[RegionRun(0, 3600, 1, 0, 4200, 4200)], blocks=1)
-"""Its slots are two units; those of FULL one."""
+"""A state group whose slots are two units; those of FULL are one."""
 SLOTS_A_SLAB = SLAB_BYTES // SLOT_ALIGN
 PROMPTS, CHUNKS = 60, 7
 STEPS = 160
@@ -29,7 +29,7 @@ class Traffic:
         self.client = Client(self.rig).register([FULL, LARGE_STATE], buffer_bytes=9000)
         self.prompts = [chain(1000 * seed + number, CHUNKS) for number in range(PROMPTS)]
         self.leases: dict[int, bytes] = {}
-        """Lease -> what it promises."""
+        """Lease -> the keys that it promises."""
 
     def step(self) -> None:
         acts: list[Callable[[], None]] = [self.store] * 6 + [self.look_up] * 4 + [self.release] * 2
@@ -60,7 +60,7 @@ class Traffic:
             self.client.release(Found(0, 0, lease, 0, 0, ""))
 
     def release_again(self) -> None:
-        """A lease that is over, or was never granted."""
+        """Releases a lease that is over or was never granted."""
         pins = self.rig.facts()["pins"]
         self.client.release(Found(0, 0, self.random.randint(1, 1 << 40), 0, 0, ""))
         assert self.rig.facts()["pins"] == pins

@@ -1,4 +1,4 @@
-"""Who goes when there is no room: for a slot of another size about a slab of chunks, not half of the cache."""
+"""Eviction for a slot of another size: it costs about a slab of chunks, not half of the cache."""
 
 import msgspec
 import pytest
@@ -11,12 +11,13 @@ from tests.rigs.brain_rig import ARENA_BYTES, FULL, NAMESPACE, SLAB_BYTES, STATE
 
 SLOTS_A_SLAB = SLAB_BYTES // SLOT_ALIGN
 LARGE_STATE = msgspec.structs.replace(STATE, regions=[RegionRun(0, 3600, 1, 0, 4200, 4200)], blocks=1)
-"""Its slots are two units; those of FULL one."""
+"""A state group whose slots are two units; those of FULL are one."""
 STATES_A_SLAB = SLOTS_A_SLAB // 2
 PROMPTS, CHUNKS = 30, 8
 COMPLETE = (3, 7, 11, 15, 19, 23, 27, 29)
-"""Prompts with a state behind their last chunk, which makes them servable. Each slab has a chunk of one of them when
-all prompts grow together."""
+"""Prompts with a state after their last chunk, which makes them servable.
+
+Each slab has a chunk of one of them when all prompts grow together."""
 assert PROMPTS * CHUNKS + len(COMPLETE) * 2 == ARENA_BYTES // SLOT_ALIGN
 assert len(COMPLETE) == STATES_A_SLAB
 
@@ -47,7 +48,7 @@ def store(client: Client, keys: bytes, chunk: int, *, state: bool) -> None:
 
 
 def store_with_state(client: Client, seed: int) -> tuple[int, str]:
-    """A prompt of one chunk, and what was said of it."""
+    """Stores a prompt of one chunk; returns (chunks, why) of the reply."""
     reply = client.ask(client.storing(chain(seed, 1), GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(0))))
     return reply.chunks, reply.why
 
@@ -61,7 +62,7 @@ def test_a_slot_of_another_size_of_the_same_namespace_costs_about_a_slab(interle
 
 
 def test_the_slab_that_would_cost_the_fewest_chunks_stays_when_they_are_warm() -> None:
-    """The last slab holds nothing but tails, so that no slab would cost fewer chunks."""
+    """The last slab holds only tails, so no slab would cost fewer chunks."""
     rig, client, prompts = filled(interleaved=True)
     rig.now_ns += 1_000_000_000
     warm = [prompt for prompt in COMPLETE if PROMPTS - SLOTS_A_SLAB < prompt < PROMPTS - 6]
@@ -121,7 +122,9 @@ def test_when_everything_that_could_help_is_leased_the_store_says_full_after_a_s
 
 
 def test_a_slab_on_which_most_of_the_cache_hangs_is_left_alone() -> None:
-    """Below one shared chunk hangs everything. Its slab has no fewer chunks than others, and costs all there is."""
+    """All prompts hang below one shared chunk.
+
+    Its slab has no fewer chunks than others, and would cost the whole cache."""
     rig = Rig()
     client = Client(rig).register([FULL, LARGE_STATE], buffer_bytes=9000)
     shared = chain(7, 1)
@@ -191,7 +194,7 @@ def test_when_every_slab_costs_too_much_the_coldest_go_until_one_is_empty(
 
 @pytest.mark.parametrize("wanted_min", [1, 2, 3], ids=["leased", "leased whole", "more than is held"])
 def test_a_prompt_that_is_asked_for_stays_with_or_without_a_lease(wanted_min: int) -> None:
-    """An engine whose own memory holds a prompt asks for it and wants no lease: it is in use all the same."""
+    """A lookup counts as use, also when the engine holds the prompt in its own memory and wants no lease."""
     rig = Rig()
     client = Client(rig).register([FULL])
     prompts = [chain(seed, 2) for seed in range(ARENA_BYTES // SLOT_ALIGN // 2)]

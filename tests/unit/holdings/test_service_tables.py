@@ -1,4 +1,4 @@
-"""The brain's tables after very many requests: as large as what is held, whatever was asked before."""
+"""The brain's tables after very many requests: their size follows the held chunks, not the number of past requests."""
 
 import random
 from collections import Counter, deque
@@ -15,13 +15,13 @@ from tests.rigs.brain_rig import Client, Rig, chain, ids
 CHUNKS = 2
 ROUNDS = 5000
 TTL_MS = 1000
-"""Of everything that ends by itself."""
+"""Lifetime of everything that ends by itself."""
 SLACK = ROUNDS // 20
-"""Eviction may leave the same chunks in trees of another shape; whatever grows with each request grows by ROUNDS."""
+"""Eviction may leave chunks in trees of another shape; a table that grows per request would grow by ROUNDS."""
 
 
 def entries(service: Service) -> Counter[str]:
-    """How many things all tables hold that the service can reach, by the attribute that leads to them."""
+    """Number of entries in all tables that the service can reach, by the attribute that leads to them."""
     found: Counter[str] = Counter()
     seen: set[int] = set()
     ahead: list[tuple[str, Any]] = [("", service)]
@@ -49,7 +49,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self.rig = Rig(**{field.name: TTL_MS for field in fields(Bounds) if field.name.endswith("_ms")})
-        self.rig.service.check = lambda: None  # type: ignore[method-assign]  # now and then is enough
+        self.rig.service.check = lambda: None  # type: ignore[method-assign]  # a check now and then is enough
         self.client = Client(self.rig).register()
         self.random = random.Random(3)
         self.stories = 0
@@ -69,7 +69,7 @@ class Traffic:
         self.rig.wait_ms(3 * TTL_MS)
 
     def store(self, status: str) -> None:
-        """Two chunks, by a job that ends so."""
+        """Stores a prompt of CHUNKS chunks by a job that ends with that status."""
         self.stories += 1
         self.rig.movers_copy = False
         request = self.client.storing(chain(self.stories, CHUNKS), GroupBlocks(0, 0, ids(*range(3 * CHUNKS))))
@@ -79,7 +79,7 @@ class Traffic:
         self.seen[f"stored {status}"] += 1
 
     def look(self) -> None:
-        """What becomes of a lease: it is used, given back, or nobody remembers it."""
+        """Looks up a prompt and uses, misuses, releases or forgets its lease."""
         found = self.client.lookup(chain(self.random.randint(max(1, self.stories - 40), self.stories + 1), CHUNKS))
         fate = self.random.choice(("use", "misuse", "release", "forget"))
         if not found.chunks:
@@ -93,7 +93,7 @@ class Traffic:
         self.seen[fate] += 1
 
     def visit(self) -> None:
-        """An engine that stores, looks up and dies with its lease out, or of which only a connection goes."""
+        """Lets an engine register, store, look up and vanish with its lease and an offered descriptor."""
         visitor = Client(self.rig, engine=f"visitor {self.rig.number()}", epoch=self.rig.number()).register()
         self.stories += 1
         visitor.store(chain(self.stories, CHUNKS))

@@ -1,4 +1,4 @@
-"""Quotas: a tenant takes no more than its maximum, keeps what it was guaranteed, and finds nothing of another."""
+"""Quotas: a tenant takes no more than its maximum, keeps its guarantee, and finds no chunks of another tenant."""
 
 import dataclasses
 import random
@@ -21,11 +21,11 @@ from tests.rigs.brain_rig import ARENA_BYTES, FULL, SLAB_BYTES, Client, Rig, cha
 SLOTS = ARENA_BYTES // SLOT_ALIGN
 AGENTS, CHAT, GUESTS = (bytes([number]) * 32 for number in (3, 5, 7))
 WIDE = msgspec.structs.replace(FULL, regions=[RegionRun(0, 3, 1, 0, 1601, 1601)], blocks=3)
-"""Two units a chunk."""
+"""Two units per chunk."""
 
 
 def quota(tenant: str, guaranteed: int = 0, most: int = 0) -> Quota:
-    """In chunks of FULL."""
+    """A quota in chunks of FULL."""
     return Quota(tenant, guaranteed * SLOT_ALIGN, most * SLOT_ALIGN)
 
 
@@ -50,7 +50,7 @@ def chunks_of(rig: Rig, name: str) -> int:
 
 
 def fill(client: Client, chunks: int, seed: int = 1) -> list[bytes]:
-    """Prompts of three chunks, so that there are chains; the last one is shorter."""
+    """Stores prompts of three chunks, so that there are chains; the last one is shorter."""
     prompts = []
     while chunks:
         prompts.append(chain(seed * 1000 + chunks, min(3, chunks)))
@@ -221,7 +221,7 @@ def test_a_namespace_is_not_forgotten_below_a_guarantee() -> None:
 
 
 def test_what_is_being_stored_below_a_guarantee_is_not_forgotten_with_its_namespace() -> None:
-    """One of two shards is there; its worker has gone, so that no cache uses the namespace."""
+    """One of two shards is there; its worker has gone, so no cache uses the namespace."""
     rig = rig_with(quota("agents", guaranteed=8), namespaces_max=2)
     client_of(rig, "", CHAT)
     ranks = [Client(rig, engine="two", ranks=2, rank=rank) for rank in range(2)]
@@ -262,7 +262,7 @@ def test_the_last_chunk_above_a_guarantee_stays_when_it_is_larger_than_the_rest(
     assert account(rig, "agents").held_bytes == 4 * SLOT_ALIGN, "two units are more than the one above three"
 
 
-# ---------------------------------------------------------------- who sees what
+# ---------------------------------------------------------------- visibility
 
 
 def test_a_namespace_belongs_to_one_tenant() -> None:
@@ -314,7 +314,7 @@ def test_an_empty_namespace_that_nobody_uses_may_change_hands() -> None:
     assert (chunks_of(rig, "agents"), chunks_of(rig, "chat")) == (0, 2)
 
 
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- figures shown
 
 
 def test_status_and_metrics_show_each_tenant_that_has_a_quota_and_the_others() -> None:
@@ -340,7 +340,7 @@ def test_status_and_metrics_show_each_tenant_that_has_a_quota_and_the_others() -
 
 
 def test_a_restarted_brain_charges_what_the_ledger_holds_and_a_namespace_has_one_account() -> None:
-    """The first brain had no quotas, so that two tenants could share a namespace."""
+    """The first brain had no quotas, so two tenants could share a namespace."""
     rig = Rig()
     one, two = client_of(rig, "agents", AGENTS), client_of(rig, "chat", AGENTS)
     one.store(chain(1, 3))

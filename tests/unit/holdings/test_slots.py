@@ -8,7 +8,7 @@ from kvserver.tiers.slots import SLOT_ALIGN, SlotPool, slot_bytes_for
 
 SLAB_UNITS, SLABS = 7, 5
 SIZES = (SLOT_ALIGN, 2 * SLOT_ALIGN, 3 * SLOT_ALIGN)
-"""None of the larger ones divides a slab."""
+"""Slot sizes; the larger ones do not divide a slab."""
 SLAB = SLAB_UNITS * SLOT_ALIGN
 
 steps = st.lists(
@@ -20,14 +20,14 @@ steps = st.lists(
 
 
 class Model:
-    """What is taken: offset -> (bytes, owner)."""
+    """The slots taken: offset -> (bytes, owner)."""
 
     def __init__(self) -> None:
         self.taken: dict[int, tuple[int, str]] = {}
         self.slabs_ready = 0
 
     def has_room(self, slot_bytes: int) -> bool:
-        """A slab of this size with a free place, or an empty slab that is ready."""
+        """Whether there is a slab of this size with a free place, or an empty slab that is ready."""
         for slab in range(SLABS):
             sizes = [size for offset, (size, _) in self.taken.items() if offset // SLAB == slab]
             if not sizes and slab < self.slabs_ready:
@@ -37,7 +37,7 @@ class Model:
         return False
 
     def check_place(self, offset: int, slot_bytes: int) -> None:
-        """Aligned, inside one slab of the arena, and apart from all others."""
+        """Checks that a slot is aligned, inside one slab of the arena, and apart from all others."""
         assert offset % SLOT_ALIGN == 0
         assert offset >= 0
         assert (offset + slot_bytes - 1) // SLAB == offset // SLAB < SLABS
@@ -84,7 +84,7 @@ def test_the_pool_does_what_a_dict_of_slots_would_do(script: list[tuple[str, int
 
 
 def rebuilt(model: Model, offsets: list[int], *, grow_first: bool) -> SlotPool[str]:
-    """A pool that takes what an earlier one had, in any order, before or after the arena is ready again."""
+    """A pool rebuilt from another pool's slots, in any order, before or after the arena is ready again."""
     pool: SlotPool[str] = SlotPool(SLABS * SLAB, SLAB)
     if grow_first:
         pool.grow(model.slabs_ready)
@@ -102,7 +102,7 @@ def rebuilt(model: Model, offsets: list[int], *, grow_first: bool) -> SlotPool[s
     [
         (SLOT_ALIGN, 2 * SLOT_ALIGN),  # not where a slot of that size can start
         (6 * SLOT_ALIGN, 2 * SLOT_ALIGN),  # would cross the slab
-        (SLABS * SLAB, SLOT_ALIGN),  # behind the arena
+        (SLABS * SLAB, SLOT_ALIGN),  # after the arena
         (SLAB + 2 * SLOT_ALIGN, 2 * SLOT_ALIGN),  # in a slab of another size
         (SLAB + 3 * SLOT_ALIGN, 3 * SLOT_ALIGN),  # taken
     ],

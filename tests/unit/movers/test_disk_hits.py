@@ -1,4 +1,4 @@
-"""Counts of what was read, kept beside a store: whole or not at all, bounded, and worth few writes."""
+"""Read counts kept beside a store: whole or not at all, bounded, and with few writes."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ def name(number: int) -> bytes:
 
 
 def at(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both clocks say this."""
+    """Sets both clocks to this time."""
     for clock in ("time", "monotonic"):
         monkeypatch.setattr(disk_hits.time, clock, lambda: seconds)
 
@@ -59,7 +59,7 @@ def test_it_is_written_every_ten_seconds_in_which_something_was_read(
     assert os.listdir(tmp_path) == []
 
 
-def test_of_too_many_namespaces_the_one_not_read_for_longest_is_left_out(
+def test_the_least_recently_read_of_too_many_namespaces_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_hits, "NAMESPACES_MAX", 3)
@@ -78,7 +78,7 @@ def test_the_largest_file_is_read_back(tmp_path: Path) -> None:
 
 
 def test_no_damaged_file_is_believed(tmp_path: Path) -> None:
-    """Each of its bits turned, and each of its lengths."""
+    """Turns each bit of the file, and tries each shorter length."""
     hits = HitCounts.load(str(tmp_path))
     hits.add(name(1))
     hits.save()

@@ -1,4 +1,4 @@
-"""A directory that leaves the tier: marked, emptied, and never half of both; and the notes beside a store."""
+"""A directory that leaves the tier is marked and emptied, never half of both; and the notes beside a store."""
 
 import os
 import stat
@@ -35,7 +35,7 @@ class Killed(Exception):
 
 
 def test_an_erasure_that_ends_anywhere_is_whole_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed before each of its calls in turn: what counts as drained has nothing of ours left."""
+    """Killed before each of its calls in turn: a directory that counts as drained has no file of ours left."""
     calls = 0
 
     def dying(call: Callable[..., None], at: int) -> Callable[..., None]:
@@ -119,10 +119,8 @@ def test_what_a_device_has_no_note_of_is_void_as_far_as_it_has_forgotten() -> No
     assert disk_notes.together([]) == {}
 
 
-def test_of_what_a_device_is_to_learn_what_was_forgotten_comes_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever dies in between must not leave it void what it has not yet learnt."""
+def test_a_device_learns_the_forgotten_namespaces_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash before the other notes are saved must not make their namespaces void."""
     known = {FORGOTTEN: Known(b"", 5)} | {bytes([name]) * 32: Known(b"x", 1) for name in (0, 90, 255)}
     order: list[bytes] = []
     save = disk_notes.save

@@ -1,4 +1,4 @@
-"""The disk mover itself, in a thread: what it finds on its devices, and what it says of those that cannot be used."""
+"""The disk mover itself, in a thread: its findings on its devices, and its report of devices that cannot be used."""
 
 import logging
 import os
@@ -50,7 +50,7 @@ NAMESPACE = b"n" * 32
 
 
 class Brain:
-    """Its end of the socket, and the mover at the other one."""
+    """The brain's end of the socket, with the mover at the other one."""
 
     def __init__(self, *directories: Path) -> None:
         self._arena = create_memfd("test-arena", 1 << 20)
@@ -108,7 +108,7 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def blocked(directory: Path) -> None:
-    """Nothing can be noted there: what should be the folder is a file."""
+    """Makes notes impossible there: the notes' folder is a file."""
     (directory / disk_notes.FOLDER).touch()
 
 
@@ -169,13 +169,13 @@ def test_a_note_that_no_device_can_write_is_not_said_to_be_kept(places: tuple[Pa
         for void in (5, 6):
             brain.order(Note(NAMESPACE, b"document", void))
             if void == 5:
-                brain.devices(1)  # once: it is given up
+                brain.devices(1)  # once: then it is given up
             assert brain.next() == Noted(NAMESPACE, void, kept=False)
 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notes that failed are tried again at once, as often as it may be."""
+    """Failed notes are tried again almost at once."""
     monkeypatch.setattr(disk_mover, "NOTES_AGAIN_S", 0.01)
     monkeypatch.setattr(disk_mover, "NOTES_AGAIN_S_MAX", 0.02)
 
@@ -188,7 +188,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.usefixtures("soon")
 def test_notes_are_written_again_when_a_full_device_has_room(disk: Path) -> None:
-    """The device is said to be well then, on which the brain sends again what is not durable."""
+    """The device is then reported as well, and the brain sends again the notes that are not durable."""
     with Brain(disk) as brain:
         brain.devices(1)
         fill(disk)
@@ -209,7 +209,7 @@ def test_notes_are_written_again_when_a_full_device_has_room(disk: Path) -> None
 
 @pytest.mark.usefixtures("soon")
 def test_notes_are_written_again_when_they_failed_for_another_reason(places: tuple[Path, Path]) -> None:
-    """A device that missed some learns them from the others."""
+    """A device that missed some notes learns them from the others."""
     good, bad = places
     blocked(bad)
     with Brain(good, bad) as brain:
@@ -261,7 +261,7 @@ def test_a_prefix_of_which_one_device_has_a_note_costs_nothing_else(places: tupl
     assert void_on(bad) == [3]
 
 
-def test_where_every_device_was_drained_there_is_nothing_to_note(places: tuple[Path, Path]) -> None:
+def test_nothing_is_noted_when_every_device_was_drained(places: tuple[Path, Path]) -> None:
     place, _ = places
     with Brain(place) as brain:
         brain.devices(1)
@@ -278,7 +278,7 @@ def notes_of(directory: Path) -> dict[bytes, tuple[bytes, int]]:
 
 
 def found_notes(*directories: Path, forget: ForgetNotes | None = None) -> list[FoundNote]:
-    """What a start tells of its devices."""
+    """Notes that a start reports from its devices."""
     with Brain(*directories) as brain:
         brain.devices(len(directories))
         if forget is not None:
@@ -319,7 +319,7 @@ def test_what_was_forgotten_is_void_also_on_a_device_that_comes_back_and_knows_i
 
 
 def test_nothing_is_forgotten_where_a_note_may_be_missing(places: tuple[Path, Path]) -> None:
-    """What lives there would be void with it."""
+    """Living namespaces on that device would become void with it."""
     place, _ = places
     with Brain(place) as brain:
         brain.devices(1)
@@ -360,7 +360,7 @@ def test_a_drained_device_is_marked_erased_and_told(places: tuple[Path, Path]) -
 
 
 def test_what_is_cleared_without_a_store_is_not_said_to_be_kept(places: tuple[Path, Path]) -> None:
-    """Nobody knows what the device holds, and it may be back with it."""
+    """The device's content is unknown, and may come back with the device."""
     foreign, _ = places
     (foreign / "kvserver.store").write_bytes(b"a letter" * 2000)
     with Brain(foreign) as brain:
@@ -374,8 +374,9 @@ def test_what_is_cleared_without_a_store_is_not_said_to_be_kept(places: tuple[Pa
 def test_an_engine_that_is_not_to_be_had_is_said_of_every_device(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where io_uring is asked for by name and a container forbids it: the process stays, and is not started again
-    every second."""
+    """For example io_uring is configured by name and a container forbids it.
+
+    The process stays, instead of being restarted every second."""
 
     def refused(**_: object) -> None:
         raise ValueError("disk-engine: no io_uring: Operation not permitted")
@@ -415,7 +416,7 @@ def record(name: bytes, parent: bytes, *, place: int, generation: int) -> DiskRe
 
 
 def write_a_chain(directory: Path) -> None:
-    """c hangs on b, b on a; they lie there in that order."""
+    """Writes a chain: c hangs on b, b on a; they lie there in that order."""
     chain = [record(b"c", b"b", place=0, generation=12), record(b"b", b"a", place=1, generation=11)]
     chain.append(record(b"a", b"\0", place=2, generation=10))
     with Brain(directory) as brain:
@@ -432,7 +433,7 @@ def kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_thrice(directory: Path) -> None:
-    """Chunk a; the second time together with a record that is not there."""
+    """Reads chunk a three times; the second time together with a record that is not there."""
     good = record(b"a", b"\0", place=2, generation=10)
     absent = record(b"x", b"\0", place=9, generation=99)
     with Brain(directory) as brain:
@@ -443,7 +444,7 @@ def read_thrice(directory: Path) -> None:
             assert isinstance(moved, Moved)
             assert len(moved.faults) == len(records) - 1
         brain.order(TellRecords())
-        assert brain.next() == FoundRecords(b"")  # and what was counted before is kept
+        assert brain.next() == FoundRecords(b"")  # and earlier counts are kept
 
 
 def chunks_read(directory: Path) -> dict[bytes, int]:
@@ -500,7 +501,7 @@ def test_what_was_written_is_told_parents_first_to_whoever_asks(places: tuple[Pa
 
 
 def test_records_of_a_namespace_without_a_note_are_void(places: tuple[Path, Path]) -> None:
-    """Nobody knows what of them was cleared; they are not to come back when the namespace is noted again."""
+    """No note says which of them were cleared, so they must not come back when the namespace is noted again."""
     directory, _ = places
     write_a_chain(directory)
     with Brain(directory) as brain:
@@ -510,12 +511,12 @@ def test_records_of_a_namespace_without_a_note_are_void(places: tuple[Path, Path
         assert brain.next() == Listed(records=3, damaged=0)
 
 
-# ---------------------------------------------------------------- notes that nobody could write
+# ---------------------------------------------------------------- notes that no device could write
 
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    """Not even what is there can be written: root may do so whatever the modes are, but not through a bind mount."""
+    """Makes a folder read-only. Root ignores file modes, but not a read-only bind mount."""
     for options in (["--bind", str(folder)], ["-o", "remount,bind,ro"]):
         if subprocess.run(["mount", *options, str(folder)], check=False, capture_output=True).returncode:
             pytest.skip("mounts are not allowed here")
@@ -526,7 +527,7 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 def tell(places: tuple[Path, Path], *notes: Note, bad: Sequence[Path] = ()) -> list[bool]:
-    """Starts a mover, and ends it. Which of these notes were kept while nothing could be noted at `bad`."""
+    """Starts a mover, sends notes and ends it; returns which notes were kept while `bad` could not be written to."""
     kept = []
     with Brain(*places) as brain, ExitStack() as mounts:
         brain.devices(2)
@@ -542,13 +543,13 @@ def tell(places: tuple[Path, Path], *notes: Note, bad: Sequence[Path] = ()) -> l
 
 
 def problems(*places: Path) -> list[str]:
-    """What a mover says of its devices when it starts."""
+    """The problem of each device that a starting mover reports; empty for a sound one."""
     with Brain(*places) as brain:
         return [device.problem for device in brain.devices(len(places))]
 
 
 def voids(*places: Path) -> dict[bytes, int]:
-    """Up to where each namespace is void, as a brain is told that knows nothing."""
+    """Void generation of each namespace, as a brain without memory is told it."""
     return {note.namespace: note.void for note in found_notes(*places)}
 
 

@@ -59,7 +59,7 @@ def test_another_document_is_not_said_to_be_kept_and_the_void_holds_all_the_same
 
 
 def test_a_note_of_the_release_before_is_read_and_takes_a_later_void(disk: Path) -> None:
-    """Its numbers are as short as they can be."""
+    """The note's numbers have their shortest encoding."""
     crc32 = disk_notes._crc(NAMESPACE, DOCUMENT, 3)
     note = disk_notes._encode(disk_notes.NoteFile(1, NAMESPACE, DOCUMENT, 3, crc32))
     folder = disk / disk_notes.FOLDER

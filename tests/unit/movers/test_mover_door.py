@@ -13,7 +13,7 @@ from kvserver.wire.orders import Cancel, Copy
 
 
 class Loop:
-    """What is to run next, and nothing else of a loop."""
+    """A minimal event loop: only the queue of calls to run next."""
 
     def __init__(self) -> None:
         self.soon: list[Callable[[], None]] = []

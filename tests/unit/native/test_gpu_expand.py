@@ -67,7 +67,7 @@ def stretches(draw: st.DrawFn) -> tuple[Group, int, list[int], int, int, int]:
     count = draw(st.integers(1, per_chunk - first))
     block_ids = draw(st.permutations(range(blocks)))[:count]
     if draw(st.booleans()):
-        block_ids.sort()  # neighbours, which are merged
+        block_ids.sort()  # neighbours that are merged
     begin = draw(st.integers(0, shard_bytes(group) - 1))
     end = draw(st.integers(begin + 1, shard_bytes(group)))
     return group, first, block_ids, draw(st.sampled_from((0, 1, 16, 4096))), begin, end
@@ -95,7 +95,7 @@ def test_every_byte_that_was_asked_for_moves_once_and_no_other(
 
 
 def test_neighbours_are_merged_and_then_cut() -> None:
-    """Whole chunks of a cache whose blocks lie back to back are few large pieces, whatever the page size."""
+    """Whole chunks of a cache whose blocks lie back to back become few large pieces, whatever the page size."""
     group: Group = (7, 23, [(1, 0, 1, 0, 2048, 2048)])
     pieces = expand_stretches(
         [group], pack_stretches([(0, 0, ids(*range(4, 11)), 0, 0, 7 * 2048)]), SEGMENT_BYTES, BASES
@@ -149,7 +149,7 @@ GOOD: Stretch = (0, 1, ids(10, 0), 64, 5, 396)
     ],
 )
 def test_a_list_that_does_not_fit_the_layout_is_refused(stretch: Stretch, says: str) -> None:
-    """It came over shared memory; what passes here is handed to a kernel."""
+    """The list came over shared memory, and a kernel executes every list that passes this check."""
     assert expand_stretches([GROUP], pack_stretches([GOOD]), 512, BASES)
     with pytest.raises(ValueError, match=says):
         expand_stretches([GROUP], pack_stretches([GOOD, stretch]), 512, BASES)

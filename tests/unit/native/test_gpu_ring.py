@@ -1,4 +1,4 @@
-"""The staging ring between two processes, one of which may stop, die, or write nonsense at any state."""
+"""The staging ring between two processes, one of which may stop, die, or write nonsense in any state."""
 
 import mmap
 import os
@@ -21,9 +21,9 @@ EMPTY, ASKED, TAKEN, DONE, FAULT = range(5)
 WAIT_S = 30
 STRETCH = (2, 1, array("i", [7, 5, 6]).tobytes(), 48, 0, 999)
 CELLS_AT = 4096
-"""Of the first cell in the ring; its word is the first thing in it, its list's length the third."""
+"""Offset of the ring's first cell: its word comes first, the length of its list third."""
 
-# A client in a process of its own: makes the ring, hands its descriptor over, and obeys one command a line.
+# A client in its own process: makes the ring, hands over its descriptor, and obeys one command per line.
 CLIENT = """
 import socket, sys
 from kvserver._native import RingOwner
@@ -89,7 +89,7 @@ def both(segment_bytes: int = MIB) -> tuple[RingOwner, RingPeer]:
     return owner, RingPeer(owner.fd, segment_bytes)
 
 
-# ---------------------------------------------------------------- the way of a segment
+# ---------------------------------------------------------------- the states of a segment
 
 
 def test_a_segment_goes_round(other: OtherProcess) -> None:
@@ -144,7 +144,7 @@ def test_what_was_taken_cannot_be_withdrawn() -> None:
 
 
 def test_a_late_answer_does_not_end_the_next_sequence() -> None:
-    """A client that was stopped says done for a segment that has been given to another job meanwhile."""
+    """A client that was stopped reports a segment as done that belongs to another job meanwhile."""
     owner, peer = both()
     peer.ask(STORE, 0, 1, [STRETCH])
     owner.take(STORE)
@@ -201,7 +201,7 @@ def test_the_mover_goes_on_whatever_becomes_of_the_client(other: OtherProcess, s
     assert peer.withdraw(STORE, 0) == (state == ASKED)
     if state == DONE:
         peer.recycle(STORE, 0)
-    assert peer.ask(STORE, 0, 2, [STRETCH]) == (state != TAKEN)  # what it holds stays out of use, nothing else does
+    assert peer.ask(STORE, 0, 2, [STRETCH]) == (state != TAKEN)  # its segments stay out of use, nothing else does
     assert peer.ask(STORE, 1, 2, [STRETCH])
     assert peer.ask(RETRIEVE, 0, 3, [STRETCH])
 
@@ -271,7 +271,7 @@ def test_a_file_that_is_no_ring_is_refused() -> None:
 
 
 def test_a_forked_child_does_not_have_the_ring() -> None:
-    """Two writers of the client's words would be one too many."""
+    """The client's words must have one writer."""
     owner = RingOwner(MIB)
     assert rings_mapped() == 1
     child = os.fork()

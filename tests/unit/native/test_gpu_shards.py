@@ -1,4 +1,4 @@
-"""How a job that is packed is cut into segments: every byte once, within all bounds, and refused like any other job."""
+"""Packed jobs cut into segments: every byte once, within all bounds, and refused like any other job."""
 
 import random
 
@@ -48,7 +48,7 @@ def segments_of(
 
 
 def check(segments: Segments, expected: dict[int, int], segment_bytes: int) -> None:
-    """Parts cover the shards (slot → bytes) once, front to back, and lie apart inside their segments."""
+    """Checks that parts cover the shards (slot → bytes) once, front to back, and lie apart inside their segments."""
     reached = dict.fromkeys(expected, 0)
     for parts in segments:
         at = 0
@@ -150,7 +150,7 @@ def test_what_a_plan_refuses_is_refused(copy: CopyGroup, code: str, kind: str) -
 
 @pytest.mark.parametrize("first_block", [0, 2, 3])
 def test_a_store_of_a_part_of_a_chunk_is_refused(first_block: int) -> None:
-    """The rest of its slot would get whatever staging holds."""
+    """The rest of its slot would get random bytes from staging."""
     copy = CopyGroup(0, first_block, (1, 2, 3), (0, 8192) if first_block > 1 else (0,))
     with pytest.raises(ValueError, match=r"^slots: "):
         segments_of([group(333)], [copy], 1 << 20)

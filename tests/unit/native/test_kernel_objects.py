@@ -1,4 +1,4 @@
-"""The kernels that were compiled ahead of time: whole, of this source, and in a form that drivers take."""
+"""The kernels that were compiled ahead of time: complete, built from this source, and in a form that drivers accept."""
 
 import hashlib
 import importlib.util
@@ -23,7 +23,7 @@ AMD_FLAGS = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F}
 
 
 def test_objects_were_made_from_this_source() -> None:
-    """Otherwise: pip install '.[objects]', python -m tools.build_objects."""
+    """To rebuild them: pip install '.[objects]', python -m tools.build_objects."""
     source = b"".join((ROOT / "csrc/gpu/kernels" / name).read_bytes() for name in ("piece.h", "kernel_source.h"))
     assert MANIFEST["source"] == hashlib.sha256(source).hexdigest()
 
@@ -93,7 +93,7 @@ def codes() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("arch", AMD_FLAGS)
 def test_amd_code_has_four_loads_under_way_in_each_width_and_spills_nothing(arch: str) -> None:
-    """The committed code itself, disassembled."""
+    """Disassembles the committed code itself."""
     check_code(arch, codes()[arch])
 
 
@@ -106,7 +106,7 @@ def test_amd_code_has_four_loads_under_way_in_each_width_and_spills_nothing(arch
     ],
 )
 def test_slow_code_is_found(old: int, new: int, says: str) -> None:
-    """0xdc5c8000: the first word of global_load_dwordx4, 0xdc7c8000 of its store, but for their cache hints."""
+    """0xdc5c8000 is the first word of global_load_dwordx4, 0xdc7c8000 that of its store, without their cache hints."""
     code = bytearray(codes()["gfx90a"])
     hints = 0x00030000
     for at in range(0, len(code) - 4, 4):

@@ -1,4 +1,4 @@
-"""Layout.parse against a map of bytes: what it accepts never overlaps and never leaves a buffer."""
+"""Layout.parse against a map of bytes: an accepted layout never overlaps and never leaves a buffer."""
 
 import re
 
@@ -27,7 +27,7 @@ def register(groups: list[GroupSpec], buffers: tuple[int, ...] = BUFFERS, chunk_
 
 
 def pages(spec: GroupSpec) -> list[tuple[int, int, int]]:
-    """(buffer, first byte, behind the last byte) of every page."""
+    """(buffer, first byte, byte after the last) of every page."""
     found = []
     for run in spec.regions:
         for region in range(run.regions):
@@ -38,7 +38,7 @@ def pages(spec: GroupSpec) -> list[tuple[int, int, int]]:
 
 
 def is_sound(spec: GroupSpec) -> bool:
-    """No byte twice, none outside."""
+    """Whether no byte is covered twice and none lies outside."""
     used: set[tuple[int, int]] = set()
     for buffer, begin, end in pages(spec):
         if begin < 0 or end > BUFFERS[buffer]:
@@ -56,15 +56,15 @@ def tensors(draw: st.DrawFn) -> GroupSpec:
     blocks, regions, page = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 9))
     gap = draw(st.integers(0, 3))
     offset = draw(st.integers(0, 20))
-    if draw(st.booleans()):  # regions behind each other, blocks inside a region
+    if draw(st.booleans()):  # regions one after another, blocks inside a region
         block_stride = page + gap
         region_stride = blocks * block_stride
-    else:  # blocks behind each other, regions inside a block
+    else:  # blocks one after another, regions inside a block
         region_stride = page + gap
         block_stride = regions * region_stride
     numbers = [draw(st.integers(0, 1)), offset, regions, region_stride, block_stride, page]
     runs = [numbers]
-    if draw(st.booleans()):  # a second run beside, behind or inside the first
+    if draw(st.booleans()):  # a second run beside, after or inside the first
         shift = draw(st.sampled_from([page, regions * region_stride, blocks * block_stride, region_stride, 0]))
         runs.append([numbers[0], offset + shift, *numbers[2:5], draw(st.integers(1, 9))])
     if draw(st.booleans()):

@@ -1,8 +1,7 @@
-"""Barriers between memory accesses, looked for in what the compiler made.
+"""Barriers between memory accesses, checked in the compiler's output.
 
-No run on x86-64 shows that one is missing: the processor reorders too little, and both sides would have to meet within
-nanoseconds. So a barrier that somebody deletes is missed here and nowhere else.
-"""
+A run on x86-64 cannot show that one is missing: the processor reorders too little, and both sides would have to meet
+within nanoseconds. So only this test notices a deleted barrier."""
 
 import functools
 import platform
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the inst
 
 @functools.cache
 def functions_of(source: str) -> dict[str, str]:
-    """Symbol -> its instructions, compiled as the module is. Parts that the compiler moved away belong to it."""
+    """Symbol -> its instructions, compiled as the module is, with any parts that the compiler moved elsewhere."""
     command = ["g++", "-std=c++20", "-O2", "-D_GNU_SOURCE", f"-I{CSRC}", "-S", "-o", "-", str(CSRC / source)]
     assembly = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     functions: dict[str, str] = {}
@@ -34,7 +33,7 @@ def functions_of(source: str) -> dict[str, str]:
 
 
 def test_non_temporal_stores_are_followed_by_a_store_fence() -> None:
-    """Nothing else orders them before the word that says that a job is done."""
+    """Only the fence orders them before the word that marks the job as done."""
     streaming = {name: text for name, text in functions_of("copy/copy_kernels.cpp").items() if "movnt" in text}
     assert streaming
     for name, text in streaming.items():
@@ -44,7 +43,7 @@ def test_non_temporal_stores_are_followed_by_a_store_fence() -> None:
 
 @pytest.mark.parametrize("method", ["clear", "drop_namespace", "put_namespace"])
 def test_a_withdrawn_ledger_entry_is_followed_by_a_full_barrier(method: str) -> None:
-    """Whatever is written into the slot next must not be seen before the entry is gone."""
+    """New bytes in the slot must not be visible before the entry is gone."""
     mangled = f"_ZN2kv6Ledger{len(method)}{method}E"
     (text,) = (text for name, text in functions_of("arena/ledger.cpp").items() if name.startswith(mangled))
     assert FULL_BARRIER.search(text), text

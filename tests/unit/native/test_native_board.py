@@ -1,4 +1,4 @@
-"""Job words: every transition, and races between processes that end in exactly one winner."""
+"""Job words: every transition, and races between processes with exactly one winner."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ RACES = 3000
 
 
 def race_to_abandon(fd: int, won: Synchronized[int]) -> None:
-    """Abandons word 1 of every generation; counts how often it was the one that did."""
+    """Abandons word 1 of every generation; counts how often it succeeded."""
     board = Board(fd, WORDS)
     count = 0
     for generation in range(1, RACES + 1):
@@ -121,8 +121,9 @@ def race_to_abandon(fd: int, won: Synchronized[int]) -> None:
 
 
 def test_two_processes_racing_for_a_word_agree_on_who_won(fd: int) -> None:
-    """Both abandon each generation of word 1, one as a store, one as a retrieve; word 0 keeps them in step. Both see it
-    abandoned, and no generation is skipped or comes back."""
+    """Both processes abandon each generation of word 1, one as a store, one as a retrieve; word 0 keeps them in step.
+
+    Both see it abandoned, and no generation is skipped or comes back."""
     context = multiprocessing.get_context("fork")
     won = context.Value("q", -1)
     other = context.Process(target=race_to_abandon, args=(fd, won))
@@ -145,7 +146,7 @@ CANNOT_STEP = 77
 
 
 def test_exactly_one_side_gets_a_word_at_whatever_instruction_the_other_is_interrupted() -> None:
-    """In C++, by the processor's trap flag: the program compares the answers of both with the word."""
+    """A C++ program that uses the processor's trap flag compares both sides' answers with the word."""
     sources = [ROOT / "tests/rigs/word_steps.cpp", *(ROOT / "csrc" / f"{room}.cpp" for room in ROOMS)]
     program = build_program("word_steps", sources)
     done = subprocess.run([program], capture_output=True, text=True, timeout=100, check=False)

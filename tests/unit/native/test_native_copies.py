@@ -30,13 +30,13 @@ def block_first(page: int, blocks: int, regions: int, per_chunk: int) -> Case:
 
 
 def layer_tensors(page: int, blocks: int, layers: int, per_chunk: int) -> Case:
-    """K and V of a layer in one tensor of their own, K/V-first."""
+    """K and V of a layer in one tensor per layer, K/V-first."""
     runs = tuple(Run(layer, 0, 2, blocks * page, page, page) for layer in range(layers))
     return Case(f"layer-tensors-{page}", [Group(per_chunk, blocks, runs)], [2 * blocks * page] * layers)
 
 
 def hybrid() -> Case:
-    """A full group, a window group in the same buffer behind it, and a state group of large pages."""
+    """A full group, a window group after it in the same buffer, and a state group of large pages."""
     full = Group(3, 29, (Run(0, 0, 4, 29 * 576, 576, 576),))
     window = Group(6, 17, (Run(0, 4 * 29 * 576, 2, 17 * 132, 132, 132),))
     state = Group(1, 5, (Run(1, 7, 1, 0, 70_001, 70_001),))
@@ -107,7 +107,7 @@ def test_a_job_writes_its_bytes_and_no_other(case: Case, threads: int) -> None:
 
 @pytest.mark.parametrize("page", [2048 + 4, 132, 6000])
 def test_jobs_past_the_cache_write_their_bytes_and_no_other(page: int) -> None:
-    """Large enough that copies go past the cache, with targets at every alignment."""
+    """Large enough that copies bypass the CPU cache, with targets at every alignment."""
     blocks, regions, per_chunk = (15 << 20) // page // 3, 3, 7
     case = kv_first(page, blocks, regions, per_chunk)
     arena_bytes = arena_for(case)

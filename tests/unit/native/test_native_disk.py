@@ -1,4 +1,4 @@
-"""The disk engine and its stores: what is written is found and read, and nothing else is."""
+"""The disk engine and its stores: written records are found and read, and nothing else is."""
 
 import os
 import random
@@ -39,7 +39,7 @@ SMALL, LARGE = SIZES
 
 @pytest.fixture
 def faults() -> Iterator[DiskFaults]:
-    """Whatever stalls goes on at the end, so that a test that fails does not hang."""
+    """Planned faults. Stalled requests go on at the end, so that a failing test does not hang."""
     faults = DiskFaults()
     yield faults
     faults.release()
@@ -70,7 +70,9 @@ def test_what_was_written_is_read(tmp_path: Path, engine: str) -> None:
 
 
 PIECE_BYTES = 7 * BLOCK
-"""Slots have three blocks: of the first eight, the third and the fifth lie in two pieces. The last has one block."""
+"""Slots have three blocks: of the first eight, the third and the fifth span two pieces.
+
+The last piece has one block."""
 
 
 @pytest.fixture
@@ -141,7 +143,9 @@ def test_reading_something_else_than_the_extent_holds_is_stale(tmp_path: Path) -
 def test_any_number_of_records_that_are_stale_end_without_a_request(
     tmp_path: Path, engine: Literal["auto", "threads"], kind: Kind
 ) -> None:
-    """More than a lane looks at in one turn: no request ends after which it would look at the others."""
+    """More records than a lane looks at in one turn.
+
+    Stale ones make no request whose end would wake it for the rest."""
     rig = Rig(open_store(tmp_path), engine=engine)
     rig.engine.submit(7, kind, Record(Extent(0, 0, 0, SMALL), 1).packed(0) * 331)
     assert {(job, outcome) for job, _, outcome, _ in rig.wait(331)} == {(7, STALE)}
@@ -149,7 +153,7 @@ def test_any_number_of_records_that_are_stale_end_without_a_request(
 
 
 def test_items_that_have_ended_make_room_for_others(tmp_path: Path) -> None:
-    """There may be 2^20 at a time, of all jobs; here that many end, and another."""
+    """At most 2^20 items may be in flight, over all jobs; here that many end, and another one fits."""
     rig = Rig(open_store(tmp_path))
     at_once = 1 << 17
     stale = Record(Extent(0, 0, 0, SMALL), 1).packed(0) * at_once
@@ -178,9 +182,7 @@ def test_overwritten_and_withdrawn_records_are_gone_for_good(tmp_path: Path) -> 
     assert set(kept(tmp_path)) == {old[0], new, old[3], old[5]}
 
 
-def test_of_an_overwrite_the_device_sees_the_payload_alone_after_its_old_header_is_gone(
-    tmp_path: Path, faults: DiskFaults
-) -> None:
+def test_an_overwrite_sends_its_payload_only_after_the_old_header_is_gone(tmp_path: Path, faults: DiskFaults) -> None:
     store = open_store(tmp_path, faults=faults)
     rig = Rig(store)
     old = Record(Extent(0, 1, 2, LARGE), 70)
@@ -205,7 +207,7 @@ def test_a_segment_that_changes_its_size_loses_its_records_and_no_other(tmp_path
     rig = Rig(store)
     records = filled()
     rig.run("write", records)
-    # Back and forth: what had this size before must not come back to life.
+    # Back and forth: records of this size from before must not come back to life.
     large = [Record(Extent(0, 0, position, LARGE), 300 + position) for position in (1, 2)]
     assert rig.run("write", large) == [DONE, DONE]
     small = Record(Extent(0, 0, 3, SMALL), 400)
@@ -258,7 +260,7 @@ def test_a_thousand_random_writes_end_as_in_a_dict(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_has_written_needs_no_flush(tmp_path: Path) -> None:
-    """The process is gone without a goodbye: no flush, no close."""
+    """The process ends without flush or close."""
     script = (
         "import sys, os; sys.path[:0] = sys.argv[2:]\n"
         "from pathlib import Path; from tests.rigs.native_disk_rig import *\n"
@@ -271,7 +273,7 @@ def test_what_a_killed_process_has_written_needs_no_flush(tmp_path: Path) -> Non
     assert kept(tmp_path) == dict.fromkeys(filled(), DONE)
 
 
-# ---------------------------------------------------------------- what the caller may not ask
+# ---------------------------------------------------------------- invalid requests of the caller
 
 
 @pytest.mark.parametrize(
@@ -345,8 +347,9 @@ def test_cancelled_items_that_have_not_begun_end_at_once_and_the_others_as_usual
 
 
 def test_a_write_gets_its_turn_while_reads_go_on(tmp_path: Path, faults: DiskFaults) -> None:
-    """Its mover is killed when it takes too long, and there may be something to read for longer than that. Reads fail
-    here: those that succeed are hashed, and while they are nothing may wait to be read."""
+    """A slow write gets its mover killed, and reads may keep coming for longer than that.
+
+    The reads fail here: a read that succeeds is hashed, and then none may be waiting."""
     store = open_store(tmp_path, faults=faults)
     rig = Rig(store, depth=1)
     *read, written = (

@@ -1,10 +1,9 @@
-"""Whatever of the writes a crash left, recovery finds no record that was not whole, and none that was given up.
+"""After a crash at any instant of a write, recovery finds no half-written record, and none that was given up.
 
-Two kinds of crash. A *kill* takes the process: what had ended is there, on the device or in the page cache, and what
-was under way is there in any part. A *power cut* takes the page cache, and what the device had not made durable: of all
-writes since the last flush, to either file, any parts may be missing, in any order. The images are made from the trace
-of a run, for every instant of it.
-"""
+Two kinds of crash. A *kill* ends the process: writes that had ended are there, on the device or in the page cache, and
+any parts of those in flight. A *power cut* takes the page cache and everything that the device had not made durable. Of
+all writes since the last flush, to either file, any parts may be missing, in any order. The images are made from the
+trace of a run, for every instant of it."""
 
 import random
 from collections.abc import Iterator
@@ -18,17 +17,17 @@ from kvserver._native import DiskFaults, DiskStore
 from tests.rigs.native_disk_rig import CHECKSUM, DONE, SEGMENT_BYTES, SIZES, Extent, Kind, Record, Rig, kept, open_store
 
 UNIT = {"payloads": 512, "headers": 8}
-"""What of a write is there or not: sectors; of a header, which the kernel copies, each word."""
+"""Smallest part of a write that is there or not: sectors of payloads; words of a header, which the kernel copies."""
 NAMES = {"payloads": DiskStore.FILE, "headers": DiskStore.HEADERS}
 SEGMENTS = 2
 
 Trace = list[tuple[str, int, str, int, bytes]]
 Image = dict[str, bytearray]
-"""By file."""
+"""Content by file."""
 
 
 class Job(NamedTuple):
-    """What was asked at once, and how long the trace was when all of it had ended."""
+    """Records that were submitted together."""
 
     kind: Kind
     records: list[Record]
@@ -37,7 +36,7 @@ class Job(NamedTuple):
 
 class Run(NamedTuple):
     before: Image
-    """The first write comes after it."""
+    """Content before the first write."""
     trace: Trace
     jobs: list[Job]
     marks: list[int]
@@ -45,7 +44,7 @@ class Run(NamedTuple):
 
 
 def conflicts(old: Extent, new: Extent) -> bool:
-    """Writing `new` ends what lies in `old`."""
+    """Whether writing `new` replaces the record in `old`."""
     if (old.device, old.segment) != (new.device, new.segment):
         return False
     return old.extent_bytes != new.extent_bytes or old.position == new.position
@@ -85,8 +84,9 @@ def recorded(directory: Path, jobs: list[Job]) -> Run:
 
 
 def sure_and_gone(run: Run, instant: int, since: int = 0) -> tuple[set[Record], set[Record]]:
-    """Records that must be found after a crash at that instant, and those that must not. Before `since` everything was
-    durable; what was asked after that may have happened or not."""
+    """Records that must be found after a crash at that instant, and those that must not.
+
+    All writes before `since` were durable. Jobs submitted after that may or may not have happened."""
     sure: set[Record] = set()
     gone: set[Record] = set()
     begun = 0
@@ -105,7 +105,7 @@ def sure_and_gone(run: Run, instant: int, since: int = 0) -> tuple[set[Record], 
 
 
 def in_part(chooser: random.Random, image: Image, file: str, offset: int, content: bytes) -> None:
-    """Any parts of a write: none, some or all."""
+    """Applies any parts of a write: none, some or all."""
     share = chooser.choice((0.0, 0.5, 1.0))
     unit = UNIT[file]
     for at in range(0, len(content), unit):
@@ -128,7 +128,7 @@ def after_kill(run: Run, instant: int, chooser: random.Random) -> Image:
 
 
 def after_power_cut(run: Run, instant: int, chooser: random.Random) -> tuple[Image, int]:
-    """The image, and where the last flush was."""
+    """(the image, the position of the last flush)."""
     flushed = max((at + 1 for at in range(instant) if run.trace[at][0] == "flush"), default=0)
     image = copy_of(run.before)
     for at, (event, _, file, offset, content) in enumerate(run.trace[:instant]):
@@ -143,7 +143,7 @@ def after_power_cut(run: Run, instant: int, chooser: random.Random) -> tuple[Ima
 
 def check(directory: Path, image: Image, run: Run, *, sure: set[Record], gone: set[Record], whole: bool) -> None:
     lay(directory, image)
-    found = kept(directory, segments=SEGMENTS)  # compares the bytes of all that is read as right
+    found = kept(directory, segments=SEGMENTS)  # compares the bytes of every record that reads as right
     written = {record for job in run.jobs if job.kind == "write" for record in job.records}
     assert set(found) <= written
     assert {record for record, outcome in found.items() if outcome == DONE} >= sure
@@ -152,7 +152,7 @@ def check(directory: Path, image: Image, run: Run, *, sure: set[Record], gone: s
 
 
 def story(seed: int, length: int) -> list[Job]:
-    """Jobs of up to four records; no two of a job conflict, so that its order does not matter."""
+    """Jobs of up to four records; no two records of a job conflict, so that its order does not matter."""
     chooser = random.Random(seed)
     generation = 0
     held: set[Record] = set()
@@ -214,7 +214,7 @@ def test_any_story_with_any_crash(tmp_path: Path, seed: int, where: float, power
 
 
 def test_a_store_goes_on_after_every_crash_of_it(tmp_path: Path) -> None:
-    """One crash after the other on the same store: what is found each time is what the times before left."""
+    """Crashes the same store repeatedly; each recovery finds what the earlier ones left."""
     chooser = random.Random(9)
     generation = 1000
     held: set[Record] = set()

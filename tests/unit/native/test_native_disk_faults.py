@@ -1,4 +1,4 @@
-"""The Nth request to a device goes wrong, for every N: a miss, never a wrong byte, never an item without an end."""
+"""The Nth request to a device fails, for every N: a miss, never a wrong byte, never an item without an end."""
 
 import errno
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from tests.rigs.native_rig import until
 SMALL, LARGE = SIZES
 Fault = Literal["error", "short", "ragged", "torn", "flip", "misdirect"]
 HONEST = ("error", "short", "ragged")
-"""The device says itself that it failed."""
+"""Faults that the device itself reports."""
 
 FIRST = [Record(Extent(0, 0, position, SMALL), 10 + position) for position in range(4)] + [
     Record(Extent(0, 1, position, LARGE), 20 + position) for position in range(3)
@@ -36,18 +36,18 @@ FIRST = [Record(Extent(0, 0, position, SMALL), 10 + position) for position in ra
 SECOND = [
     Record(Extent(0, 0, 1, SMALL), 31),  # overwrites
     Record(Extent(0, 1, 2, LARGE), 32),
-    Record(Extent(0, 2, 0, LARGE), 33),  # a segment that is new
+    Record(Extent(0, 2, 0, LARGE), 33),  # a new segment
     Record(Extent(0, 2, 1, LARGE), 34),
 ]
 GONE = [FIRST[3], FIRST[4]]
 
 
 class Told:
-    """What the engine said of a run, and so what may be found afterwards."""
+    """The engine's report of a run, which decides what may be found afterwards."""
 
     def __init__(self) -> None:
         self.written: set[Record] = set()
-        """Said to be on the device, and nothing was done to it since."""
+        """Records reported as written, and not overwritten or withdrawn since."""
         self.withdrawn: set[Record] = set()
         self.outcomes: set[int] = set()
 
@@ -106,12 +106,12 @@ def test_whatever_goes_wrong_is_a_miss(tmp_path: Path, fault: Fault, lasting: bo
         assert set(found.values()) <= {DONE, CHECKSUM}
         assert set(found) <= {*FIRST, *SECOND}
         if fault in HONEST:
-            # Nothing that it promised is missing or wrong, and nothing that it withdrew is back.
+            # Every promised record is there and right, and no withdrawn one is back.
             assert {record for record, outcome in found.items() if outcome == DONE} >= told.written
             assert CHECKSUM not in found.values()
             assert not told.withdrawn & set(found)
     assert seen >= ({IO_ERROR} if fault == "error" else set())
-    # One request that was cut short is made good by another.
+    # A request that was cut short is completed by another.
     assert (SHORT in seen) == (fault in ("short", "ragged"))
     assert (CHECKSUM in seen) == (fault not in HONEST)
 
@@ -119,7 +119,7 @@ def test_whatever_goes_wrong_is_a_miss(tmp_path: Path, fault: Fault, lasting: bo
 @pytest.mark.parametrize("nth", [2, 4])
 @pytest.mark.parametrize("fault", ["short", "ragged"])
 def test_a_payload_that_is_cut_short_is_moved_on_from_a_whole_block(tmp_path: Path, fault: Fault, nth: int) -> None:
-    """The label, the payload, the header; the payload again, to read it. The device refuses what O_DIRECT would."""
+    """Requests: label, payload, header, and the payload again to read it. The device refuses what O_DIRECT would."""
     faults = DiskFaults()
     faults.plan(nth, fault)
     rig = Rig(open_store(tmp_path, faults=faults))
@@ -179,7 +179,7 @@ def test_what_goes_wrong_in_a_recovery_costs_what_it_hid(tmp_path: Path, fault: 
         assert set(rig.run("read", found)) <= {DONE}
         rig.close()
         store.close()
-        assert set(kept(tmp_path)) == told.written  # nothing was done to them
+        assert set(kept(tmp_path)) == told.written  # neither overwritten nor withdrawn
     assert faults.requests >= 6
     assert counted > 0 or fault == "torn"
 
@@ -191,7 +191,7 @@ def test_what_a_recovery_could_not_read_does_not_come_back_after_it_was_overwrit
     rig.run("write", old)
     rig.close()
     store.close()
-    # The fourth request reads the table of segment 0; what is flipped is its first header.
+    # The fourth request reads the table of segment 0; the flip hits its first header.
     hidden: list[tuple[Fault, int]] = [("error", 1), ("flip", 0), ("short", 2)]
     for fault, position in hidden:
         new = Record(Extent(0, 0, position, SMALL), 50 + position)

@@ -1,4 +1,4 @@
-"""What lies in a directory when a store is opened: ours, somebody else's, damaged, moved, or of another size."""
+"""Directories at the opening of a store: our own files, foreign, damaged or moved ones, and other sizes."""
 
 import contextlib
 import errno
@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 SMALL, LARGE = SIZES
 HEADS = 2 * BLOCK
-"""The superblocks of either file."""
+"""Bytes of the superblocks in each of the two files."""
 ROW_BYTES = SEGMENT_BYTES - TABLE_BYTES
 HALVES = {DiskStore.FILE: ROW_BYTES, DiskStore.HEADERS: TABLE_BYTES}
 """Bytes of a segment, by file."""
@@ -87,7 +87,7 @@ extern "C" int fdatasync(int fd) {
 
 
 def test_a_flush_reaches_both_files(tmp_path: Path) -> None:
-    """No test can cut the power: what the process asks of the system is what there is to see."""
+    """No test can cut the power, so this one checks the process's system calls."""
     library, directory = tmp_path / "synced.so", tmp_path / "store"
     directory.mkdir()
     command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
@@ -108,7 +108,7 @@ def test_a_flush_reaches_both_files(tmp_path: Path) -> None:
 
 
 def test_a_refused_store_leaves_no_descriptor_behind(tmp_path: Path) -> None:
-    """In use, of another kind, of somebody else, without headers, without a directory."""
+    """In use, of another kind, of another owner, without headers, without a directory."""
     in_use, foreign, unknown, bare = (tmp_path / name for name in ("in use", "foreign", "unknown", "bare"))
     for directory in (in_use, foreign, unknown, bare):
         directory.mkdir()
@@ -268,7 +268,7 @@ def test_truncated_headers_cost_what_was_cut_off(tmp_path: Path) -> None:
     store_with(tmp_path, filled())
     os.truncate(tmp_path / DiskStore.HEADERS, HEADS + ENTRY + 4 * ENTRY)  # the label, positions 0 to 3
     assert kept(tmp_path) == dict.fromkeys(filled()[:3], DONE)
-    store_with(tmp_path, shifted(filled(), 10))  # as if nothing had been there
+    store_with(tmp_path, shifted(filled(), 10))  # as if no record had been there
     assert kept(tmp_path) == dict.fromkeys(shifted(filled(), 10), DONE)
 
 
@@ -287,7 +287,7 @@ def test_a_store_without_headers_is_begun_anew(tmp_path: Path, empty: bool) -> N
 
 
 def test_headers_without_their_store_are_replaced(tmp_path: Path) -> None:
-    """What a server leaves that died while it made a store, or a user who removed one of two files."""
+    """Left by a server that died while it made a store, or by a user who removed one of the two files."""
     store_with(tmp_path, filled())
     (tmp_path / DiskStore.FILE).unlink()
     for name in HALVES:
@@ -301,7 +301,7 @@ def test_headers_without_their_store_are_replaced(tmp_path: Path) -> None:
 
 
 def test_a_store_that_was_being_made_is_taken_over(tmp_path: Path) -> None:
-    """Its preallocation goes on where it was; of headers that lie there nothing is believed."""
+    """Its preallocation goes on where it was; headers that lie there are not believed."""
     made, other = tmp_path / "made", tmp_path / "other"
     for directory in (made, other):
         directory.mkdir()
@@ -309,7 +309,7 @@ def test_a_store_that_was_being_made_is_taken_over(tmp_path: Path) -> None:
     for name in HALVES:
         (made / f"{name}.new").write_bytes((other / name).read_bytes() + b"of a larger one")
         (made / f"{name}.new").chmod(0o600)
-    with (made / f"{DiskStore.FILE}.new").open() as begun:  # held, or another file could get its number
+    with (made / f"{DiskStore.FILE}.new").open() as begun:  # kept open, or another file could get its number
         store = open_store(made)
         assert (made / DiskStore.FILE).samefile(f"/proc/self/fd/{begun.fileno()}")
     assert store.created
@@ -334,7 +334,7 @@ def test_headers_of_another_store_are_refused_and_left_as_they_are(tmp_path: Pat
 
 
 def test_headers_of_an_earlier_day_vouch_for_no_byte_that_was_written_since(tmp_path: Path) -> None:
-    """As after a power cut that took the page cache, or a backup that was laid back."""
+    """For example after a power cut that took the page cache, or with a backup put back."""
     before, after = filled(), shifted(filled(), 10)[1:]
     store_with(tmp_path, before)
     earlier = (tmp_path / DiskStore.HEADERS).read_bytes()
@@ -405,7 +405,7 @@ def test_a_header_in_anothers_place_is_not_believed(tmp_path: Path) -> None:
     store_with(tmp_path, filled())
     headers = bytearray((tmp_path / DiskStore.HEADERS).read_bytes())
     first = HEADS + ENTRY
-    headers[first + 2 * ENTRY : first + 3 * ENTRY] = headers[first : first + ENTRY]  # where nothing was written
+    headers[first + 2 * ENTRY : first + 3 * ENTRY] = headers[first : first + ENTRY]  # where no record was written
     headers[first + 3 * ENTRY : first + 4 * ENTRY] = headers[first : first + ENTRY]
     (tmp_path / DiskStore.HEADERS).write_bytes(headers)
     assert set(kept(tmp_path)) == set(filled()) - {filled()[2]}
@@ -448,7 +448,7 @@ def test_bad_sizes_and_places_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="opening the disk directory") as missing:
         DiskStore(str(tmp_path / "missing"), **options())  # type: ignore[arg-type]
     assert missing.value.errno == errno.ENOENT
-    # Bounded, since the kernel would try: for a moment the whole disk would be gone for the tests beside this one.
+    # Bounded, since the kernel would try: for a moment other tests on this disk would have no space.
     with files_at_most(1 << 40), pytest.raises(OSError, match="preallocating") as too_large:
         DiskStore(str(tmp_path), **options(capacity_bytes=1 << 45))  # type: ignore[arg-type]
     assert too_large.value.errno in (errno.ENOSPC, errno.EFBIG)
@@ -456,7 +456,7 @@ def test_bad_sizes_and_places_say_what_is_wrong(tmp_path: Path) -> None:
     assert DiskStore.extents_per_segment(SEGMENT_BYTES, 13 * BLOCK) == 0
 
 
-# ---------------------------------------------------------------- to read
+# ---------------------------------------------------------------- opened for reading
 
 
 def open_to_read(directory: Path) -> DiskStore:
@@ -525,7 +525,7 @@ def test_half_a_store_is_not_opened_to_read(tmp_path: Path, name: str) -> None:
 
 
 def test_a_size_of_segments_that_cannot_be_is_not_believed(tmp_path: Path) -> None:
-    """Under a seal that is right: nobody divides by it."""
+    """The seal is right, so the size itself must be checked before anything is divided by it."""
     store_with(tmp_path, filled())
     for half in HALVES:
         image = bytearray((tmp_path / half).read_bytes())
@@ -539,7 +539,7 @@ def test_a_size_of_segments_that_cannot_be_is_not_believed(tmp_path: Path) -> No
 
 @contextlib.contextmanager
 def files_at_most(limit_bytes: int) -> Iterator[None]:
-    """As if the file system had room for headers and not for payloads."""
+    """Limits the size of files, as if the file system had room for headers and not for payloads."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
     try:
@@ -561,7 +561,7 @@ def test_a_store_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None
 
 
 def test_the_header_on_disk_is_as_documented(tmp_path: Path) -> None:
-    """docs/disk-format.md in numbers: whoever changes one of these makes another format."""
+    """The numbers of docs/disk-format.md: changing one of them makes another format."""
     store = open_store(tmp_path)
     rig = Rig(store)
     record = Record(Extent(0, 1, 2, LARGE), 77)

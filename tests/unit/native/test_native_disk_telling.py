@@ -1,4 +1,4 @@
-"""The order in which what was found on disk is told: whole chunks, parents first, nothing left out."""
+"""The order in which records found on disk are told: whole chunks, parents first, nothing left out."""
 
 import random
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def reports(told: DiskTelling, most: int) -> Iterator[list[DiskRecord]]:
 
 
 def tree(rng: random.Random, chunks: int, namespace: str) -> list[DiskRecord]:
-    """Chains that fork, two shards a chunk, some of them written twice."""
+    """Chains that fork, two shards per chunk, some of them written twice."""
     records: list[DiskRecord] = []
     for number in range(chunks):
         parent = str(rng.randrange(number)) if number and rng.random() < 0.9 else ""
@@ -82,7 +82,7 @@ def test_a_report_that_fits_exactly_is_not_cut() -> None:
     assert [len(report) for report in reports(telling(records), 3)] == [3, 3, 1]
 
 
-def test_of_a_chunk_with_too_many_records_the_newest_are_told() -> None:
+def test_the_newest_records_of_a_chunk_with_too_many_are_told() -> None:
     records = [record("a", generation=generation) for generation in (3, 9, 1, 7, 5)]
     (told,) = reports(telling(records, chunk_most=3), MANY)
     assert [one.generation for one in told] == [9, 7, 5]

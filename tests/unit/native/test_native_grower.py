@@ -1,4 +1,4 @@
-"""The arena grows from the front, keeps what it holds, and stops with a reason."""
+"""The arena grows from the front, keeps its content, and stops with a reason."""
 
 import os
 import select
@@ -17,7 +17,7 @@ ARENA = SLAB * SLABS
 
 
 def grown(grower: ArenaGrower, slabs: int) -> list[int]:
-    """Every value of slabs_ready that was announced, up to `slabs`."""
+    """Every announced value of slabs_ready, up to `slabs`."""
     seen = [grower.slabs_ready]
     poll = select.poll()
     poll.register(grower.eventfd, select.POLLIN)
@@ -149,7 +149,7 @@ def test_a_numa_node_that_does_not_exist_is_an_error() -> None:
 @pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="a kernel without NUMA")
 @pytest.mark.parametrize(("nodes", "policy"), [([], "default"), ([0], "prefer:0"), ([0, 1000], "interleave:0")])
 def test_one_node_is_preferred_and_several_have_the_pages_in_turn(nodes: list[int], policy: str) -> None:
-    """Linux leaves out a node that is not there beside one that is."""
+    """Linux silently drops an absent node that is given together with a present one."""
     fd = create_memfd("arena-on-nodes", ARENA)
     grower = ArenaGrower(fd, ARENA, SLAB, 1, nodes)
     (line,) = [line for line in Path("/proc/self/numa_maps").read_text().splitlines() if "arena-on-nodes" in line]

@@ -114,7 +114,7 @@ def test_words_of_done_jobs_say_so_before_the_completion_is_seen() -> None:
 
 
 def test_a_store_that_is_abandoned_under_way_never_says_done() -> None:
-    """Abandoned as soon as it is submitted: the copy may or may not have ended, and word and completion agree."""
+    """Abandoned just after it began: the copy may or may not have ended, and word and completion agree."""
     pool = Memory(BIG_POOL)
     seen: set[int] = set()
     with rig(BIG_POOL, 1) as session:
@@ -206,7 +206,7 @@ def test_unmapping_waits_for_the_jobs_of_its_cache_and_only_for_those() -> None:
 
 
 def dropped_board(session: Rig) -> str:
-    """Why it was not; empty when it was."""
+    """Drops the board; returns the refusal's reason, empty when it was dropped."""
     try:
         session.engine.drop_board(SESSION)
     except ValueError as problem:
@@ -215,13 +215,13 @@ def dropped_board(session: Rig) -> str:
 
 
 def test_a_cache_is_unmapped_after_its_last_job_when_all_memory_is_there() -> None:
-    """Nothing is left to be faulted in: the thread that unmaps waits for nothing but to be told."""
+    """All memory is faulted in, so the thread that unmaps waits only for the order."""
     pool = Memory(BIG_POOL)
     pool.fill(3)
     with rig(BIG_POOL, 1) as session:
         session.arena.fill(4)
         session.map(CACHE, [BIG], [pool])
-        time.sleep(0.3)  # that long it looks again and again whether memory is there: what it was told shows later
+        time.sleep(0.3)  # for that long it polls whether memory is there, and the order would reach it anyway
         job, _ = session.submit("store", CACHE, all_big())
         session.engine.unmap_cache(CACHE)
         assert [(number, status) for number, status, *_ in session.wait(2)] == [(job, "done"), (CACHE, "unmapped")]
@@ -286,8 +286,9 @@ print("after", flush=True)
 
 
 def test_many_small_jobs_complete_exactly_once_with_their_own_bytes() -> None:
-    """Each word has a slot and five blocks of its own; a store and then a retrieve into other blocks of them, again and
-    again, all words at once."""
+    """Each word has a slot and five blocks of its own.
+
+    Each of them stores, then retrieves into other blocks of its own, again and again, all words at once."""
     total, per_word = 2000, 5
     blocks = per_word * WORDS
     group = Group(2, blocks, (Run(0, 0, 2, blocks * PAGE, PAGE, PAGE),))
@@ -405,7 +406,7 @@ def mappings_of(name: str) -> int:
 
 
 def engine_threads() -> dict[str, int]:
-    """The signals that each has blocked. One that has been joined may still be among them for a moment."""
+    """Blocked signals of each engine thread. A joined thread may still be listed for a moment."""
     blocked = {}
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The ledger: what was sealed is found, what was cleared is not, and nothing damaged is ever believed."""
+"""The ledger: sealed entries are found, cleared ones are not, and damaged ones are never believed."""
 
 import multiprocessing
 import os
@@ -21,7 +21,7 @@ OFFSET = struct.Struct("<q")
 HEADER_BYTES = 32
 DOCUMENT_STRIDE = 4096 + Ledger.DOCUMENT_BYTES_MAX
 ENTRIES = 4096 + Ledger.NAMESPACES_MAX * DOCUMENT_STRIDE
-"""Where things are in the file: the tests that damage it must know."""
+"""Offset of the entries in the file, for the tests that damage it."""
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ VARIANTS = [[record(place, 1000 * variant + place) for place in range(UNITS)] fo
 
 
 def write_without_end(fd: int) -> None:
-    """Seals and clears for ever, with as little Python between as possible: the kill should hit the ledger."""
+    """Seals and clears for ever, with little Python in between, so that a kill is likely to hit the ledger's code."""
     ledger, rng = Ledger(fd, ARENA), random.Random(1)
     everything = offsets(*range(UNITS))
     batches = [b"".join(rng.choice(VARIANTS)[place] for place in range(UNITS)) for _ in range(9)]
@@ -287,7 +287,7 @@ def test_a_killed_writer_leaves_only_what_it_wrote(fd: int, seed: int) -> None:
     writer.start()
     while not os.pread(fd, 8, 4096 + 2 * DOCUMENT_STRIDE).strip(b"\0"):
         assert writer.is_alive()
-    for _ in range(random.Random(seed).randrange(20_000)):  # some moment
+    for _ in range(random.Random(seed).randrange(20_000)):  # a random moment
         pass
     assert writer.pid is not None
     os.kill(writer.pid, signal.SIGKILL)

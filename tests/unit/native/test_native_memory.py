@@ -57,7 +57,7 @@ def test_free_huge_pages_of_an_unknown_size_are_none() -> None:
 
 
 def test_touching_page_by_page_keeps_the_bytes_and_survives_a_file_that_was_cut() -> None:
-    """In C++, since only kernels before 5.14 are given it: the program compares bytes and says what is wrong."""
+    """Only kernels before 5.14 take this path, so a C++ program calls it directly and compares the bytes."""
     sources = [ROOT / "tests/rigs/touch_pages.cpp", *(ROOT / "csrc" / f"{room}.cpp" for room in TOUCHING)]
     done = subprocess.run([build_program("touch_pages", sources)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -82,7 +82,7 @@ def test_pieces_are_the_whole_plan_and_none_is_longer_than_it_may_be(
     packed = [group.packed() for group in groups], [copy.packed() for copy in copies]
     found = plan_pieces(*packed, ARENA, kind, bytes_max, pages_max)
     assert merged([copy for piece in found for copy in piece]) == plan(groups, copies, kind)
-    ends, at = [], 0  # of pages, in the stream
+    ends, at = [], 0  # ends of pages, as positions in the stream
     for copy in copies:
         for page in pages(groups, copy, kind):
             at += page[3]

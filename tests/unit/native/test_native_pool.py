@@ -1,4 +1,4 @@
-"""What an engine takes of a pool's memory."""
+"""Resident memory of a pool that an engine maps."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ ARENA = 1 << 20
 
 
 def resident_bytes(address: str) -> int:
-    """Of the mapping that begins there."""
+    """Resident bytes of the mapping that begins there."""
     smaps = Path("/proc/self/smaps").read_text()
     return int(smaps.split(f"{address}-")[1].split("Rss:")[1].split()[0]) * 1024
 

@@ -1,4 +1,4 @@
-"""Who goes first, and what ends early: jobs that overtake, are cancelled, or are there when the engine closes."""
+"""Order and early ends of jobs: some overtake, are cancelled, or are there when the engine closes."""
 
 import pytest
 
@@ -11,7 +11,7 @@ CACHE = 3
 
 def test_retrieves_overtake_stores() -> None:
     pool = Memory(BIG_POOL)
-    overtaken = (2, 0, 1)  # even the store that had begun
+    overtaken = (2, 0, 1)  # even a store that had begun
     orders: set[tuple[int, ...]] = set()
     with rig(BIG_POOL, 1) as session:
         session.map(CACHE, [BIG], [pool])
@@ -39,7 +39,7 @@ def test_cancel_ends_what_has_not_begun_and_only_that_job() -> None:
                 assert moved < BIG_PAGE
                 cancelled += moved == 0  # otherwise it had begun, and was stopped between two pieces
                 assert session.board.state(1) == (generation, FAILED)
-            else:  # it had come to its last piece
+            else:  # it had reached its last piece
                 assert session.board.state(1) == (generation, DONE)
     pool.close()
 
@@ -74,7 +74,7 @@ def test_cancel_stops_a_running_job_between_two_pieces(kind: Kind, threads: int)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_cancel_does_not_wait_for_a_mebibyte_of_tiny_pages(kind: Kind) -> None:
-    """Copying a page costs some time however few bytes it has, so a piece is no more than 4096 pages."""
+    """Copying a page has a fixed cost, so a piece has at most 4096 pages."""
     blocks, regions, pages_max = 512, 4096, 4096
     tiny = Group(1, blocks, (Run(0, 0, regions, 2 * blocks, 2, 1),))
     everything = [CopyGroup(0, 0, tuple(range(blocks)), tuple(range(0, blocks * regions, regions)))]

@@ -1,4 +1,4 @@
-"""Sums of the arena: whoever changes a byte while no server runs loses that slot, and no other."""
+"""Sums of the arena: a byte changed while no server runs costs its slot, and no other."""
 
 import multiprocessing
 import os
@@ -18,7 +18,7 @@ from tests.process.harness import until
 from tests.unit.native.test_native_ledger import ENTRIES, RECORD
 
 PLACES, MARKS = 67, 5
-"""Of the arena, and of the ledger behind it."""
+"""Places in the arena, and marks in the ledger's part after it."""
 ARENA_BYTES = PLACES * SLOT_ALIGN
 SPAN_BYTES = (PLACES + MARKS) * SLOT_ALIGN
 
@@ -49,7 +49,7 @@ SLOTS = [
 ]
 MARK = Slot(PLACES + 3, 1, 0)
 RECORDS = b"".join(slot.record for slot in SLOTS)
-"""What a scan says of them all, but for the mark behind them."""
+"""A scan's result without the mark, which comes last."""
 
 
 class Memory:
@@ -120,7 +120,7 @@ def test_exactly_the_slots_whose_payload_changed_are_lost(offsets: set[int]) -> 
 
 @given(st.sampled_from(SLOTS), st.integers(0, 126), st.integers(1, 255))
 def test_an_entry_that_changed_is_lost(slot: Slot, byte: int, bits: int) -> None:
-    """All of it but the byte that says what kind of seal it bears: that one is looked at below."""
+    """Changes any byte of the entry except its kind of seal; that one is tested below."""
     memory = Memory()
     memory.put()
     at = ENTRIES + slot.place * RECORD.size + (byte if byte < 120 else byte + 1)
@@ -142,7 +142,7 @@ def test_a_summed_seal_cannot_be_made_a_plain_one_by_its_kind_alone(memory: Memo
 
 
 def test_slots_that_change_places_are_lost(memory: Memory) -> None:
-    """Both have the right bytes for somebody else."""
+    """Each holds the right bytes of the other."""
     memory.put()
     first, last = (slot.place * SLOT_ALIGN for slot in (SLOTS[0], SLOTS[-1]))
     page, other = os.pread(memory.arena, SLOT_ALIGN, first), os.pread(memory.arena, SLOT_ALIGN, last)
@@ -152,7 +152,7 @@ def test_slots_that_change_places_are_lost(memory: Memory) -> None:
 
 
 def test_what_was_sealed_after_the_sums_is_believed_as_ever(memory: Memory) -> None:
-    """The server that compared them was killed in its life, so of what it stored there are no sums."""
+    """A server that was killed in its life leaves no sums of the chunks it stored."""
     memory.put()
     memory.compare()
     late = Slot(61, 1, 44)
@@ -163,7 +163,7 @@ def test_what_was_sealed_after_the_sums_is_believed_as_ever(memory: Memory) -> N
 
 
 def test_sums_are_put_beside_those_of_which_nobody_knows_whether_they_are_right(memory: Memory) -> None:
-    """A start was stopped while it compared: the rest stays as it is, and the next start compares all."""
+    """A start was stopped while it compared: the other sums stay, and the next start compares all."""
     memory.put()
     late = Slot(61, 1, 44)
     memory.ledger.seal(late.record)
@@ -182,11 +182,11 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(memory: Memory, arena_
 
 
 def test_a_slot_that_cannot_be_read_is_given_up_and_no_other() -> None:
-    """Memory is lost below the last slot while the first, which is large, is read."""
+    """Memory below the last slot is lost while the first, which is large, is read."""
     units = 1 << 14
     slots = [Slot(0, units, 7), Slot(units, 1, 99)]
     span_bytes = (units + 1) * SLOT_ALIGN
-    for _ in range(50):  # whoever cuts the arena may come too late
+    for _ in range(50):  # the cut may come too late
         arena = os.memfd_create("arena")
         os.ftruncate(arena, span_bytes)
         file = create_memfd("ledger", Ledger.file_bytes(span_bytes))
@@ -209,12 +209,12 @@ def test_a_slot_that_cannot_be_read_is_given_up_and_no_other() -> None:
 
 
 def cut_once_read(arena: int, size: int) -> None:
-    """Cuts a sparse file as soon as somebody has read of it."""
+    """Cuts a sparse file as soon as a part of it has been read."""
     until("the arena to be read", lambda: os.fstat(arena).st_blocks > 0)
     os.ftruncate(arena, size)
 
 
-def test_whoever_is_killed_while_he_sums_or_compares_loses_nothing() -> None:
+def test_a_kill_while_sums_are_made_or_compared_loses_nothing() -> None:
     memory = Memory()
     context = multiprocessing.get_context("fork")
 

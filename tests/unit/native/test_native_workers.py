@@ -1,4 +1,4 @@
-"""Where the copy engine's workers run: next to each other on different processors, and only where they may."""
+"""The copy engine's workers run next to each other on different processors, and only on allowed ones."""
 
 import os
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Where the compiler of GPU kernels is looked for among installed packages, and what the extra `cuda` installs."""
+"""The search for the GPU kernel compiler among installed packages, and the packages of the extra `cuda`."""
 
 import sys
 import tomllib
@@ -13,12 +13,12 @@ PACKAGE_OF = {
     "nvidia/cu13/lib/libnvrtc.so.13": "nvidia-cuda-nvrtc",
     "nvidia/cuda_nvrtc/lib/libnvrtc.so.12": "nvidia-cuda-nvrtc-cu12",
 }
-"""What each file is part of, as the packages' own lists of files say."""
+"""The package of each file, as the packages' own file lists name it."""
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder that packages are in."""
+    """The only folder with packages."""
     monkeypatch.setattr(sys, "path", ["", str(tmp_path)])
     return tmp_path
 
@@ -43,8 +43,8 @@ def test_the_newer_of_two_compilers_is_taken(site: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "library"), [("cuda", "/opt/libcuda.so.1"), ("rocm", "")])
-def test_elsewhere_the_native_side_looks_for_it(site: Path, kind: str, library: str) -> None:
-    """Beside a driver's library that was named; and ROCm always has it beside its own."""
+def test_other_compilers_are_left_to_the_native_side(site: Path, kind: str, library: str) -> None:
+    """The native side looks beside a named driver's library, and ROCm always has it beside its own."""
     install(site, NVRTC_WHEELS[0])
     assert rtc_library(kind, library) == ""
 

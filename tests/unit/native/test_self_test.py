@@ -1,4 +1,4 @@
-"""The self-test of the copy engine notices what it is there for: wrong bytes, failures, and copies that never end."""
+"""The copy engine's self-test detects wrong bytes, failures, and copies that never end."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Faulty:
 
 
 class FlipsAByte(Faulty):
-    """Of the pool, once the retrieve has ended."""
+    """Flips a byte of the pool once the retrieve has ended."""
 
     where = 0
     retrieves = False
@@ -44,13 +44,13 @@ class FlipsAByte(Faulty):
 
 
 class FlipsAByteOfABlock(FlipsAByte):
-    """That the retrieve has written; the other one it should have left alone."""
+    """Flips a byte in the block that the retrieve has written; the base class hits one it should leave alone."""
 
     where = self_test.PAGE_BYTES + 7
 
 
 class ForgetsRetrieves(Faulty):
-    """And has the test wait for them no longer than it must."""
+    """Drops retrieves, and shortens the self-test's wait for them."""
 
     def submit(self, *arguments: Any) -> None:
         if arguments[1] == "store":
@@ -60,7 +60,7 @@ class ForgetsRetrieves(Faulty):
 
 
 class FailsRetrieves(Faulty):
-    """The blocks that it is to copy are none of the pool's."""
+    """Makes retrieves fail with block ids outside the pool."""
 
     def submit(self, *arguments: Any) -> None:
         *others, groups = arguments

@@ -1,4 +1,4 @@
-"""Requests that are asked for before the engine wants to know: how many, and how long their answers are good."""
+"""Requests that are looked up before the engine asks for them: how many, and how long their answers are good."""
 
 from tests.rigs.offload_rig import BLOCK, CHUNK, Desk
 

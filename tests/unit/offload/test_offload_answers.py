@@ -1,4 +1,4 @@
-"""How long an answer of the server is believed, what comes too late, and what stands while it is asked for anew."""
+"""The life of a server's answer: how long it is believed, when it is too late, and what holds while it is renewed."""
 
 from tests.rigs.offload_rig import CHUNK, Desk, keys_of
 
@@ -51,7 +51,7 @@ def test_a_late_answer_is_not_taken_for_that_of_the_next_question() -> None:
     assert desk.match(tokens=40) == 3 * CHUNK
 
 
-def test_that_something_is_missing_is_believed_for_a_moment() -> None:
+def test_an_answer_that_chunks_are_missing_is_believed_for_a_moment() -> None:
     desk = Desk()
     desk.begin(tokens=40)
     desk.match(tokens=40)
@@ -79,7 +79,7 @@ def test_what_nobody_was_told_does_not_stand_when_it_has_grown_old() -> None:
 
 
 def test_a_request_that_waits_for_room_is_never_told_to_ask_again() -> None:
-    """The engine would take those behind it first, and give them the blocks that come free."""
+    """The engine would otherwise schedule later requests first, and give them the blocks that come free."""
     desk = Desk()
     desk.begin(tokens=40)
     desk.match(tokens=40)
@@ -111,7 +111,7 @@ def test_nothing_is_promised_that_an_answer_under_way_may_change() -> None:
 
 
 def test_two_questions_are_never_under_way() -> None:
-    """Of what was not worth a lease as long as the engine held it, and is gone there while it is asked for anew."""
+    """The prompt was not worth a lease while the engine held it; the engine loses it while the question is repeated."""
     desk = Desk()
     desk.begin(tokens=40)
     desk.match(tokens=40, hbm=CHUNK)

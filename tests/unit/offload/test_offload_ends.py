@@ -1,4 +1,4 @@
-"""How requests and jobs end: ranks, failures, preemption, aborts, names that come back; nothing is left behind."""
+"""Ends of requests and jobs: ranks, failures, preemption, aborts, reused names; nothing is left over."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a request is told to retrieve: lookups, thresholds, the last token, and who has to wait for whom."""
+"""The tokens that a request is told to retrieve: lookups, thresholds, the last token, and which requests wait."""
 
 import pytest
 
@@ -60,7 +60,9 @@ def test_an_engine_that_steps_back_by_itself_is_given_the_whole_prompt() -> None
 
 @pytest.mark.parametrize("group", [Group(CHUNK, "state"), Group(BLOCK, "window", 9)], ids=["state", "window"])
 def test_what_serves_one_boundary_only_is_looked_up_before_the_last_token(group: Group) -> None:
-    """The state after the last token serves nobody who has to compute that token; a window begins one too late."""
+    """A state after the last token is useless to a request that must compute that token.
+
+    A window begins one too late."""
     desk = Desk(groups=(FULL, group), engine_steps_back=True)
     desk.begin(tokens=3 * CHUNK)
     desk.match(tokens=3 * CHUNK)

@@ -1,4 +1,4 @@
-"""Which blocks a retrieve writes and a store reads, against a token by token reading of the rules."""
+"""Blocks that a retrieve writes and a store reads, against a token by token reading of the rules."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ def options(draw: st.DrawFn) -> Options:
 
 
 def full_tables(shape: Options, tokens: int) -> Tables:
-    """A block id tells its group and its place."""
+    """Tables in which a block id shows its group and place."""
     return [
         [1000 * (index + 1) + block for block in range(-(-tokens // group.block_tokens))]
         for index, group in enumerate(shape.groups)
@@ -29,13 +29,13 @@ def full_tables(shape: Options, tokens: int) -> Tables:
 
 
 def block_ids_of(shape: Options, tables: Tables, index: int, chunk: int) -> tuple[list[int], int]:
-    """What the table has of a chunk, and how many blocks that should be."""
+    """(block ids of a chunk in the table, how many there should be)."""
     per_chunk = shape.chunk_tokens // shape.groups[index].block_tokens
     return tables[index][chunk * per_chunk : (chunk + 1) * per_chunk], per_chunk
 
 
 def needed_tokens(group: Group, end: int) -> range:
-    """Of whom something has to be there so that the token at `end` can be computed."""
+    """Tokens whose KV must be there so that the token at `end` can be computed."""
     match group.kind:
         case "full":
             return range(end)

@@ -1,4 +1,4 @@
-"""What is stored and when: the frontier, whole chunks, bounds, groups; and what makes it go back."""
+"""Stores: which chunks and when. The frontier, whole chunks, bounds, groups, and what moves the frontier back."""
 
 import pytest
 
@@ -132,7 +132,7 @@ def test_what_found_no_room_before_the_end_is_counted() -> None:
 
 
 @pytest.mark.parametrize("why", ["full", "parent-absent", "timeout", "discarded"])
-def test_behind_a_gap_nothing_is_stored(why: str) -> None:
+def test_nothing_is_stored_after_a_gap(why: str) -> None:
     desk = Desk()
     desk.admit(tokens=60)
     first = desk.stored(tokens=40)
@@ -284,7 +284,7 @@ def test_a_new_prompt_is_stored_at_once_while_the_server_reads_its_disks() -> No
 
 
 def asked_anew_while_disks_are_read(stored: int, found: int, **ends: object) -> Desk:
-    """A request of five chunks, of which so many were stored once; the server has been started since."""
+    """A desk with a request of five chunks. `stored` of them were stored before the server restarted."""
     desk = Desk()
     desk.admit(tokens=60)
     first = desk.stored(tokens=stored * CHUNK)
@@ -325,7 +325,7 @@ def test_a_second_store_without_a_parent_is_a_gap_as_any_other() -> None:
     assert desk.stored(tokens=60) is None
 
 
-def test_behind_a_gap_that_is_known_nothing_is_believed() -> None:
+def test_nothing_is_believed_after_a_known_gap() -> None:
     desk = asked_anew_while_disks_are_read(stored=3, found=1, chunks=2, why="full")
     assert span(desk.stored(tokens=60)) == (1, 5)
 

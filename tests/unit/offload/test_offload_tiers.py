@@ -1,4 +1,4 @@
-"""Tokens of hits by tier: only what was retrieved and used, and of it what lay on disk when the request asked."""
+"""Hit tokens by tier: tokens retrieved and used, counted as disk if they were there when the request asked."""
 
 import pytest
 from hypothesis import given
@@ -92,7 +92,7 @@ def test_what_was_read_for_a_request_while_it_waited_came_from_disk_though_the_s
     desk.match(tokens=60)
     desk.answer(3, on_disk=2)
     assert desk.match(tokens=60) == 36
-    desk.now_s += 1  # there was no room: what is missing may have come
+    desk.now_s += 1  # there was no room: the missing chunks may have come
     assert desk.match(tokens=60) is None
     desk.answer(4, on_disk=0)
     assert desk.match(tokens=60) == 48
@@ -138,7 +138,7 @@ def test_an_answer_that_nobody_waits_for_any_more_says_nothing_of_tiers() -> Non
     desk.now_s += 1
     assert desk.match(tokens=41) == 0
     desk.answer(3, order=late, on_disk=3)
-    assert desk.match(tokens=41) == 0  # which is believed for a moment
+    assert desk.match(tokens=41) == 0  # the answer is believed for a moment
     desk.now_s += 1
     assert desk.match(tokens=41) == 0
     desk.answer(3)

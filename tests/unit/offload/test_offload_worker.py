@@ -20,7 +20,7 @@ SPEC = CacheSpec(name="kv", namespace=b"", chunk_tokens=12, buffers=[], groups=[
 
 
 class Client:
-    """Hands out futures that the test completes."""
+    """A client that hands out futures for the test to complete."""
 
     def __init__(self, *, is_there: bool = True) -> None:
         self.is_there = is_there
@@ -65,7 +65,7 @@ class Client:
 
 
 def named() -> Future[bytes]:
-    """A namespace that is known."""
+    """A namespace that is known already."""
     found: Future[bytes] = Future()
     found.set_result(NAMESPACE)
     return found
@@ -178,7 +178,7 @@ def test_what_runs_is_not_given_up_with_the_rest() -> None:
     """Its blocks are still being written."""
     bench = Bench()
     bench.worker.begin([retrieve(1)], [store(3)])
-    bench.worker.ends.note([retrieve(1), store(3)])  # again, as after a bug
+    bench.worker.ends.note([retrieve(1), store(3)])  # once more, as after a bug
     bench.worker.ends.end_unbegun("given-up")
     assert [report.job for report in bench.worker.take_ended().reports] == [3]
     bench.client.futures[0].set_result(RetrieveResult(True, 8, ""))

@@ -1,4 +1,4 @@
-"""The long runs tell of every scenario, and say at the end whether all held."""
+"""The long runs report every scenario, and say at the end whether all passed."""
 
 import pytest
 

@@ -1,7 +1,6 @@
-"""What the documents list is what the code says: error codes, log events, the frames of the protocol.
+"""Lists in the documents agree with the code: error codes, log events, the frames of the protocol.
 
-What they tell the reader to run, to read and to follow is there.
-"""
+Every command, path and link that they give the reader exists."""
 
 import ast
 import re
@@ -19,14 +18,14 @@ ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 SHOWN = ROOT / "tests" / "e2e" / "README.md"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")), SHOWN]
 FOREIGN = ("vllm.", "atom.", "pytest")
-"""What modules of others begin with."""
+"""Name prefixes of foreign modules."""
 WRAPPERS = ("kvclient.atom_serve",)
-"""Take the flags of somebody else's command."""
+"""Modules that take another program's flags."""
 
 SPEAKERS = ("service", "wire", "index", "tiers", "transfer/layout.py", "brain")
 """Rooms below kvserver/ that answer clients."""
 ERRORS = {"RequestError": 0, "ResourceError": 0, "DeviceError": 0, "Error": 2, "_refuse_frame": 1}
-"""Callables that take an error's code, and as which argument."""
+"""Callables that take an error's code, with the position of that argument."""
 
 
 def calls(*places: str) -> Iterator[tuple[str, list[ast.expr]]]:
@@ -41,7 +40,7 @@ def calls(*places: str) -> Iterator[tuple[str, list[ast.expr]]]:
 
 
 def texts(arguments: list[ast.expr], position: int) -> list[str]:
-    """The text that stands there as a literal."""
+    """The text of a literal argument at that position; empty for anything else."""
     at = arguments[position] if position < len(arguments) else None
     return [at.value] if isinstance(at, ast.Constant) and isinstance(at.value, str) else []
 
@@ -82,7 +81,7 @@ def test_the_protocol_tells_of_every_frame() -> None:
     assert f"Protocol number: **{messages.PROTOCOL}**" in PROTOCOL
 
 
-# ---------------------------------------------------------------- what the reader is to run and to follow
+# ---------------------------------------------------------------- commands, paths and links for the reader
 
 
 def in_code(text: str) -> str:
@@ -90,7 +89,7 @@ def in_code(text: str) -> str:
 
 
 def sources_of(module: str) -> str:
-    """Of a module, or of a whole package with what lies beside its begin."""
+    """The source text of a module, or of a whole package and of the benchmark packages that it imports."""
     path = ROOT / module.replace(".", "/").replace("kvclient/", "client/kvclient/")
     files = list(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
     text = "".join(file.read_text() for file in files)
@@ -101,7 +100,7 @@ def sources_of(module: str) -> str:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_command_of_a_document_exists(document: Path) -> None:
     code = in_code(document.read_text()).replace("\\\n", " ")
-    code = re.sub(r'"[^"\n]*"', "", code)  # what is handed on to somebody else
+    code = re.sub(r'"[^"\n]*"', "", code)  # text passed on to another program
     for module, arguments in re.findall(r"python -m ([\w.]+)([^\n`]*)", code):
         if not module.startswith(FOREIGN):
             sources = sources_of(module)
@@ -128,7 +127,7 @@ def test_every_link_and_path_of_a_document_leads_somewhere(document: Path) -> No
 
 
 def anchors(text: str) -> list[str]:
-    """What the titles of a document are linked by."""
+    """Link anchors of a document's titles."""
     titles = re.findall(r"^#+ (.*)", text, re.MULTILINE)
     return [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
 

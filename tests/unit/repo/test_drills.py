@@ -1,4 +1,4 @@
-"""A deliberate bug that no longer fits the code is told before a drill begins. `make drill` asks it of all of them."""
+"""A deliberate bug that no longer fits the code is reported before a drill begins. `make drill` checks all of them."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Rooms -> rooms that they may import. A room of a row may import those left of it in the row as well.
+# Rooms -> rooms that they may import. A room may also import those to its left in its own row.
 BELOW: dict[str, str] = {
     "kvserver.wire": "",
     "kvserver.config": "wire",
@@ -50,12 +50,12 @@ BELOW: dict[str, str] = {
     "kvclient.identity kvclient.transport kvclient.memory kvclient.values kvclient.keys wire",
 }
 FREE = {"kvserver", "kvserver.errors", "kvserver.units", "kvserver.logs", "kvserver.private_files"}
-"""Whoever wants them may import these; they import nothing else of ours."""
+"""Modules that all may import; they import nothing else of ours."""
 ROWS_MAX = 25
 FILES_MAX = 12
-"""In each of the top folders, beside other folders."""
+"""Most files in each top folder, not counting other folders."""
 
-# Modules that are expensive, or tie us to something, and who alone may import them.
+# Modules that are expensive, or tie us to something, and the only importers of each.
 DOORS: dict[str, str] = {
     "kvserver._native": "kvserver.transfer.native kvserver.cli.doctor kvserver.replay kvclient",
     "zmq": "kvserver.brain.publisher kvserver.brain.connection_limit kvclient.base kvclient.transport",
@@ -77,7 +77,7 @@ WORLD = {"asyncio", "mmap", "os", "pathlib", "random", "select", "selectors", "s
     "threading",
     "time",
 }
-"""A room that only decides has no business with these."""
+"""Modules that a room which only decides may not import."""
 
 
 class Import(NamedTuple):
@@ -85,7 +85,7 @@ class Import(NamedTuple):
     imported: str
     line: int
     inside: bool
-    """In a function."""
+    """Whether the import is inside a function."""
 
     def __str__(self) -> str:
         return f"{self.importer}:{self.line} imports {self.imported}"
@@ -136,14 +136,14 @@ ROOMS = {room: row for row in BELOW for room in row.split()}
 
 
 def room(module: str) -> str:
-    """The longest name in the table that the module lies in: kvserver.service.disk.reads -> kvserver.service.disk."""
+    """The longest name in the table that contains the module: kvserver.service.disk.reads -> kvserver.service.disk."""
     parts = module.split(".")
     names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((name for name in names if name in ROOMS or name in FREE), module)
 
 
 def seen_from_afar(module: str) -> str:
-    """The folder that a module lies in; the module itself at the top of a package."""
+    """The module's folder; the module itself at the top of a package."""
     folder = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
     return module if folder in ("kvserver", "kvclient") else folder
 
@@ -208,7 +208,7 @@ def test_rooms_that_decide_do_not_touch_the_world() -> None:
 
 
 def test_no_import_hides_in_a_function() -> None:
-    """It would hide a cycle. Only the command line does it, and HTTP for its metrics, so that a start is quick."""
+    """It would hide a cycle. Only the command line may, and HTTP for its metrics, so that a start is quick."""
     wrong = [
         str(arrow)
         for arrow in IMPORTS

@@ -1,4 +1,4 @@
-"""Ratchets: what this code base has agreed not to have. Each says what to do instead."""
+"""Ratchets: practices that this code base has agreed to avoid. Each names the alternative."""
 
 import ast
 import re
@@ -12,17 +12,18 @@ ROOT = Path(__file__).resolve().parents[3]
 FILE_LINES_MAX = 800
 
 EXCEPT_EXCEPTION = {"kvserver/cli/main.py": 1, "kvserver/supervisor/supervisor.py": 1, "client/kvclient": 4}
-"""Edges where any failure is turned into something else: a message for a person, a new brain under a supervisor that
-holds the arena, a miss for an engine, a job that has failed for a copy that torch was to make, and the answer of a
-thread that hashes.
-client/kvclient/offload/guard.py is one more, by a context manager's __exit__."""
+"""Outermost handlers that turn any failure into something else.
+
+A message for a person; a new brain under a supervisor that holds the arena; a miss for an engine; a failed job for a
+copy that torch was to make; the answer of a thread that hashes. client/kvclient/offload/guard.py is one more, by a
+context manager's __exit__."""
 
 CODE = (".py", ".pyi", ".cpp", ".h", ".sh", ".toml", ".yml", ".yaml", ".js", ".css", ".html")
 TEXT = (*CODE, ".md", ".txt", "Makefile", ".ci/run")
 
 
 def listed() -> list[str]:
-    """Files that are, or would be, under version control; without git (an unpacked archive) all that could be."""
+    """Files that are, or would be, under version control. Without git (an unpacked archive): all that could be."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     try:
         names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -48,7 +49,7 @@ def lines(endings: tuple[str, ...]) -> Iterator[tuple[str, int, str]]:
 
 
 def found(pattern: str, endings: tuple[str, ...]) -> list[str]:
-    """Where it stands, except in this file."""
+    """Lines that match the pattern, except in this file."""
     wanted = re.compile(pattern)
     return [
         f"{name}:{number}: {line.strip()}"
@@ -62,12 +63,12 @@ def test_files_are_found() -> None:
 
 
 def test_no_notes_to_self() -> None:
-    """What is missing is an issue, with what breaks until then."""
+    """Missing work belongs in an issue that says what breaks until then."""
     assert found(r"\b(TODO|FIXME|XXX|HACK)\b", TEXT) == []
 
 
 def test_files_are_rooms() -> None:
-    """A file grows until it has a second subject. At 800 lines it has one: give that a file of its own."""
+    """A file grows until it has a second subject. At 800 lines it has one: move that to its own file."""
     long = {name: (ROOT / name).read_text().count("\n") for name in FILES if name.endswith(CODE)}
     assert {name: count for name, count in long.items() if count > FILE_LINES_MAX} == {}
 
@@ -123,7 +124,7 @@ def test_no_path_of_somebodys_machine() -> None:
 
 
 def test_printing_is_for_the_command_line() -> None:
-    """Everything else logs, or returns."""
+    """All other code logs, or returns."""
     python = (ROOT / "kvserver").rglob("*.py")
     printing = {
         str(path.relative_to(ROOT))

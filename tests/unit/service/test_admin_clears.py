@@ -1,4 +1,4 @@
-"""Clearing a prefix, and new weights: nothing of it is served again, whatever was under way, also after a restart."""
+"""Clearing a prefix, and new weights: no cleared chunk is served again, also with jobs under way or after a restart."""
 
 import pytest
 
@@ -15,7 +15,7 @@ BLOCKS = GroupBlocks(0, 0, ids(*range(3 * CHUNKS)))
 
 
 def forked(client: Client) -> tuple[bytes, bytes]:
-    """Two prompts that share their first chunk."""
+    """Stores two prompts that share their first chunk."""
     one = chain(1, CHUNKS)
     other = key(one, 0) + chain(2, CHUNKS - 1)
     client.store(one)

@@ -1,4 +1,4 @@
-"""Draining the server, changing its level of logging and its bounds; and the audit line of each command."""
+"""Draining the server, changing its log level and its bounds; and the audit line of each command."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Pins and warms of operators: what they keep, how long, how much, and that they never cost bytes or memory."""
+"""Operators' pins and warms: what they keep, how long and how much, and that they cost no bytes or memory."""
 
 from kvserver.wire.admin import ClearNamespace, Held, LetGo, Pin, Unpin, Warm
 from kvserver.wire.messages import KEY_BYTES, Cleared, GroupBlocks, Retrieved

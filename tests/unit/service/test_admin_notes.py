@@ -10,7 +10,7 @@ from tests.unit.disk.test_service_notes import had, names
 
 
 def notes_of_prefixes(rig: DiskRig, keys: bytes) -> list[int]:
-    """Which chunks of the prompt have a note of their own."""
+    """Positions of the prompt's chunks that have their own note."""
     there = {note.namespace for note in rig.notes}
     return [at for at in range(CHUNKS) if prefix_note(ClearedPrefix(NAMESPACE, key(keys, at))) in there]
 
@@ -39,7 +39,7 @@ def test_notes_of_prefixes_push_out_none_of_namespaces() -> None:
     assert rig.forgotten == []
 
 
-def test_of_many_notes_of_prefixes_those_go_whose_namespace_was_cleared_later() -> None:
+def test_notes_of_prefixes_go_when_their_namespace_was_cleared_later() -> None:
     rig = DiskRig(prefix_notes_kept=1)
     client, keys = Client(rig).register(), chain(1, CHUNKS)
     client.store(keys)
@@ -62,7 +62,7 @@ def test_of_many_notes_of_prefixes_those_go_whose_namespace_was_cleared_later() 
 
 
 def test_few_notes_of_prefixes_stay_whatever_they_say() -> None:
-    """To forget makes void what devices hold that are away, so it is seldom done."""
+    """Forgetting a note makes chunks on absent devices void, so it is done seldom."""
     rig = DiskRig()
     client, keys = Client(rig).register(), chain(1, CHUNKS)
     client.store(keys)
@@ -73,7 +73,7 @@ def test_few_notes_of_prefixes_stay_whatever_they_say() -> None:
 
 
 def test_a_cleared_prefix_counts_for_a_device_that_could_not_be_opened() -> None:
-    """It may be all that has the namespace, with its note."""
+    """The unopened device may be the only one with the namespace and its note."""
     rig = DiskRig(disk_devices=2)
     client, keys = Client(rig).register(), chain(1, CHUNKS)
     client.store(keys)

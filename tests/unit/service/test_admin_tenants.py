@@ -1,4 +1,4 @@
-"""Clearing all that is a tenant's: which namespaces that are, and when it is durable."""
+"""Clearing a tenant: which namespaces that covers, and when the clear is durable."""
 
 import os
 from dataclasses import replace
@@ -23,7 +23,7 @@ def namespace(name: str) -> bytes:
 
 
 def stored(rig: Rig, name: str, tenant: str, chunks: int = CHUNKS) -> Client:
-    """An engine of the tenant, with a prompt in a namespace of its own."""
+    """An engine of the tenant, with a prompt in its own namespace."""
     client = Client(rig, engine=name).register(namespace=namespace(name), tenant=tenant)
     client.store(prompt(name)[: 32 * chunks])
     return client
@@ -34,7 +34,7 @@ def prompt(name: str) -> bytes:
 
 
 def found(rig: Rig, name: str, tenant: str) -> int:
-    """How much of its prompt another engine of the tenant finds."""
+    """Number of the prompt's chunks that another engine of the tenant finds."""
     client = Client(rig, engine=f"{name} later").register(namespace=namespace(name), tenant=tenant)
     return client.lookup(prompt(name), namespace(name)).chunks
 
@@ -135,7 +135,7 @@ def test_what_has_no_place_in_the_index_is_cleared_on_disk() -> None:
 
 @pytest.mark.parametrize("by_tenant", [False, True])
 def test_a_clear_that_is_not_durable_is_not_said_to_be_by_the_next_one(by_tenant: bool) -> None:
-    """The namespace has left memory with the first; on disk it is as it was."""
+    """The first clear removed the namespace from memory; on disk it is as it was."""
     rig = DiskRig()
     client = stored(rig, "a", "chat")
     assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)
@@ -152,7 +152,7 @@ def test_a_clear_that_is_not_durable_is_not_said_to_be_by_the_next_one(by_tenant
 
 @pytest.mark.parametrize("heir", ["", "agents"])
 def test_what_only_records_are_left_of_is_cleared_on_disk(heir: str) -> None:
-    """Its chunks made room and its engine went, so the index has forgotten it; another brain would find it again."""
+    """Its chunks were evicted and its engine left, so the index has forgotten it; another brain would find it again."""
     rig = DiskRig()
     client, other = stored(rig, "a", "chat"), Client(rig, engine="b").register(namespace=namespace("b"))
     fill(other)
@@ -170,7 +170,7 @@ def test_what_only_records_are_left_of_is_cleared_on_disk(heir: str) -> None:
 
 
 def test_a_namespace_that_was_forgotten_with_its_note_is_nobodys() -> None:
-    """Of what has no note everything is void."""
+    """Everything in a namespace without a note is void."""
     rig = DiskRig(namespaces_max=1, notes_max=0)
     client = stored(rig, "a", "chat")
     assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)

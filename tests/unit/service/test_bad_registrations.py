@@ -1,4 +1,4 @@
-"""Registrations that are wrong: one typed error each, which says what was expected and what came."""
+"""Wrong registrations: one typed error each, with expected and actual value."""
 
 import tracemalloc
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def scene() -> Scene:
 
 
 WIDE = change(RUN, offset=0, regions=1, block_stride=300)
-"""Room for more than one page in each stride."""
+"""A run with room for more than one page in each stride."""
 
 
 def with_run(**changes: int) -> list[GroupSpec]:
@@ -167,7 +167,7 @@ def test_a_bad_layout_is_refused(scene: Scene, groups: Sequence[GroupSpec], code
     ],
 )
 def test_layouts_that_just_fit_are_taken(scene: Scene, groups: Sequence[GroupSpec]) -> None:
-    """The counterpart of the refusals above: one byte less, and it is a layout."""
+    """Counterpart of the refusals above: with one byte less it is a valid layout."""
     scene.culprit.register(groups, namespace=bytes(32))
 
 
@@ -211,7 +211,7 @@ def test_a_buffer_of_a_wrong_size_is_refused(scene: Scene, size: int) -> None:
 
 
 def test_a_descriptor_that_was_not_offered_is_refused_before_the_layout_is_read(scene: Scene) -> None:
-    """To read thousands of runs takes milliseconds, and nobody else is served meanwhile."""
+    """Reading thousands of runs takes milliseconds, in which no other client is served."""
     runs = [change(RUN, page_bytes=0)] * 4096
     request = scene.culprit.registration([change(FULL, regions=runs)], descriptors=[9999])
     scene.refuses(request, "request", "descriptor-unknown", "descriptor 9999 was not offered")
@@ -300,7 +300,7 @@ def test_a_shard_that_no_slab_holds_is_refused(scene: Scene) -> None:
 
 
 def test_a_chunk_that_the_arena_does_not_hold_is_refused_at_its_last_shard(scene: Scene) -> None:
-    """Seven ranks with a third of the arena each cannot all register: the one that makes it too much is told."""
+    """Seven ranks with a third of the arena each cannot all register; the one that exceeds it is refused."""
     shards = ARENA_BYTES // SLAB_BYTES + 1
     group = change(big(SLAB_BYTES // 3)[0], shards=shards)
     for shard in range(shards - 1):
@@ -315,7 +315,7 @@ def test_a_chunk_that_the_arena_does_not_hold_is_refused_at_its_last_shard(scene
 
 
 def test_shards_that_leave_much_of_their_slabs_empty_are_counted_by_slabs(scene: Scene) -> None:
-    """A bit more than half a slab each: so many fill the slabs, though the sum of their bytes would fit twice."""
+    """Shards of a bit more than half a slab each fill the slabs, although twice the sum of their bytes would fit."""
     slabs = ARENA_BYTES // SLAB_BYTES
     group = change(big(12_000)[0], shards=slabs + 1)
     for shard in range(slabs):
@@ -339,7 +339,8 @@ def test_shards_that_leave_much_of_their_slabs_empty_are_counted_by_slabs(scene:
 def test_an_arena_that_can_never_hold_the_longest_prompt_is_refused(
     scene: Scene, groups: Sequence[GroupSpec], tokens: int
 ) -> None:
-    """Every slot is of 4 KiB, 16 in a slab. FULL takes one a chunk, WINDOW two and STATE one at the end of the prompt.
+    """Every slot has 4 KiB, 16 in a slab. FULL takes one per chunk, WINDOW two and STATE one at the end of the prompt.
+
     The size of shards that are not registered yet is unknown, and is not guessed."""
     just = scene.culprit.registration(groups, namespace=bytes(32), tokens_max=tokens + CHUNK_TOKENS - 1)
     assert isinstance(scene.culprit.ask(just), Registered)
@@ -407,7 +408,7 @@ def test_a_cache_that_the_mover_refuses_leaves_no_trace(scene: Scene) -> None:
     is_refusal(scene.rig.answers[(culprit.peer, request.id)], "request", "descriptor-size", "5003", "4096")
     assert scene.rig.facts() == before
     scene.rig.movers_map = True
-    culprit.register(big(17), namespace=bytes(32))  # the shape that came first binds nobody
+    culprit.register(big(17), namespace=bytes(32))  # the first shape binds nobody
     scene.still_serves()
 
 
@@ -457,7 +458,7 @@ def test_unregistering_and_watching_are_for_ones_own_caches(scene: Scene) -> Non
 
 
 def test_unregistering_during_a_transfer_ends_the_transfer_first(scene: Scene) -> None:
-    """However long it takes, as long as the job's own deadline allows it; nobody else's mover is killed for it."""
+    """It waits as long as the job's own deadline allows; the mover, which others use too, is not killed for it."""
     culprit, rig = scene.culprit.register(), scene.rig
     rig.movers_copy = False
     store = culprit.storing(chain(2, 1), GroupBlocks(0, 0, ids(0, 1, 2)))
@@ -495,7 +496,7 @@ def test_a_layout_has_so_many_buffers_at_most() -> None:
 
 
 def test_runs_with_extents_of_their_own_are_not_compared_region_by_region() -> None:
-    """65,536 regions one by one would keep the server busy for a quarter of a second."""
+    """Comparing 65,536 regions one by one would keep the server busy for a quarter of a second."""
     runs = [RegionRun(0, number * 16, 16, 1, 65_536, 1) for number in range(4096)]
     group = change(FULL, blocks=1 << 20, regions=runs)
     request = Register(
@@ -520,7 +521,7 @@ def test_regions_of_runs_that_reach_into_each_other_are_bounded_over_all_groups(
 
 
 def test_a_layout_is_checked_in_a_moment_however_many_regions_it_has() -> None:
-    """The brain does it on its only thread: 65,536 regions in all, not in each group."""
+    """The brain checks it on its only thread: 65,536 regions in all, not in each group."""
     runs = [RegionRun(0, 0, 65_536, 4, 400_000, 3)]
     groups = [change(FULL, regions=runs)] * 2
     buffers = [Buffer(1, b"", 1 << 40)]

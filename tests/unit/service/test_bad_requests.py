@@ -135,7 +135,7 @@ def test_sessions_are_bounded() -> None:
 
 
 def test_a_session_that_has_not_attached_ends_with_its_connection(scene: Scene) -> None:
-    """With all of them: a lane may have been opened first."""
+    """The session ends with all of its connections: a lane may have been opened first."""
     peer, lane = scene.rig.number(), scene.rig.number()
     welcome = scene.rig.ask(peer, GOOD_HELLO)
     scene.rig.ask(lane, Lane(2, welcome.session))
@@ -247,7 +247,7 @@ def test_keys_that_are_no_chain_are_never_served(scene: Scene) -> None:
 
 @pytest.mark.parametrize("chunks", range(2, 9))
 def test_keys_that_are_no_chain_are_refused_where_every_key_is_looked_at(scene: Scene, chunks: int) -> None:
-    """Window and state groups look at every node of the path, so the refusal comes with the lookup."""
+    """Window and state groups look at every node of the path, so the lookup itself is refused."""
     namespace, keys = bytes(32), chain(4, 8)
     culprit = scene.culprit.register([FULL, WINDOW], namespace=namespace)
     groups = [GroupBlocks(0, 0, ids(*range(24))), GroupBlocks(1, 0, ids(*range(16)))]
@@ -373,11 +373,11 @@ def test_leases_are_bounded() -> None:
     scene.still_serves()
 
 
-# ---------------------------------------------------------------- all of it at once
+# ---------------------------------------------------------------- all at once
 
 
 def oddly(rng: random.Random, value: Any) -> Any:
-    """The value, or something of the same type that nobody expects there."""
+    """The value, or an unexpected one of the same type."""
     match value:
         case Frame():
             fields = value.__struct_fields__
@@ -402,7 +402,7 @@ def oddly(rng: random.Random, value: Any) -> Any:
 
 
 def test_requests_with_odd_values_get_one_reply_each_and_leave_the_rest_alone() -> None:
-    """A failing seed is printed; put it in place of `seed` to see it again."""
+    """Prints a failing seed; put it in place of `seed` to repeat the run."""
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -451,6 +451,6 @@ def test_requests_with_odd_values_get_one_reply_each_and_leave_the_rest_alone() 
 
 
 def test_attached_clients_of_the_rig_are_answered(scene: Scene) -> None:
-    """The rig itself: good requests succeed, so the refusals above are not the rig's."""
+    """Checks the rig itself: good requests succeed, so the refusals above are the service's."""
     assert scene.rig.answers[(scene.keeper.local, 4)] == Attached(4)
     assert scene.rig.facts()["sessions"] == 2

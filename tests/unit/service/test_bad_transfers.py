@@ -1,4 +1,4 @@
-"""Stores and retrieves that are wrong: one typed error each, and no slot, pin or lease is lost by it."""
+"""Wrong stores and retrieves: one typed error each, and no slot, pin or lease is lost."""
 
 from typing import Any
 
@@ -122,7 +122,7 @@ def test_a_window_chunk_that_is_not_held_cannot_be_retrieved(scene: Scene) -> No
 
 
 def test_a_request_that_no_order_could_carry_is_refused(scene: Scene) -> None:
-    """Sixteen groups of one block a chunk would make an order of 786 KB; movers read 400 KB."""
+    """Sixteen groups of one block per chunk would make an order of 786 KB; movers read 400 KB."""
     groups = [change(STATE, kind="full", blocks=9, regions=[RegionRun(0, 10 * at, 1, 0, 1, 1)]) for at in range(16)]
     culprit = scene.culprit.register(groups, namespace=bytes(32))
     chunks = PLACES_MAX // 3 // len(groups) + 1
@@ -176,7 +176,7 @@ def test_a_namespace_that_is_cleared_takes_only_its_own(scene: Scene) -> None:
 
 @pytest.mark.parametrize("deadline_ms", [-(1 << 63), -1, 0, HUGE])
 def test_a_deadline_that_makes_no_sense_is_bounded(scene: Scene, deadline_ms: int) -> None:
-    """Past: the job is cancelled at the next tick. Far away: at job_ttl_ms. Either way nobody waits for ever."""
+    """Past: the job is cancelled at the next tick. Far away: at job_ttl_ms. Neither waits for ever."""
     culprit, rig = scene.culprit.register(), scene.rig
     rig.movers_copy = False
     store = change(culprit.storing(chain(30, 1), GroupBlocks(0, 0, ids(0, 1, 2))), deadline_ms=deadline_ms)

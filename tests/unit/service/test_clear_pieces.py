@@ -1,4 +1,4 @@
-"""What was cleared goes in pieces: no event forgets more than its share, and nothing of it is found meanwhile."""
+"""A clear is done in pieces: no event forgets more than its share, and meanwhile no cleared chunk is found."""
 
 from array import array
 from typing import Any
@@ -25,12 +25,12 @@ WORLDS: dict[str, dict[str, Any]] = {
 
 
 def withdrawn(effects: list[Effect]) -> int:
-    """Slots that were taken out of the ledger."""
+    """Number of slots that were taken out of the ledger."""
     return sum(len(array("q", effect.offsets)) for effect in effects if isinstance(effect, Withdraw))
 
 
 def pieces(rig: Rig, since: int) -> list[int]:
-    """Goes on until nothing is left to do. What went with each event, of which the first ended after `since`."""
+    """Lets the service go on until it is idle; returns the slots withdrawn with each event, from effect `since` on."""
     went = [withdrawn(rig.effects[since:])]
     while any(isinstance(effect, Ask) for effect in rig.effects[since:]):
         since = len(rig.effects)

@@ -1,4 +1,4 @@
-"""Registrations of GPU memory: what the brain refuses, and what it sends to the device's mover."""
+"""Registrations of GPU memory: the brain's refusals, and its orders to the device's mover."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ HANDLE, STAGING_HANDLE = b"p" * 64, b"s" * 64
 
 
 def registration(client: Client, **changes: Any) -> Register:
-    """Of a staged cache; the ring's number is a descriptor that was just offered."""
+    """A staged cache's registration; the ring's number is a descriptor that was just offered."""
     buffers = [Buffer(-1, HANDLE, BUFFER_BYTES)]
     staged = change(
         client.registration(descriptors=[]),
@@ -152,7 +152,7 @@ def test_what_the_mover_refuses_is_the_replys_code_and_text() -> None:
 
 
 def test_a_namespace_is_shared_by_hosts_and_gpus_alike() -> None:
-    """Equal chunks are equal bytes wherever they came from."""
+    """Equal chunks have equal bytes wherever they came from."""
     rig = Rig()
     writer = Client(rig, engine="gpu")
     reply = writer.ask(registration(writer))

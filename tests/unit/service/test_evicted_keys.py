@@ -11,7 +11,7 @@ ONE, OTHER = b"\1" * 32, b"\2" * 32
 
 
 def nodes(count: int) -> list[Node]:
-    """Half of the keys are digests, half are numbers."""
+    """Nodes whose keys are half digests, half numbers."""
     draw = random.Random(5)
     return [Node(draw.randbytes(32) if at % 2 else at.to_bytes(32, "big"), None, 0, 0) for at in range(count)]
 

@@ -1,4 +1,4 @@
-"""What /metrics says of real traffic: whatever was asked for has one result, and every counter moves."""
+"""/metrics under real traffic: each requested token and chunk has one result, and every counter moves."""
 
 import random
 import re
@@ -42,11 +42,11 @@ def by_result(rig: Rig, name: str) -> dict[str, int]:
 
 
 class Traffic:
-    """Random requests of two engines against a small arena and a disk, and what their replies say."""
+    """Random requests of two engines against a small arena and a disk, and sums of their replies."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        # Two devices read side by side: a prompt is declined when most of it lies on one of them.
+        # Two devices read in parallel: a prompt is declined when most of it lies on one of them.
         self.rig = DiskRig(disk_devices=2, recompute_tokens_per_s=1_090_000)
         self.rig.disk_works = False
         no_check(self.rig.service)
@@ -95,7 +95,7 @@ class Traffic:
 
 
 def no_check(service: Service) -> None:
-    """The simulator asserts the invariants; ten thousand times more would take a minute."""
+    """Switches the check off: the simulator checks the invariants, and ten thousand more checks would take a minute."""
     service.check = lambda: None  # type: ignore[method-assign]
 
 
@@ -119,11 +119,11 @@ def test_results_sum_exactly_to_what_was_asked_over_ten_thousand_requests() -> N
     assert {why for why, lookups in ends.items() if lookups} >= {"whole", "absent", "gone", "declined", "namespace"}
 
 
-# ---------------------------------------------------------------- whose tokens
+# ---------------------------------------------------------------- tokens by model
 
 
 def tokens_of(rig: Rig, model: str) -> dict[str, float]:
-    """By result, those that there were."""
+    """Lookup tokens by result, without zeros."""
     seen = metrics(rig)
     counts = {
         result: seen.get(f'lookup_tokens_total{{model="{model}",result="{result}"}}') for result in LOOKUP_RESULTS
@@ -210,7 +210,7 @@ def ends_of(rig: Rig) -> dict[str, int]:
 
 
 def stores(rig: Rig) -> dict[str, float]:
-    """By result, those that there were."""
+    """Stores by result, without zeros."""
     head = 'stores_total{result="'
     counts = {name[len(head) : -2]: count for name, count in metrics(rig).items() if name.startswith(head)}
     return {result: count for result, count in counts.items() if count}
@@ -218,7 +218,7 @@ def stores(rig: Rig) -> dict[str, float]:
 
 @pytest.mark.parametrize(("status", "result"), [("done", "whole"), ("abandoned", "abandoned"), ("failed", "failed")])
 def test_a_store_is_counted_when_it_is_answered(status: str, result: str) -> None:
-    """A counter that goes back is taken for one of another server that began at 0."""
+    """A counter that goes back would look like another server's, begun at 0."""
     rig = Rig()
     rig.movers_copy = False
     client, keys = Client(rig).register(), chain(1, CHUNKS)
@@ -268,7 +268,7 @@ def test_a_disk_that_is_away_is_told_from_one_that_is_too_slow() -> None:
     assert by_result(rig, "lookup_chunks")["declined"] == CHUNKS
 
 
-# ---------------------------------------------------------------- what needed the room
+# ---------------------------------------------------------------- causes of evictions
 
 
 def evicted(rig: Rig) -> dict[str, float]:
@@ -305,13 +305,13 @@ OF_THE_SHELL = {
 CONFIGURED = {"arena_slabs", "chunks_max", "disk_total_bytes", "disk_daily_write_bytes"}
 CONSTANT = {"build_info", "incarnation"}
 MEASURED = {"disk_write_bytes_per_second", "disk_read_bytes_per_second"}
-"""Of a megabyte at least, which no rig moves at once: test_placement."""
+"""Rates measured over a megabyte at least, which no rig moves at once: test_placement."""
 ELSEWHERE = {"disk_rewritten_bytes_total", "disk_stalled_seconds"}
-"""They move when a record size changes, and when a device takes nothing: test_service_disk_sizes, test_disk_stalls."""
+"""Metrics for changed record sizes and stalled devices: test_service_disk_sizes, test_disk_stalls."""
 
 
 class Watched:
-    """Which metrics have changed in a rig since it was made."""
+    """Metrics that have changed in a rig since it was made."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -327,7 +327,7 @@ def family(sample: str) -> str:
 
 
 def test_every_metric_moves_with_real_traffic() -> None:
-    """That each counter behind them moves is asserted by the simulator; that each reaches a sample, in test_metrics."""
+    """The simulator checks that each counter moves, and test_metrics that each reaches a sample."""
     traffic = Traffic(6)
     watched = [Watched(traffic.rig)]
     for step in range(600):
@@ -413,7 +413,7 @@ def a_mover_dies_and_a_lease_runs_out() -> Watched:
 
 
 def what_was_evicted_comes_back() -> Watched:
-    """Recent and frequent chunks in an arena of a slab."""
+    """Recent and frequent chunks in an arena of one slab."""
     rig = Rig(arena_bytes=SLAB_BYTES, eviction_policy="arc")
     client = Client(rig).register()
     watched = Watched(rig)

@@ -1,4 +1,4 @@
-"""What a person on call must see first: each thing that can be wrong is said, and nothing while all is well."""
+"""Problems for a person on call: each possible one is shown, and none while all is well."""
 
 import msgspec
 import pytest

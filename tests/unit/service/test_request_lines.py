@@ -1,4 +1,4 @@
-"""What is said and counted of single requests: lines, so many at each level; why a prefix ends; `explain`; hits."""
+"""Log lines and counts of single requests: lines per level, why a prefix ends, `explain`, hits."""
 
 import logging
 
@@ -107,13 +107,13 @@ def small_rig() -> TalkingRig:
 
 
 def evict(client: Client) -> None:
-    """Stores so much that whatever was there before leaves."""
+    """Stores so much that all earlier chunks are evicted."""
     for seed in range(1000, 1026):
         client.rig.now_ns += 1_000_000
         client.store(chain(seed, 3))
 
 
-def test_of_a_chunk_that_was_evicted_the_line_says_when_and_for_what() -> None:
+def test_the_line_of_an_evicted_chunk_says_when_and_for_what() -> None:
     rig = small_rig()
     client, keys = Client(rig).register(), chain(1, 3)
     client.store(keys)

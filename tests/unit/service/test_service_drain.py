@@ -1,4 +1,4 @@
-"""A device that is drained: where its chunks go, what is lost for want of a place, and that it stays out of use."""
+"""A drained device: where its chunks go, which are lost for want of a place, and that it stays out of use."""
 
 import pytest
 
@@ -9,18 +9,18 @@ from tests.rigs.brain_rig import SLAB_BYTES, Client, chain, ids, is_refusal, key
 from tests.rigs.disk_rig import CHUNKS, PROMPTS_OF_ARENA, DiskRig, fill
 
 PROMPTS = 40
-"""Twice what the arena holds."""
+"""Twice as many prompts as the arena holds."""
 
 
 def filled(rig: DiskRig, prompts: int = PROMPTS) -> Client:
-    """Prompts 0 to `prompts` are stored and on disk; the first of them have left DRAM."""
+    """Stores that many prompts, all of them on disk; the first of them have left DRAM."""
     client = Client(rig).register()
     fill(client, first=0, prompts=prompts)
     return client
 
 
 def restart(rig: DiskRig) -> None:
-    """Another brain, after the machine was restarted: DRAM is empty."""
+    """Starts another brain, after a restart of the machine: DRAM is empty."""
     rig.service = rig.new_service()
     rig.copies.clear()
     rig.moving.clear()
@@ -36,7 +36,7 @@ def disk(rig: DiskRig, device: int = 0) -> DiskStatus:
 
 
 def found(client: Client, prompts: int = PROMPTS) -> int:
-    """Chunks of all prompts that a lookup finds; each lease is given back."""
+    """Number of chunks of all prompts that lookups find; each lease is given back."""
     total = 0
     for seed in range(prompts):
         lookup = client.lookup(chain(seed, CHUNKS))
@@ -174,7 +174,7 @@ def test_drain_is_idempotent_and_says_which_devices_there_are() -> None:
 
 
 def test_a_device_that_is_not_open_is_neither_drained_nor_erased() -> None:
-    """It seems empty, but what is there was written by others, or by ourselves with another configuration."""
+    """It looks empty, but its chunks were written by others, or by ourselves with another configuration."""
     rig = DiskRig(disk_devices=2)
     filled(rig)
     rig.unopened = {1}
@@ -244,7 +244,7 @@ def test_a_device_that_was_drained_takes_nothing_after_its_mover_has_died(jobs_m
 
 
 def test_the_head_of_a_warm_chain_is_worth_as_much_as_its_tail() -> None:
-    """A lookup touches the tail alone; what it hangs on must not give way to what was stored in between."""
+    """A lookup touches the tail alone; the chunks above it must not give way to prompts stored in between."""
     rig = DiskRig(disk_devices=2, disk_device_bytes=15 * 20 << 10)
     client, warm = Client(rig).register(), [chain(9_000 + seed, CHUNKS) for seed in range(4)]
     for keys in warm:

@@ -1,4 +1,4 @@
-"""What subscribers are told of chunks that come, move between tiers, and go."""
+"""KV events for subscribers: chunks that come, move between tiers, and go."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, DiskRig, fill
 
 
 class Listening:
-    """Keeps what the service of a rig tells."""
+    """Collects the events of a rig's service."""
 
     def __init__(self, rig: Rig) -> None:
         self.told: list[KvEvent] = []
@@ -91,8 +91,10 @@ def test_tiers_are_told_apart_and_a_later_brain_tells_what_it_found() -> None:
     assert set(split(keys)) <= found
 
 
-def test_what_goes_is_told_also_of_a_chunk_whose_turn_it_is_to_be_told_as_left_by_an_earlier_brain() -> None:
-    """It was told before, when it changed; so a subscriber would believe for ever that the tier has it."""
+def test_a_removal_is_told_also_of_a_chunk_that_waits_to_be_told_as_an_earlier_brains() -> None:
+    """The chunk was told as stored before.
+
+    Without its removal a subscriber would believe for ever that the tier has it."""
     rig = rig_with(quota("chat", most=CHUNKS), kv_events=True)
     ear, client, keys = Listening(rig), client_of(rig, "chat", NAMESPACE), chain(1, CHUNKS)
     client.store(keys)

@@ -1,4 +1,4 @@
-"""The index comes back from a real ledger: a brain that dies loses nothing that was sealed."""
+"""The index comes back from a real ledger: after a brain's death no sealed chunk is lost."""
 
 import os
 import random
@@ -21,11 +21,11 @@ from tests.rigs.brain_rig import ARENA_BYTES, FULL, NAMESPACE, STATE, Client, Ri
 CHUNKS_MAX = 23
 SPAN_BYTES = ARENA_BYTES + CHUNKS_MAX * SLOT_ALIGN
 WIDE = GroupSpec(6, 2, "full", 0, 1, 0, 1, 0, [RegionRun(0, 5001, 1, 0, SLOT_ALIGN + 1, SLOT_ALIGN + 1)])
-"""Two units a slot."""
+"""Two units per slot."""
 
 
 class KeepingService(Service):
-    """Carries out its effects on the ledger as soon as they are decided."""
+    """A service that carries out its effects on the ledger as soon as they are decided."""
 
     ledger: Ledger
 
@@ -60,7 +60,7 @@ class Life(Rig):
         return service
 
     def kinds(self) -> Counter[str]:
-        """What the ledger holds."""
+        """Records in the ledger, by kind."""
         return Counter("mark" if record.group == NO_GROUP else "slot" for record in self.records())
 
     def records(self) -> list[Record]:
@@ -79,7 +79,7 @@ def engine(life: Rig, *groups: GroupSpec) -> Client:
 
 
 def store_state(client: Client, keys: bytes, *chunks: int) -> None:
-    """The keys of a prompt, and the state after each of these chunks."""
+    """Stores the keys of a prompt, and the state after each of these chunks."""
     for chunk in chunks:
         reply = client.ask(client.storing(keys[: (chunk + 1) * KEY_BYTES], GroupBlocks(0, chunk, ids(chunk % 5))))
         assert reply == Stored(reply.id, chunk + 1, 1, 7, "")
@@ -109,7 +109,7 @@ def test_life_after_life_goes_on_where_it_was(descriptor: int) -> None:
 
 
 def test_a_chunk_that_holds_half_of_a_group_hides_nothing_behind_it(descriptor: int) -> None:
-    """Two ranks have a half each; one of them brings more."""
+    """Two ranks have a half each; one of them stores more."""
     halves = [msgspec.structs.replace(STATE, shards=2, shard=shard) for shard in (0, 1)]
     life, keys = Life(descriptor), chain(1, 5)
     ranks = [Client(life, ranks=2, rank=rank).register([halves[rank]]) for rank in (0, 1)]
@@ -147,7 +147,7 @@ def test_what_was_cleared_leaves_no_mark_even_under_a_retrieve(descriptor: int) 
     assert life.facts()["chunks"] == 0
 
 
-def test_where_a_full_group_is_needed_nothing_is_marked(descriptor: int) -> None:
+def test_nothing_is_marked_where_a_full_group_is_needed(descriptor: int) -> None:
     life, keys = Life(descriptor), chain(1, 2)
     client = engine(life, FULL, STATE)
     reply = client.ask(client.storing(keys, GroupBlocks(0, 0, ids(*range(6))), GroupBlocks(1, 1, ids(3))))
@@ -195,7 +195,7 @@ def test_a_chunk_whose_slots_clash_with_others_takes_none(descriptor: int) -> No
     assert {record.key for record in again.records()} == {key(keys, 0)}
 
 
-def test_of_two_marks_of_a_chunk_one_stays(descriptor: int) -> None:
+def test_one_of_two_marks_of_a_chunk_stays(descriptor: int) -> None:
     life, keys = Life(descriptor), chain(1, 3)
     store_state(engine(life, STATE), keys, 2)
     first = next(record for record in life.records() if record.key == key(keys, 0))

@@ -1,4 +1,4 @@
-"""Timers: each deadline fires once, at its time, and what is over is not held for long."""
+"""Timers: each deadline fires once, at its time, and expired ones are not held for long."""
 
 import msgspec
 import pytest
@@ -24,7 +24,7 @@ def held(timers: Timers) -> int:
 def test_a_deadline_fires_when_it_was_last_set_to_and_never_when_cancelled(
     steps: list[tuple[str, str, int]], times: list[int]
 ) -> None:
-    """Held against a dict that is searched."""
+    """Compared with a dict that is searched."""
     timers, right, now_ns = Timers(), dict[Timer, int](), 0
     for index, (verb, kind, number) in enumerate(steps):
         at_ns = times[index % len(times)]
@@ -66,7 +66,7 @@ def test_a_deadline_that_moves_all_the_time_is_held_once() -> None:
 
 
 def test_deadlines_that_fire_leave_no_dead_ones_behind_them() -> None:
-    """Many that are cancelled stand behind many that fire."""
+    """Many cancelled deadlines come after many that fire."""
     timers = Timers()
     for number in range(500):
         timers.set(1, "fires", number)
@@ -116,7 +116,7 @@ def test_sessions_that_come_and_go_leave_no_timers() -> None:
 
 @pytest.mark.parametrize("deadline_ms", [1, 60_000])
 def test_a_job_that_is_cancelled_has_the_movers_grace_to_end_whatever_its_own_deadline_was(deadline_ms: int) -> None:
-    """Its worker has died. To kill the mover at the job's own deadline would take the caches of all others."""
+    """Its worker has died. Killing the mover at the job's own deadline would cost all other clients their caches."""
     rig = Rig(mover_grace_ms=2_000)
     rig.movers_copy = False
     client = Client(rig).register()

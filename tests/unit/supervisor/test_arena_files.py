@@ -1,4 +1,4 @@
-"""Where arena_path may be, who may use what lies there, and which of it is used again."""
+"""Allowed places for arena_path, who may use the files there, and which of them are used again."""
 
 import os
 import select
@@ -47,7 +47,7 @@ def config(memory: Path, **other: object) -> Config:
 
 
 def life(configured: Config, *, writes: bytes = b"", manager: Manager | None = None) -> bytes:
-    """What one start finds in its arena; `writes` is what it leaves there."""
+    """The bytes that one start finds in its arena; `writes` is what it leaves there."""
     files = ArenaFiles(configured)
     try:
         held = hold(configured, manager or Manager({}), files)
@@ -72,7 +72,7 @@ def refusal(configured: Config) -> str:
 
 
 def small_tmpfs(arena_bytes: int, directory: str, size: str) -> str:
-    """What a start says in a mount namespace of its own, where the directory is a tmpfs of that size."""
+    """The message of a start in its own mount namespace, where the directory is a tmpfs of that size."""
     if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
         pytest.skip("this machine allows no mounts")
     serve = (
@@ -254,7 +254,7 @@ def test_an_arena_that_the_file_system_cannot_hold_is_refused_before_anything_is
 
 
 def test_an_arena_stops_growing_with_a_reason_where_others_filled_its_file_system() -> None:
-    """In a mount namespace of its own: a tmpfs of 5 MiB, of which somebody else takes 2."""
+    """In its own mount namespace: a tmpfs of 5 MiB, of which another file takes 2."""
     if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
         pytest.skip("this machine allows no mounts")
     with tempfile.TemporaryDirectory() as directory:

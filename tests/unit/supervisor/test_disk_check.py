@@ -1,4 +1,4 @@
-"""Which directories a server refuses to start on, and what it says of them."""
+"""Directories on which a server refuses to start, and its messages about them."""
 
 import errno
 import fcntl
@@ -54,7 +54,7 @@ def test_each_bad_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
-    """They could put other bytes, or links, in the place of what we wrote."""
+    """They could replace our files with other bytes or with links."""
     for mode in (0o770, 0o702, 0o1777):
         (directory,) = made(tmp_path, f"{mode:o}")
         directory.chmod(mode)
@@ -80,7 +80,7 @@ def test_what_belongs_to_another_user_is_refused(tmp_path: Path, name: str) -> N
 
 @pytest.mark.parametrize("name", ["kvserver.store", "kvserver.headers", "kvserver.store.new", "kvserver.headers.new"])
 def test_a_store_that_others_may_read_is_refused(tmp_path: Path, name: str) -> None:
-    """It holds what users of the engine have said."""
+    """It holds the content of users' prompts."""
     (directory,) = made(tmp_path, "a")
     (directory / name).touch()
     (directory / name).chmod(0o640)
@@ -134,7 +134,7 @@ def test_what_is_missing_right_below_a_mount_point_is_made_for_its_user_alone(mo
 
 
 def test_what_is_missing_elsewhere_is_refused_with_a_command_that_makes_it(tmp_path: Path) -> None:
-    """The directory of a mount that is not there, for example: the tier would fill the disk of the system."""
+    """For example the directory of a missing mount: the tier would fill the system's disk."""
     for directory in (tmp_path / "nvme 0", tmp_path / "absent" / "kv", Path("/kv-absent")):
         ((code, message),) = found(directory)
         assert code == "disk-path"
@@ -166,7 +166,7 @@ def test_what_will_be_made_needs_its_room_as_well(mount: Path) -> None:
 
 
 def test_what_cannot_be_made_after_all_is_refused(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was found before: the file system may have become read-only."""
+    """The checks before may have passed: the file system may have become read-only since."""
 
     def refuse(path: str, mode: int) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
@@ -191,7 +191,7 @@ def test_two_names_of_one_directory_are_refused(tmp_path: Path) -> None:
 
 
 def test_devices_on_one_file_system_have_to_fit_together(tmp_path: Path) -> None:
-    """Each alone would fit, and the second would be set aside when the first has taken its bytes."""
+    """Each alone would fit; the second would be set aside once the first has taken its bytes."""
     directories = made(tmp_path, "a", "b")
     disk_bytes = free_bytes(tmp_path) * 2 // 3 // 4096 * 4096
     assert found(directories[0], disk_bytes=disk_bytes) == []
@@ -202,7 +202,7 @@ def test_devices_on_one_file_system_have_to_fit_together(tmp_path: Path) -> None
 
 
 def test_a_new_device_leaves_room_for_its_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without them it would take no writes."""
+    """Without its notes a device would take no writes."""
     (directory,) = made(tmp_path, "a")
     real = os.statvfs(directory)
     blocks = (20 << 20) // real.f_frsize
@@ -216,7 +216,7 @@ def test_a_new_device_leaves_room_for_its_notes(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["kvserver.store", "kvserver.store.new", "kvserver.headers.new"])
 def test_what_a_store_has_already_counts_as_room(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what a server left that died while it made one: the next one removes that."""
+    """Also the remains of a server that died while it made a store: the next start removes them."""
     (directory,) = made(tmp_path, "a")
     (directory / name).write_bytes(bytes(1 << 20))
     (directory / name).chmod(0o600)
@@ -229,7 +229,7 @@ def test_what_a_store_has_already_counts_as_room(tmp_path: Path, name: str, monk
 
 
 def test_a_store_that_is_there_fits_where_the_rest_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made of whole segments, and takes less than it might."""
+    """It consists of whole segments, and takes less than it might."""
     (directory,) = made(tmp_path, "a")
     sizes = {"capacity_bytes": 1 << 20, "segment_bytes": 96 << 10}
     open_store(str(directory), device=0, **sizes)

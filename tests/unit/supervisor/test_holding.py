@@ -1,4 +1,4 @@
-"""Which memory of an earlier start is used again."""
+"""Memory of an earlier start: which of it is used again."""
 
 import os
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ CONFIG = Config(arena_bytes=3 * MIB, slab_bytes=MIB, chunks_max=700)
 
 
 class Keeper(Manager):
-    """Passes on what was kept; the processes of an earlier start end after some looks."""
+    """Passes on the kept descriptors; the processes of an earlier start end after some looks."""
 
     def __init__(self, kept: dict[str, int], looks: int = 0, deaf: str = "") -> None:
-        """deaf: the name of what systemd cannot be told to forget."""
+        """deaf: the name that systemd fails to forget."""
         super().__init__({})
         self._kept = kept
         self._deaf = deaf
@@ -43,7 +43,7 @@ class Keeper(Manager):
 
 @pytest.fixture
 def first() -> Iterator[Held]:
-    """What a first start made; descriptors for the second are copies."""
+    """The memory of a first start; descriptors for the second are copies."""
     held = hold(CONFIG, Manager({}))
     os.pwrite(held.arena, b"sealed", 4096)
     yield held
@@ -56,7 +56,7 @@ def kept(first: Held) -> dict[str, int]:
 
 
 def content(config: Config, keeper: Keeper) -> bytes:
-    """Of the arena that a start holds."""
+    """The arena's content that a start holds."""
     held = hold(config, keeper)
     found = os.pread(held.arena, 6, 4096)
     for descriptor in (held.arena, held.ledger):
@@ -98,7 +98,7 @@ def test_one_without_the_other_is_dropped(first: Held) -> None:
 
 
 def test_what_is_dropped_gives_its_memory_back_before_the_new_arena_is_counted(first: Held) -> None:
-    """systemd has it as well, and closes it later."""
+    """systemd has the descriptor as well, and closes it later."""
     os.pwrite(first.arena, os.urandom(2 * MIB), 0)
     before = [os.fstat(descriptor).st_size for descriptor in (first.arena, first.ledger)]
     content(Config(arena_bytes=4 * MIB, slab_bytes=MIB, chunks_max=700), Keeper(kept(first)))
@@ -107,7 +107,7 @@ def test_what_is_dropped_gives_its_memory_back_before_the_new_arena_is_counted(f
 
 
 def test_it_is_known_whether_memory_was_found_and_whether_it_will_be(first: Held, tmp_path: Path) -> None:
-    """Nothing is summed for a start that will not be passed it."""
+    """Sums are made only for a start that will be passed the memory."""
     assert (first.found, first.kept) == (False, False), "nobody keeps anything without systemd"
     again = hold(CONFIG, Keeper(kept(first)))
     assert (again.found, again.kept) == (True, False)

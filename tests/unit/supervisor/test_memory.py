@@ -1,4 +1,4 @@
-"""How much memory there is: machines and control groups made of files."""
+"""The amount of memory: machines and control groups made of files."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def test_a_limit_of_a_group_further_up_counts(root: Path) -> None:
 
 
 def test_a_container_sees_its_own_group_at_the_top(root: Path) -> None:
-    """The path is the host's; what is mounted is the container's."""
+    """The path is the host's; the mounted tree is the container's."""
     write(root / "proc/self/cgroup", "7:memory:/kubepods/pod7/c0ffee\n2:cpu:/kubepods/pod7/c0ffee\n")
     group_v1(root, "", 400 * MIB, used_mib=90, cache_mib=40)
     assert read_memory(root) == Memory(900 * MIB, 350 * MIB, 400 * MIB)

@@ -1,4 +1,4 @@
-"""Where the arena is put, on machines that are made of files: which GPUs count, and which memory is near them."""
+"""Placement of the arena on machines made of files: which GPUs count, and which memory is near them."""
 
 import os
 from pathlib import Path
@@ -122,14 +122,14 @@ def test_only_gpus_that_engines_can_use_count(two: Machine) -> None:
     assert list(gpus(two.root)) == [Gpu("0000:9a:00.0", 1)]
 
 
-def test_in_a_container_its_own_gpus_count(two: Machine) -> None:
+def test_a_containers_own_gpus_count(two: Machine) -> None:
     for address, node in (("0000:17:00.0", 0), ("0000:9a:00.0", 1)):
         two.add(address, node)
     (two.root / "proc/driver/nvidia/gpus/0000:9a:00.0").mkdir(parents=True)
     assert nodes(two) == (1,)
 
 
-def test_of_amd_those_count_whose_device_files_are_there(two: Machine) -> None:
+def test_amd_gpus_count_when_their_device_files_are_there(two: Machine) -> None:
     two.add_amd("0000:05:00.0", 0, "renderD128", given=True)
     two.add_amd("0000:85:00.0", 1, "renderD129", given=False)
     assert list(gpus(two.root)) == [Gpu("0000:05:00.0", 0)]

@@ -1,4 +1,4 @@
-"""Files of ours are written where no link of somebody else leads us astray."""
+"""Our files are written safely: a link made by another user is never followed."""
 
 import os
 from pathlib import Path

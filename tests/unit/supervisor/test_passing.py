@@ -1,4 +1,4 @@
-"""What comes over the sockets between the server's own processes, and how they end."""
+"""Messages over the sockets between the server's own processes, and the ends of those sockets."""
 
 import pytest
 

@@ -29,7 +29,7 @@ class Story:
         self.calls = 0
 
     def live(self) -> str:
-        """To its end; the log of the supervisor."""
+        """Plays the story to its end; returns the supervisor's log."""
         said, says = os.pipe()
         with tempfile.TemporaryFile("w+") as log:
             self._pid = os.fork()
@@ -79,7 +79,7 @@ class Story:
                 self._check_quiet()
 
     def _check_quiet(self) -> None:
-        """Before anything begins after a disk mover, what it left under way has been waited for."""
+        """Checks that each dead disk mover's I/O has been waited for before anything begins after it."""
         movers = sum(line.startswith("mover") for line in self.lines[:-1])
         assert self.lines[:-1].count("quiet") >= movers, self.lines
 

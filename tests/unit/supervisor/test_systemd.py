@@ -1,4 +1,4 @@
-"""What is said to systemd and taken from its environment, without systemd."""
+"""Notifications to systemd and its environment variables, without systemd."""
 
 import os
 import socket
@@ -74,7 +74,7 @@ def test_what_concerns_the_store_waits_for_room_in_the_queue(tmp_path: Path) -> 
     with listener(path) as end, ThreadPoolExecutor(1) as beside:
         manager.alive()
         for _ in range(10_000):
-            manager.alive()  # until nobody could hear one more
+            manager.alive()  # until the queue is full
         telling = beside.submit(manager.forget, "a")
         said = []
         while not telling.done() or not said or said[-1] != "FDSTOREREMOVE=1\nFDNAME=a":

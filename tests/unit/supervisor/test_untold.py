@@ -1,4 +1,4 @@
-"""The kernel takes no message: whoever cannot be told is ended, the teller goes on, and no descriptor is kept."""
+"""The kernel takes no message: the receiver is ended, the sender goes on, and no descriptor is kept."""
 
 import errno
 import os
@@ -84,7 +84,7 @@ class _Loop(Loop):
 
 
 def test_an_order_that_is_longer_than_the_socket_takes_kills_the_mover(mover: Mover) -> None:
-    """EMSGSIZE of the kernel itself. No order is as long as this one."""
+    """The kernel itself answers EMSGSIZE. No real order is as long as this one."""
     mover.brains.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     mover.door.send(MapBoard(1 << 60), [])
     assert mover.process.poll() is None

@@ -1,4 +1,4 @@
-"""What attention layers keep for each block beside the caches that vLLM registers: found, and stored or refused."""
+"""Per-block tensors that attention layers keep beside the caches that vLLM registers: found, and stored or refused."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ def cache(blocks: int = BLOCKS, tokens: int = TOKENS) -> Tensor:
 
 
 def bound(**layers: Any) -> tuple[Beside, dict[str, Tensor]]:
-    """What the connector sees before vLLM has allocated, and the caches that it then registers."""
+    """The connector's view before vLLM has allocated, and the caches that it then registers."""
     beside = Beside(layers)
     caches = {name: cache() for name in layers}
     for name, layer in layers.items():
@@ -41,7 +41,7 @@ def config(*names: str) -> SimpleNamespace:
     )
 
 
-# ---------------------------------------------------------------- what nobody knows
+# ---------------------------------------------------------------- unknown tensors
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def config(*names: str) -> SimpleNamespace:
 def test_an_unknown_tensor_with_an_entry_for_each_block_is_refused(
     where: str, put: Any, shape: tuple[int, ...]
 ) -> None:
-    """For each block, each kernel block or each token of all blocks; wherever the layer keeps it."""
+    """One entry per block, per kernel block or per token of all blocks, wherever the layer keeps it."""
     layer = Layer()
     beside, caches = bound(plain=Layer(), odd=layer)
     assert known(beside, caches) == {}
@@ -72,7 +72,7 @@ def test_an_unknown_tensor_with_an_entry_for_each_block_is_refused(
     assert "--kv-cache-dtype auto" in str(refused.value)
 
 
-def test_one_that_comes_with_the_first_forward_is_found_when_it_is_looked_for_again() -> None:
+def test_a_tensor_made_in_the_first_forward_is_found_by_the_next_look() -> None:
     layer = Layer()
     beside, caches = bound(odd=layer)
     beside.described(known(beside, caches))
@@ -116,7 +116,7 @@ def test_a_cache_in_several_parts_is_registered_whole() -> None:
 
 
 def test_weights_that_have_as_many_rows_as_there_are_blocks_do_not_matter() -> None:
-    """They were there before anybody knew how many that would be."""
+    """They were there before the number of blocks was known."""
     layer = Layer(weight=Tensor(BLOCKS, SIZE), _buffers={"positions": Tensor(BLOCKS, SIZE)})
     beside, caches = bound(a=layer)
     assert known(beside, caches) == {}
@@ -133,7 +133,7 @@ def test_layers_that_attend_to_nothing_do_not_matter() -> None:
     assert known(beside, caches) == {}
 
 
-# ---------------------------------------------------------------- what is known
+# ---------------------------------------------------------------- known tensors
 
 
 def test_the_scales_of_atoms_plug_in_are_stored_with_their_blocks() -> None:
@@ -179,7 +179,7 @@ def test_scales_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_scales_in_the_pages_are_awaited_since_the_first_forward_resets_those_of_all_blocks() -> None:
-    """As vLLM's Triton attention does."""
+    """vLLM's Triton attention does so."""
     layer, other = Layer(), Layer()
     layer.impl = SimpleNamespace(_is_per_token_head_quant=True, _k_scale_cache=None)
     other.impl = SimpleNamespace(_is_per_token_head_quant=False, _k_scale_cache=None)

@@ -1,4 +1,4 @@
-"""Doubts, token by token: blocks of 4; another connector has brought places 0 to 4 of "r"'s table."""
+"""Doubts, token by token: blocks of 4; another connector has loaded blocks 0 to 4 of "r"'s table."""
 
 import pytest
 
@@ -24,7 +24,7 @@ class Steps:
         self.known[name] = known
 
     def step(self, **computed: tuple[int, int]) -> set[str]:
-        """[begin, end) of each -> those that may be stored."""
+        """[begin, end) of each request -> the requests that may be stored."""
         for name, (begin, end) in computed.items():
             known = self.known.pop(name, None)
             self.doubts.notice(name, TABLES[name], begin=begin, end=end, known=known, said_tokens=24)
@@ -36,7 +36,7 @@ class Steps:
 
 
 def loaded(*, is_async: bool = False) -> Steps:
-    """It said 24 tokens when it was admitted."""
+    """A request with a load under way; it had 24 tokens when it was admitted."""
     steps = Steps(is_async=is_async)
     steps.admit("r", 0)
     assert steps.step(r=(20, 24)) == set()
@@ -50,7 +50,7 @@ def steps() -> Steps:
 
 @pytest.fixture
 def ahead() -> Steps:
-    """The engine schedules a step before the one ahead of it is over."""
+    """The engine schedules each step before the previous one has ended."""
     return loaded(is_async=True)
 
 
@@ -64,7 +64,7 @@ def test_a_block_that_is_computed_anew_in_two_steps_is_right_after_the_second(st
 
 
 def test_what_it_computed_itself_behind_its_load_that_failed_is_wrong_until_it_is_computed_anew(steps: Steps) -> None:
-    """The engine has it in its prefix cache, and may take it up from there when the request is aborted meanwhile."""
+    """The engine keeps it in its prefix cache, where another request may find it if this one is aborted meanwhile."""
     assert steps.step(r=(0, 20)) == {"r"}
     steps.doubts.forget("r", said_tokens=24)
     steps.admit("v", 24)
@@ -84,8 +84,8 @@ def test_a_block_is_right_once_something_else_was_brought_into_all_of_it(
     assert steps.step(v=(end, 28)) == ({"v"} if is_right else set())
 
 
-def test_of_a_block_in_two_parts_the_earlier_counts(steps: Steps) -> None:
-    """21 was computed behind what turned out wrong; to compute 22 and 23 anew does not mend it."""
+def test_a_wrong_token_early_in_a_block_makes_the_later_ones_wrong(steps: Steps) -> None:
+    """Token 21 was computed on blocks that turned out wrong; computing 22 and 23 anew does not repair it."""
     steps.admit("s", 20)
     assert steps.step(s=(20, 22)) == set()
     assert steps.step(s=(22, 24)) == set()
@@ -107,7 +107,7 @@ def test_what_was_computed_behind_wrong_blocks_after_their_failure_was_known_is_
 
 
 def test_a_request_that_is_admitted_anew_has_not_heard_of_its_load(steps: Steps) -> None:
-    """Preempted: vLLM looks for failures among those that run."""
+    """The request was preempted, and vLLM looks for failures only among running ones."""
     steps.admit("r", 20)
     assert steps.step(r=(20, 24)) == set()
     steps.admit("s", 20)
@@ -117,7 +117,7 @@ def test_a_request_that_is_admitted_anew_has_not_heard_of_its_load(steps: Steps)
 
 
 def test_async_nothing_that_a_request_computes_behind_its_failed_load_is_right(ahead: Steps) -> None:
-    """vLLM leaves out a token of it, so that workers are a token further than the scheduler."""
+    """vLLM leaves out a token of it, so the workers are one token ahead of the scheduler."""
     assert ahead.step(r=(24, 25)) == set(), "scheduled before anybody has heard"
     assert ahead.step(r=(0, 26)) == set()
     assert ahead.step(r=(26, 27)) == set()
@@ -143,7 +143,7 @@ def test_async_those_behind_it_are_set_back_as_well(ahead: Steps) -> None:
 
 
 def test_async_those_behind_one_that_is_gone_are_set_back_as_well(ahead: Steps) -> None:
-    """It was aborted before vLLM heard of its load, so one behind it computes what was not brought, a token further."""
+    """Request "r" was aborted before vLLM heard of its load, so "s" recomputes the missing blocks, one token ahead."""
     ahead.admit("s", 20)
     assert ahead.step(s=(20, 24)) == set()
     ahead.doubts.forget("r", said_tokens=24)
@@ -177,7 +177,7 @@ def test_async_a_load_that_went_well_is_known_two_steps_later(ahead: Steps) -> N
 
 @pytest.mark.parametrize(("said_tokens", "is_right"), [(25, False), (26, True)])
 def test_async_one_token_does_not_say_that_the_load_went_well(ahead: Steps, said_tokens: int, is_right: bool) -> None:
-    """It may be the next step's."""
+    """The token may be the next step's."""
     assert ahead.step(r=(24, 25)) == set()
     ahead.doubts.forget("r", said_tokens=said_tokens)
     ahead.admit("v", 24)

@@ -1,9 +1,9 @@
-"""Whatever raises in the connector, the engine goes on: each promised retrieve ends once, nothing stays pinned, and no
-request continues on blocks that do not hold their bytes.
+"""An exception anywhere in the connector leaves the engine running.
 
-A small engine drives both halves through their guards, with the real decisions; server, client and pool are played. One
-call into one collaborator is made to raise, its first, its second, and so on, until a run gets through untouched.
-"""
+Each promised retrieve ends once, nothing stays pinned, and no request continues on blocks that do not hold their bytes.
+
+A small engine drives both halves through their guards, with the real decisions; server, client and pool are fakes. One
+call into one collaborator is made to raise: its first, its second, and so on, until a run gets through untouched."""
 
 import logging
 from collections import Counter
@@ -31,11 +31,11 @@ SPEC = CacheSpec(name="kv", namespace=NAMESPACE, chunk_tokens=CHUNK, buffers=[],
 
 
 class Boom(Exception):
-    """Nobody expects it."""
+    """An unexpected exception."""
 
 
 class Fuse:
-    """Counts calls and lets one of them raise, before it does anything or when it is done."""
+    """Counts calls and makes one of them raise, before it does anything or when it is done."""
 
     def __init__(self, at: int, when: str) -> None:
         self.at = at
@@ -58,7 +58,7 @@ class Fuse:
 
 
 class Client:
-    """Of one rank. A retrieve writes its blocks, and both kinds of job end a step after they were begun."""
+    """One rank's client. A retrieve writes its blocks, and both kinds of job end a step after they were begun."""
 
     def __init__(self) -> None:
         self.problem = None
@@ -96,12 +96,14 @@ class Client:
 
 
 class Engine:
-    """Calls the halves in vLLM's order. One request that the server holds, two that it does not; each asks until it is
-    admitted, waits for its retrieve when one was promised, computes and finishes. A third is aborted before that."""
+    """Calls the halves in vLLM's order, for one request that the server holds and two that it does not.
+
+    Each asks until it is admitted, waits for its retrieve when one was promised, computes and finishes. A third is
+    aborted before that."""
 
     def __init__(self) -> None:
         self.server, self.pool = Server(), Pool()
-        self.server.is_slow = True  # until it is waited for
+        self.server.is_slow = True  # until the scheduler waits for it
         options = Options(chunk_tokens=CHUNK, groups=(Group(BLOCK),), ranks=RANKS, engine_steps_back=True, null_block=0)
         self.keyer = Keyer(chunk_tokens=CHUNK, hash_block_tokens=0)
         self.inner = Scheduler(self.server, options, self.keyer, store_output=True)  # type: ignore[arg-type]
@@ -234,12 +236,12 @@ def test_without_a_bug_the_prompt_is_retrieved_and_the_other_stored() -> None:
 
 
 HANDS_OVER = ("scheduler.step", "worker.take_ended", "client.retrieve", "client.store", "pool.touch")
-"""What these return or do belongs to the other side from then on, so nothing of ours can fail behind it."""
+"""After these calls the result belongs to the other side, so none of our code can fail afterwards."""
 NEVER_CALLED = {
     f"decisions.{name}"
     for name in ("begin_unkeyed", "extend", "handoff", "holds", "leases_lost", "preempted", "stored_whole")
 }
-"""Verbs of the decisions that this engine has no use for, or only after trouble."""
+"""Verbs of the decisions that this engine does not use, or only after trouble."""
 
 
 @pytest.mark.parametrize(

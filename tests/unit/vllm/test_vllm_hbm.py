@@ -1,4 +1,4 @@
-"""What the engine holds of a prompt, guessed with few looks into its own cache."""
+"""The engine's own share of a prompt, estimated with few looks into its cache."""
 
 from types import SimpleNamespace
 from typing import Any

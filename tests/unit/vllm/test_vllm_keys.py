@@ -1,4 +1,4 @@
-"""Names of a request's chunks: the same content has the same names, and whatever changes the bytes changes them."""
+"""Names of a request's chunks: equal content has equal names, and everything that changes the bytes changes them."""
 
 import json
 import os
@@ -20,7 +20,7 @@ CHUNK = 12
 
 
 def request(tokens: int = 40, **more: object) -> Any:
-    """Of tokens 0, 1, …, with block hashes of 4 tokens each."""
+    """A request with tokens 0, 1, …, and block hashes of 4 tokens each."""
     fields: dict[str, object] = {
         "request_id": "r",
         "all_token_ids": list(range(tokens)),
@@ -37,7 +37,7 @@ def request(tokens: int = 40, **more: object) -> Any:
 
 @pytest.fixture(autouse=True)
 def hashes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is."""
+    """Waits long enough for hashes on a busy machine."""
     monkeypatch.setattr(vllm_keys, "ADAPTER_WAIT_S", 60)
 
 
@@ -89,7 +89,7 @@ def test_a_request_that_begins_has_the_names_that_it_has_later(hashes: bool, tok
 
 @pytest.mark.parametrize("hashes", [False, True])
 def test_a_prompt_of_tokens_and_embeddings_has_no_safe_name(hashes: bool) -> None:
-    """vLLM hashes 0 in place of an embedding's token, and that is a token as well."""
+    """vLLM hashes 0 in place of an embedding's token, and 0 is a real token as well."""
     with pytest.raises(RequestError, match="prompt-embeds"):
         keyer(hashes=hashes).extra(request(prompt_embeds=object(), prompt_is_token_ids=[True, False]))
 
@@ -216,7 +216,7 @@ def test_an_adapter_that_is_loaded_in_place_has_no_name_nor_has_its_id_from_then
 
 
 def test_an_adapter_under_the_id_of_another_has_no_name(tmp_path: Path) -> None:
-    """vLLM computes with the one that it has under that id, until it needs the room."""
+    """vLLM computes with the adapter that it has under that id, until it needs the room."""
     names, one, two = keyer(), adapter(tmp_path / "a", 1), adapter(tmp_path / "b", 2)
     first = keys_of(names, request(lora_request=one))
     with pytest.raises(RequestError, match="lora_int_id=1"):
@@ -293,7 +293,7 @@ def test_an_engine_without_any_cache_of_its_own_numbers_images_and_does_not_name
 
 
 @pytest.mark.parametrize("hash_block_tokens", [0, 4])
-def test_where_images_are_only_numbered_requests_with_one_have_no_name(hash_block_tokens: int) -> None:
+def test_requests_with_an_image_have_no_name_where_images_are_only_numbered(hash_block_tokens: int) -> None:
     names = Keyer(chunk_tokens=CHUNK, hash_block_tokens=hash_block_tokens, names_media=False)
     with pytest.raises(RequestError, match="numbers"):
         names.extra(request(mm_features=[feature("renderer0-mm-0-image-0", 3)]))

@@ -1,4 +1,4 @@
-"""Where vLLM's blocks lie: told from tensors that only have a shape, strides and an address."""
+"""Addresses of vLLM's blocks, derived from tensors that only have a shape, strides and an address."""
 
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ class SinkFullAttentionSpec(FullAttentionSpec): ...
 
 @dataclass(frozen=True)
 class Tensor:
-    """Of two-byte elements."""
+    """A tensor of two-byte elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -76,7 +76,7 @@ def dense(offset: int, storage: Storage) -> Tensor:
 
 @pytest.fixture
 def one_allocation() -> tuple[SimpleNamespace, dict[str, Tensor]]:
-    """Two layers behind each other, as vLLM 0.31 and later lay them."""
+    """Two layers one after the other, as vLLM 0.31 and later place them."""
     storage = Storage(BASE, 2 * BLOCKS * PAGE)
     spec = FullAttentionSpec(block_size=16, page_size_bytes=PAGE)
     tensor = placed("a", "b", offset=0, layer_stride=BLOCKS * PAGE, block_stride=PAGE)
@@ -130,7 +130,7 @@ def test_groups_may_alias_each_other(one_allocation: tuple[SimpleNamespace, dict
 
 
 def test_keys_and_values_apart_and_an_allocation_a_layer() -> None:
-    """As vLLM 0.20 lays them."""
+    """The layout of vLLM 0.20."""
     spec = FullAttentionSpec(block_size=16, page_size_bytes=2 * PAGE)
     found = config([group(spec, "a", "b")], [SimpleNamespace(shared_by=["a"]), SimpleNamespace(shared_by=["b"])])
     storages = [Storage(BASE * (at + 1), 2 * BLOCKS * PAGE) for at in range(2)]
@@ -144,7 +144,7 @@ def test_keys_and_values_apart_and_an_allocation_a_layer() -> None:
 
 
 def shared(*layers: str, **more: object) -> SimpleNamespace:
-    """A KVCacheTensor of releases before 0.29: its layers have the same bytes, in groups that take turns."""
+    """A KVCacheTensor of releases before 0.29: its layers share their bytes, in groups that take turns."""
     return SimpleNamespace(shared_by=list(layers), size=BLOCKS * PAGE, **more)
 
 
@@ -159,8 +159,8 @@ def test_releases_that_name_no_stride_of_layers_may_have_an_allocation_for_each(
     assert layout.allocations == storages
 
 
-def test_or_say_where_each_begins_in_the_blocks_of_one_allocation() -> None:
-    """0.24 to 0.28 as well, for models whose layers differ."""
+def test_releases_that_give_each_layers_offset_in_the_blocks_of_one_allocation_are_read() -> None:
+    """Also 0.24 to 0.28, for models whose layers differ."""
     storage = Storage(BASE, 3 * BLOCKS * PAGE)
     spec = FullAttentionSpec(block_size=16, page_size_bytes=PAGE)
     tensors = [shared(name, offset=at * PAGE, block_stride=3 * PAGE) for at, name in ((0, "a"), (2, "b"))]
@@ -176,8 +176,8 @@ def test_or_say_where_each_begins_in_the_blocks_of_one_allocation() -> None:
         layout_of(found, caches)
 
 
-def test_in_which_order_a_page_has_heads_and_tokens_is_told_since_its_regions_do_not() -> None:
-    """Releases before 0.31 say it nowhere, and choose it by an environment variable or a connector beside."""
+def test_the_order_of_heads_and_tokens_in_a_page_is_reported_beside_its_regions() -> None:
+    """Releases before 0.31 show it nowhere, and choose it by an environment variable or by another connector."""
     storage = Storage(BASE, 2 * BLOCKS * PAGE)
     tensor = SimpleNamespace(shared_by=["a"])
     spec = FullAttentionSpec(block_size=16, page_size_bytes=2 * PAGE)

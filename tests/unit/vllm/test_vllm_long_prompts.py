@@ -1,4 +1,4 @@
-"""Long prompts at the scheduler half: copied in pieces, named elsewhere, and no step with other work waits for that."""
+"""Long prompts in the scheduler half: copied in pieces, named in another thread, without delaying other work."""
 
 import pytest
 
@@ -81,7 +81,7 @@ def test_a_long_prompt_that_nobody_matches_is_asked_for_by_a_step(hashes: bool) 
 
 
 def test_each_call_sends_what_the_one_before_has_asked() -> None:
-    """So that no step has to send for all requests that wait."""
+    """Otherwise one step would have to send for all waiting requests."""
     bench = busy(hashes=True)
     prompts = [request(f"r{number}", tokens=LONG_TOKENS) for number in range(5)]
     for prompt in prompts:
@@ -96,7 +96,7 @@ def test_each_call_sends_what_the_one_before_has_asked() -> None:
 @pytest.mark.parametrize("step_wait_s", [0.0, 10.0])
 @pytest.mark.parametrize("hashes", [False, True])
 def test_a_long_prompt_of_a_producer_starts_when_its_answer_is_there(hashes: bool, step_wait_s: float) -> None:
-    """It may end with its first step: what is computed is stored in that only if it is known what is held."""
+    """It may end in its first step: its chunks can be stored then only if the server's answer is known."""
     bench = busy(hashes=hashes, step_wait_s=step_wait_s, retrieves=False)
     asked = request(tokens=LONG_TOKENS)
     bench.half.new(asked)
@@ -121,7 +121,7 @@ def test_a_step_asks_for_a_few_prompts_that_nobody_matches() -> None:
 
 
 def test_a_long_prompt_that_finds_no_room_is_told_the_same_while_it_is_asked_for_anew() -> None:
-    """vLLM takes others first if it is told to ask again, and they take the blocks that come free."""
+    """If told to ask again, vLLM schedules other requests first, and they take the blocks that come free."""
     bench, asked = busy(hashes=True), request(tokens=LONG_TOKENS)
     bench.half.new(asked)
     assert bench.half.match(asked, 0) == (None, False)
@@ -176,7 +176,7 @@ def test_a_long_prompt_that_turns_out_to_have_no_names_is_left_alone() -> None:
 
 
 def busy(*, step_wait_s: float = 0.0, hashes: bool = False, retrieves: bool = True) -> Bench:
-    """An engine that computes another request, of which nothing is asked any more."""
+    """An engine that computes another request, about which no question is open any more."""
     bench = Bench(step_wait_s=step_wait_s, hashes=hashes, retrieves=retrieves)
     other = request("other", tokens=CHUNK - 1)
     assert bench.admit(other) == 0

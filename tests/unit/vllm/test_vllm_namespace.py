@@ -1,4 +1,4 @@
-"""Whatever shapes KV is in the namespace; what does not is not, so that engines share."""
+"""Everything that shapes KV is in the namespace; other settings are not, so that engines share."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ SETTINGS: dict[str, object] = {"hidden_size": 48, "rope_parameters": {"rope_type
 
 
 def namespace(*, settings: dict[str, object] = SETTINGS, **more: Any) -> bytes:
-    """Of an engine; `more` replaces what facts_of() is told, or what the engine's configuration says."""
+    """An engine's namespace. `more` replaces arguments of facts_of() or values of the engine's configuration."""
     model = {"dtype": "bfloat16", "quantization": None, "max_model_len": 4096, "multimodal_config": None}
     model |= {"override_generation_config": {}, "quantization_config": None, "hf_overrides": {}}
     generation = more.pop("generation", {})
@@ -201,7 +201,7 @@ def test_a_model_that_vllm_gives_its_own_words_for_a_rope_is_shared_whatever_the
     assert noted[0] == noted[1] == namespace(), "some models leave the bound in the settings"
 
 
-def test_of_the_environment_counts_what_decides_how_many_bits_are_computed_with() -> None:
+def test_environment_variables_that_decide_the_precision_count() -> None:
     set_ = {"VLLM_MARLIN_INPUT_DTYPE": "int8", "VLLM_LOGGING_LEVEL": "DEBUG"}
     read = SimpleNamespace(VLLM_MARLIN_INPUT_DTYPE="int8", VLLM_MOE_ROUTING_SIMULATION_STRATEGY="")
     assert environment_that_counts(set_, read) == {"VLLM_MARLIN_INPUT_DTYPE": "int8"}
@@ -233,7 +233,7 @@ def test_a_model_is_called_what_its_users_call_it_in_no_more_bytes_than_the_serv
 
 
 def test_a_backend_that_is_not_vllms_own_is_told_by_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two releases of a plug-in lay pages out in two ways, under one name."""
+    """Two releases of a plug-in may lay out pages differently under one name."""
 
     class Backend:
         @staticmethod

@@ -1,4 +1,4 @@
-"""Beside another connector, or with drafts: what the engine has is stored once it is known to be right."""
+"""Beside another connector, or with drafts: the engine's chunks are stored once they are known to be right."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_a_prefix_in_hbm_that_ends_within_a_block_is_no_doubt() -> None:
 
 
 def test_drafts_that_were_accepted_are_no_doubt() -> None:
-    """A step counts without its drafts, and the next begins behind those that were accepted."""
+    """A step counts without its drafts, and the next begins after the accepted ones."""
     bench, asked = Bench(), request()
     assert bench.admit(asked) == 0
     assert bench.half.step([Scheduled("r", 0, 20)], lambda name: [bench.table]) != ((), ())
@@ -52,7 +52,7 @@ def test_drafts_that_were_accepted_are_no_doubt() -> None:
 
 
 def test_a_step_that_counts_drafts_before_they_are_accepted_stores_no_token_that_is_not_known() -> None:
-    """As asynchronous scheduling does: of three drafts of the step before none was accepted."""
+    """Asynchronous scheduling does so: of three drafts of the previous step none was accepted."""
     bench, asked = Bench(), request(tokens=22)
     assert bench.admit(asked) == 0
     _, (order,) = bench.half.step([Scheduled("r", 0, 22)], lambda name: [bench.table])
@@ -65,7 +65,7 @@ def test_a_step_that_counts_drafts_before_they_are_accepted_stores_no_token_that
     assert order.parent + order.keys == bench.keyer.keys(asked, extra=b"", parent=b"", first_chunk=0)
 
 
-# ---------------------------------------------------------------- who goes on behind such blocks
+# ---------------------------------------------------------------- requests that continue on these blocks
 
 
 class Beside:
@@ -81,7 +81,7 @@ class Beside:
         assert self.bench.admit(self.requests[name], hbm) == 0
 
     def step(self, **computed: tuple[int, int]) -> list[tuple[object, int, int]]:
-        """[begin, end) of each -> what is stored of whom: chunks [first, end)."""
+        """[begin, end) of each request -> stores as (request, first chunk, end)."""
         items = [Scheduled(name, begin, end) for name, (begin, end) in computed.items()]
         _, stores = self.bench.half.step(items, lambda name: [self.tables[name]])
         return [(order.request, order.first_chunk, order.first_chunk + order.chunks) for order in stores]
@@ -100,8 +100,8 @@ def test_blocks_that_another_connector_has_just_brought_are_not_stored_for_who_t
 
 
 @pytest.mark.parametrize("order", ["rs", "sr"])
-def test_of_who_went_on_behind_a_load_that_failed_nothing_is_stored(order: str) -> None:
-    """It is computed anew in two steps. What the other has computed meanwhile stays as it is."""
+def test_nothing_is_stored_of_a_request_that_continued_after_a_failed_load(order: str) -> None:
+    """Request "r" is computed anew in two steps. Chunks that "s" has computed meanwhile stay wrong."""
     beside = Beside()
     beside.admit("r", [*SHARED, 20, 21], hbm=0)
     beside.admit("s", [*SHARED, 30, 31], hbm=36)
@@ -157,7 +157,7 @@ def test_blocks_into_which_another_load_goes_are_in_doubt_for_its_sake_alone() -
     assert beside.step(s=(41, 42)) == []
     assert beside.step(s=(42, 43)) == [("s", 0, 3)]
     beside.bench.half.finished("s")
-    beside.admit("t", [20, 21, *range(40, 49)], hbm=0)  # what "r" computed behind its load is given away
+    beside.admit("t", [20, 21, *range(40, 49)], hbm=0)  # blocks that "r" computed after its load are given away
     beside.step(t=(0, 41))
     beside.bench.half.finished("t")
     assert not beside.bench.half._doubts
@@ -167,7 +167,7 @@ def test_blocks_that_turned_out_wrong_are_right_when_this_connector_has_filled_t
     beside = Beside()
     beside.admit("r", [*SHARED, 20, 21], hbm=0)
     beside.step(r=(36, 41))
-    beside.bench.half.finished("r")  # nobody has heard of its load: it counts as failed
+    beside.bench.half.finished("r")  # its load's outcome was not heard: it counts as failed
     asked = request("n", 41, first=500)
     beside.bench.hold(asked, 3)
     beside.tables["n"] = [*SHARED, 30, 31, 32]  # given away
@@ -210,7 +210,7 @@ def test_nothing_is_kept_of_doubts_that_are_over() -> None:
     beside.step(r=(0, 41), s=(41, 42))
     assert beside.bench.half._doubts
     beside.bench.half.finished("s")
-    beside.admit("t", [30, 31, 20, 21, *range(34, 41)], hbm=0)  # what both had is given away
+    beside.admit("t", [30, 31, 20, 21, *range(34, 41)], hbm=0)  # blocks of both are given away
     beside.step(t=(0, 41))
     beside.bench.half.finished("r")
     beside.bench.half.finished("t")

@@ -1,4 +1,4 @@
-"""Blocks come back to the engine in the order in which it may lose them, whatever stores had pinned."""
+"""Blocks return to the engine in its intended order of eviction, whichever stores had pinned them."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from kvclient.vllm.pins import Pins
 
 
 class Pool:
-    """vLLM's BlockPool: what nobody holds is evicted in the order in which it came back."""
+    """vLLM's BlockPool: blocks without a holder are evicted in the order in which they came back."""
 
     def __init__(self) -> None:
         self.blocks = [SimpleNamespace(number=number) for number in range(40)]
@@ -49,7 +49,7 @@ class Engine:
         self.pins.pin(StoreOrder(job, "r", 0, b"", b"", (Blocks(0, 0, blocks),)))
 
     def finish(self) -> None:
-        """As the scheduler does: the connector first, then each group, the last block first."""
+        """Frees blocks as the scheduler does: the connector first, then each group, the last block first."""
         self.pins.keep("r", self.TABLES)
         for table in self.TABLES:
             self.pool.free_blocks([self.pool.blocks[block] for block in reversed(table)])

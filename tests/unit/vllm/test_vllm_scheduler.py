@@ -1,4 +1,4 @@
-"""The scheduler half between vLLM's scheduler and the decisions, with a server and a pool that are played."""
+"""The scheduler half between vLLM's scheduler and the decisions, with a fake server and a fake pool."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ def test_a_computed_prompt_is_stored_and_its_blocks_are_pinned_until_it_is() -> 
     bench.half.finished("r")
     assert bench.half.busy()
     bench.half.ended([stored(order, 2)])
-    assert sum(bench.pool.pins.values()) == 3  # of the first step's
+    assert sum(bench.pool.pins.values()) == 3  # tokens of the first step
     assert bench.half.busy()
 
 
@@ -223,7 +223,7 @@ def test_a_lost_server_is_a_miss_and_its_leases_go_back_unused() -> None:
     assert bench.server.released == [1]
 
 
-# ---------------------------------------------------------------- who waits for whom
+# ---------------------------------------------------------------- requests that wait for others
 
 
 def test_a_request_is_asked_for_when_it_comes_and_matched_when_the_answer_is_there() -> None:
@@ -250,7 +250,7 @@ def test_a_step_that_has_other_work_waits_for_no_answer() -> None:
 
 
 def test_an_answer_is_taken_when_the_engine_comes_by_between_two_steps() -> None:
-    """So the match that needs it has no more to do than to decide."""
+    """The match that needs the answer then only has to decide."""
     bench, asked = Bench(), request()
     bench.hold(asked, 3)
     bench.half.new(asked)

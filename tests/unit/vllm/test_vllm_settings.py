@@ -1,4 +1,4 @@
-"""kv_connector_extra_config: what a user can say, and what is refused when the engine starts."""
+"""kv_connector_extra_config: options that a user can set, and values that are refused when the engine starts."""
 
 import re
 from dataclasses import MISSING, fields

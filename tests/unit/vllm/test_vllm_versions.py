@@ -1,4 +1,4 @@
-"""What differs between vLLM's releases, with objects that look like each of them."""
+"""Differences between vLLM's releases, with objects that look like each of them."""
 
 import sys
 from dataclasses import make_dataclass
@@ -30,7 +30,7 @@ COMMON_SEED = SimpleNamespace(DEFAULT_NONE_HASH_SEED="vllm-none-hash")
 
 
 def output(new: list[tuple[str, int]], cached: list[tuple[str, int, Any]], **more: object) -> SimpleNamespace:
-    """new: name and tokens before the step. cached: the same, and the blocks that came to it. 10 tokens each."""
+    """new: name and tokens before the step. cached: the same, and its newly allocated blocks. 10 tokens each."""
     names = [item[0] for item in (*new, *cached)]
     fields: dict[str, object] = {
         "scheduled_new_reqs": [
@@ -61,8 +61,8 @@ def test_tables_are_taken_where_they_are_offered() -> None:
     assert of("gone") == ()
 
 
-def test_of_states_only_those_are_taken_that_are_handed_over() -> None:
-    """Of block 3 the engine says where its state stopped; block 6's ended within a block."""
+def test_only_states_that_are_handed_over_are_taken() -> None:
+    """For block 3 the engine says where its state stopped; block 6's ended within a block."""
     held = {"a": ([1, 2, 3], [4, 5, 6]), "b": ([7], [8])}
     state = SimpleNamespace(get_block_ids=held.get, boundary_state_offloads={"a": [(1, 9, 24), (1, 6, 30)]})
     of = BlockTables({1: 12}).of_step(output([], [], kv_connector_block_state=state))
@@ -167,11 +167,11 @@ def test_an_engine_without_words_for_it_is_told_nothing() -> None:
     assert hit_sources(SimpleNamespace(), 28, from_disk=12) == {}
 
 
-# ---------------------------------------------------------------- what a release lacks
+# ---------------------------------------------------------------- fields that a release lacks
 
 
 class KVCacheConfig(SimpleNamespace):
-    """Of a release that nobody has seen."""
+    """The configuration of an unknown release."""
 
 
 def test_a_field_that_a_release_lacks_is_refused_by_its_name_and_the_releases() -> None:
@@ -182,7 +182,7 @@ def test_a_field_that_a_release_lacks_is_refused_by_its_name_and_the_releases() 
         groups_of(KVCacheConfig())
 
 
-def test_wherever_it_is_read() -> None:
+def test_a_missing_field_is_refused_in_any_function_that_reads_it() -> None:
     read = reading("0.99.1")(called)
     with pytest.raises(RequestError, match=r"vLLM 0\.99\.1: .*KVCacheConfig has no 'model'"):
         read(KVCacheConfig())
@@ -201,7 +201,7 @@ def test_a_bug_of_ours_is_not_taken_for_a_release_that_is_unknown() -> None:
 
 @pytest.fixture
 def engine_classes(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
-    """vLLM's classes with what is read of their objects, some of it as fields, some as methods."""
+    """vLLM's classes with the members that we read, some of them as fields, some as methods."""
     modules: dict[str, ModuleType] = {}
     for path, names in versions.READ_WHILE_SERVING.items():
         module, _, name = path.rpartition(".")

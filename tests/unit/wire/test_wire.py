@@ -1,4 +1,4 @@
-"""What goes over the wire: the bytes of every frame, and what is answered to bytes that are no frame."""
+"""The wire format: the bytes of every frame, and the answers to bytes that are no frame."""
 
 import random
 import tracemalloc
@@ -40,7 +40,7 @@ def refusal(frame: bytes) -> Error:
     return caught.value.reply
 
 
-# ---------------------------------------------------------------- what is said
+# ---------------------------------------------------------------- frames
 
 
 def test_every_frame_has_golden_bytes() -> None:
@@ -80,7 +80,7 @@ HUGE = (1 << 62) + 1
 
 
 def test_the_longest_orders_fit_one_message() -> None:
-    """Longer ones would end the mover, and the caches of everybody else with it."""
+    """A longer order would end the mover, and every client's caches with it."""
     run = RegionRun(HUGE, HUGE, HUGE, HUGE, HUGE, HUGE)
     group = GroupSpec(HUGE, HUGE, "window", HUGE, HUGE, HUGE, HUGE, HUGE, [run] * (REGION_RUNS_MAX // GROUPS_MAX))
     buffers, staging = [Buffer(-1, bytes(HANDLE_BYTES), HUGE)] * BUFFERS_MAX, Staging(bytes(HANDLE_BYTES), HUGE, HUGE)
@@ -92,7 +92,7 @@ def test_the_longest_orders_fit_one_message() -> None:
     assert 390_000 < len(orders.encode(copy)) <= orders.ORDER_BYTES_MAX
 
 
-# ---------------------------------------------------------------- what is no request
+# ---------------------------------------------------------------- bytes that are no request
 
 
 @pytest.mark.parametrize(("frame", "golden"), REQUESTS, ids=[type(frame).__name__ for frame, _ in REQUESTS])

@@ -1,4 +1,4 @@
-"""ZMTP as the server speaks it: what a peer says comes out as messages, however it is cut, and little is kept of it."""
+"""ZMTP in the server: a peer's bytes come out as messages, however they are cut, and few of them are kept."""
 
 import random
 
