@@ -144,6 +144,9 @@ def _check_pins(core: Core) -> None:
         pins.update(job.node for job in core.disk.chunks.jobs.values())
     counted = {node: node.pins for space in _spaces(core) for node in space.all_nodes() if node.pins}
     assert counted == dict(pins), "pins = leases + holds + retrieves + incomplete chunks + disk jobs + cuts"
+    for space in core.chunks.retired - core.chunks.emptying.keys():
+        leaves = (node for node in space.all_nodes() if node.children is None)
+        assert all(node.pins for node in leaves), "a leaf of a cleared namespace goes with its last pin"
     assert core.chunks.pins == pins.total(), "no pin that was set is forgotten"
     for lease in core.leases.values():
         assert lease.tail.state == READY
