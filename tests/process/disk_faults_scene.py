@@ -73,7 +73,7 @@ class DiskServer(Server):
     def verified(self) -> Counter[str]:
         """Counts of `kvserver disk verify`, while the server is stopped.
 
-        Also checks that the store has its configured size."""
+        Checks that the store takes no more than its size."""
         disk_bytes, segment_bytes = self.settings["disk_bytes"], self.settings["disk_segment_bytes"]
         assert isinstance(disk_bytes, int)
         assert isinstance(segment_bytes, int)

@@ -30,7 +30,7 @@ def stories() -> list[Prompt]:
 
 
 def refused(server: Server, *said: str) -> None:
-    """Checks that the server refuses to start; returns its one-line reason."""
+    """Checks that the server refuses to start and gives its reason in one line."""
     try:
         assert server.spawn().wait(WAIT_S) == 2
         log = server.log()

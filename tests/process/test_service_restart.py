@@ -145,7 +145,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def stored(store: Store, directory: Path, *, end: int = signal.SIGTERM) -> bytes:
-    """A first life of the service, in which something is stored; returns how it ended."""
+    """Runs a first life of the service, in which something is stored; returns the stored bytes.
+
+    end: the signal that ends it."""
     content = os.urandom(BLOCKS * PAGE)
     with store.service(directory) as process:
         engine = Engine(directory, 1)
