@@ -45,6 +45,10 @@ class Budget:
         self._refill(now_ns)
         return not self.daily_bytes or count <= self._bytes
 
+    def may_ever_allow(self, count: int) -> bool:
+        """So many bytes may be written at once when the bucket is full."""
+        return not self.daily_bytes or count <= self._most
+
     def charge(self, count: int, now_ns: int) -> None:
         """The bytes are written. They are charged when the write is ordered, whatever becomes of it."""
         self._refill(now_ns)

@@ -5,11 +5,12 @@ from random import Random
 from kvserver.index.coverage import servable_chunks
 from kvserver.index.eviction import droppable
 from kvserver.index.space import ABSENT, READY, Node
-from kvserver.service.holdings.disk_eviction import DiskRoom
+from kvserver.service.base.operator_state import Hold
+from kvserver.service.holdings.disk_eviction import DiskRoom, Emptying
 from kvserver.service.holdings.place_owners import SEALED
 from kvserver.service.requests import kv_events
 from kvserver.service.service import Service
-from kvserver.service.state.core import Core
+from kvserver.service.state.core import Core, DiskTier
 from kvserver.tiers.extents import place_of
 from kvserver.tiers.records import NO_GROUP
 from kvserver.tiers.slots import SLOT_ALIGN, SlotPool
@@ -305,21 +306,44 @@ def leftovers(service: Service) -> str:
 
 def is_idle(service: Service) -> bool:
     core = _core(service)
+    empties = core.disk is not None and (core.disk.parked or core.disk.chunks.room.emptying)
+    return _is_at_rest(core) and not core.wishes.holds and not empties
+
+
+def may_wait_long(service: Service, now_ns: int) -> bool:
+    """The service is idle except for waits that may be long: a warm waits for room in DRAM that others keep, or a
+    segment that is emptied waits for the day's budget.
+    """
+    core, tier = _core(service), _core(service).disk
+    if tier is None or not _is_at_rest(core):
+        return False
+    warms = all(hold.kind == "warm" and _is_starved(core, tier, hold) for hold in core.wishes.holds.values())
+    emptying = tier.chunks.room.emptying
+    over_budget = all(_is_over_budget(tier, going, now_ns) for going in emptying.values())
+    return warms and over_budget and tier.parked.keys() <= emptying.keys()
+
+
+def _is_at_rest(core: Core) -> bool:
+    """No client is there, and nothing is under way between DRAM and disk."""
     tables = (core.sessions, core.caches, core.jobs, core.leases, core.engines, core.tokens)
-    disk_busy = core.disk is not None and (
-        core.disk.chunks.jobs
-        or core.disk.writes
-        or core.disk.parked
-        or core.disk.chunks.room.emptying
-        or not core.disk.recovered
-    )
-    return (
-        not any(tables)
-        and not core.wishes.holds
-        and not core.chunks.pendings
-        and not disk_busy
-        and all(mover.state == "ready" for mover in core.movers.values())
-    )
+    tier = core.disk
+    disk_busy = tier is not None and (tier.chunks.jobs or tier.writes or not tier.recovered)
+    movers_ready = all(mover.state == "ready" for mover in core.movers.values())
+    return not any(tables) and not core.chunks.pendings and not disk_busy and movers_ready
+
+
+def _is_starved(core: Core, tier: DiskTier, hold: Hold) -> bool:
+    """The hold still needs reads, and its account found no slot for one."""
+    accounts = core.chunks.accounts
+    account = accounts.of_space(hold.space).name if accounts is not None else ""
+    return hold.number in tier.hold_fetches and account in tier.starved
+
+
+def _is_over_budget(tier: DiskTier, going: Emptying, now_ns: int) -> bool:
+    """The device's budget of the day refuses the move of a chunk out of the segment."""
+    placement = tier.placements[going.device]
+    moves = (space.group_bytes(node.on_disk) for node, space in going.moving.items())
+    return any(placement.refusal(count, now_ns) == "budget" for count in moves)
 
 
 def check_idle(service: Service, ledger: Ledger) -> None:

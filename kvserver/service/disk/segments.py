@@ -6,8 +6,9 @@ extents of one size are free as a segment holds (disk_eviction.py), the emptiest
 these places by way of DRAM, as when a device is drained. A move loses nothing. Writes that need the segment wait for
 it, others go on. For a while after it is empty, the segment is kept for the waiting writes.
 
-A chunk for which DRAM has no room goes instead, with all below it, after PATIENCE_MS without progress. If a chunk may
-not go either, its segment stays and another one is tried.
+A chunk for which DRAM has no room goes instead, with all below it, after PATIENCE_MS without progress. So does, at
+once, a chunk that is larger than the daily budget ever allows. If a chunk may not go either, its segment stays and
+another one is tried.
 """
 
 from kvserver.index.space import READY, Node, Space
@@ -120,7 +121,8 @@ def _is_there(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, N
 
 
 def _step(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node], now_ns: int) -> None:
-    """Reads a chunk, or writes it to another place. If there is no place, it goes with all below it."""
+    """Reads a chunk, or writes it to another place. If there is no place, or the daily budget never allows so large a
+    write, the chunk goes with all below it."""
     space, node = chunk
     if node in tier.chunks.busy:
         return
@@ -130,6 +132,9 @@ def _step(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node]
             going.fetched.discard(node)
             if node.state == READY:
                 core.chunks.room.let_go(space, node)  # the next chunk takes its slots
+        return
+    if not tier.placements[going.device].budget.may_ever_allow(space.group_bytes(node.on_disk)):
+        _drop(tier, going, node)
         return
     away = node.on_disk & ~node.in_dram
     if away:

@@ -1,6 +1,7 @@
 """A model with records of another size starts while every device is full of an earlier model's records."""
 
 import random
+from dataclasses import replace
 from itertools import count, product
 from operator import attrgetter
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvserver.index.space import Node
+from kvserver.service.base.events import ArenaGrew
 from kvserver.service.disk.drain import MOVING_SHARE
 from kvserver.tiers.extents import extents_per_segment
 from kvserver.tiers.records import DiskRecord, unpack_disk
@@ -17,7 +19,7 @@ from kvserver.wire.orders import Promote
 from tests.rigs.admin_rig import command
 from tests.rigs.brain_rig import SLAB_BYTES, Client, chain, ids, key
 from tests.rigs.disk_quota_rig import quota
-from tests.rigs.disk_rig import EXTENT_BYTES, DiskRig
+from tests.rigs.disk_rig import EXTENT_BYTES, DiskRig, restart
 
 SEGMENT_UNITS = 16
 SEGMENTS = 23
@@ -201,3 +203,27 @@ def test_a_segment_that_is_in_use_keeps_its_records_and_another_one_is_emptied()
     rig.wait_ms(5_000)
     assert rig.on_disk(NEW) == len(late)
     assert all(rig.service._core.chunks.spaces[OLD].nodes[keys].on_disk for keys in leased[-9:])
+
+
+def test_a_record_larger_than_the_daily_budget_ever_allows_at_once_goes_for_a_write_that_needs_its_segment() -> None:
+    """The budget was lowered at a restart. The move of such a record would wait for ever, and all writes with it."""
+    rig = Scene(1, disk_write_through=True)
+    old = rig.client(OLD, units=3)
+    places = SEGMENTS * extents_per_segment(SEGMENT_UNITS * EXTENT_BYTES, 3 * EXTENT_BYTES)
+    prompts = [chain(seed, 1) for seed in range(places)]
+    for keys in prompts:
+        rig.store(old, keys)
+    assert rig.on_disk(OLD) == places
+    rig.bounds = replace(rig.bounds, disk_daily_write_bytes=24 * 2 * EXTENT_BYTES)
+    restart(rig)
+    rig.handle(ArenaGrew(rig.bounds.arena_bytes // SLAB_BYTES, ""))
+    old = rig.client(OLD, units=3)
+    cold = set(prompts[::4])  # all over the device
+    for keys in prompts:
+        if keys not in cold:
+            old.release(old.lookup(keys, OLD))
+    rig.wait_ms(50)
+    rig.store(rig.client(NEW, units=1), late := chain(-1, 1))
+    rig.wait_ms(10_000)
+    assert rig.service._core.chunks.spaces[NEW].nodes[late].on_disk
+    assert 0 < places - rig.on_disk(OLD) <= 2 * SEGMENT_UNITS // 3, "the records of a segment or two went, and no more"
