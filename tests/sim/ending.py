@@ -53,7 +53,7 @@ def drain(world: "World") -> None:
 
 
 def _until_idle(world: "World") -> None:
-    """Sessions, jobs and leases must be gone soon. Only the waits of inside.may_wait_long() get more time; they end too."""
+    """Sessions, jobs and leases must be gone soon. Only waits that may be long get more time, and they must end too."""
     gone = "sessions, caches, jobs, leases and pins are gone"
     for _ in range(LONG_WAITS):
         _until(world, lambda: inside.is_idle(world.shell.service) or _may_wait_long(world), gone)
