@@ -45,6 +45,8 @@ def drain(world: "World") -> None:
     _until(world, lambda: not _may_give_up(world), "no tenant has more on disk than its maximum, and may give it up")
     drained = "what is drained is empty, or waits for its day"
     _until(world, lambda: inside.drains_are_over(world.shell.service), drained, DRAIN_ROUNDS)
+    for mover in world.supervisor.movers.values():
+        mover.stopped = False  # nobody notices one that owes no answer, and its devices may be well again
     _until(world, lambda: not inside.clears_are_owed(world.shell.service), "every clear is durable")
     if world.shell.descriptors:
         raise Wrong(f"descriptors {list(world.shell.descriptors)} were never closed")
