@@ -210,8 +210,10 @@ class Promises:
                     asked.excused = True
 
     def check_gone(self, peer: int, request_id: int, digests: Sequence[bytes]) -> None:
-        """A clear is answered only when no later brain can find any chunk that existed when it was asked for."""
-        count = self._clears_asked.pop((peer, request_id), None)
+        """A clear is answered only when no later brain can find any chunk that existed when it was asked for.
+
+        The Clear of a prefix is not counted here: namespaces that are cleared after it do not concern it."""
+        count = self._clears_asked.pop((peer, request_id), 0)
         doomed = [record for record in self._doomed[:count] if record.namespace in digests]
         if any(self._ledger.records.get(record.offset) is record for record in doomed):
             raise Wrong("who cleared a namespace was answered, and the ledger still holds some of what it had")
