@@ -64,10 +64,18 @@ def kv_size(path: Path, dtype: str = "auto") -> KvSize:
     else:
         heads = _count(file, config, "num_attention_heads")
         kv_heads = _count(file, config, "num_key_value_heads", heads)
-        dim = _count(file, config, "head_dim" if config.get("head_dim") else "hidden_size")
-        dim = dim if config.get("head_dim") else dim // heads
+        dim = _head_dim(file, config, heads)
         numbers, formula = 2 * kv_heads * dim, f"2 x {kv_heads} KV heads x {dim}"
     return KvSize(dtype, numbers * width, f"{formula} x {width} bytes", _layers(file, config))
+
+
+def _head_dim(file: Path, config: Mapping[str, object], heads: int) -> int:
+    if config.get("head_dim") is not None:
+        return _count(file, config, "head_dim")
+    hidden = _count(file, config, "hidden_size")
+    if hidden < heads:
+        raise ConfigError("model-config", f"{file}: hidden_size={hidden} must be at least num_attention_heads={heads}")
+    return hidden // heads
 
 
 def _layers(file: Path, config: Mapping[str, object]) -> dict[str, int]:
@@ -76,6 +84,9 @@ def _layers(file: Path, config: Mapping[str, object]) -> dict[str, int]:
         case [list(types), _]:
             if unknown := sorted({str(kind) for kind in types} - KINDS.keys()):
                 text = f"layer_types has {', '.join(unknown)}; known are {', '.join(KINDS)}"
+                raise ConfigError("model-config", f"{file}: {text}")
+            if len(types) != layers:
+                text = f"layer_types has {len(types)} layers, num_hidden_layers={layers}"
                 raise ConfigError("model-config", f"{file}: {text}")
             return dict(Counter(KINDS[kind] for kind in types))
         case [_, int(pattern)] if pattern > 0:
@@ -95,7 +106,7 @@ def _read(file: Path) -> Mapping[str, object]:
         config = json.loads(text)
     except OSError as error:
         raise ConfigError("model-config", f"{file}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError("model-config", f"{file}: not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ConfigError("model-config", f"{file}: expected a JSON object")

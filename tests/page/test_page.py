@@ -66,7 +66,7 @@ def test_bars_are_as_long_as_their_shares(page: Browser) -> None:
             "return [...document.querySelectorAll('.bar rect')].map(b => [b.x.baseVal.value, b.width.baseVal.value])"
         )
         bars = page.run(script)
-        # Of 1000: used and not on disk, used and also on disk, ready and free; then the disk's own.
+        # Thousandths of the bar: used and not on disk, used and also on disk, ready and free; then the disk's own.
         assert bars == [[0, 187.5], [187.5, 62.5], [250, 500], [0, 250]]
 
 

@@ -17,7 +17,7 @@ from .memory import Wrong
 from .room_promises import RoomPromises
 
 SEGMENTS, BEFORE = 29, 99
-"""Of the device, and chunks that an earlier life wrote there."""
+"""Segments of the device, and chunks that an earlier life wrote there."""
 SIZES = 1
 
 

@@ -111,12 +111,6 @@ def saves_behind_drafts(base: type) -> bool:
     return hasattr(base, "get_transfer_results")
 
 
-def steps_when_idle(base: type) -> bool:
-    """Whether an engine without requests keeps stepping for the connector. If not, the last stores' blocks stay pinned
-    until the next request."""
-    return hasattr(base, "has_pending_push_work")
-
-
 def scales_kv_by_its_first_prompt(cache_config: Any) -> bool:
     """Whether pages are useful only to this engine in this life, because their scales come from its first prompt and
     are stored in no page. Releases before 0.31."""

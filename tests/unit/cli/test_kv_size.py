@@ -74,6 +74,8 @@ def test_layers_with_windows_and_states_are_counted_apart(tmp_path: Path) -> Non
         ({}, "num_attention_heads=None must be a positive whole number"),
         ({**LLAMA_8B, "num_hidden_layers": 0}, "num_hidden_layers=0 must be"),
         ({**LLAMA_8B, "num_key_value_heads": "8"}, "num_key_value_heads='8' must be"),
+        ({**LLAMA_8B, "hidden_size": 31}, "hidden_size=31 must be at least num_attention_heads=32"),
+        ({**LLAMA_8B, "layer_types": ["full_attention"] * 3}, "layer_types has 3 layers, num_hidden_layers=32"),
         ({**LLAMA_8B, "torch_dtype": "int3"}, "dtype 'int3' is none of float32"),
         ({**LLAMA_8B, "layer_types": ["full_attention", "odd"]}, "layer_types has odd; known are full_attention"),
         ({**LLAMA_8B, "num_hidden_layers": True}, "num_hidden_layers=True must be"),
@@ -89,9 +91,10 @@ def test_a_configuration_that_does_not_tell_is_refused_by_its_field(tmp_path: Pa
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         kv_size(tmp_path / "absent.json")
-    (tmp_path / "config.json").write_text("no JSON")
-    with pytest.raises(ConfigError, match="not JSON"):
-        kv_size(tmp_path)
+    for text in ("no JSON", "[" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ConfigError, match="not JSON"):
+            kv_size(tmp_path)
 
 
 def test_the_command_prints_what_size_asks_for(tmp_path: Path) -> None:
