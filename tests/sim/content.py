@@ -35,6 +35,12 @@ def is_chain(keys: list[bytes]) -> bool:
     return path is not None and keys_of(path) == keys
 
 
+def names_two_prefixes(keys: list[bytes]) -> bool:
+    """True for keys that no engine asks for: they begin one prefix and go on with another's."""
+    known = [key for key in keys if key in _paths]
+    return bool(known) and not is_chain(known)
+
+
 def keys_of(path: Path, first: int = 0) -> list[bytes]:
     """The keys of chunks first … len(path) - 1 of a prefix."""
     return [key_of(path[: depth + 1]) for depth in range(first, len(path))]

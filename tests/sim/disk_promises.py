@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvserver.service.state.core import Bounds
-from kvserver.tiers.extents import extent_at
+from kvserver.tiers.extents import extent_at, place_of
 from kvserver.tiers.placement import DAY_NS
 from kvserver.tiers.records import DiskRecord, unpack_disk
 from kvserver.tiers.slots import SLOT_ALIGN
@@ -31,6 +31,8 @@ class DiskPromises:
         self._extents: dict[int, tuple[int, str]] = {}
         """Extent -> (job, kind) of the job that may still touch it."""
         self._extent_bytes: dict[int, int] = {}
+        self._moves: set[int] = set()
+        """Extents of jobs that rewrite a record which lies on the same device already."""
         self.written_bytes: dict[int, int] = {}
         """Device -> bytes ordered to be written."""
         self.generations: dict[int, tuple[bytes, bytes]] = {}
@@ -64,6 +66,12 @@ class DiskPromises:
             self._extent_bytes[extent] = record.extent_bytes
             self.namespaces[order.job] = record.namespace
             units = range(record.arena_offset // SLOT_ALIGN, (record.arena_offset + record.extent_bytes) // SLOT_ALIGN)
+            name = (record.namespace, record.key, record.group, record.shard)
+            old, _ = self._promises.on_disk.get(name, (-1, 0))
+            if old >= 0 and place_of(old).device == record.device:
+                self._moves.add(extent)
+            else:
+                self._moves.discard(extent)
             if isinstance(order, Demote):
                 self._of_cleared.pop(extent, None)
                 if record.device in self.drained:
@@ -86,10 +94,10 @@ class DiskPromises:
                 raise Wrong(f"{name} could not be read ({fault.fault}) and is still said to be on disk")
 
     def writes_by(self, account_of: Callable[[bytes], str]) -> Counter[str]:
-        """Account -> bytes being written for it now."""
+        """Account -> bytes being written for it now, beyond those that records move to on the same device."""
         writes: Counter[str] = Counter()
         for extent, (job, kind) in self._extents.items():
-            if kind == "Demote":
+            if kind == "Demote" and extent not in self._moves:
                 writes[account_of(self.namespaces[job])] += self._extent_bytes[extent]
         return writes
 

@@ -4,6 +4,7 @@ from collections.abc import Set as AbstractSet
 
 from kvserver.wire.messages import Found
 
+from .content import names_two_prefixes
 from .disk_promises import Shard
 from .ledger import Ledger
 from .memory import Wrong
@@ -29,6 +30,8 @@ class Doubts:
             raise Wrong(f"{found} to a lookup of {len(keys)} keys; what is on disk is known: {recovered}")
         if hidden and not found.why and not recovered:
             raise Wrong(f"{found} tells that there is nothing on disk in a namespace that the engine does not see")
+        if names_two_prefixes(keys):
+            return  # a chunk of the one hides what is missing of the other
         if held < len(keys) and not found.why and not recovered:
             self._denied.add((digest, keys[held]))
 

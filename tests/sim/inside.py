@@ -39,6 +39,10 @@ def namespaces(service: Service) -> list[bytes]:
     return list(_core(service).chunks.spaces)
 
 
+def namespaces_with_chunks(service: Service) -> set[bytes]:
+    return {space.digest for space in _core(service).chunks.spaces.values() if space.nodes}
+
+
 def leases(service: Service) -> set[int]:
     return set(_core(service).leases)
 

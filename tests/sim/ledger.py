@@ -6,7 +6,7 @@ is computed from it alone.
 
 from array import array
 
-from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, pack, unpack_all
+from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, decode_document, pack, unpack_all
 from kvserver.tiers.slots import SLOT_ALIGN
 
 from .content import block_of, key_of, keys_of, path_of
@@ -105,6 +105,17 @@ class Ledger:
         """Offsets of sealed slots, without marks."""
         return {offset for offset, record in self.records.items() if record.group != NO_GROUP}
 
+    def check_documents(self, namespaces: set[bytes]) -> None:
+        """Each namespace with chunks has its document, without which the next brain drops them."""
+        missing = namespaces - self.documented
+        if missing:
+            raise Wrong(f"{missing} have chunks, and no document")
+
+    @property
+    def documented(self) -> set[bytes]:
+        """Namespaces that have a document."""
+        return {document.digest for document in map(decode_document, self.documents.values()) if document is not None}
+
     def packed(self) -> bytes:
         """The bytes that scan() returns: records ascending by offset."""
         return b"".join(pack(self.records[offset]) for offset in sorted(self.records))
@@ -175,11 +186,13 @@ def survivors(ledger: Ledger, shapes: dict[bytes, Shape]) -> set[int]:
     """Offsets that a restarted brain must keep: every complete group of a chunk whose whole prefix, and itself, has all
     full groups.
 
-    Marks are ignored: without a full group, no complete group may be lost.
+    Marks are ignored: without a full group, no complete group may be lost. A cleared namespace has no document any
+    more, and what was not withdrawn yet goes.
     """
     found: set[int] = set()
+    documented = ledger.documented
     for (digest, key, index, _), offset in ledger.held.items():
-        if index == NO_GROUP:
+        if index == NO_GROUP or digest not in documented:
             continue
         shape, prefix = shapes[digest], keys_of(path_of(key))
         full = [number for number, group in enumerate(shape.groups) if group.kind == "full"]

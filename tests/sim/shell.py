@@ -209,6 +209,8 @@ class Shell:
             )
         if isinstance(event, Commanded) and not _refuses_now(effects, event.peer):
             self._commanded(event.peer, event.command, answered=_answers(effects, event.peer))
+        if any(isinstance(effect, PutNamespace | DropNamespace) for effect in effects):
+            world.ledger.check_documents(inside.namespaces_with_chunks(self.service))
         self.promises.operators.check(world.now_ns)
         if isinstance(event, Reported) and isinstance(event.report, Moved):
             self.promises.disk.ended(event.report, inside.on_disk(self.service))

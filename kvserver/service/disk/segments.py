@@ -7,8 +7,8 @@ these places by way of DRAM, as when a device is drained. A move loses nothing. 
 it, others go on. For a while after it is empty, the segment is kept for the waiting writes.
 
 A chunk for which DRAM has no room goes instead, with all below it, after PATIENCE_MS without progress. So does, at
-once, a chunk that is larger than the daily budget ever allows. If a chunk may not go either, its segment stays and
-another one is tried.
+once, a chunk that is larger than the daily budget ever allows. For one segment, at most as many bytes go as it holds.
+If a chunk may not go either, its segment stays and another one is tried.
 """
 
 from kvserver.index.space import READY, Node, Space
@@ -97,8 +97,8 @@ def _go_on(core: Core, tier: DiskTier, device: int, going: Emptying, now_ns: int
 
 def _drop(tier: DiskTier, going: Emptying, node: Node) -> None:
     going.moving.pop(node, None)
-    room = tier.chunks.room
-    room.drop_with_all_below(node, room.wanted(going.device, 0, going.used, going.tenant))
+    room, left = tier.chunks.room, tier.chunks.extents.segment_bytes - going.dropped_bytes
+    going.dropped_bytes += room.drop_with_all_below(node, room.wanted(going.device, 0, going.used, going.tenant), left)
 
 
 def _has_hands_free(core: Core, tier: DiskTier, going: Emptying) -> bool:
@@ -145,9 +145,9 @@ def _step(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node]
             tier.hurry_until_ns = now_ns + SPARE_MS * MILLISECOND_NS
         return
     generation = core.chunks.generation = core.chunks.generation + 1
-    job = DiskJob(core.number("disk"), "write", space, node, going.device, node.on_disk, generation, now_ns)
+    job = DiskJob(core.number("disk"), "write", space, node, going.device, node.on_disk, generation, now_ns, moves=True)
     used = node.used if node.children is None else now_ns  # others depend on it
-    wait = writes.order(core, tier, job, used=used, now_ns=now_ns, moves=True)
+    wait = writes.order(core, tier, job, used=used, now_ns=now_ns)
     if wait == "room":
         _drop(tier, going, node)
     elif wait:

@@ -167,8 +167,8 @@ def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, device: int 
     return order(core, tier, job, used=used, now_ns=now_ns)
 
 
-def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int, moves: bool = False) -> str:
-    """Orders a write. Chunks used before `used` may go to make room; with moves, none may. Returns why not
+def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int) -> str:
+    """Orders a write. Chunks used before `used` may go to make room. Returns why not
     (placement.REFUSALS; "queue"; "segment": the device is emptying one); empty when it was ordered."""
     assert tier.mover is not None
     if job.generation > tier.generation_max:
@@ -177,8 +177,8 @@ def order(core: Core, tier: DiskTier, job: DiskJob, *, used: int, now_ns: int, m
     refusal = tier.placements[job.device].refusal(count, now_ns)
     if refusal:
         return refusal
-    if not tier.chunks.begin_write(job, used, moves=moves):
-        return "segment" if job.device in tier.chunks.room.emptying and not moves else "room"
+    if not tier.chunks.begin_write(job, used):
+        return "segment" if job.device in tier.chunks.room.emptying and not job.moves else "room"
     assert job.bytes == count
     tier.placements[job.device].ordered(count, now_ns)
     note(core, tier, job)

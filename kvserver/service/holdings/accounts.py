@@ -230,6 +230,8 @@ class ChargedPool(SlotPool[Owner]):
 
     def _charge(self, owner: Owner, slot_bytes: int) -> None:
         """Charges the owner's account; negative bytes are refunded."""
+        if isinstance(owner, DiskJob) and owner.moves:
+            return
         account = self._accounts.of_owner(owner)
         if isinstance(owner, Node):
             account.held_bytes += slot_bytes

@@ -103,25 +103,30 @@ class DiskChunks:
 
     # ---------------------------------------------------------------- writes
 
-    def begin_write(self, job: DiskJob, used: int, *, moves: bool = False) -> bool:
+    def begin_write(self, job: DiskJob, used: int) -> bool:
         """Takes extents for every shard of the job's groups, which are in DRAM; all of them or none. Chunks used before
-        `used` may go to make room. moves: take only free extents, for a record that moves within its device."""
+        `used` may go to make room."""
         space, node = job.space, job.node
         assert node not in self.busy
         self._take_parts(job)
         self._chunks.pin(node)
         space.set_written(node, written=True)
-        for part in job.parts:
-            wanted = self.room.wanted(job.device, space.parts[part].slot_bytes, used, node.tenant)
-            extent = self.room.take_free(wanted, job) if moves else self.room.take(wanted, job)
+        taken: dict[int, int] = {}
+        for part in sorted(job.parts, key=lambda part: self.room.empties_for(job.device, space.parts[part].slot_bytes)):
+            extent_bytes = space.parts[part].slot_bytes
+            if job.moves:
+                extent = self.extents.allocate(job.device, extent_bytes, job)
+            else:
+                extent = self.room.take(self.room.wanted(job.device, extent_bytes, used, node.tenant), job)
             if extent is None:
-                for mine in job.extents:
+                for mine in taken.values():
                     self.extents.free(mine)
                 self._let_go_of_parent(space, node)
                 self._chunks.unpin(space, node)
                 return False
-            job.extents.append(extent)
-            job.slots.append(node.slots[part])
+            taken[part] = extent
+        job.extents = [taken[part] for part in job.parts]
+        job.slots = [node.slots[part] for part in job.parts]
         self._began(job)
         return True
 

@@ -77,6 +77,8 @@ class Emptying:
     moving: dict[Node, Space] = field(default_factory=dict)
     fetched: set[Node] = field(default_factory=set)
     """Chunks in `moving` that were read to DRAM only for the move."""
+    dropped_bytes: int = 0
+    """Bytes of the chunks that went because they could not be moved."""
     records: int = -1
     """Records in the segment at the last progress; -1: not counted yet."""
     since_ns: int = 0
@@ -141,16 +143,11 @@ class DiskRoom:
 
         Without the bound by use, a DRAM larger than the device would make its chunks push each other off the device for
         ever."""
-        claim = wanted.claim
-        if claim is None:
-            return self._take(wanted, owner)
-        extent = None
-        if self._fit_quota(claim.account, wanted):
-            extent = self._take(wanted, owner)
-            if extent is None and not claim.own:
-                claim.own = True
-                extent = self._take(wanted, owner)
-        claim.account.refused_slots += extent is None and wanted.device not in self.emptying
+        extent = self._take_within_quota(wanted, owner)
+        if extent is None and wanted.device not in self.emptying:
+            self._avoided.pop(wanted.device, None)  # every segment has had its turn
+            if wanted.claim is not None:
+                wanted.claim.account.refused_slots += 1
         return extent
 
     def prepare(self, wanted: Wanted) -> None:
@@ -158,20 +155,22 @@ class DiskRoom:
         next. Later writes then need not wait."""
         pool = self.extents.pools[wanted.device]
         at_maximum = wanted.claim is not None and wanted.claim.account.lacks(wanted.extent_bytes)
-        if wanted.device in self.emptying or at_maximum or not pool.nearly_full(wanted.extent_bytes, AHEAD_SHARE):
+        if wanted.device in self.emptying or at_maximum:
             return
-        while not (movable := pool.movable(wanted.extent_bytes, SEGMENTS_LOOKED_AT)):
-            going = self._next(wanted)
-            if going is None or wanted.extent_bytes in going[0].slot_sizes:
+        while pool.nearly_full(wanted.extent_bytes, AHEAD_SHARE):  # an eviction may empty a whole segment
+            if movable := pool.movable(wanted.extent_bytes, SEGMENTS_LOOKED_AT):
+                self._begin_emptying(wanted, movable)
                 return
+            going = self._next(wanted)
+            if going is None or wanted.extent_bytes in going[0].slot_sizes or going[1].in_dram:
+                return  # a chunk in DRAM would be written again before the chunk that is prepared for
             self._drop(*going)
-        self._begin_emptying(wanted, movable)
 
-    def take_free(self, wanted: Wanted, owner: ExtentOwner) -> int | None:
-        """Takes a free extent for a record that moves. Only chunks above the tenant's maximum go for it."""
-        if wanted.claim is not None and not self._fit_quota(wanted.claim.account, wanted):
-            return None
-        return self.extents.allocate(wanted.device, wanted.extent_bytes, owner)
+    def empties_for(self, device: int, extent_bytes: int) -> bool:
+        """A segment of the device is emptied, or is empty, for extents of this size. A chunk of several sizes takes
+        these extents last: once taken, a segment is open to others even if the chunk gives its extents back."""
+        going = self.emptying.get(device)
+        return going is not None and going.for_bytes == extent_bytes
 
     def stop_emptying(self, device: int, *, in_vain: bool) -> None:
         """Ends emptying a segment, which then serves any size. in_vain: it could not be emptied, and another one is
@@ -183,13 +182,17 @@ class DiskRoom:
         else:
             self._avoided.pop(device, None)
 
-    def drop_with_all_below(self, node: Node, wanted: Wanted) -> bool:
-        """Frees the extents of a chunk and of all below it if all of them may go; otherwise none."""
-        doomed = self.closure([node], wanted, CHUNKS_MAX)
-        for at in sorted(doomed or (), key=lambda node: -node.depth):
-            if doomed is not None and droppable(at):
+    def drop_with_all_below(self, node: Node, wanted: Wanted, bytes_max: int) -> int:
+        """Frees the extents of a chunk and of all below it if all of them may go and they are at most so many bytes.
+        Returns their bytes; 0 when none went."""
+        doomed = self.closure([node], wanted, CHUNKS_MAX) or {}
+        count = sum(space.group_bytes(at.on_disk) for at, space in doomed.items())
+        if count > bytes_max:
+            return 0
+        for at in sorted(doomed, key=lambda node: -node.depth):
+            if droppable(at):
                 self._drop(doomed[at], at)
-        return doomed is not None
+        return count
 
     def keep_maxima(self, chunks_max: int) -> None:
         """Evicts the coldest chunks of each tenant above its maximum, at most this many each. A maximum that was
@@ -277,6 +280,18 @@ class DiskRoom:
             claim.own = True
         return claim
 
+    def _take_within_quota(self, wanted: Wanted, owner: ExtentOwner) -> int | None:
+        claim = wanted.claim
+        if claim is None:
+            return self._take(wanted, owner)
+        if not self._fit_quota(claim.account, wanted):
+            return None
+        extent = self._take(wanted, owner)
+        if extent is None and not claim.own:
+            claim.own = True
+            extent = self._take(wanted, owner)
+        return extent
+
     def _take(self, wanted: Wanted, owner: ExtentOwner) -> int | None:
         pool = self.extents.pools[wanted.device]
         while True:
@@ -295,16 +310,17 @@ class DiskRoom:
                 return None
 
     def _is_spoken_for(self, going: Emptying, wanted: Wanted) -> bool:
-        """All free extents of that size on the device are needed for the records that move."""
+        """All free extents of that size on the device are needed for the records that move. An emptied segment that has
+        been taken since is not closed any more, and nothing moves out of it."""
         pool = self.extents.pools[wanted.device]
-        size = pool.slab_slot_bytes(going.segment)
-        return size == wanted.extent_bytes and pool.spare(going.segment) <= 0
+        if not pool.is_closed(going.segment) or pool.slab_slot_bytes(going.segment) != wanted.extent_bytes:
+            return False
+        return pool.spare(going.segment) <= 0
 
     def _begin_emptying(self, wanted: Wanted, movable: list[int]) -> None:
         avoided = self._avoided.get(wanted.device, set())
         segment = next((segment for segment in movable if segment not in avoided), None)
         if segment is None:
-            del self._avoided[wanted.device]  # every segment has had its turn
             return
         self.emptying[wanted.device] = Emptying(wanted.device, segment, wanted.extent_bytes, wanted.used, wanted.tenant)
         self.extents.pools[wanted.device].close(segment, wanted.extent_bytes)

@@ -55,6 +55,9 @@ class DiskJob:
     """The extent of each part; a write owns its extents."""
     bytes: int = 0
     """Bytes of all extents."""
+    moves: bool = False
+    """A write to another place of the same device. It takes only free extents, and its tenant is not charged for them
+    until the old ones are free: a tenant at its maximum would lose a chunk for each that moves."""
 
 
 SlotOwner = Node | Pending | Orphan | DiskJob
