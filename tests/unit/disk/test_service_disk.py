@@ -2,14 +2,11 @@
 
 import pytest
 
-from kvserver.index.space import READY, Node, Space
+from kvserver.index.space import READY
 from kvserver.service.base.events import ArenaGrew, MoverGone
 from kvserver.service.disk import writes
 from kvserver.service.holdings.disk_chunks import DiskChunks
-from kvserver.service.holdings.disk_eviction import DiskRoom, Wanted
 from kvserver.service.state.core import Core, DiskTier
-from kvserver.tiers.extents import Extents
-from kvserver.transfer.layout import Geometry, GroupGeometry
 from kvserver.wire.messages import (
     KEY_BYTES,
     Error,
@@ -25,7 +22,6 @@ from tests.rigs.disk_rig import (
     CHUNKS,
     LAST_OF_FILL,
     PROMPTS_OF_ARENA,
-    SEGMENT_BYTES,
     DiskRig,
     cold_prompt,
     fill,
@@ -369,27 +365,6 @@ def test_keys_are_remembered_only_where_second_touch_asks_for_them() -> None:
         client.store(keys)
         client.release(client.lookup(keys))
         assert (rig.service.status(rig.now_ns).keys_touched > 0) == second_touch
-
-
-def test_a_segment_is_not_emptied_of_what_a_large_tree_hangs_on() -> None:
-    """All descendants would be lost with it, in one event."""
-    room: DiskRoom = DiskRoom(Extents(devices=1, device_bytes=2 * SEGMENT_BYTES, segment_bytes=SEGMENT_BYTES), drop)
-    space = Space(b"n" * 32, 0, Geometry(6, (GroupGeometry(2, "full", 0, 1, 1),)))
-    room.add_space(space)
-    node = head = space.root
-    for number in range(5):
-        node = space.add(bytes([number]) * 32, node, used=number, tenant=0)
-        node.state, node.present = READY, 1
-        space.put_on_disk(node, 1, (number * 4096,), number)
-        head = node if number == 0 else head
-    wanted = Wanted(device=0, extent_bytes=8192, used=5)
-    assert len(room.closure([head], wanted, chunks_max=5) or ()) == 5
-    assert room.closure([head], wanted, chunks_max=4) is None
-    assert room.closure([head], wanted._replace(used=4), chunks_max=5) is None, "the last of them is as warm"
-
-
-def drop(space: Space, node: Node) -> None:
-    raise AssertionError("nothing goes")
 
 
 def test_a_prefix_that_would_come_too_slowly_is_not_offered() -> None:

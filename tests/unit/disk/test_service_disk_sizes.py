@@ -18,7 +18,7 @@ from kvserver.wire.messages import KEY_BYTES, GroupBlocks, GroupSpec, RegionRun
 from kvserver.wire.orders import Promote
 from tests.rigs.admin_rig import command
 from tests.rigs.brain_rig import SLAB_BYTES, Client, chain, ids, key
-from tests.rigs.disk_quota_rig import quota
+from tests.rigs.disk_quota_rig import hold_writes, quota, resume_writes
 from tests.rigs.disk_rig import EXTENT_BYTES, DiskRig, restart
 
 SEGMENT_UNITS = 16
@@ -183,6 +183,44 @@ def test_records_move_out_of_a_segment_as_they_were_and_nothing_of_them_is_lost(
     for keys in kept:
         now = rig.record(keys)
         assert now.generation > before[keys].generation if keys in moved else now == before[keys]
+
+
+def test_room_made_ahead_ends_with_the_first_segment_that_is_empty() -> None:
+    """Prompts of about the same age lie side by side, so a segment empties as the oldest of them go."""
+    rig = Scene(1, disk_write_through=True)
+    old = rig.client(OLD, units=1)
+    places = SEGMENTS * extents_per_segment(SEGMENT_UNITS * EXTENT_BYTES, EXTENT_BYTES)
+    for seed in range(places):
+        rig.store(old, chain(seed, 1))
+    assert rig.on_disk(OLD) == places
+    new = rig.client(NEW, units=3)
+    hold_writes(rig)
+    rig.store(new, late := chain(-1, 1))
+    rig.wait_ms(500)
+    resume_writes(rig)
+    assert rig.service._core.chunks.spaces[NEW].nodes[late].on_disk
+    assert rig.on_disk(OLD) >= places - places // SEGMENTS
+
+
+def test_no_room_is_made_ahead_with_chunks_that_dram_would_write_again() -> None:
+    """They are colder than the new chunk, so they would take the free places before it, again and again."""
+    rig = Scene(1, disk_write_through=True, arena_bytes=40 * SLAB_BYTES)
+    old = rig.client(OLD, units=1)
+    places = SEGMENTS * extents_per_segment(SEGMENT_UNITS * EXTENT_BYTES, EXTENT_BYTES)
+    for seed in range(places):
+        rig.store(old, chain(seed, 1))
+    assert all(node.in_dram for node in rig.nodes(OLD))
+    new = rig.client(NEW, units=3)
+    hold_writes(rig)
+    rig.store(new, late := chain(-1, 1))
+    rig.wait_ms(500)
+    assert rig.on_disk(OLD) == places
+    resume_writes(rig)
+    rig.wait_ms(500)
+    assert rig.service._core.chunks.spaces[NEW].nodes[late].on_disk
+    written = rig.written_bytes
+    rig.wait_ms(5_000)
+    assert rig.written_bytes == written
 
 
 def test_a_segment_that_is_in_use_keeps_its_records_and_another_one_is_emptied() -> None:
