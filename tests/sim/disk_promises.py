@@ -30,9 +30,7 @@ class DiskPromises:
         self._promises = promises
         self._extents: dict[int, tuple[int, str]] = {}
         """Extent -> (job, kind) of the job that may still touch it."""
-        self._extent_bytes: dict[int, int] = {}
-        self._moves: set[int] = set()
-        """Extents of jobs that rewrite a record which lies on the same device already."""
+        self._records: dict[int, DiskRecord] = {}
         self.written_bytes: dict[int, int] = {}
         """Device -> bytes ordered to be written."""
         self.generations: dict[int, tuple[bytes, bytes]] = {}
@@ -63,15 +61,9 @@ class DiskPromises:
             if extent in self._extents:
                 raise Wrong(f"disk job {order.job} uses an extent that job {self._extents[extent]} may still use")
             self._extents[extent] = (order.job, type(order).__name__)
-            self._extent_bytes[extent] = record.extent_bytes
+            self._records[extent] = record
             self.namespaces[order.job] = record.namespace
             units = range(record.arena_offset // SLOT_ALIGN, (record.arena_offset + record.extent_bytes) // SLOT_ALIGN)
-            name = (record.namespace, record.key, record.group, record.shard)
-            old, _ = self._promises.on_disk.get(name, (-1, 0))
-            if old >= 0 and place_of(old).device == record.device:
-                self._moves.add(extent)
-            else:
-                self._moves.discard(extent)
             if isinstance(order, Demote):
                 self._of_cleared.pop(extent, None)
                 if record.device in self.drained:
@@ -89,16 +81,18 @@ class DiskPromises:
         records = self.reads.pop(moved.job, [])
         for fault in moved.faults if records else ():
             record = records[fault.item]
-            name = (record.namespace, record.key, record.group, record.shard)
+            name = _name(record)
             if on_disk.get(name) == (extent_at(record.device, record.offset), record.generation):
                 raise Wrong(f"{name} could not be read ({fault.fault}) and is still said to be on disk")
 
-    def writes_by(self, account_of: Callable[[bytes], str]) -> Counter[str]:
-        """Account -> bytes being written for it now, beyond those that records move to on the same device."""
+    def writes_by(self, account_of: Callable[[bytes], str], on_disk: dict[Shard, tuple[int, int]]) -> Counter[str]:
+        """Account -> bytes being written for it now, without records that move on their device."""
         writes: Counter[str] = Counter()
-        for extent, (job, kind) in self._extents.items():
-            if kind == "Demote" and extent not in self._moves:
-                writes[account_of(self.namespaces[job])] += self._extent_bytes[extent]
+        for extent, (_, kind) in self._extents.items():
+            record = self._records[extent]
+            old, _ = on_disk.get(_name(record), (-1, 0))
+            if kind == "Demote" and (old < 0 or place_of(old).device != record.device):
+                writes[account_of(record.namespace)] += record.extent_bytes
         return writes
 
     def over(self, job: int) -> None:
@@ -114,7 +108,7 @@ class DiskPromises:
                 self._of_cleared[extent] = name, generation
 
     def _check_source(self, record: DiskRecord) -> None:
-        name = (record.namespace, record.key, record.group, record.shard)
+        name = _name(record)
         if self._ledger.held.get(name) != record.arena_offset:
             raise Wrong(f"{name} is to be written to disk from {record.arena_offset}, where it is not sealed")
         parent = key_of(path_of(record.key)[:-1])
@@ -123,7 +117,7 @@ class DiskPromises:
 
     def _check_place(self, record: DiskRecord) -> None:
         """A read must name exactly the record that was written at its place."""
-        name = (record.namespace, record.key, record.group, record.shard)
+        name = _name(record)
         asked = (extent_at(record.device, record.offset), record.generation)
         if self._of_cleared.get(asked[0]) == (name, asked[1]):
             return
@@ -140,3 +134,7 @@ class DiskPromises:
         allowed = self._daily_bytes * (1 / 24 + 23 / 24 * (self.now_ns - self._began_ns) / DAY_NS)
         if self._daily_bytes and written > allowed + 1:
             raise Wrong(f"{written} bytes were written to device {record.device}, {allowed:.0f} may be by now")
+
+
+def _name(record: DiskRecord) -> Shard:
+    return record.namespace, record.key, record.group, record.shard

@@ -5,6 +5,7 @@ stays in DRAM until its pin expires. Nothing is stored while the server is drain
 have changed.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -188,9 +189,11 @@ class OperatorPromises:
                     raise Wrong(f"chunk {path_of(key)} is pinned, of which group {index} is not in DRAM")
         self.holds[hold] = Pinned(digest, path, names, now_ns + command.ttl_ms * MS)
 
-    def cleared(self, digest: bytes, path: Path) -> None:
-        """All chunks at and below `path` are forgotten now."""
-        if any(name[0] == digest and is_below(path_of(name[1]), path) for name in self._ledger.held):
+    def cleared(self, digest: bytes, path: Path, going: Container[int] = ()) -> None:
+        """All chunks at and below `path` are forgotten now. going: offsets of chunks that left the index earlier and
+        are withdrawn step by step. The clear is answered when they are gone."""
+        held = [name for name, offset in self._ledger.held.items() if name[0] == digest and offset not in going]
+        if any(is_below(path_of(name[1]), path) for name in held):
             raise Wrong(f"{path} was cleared, and the ledger still holds some of it")
         self.holds = {
             number: pinned

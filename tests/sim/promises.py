@@ -1,7 +1,7 @@
 """The promises checked for every event and effect. The simulator keeps these books without reading the service."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from kvserver.service.base.effects import Answer, Effect, Instruct
@@ -245,10 +245,10 @@ class Promises:
         self.disk.was_cleared(namespace)
         self.cleared_jobs.update(job for job, copy in self.copies.items() if copy.digest == namespace)
 
-    def prefix_cleared(self, namespace: bytes, key: bytes) -> None:
+    def prefix_cleared(self, namespace: bytes, key: bytes, going: Container[int]) -> None:
         """Like cleared(), for a chunk and all below it. Chunks being copied now are not published: see Shell.feed()."""
         path = path_of(key)
-        self.operators.cleared(namespace, path)
+        self.operators.cleared(namespace, path, going)
         below = [n for n, lease in self.leases.items() if lease.digest == namespace and _ends_below(lease, path)]
         self._end_leases(below)
 

@@ -270,10 +270,11 @@ class Shell:
             quotas.account_of(record.namespace) for record in demotes
         }  # its mover may be dead and never receive them
         writing |= {quotas.account_of(digest) for digest in inside.parked_writes(self.service)}
+        on_disk = inside.on_disk(self.service)
         gave = quotas.check_disk(
             self.promises.on_disk,
-            inside.on_disk(self.service),
-            writes=self.promises.disk.writes_by(quotas.account_of),
+            on_disk,
+            writes=self.promises.disk.writes_by(quotas.account_of, on_disk),
             excused=lambda name: takes or name == own or name in writing or now[name] != shortages[name],
             known=inside.disk_is_recovered(self.service),
         )
@@ -287,7 +288,7 @@ class Shell:
             case ClearNamespace(namespace, b""):
                 self.promises.cleared(peer, COMMAND_ID, namespace, answered=answered)
             case ClearNamespace(namespace, key):
-                self.promises.prefix_cleared(namespace, key)
+                self.promises.prefix_cleared(namespace, key, set(inside.going(self.service)))
             case ClearTenant(tenant):
                 for namespace in namespaces_of(tenant, self._world.shapes):
                     self.promises.cleared(peer, COMMAND_ID, namespace, answered=answered)
