@@ -1,7 +1,9 @@
 """Room on the devices: promises for each extent taken for a write, and for the evictions it causes.
 
 A write is refused only when no colder chunk on its device may be evicted. Evictions are at most 1.5 times the bytes
-written, plus one segment of each size on each device: a segment serves only one size, so less is impossible.
+written, plus one segment of each size on each device: a segment serves only one size, so less is impossible. A chain
+lies on several devices, and what makes room on one of them may take the whole chain. The room on the others is for
+later writes, so one chain is allowed for each other device.
 
 A maximum may be lower today than when an earlier life wrote. A tenant's first write then takes out all that is above
 it, as the next ticks would. Those bytes must go for the quota and not for the write, so they are no evictions here. A
@@ -27,10 +29,11 @@ from .tenants import OTHERS
 class RoomPromises:
     """The promises of one brain. This wraps the disk tier's room and only observes it."""
 
-    def __init__(self, room: DiskRoom, bounds: Bounds, sizes: int) -> None:
-        """sizes: number of record sizes in the world's namespaces."""
+    def __init__(self, room: DiskRoom, bounds: Bounds, sizes: int, chain_bytes: int = 0) -> None:
+        """sizes: number of record sizes in the world's namespaces. chain_bytes: the most that a chain can have."""
         self._room = room
         self._slack_bytes = bounds.disk_devices * (sizes + 1) * bounds.disk_segment_bytes
+        self._slack_bytes += (bounds.disk_devices - 1) * chain_bytes
         self._quotas = {tag_of(quota.tenant): quota for quota in bounds.tenants if quota.tenant != OTHERS}
         self._others = next((quota for quota in bounds.tenants if quota.tenant == OTHERS), Quota(OTHERS))
         self.taken_bytes = self.evicted_bytes = 0

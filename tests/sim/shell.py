@@ -41,6 +41,7 @@ from kvserver.service.base.events import GoOn as GoneOn
 from kvserver.service.operators.commands import COMMAND_ID
 from kvserver.service.service import Service
 from kvserver.tiers.records import NO_GROUP, unpack_disk
+from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.admin import AnyCommand, ClearNamespace, ClearTenant, Command, NewWeights, Outcome
 from kvserver.wire.messages import (
     Attach,
@@ -118,7 +119,8 @@ class Shell:
         room = inside.disk_room(self.service)
         if room is not None:
             sizes = {shape.slot_bytes(*part) for shape in world.shapes.values() for part in shape.parts()}
-            RoomPromises(room, bounds, len(sizes))
+            chunk_bytes = max(shape.chunk_units() for shape in world.shapes.values()) * SLOT_ALIGN
+            RoomPromises(room, bounds, len(sizes), chain_bytes=world.swarm.depth * chunk_bytes)
         leases = {"lease_ttl_ms": bounds.lease_ttl_ms, "lease_extended_ms": bounds.lease_extended_ms}
         self.promises = Promises(ledger, world.shapes, **leases)
         self.promises.quotas = Quotas(bounds.tenants, ledger, world.shapes)
