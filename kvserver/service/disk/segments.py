@@ -91,14 +91,17 @@ def _go_on(core: Core, tier: DiskTier, device: int, going: Emptying, now_ns: int
     if not under_way and now_ns - going.since_ns >= PATIENCE_MS * MILLISECOND_NS:
         for node in list(going.moving):
             _drop(tier, going, node)
-        if len(pool.slab_owners(going.segment)) == going.records:
-            _stop(core, tier, device, in_vain=True)
+        going.in_vain |= len(pool.slab_owners(going.segment)) == going.records
+    if going.in_vain:
+        _stop(core, tier, device, in_vain=True)
 
 
 def _drop(tier: DiskTier, going: Emptying, node: Node) -> None:
     going.moving.pop(node, None)
     room, left = tier.chunks.room, tier.chunks.extents.segment_bytes - going.dropped_bytes
-    going.dropped_bytes += room.drop_with_all_below(node, room.wanted(going.device, 0, going.used, going.tenant), left)
+    dropped = room.drop_with_all_below(node, room.wanted(going.device, 0, going.used, going.tenant), left)
+    going.dropped_bytes += dropped
+    going.in_vain |= not dropped
 
 
 def _has_hands_free(core: Core, tier: DiskTier, going: Emptying) -> bool:

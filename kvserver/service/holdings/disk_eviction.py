@@ -79,6 +79,8 @@ class Emptying:
     """Chunks in `moving` that were read to DRAM only for the move."""
     dropped_bytes: int = 0
     """Bytes of the chunks that went because they could not be moved."""
+    in_vain: bool = False
+    """A chunk can neither be moved nor go, so the segment cannot be emptied."""
     records: int = -1
     """Records in the segment at the last progress; -1: not counted yet."""
     since_ns: int = 0
