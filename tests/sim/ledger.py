@@ -105,6 +105,12 @@ class Ledger:
         """Offsets of sealed slots, without marks."""
         return {offset for offset, record in self.records.items() if record.group != NO_GROUP}
 
+    def drop_document(self, number: int) -> None:
+        """Nothing of the namespace is served any more, whether it was cleared or forgotten for another one."""
+        document = decode_document(self.documents.pop(number))
+        if document is not None and document.digest not in self.documented:
+            self.doom(document.digest)
+
     def check_documents(self, namespaces: set[bytes]) -> None:
         """Each namespace with chunks has its document, without which the next brain drops them."""
         missing = namespaces - self.documented

@@ -207,10 +207,13 @@ class Shell:
             self._check_disk_quotas(event, effects, shortages, was_draining=was_draining)
         if isinstance(event, Arrived) and isinstance(event.request, Clear) and not _refuses(effects, event.request.id):
             self.promises.cleared(
-                event.peer, event.request.id, event.request.namespace, answered=_answers(effects, event.peer)
+                event.peer,
+                event.request.id,
+                event.request.namespace,
+                answered=_answers(effects, event.peer, event.request.id),
             )
         if isinstance(event, Commanded) and not _refuses_now(effects, event.peer):
-            self._commanded(event.peer, event.command, answered=_answers(effects, event.peer))
+            self._commanded(event.peer, event.command, answered=_answers(effects, event.peer, COMMAND_ID))
         if any(isinstance(effect, PutNamespace | DropNamespace) for effect in effects):
             world.ledger.check_documents(inside.namespaces_with_chunks(self.service))
         self.promises.operators.check(world.now_ns)
@@ -344,7 +347,7 @@ class Shell:
             case PutNamespace(number, document):
                 self._world.ledger.documents[number] = document
             case DropNamespace(number):
-                del self._world.ledger.documents[number]
+                self._world.ledger.drop_document(number)
             case Answer(peer, reply):
                 self._answer(peer, reply)
             case AnswerWithBoard(peer, reply, session):
@@ -465,8 +468,9 @@ def _refuses_now(effects: list[Effect], peer: int) -> bool:
     return errors not in ([], ["disk-clear"])
 
 
-def _answers(effects: list[Effect], peer: int) -> bool:
-    return any(isinstance(e, Answer) and e.peer == peer and not isinstance(e.reply, Error) for e in effects)
+def _answers(effects: list[Effect], peer: int, request_id: int) -> bool:
+    answers = [e.reply for e in effects if isinstance(e, Answer) and e.peer == peer and e.reply.id == request_id]
+    return any(not isinstance(reply, Error) for reply in answers)
 
 
 def _refuses(effects: list[Effect], request_id: int) -> bool:
