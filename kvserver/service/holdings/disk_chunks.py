@@ -112,7 +112,7 @@ class DiskChunks:
         self._chunks.pin(node)
         space.set_written(node, written=True)
         taken: dict[int, int] = {}
-        for part in sorted(job.parts, key=lambda part: self.room.empties_for(job.device, space.parts[part].slot_bytes)):
+        for part in sorted(job.parts, key=lambda part: self._turn_of(job.device, space.parts[part].slot_bytes)):
             extent_bytes = space.parts[part].slot_bytes
             if job.moves:
                 extent = self.extents.allocate(job.device, extent_bytes, job)
@@ -299,6 +299,12 @@ class DiskChunks:
                 return False
         self.chains_whole &= node.parent.depth == 0 or node.parent.on_disk != 0
         return True
+
+    def _turn_of(self, device: int, extent_bytes: int) -> tuple[bool, int]:
+        """The order in which a chunk of several sizes takes its extents. The size that waits for an emptied segment is
+        last. Otherwise the largest is first: a small one would take the only empty segment, which the large one then
+        has to empty again."""
+        return self.room.empties_for(device, extent_bytes), -extent_bytes
 
     def _take_parts(self, job: DiskJob) -> None:
         space = job.space

@@ -19,7 +19,7 @@ from kvserver.wire.orders import Promote
 from tests.rigs.admin_rig import command
 from tests.rigs.brain_rig import SLAB_BYTES, Client, chain, ids, key
 from tests.rigs.disk_quota_rig import hold_writes, quota, resume_writes
-from tests.rigs.disk_rig import EXTENT_BYTES, DiskRig, restart
+from tests.rigs.disk_rig import EXTENT_BYTES, SEGMENT_BYTES, DiskRig, restart
 
 SEGMENT_UNITS = 16
 SEGMENTS = 23
@@ -265,3 +265,24 @@ def test_a_record_larger_than_the_daily_budget_ever_allows_at_once_goes_for_a_wr
     rig.wait_ms(10_000)
     assert rig.service._core.chunks.spaces[NEW].nodes[late].on_disk
     assert 0 < places - rig.on_disk(OLD) <= 2 * SEGMENT_UNITS // 3, "the records of a segment or two went, and no more"
+
+
+def test_a_chunk_of_several_sizes_leaves_the_only_empty_segment_to_its_largest_records() -> None:
+    """Its small records find room elsewhere. Otherwise the large one would wait until the segment is emptied again."""
+    rig = DiskRig(disk_device_bytes=2 * SEGMENT_BYTES)
+    small = Client(rig).register()
+    for seed in range(3):
+        small.ask(small.storing(chain(seed, 1), GroupBlocks(0, 0, ids(0, 1, 2))))
+        rig.wait_ms(50)
+    sizes = (1, 1, 3)
+    pages = [units * EXTENT_BYTES // 3 for units in sizes]
+    groups = [
+        GroupSpec(2, 3, "full", 0, 1, 0, 1, 0, [RegionRun(0, 3 * sum(pages[:at]), 1, 0, page, page)])
+        for at, page in enumerate(pages)
+    ]
+    mixed = Client(rig, engine="mixed").register(tuple(groups), namespace=NEW, buffer_bytes=3 * sum(pages))
+    rig.disk_works = False
+    mixed.ask(mixed.storing(chain(-1, 1), *(GroupBlocks(group, 0, ids(0, 1, 2)) for group in range(3))))
+    rig.wait_ms(2)
+    (order,) = (order for _, order in rig.moving)
+    assert [record.extent_bytes for record in unpack_disk(order.records)] == [units * EXTENT_BYTES for units in sizes]
