@@ -10,7 +10,7 @@ So the ready nodes are closed under prefixes, and three things follow:
 Window and state groups may be absent from any node; see coverage.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvserver.index.tags import Tags
 from kvserver.transfer.layout import Geometry, PageShape
@@ -63,6 +63,25 @@ class Node:
         self.state = WAITING
         self.queued = 0
         """Bits of the eviction orders that have an entry for it (eviction.py)."""
+
+    def touch(self, used: int) -> None:
+        """It was asked for then; never goes back."""
+        if used > self.used:
+            self.used = used
+
+    def mark(self, bits: int) -> None:
+        """Sets bits of `queued`."""
+        self.queued |= bits
+
+    def unmark(self, bits: int) -> None:
+        self.queued &= ~bits
+
+    def pin(self) -> None:
+        self.pins += 1
+
+    def unpin(self) -> None:
+        assert self.pins > 0
+        self.pins -= 1
 
     @property
     def on_disk(self) -> int:
@@ -146,7 +165,8 @@ class Part:
 class Space:
     """One namespace."""
 
-    def __init__(self, digest: bytes, number: int, geometry: Geometry) -> None:
+    def __init__(self, digest: bytes, number: int, geometry: Geometry, tags: Tags | None = None) -> None:
+        """tags: those that are known of the namespace from before."""
         self.digest = digest
         self.number = number
         """Its place in the ledger's table."""
@@ -171,7 +191,7 @@ class Space:
         """Whose it is, where there are quotas; None while nobody has used it."""
         self.lookup_tokens: dict[str, int] = {}
         """Tokens asked for, by result: its model's, which other namespaces share (service/telling/counters.py)."""
-        self.tags = Tags()
+        self.tags = tags or Tags()
         """Tags of all tenants who have used it, with quotas or without."""
         for index, group in enumerate(geometry.groups):
             self.part_of.append(len(self.parts))
@@ -196,6 +216,27 @@ class Space:
         yield from self.nodes.values()
         yield from self.doomed.values()
 
+    def touch(self, used: int, tail: Node | None = None) -> None:
+        """Somebody asked for the prefix that ends in `tail`, or used the namespace without one."""
+        self.root.touch(used)
+        if tail is not None:
+            tail.touch(used)
+
+    def cache_came(self) -> None:
+        """A cache that uses the namespace was registered."""
+        self.caches += 1
+
+    def cache_left(self) -> None:
+        self.caches -= 1
+
+    def belongs_to(self, tenant: int) -> None:
+        """Its chunks are charged to this tenant."""
+        self.tenant = tenant
+
+    def count_tokens_in(self, tokens: dict[str, int]) -> None:
+        """Tokens that are asked for are counted there, by result."""
+        self.lookup_tokens = tokens
+
     def doom(self) -> None:
         """Nothing is asked of the namespace any more."""
         self.doomed, self.nodes = self.nodes, self.doomed
@@ -208,11 +249,11 @@ class Space:
         self.nodes[key] = node
         return node
 
-    def successor(self) -> "Space":
-        """The same namespace without its chunks, for the caches that go on using it."""
-        heir = Space(self.digest, self.number, self.geometry)
-        heir.parts, heir.slot_sizes, heir.caches = self.parts, self.slot_sizes, self.caches
-        heir.tenant, heir.tags, heir.lookup_tokens = self.tenant, self.tags, self.lookup_tokens
+    def successor(self, *, caches: int) -> "Space":
+        """The same namespace without its chunks, for so many caches that go on using it."""
+        heir = Space(self.digest, self.number, self.geometry, self.tags)
+        heir.parts, heir.slot_sizes, heir.caches = self.parts, self.slot_sizes, caches
+        heir.tenant, heir.lookup_tokens = self.tenant, self.lookup_tokens
         return heir
 
     def fix_part(self, index: int, pages: PageShape, payload_bytes: int, slot_bytes: int) -> None:
@@ -277,6 +318,7 @@ class Space:
         assert parent is not None
         for at in self.subtree(node):
             other.nodes[at.key] = self.nodes.pop(at.key)
+            self.away -= at.away
             at.present, at.state = 0, WAITING
             for space, sign in ((self, -1), (other, 1)):
                 space.dram_bytes += sign * space.group_bytes(at.in_dram)
@@ -315,17 +357,22 @@ class Space:
         """Sets the records that the node has on disk from now on; groups = 0: none. Returns what settle() does."""
         assert node.parent is not None
         disk = node.disk = node.disk or OnDisk()
-        before = disk.claims
+        before, was_away = disk.claims, node.away
         self.disk_bytes += self.group_bytes(groups) - self.group_bytes(disk.groups)
         disk.groups, disk.extents, disk.generation = groups, extents if groups else (), generation
+        node.present = node.in_dram | groups
+        self.away += node.away - was_away
         disk.keeps = groups != 0 and groups & self.needed == self.needed
         _claim(node.parent, disk.claims - before)
         return settle(node)
 
-    def put_in_dram(self, node: Node, groups: int) -> None:
-        """Sets the groups (bits) that the node has in DRAM from now on."""
+    def put_in_dram(self, node: Node, groups: int, slots: Sequence[int]) -> None:
+        """Sets the groups (bits) that the node has in DRAM from now on, and the slot of each part."""
         self.dram_bytes += self.group_bytes(groups) - self.group_bytes(node.in_dram)
-        node.in_dram = groups
+        was_away = node.away
+        node.in_dram, node.slots = groups, tuple(slots) if groups else ()
+        node.present = groups | node.on_disk
+        self.away += node.away - was_away
 
     @staticmethod
     def set_written(node: Node, written: bool) -> None:

@@ -77,7 +77,7 @@ class Service:
         dropped. damaged: number of damaged entries and documents that were found; they are already gone from the
         ledger."""
         self._core = Core(bounds, random_bytes, server, incarnation, started_ns)
-        self._core.counters.ledger_damaged = damaged
+        self._core.counters.add("ledger_damaged", damaged)
         restore.restore(self._core, documents or [], records)
         if bounds.kv_events:
             kv_events.begin(self._core)

@@ -205,7 +205,7 @@ def _move(core: Core, tier: DiskTier, chunk: tuple[Space, Node], away: int, now_
         return "device"
     used = node.used if node.children is None else now_ns  # others depend on it
     if not away:
-        generation = core.chunks.generation = core.chunks.generation + 1
+        generation = core.chunks.next_generation()
         job = DiskJob(core.number("disk"), "write", space, node, device, node.on_disk, generation, now_ns)
         return writes.order(core, tier, job, used=used, now_ns=now_ns)
     refusal = tier.placements[device].refusal(space.group_bytes(node.on_disk), now_ns)

@@ -85,8 +85,8 @@ def ended(core: Core, tier: DiskTier, job: DiskJob, wrong: set[int], now_ns: int
     core.counters.job_seconds["promote"].observe((now_ns - job.began_ns) / 1e9)
     tier.chunks.end_read(job, wrong)
     if not wrong:
-        core.counters.disk_reads += 1
-    core.counters.disk_read_bytes += good
+        core.counters.add("disk_reads")
+    core.counters.add("disk_read_bytes", good)
     tier.placements[job.device].read_bytes += good
     tier.starved.clear()
     groups = sum({1 << space.parts[part].group for part in wrong}) & node.on_disk
@@ -175,7 +175,7 @@ def _lose(core: Core, tier: DiskTier, space: Space, node: Node, *, groups: int, 
     """Handles groups of a chunk that cannot be read. If the chunk is servable without them, only the fetches that wait
     for them end, in arrived(). Otherwise the chunk ends for everybody, with all below it. Chunks that retrieves still
     read are cut off."""
-    core.counters.disk_lost += 1
+    core.counters.add("disk_lost")
     left = node.in_dram | (node.on_disk & ~groups)
     if left & space.needed == space.needed:
         tier.chunks.lose(space, node, groups)

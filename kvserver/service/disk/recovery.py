@@ -51,9 +51,9 @@ def found(core: Core, tier: DiskTier, mover: Mover, report: FoundNote | Listed |
             elif document:
                 found.documents[namespace] = document
             found.newest[namespace] = newest
-            core.chunks.generation = max(core.chunks.generation, void + 1, newest + 1)
+            core.chunks.skip_generations(max(void, newest) + 1)
         case Listed(records, damaged):
-            core.counters.disk_damaged += damaged
+            core.counters.add("disk_damaged", damaged)
             found.listed, found.records = True, records
             tier.told = tier.opened.copy()
             _add_spaces(core, tier, found)
@@ -90,7 +90,7 @@ def _add_spaces(core: Core, tier: DiskTier, found: Found) -> None:
         elif free:
             number = free.pop(0)
             space = space_from(number, document)
-            space.root.used = found.newest[digest]
+            space.touch(found.newest[digest])
             core.chunks.add_space(space)
             core.effects.append(PutNamespace(number, raw))
 
@@ -140,7 +140,7 @@ def _take_in(core: Core, tier: DiskTier, found: Found, packed: bytes) -> None:
                 adopted.append(node)
             elif known is None or not known.on_disk:
                 found.not_taken += 1
-        core.counters.disk_recovered += len(adopted)
+        core.counters.add("disk_recovered", len(adopted))
         for node in adopted:
             if node.children is None:  # parents may go only after their children
                 tier.chunks.room.offer(space, node)

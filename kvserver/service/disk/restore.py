@@ -30,7 +30,7 @@ def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> N
         return
     chunks: Chunks = defaultdict(dict)
     for record in unpack_all(records):
-        core.chunks.generation = max(core.chunks.generation, record.generation)
+        core.chunks.skip_generations(record.generation)
         shards = chunks[(record.namespace, record.key)]
         rival = shards.get((record.group, record.shard))
         if rival is not None:
@@ -94,12 +94,10 @@ def _adopt(core: Core, space: Space, parent: Node, key: bytes, *, shards: Shards
     if present & space.needed != space.needed or not (present or mark != ABSENT):
         return None
     first = next(iter(shards.values()))
-    space.root.used = max(space.root.used, first.generation)
+    space.touch(first.generation)
     node = core.chunks.adopt(space, parent, key, tuple(slots), present, used=first.generation, tenant=first.tenant)
     if node is None:
         return None
-    if not present:
-        node.slots = ()
     kept = {*slots, mark}
     core.chunks.withdrawn.extend(record.offset for record in shards.values() if record.offset not in kept)
     return node

@@ -147,7 +147,7 @@ def _step(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node]
         elif spares_dirty:  # DRAM has no room for it now
             tier.hurry_until_ns = now_ns + SPARE_MS * MILLISECOND_NS
         return
-    generation = core.chunks.generation = core.chunks.generation + 1
+    generation = core.chunks.next_generation()
     job = DiskJob(core.number("disk"), "write", space, node, going.device, node.on_disk, generation, now_ns, moves=True)
     used = node.used if node.children is None else now_ns  # others depend on it
     wait = writes.order(core, tier, job, used=used, now_ns=now_ns)
@@ -156,4 +156,4 @@ def _step(core: Core, tier: DiskTier, going: Emptying, chunk: tuple[Space, Node]
     elif wait:
         going.since_ns = now_ns  # only the device's limits delay it, and not for ever
     else:
-        core.counters.disk_rewritten_bytes += job.bytes
+        core.counters.add("disk_rewritten_bytes", job.bytes)

@@ -55,13 +55,13 @@ def choose(core: Core, tier: DiskTier, now_ns: int) -> None:
             return
         untouched = core.bounds.disk_second_touch and leaf.key not in tier.touched
         if not tier.chunks.writable(space) or untouched:
-            leaf.queued |= REFUSED
+            leaf.mark(REFUSED)
             tier.touched.add(leaf.key)
             continue
         chain: list[Node] = []
         node: Node | None = leaf
         while node is not None and node.depth:
-            node.used = max(node.used, leaf.used)  # same use as the leaf; else two chains drop each other
+            node.touch(leaf.used)  # same use as the leaf; else two chains drop each other
             if node.in_dram & ~node.on_disk:
                 chain.append(node)
             node = node.parent
@@ -108,10 +108,10 @@ def _start(core: Core, tier: DiskTier, now_ns: int) -> bool:
                 return True
             tier.chunks.blocked = blocked
             if blocked == "device" and any(tier.chunks.extents.takes_writes):  # other devices may take theirs
-                node.queued |= NO_ROOM
+                node.mark(NO_ROOM)
             elif blocked:
                 if blocked == "room":  # the evicted chunks would be written, and evicted, for ever
-                    next(reversed(tier.writes)).queued |= NO_ROOM
+                    next(reversed(tier.writes)).mark(NO_ROOM)
                 tier.writes = {}
                 is_tenants_own = blocked == "room" and tier.chunks.accounts is not None
                 tier.wait_until_ns = now_ns + (LOOK_AGAIN_MS if is_tenants_own else PAUSE_MS) * MILLISECOND_NS
@@ -124,14 +124,14 @@ def _park(tier: DiskTier, device: int) -> None:
     """Puts the queued chain aside until the device has emptied a segment."""
     leaf = next(reversed(tier.writes))
     tier.parked.setdefault(device, {})[leaf] = tier.writes[leaf][0]
-    leaf.queued |= PARKED
+    leaf.mark(PARKED)
     tier.writes = {}
 
 
 def take_up(core: Core, tier: DiskTier, device: int) -> None:
     """Offers the chains that were put aside for this device again."""
     for leaf, space in tier.parked.pop(device, {}).items():
-        leaf.queued &= ~PARKED
+        leaf.unmark(PARKED)
         if leaf.state == READY and core.chunks.spaces.get(space.digest) is space:
             tier.chunks.offer(space, leaf)
 
@@ -158,7 +158,7 @@ def _order(core: Core, tier: DiskTier, space: Space, node: Node, *, device: int 
     """Orders the write of one chunk. Returns why not (see order(), or "device"); empty when it was ordered."""
     if device is None or not tier.chunks.extents.takes_writes[device]:
         return "device"
-    generation = core.chunks.generation = core.chunks.generation + 1
+    generation = core.chunks.next_generation()
     if node.on_disk:
         assert node.disk is not None
         generation = node.disk.generation
@@ -206,8 +206,8 @@ def ended(core: Core, tier: DiskTier, job: DiskJob, *, kept: bool, now_ns: int) 
     core.counters.job_seconds["demote"].observe((now_ns - job.began_ns) / 1e9)
     tier.chunks.end_write(job, kept=kept)
     if kept:
-        core.counters.disk_writes += 1
-        core.counters.disk_written_bytes += job.bytes
+        core.counters.add("disk_writes")
+        core.counters.add("disk_written_bytes", job.bytes)
         tier.placements[job.device].written_bytes += job.bytes
 
 

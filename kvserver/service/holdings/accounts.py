@@ -149,7 +149,7 @@ class Accounts:
         """A chunk of an earlier brain may come back. Quotas may have changed since, and a namespace has one account:
         that of its caches, or of the first chunk that is found."""
         if space.tenant is None:
-            space.tenant = tag
+            space.belongs_to(tag)
         return self.of(tag) is self.of_space(space)
 
 

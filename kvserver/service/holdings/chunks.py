@@ -119,7 +119,8 @@ class Chunks:
 
     def add_space(self, space: Space) -> None:
         assert space.digest not in self.spaces
-        space.lookup_tokens = space.lookup_tokens or self._counters.lookup_tokens_of("")
+        if not space.lookup_tokens:
+            space.count_tokens_in(self._counters.lookup_tokens_of(""))
         self.spaces[space.digest] = space
         self.room.add_space(space)
         if self.disk is not None:
@@ -219,7 +220,7 @@ class Chunks:
 
     def pin(self, node: Node) -> None:
         """Pins a node, which also keeps all its ancestors."""
-        node.pins += 1
+        node.pin()
         self.pins += 1
         settle(node)
 
@@ -235,9 +236,8 @@ class Chunks:
     def move_pin(self, space: Space, node: Node, child: Node) -> None:
         """Moves a pin from a node to its child. The child's presence keeps the parent."""
         assert child.parent is node
-        assert node.pins > 0
-        node.pins -= 1
-        child.pins += 1
+        node.unpin()
+        child.pin()
         settle(child)
         if node.disk is not None:  # otherwise its child keeps it
             self.settled(space, node)
@@ -372,8 +372,7 @@ class Chunks:
             self._counters.discarded["cleared" if cause == "cleared" else "failed"] += 1
         if node.state == GONE:
             return None
-        rest = space.successor()
-        rest.caches = 0
+        rest = space.successor(caches=0)
         parent = node.parent
         assert parent is not None
         for at in space.subtree(node):
@@ -417,18 +416,27 @@ class Chunks:
             taken.append(offset)
         self.chunks += 1
         space.tags.add(tenant)
-        node.slots, node.present = slots, present
-        space.put_in_dram(node, present)
+        space.put_in_dram(node, present, slots)
         self.count(space, node, 1)
         for ready in space.make_ready(node):
             self.offer(space, ready)
         return node
 
+    # ---------------------------------------------------------------- generations
+
+    def next_generation(self) -> int:
+        """A generation above all that were given before."""
+        self.generation += 1
+        return self.generation
+
+    def skip_generations(self, generation: int) -> None:
+        """This generation is in use already, or may be."""
+        self.generation = max(self.generation, generation)
+
     # ---------------------------------------------------------------- inside
 
     def _drop_pin(self, node: Node) -> None:
-        assert node.pins > 0
-        node.pins -= 1
+        node.unpin()
         self.pins -= 1
 
     def _complete(self, pending: Pending, group: int) -> None:
@@ -444,11 +452,9 @@ class Chunks:
             del pending.parts[part]
             self.pool.hand_over(slots[part], node)
         self.count(space, node, -1)
-        node.slots = tuple(slots)
-        node.present |= 1 << group
-        space.put_in_dram(node, node.in_dram | 1 << group)
+        space.put_in_dram(node, node.in_dram | 1 << group, slots)
         self.count(space, node, 1)
-        self._counters.chunks_stored += 1
+        self._counters.add("chunks_stored")
         if not pending.parts:
             del self.pendings[node]
             self._drop_pin(node)
@@ -504,7 +510,6 @@ class Chunks:
         if node.on_disk:
             assert self.disk is not None
             self.disk.free_extents(space, node)
-        node.present = 0
         if node in self.marks:
             self.withdrawn.append(self.marks.give_back(node))
         parent = space.remove(node)
@@ -520,10 +525,9 @@ class Chunks:
             self.remove(space, node)
             return
         assert node.pins == 0
-        self._counters.evicted_to_disk += 1
+        self._counters.add("evicted_to_disk")
         self.count(space, node, -1)
         self._free_slots(space, node)
-        node.present = node.on_disk
         self.count(space, node, 1)
         self.settled(space, node)
 
@@ -533,18 +537,15 @@ class Chunks:
             self.changes[node] = space, node.in_dram, node.on_disk
         if self.arc is not None:
             self.arc.count(space, node, sign)
-        if node.disk is not None:
-            space.away += sign * node.away
-            if clean := node.present & node.in_dram & node.on_disk:
-                self.clean_bytes += sign * space.group_bytes(clean)
+        if node.disk is not None and (clean := node.present & node.in_dram & node.on_disk):
+            self.clean_bytes += sign * space.group_bytes(clean)
 
     def _free_slots(self, space: Space, node: Node) -> None:
         for offset in node.slots:
             if offset != ABSENT:
                 self.withdrawn.append(offset)
                 self.pool.free(offset)
-        node.slots = ()
-        space.put_in_dram(node, 0)
+        space.put_in_dram(node, 0, ())
 
     def settled(self, space: Space, node: Node) -> None:
         """Offers for eviction a node whose pins, slots, extents or children changed, and the node above that may now go

@@ -180,6 +180,7 @@ class DiskChunks:
         self._ended(job)
         lives = node.state == READY and self._lives(space)
         slots = list(node.slots) if node.slots else [ABSENT] * len(space.parts)
+        in_dram = node.in_dram
         bad = {space.parts[part].group for part in wrong}
         self._chunks.count(space, node, -1)
         for part, slot in zip(job.parts, job.slots, strict=True):
@@ -187,11 +188,11 @@ class DiskChunks:
                 slots[part] = slot
                 self._chunks.pool.hand_over(slot, node)
                 self._chunks.record(space, node, part, slot)
-                space.put_in_dram(node, node.in_dram | 1 << space.parts[part].group)
+                in_dram |= 1 << space.parts[part].group
             else:
                 self._chunks.pool.free(slot)
-        if node.in_dram:
-            node.slots = tuple(slots)
+        if in_dram != node.in_dram:
+            space.put_in_dram(node, in_dram, slots)
         self._chunks.count(space, node, 1)
         self._chunks.unpin(space, node)
 
@@ -219,7 +220,6 @@ class DiskChunks:
                 extents[part] = ABSENT
         self._chunks.count(space, node, -1)
         self._put(space, node, node.on_disk & ~groups, tuple(extents), node.disk.generation)
-        node.present = node.in_dram | node.on_disk
         self._chunks.count(space, node, 1)
         assert node.parent is not None
         self.room.offer(space, node.parent)
@@ -234,7 +234,6 @@ class DiskChunks:
             return False
         self._chunks.count(space, node, -1)
         self._put(space, node, groups, extents, generation)
-        node.present |= groups
         self._chunks.count(space, node, 1)
         self._chunks.settled(space, node)
         return True
@@ -270,7 +269,7 @@ class DiskChunks:
             if at.on_disk:
                 went.append(at in lost)
             if at in lost:
-                self._counters.disk_evictions += at.on_disk != 0
+                self._counters.add("disk_evictions", at.on_disk != 0)
                 self._chunks.gone.append((space.digest, at, "disk"))
                 self._chunks.remove(space, at)
                 self.room.offer(space, parent)
@@ -338,10 +337,9 @@ class DiskChunks:
         """Frees a node's extents to make room. The node leaves the index if it is not servable from DRAM."""
         parent = node.parent
         assert parent is not None
-        self._counters.disk_evictions += 1
+        self._counters.add("disk_evictions")
         self._chunks.count(space, node, -1)
         self.free_extents(space, node)
-        node.present = node.in_dram
         self._chunks.count(space, node, 1)
         if node.present & space.needed == space.needed:
             self._chunks.settled(space, node)

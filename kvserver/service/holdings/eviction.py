@@ -368,7 +368,7 @@ class Room:
         if self._arc is not None:
             self._arc.evicted(space, node, freed_bytes)
         self._counters.evicted_for[self._need] += 1
-        self._counters.evicted_bytes += freed_bytes
+        self._counters.add("evicted_bytes", freed_bytes)
 
 
 def _is_dirty(node: Node) -> bool:

@@ -76,7 +76,7 @@ def _forget(core: Core, digests: Iterable[bytes]) -> int:
     for space in spaces:
         chunks = spaces[space] = core.chunks.clear(space, "cleared")
         if space.caches:
-            core.chunks.add_space(space.successor())
+            core.chunks.add_space(space.successor(caches=space.caches))
         else:
             namespaces.left(core, space)
         kv_events.cleared(core, space)

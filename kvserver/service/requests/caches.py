@@ -50,14 +50,14 @@ def register(core: Core, session: Session, peer: int, request: Register, now_ns:
         waiting=(peer, request.id),
     )
     _adopt_shards(core, space, layout)
-    space.root.used = now_ns
+    space.touch(now_ns)
     space.tags.add(tenant)
     if request.model:
-        space.lookup_tokens = core.counters.lookup_tokens_of(request.model)
+        space.count_tokens_in(core.counters.lookup_tokens_of(request.model))
     if core.chunks.accounts is not None:
-        space.tenant = tenant
+        space.belongs_to(tenant)
         session.engine.accounts.add(core.chunks.accounts.of(tenant))
-    space.caches += 1
+    space.cache_came()
     core.caches[cache.number] = mover.caches[cache.number] = session.caches[cache.name] = cache
     session.offered.difference_update(descriptors)
     if session.number not in mover.boards:
@@ -99,7 +99,7 @@ def begin_unmap(core: Core, cache: Cache, now_ns: int) -> None:
     """Begins to unmap a cache. The mover lets the memory go after the cache's jobs. A mover that has not been told of
     the cache yet never will be."""
     del cache.session.caches[cache.name]
-    core.chunks.spaces[cache.digest].root.used = now_ns
+    core.chunks.spaces[cache.digest].touch(now_ns)
     cache.state = "unmapping"
     core.timers.cancel("map", cache.number)
     for job in [core.jobs[number] for number in sorted(cache.jobs) if core.jobs[number].held is not None]:
@@ -145,9 +145,7 @@ def _space_for(core: Core, digest: bytes, layout: Layout, tenant: int) -> Space:
         raise ResourceError("namespaces", f"{len(core.chunks.spaces)} namespaces are in use, no more can be")
     taken = {other.number for other in core.chunks.spaces.values()}
     number = next(number for number in range(core.bounds.namespaces_max) if number not in taken)
-    space = Space(digest, number, layout.geometry)
-    namespaces.came(core, space)
-    return space
+    return namespaces.came(core, digest, number, layout.geometry)
 
 
 def _forget_a_namespace(core: Core, tenant: int) -> bool:

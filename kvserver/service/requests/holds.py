@@ -130,7 +130,7 @@ def _begin(
         count, node_bytes = wishes.held.get(node, (0, fresh.get(node, 0)))
         wishes.held[node] = count + 1, node_bytes
     core.chunks.pin(tail)
-    tail.used = space.root.used = now_ns
+    space.touch(now_ns, tail)
     if core.disk is not None:
         core.disk.asked_for(tail)
     core.timers.set(hold.expires_ns, "hold", hold.number)

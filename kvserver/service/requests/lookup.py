@@ -44,7 +44,7 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
         core.answer(peer, Found(request.id, 0, 0, 0, 0, untold))
         return
     tail = space.nodes[request.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES]]
-    tail.used = space.root.used = now_ns  # also without a lease: an engine that holds the prefix itself uses it
+    space.touch(now_ns, tail)  # also without a lease: an engine that holds the prefix itself uses it
     if core.chunks.arc is not None:
         core.chunks.arc.asked(space, tail)
     if leased:
@@ -84,7 +84,7 @@ def _grant(
     core.leases[lease.number] = lease
     session.engine.leases.add(lease.number)
     core.timers.set(lease.expires_ns, "lease", lease.number)
-    core.counters.leases_granted += 1
+    core.counters.add("leases_granted")
     core.answer(peer, Found(request.id, chunks, lease.number, core.bounds.lease_ttl_ms, len(away), why))
     if core.disk is not None:
         core.disk.asked_for(tail)
@@ -159,7 +159,7 @@ def release(core: Core, session: Session, peer: int, request: Release) -> None:
     if lease is not None:
         if lease.engine is not session.engine:
             raise _foreign(lease, session)
-        core.counters.leases_released += 1
+        core.counters.add("leases_released")
         end(core, lease)
     core.answer(peer, Released(request.id))
 
@@ -198,7 +198,7 @@ def unheard(core: Core, number: int) -> None:
     """Ends a lease whose reply was not sent: nobody will use it or give it back."""
     lease = core.leases.get(number)
     if lease is not None:
-        core.counters.leases_released += 1
+        core.counters.add("leases_released")
         end(core, lease)
 
 
@@ -206,7 +206,7 @@ def expire(core: Core, number: int, now_ns: int) -> None:
     """Ends a lease whose time is over."""
     lease = core.leases[number]
     assert lease.expires_ns <= now_ns
-    core.counters.leases_expired += 1
+    core.counters.add("leases_expired")
     end(core, lease)
 
 

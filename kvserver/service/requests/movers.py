@@ -97,7 +97,7 @@ def gone(core: Core, mover: Mover, how: str, now_ns: int) -> None:
     mover.state = "killed"
     del core.movers[mover.number]
     core.timers.cancel("mover-start", mover.number)
-    core.counters.mover_restarts += 1
+    core.counters.add("mover_restarts")
     core.log("mover gone", *_name(mover), ("how", how), ("jobs", len(mover.jobs)), level=logging.WARNING)
     for number in sorted(mover.jobs):
         transfers.lost(core, core.jobs[number], f"mover {mover.number} is gone: {how}", now_ns)
@@ -185,7 +185,7 @@ def forget_cache(core: Core, cache: Cache) -> None:
         del cache.session.caches[cache.name]
     space = core.chunks.spaces.get(cache.digest)
     if space is not None:
-        space.caches -= 1
+        space.cache_left()
         if not space.caches and not space.nodes:  # a namespace without chunks or caches fixes no shape
             core.chunks.clear(space, "cleared")
             kv_events.cleared(core, space)  # its last chunk may have gone in this event

@@ -58,7 +58,7 @@ def hello(core: Core, peer: int, request: Hello, now_ns: int) -> None:
     core.tokens[token] = session
     _join(core, session, peer)
     core.timers.set(now_ns + core.bounds.attach_ttl_ms * MILLISECOND_NS, "attach", session.number)
-    core.counters.sessions_opened += 1
+    core.counters.add("sessions_opened")
     limits = Limits(CHUNKS_MAX, BLOCKS_MAX, core.bounds.jobs_max, core.bounds.lease_ttl_ms)
     core.answer(peer, Welcome(request.id, token, core.server, core.incarnation, limits))
 
@@ -130,7 +130,7 @@ def end(core: Core, session: Session, why: str, now_ns: int) -> None:
         core.effects.append(CloseDescriptors(tuple(sorted(session.offered))))
         session.offered.clear()
     core.effects.append(CloseSession(session.number, peers))
-    core.counters.sessions_closed += 1
+    core.counters.add("sessions_closed")
     core.log("session closed", ("session", session.number), ("engine", session.engine.name), ("why", why))
     _leave_engine(core, session.engine)
     for number in sorted(session.jobs):

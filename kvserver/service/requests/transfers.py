@@ -99,7 +99,7 @@ def _store_spans(cache: Cache, request: Store, count: int) -> list[Span]:
 def _walk(core: Core, job: Job, parent: Node, request: Store, *, spans: list[Span], now_ns: int) -> None:
     """Finds or makes the node of each key, reserves its groups, and takes this rank's parts for the job."""
     chunks, space, cache = core.chunks, job.space, job.cache
-    chunks.generation += 1
+    chunks.next_generation()
     deadline_ns = now_ns + core.bounds.reserve_ttl_ms * MILLISECOND_NS
     job.runs = [GroupRun(span.group, max(0, span.first - request.first_chunk), []) for span in spans]
     writes = [_writes(cache, span.group) for span in spans]
@@ -123,7 +123,7 @@ def _walk(core: Core, job: Job, parent: Node, request: Store, *, spans: list[Spa
             writers, writer, part = writes[index]
             mine = chunk % writers == writer
             job.runs[index].slots.append(chunks.assign(node, part, job.number) if mine else ABSENT)
-    anchor.used = now_ns
+    anchor.touch(now_ns)
     chunks.unpin(space, anchor)
     if refused is not None:
         chunks.drop_if_bare(space, refused)
@@ -162,14 +162,14 @@ def _store_ended(core: Core, job: Job, done: Done) -> None:
             core.chunks.give_up(job.walk[position], part, job.number, reason)
     core.chunks.job_ended(job.number)
     if done.status in ("failed", "invalid"):
-        core.counters.stores += 1
-        core.counters.stores_failed += 1
+        core.counters.add("stores")
+        core.counters.add("stores_failed")
         family = DeviceError if done.status == "failed" else RequestError
         core.refuse(job.peer, job.request_id, family(done.code, done.message))
     else:
         if done.status == "abandoned":
             job.why = "abandoned"
-        core.counters.bytes_stored += done.bytes if kept else 0
+        core.counters.add("bytes_stored", done.bytes if kept else 0)
         _answer_store(
             core, job, bytes_written=done.bytes if kept else 0, chunks_written=len(chunks_written), asked=len(job.walk)
         )
@@ -180,7 +180,7 @@ def _answer_store(core: Core, job: Job, *, bytes_written: int, chunks_written: i
     held, missing = _chunks_held(core, job)
     why = job.why or missing
     assert why or held == asked, "a store that is cut short says why"
-    core.counters.stores += 1
+    core.counters.add("stores")
     if why:
         core.counters.short_stores[why] += 1
     core.answer(job.peer, Stored(job.request_id, held, chunks_written, bytes_written, why))
@@ -234,7 +234,7 @@ def retrieve(core: Core, session: Session, peer: int, request: Retrieve, now_ns:
     if needs and (core.disk is None or not core.disk.readable):
         raise DeviceError("disk-away", "some of it is on disk, which cannot be read now")
     job = Job(core.number("job"), "retrieve", session, cache, lease.space, peer, request.id, now_ns, tail=lease.tail)
-    core.counters.retrieves += 1
+    core.counters.add("retrieves")
     core.chunks.pin(lease.tail)
     _register(core, job, request.deadline_ms, now_ns)
     if needs:
@@ -310,7 +310,7 @@ def _retrieve_ended(core: Core, job: Job, done: Done) -> None:
     core.chunks.unpin(job.space, job.tail)
     match done.status:
         case "done":
-            core.counters.bytes_retrieved += done.bytes
+            core.counters.add("bytes_retrieved", done.bytes)
             core.answer(job.peer, Retrieved(job.request_id, done.bytes))
         case "invalid":
             core.refuse(job.peer, job.request_id, RequestError(done.code, done.message))

@@ -68,7 +68,7 @@ def _is_known(tier: DiskTier, digest: bytes) -> bool:
 
 def make_void(core: Core, tier: DiskTier, digest: bytes) -> None:
     """Makes all records written so far void. The next write has a higher generation."""
-    tier.noted[digest] = core.chunks.generation = core.chunks.generation + 1
+    tier.noted[digest] = core.chunks.next_generation()
     for clearing in tier.clearing.get(digest, ()):
         clearing.left[digest] = clearing.left[digest] or tier.noted[digest]
     if digest not in core.chunks.spaces:

@@ -385,7 +385,7 @@ class DiskTier:
     def asked_for(self, tail: Node) -> None:
         """Notes that the prefix ending in `tail` was asked for. An earlier refusal to write it may no longer hold."""
         self.touched.add(tail.key)
-        tail.queued &= ~(REFUSED | NO_ROOM)
+        tail.unmark(REFUSED | NO_ROOM)
 
     @property
     def readable(self) -> bool:

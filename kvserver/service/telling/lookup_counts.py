@@ -32,7 +32,7 @@ class Asked:
         self, space: Space | None, keys: bytes, held: int, offered: int, away: int, leased: bool, why: str
     ) -> None:
         """Queues one lookup, see Note."""
-        self._counters.lookups += 1
+        self._counters.add("lookups")
         self._notes.append((space, keys, held, offered, away, leased, why))
         if len(self._notes) == NOTES_MAX:
             self.settle()
@@ -41,7 +41,7 @@ class Asked:
         """Counts the queued lookups."""
         counters = self._counters
         for space, keys, held, offered, away, leased, why in self._notes:
-            counters.lookups_hit += leased
+            counters.add("lookups_hit", leased)
             counters.lookup_ends[why] += 1
             asked, each, tokens = len(keys) // KEY_BYTES, 0, self._nobodys
             if space is not None:
