@@ -5,7 +5,7 @@ import dataclasses
 from kvserver.config import quotas
 from kvserver.config.config import Config
 from kvserver.service.holdings.accounts import Quota
-from kvserver.service.state.core import Bounds
+from kvserver.service.state.bounds import Bounds
 from kvserver.service.telling.log_sampling import REQUEST_LINES
 
 

@@ -66,8 +66,7 @@ class Node:
 
     def touch(self, used: int) -> None:
         """It was asked for then; never goes back."""
-        if used > self.used:
-            self.used = used
+        self.used = max(self.used, used)
 
     def mark(self, bits: int) -> None:
         """Sets bits of `queued`."""

@@ -14,7 +14,8 @@ from kvserver.replay.engine import Ended, Hit
 from kvserver.service.base.effects import Answer, AnswerWithBoard, Ask, Effect, Instruct
 from kvserver.service.base.events import ArenaGrew, Arrived, Event, Reported
 from kvserver.service.service import Service
-from kvserver.service.state.core import MILLISECOND_NS, Bounds
+from kvserver.service.state.bounds import Bounds
+from kvserver.service.state.core import MILLISECOND_NS
 from kvserver.wire.admin import Changed, Held, LetGo, TenantCleared
 from kvserver.wire.messages import (
     KEY_BYTES,

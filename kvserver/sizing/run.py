@@ -18,7 +18,7 @@ from kvserver.replay.pool import PrefixPool
 from kvserver.replay.schedule import Schedule
 from kvserver.replay.trace import SAMPLES, load
 from kvserver.replay.workload import Prompt, make_workload
-from kvserver.service.state.core import Bounds
+from kvserver.service.state.bounds import Bounds
 from kvserver.sizing.brain import Brain, key_of
 from kvserver.sizing.keylog import is_key_log, read
 from kvserver.sizing.options import Policy, SizingOptions

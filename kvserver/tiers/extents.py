@@ -68,6 +68,10 @@ class Extents(Generic[Owner]):
             pool.grow(pool.slabs_total)
         self.takes_writes = [True] * devices
 
+    def let_write(self, device: int, may: bool) -> None:
+        """Says whether the device takes writes."""
+        self.takes_writes[device] = may
+
     @property
     def bytes_used(self) -> int:
         return sum(pool.bytes_used for pool in self.pools)

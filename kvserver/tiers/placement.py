@@ -135,6 +135,16 @@ class Placement:
         """The first and the last refusal since something was taken; 0: none."""
         self._why = ""
 
+    def wrote(self, count: int) -> None:
+        self.written_bytes += count
+
+    def read(self, count: int) -> None:
+        self.read_bytes += count
+
+    def faulted(self) -> None:
+        """A read or write ended with a record that did not go well."""
+        self.faults += 1
+
     def heard(self, refusal: str, now_ns: int) -> None:
         """How a write ended that somebody wanted: it was ordered (empty), or why not."""
         if refusal not in ("room", "segment", "queue"):  # of the others everybody is told, or has wished them

@@ -20,7 +20,7 @@ from kvserver.service.base.effects import (
 )
 from kvserver.service.base.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
 from kvserver.service.service import Service
-from kvserver.service.state.core import Bounds
+from kvserver.service.state.bounds import Bounds
 from kvserver.wire.messages import (
     KEY_BYTES,
     PROTOCOL,

@@ -6,7 +6,7 @@ Swarm testing: in each seed some operations never happen and others are very lik
 from dataclasses import replace
 from random import Random
 
-from kvserver.service.state.core import Bounds
+from kvserver.service.state.bounds import Bounds
 from kvserver.tiers.slots import SLOT_ALIGN
 
 from .shapes import OF_SEVERAL_SIZES, SHAPES, Shape

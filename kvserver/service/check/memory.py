@@ -193,12 +193,12 @@ def _check_tables(core: Core) -> None:
     for number, cache in core.caches.items():
         assert cache.mover.caches[number] is cache
         assert cache.state == "unmapping" or cache.session.caches[cache.name] is cache
-    for peer, session in core.peers.items():
+    for peer, session in core.sessions.by_peer.items():
         assert peer in session.peers
         assert core.sessions[session.number] is session
-    assert len(core.tokens) == len(core.sessions)
-    assert sum(engine.sessions for engine in core.engines.values()) == len(core.sessions)
-    assert all(lease in core.leases for engine in core.engines.values() for lease in engine.leases)
+    assert len(core.sessions.by_token) == len(core.sessions)
+    assert sum(len(engine.sessions) for engine in core.sessions.engines.values()) == len(core.sessions)
+    assert all(lease in core.leases for engine in core.sessions.engines.values() for lease in engine.leases)
     if not core.sessions:
         assert not core.leases, "no lease outlives its engine"
     for space in core.chunks.spaces.values():
@@ -217,7 +217,7 @@ def _check_timers(core: Core) -> None:
     }
     if core.disk is not None and core.disk.mover is not None:
         waiting.update({("disk", number): core.disk.mover for number in core.disk.chunks.jobs})
-        erasing = [drain.device for drain in core.disk.drains.values() if drain.erasing and drain.state == "draining"]
+        erasing = [drain.device for drain in core.disk.drains() if drain.erasing and drain.state == "draining"]
         waiting.update({("erase", device): core.disk.mover for device in erasing})
         if core.disk.mover.state != "starting":
             waiting.update({("recover", core.disk.mover.number): core.disk.mover} if not core.disk.recovered else {})
@@ -225,7 +225,7 @@ def _check_timers(core: Core) -> None:
     sure.update(("lease", number) for number in core.leases)
     sure.update(("hold", number) for number in core.wishes.holds)
     if core.disk is not None:
-        sure.update(("clear", clearing.number) for waits in core.disk.clearing.values() for clearing in waits)
+        sure.update(("clear", clear.number) for waits in core.disk.notes.awaited.values() for clear in waits)
     sure.update(("attach", session.number) for session in core.sessions.values() if not session.attached_peer)
     deadlines = core.timers.deadlines()
     assert sure <= deadlines.keys(), "nothing waits without a bound"

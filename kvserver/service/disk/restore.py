@@ -23,7 +23,7 @@ def restore(core: Core, documents: list[tuple[int, bytes]], records: bytes) -> N
     for number, raw in documents:
         document = decode_document(raw)
         if document is None or document.digest in core.chunks.spaces or number >= core.bounds.namespaces_max:
-            core.effects.append(DropNamespace(number))
+            core.emit(DropNamespace(number))
         else:
             core.chunks.add_space(space_from(number, document))
     if not records:

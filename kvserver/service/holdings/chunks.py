@@ -12,7 +12,7 @@ published after the bytes are final and withdrawn before the slot is used again.
 shell carries them out before all other effects of the same event (see effects.py).
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, Protocol
@@ -114,6 +114,28 @@ class Chunks:
         self.disk: DiskSide | None = None
         """The chunks on disk; None without a disk."""
         self._counters = counters
+
+    def stand_above(self, disk: DiskSide) -> None:
+        """There is a disk."""
+        self.disk = disk
+
+    # ---------------------------------------------------------------- what the event did
+
+    def begin_changes(self) -> None:
+        """Somebody subscribed to changes."""
+        self.changes = {}
+
+    def take_gone(self) -> list[tuple[bytes, Node, Cause]]:
+        gone, self.gone = self.gone, []
+        return gone
+
+    def take_records(self) -> list[bytes]:
+        records, self.records = self.records, []
+        return records
+
+    def take_withdrawn(self) -> list[int]:
+        withdrawn, self.withdrawn = self.withdrawn, []
+        return withdrawn
 
     # ---------------------------------------------------------------- namespaces
 
@@ -218,6 +240,14 @@ class Chunks:
     def servable(self, space: Space, keys: bytes) -> int:
         return servable_chunks(space, keys)
 
+    def may_ever_fit(self, space: Space, needs: Mapping[Node, int]) -> bool:
+        """Each chunk to be read (node -> groups) is within its tenant's maximum in DRAM. A larger one would never get a
+        slot."""
+        accounts = self.accounts
+        return accounts is None or all(
+            accounts.may_ever_hold(space, space.group_bytes(bits)) for bits in needs.values()
+        )
+
     def pin(self, node: Node) -> None:
         """Pins a node, which also keeps all its ancestors."""
         node.pin()
@@ -261,13 +291,17 @@ class Chunks:
             if not self._empty_ahead(self.emptying) and not self._shrink_index(tenant):
                 return None
         node = space.add(key, parent, now_ns, tenant)
-        self.chunks += 1
+        self.came()
         if self.arc is not None:
             self.arc.comes(space, node)
         if not space.needed:
             for ready in space.make_ready(node):
                 self.offer(space, ready)
         return node
+
+    def came(self) -> None:
+        """A chunk has entered the index."""
+        self.chunks += 1
 
     def reserve(self, space: Space, node: Node, groups: Iterable[int], deadline_ns: int) -> bool:
         """Takes slots for every shard of those groups that are neither present nor reserved; all of them or none.
@@ -414,7 +448,7 @@ class Chunks:
                 space.remove(node)
                 return None
             taken.append(offset)
-        self.chunks += 1
+        self.came()
         space.tags.add(tenant)
         space.put_in_dram(node, present, slots)
         self.count(space, node, 1)

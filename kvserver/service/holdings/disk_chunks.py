@@ -93,6 +93,10 @@ class DiskChunks:
             return True
         return self.accounts.may_ever_hold(space, sum(part.slot_bytes for part in space.parts))
 
+    def block(self, reason: str) -> None:
+        """The reason why the last write that was tried is not ordered; empty: it is."""
+        self.blocked = reason
+
     def why_not(self, space: Space, node: Node) -> str:
         """The reason why a chunk that leaves DRAM is not on disk."""
         if not self.writable(space):
@@ -108,7 +112,6 @@ class DiskChunks:
         `used` may go to make room."""
         space, node = job.space, job.node
         assert node not in self.busy
-        self._take_parts(job)
         self._chunks.pin(node)
         space.set_written(node, written=True)
         taken: dict[int, int] = {}
@@ -125,8 +128,7 @@ class DiskChunks:
                 self._chunks.unpin(space, node)
                 return False
             taken[part] = extent
-        job.extents = [taken[part] for part in job.parts]
-        job.slots = [node.slots[part] for part in job.parts]
+        job.takes([node.slots[part] for part in job.parts], [taken[part] for part in job.parts])
         self._began(job)
         return True
 
@@ -159,17 +161,17 @@ class DiskChunks:
         space, node = job.space, job.node
         assert node not in self.busy
         assert node.disk is not None
-        self._take_parts(job)
         self._chunks.pin(node)
+        slots: list[int] = []
         for part in job.parts:
             slot = self._chunks.room.take(space.parts[part].slot_bytes, job, spares_dirty=spares_dirty)
             if slot is None:
-                for mine in job.slots:
+                for mine in slots:
                     self._chunks.pool.free(mine)
                 self._chunks.unpin(space, node)
                 return False
-            job.slots.append(slot)
-            job.extents.append(node.disk.extents[part])
+            slots.append(slot)
+        job.takes(slots, [node.disk.extents[part] for part in job.parts])
         self._began(job)
         return True
 
@@ -247,7 +249,7 @@ class DiskChunks:
         space.add_cold(node, groups, extents, generation)
         if self._chunks.changes is not None:
             self._chunks.changes[node] = space, 0, 0
-        self._chunks.chunks += 1
+        self._chunks.came()
         self.held += 1
         return True
 
@@ -305,12 +307,6 @@ class DiskChunks:
         has to empty again."""
         return self.room.empties_for(device, extent_bytes), -extent_bytes
 
-    def _take_parts(self, job: DiskJob) -> None:
-        space = job.space
-        groups = range(len(space.geometry.groups))
-        job.parts = [part for group in groups if job.groups >> group & 1 for part in space.group_parts(group)]
-        job.bytes = sum(space.parts[part].slot_bytes for part in job.parts)
-
     def _began(self, job: DiskJob) -> None:
         self.jobs[job.number] = job
         self.busy[job.node] = job
@@ -355,9 +351,7 @@ def disk_chunks(
     """The disk chunks of a new brain, which knows of nothing on disk yet. With quotas, extents are charged to separate
     accounts."""
     accounts = chunks.accounts
-    disk_accounts = Accounts(quotas, "disk") if accounts is not None else None
-    if accounts is not None and disk_accounts is not None:
-        accounts.beside, disk_accounts.beside = disk_accounts, accounts
+    disk_accounts = Accounts(quotas, "disk", beside=accounts) if accounts is not None else None
     extents: Extents[ExtentOwner] = Extents(
         devices=devices,
         device_bytes=device_bytes,

@@ -130,7 +130,7 @@ def test_what_lies_on_a_device_that_takes_no_writes_is_still_charged() -> None:
     rig = rig_with(quota("chat", most=9))
     chat = client_of(rig, "chat", CHAT)
     stored(chat, 2, seed=2)
-    tier_of(rig).set_problem(0, "8 reads or writes in a row failed")
+    tier_of(rig).devices[0].set_problem("8 reads or writes in a row failed")
     stored(chat, 2, seed=3)
     assert chunks_of(rig, "chat") == 6
 

@@ -20,7 +20,7 @@ BELOW: dict[str, str] = {
     "kvserver.transfer": "wire",
     "kvserver.tiers": "wire",
     "kvserver.index": "transfer wire",
-    "kvserver.service.base": "index wire",
+    "kvserver.service.base": "wire",
     "kvserver.service.telling": "index tiers wire",
     "kvserver.service.holdings": "service.telling index tiers transfer wire",
     "kvserver.service.state": "service.holdings service.telling service.base index tiers transfer wire",
