@@ -143,7 +143,7 @@ class Rig:
             self.scheduler = self._scheduler()
         self.connector = self.scheduler.kv_connector
         if self._is_served:
-            assert self.connector._half._asking._client.wait_connected(WAIT_S)
+            assert self.connector._half._exchange._client.wait_connected(WAIT_S)
         if not self._is_late:
             self.idle_until("the ranks' namespace to be known", lambda: not self.connector.has_pending_work())
         return self

@@ -127,8 +127,7 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         )
         self._half = Scheduler(engine.client(rank=-1, generations=SCHEDULER), options)
         self._half.wait_connected()
-        self._guard = Guard(_nothing, log)
-        self._handoffs = self._half.handoffs
+        self._guard = Guard(log)  # each call handles the time after a bug by itself
         self._running_tokens, self._running_tokens_before = 0, 0
         """Token sums of the running sequences that ATOM has asked about: since the last step, and in the step before.
 
@@ -136,45 +135,30 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         """
 
     def get_num_new_matched_tokens(self, seq: Seq) -> tuple[int, bool]:
-        with self._guard as serves:
-            if serves:
-                tokens = self._half.match(seq)
-                return tokens, tokens > 0
-        return 0, False
+        tokens = self._guard.run(self._half.match, seq) or 0
+        return tokens, tokens > 0
 
     def update_state_after_alloc(self, seq: Seq) -> None:
-        with self._guard as serves:
-            if serves:
-                self._half.allocated(seq)
+        self._guard.run(self._half.allocated, seq)
 
     def should_park_for_load_after_alloc(self, seq: Seq) -> bool:
-        with self._guard as serves:
-            if serves:
-                return self._half.should_park(seq)
-        return False
+        return self._guard.run(self._half.should_park, seq) or False
 
     def adjust_prefill_chunk_after_alloc(self, seq: Seq, chunk: int) -> int:
-        with self._guard as serves:
-            if serves and id(seq) in self._half.handoffs:
-                return self._half.chunk_until_handoff(seq, chunk)
-        return chunk
+        if id(seq) not in self._half.handoffs:
+            return chunk
+        return self._guard.run(self._half.chunk_until_handoff, seq, chunk) or chunk
 
     def should_park_partial_prefill_for_load(self, seq: Seq) -> bool:
         self._running_tokens += seq.num_tokens + seq.num_cached_tokens
-        if not self._handoffs or id(seq) not in self._handoffs:  # ATOM asks for every running sequence in every step
+        if id(seq) not in self._half.handoffs:  # ATOM asks for every running sequence in every step
             return False
-        with self._guard as serves:
-            if serves:
-                return self._half.should_park_now(seq)
-        return False
+        return self._guard.run(self._half.should_park_now, seq) or False
 
     def build_connector_meta(self) -> Step:
         runs = self._running_tokens not in (0, self._running_tokens_before)
         self._running_tokens, self._running_tokens_before = 0, self._running_tokens
-        with self._guard as serves:
-            if serves:
-                return self._half.step(runs=runs)
-        return self._last_words()
+        return self._guard.run(self._half.step, runs=runs) or self._half.last_step(WHY)
 
     def process_completions(self, output: KVConnectorOutput) -> KVConnectorOutput:
         """Take ended jobs of all ranks. Returns only the requests whose end ATOM waits for."""
@@ -184,48 +168,33 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         loaded, failed, saved = output.finished_loading, output.failed_loading, output.finished_saving
         # First and separate from the decisions: what ATOM waits for must reach it even if these fail.
         known = self._half.jobs.ended((*loaded, *failed, *saved))
-        with self._guard as serves:
-            if serves:
-                self._half.learn(saved)
-                self._half.ended(
-                    loaded=[one for one in loaded if one in known],
-                    failed=[one for one in failed if one in known],
-                    saved={one: known[one] for one in saved if one in known},
-                    gaps=gaps,
-                )
+        self._guard.run(self._half.learn, saved)
+        self._guard.run(self._half.ended, known, failed=failed, gaps=gaps)
         output.finished_loading = {one.req_id for one in loaded if one in known}
         output.failed_loading = {one.req_id for one in failed if one in known}
         output.finished_saving = {one.req_id for one in saved if one in known}
         return output
 
     def should_defer_free(self, seq: Seq) -> bool:
-        with self._guard as serves:
-            if serves:
-                return not self._half.may_free(seq)
-        return self._half.jobs.holds(seq)
+        may_free = self._guard.run(self._half.may_free, seq)
+        return self._half.jobs.holds(seq) if may_free is None else not may_free
 
     def request_finished(self, seq: Seq) -> None:
-        with self._guard as serves:
-            if serves:
-                self._half.finished(seq)
+        self._guard.run(self._half.finished, seq)
 
     def source_blocks_released(self, seq: Seq) -> None:
         """Called since ATOM's #2167 instead of a second request_finished(), when a sequence has ended or was preempted.
 
         Its blocks may belong to another sequence now.
         """
-        with self._guard as serves:
-            if serves:
-                self._half.released(seq)
+        self._guard.run(self._half.released, seq)
 
     def send_finished(self, req_id: Any) -> None:
         """Does nothing: since ATOM's #2167 this is for KV sent to a decode node, and this connector sends none."""
 
     def has_pending_work(self) -> bool:
-        with self._guard as serves:
-            if serves:
-                return self._half.busy()
-        return len(self._half.jobs) > 0
+        busy = self._guard.run(self._half.busy)
+        return len(self._half.jobs) > 0 if busy is None else busy
 
     def get_statistics(self) -> dict[str, int]:
         """Statistics under the names of ATOM's metrics, atom:lmcache_…."""
@@ -239,15 +208,6 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
             "loads_pending": it.retrieves_in_flight,
             "saves_pending": it.stores_in_flight,
         }
-
-    def _last_words(self) -> Step:
-        """The step after a bug: it ends what the engine waits for, which only workers can report. Loads are not carried
-        out."""
-        half = self._half
-        step = Step(tuple(order._replace(refused=WHY) for order in half.untold), tuple(half.untold_stores))
-        half.untold.clear()
-        half.untold_stores.clear()
-        return step
 
 
 # ---------------------------------------------------------------- worker
@@ -492,10 +452,6 @@ def _recorded_event() -> object:
 
 def _no_event() -> None:
     return None
-
-
-def _nothing() -> None:
-    """Does nothing: each call handles the time after a bug by itself."""
 
 
 def _shown(facts: Mapping[str, object]) -> dict[str, object]:

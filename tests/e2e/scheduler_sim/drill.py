@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from kvclient.offload.decide import Offload
-from kvclient.offload.questions import Questions
+from kvclient.offload.lookups import Lookups
 from kvclient.vllm import connector as vllm
 from kvclient.vllm.keys import Keyer
 from kvclient.vllm.other_connectors import Doubts
@@ -58,7 +58,7 @@ BUGS = (
         lambda offload, request, tokens, now_s: _computed(offload, request, tokens + 1, now_s),
     ),
     Bug("keys stay the same behind a reset", Keyer, "reset", lambda keyer: None),
-    Bug("leases are not given back", Questions, "release", lambda questions, lease: None),
+    Bug("leases are not given back", Lookups, "release", lambda lookups, lease: None),
     Bug(
         "failed loads are not told of",
         vllm.KvServerConnector,

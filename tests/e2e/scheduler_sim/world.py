@@ -39,7 +39,7 @@ MUST_BE_EMPTY = attrgetter(
     "_offload._ahead",
     "_offload._retrieves._jobs",
     "_offload._stores._jobs",
-    "_offload._questions._in_flight",
+    "_offload._lookups._in_flight",
 )
 """State of the scheduler's half that must be empty after the last request."""
 

@@ -203,7 +203,6 @@ PLACES: dict[str, Callable[[Engine], tuple[Any, str]]] = {
             "busy",
             "reset",
             "close",
-            "_tidy",
         )
     },
     **{
@@ -239,9 +238,9 @@ HANDS_OVER = ("scheduler.step", "worker.take_ended", "client.retrieve", "client.
 """After these calls the result belongs to the other side, so none of our code can fail afterwards."""
 NEVER_CALLED = {
     f"decisions.{name}"
-    for name in ("begin_unkeyed", "extend", "handoff", "holds", "leases_lost", "preempted", "stored_whole")
+    for name in ("begin_unkeyed", "extend", "handoff", "holds", "leases_lost", "preempted", "set_unavailable", "stored_whole")
 }
-"""Verbs of the decisions that this engine does not use, or only after trouble."""
+"""Verbs of the decisions that this engine does not use, or only at its start or after trouble."""
 
 
 @pytest.mark.parametrize(

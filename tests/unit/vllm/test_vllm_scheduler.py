@@ -158,7 +158,7 @@ def test_output_is_stored_as_it_fills_chunks() -> None:
 
 def test_without_a_namespace_nothing_is_asked_or_stored() -> None:
     bench, asked = Bench(), request()
-    bench.half._asking.namespace = b""
+    bench.half._exchange.use_namespace(b"")
     assert bench.half.match(asked, 0) == (0, False)
     bench.half.allocated(asked, [bench.table], 0)
     assert bench.step(r=41) == ((), ())
@@ -172,7 +172,7 @@ def test_ranks_that_disagree_are_refused() -> None:
 
 def test_a_namespace_that_comes_later_is_used_when_all_ranks_have_said_it() -> None:
     bench, first, second = Bench(ranks=2), request("a"), request("b")
-    bench.half._asking.namespace = b""
+    bench.half._exchange.use_namespace(b"")
     bench.hold(second, 1)
     assert bench.admit(first) == 0
     bench.half.learn([(1, NAMESPACE)])
