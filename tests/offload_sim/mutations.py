@@ -12,8 +12,8 @@ class Mutation(NamedTuple):
     new: str
 
 
-OFFLOAD, LOOKUPS, JOBS = "offload/decide.py", "offload/lookups.py", "offload/jobs.py"
-RANGES, REQUEST, TIERS = "offload/ranges.py", "offload/request.py", "offload/tiers.py"
+OFFLOAD, LOOKUPS = "offload/decide.py", "offload/lookups.py"
+RANGES, REQUEST = "offload/ranges.py", "offload/request.py"
 
 MUTATIONS = (
     # ------------------------------------------------------------ what is retrieved
@@ -139,15 +139,15 @@ MUTATIONS = (
     Mutation(
         "an answer is taken for that of an earlier lookup",
         LOOKUPS,
-        "it.lookup is not None and it.lookup.number == lookup else None",
+        "it.lookup is not None and it.lookup.number == number else None",
         "it.lookup is not None else None",
     ),
     # ------------------------------------------------------------ ahead of time
     Mutation(
         "everybody is asked for ahead of time",
         OFFLOAD,
-        "if len(self._ahead) < self._options.ahead_max else None",
-        "if True else None",
+        "not self._unavailable and len(self._ahead) < self._options.ahead_max",
+        "not self._unavailable",
     ),
     Mutation(
         "an answer that nobody waited for stays fresh",
@@ -251,15 +251,15 @@ MUTATIONS = (
         "it.phase = Phase.FINISHED",
     ),
     # ------------------------------------------------------------ ranks
-    Mutation("the first rank ends a job", JOBS, "        if entry.ranks_left:\n            return None\n", ""),
+    Mutation("the first rank ends a job", REQUEST, "        if entry.ranks_left:\n            return None\n", ""),
     Mutation(
         "a report counts twice",
-        JOBS,
+        REQUEST,
         "if entry is None or rank not in entry.ranks_left:",
         "if entry is None:",
     ),
-    Mutation("the last rank's word is the job's", JOBS, "entry.why = entry.why or why", "entry.why = why"),
-    Mutation("the luckiest rank's count is the job's", JOBS, "min(entry.chunks, chunks)", "max(entry.chunks, chunks)"),
+    Mutation("the last rank's word is the job's", REQUEST, "entry.why = entry.why or why", "entry.why = why"),
+    Mutation("the luckiest rank's count is the job's", REQUEST, "min(entry.chunks, chunks)", "max(entry.chunks, chunks)"),
     # ------------------------------------------------------------ stores
     Mutation(
         "what was found is stored again",
@@ -398,7 +398,7 @@ MUTATIONS = (
     Mutation("a request's line leaves disks out", OFFLOAD, "            it.disk_tokens += order.disk_tokens\n", ""),
     Mutation(
         "the first chunks of a lease come from disk",
-        TIERS,
+        RANGES,
         "(1 << lease.chunks) - (1 << max(0, lease.chunks - lease.chunks_on_disk))",
         "(1 << lease.chunks_on_disk) - 1",
     ),
@@ -411,18 +411,18 @@ MUTATIONS = (
     Mutation(
         "what was read for an earlier wait counts once more",
         OFFLOAD,
-        "it.hbm_tokens, it.disk_chunks = hbm_tokens, 0",
-        "it.hbm_tokens = hbm_tokens",
+        "it.hbm_tokens, it.disk_chunks, it.is_admitted = hbm_tokens, 0, True",
+        "it.hbm_tokens, it.is_admitted = hbm_tokens, True",
     ),
     Mutation(
         "what HBM holds of a chunk comes from disk",
-        TIERS,
+        RANGES,
         "before = begin % chunk_tokens if chunks >> first & 1 else 0",
         "before = 0",
     ),
     Mutation(
         "what is left of the last chunk comes from disk",
-        TIERS,
+        RANGES,
         "behind = -end % chunk_tokens if chunks >> last & 1 else 0",
         "behind = 0",
     ),

@@ -31,7 +31,7 @@ from kvclient.identity.late_namespaces import namespace_of
 from kvclient.identity.model_files import code_digest, label_of
 from kvclient.offload.decide import CHAIN_GOES_ON
 from kvclient.offload.guard import WHY, Guard, GuardedWorker
-from kvclient.offload.settings import MIB
+from kvclient.offload.settings import MIB, NO_GRAPHS
 from kvclient.offload.values import Group, Options
 from kvclient.offload.worker import Worker
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer, RetrieveResult
@@ -127,6 +127,8 @@ class KvServerScheduler(KVConnectorSchedulerBase):  # type: ignore[misc]
         )
         self._half = Scheduler(engine.client(rank=-1, generations=SCHEDULER), options)
         self._half.wait_connected()
+        if getattr(config, "enforce_eager", False):
+            log.warning(NO_GRAPHS, "enforce_eager")
         self._guard = Guard(log)  # each call handles the time after a bug by itself
         self._running_tokens, self._running_tokens_before = 0, 0
         """Token sums of the running sequences that ATOM has asked about: since the last step, and in the step before.

@@ -8,6 +8,7 @@ from kvclient.values import STAGING_BYTES, Timeouts
 from kvserver.errors import RequestError
 
 MIB = 1 << 20
+NO_GRAPHS = "this engine runs without CUDA graphs (%s): decoding takes several times as long, and no cache makes up for that"
 S = TypeVar("S")
 
 

@@ -25,7 +25,7 @@ from kvclient.identity.late_namespaces import namespace_of
 from kvclient.identity.model_files import ModelFiles, hub_folder, model_files, settings_text
 from kvclient.offload.ends import Ended, Ends, Report
 from kvclient.offload.guard import GuardedWorker
-from kvclient.offload.settings import MIB
+from kvclient.offload.settings import MIB, NO_GRAPHS
 from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
@@ -133,6 +133,8 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = self._scheduler_half(vllm_config, kv_cache_config)
             if getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
                 log.warning('kv_load_failure_policy is not "recompute": a request ends with an error when a load fails')
+            if not current_platform.is_cpu() and (setting := versions.without_graphs(vllm_config)):
+                log.warning(NO_GRAPHS, setting)
         else:
             self._allocating = ExitStack()
             self._zeros = self._shared_zeros() if current_platform.is_cpu() else None
