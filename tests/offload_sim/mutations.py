@@ -109,9 +109,7 @@ MUTATIONS = (
         "may_read = it.reads",
     ),
     # ------------------------------------------------------------ waiting
-    Mutation(
-        "a late answer is waited for", LOOKUPS, "if it.lookup is None or now_s < it.lookup.due_s:", "if True:"
-    ),
+    Mutation("a late answer is waited for", LOOKUPS, "if it.lookup is None or now_s < it.lookup.due_s:", "if True:"),
     Mutation(
         "an answer grows old before it is used",
         REQUEST,
@@ -259,7 +257,9 @@ MUTATIONS = (
         "if entry is None:",
     ),
     Mutation("the last rank's word is the job's", REQUEST, "entry.why = entry.why or why", "entry.why = why"),
-    Mutation("the luckiest rank's count is the job's", REQUEST, "min(entry.chunks, chunks)", "max(entry.chunks, chunks)"),
+    Mutation(
+        "the luckiest rank's count is the job's", REQUEST, "min(entry.chunks, chunks)", "max(entry.chunks, chunks)"
+    ),
     # ------------------------------------------------------------ stores
     Mutation(
         "what was found is stored again",

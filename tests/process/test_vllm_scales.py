@@ -8,7 +8,8 @@ from array import array
 import pytest
 
 from kvclient import Blocks, Cache, CacheSpec, Client, HostBuffer, chunk_keys
-from kvclient.vllm.layout import chosen_chunk_tokens, group_specs, groups_of, layout_of
+from kvclient.offload.settings import chosen_chunk_tokens
+from kvclient.vllm.layout import group_specs, groups_of, layout_of
 from kvserver._native import create_memfd
 from tests.process.engine import PATIENT
 from tests.process.harness import WAIT_S, Server

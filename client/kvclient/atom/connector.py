@@ -19,19 +19,19 @@ from typing import Any
 import atom
 
 from kvclient.atom import versions
-from kvclient.atom.layout import Allocation, Layout, layout_of
+from kvclient.atom.layout import Layout, layout_of
 from kvclient.atom.namespace import facts_of, models_of
-from kvclient.atom.process import SCHEDULER, WORKER, ancestor, life_of
 from kvclient.atom.scheduler import Scheduler
-from kvclient.atom.settings import Settings, chosen_chunk_tokens, parse, role_of
+from kvclient.atom.settings import Settings, parse, role_of
 from kvclient.atom.steps import NAMESPACE, STORED, Name, Seq, Step
 from kvclient.client import Client
-from kvclient.identity.file_times import began_ns
 from kvclient.identity.late_namespaces import namespace_of
 from kvclient.identity.model_files import code_digest, label_of
+from kvclient.identity.processes import ancestor, began_ns, life_of
+from kvclient.memory.layouts import Extent
 from kvclient.offload.decide import CHAIN_GOES_ON
 from kvclient.offload.guard import WHY, Guard, GuardedWorker
-from kvclient.offload.settings import MIB, NO_GRAPHS
+from kvclient.offload.settings import MIB, NO_GRAPHS, chosen_chunk_tokens
 from kvclient.offload.values import Group, Options
 from kvclient.offload.worker import Worker
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer, RetrieveResult
@@ -56,6 +56,11 @@ SAID_TIMES = 8
 compile a kernel, and loses the other ranks' ends. It counts repeated ends once."""
 
 
+SCHEDULER, WORKER = 0, 1
+"""Generations between a process and its EngineCore, which is the scheduler's process. ATOM gives its processes nothing
+that tells one start of an engine from the next, so their common ancestor does. With pipeline stages there is an
+EngineCore for each stage, and one process is the parent of them all."""
+
 ROLLOUT = "atom.rollout.memory_manager"
 """Module that ATOM imports in workers that can sleep. Before sleeping, ATOM overwrites its KV with zeros, even under a
 running store, and tells no connector. So neither another engine nor this one after waking may find what it stored."""
@@ -73,7 +78,7 @@ class Engine:
         _refuse_unsupported(config)
         self.local_block_tokens = int(config.kv_cache_block_size)
         self.block_tokens = self.local_block_tokens * _count(config, "decode_context_parallel_size")
-        self.chunk_tokens = chosen_chunk_tokens(self.block_tokens, self.settings.chunk_tokens)
+        self.chunk_tokens = chosen_chunk_tokens([Group(self.block_tokens)], self.settings.chunk_tokens)
         self.stages = _count(config, "pipeline_parallel_size")
         self.tensor_ranks = _count(config, "tensor_parallel_size")
         self.ranks = self.stages * self.tensor_ranks
@@ -285,13 +290,11 @@ class KvServerConnector(KVConnectorBase):  # type: ignore[misc]
             model=label_of(engine.config.model),
         )
         half = self._half(kind)
-        half.register(spec, namespace)
+        half.register(spec, namespace, {name: value for name, value in facts.items() if name != "layout"})
         self._watched = _watch(kv_caches, self._given_back)
         self._registered += 1
         if can_sleep:
             log.warning("this engine's weights can change; kvserver notices it only if the engine sleeps meanwhile")
-        known = half.namespace.hex()[:16] or "later"
-        log.info("cache described namespace=%s rank=%d facts=%s", known, self._rank, _shown(facts))
 
     def _given_back(self, thread: int) -> None:
         """Unregister, because ATOM has dropped its KV cache without telling. Otherwise the server's mapping would keep
@@ -439,9 +442,9 @@ def _device_name(kind: str) -> str:
     return str(getattr(properties, "gcnArchName", "") or properties.name)
 
 
-def _buffers(kind: str, allocations: list[Allocation]) -> list[HostBuffer | DeviceBuffer]:
+def _buffers(kind: str, allocations: list[Extent]) -> list[HostBuffer | DeviceBuffer]:
     assert kind != "host", "ATOM's caches are on GPUs"
-    return [DeviceBuffer(found.address, found.bytes) for found in allocations]
+    return [DeviceBuffer(*found) for found in allocations]
 
 
 def _recorded_event() -> object:
@@ -454,7 +457,3 @@ def _recorded_event() -> object:
 
 def _no_event() -> None:
     return None
-
-
-def _shown(facts: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in facts.items() if name not in ("settings", "layout")}

@@ -24,8 +24,8 @@ from kvclient.atom.steps import NAMESPACE, Name, Seq, Step
 from kvclient.atom.versions import SEQUENCE, check_fields
 from kvclient.client import Client
 from kvclient.keys import chunk_keys
-from kvclient.offload.lookup_exchange import LookupExchange
 from kvclient.offload.decide import Offload
+from kvclient.offload.lookup_exchange import LookupExchange
 from kvclient.offload.values import Options, RetrieveOrder, Statistics, StoreOrder
 from kvclient.values import RetrieveResult, StoreResult
 

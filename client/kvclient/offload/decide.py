@@ -300,7 +300,9 @@ class Offload:
 
     # ---------------------------------------------------------------- the ranks
 
-    def retrieve_ended(self, job: int, rank: int, result: RetrieveResult, *, seconds: float = 0.0) -> RetrieveEnd | None:
+    def retrieve_ended(
+        self, job: int, rank: int, result: RetrieveResult, *, seconds: float = 0.0
+    ) -> RetrieveEnd | None:
         """Take one rank's report: the result, and how long the job took there. A repeated report has no effect.
 
         Returns the end of the job after the last rank's report.

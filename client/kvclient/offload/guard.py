@@ -1,12 +1,12 @@
 """A connector's edge to its engine: no exception of ours reaches the engine while it serves.
 
-The first unexpected exception of a half is logged with its trace and counted. Our state is unknown then, so the half looks
-up, retrieves and stores nothing more. What the engine waits for or has lent still ends. Refusals at engine start
-(settings, layouts, disagreeing ranks) are different: they do reach the engine.
+The first unexpected exception of a half is logged with its trace and counted. Our state is unknown then, so the half
+looks up, retrieves and stores nothing more. Everything that the engine waits for or has lent still ends. Refusals at
+engine start (settings, layouts, disagreeing ranks) are different: they do reach the engine.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,6 +17,8 @@ from kvclient.values import CacheSpec
 from kvserver.errors import RequestError
 
 WHY = "connector-bug"
+LONG_FACTS = frozenset({"settings", "layers", "beside"})
+"""Facts of a namespace that fill pages."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -78,14 +80,23 @@ class GuardedWorker:
 
     def __init__(self, half: Worker, log: logging.Logger) -> None:
         self._half = half
+        self._log = log
         self._guard = Guard(log)
 
     @property
     def is_inert(self) -> bool:
         return self._guard.tripped
 
-    def register(self, spec: CacheSpec, namespace: "Future[bytes]") -> None:
+    def register(self, spec: CacheSpec, namespace: "Future[bytes]", facts: Mapping[str, object]) -> None:
+        """As Worker.register(). facts: what the namespace is made of, for the log."""
         self._half.register(spec, namespace)
+        self._log.info(
+            "cache described namespace=%s chunk_tokens=%d groups=%s facts=%s",
+            self.namespace.hex()[:16] or "later",
+            spec.chunk_tokens,
+            [group.kind for group in spec.groups],
+            {name: value for name, value in facts.items() if name not in LONG_FACTS},
+        )
 
     @property
     def namespace(self) -> bytes:

@@ -166,7 +166,9 @@ class Jobs(Generic[Order]):
         self._jobs[order.job] = Job(order, owner, set(range(self._ranks)), chunks)
         owner.jobs += 1
 
-    def reported(self, job: int, rank: int, *, chunks: int = 0, why: str = "", seconds: float = 0.0) -> Job[Order] | None:
+    def reported(
+        self, job: int, rank: int, *, chunks: int = 0, why: str = "", seconds: float = 0.0
+    ) -> Job[Order] | None:
         """Take a rank's report. Returns the job if this was its last rank."""
         entry = self._jobs.get(job)
         if entry is None or rank not in entry.ranks_left:

@@ -129,7 +129,7 @@ class RetrieveOrder(NamedTuple):
     refused: str = ""
     """Why the order cannot be carried out (the tables do not fit). Report it as failed without trying."""
     disk_tokens: int = 0
-    """Tokens of this retrieve that the server had only on disk when the request asked. See ranges.chunks_from_disk()."""
+    """Tokens of this retrieve that the server had only on disk when asked. See ranges.chunks_from_disk()."""
 
 
 class StoreOrder(NamedTuple):
@@ -186,7 +186,7 @@ class Statistics:
     """Part of tokens_asked: held by the server at the last lookup, including those in the engine's cache."""
     tokens_retrieved: int = 0
     tokens_from_disk: int = 0
-    """Part of tokens_retrieved: in chunks that the server had only on disk when asked. See ranges.chunks_from_disk()."""
+    """Part of tokens_retrieved: in chunks on disk only when asked. See ranges.chunks_from_disk()."""
     tokens_stored: int = 0
     lookups: int = 0
     tokens_looked_up: int = 0
@@ -219,8 +219,8 @@ class Summary(NamedTuple):
     stored_tokens: int
     preemptions: int
     why: str
-    """Why the server was not used, or not to the end. Empty if there is nothing to report. Never empty if the server was
-    not asked anything."""
+    """Why the server was not used, or not to the end. Empty if there is nothing to report, but never if the server was
+    asked nothing."""
     disk_tokens: int = 0
     """Part of retrieved_tokens."""
     retrieve_s: float | None = None

@@ -20,19 +20,19 @@ import torch
 import vllm
 
 from kvclient.client import Client
-from kvclient.identity.file_times import began_ns
 from kvclient.identity.late_namespaces import namespace_of
 from kvclient.identity.model_files import ModelFiles, hub_folder, model_files, settings_text
+from kvclient.identity.processes import began_ns
 from kvclient.offload.ends import Ended, Ends, Report
 from kvclient.offload.guard import GuardedWorker
-from kvclient.offload.settings import MIB, NO_GRAPHS
+from kvclient.offload.settings import MIB, NO_GRAPHS, chosen_chunk_tokens
 from kvclient.offload.values import Group, Options, RetrieveOrder, StoreOrder
 from kvclient.offload.worker import Worker
 from kvclient.values import CacheSpec, DeviceBuffer, HostBuffer
 from kvclient.vllm import versions
 from kvclient.vllm.guard import GuardedScheduler
 from kvclient.vllm.keys import Keyer, adapter_settings, names_media
-from kvclient.vllm.layout import Layout, chosen_chunk_tokens, group_specs, groups_of, layout_of, states_of
+from kvclient.vllm.layout import Layout, group_specs, groups_of, layout_of, states_of
 from kvclient.vllm.memory import SharedZeros
 from kvclient.vllm.namespace import (
     backend_called,
@@ -357,24 +357,18 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
                 model=called(config.model_config),
             ),
             namespace,
+            facts,
         )
         self._is_described = True
-        log.info(
-            "cache described namespace=%s chunk_tokens=%d groups=%s facts=%s",
-            self._worker.namespace.hex()[:16] or "later",
-            self._chunk_tokens,
-            [group.kind for group in self._groups],
-            {name: value for name, value in facts.items() if name not in ("settings", "layers", "beside")},
-        )
 
     def _buffers(self, layout: Layout) -> list[HostBuffer | DeviceBuffer]:
         if not current_platform.is_cpu():
-            return [DeviceBuffer(found.address, found.bytes) for found in layout.allocations]
+            return [DeviceBuffer(*found) for found in layout.allocations]
         made = self._zeros.made if self._zeros is not None else {}
         elsewhere = [found for found in layout.allocations if found.address not in made]
         if elsewhere:
             raise RequestError("layout", f"{elsewhere} of the KV cache are not where the connector said")
-        return [HostBuffer(*made[found.address]) for found in layout.allocations]
+        return [made[found.address] for found in layout.allocations]
 
     @versions.reading(vllm.__version__)
     def get_handshake_metadata(self) -> Handshake | None:
