@@ -33,7 +33,7 @@ class Engine:
         found = layout_of(described, caches, known(beside, caches))
         groups = groups_of(described)
         self.chunk_tokens = chosen_chunk_tokens(groups, 0)
-        self.namespace = namespace(beside=found.beside)
+        self.namespace = namespace(beside=found.side_tensors)
         self.memory = {each.address: create_memfd("pool", each.bytes) for each in found.allocations}
         self.tensors = [(caches[name], layer.kv_scale) for name, layer in layers.items()]
         self.client = Client(server.path, engine=cache_dtype, timeouts=PATIENT)

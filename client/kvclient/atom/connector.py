@@ -47,7 +47,7 @@ try:
         SaveOperationId,
     )
 except ImportError as problem:
-    raise versions.refusal(f"has not what its connectors are made of ({problem})") from problem
+    raise versions.refusal(f"lacks the classes that connectors are made of ({problem})") from problem
 
 log = logging.getLogger("atom.kvserver")
 
@@ -378,7 +378,10 @@ def _count(config: Any, name: str) -> int:
 
 def _refuse_unsupported(config: Any) -> None:
     if _count(config, "prefill_context_parallel_size") > 1:
-        raise RequestError("unsupported", "prefill_context_parallel_size > 1: which rank holds what is not known here")
+        raise RequestError(
+            "unsupported",
+            "prefill_context_parallel_size > 1: unknown which rank holds which tokens",
+        )
     if config.enable_rapidserve:
         raise RequestError("unsupported", "rapidserve: two processes share one KV cache, and only one schedules")
     if getattr(config.hf_config, "compress_ratios", None):

@@ -44,7 +44,7 @@ from kvclient.vllm.namespace import (
 )
 from kvclient.vllm.scheduler import Scheduled, Scheduler
 from kvclient.vllm.settings import parse
-from kvclient.vllm.side_tensors import Beside
+from kvclient.vllm.side_tensors import SideTensors
 from kvserver.errors import RequestError
 
 with versions.reading(vllm.__version__):
@@ -138,7 +138,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             self._allocating = ExitStack()
             self._zeros = self._shared_zeros() if current_platform.is_cpu() else None
-            self._beside = Beside(vllm_config.compilation_config.static_forward_context)
+            self._side_tensors = SideTensors(vllm_config.compilation_config.static_forward_context)
             self._kv_caches: dict[str, Any] = {}
             self._is_described = False
             self._steps = 0
@@ -290,7 +290,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         self._allocating.close()
         self._kv_caches, self._is_described, self._steps = kv_caches, False, 0
-        self._beside.forget()
+        self._side_tensors.forget()
         self._describe_or_look()
 
     def _describe_or_look(self) -> None:
@@ -300,13 +300,13 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         tensors appear after the cache was registered.
         """
         blocks, block_tokens = self._kv_cache_config.num_blocks, [group.block_tokens for group in self._groups]
-        known = self._beside.known(self._kv_caches, blocks=blocks, block_tokens=block_tokens)
-        awaited = self._beside.awaited()
+        known = self._side_tensors.known(self._kv_caches, blocks=blocks, block_tokens=block_tokens)
+        awaited = self._side_tensors.awaited()
         if awaited and self._steps == 0:
             log.info("no cache before the first forward: layer %s and others have no scales yet", awaited[0])
         if not (awaited or self._is_described):
             self._describe(layout_of(self._kv_cache_config, self._kv_caches, known))
-            self._beside.described(known)
+            self._side_tensors.described(known)
 
     def _describe(self, layout: Layout) -> None:
         config = self._vllm_config
@@ -327,7 +327,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
             device=cpu_kind() if current_platform.is_cpu() else current_platform.get_device_name(),
             backends=_backends(config, layout),
             layout=versions.page_orders(self._kv_cache_config, layout.orders, os.environ),
-            beside=layout.beside,
+            beside=layout.side_tensors,
             environment=environment_that_counts(os.environ, envs),
         )
         models = [] if self._settings.model_id else _model_files(config)
@@ -367,7 +367,7 @@ class KvServerConnector(KVConnectorBase_V1, SupportsHMA):
         made = self._zeros.made if self._zeros is not None else {}
         elsewhere = [found for found in layout.allocations if found.address not in made]
         if elsewhere:
-            raise RequestError("layout", f"{elsewhere} of the KV cache are not where the connector said")
+            raise RequestError("layout", f"{elsewhere} of the KV cache are not in the connector's shared memory")
         return [made[found.address] for found in layout.allocations]
 
     @versions.reading(vllm.__version__)
@@ -448,19 +448,20 @@ def _check_supported(config: Any, kv_config: Any) -> None:
     model, parallel, speculation = config.model_config, config.parallel_config, config.speculative_config
     if model.runner_type == "pooling" and not model.is_prefix_caching_supported:
         raise RequestError(
-            "unsupported", "a model that pools over all positions of a prompt: all have to be computed at once"
+            "unsupported", "a model that pools over all positions of a prompt, which vLLM has to compute at once"
         )
     if getattr(model, "is_diffusion", False):
-        raise RequestError("unsupported", "a diffusion model, which computes a token more than once before it holds")
+        raise RequestError("unsupported", "a diffusion model, which computes each token several times")
     if versions.scales_kv_by_its_first_prompt(config.cache_config):
         raise RequestError(
-            "unsupported", "--calculate-kv-scales: no other engine, nor this one restarted, has its scales"
+            "unsupported",
+            "--calculate-kv-scales: neither another engine nor this one restarted has these scales",
         )
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise RequestError("unsupported", f"{name}={getattr(parallel, name)} is not supported yet; expected 1")
     if parallel.distributed_executor_backend == "external_launcher" and parallel.tensor_parallel_size > 1:
-        raise RequestError("unsupported", "external_launcher: each rank's scheduler hears of its own rank alone")
+        raise RequestError("unsupported", "external_launcher: a rank's scheduler gets only that rank's reports")
     if speculation is not None and speculation.method not in SPECULATION + DRAFTS:
         expected = SPECULATION + DRAFTS
         raise RequestError("unsupported", f"speculative decoding by {speculation.method!r}; expected {expected}")

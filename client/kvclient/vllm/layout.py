@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kvclient.memory.layouts import Extent, Tensor, region_runs
 from kvclient.offload.values import Group
-from kvclient.vllm.side_tensors import Held
+from kvclient.vllm.side_tensors import SideTensor
 from kvclient.vllm.versions import layers_of, place_of
 from kvserver.errors import RequestError
 from kvserver.wire.messages import GroupSpec, RegionRun
@@ -38,7 +38,7 @@ class Layout(NamedTuple):
     """Layer names per group, in the order of the regions. Part of the namespace."""
     orders: list[str]
     """Each layer's dimensions within a block, in memory order, with sizes. The regions do not show this."""
-    beside: Sequence[str] = ()
+    side_tensors: Sequence[str] = ()
     """The same for the tensors that layers keep outside their caches, with layer and attribute."""
 
 
@@ -108,11 +108,13 @@ def layer_specs(group: Any) -> list[Any]:
 # ---------------------------------------------------------------- memory
 
 
-def layout_of(config: Any, kv_caches: Mapping[str, Any], beside: Mapping[str, Held] = MappingProxyType({})) -> Layout:
+def layout_of(
+    config: Any, kv_caches: Mapping[str, Any], side_tensors: Mapping[str, SideTensor] = MappingProxyType({})
+) -> Layout:
     """The regions of all groups.
 
-    kv_caches: as passed to register_kv_caches(). beside: per-block tensors outside the caches, with blocks in dimension
-    1.
+    kv_caches: as passed to register_kv_caches(). side_tensors: per-block tensors outside the caches, with blocks
+    in dimension 1.
 
     RequestError("layout") if tensors and description contradict each other or are not understood.
     """
@@ -128,7 +130,7 @@ def layout_of(config: Any, kv_caches: Mapping[str, Any], beside: Mapping[str, He
         if sorted(names) != sorted(group.layer_names):
             missing = sorted(set(group.layer_names) - set(names))
             raise RequestError("layout", f"group {number}: no memory is described for layers {missing}")
-        kept = [beside[name].tensor for name in names if name in beside]
+        kept = [side_tensors[name].tensor for name in names if name in side_tensors]
         runs += [run for tensor in kept for run in memory.part_runs(tensor, block_dim=1)]
         regions.append(runs)
         layers.append(names)
@@ -137,7 +139,7 @@ def layout_of(config: Any, kv_caches: Mapping[str, Any], beside: Mapping[str, He
         f"{held.layer}.{held.attribute} {held.tensor.dtype} {_order(held.tensor, config.num_blocks, block_dim=1)}"
         for names in layers
         for name in names
-        if (held := beside.get(name)) is not None
+        if (held := side_tensors.get(name)) is not None
     ]
     return Layout(memory.allocations, regions, layers, orders, shown)
 

@@ -25,7 +25,7 @@ from kvclient.offload.values import Options, RetrieveOrder, StoreOrder
 from kvclient.values import RetrieveResult
 from kvclient.vllm.hbm import Holdings
 from kvclient.vllm.keys import Keyer, Request
-from kvclient.vllm.other_connectors import Doubts
+from kvclient.vllm.other_connectors import UncheckedLoads
 from kvclient.vllm.pins import Pins, Pool
 from kvserver.errors import RequestError
 from kvserver.wire.messages import KEY_BYTES
@@ -89,7 +89,7 @@ class Scheduler:
         self._exchange = LookupExchange(client, self._offload, log)
         self._holdings = Holdings(options.groups)
         self._chunk_tokens = options.chunk_tokens
-        self._doubts = Doubts(max(group.block_tokens for group in options.groups), is_async=is_async)
+        self._unchecked = UncheckedLoads(max(group.block_tokens for group in options.groups), is_async=is_async)
         self._patience_s = options.lookup_deadline_s
         self._step_wait_s = self._step_wait_left_s = step_wait_s
         self._keyer = keyer
@@ -181,7 +181,7 @@ class Scheduler:
         )
         assert order is not None, "match() knew the engine's own tokens"
         self._known_tokens[request.request_id] = order.end_tokens
-        self._doubts.brought(_only_table(tables), begin=live.hbm_tokens, end=order.end_tokens)
+        self._unchecked.brought(_only_table(tables), begin=live.hbm_tokens, end=order.end_tokens)
         live.disk_tokens = order.disk_tokens
         self.untold.append(order)
 
@@ -200,7 +200,7 @@ class Scheduler:
         if name in self._live:
             self._leave_unnamed(name)
             self._known_tokens.pop(name, None)
-            self._doubts.forget(name, said_tokens=self._live[name].request.num_tokens)
+            self._unchecked.forget(name, said_tokens=self._live[name].request.num_tokens)
             del self._live[name]
             self._offload.finish(name)
 
@@ -217,10 +217,10 @@ class Scheduler:
             self._name_some()
         self._ask_ahead()
         items = list(scheduled)
-        if self._known_tokens or self._doubts:
+        if self._known_tokens or self._unchecked:
             for item in items:
                 self._notice(item, tables_of)
-        is_doubtful = bool(self._doubts)
+        is_doubtful = bool(self._unchecked)
         stores = []
         self._computing.clear()
         self._step_wait_left_s = self._step_wait_s
@@ -411,12 +411,12 @@ class Scheduler:
         known = self._known_tokens.pop(item.name, None)
         if known is not None and known < item.begin and not item.loads_within:
             # The retrieve between steps did not fail.
-            self._doubts.brought(_only_table(tables_of(item.name)), begin=known, end=item.begin)
+            self._unchecked.brought(_only_table(tables_of(item.name)), begin=known, end=item.begin)
             known = item.begin
         live = self._live.get(item.name)
-        if live is None or (known is None and not self._doubts):
+        if live is None or (known is None and not self._unchecked):
             return
-        self._doubts.notice(
+        self._unchecked.notice(
             item.name,
             _only_table(tables_of(item.name)),
             begin=item.begin,
@@ -428,7 +428,7 @@ class Scheduler:
     def _is_held_back(self, item: Scheduled, tables_of: Any) -> bool:
         """Whether another connector's load forbids storing this request now."""
         table = _only_table(tables_of(item.name))
-        return self._doubts.holds_back(item.name, table, begin=item.begin, end=item.tokens)
+        return self._unchecked.holds_back(item.name, table, begin=item.begin, end=item.tokens)
 
     def _more_keys(self, live: _Live) -> bytes:
         """Keys of the chunks that have none yet."""
@@ -443,5 +443,5 @@ class Scheduler:
 
 
 def _only_table(tables: Sequence[Sequence[int]]) -> Sequence[int]:
-    """The single block table; `()` for models with several groups, whose blocks Doubts does not track."""
+    """The single block table; `()` for models with several groups, whose blocks UncheckedLoads does not track."""
     return tables[0] if len(tables) == 1 else ()
