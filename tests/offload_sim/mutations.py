@@ -12,8 +12,8 @@ class Mutation(NamedTuple):
     new: str
 
 
-OFFLOAD, QUESTIONS, JOBS = "offload/decide.py", "offload/questions.py", "offload/jobs.py"
-RANGES, REQUEST, TIERS = "offload/ranges.py", "offload/request.py", "offload/tiers.py"
+OFFLOAD, LOOKUPS = "offload/decide.py", "offload/lookups.py"
+RANGES, REQUEST = "offload/ranges.py", "offload/request.py"
 
 MUTATIONS = (
     # ------------------------------------------------------------ what is retrieved
@@ -109,9 +109,7 @@ MUTATIONS = (
         "may_read = it.reads",
     ),
     # ------------------------------------------------------------ waiting
-    Mutation(
-        "a late answer is waited for", QUESTIONS, "if it.question is None or now_s < it.question.due_s:", "if True:"
-    ),
+    Mutation("a late answer is waited for", LOOKUPS, "if it.lookup is None or now_s < it.lookup.due_s:", "if True:"),
     Mutation(
         "an answer grows old before it is used",
         REQUEST,
@@ -137,35 +135,35 @@ MUTATIONS = (
         "if True:",
     ),
     Mutation(
-        "an answer is taken for that of an earlier question",
-        QUESTIONS,
-        "it.question is not None and it.question.number == lookup else None",
-        "it.question is not None else None",
+        "an answer is taken for that of an earlier lookup",
+        LOOKUPS,
+        "it.lookup is not None and it.lookup.number == number else None",
+        "it.lookup is not None else None",
     ),
     # ------------------------------------------------------------ ahead of time
     Mutation(
         "everybody is asked for ahead of time",
         OFFLOAD,
-        "if len(self._ahead) < self._options.ahead_max else None",
-        "if True else None",
+        "not self._unavailable and len(self._ahead) < self._options.ahead_max",
+        "not self._unavailable",
     ),
     Mutation(
         "an answer that nobody waited for stays fresh",
-        QUESTIONS,
-        "question.asked_s + self._options.moment_s if question.is_ahead else None",
+        LOOKUPS,
+        "lookup.asked_s + self._options.moment_s if lookup.is_ahead else None",
         "None",
     ),
     Mutation(
         "an answer that was waited for is old when it comes",
         OFFLOAD,
-        "                it.question = it.question._replace(is_ahead=False)\n",
+        "                it.lookup = it.lookup._replace(is_ahead=False)\n",
         "                pass\n",
     ),
     Mutation(
         "a request is asked for twice",
         OFFLOAD,
-        "it = self._unasked.pop(request, None)\n        if it is not None:\n            self._questions",
-        "it = self._unasked.get(request)\n        if it is not None:\n            self._questions",
+        "it = self._unasked.pop(request, None)\n        if it is not None:\n            self._lookups",
+        "it = self._unasked.get(request)\n        if it is not None:\n            self._lookups",
     ),
     Mutation(
         "who was aborted is ahead for ever",
@@ -183,42 +181,42 @@ MUTATIONS = (
     Mutation(
         "a failed retrieve keeps its lease",
         OFFLOAD,
-        "            self._questions.release(order.lease)  # some rank may not have used it\n",
+        "            self._lookups.release(order.lease)  # some rank may not have used it\n",
         "",
     ),
     Mutation(
         "a lease that is not needed is kept",
-        QUESTIONS,
-        "        if question is None or it.phase is not Phase.WAITING:\n            self.release(found.lease)\n",
-        "        if question is None or it.phase is not Phase.WAITING:\n",
+        LOOKUPS,
+        "        if lookup is None or it.phase is not Phase.WAITING:\n            self.release(found.lease)\n",
+        "        if lookup is None or it.phase is not Phase.WAITING:\n",
     ),
     Mutation(
         "the lease before is forgotten",
-        QUESTIONS,
+        LOOKUPS,
         "        if it.answer is not None:\n            self.release(it.answer.lease)\n",
         "",
     ),
     Mutation(
         "an aborted request keeps its lease",
         OFFLOAD,
-        "        self._questions.set_answer(it, None)\n        it.phase, it.retrieve = Phase.FINISHED, 0\n",
+        "        self._lookups.set_answer(it, None)\n        it.phase, it.retrieve = Phase.FINISHED, 0\n",
         "        it.phase, it.retrieve = Phase.FINISHED, 0\n",
     ),
     Mutation(
         "a declined retrieve keeps its lease",
         OFFLOAD,
-        "        self._questions.set_answer(it, None)\n        it.phase = Phase.RUNNING\n",
+        "        self._lookups.set_answer(it, None)\n        it.phase = Phase.RUNNING\n",
         "        it.answer = None\n        it.phase = Phase.RUNNING\n",
     ),
     Mutation(
         "the lease of a retrieve is given back at its begin",
         OFFLOAD,
         "        it.answer = None  # its lease is the job's now\n",
-        "        self._questions.set_answer(it, None)\n",
+        "        self._lookups.set_answer(it, None)\n",
     ),
     Mutation(
         "leases of a server that was only late are kept",
-        QUESTIONS,
+        LOOKUPS,
         "lease is not None:\n                self.set_answer(it, None)\n",
         "lease is not None:\n                it.answer = None\n",
     ),
@@ -251,44 +249,46 @@ MUTATIONS = (
         "it.phase = Phase.FINISHED",
     ),
     # ------------------------------------------------------------ ranks
-    Mutation("the first rank ends a job", JOBS, "        if entry.ranks_left:\n            return None\n", ""),
+    Mutation("the first rank ends a job", REQUEST, "        if entry.ranks_left:\n            return None\n", ""),
     Mutation(
         "a report counts twice",
-        JOBS,
+        REQUEST,
         "if entry is None or rank not in entry.ranks_left:",
         "if entry is None:",
     ),
-    Mutation("the last rank's word is the job's", JOBS, "entry.why = entry.why or why", "entry.why = why"),
-    Mutation("the luckiest rank's count is the job's", JOBS, "min(entry.chunks, chunks)", "max(entry.chunks, chunks)"),
+    Mutation("the last rank's word is the job's", REQUEST, "entry.why = entry.why or why", "entry.why = why"),
+    Mutation(
+        "the luckiest rank's count is the job's", REQUEST, "min(entry.chunks, chunks)", "max(entry.chunks, chunks)"
+    ),
     # ------------------------------------------------------------ stores
     Mutation(
         "what was found is stored again",
-        QUESTIONS,
+        LOOKUPS,
         "max(found.chunks, it.storing_until, it.stored_until)",
         "max(it.storing_until, it.stored_until)",
     ),
     Mutation(
         "what is on its way is stored again",
-        QUESTIONS,
+        LOOKUPS,
         "max(found.chunks, it.storing_until, it.stored_until)",
         "max(found.chunks, it.stored_until)",
     ),
     Mutation(
         "what was stored meanwhile is stored again",
-        QUESTIONS,
+        LOOKUPS,
         "max(found.chunks, it.storing_until, it.stored_until)",
         "max(found.chunks, it.storing_until)",
     ),
     Mutation(
         "a late answer does not count",
-        QUESTIONS,
+        LOOKUPS,
         "            it.frontier = max(it.frontier, found.chunks)\n",
         "            pass\n",
     ),
     Mutation(
         "stored before the answer",
         OFFLOAD,
-        "        if it.question is not None and not self._questions.gave_up(it, now_s):\n            return False",
+        "        if it.lookup is not None and not self._lookups.gave_up(it, now_s):\n            return False",
         "        if False:\n            return False",
     ),
     Mutation(
@@ -329,7 +329,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a gap is never forgotten",
-        QUESTIONS,
+        LOOKUPS,
         'it.frontier, it.stopped, it.held_for_sure = held, "", None',
         "it.frontier, it.held_for_sure = held, None",
     ),
@@ -367,8 +367,8 @@ MUTATIONS = (
     Mutation(
         "an idle engine does not poll for stores",
         OFFLOAD,
-        "return bool(len(self._retrieves) or len(self._stores) or self._questions.releases)",
-        "return bool(len(self._retrieves) or self._questions.releases)",
+        "return bool(len(self._retrieves) or len(self._stores) or self._lookups.releases)",
+        "return bool(len(self._retrieves) or self._lookups.releases)",
     ),
     Mutation(
         "a request is summed up before its jobs end",
@@ -398,50 +398,50 @@ MUTATIONS = (
     Mutation("a request's line leaves disks out", OFFLOAD, "            it.disk_tokens += order.disk_tokens\n", ""),
     Mutation(
         "the first chunks of a lease come from disk",
-        TIERS,
+        RANGES,
         "(1 << lease.chunks) - (1 << max(0, lease.chunks - lease.chunks_on_disk))",
         "(1 << lease.chunks_on_disk) - 1",
     ),
     Mutation(
         "the last answer alone tells of disks",
-        QUESTIONS,
+        LOOKUPS,
         "it.disk_chunks |= chunks_from_disk",
         "it.disk_chunks = chunks_from_disk",
     ),
     Mutation(
         "what was read for an earlier wait counts once more",
         OFFLOAD,
-        "it.hbm_tokens, it.disk_chunks = hbm_tokens, 0",
-        "it.hbm_tokens = hbm_tokens",
+        "it.hbm_tokens, it.disk_chunks, it.is_admitted = hbm_tokens, 0, True",
+        "it.hbm_tokens, it.is_admitted = hbm_tokens, True",
     ),
     Mutation(
         "what HBM holds of a chunk comes from disk",
-        TIERS,
+        RANGES,
         "before = begin % chunk_tokens if chunks >> first & 1 else 0",
         "before = 0",
     ),
     Mutation(
         "what is left of the last chunk comes from disk",
-        TIERS,
+        RANGES,
         "behind = -end % chunk_tokens if chunks >> last & 1 else 0",
         "behind = 0",
     ),
     # ------------------------------------------------------------ a server that is still reading its disks
     Mutation(
         "what the server holds is not heard while it reads its disks",
-        QUESTIONS,
+        LOOKUPS,
         'if found.why in {"", RECOVERING}:',
         "if not found.why:",
     ),
     Mutation(
         "what was stored once is believed lost while disks are read",
-        QUESTIONS,
+        LOOKUPS,
         "if found.why and not it.stopped and held < it.frontier:",
         "if False:",
     ),
     Mutation(
         "what lies behind a gap is believed held while disks are read",
-        QUESTIONS,
+        LOOKUPS,
         "if found.why and not it.stopped and held < it.frontier:",
         "if found.why and held < it.frontier:",
     ),
@@ -460,12 +460,12 @@ MUTATIONS = (
     Mutation(
         "nobody waits for the store that may meet a gap",
         OFFLOAD,
-        "it.question is not None or (it.held_for_sure is not None and it.storing)",
-        "it.question is not None",
+        "it.lookup is not None or (it.held_for_sure is not None and it.storing)",
+        "it.lookup is not None",
     ),
     Mutation(
         "an answer that knows all leaves the doubt",
-        QUESTIONS,
+        LOOKUPS,
         'it.frontier, it.stopped, it.held_for_sure = held, "", None',
         'it.frontier, it.stopped = held, ""',
     ),

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from kvclient.offload.decide import Offload
-from kvclient.offload.questions import Questions
+from kvclient.offload.lookups import Lookups
 from kvclient.vllm import connector as vllm
 from kvclient.vllm.keys import Keyer
-from kvclient.vllm.other_connectors import Doubts
+from kvclient.vllm.other_connectors import UncheckedLoads
 from kvclient.vllm.pins import Pins
 
 from .run import run_seed
@@ -23,7 +23,7 @@ SEED0 = 500_000
 EVENTS = 400
 
 _computed = Offload.computed
-_init = Doubts.__init__
+_init = UncheckedLoads.__init__
 
 
 class Bug(NamedTuple):
@@ -58,17 +58,19 @@ BUGS = (
         lambda offload, request, tokens, now_s: _computed(offload, request, tokens + 1, now_s),
     ),
     Bug("keys stay the same behind a reset", Keyer, "reset", lambda keyer: None),
-    Bug("leases are not given back", Questions, "release", lambda questions, lease: None),
+    Bug("leases are not given back", Lookups, "release", lambda lookups, lease: None),
     Bug(
         "failed loads are not told of",
         vllm.KvServerConnector,
         "get_block_ids_with_load_errors",
         lambda connector: set(),
     ),
-    Bug("what another connector brings is there", Doubts, "holds_back", lambda doubts, *_, **__: False, True),
-    Bug("what it failed to bring for a request that is gone is right", Doubts, "forget", _forgotten, True),
+    Bug("what another connector brings is there", UncheckedLoads, "holds_back", lambda doubts, *_, **__: False, True),
+    Bug("what it failed to bring for a request that is gone is right", UncheckedLoads, "forget", _forgotten, True),
     # A former bug: wrong KV, from requests that vLLM itself confuses.
-    Bug("an engine that is a step ahead sets requests back as others do", Doubts, "__init__", _never_ahead, True),
+    Bug(
+        "an engine that is a step ahead sets requests back as others do", UncheckedLoads, "__init__", _never_ahead, True
+    ),
     # A former bug: wrong output, because a window was taken for a prefix.
     Bug("failed loads of windows alone are told by block", vllm, "_fails_by_block", lambda groups: len(groups) == 1),
 )

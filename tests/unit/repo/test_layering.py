@@ -70,8 +70,8 @@ DOORS: dict[str, str] = {
 
 PURE = (
     *("kvserver.service", "kvserver.index", "kvserver.tiers", "kvserver.wire", "kvserver.transfer.layout"),
-    *("kvclient.offload.decide", "kvclient.offload.jobs", "kvclient.offload.questions", "kvclient.offload.ranges"),
-    *("kvclient.offload.request", "kvclient.offload.tiers", "kvclient.offload.values"),
+    *("kvclient.offload.decide", "kvclient.offload.lookups", "kvclient.offload.ranges"),
+    *("kvclient.offload.request", "kvclient.offload.values"),
 )
 WORLD = {"asyncio", "mmap", "os", "pathlib", "random", "select", "selectors", "signal", "socket", "subprocess"} | {
     "threading",

@@ -6,18 +6,17 @@ request that no longer waits, still shows what need not be stored. Its lease goe
 
 from collections.abc import Iterable, Iterator
 
-from kvclient.offload.ranges import chunks_to_look_up, usable_tokens
-from kvclient.offload.request import Answer, Phase, Question, Request
-from kvclient.offload.tiers import chunks_from_disk
+from kvclient.offload.ranges import chunks_from_disk, chunks_to_look_up, usable_tokens
+from kvclient.offload.request import Answer, Lookup, Phase, Request
 from kvclient.offload.values import LookupOrder, Options, Statistics
 from kvclient.values import RECOVERING, Found, Lease
 
 
-class Questions:
+class Lookups:
     """The lookups of all requests. Orders and releases collect here until they are taken."""
 
     def __init__(self, options: Options, statistics: Statistics, numbers: Iterator[int]) -> None:
-        self.lookups: list[LookupOrder] = []
+        self.orders: list[LookupOrder] = []
         self.releases: list[Lease] = []
         self._options = options
         self._statistics = statistics
@@ -37,18 +36,18 @@ class Questions:
         wanted_min = -(-wanted // chunk_tokens) if enough else chunks + 1
         number = next(self._numbers)
         due_s = now_s + self._options.lookup_deadline_s
-        it.question = Question(number, chunks, wanted_min, now_s, due_s, is_ahead)
-        it.stored_until = 0
+        it.lookup = Lookup(number, chunks, wanted_min, now_s, due_s, is_ahead)
+        it.stored_until, it.is_asked = 0, True
         self._in_flight[number] = it
-        self.lookups.append(LookupOrder(number, it.key_range(0, chunks), wanted_min))
+        self.orders.append(LookupOrder(number, it.key_range(0, chunks), wanted_min))
         self._statistics.lookups += 1
         self._statistics.tokens_looked_up += chunks * chunk_tokens
 
     def gave_up(self, it: Request, now_s: float) -> bool:
         """Whether the request's lookup is past its deadline. If so, nobody waits for the answer any more."""
-        if it.question is None or now_s < it.question.due_s:
+        if it.lookup is None or now_s < it.lookup.due_s:
             return False
-        it.question = None
+        it.lookup = None
         self._statistics.lookups_late += 1
         return True
 
@@ -66,26 +65,26 @@ class Questions:
         if lease is not None:
             self.releases.append(lease)
 
-    def answered(self, lookup: int, found: Found) -> Request:
+    def answered(self, number: int, found: Found) -> Request:
         """Take the answer to a lookup, once per lookup. Returns its request."""
-        it = self._in_flight.pop(lookup)
-        question = it.question if it.question is not None and it.question.number == lookup else None
+        it = self._in_flight.pop(number)
+        lookup = it.lookup if it.lookup is not None and it.lookup.number == number else None
         self._statistics.lookups_unserved += bool(found.why)
-        if question is not None:
-            it.question = None
+        if lookup is not None:
+            it.lookup = None
             if found.why in {"", RECOVERING}:
                 it.found_tokens = found.chunks * self._options.chunk_tokens
                 self._set_frontier(it, found)
         elif not it.is_barred:
             it.frontier = max(it.frontier, found.chunks)
-        if question is None or it.phase is not Phase.WAITING:
+        if lookup is None or it.phase is not Phase.WAITING:
             self.release(found.lease)
             return it
         it.disk_chunks |= chunks_from_disk(found.lease)
         # An answer to a lookup ahead may be old when match() first sees it, so it is believed only from asked_s on.
-        until_s = question.asked_s + self._options.moment_s if question.is_ahead else None
-        wanted_min = question.chunks_wanted_min
-        self.set_answer(it, Answer(found.chunks, found.lease, question.chunks, wanted_min, found.why, until_s))
+        until_s = lookup.asked_s + self._options.moment_s if lookup.is_ahead else None
+        wanted_min = lookup.chunks_wanted_min
+        self.set_answer(it, Answer(found.chunks, found.lease, lookup.chunks, wanted_min, found.why, until_s))
         return it
 
     @staticmethod

@@ -14,23 +14,28 @@ from kvclient.values import Found
 from kvserver.errors import KvError, RequestError
 
 
-class Asking:
+class LookupExchange:
     """The lookups of one Offload at one server. Belongs to the scheduler's thread."""
 
     def __init__(self, client: Client, offload: Offload, log: logging.Logger) -> None:
         """log: the engine's logger."""
-        self.namespace = b""
-        """The namespace that the ranks registered. While it is empty, the owner asks for nothing."""
         self._client = client
         self._inquiries = client.inquiries()
         self._offload = offload
         self._log = log
         self._connected = False
         self._said: set[str] = set()
+        self.namespace = b""
+        """The namespace that the ranks registered. While it is empty, the server is asked for nothing."""
+        self.use_namespace(b"")
 
     def __len__(self) -> int:
         """Number of lookups without an answer."""
         return len(self._inquiries)
+
+    def use_namespace(self, namespace: bytes) -> None:
+        self.namespace = namespace
+        self._offload.set_unavailable("" if namespace else "no-namespace")
 
     @property
     def connected(self) -> bool:
@@ -78,10 +83,12 @@ class Asking:
             self._offload.leases_lost()
         self._connected = connected
 
-    def give_back(self) -> None:
-        """Release leases that nobody needs any more."""
+    def tidy(self) -> None:
+        """Release leases that nobody needs any more, and log the requests that have ended."""
         for lease in self._offload.take_releases():
             self._inquiries.release(lease)
+        for summary in self._offload.take_summaries():
+            self._log.info("%s", summary)
 
     def close(self) -> None:
         self._client.close()
