@@ -14,7 +14,7 @@ import zmq
 from kvserver.ipc.fd_sockets import widen
 from kvserver.wire import messages as wire
 from kvserver.wire.codec import encode
-from tests.process.bad_input.abuse import NAMESPACE, STORY, Abuser, Victim, refusal
+from tests.process.bad_input.abuse import Abuser, Victim, refusal
 from tests.process.engine import prompt
 from tests.process.harness import RawLocal, RawPeer, RawSession, maps, until
 from tests.rigs.bad_frames import BadFrames
@@ -71,13 +71,6 @@ def local(patient: Victim) -> Iterator[RawLocal]:
 # ---------------------------------------------------------------- ZeroMQ
 
 
-def test_another_protocol_is_told_both_versions(victim: Victim, peer: RawPeer) -> None:
-    reply = peer.ask(wire.Hello(5, wire.PROTOCOL + 1, "engine", 1, 1, 0, "tests"))
-    refusal(reply, "request", "protocol", f"speaks protocol {wire.PROTOCOL}", f"said {wire.PROTOCOL + 1}")
-    peer.send(encode(["hello", 6, "2.0", {"of": "another kind"}]))
-    refusal(peer.receive(), "request", "protocol", f"speaks protocol {wire.PROTOCOL}", "said '2.0'")
-
-
 def test_random_frames_over_zeromq_get_one_reply_each(victim: Victim, peer: RawPeer) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
@@ -109,15 +102,6 @@ def test_a_long_frame_is_refused_and_a_much_longer_one_ends_the_connection(victi
     assert monitor.poll(20_000), "the server must not take it in"
 
 
-def test_nothing_but_hello_begins_a_session(victim: Victim, peer: RawPeer) -> None:
-    for number, request in enumerate(
-        (wire.Status(1), wire.Lookup(2, NAMESPACE, STORY.keys, 1), wire.Clear(3, NAMESPACE), wire.Offer(4)), 1
-    ):
-        reply = peer.ask(request)
-        assert reply.id == number
-        refusal(reply, "request", "session-unknown", "say hello first")
-
-
 def test_each_door_has_its_own_first_message(patient: Victim, local: RawLocal) -> None:
     """An Attach over ZeroMQ would make a session whose end nobody notices."""
     peer, stranger = RawPeer(patient.path), RawPeer(patient.path)
@@ -129,18 +113,6 @@ def test_each_door_has_its_own_first_message(patient: Victim, local: RawLocal) -
     assert isinstance(local.ask(wire.Attach(5, welcome.session)), wire.Attached)
     peer.close()
     stranger.close()
-
-
-def test_who_leaves_before_attaching_leaves_no_session(patient: Victim) -> None:
-    """A client that gave up before its Attach comes again, and may do so many times."""
-    sessions = patient.server.status().sessions
-    peers = [RawPeer(patient.path) for _ in range(7)]
-    for peer in peers:
-        assert isinstance(peer.ask(wire.Hello(1, wire.PROTOCOL, "hasty", 1, 1, 0, "tests")), wire.Welcome)
-    assert patient.server.status().sessions == sessions + 7
-    for peer in peers:
-        peer.close()
-    until("their sessions to end", lambda: patient.server.status().sessions == sessions)
 
 
 @pytest.mark.parametrize(

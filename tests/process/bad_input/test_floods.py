@@ -9,9 +9,9 @@ import zmq
 from kvserver.brain.zmq_listener import LONG_BYTES
 from kvserver.wire import messages as wire
 from kvserver.wire.codec import encode
-from tests.process.bad_input.abuse import NAMESPACE, STORY, Abuser, Victim, pack, refusal
+from tests.process.bad_input.abuse import Abuser, Victim, pack, refusal
 from tests.process.engine import prompt
-from tests.process.harness import RawLocal, RawPeer, RawSession, stopped, until
+from tests.process.harness import RawLocal, RawPeer, RawSession, until
 
 REQUESTS = 20_000
 SESSIONS_MAX = 5
@@ -143,58 +143,6 @@ def test_sessions_that_never_attach_make_room_for_others(victim: Victim) -> None
 
 
 # ---------------------------------------------------------------- clients that take all there is
-
-
-def test_caches_leases_and_namespaces_are_bounded(victim: Victim) -> None:
-    with Abuser(victim, engine="greedy") as greedy:
-        greedy.register()
-        other = greedy.registration(greedy.pool, name="other", namespace=b"\1" * 32)
-        refusal(greedy.ask(other), "resource", "namespaces", "2 namespaces are in use")
-        assert isinstance(greedy.ask(other, id=greedy.next_id(), namespace=NAMESPACE), wire.Registered)
-        third = greedy.registration(greedy.pool, name="third")
-        refusal(greedy.ask(third), "resource", "caches", "3 caches are registered, at most 3 may be")
-
-        keys = OLDER.keys
-        assert greedy.ask(greedy.storing(keys, [0, 1, 2])).chunks == 1
-        leases = [greedy.lookup(keys).lease for _ in range(4)]
-        refusal(
-            greedy.ask(wire.Lookup(greedy.next_id(), NAMESPACE, keys, 1)),
-            "resource", "leases", "4 leases are out, at most 4 may be",
-        )  # fmt: skip
-        assert victim.keeper.lookup(STORY).lease is None, "a lookup that gets no lease is a miss for its engine"
-        for lease in leases:
-            assert isinstance(greedy.ask(wire.Release(greedy.next_id(), lease)), wire.Released)
-        victim.serves()
-
-
-def test_offered_descriptors_are_bounded(victim: Victim) -> None:
-    with Abuser(victim, engine="greedy") as greedy:
-        for _ in range(64):
-            greedy.offer(greedy.pool)
-        for _ in range(10):
-            refusal(greedy.local.ask(wire.Offer(7), [greedy.pool]), "resource", "descriptors", "at most 64 descriptors")
-        victim.serves()
-
-
-def test_jobs_of_one_session_are_bounded_and_others_are_served(victim: Victim) -> None:
-    """The session's mover is stopped, so that its jobs cannot end by themselves."""
-    with Abuser(victim, engine="greedy") as greedy:
-        greedy.register()
-        with stopped(victim.server.mover_pid()):
-            under_way = [
-                greedy.send(greedy.storing(prompt(920 + number, chunks=1).keys, [0, 1, 2])) for number in range(3)
-            ]
-            refusal(
-                greedy.ask(greedy.storing(NEWER.keys, range(6))),
-                "resource", "jobs", "3 jobs are in flight, at most 3 may be",
-            )  # fmt: skip
-            found = victim.keeper.lookup(STORY)
-            assert found.lease is not None
-            assert found.chunks == STORY.chunks
-            victim.keeper.client.release(found.lease)
-        replies = {reply.id: reply for reply in (greedy.raw.zmq.receive() for _ in under_way)}
-        assert [replies[number].chunks for number in under_way] == [1, 1, 1]
-        assert greedy.ask(greedy.storing(NEWER.keys, range(6))).chunks == 2
 
 
 def test_the_longest_order_that_a_request_can_cause_is_read_by_the_mover() -> None:

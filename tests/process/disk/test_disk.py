@@ -88,23 +88,3 @@ def test_the_disk_mover_dies_and_comes_back(tmp_path: Path, stories: list[Prompt
         disk_ready(server)
         assert bring_back(engine, stories) == ALL
         assert engine.pool.wrong() == 0
-
-
-def test_a_second_server_on_one_directory_is_refused(tmp_path: Path) -> None:
-    with small(tmp_path) as server:
-        disk_ready(server)
-        second = small(tmp_path)
-        try:
-            assert second.spawn().wait(WAIT_S) == 2
-            assert "disk-locked" in second.log()
-        finally:
-            second.close()
-
-
-def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    server = small(tmp_path / "absent")
-    try:
-        assert server.spawn().wait(WAIT_S) == 2
-        assert "disk-path" in server.log()
-    finally:
-        server.close()

@@ -1,6 +1,5 @@
 """A restart of the whole server with arena_path: sealed chunks are served byte by byte, or dropped with a log line."""
 
-import fcntl
 import os
 import shutil
 import signal
@@ -89,12 +88,6 @@ class Place:
             until("the server to be ready", lambda: self.log.count("server ready") > before, START_S)
             yield process
 
-    def refused(self, **flags: object) -> str:
-        """Starts a server that must refuse; returns its message."""
-        run = subprocess.run(self.command(**flags), capture_output=True, text=True, check=False, timeout=START_S)
-        assert run.returncode == 2, run.stderr
-        return run.stderr
-
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
@@ -160,7 +153,7 @@ def test_every_sealed_chunk_is_back_byte_by_byte(place: Place, end: str) -> None
     assert "Traceback" not in place.log
 
 
-@pytest.mark.parametrize("end", ["stop", "supervisor", "all"])
+@pytest.mark.parametrize("end", ["stop", "all"])
 def test_every_sealed_chunk_on_huge_pages_is_back_byte_by_byte(huge_place: Place, end: str) -> None:
     content = stored(huge_place, end)
     assert huge_place.file(ARENA).stat().st_size == ARENA_BYTES
@@ -218,7 +211,8 @@ sys.path[:0] = ['{place.other}']
 os.environ['PYTHONPATH'] = os.pathsep.join(sys.path)
 import kvserver.supervisor.supervisor as s
 spawn = s.Supervisor._spawn
-s.Supervisor._spawn = lambda self, module, *more: spawn(self, module.replace('kvserver.arena', 'slow'), *more)
+fast = 'kvserver.supervisor.arena_sums'
+s.Supervisor._spawn = lambda self, module, *more: spawn(self, 'slow_sums' if module == fast else module, *more)
 from kvserver.cli.main import main
 main()
 """
@@ -264,45 +258,3 @@ def test_a_start_that_compares_can_be_stopped_and_loses_nothing(slow_place: Plac
     slow_place.program = ""
     assert found(slow_place) == (CHUNKS, content)
     assert f"slots={CHUNKS}" in slow_place.lines("kept memory compared")[-1]
-
-
-def test_an_arena_of_another_size_is_dropped_and_made_anew(place: Place) -> None:
-    stored(place)
-    old = place.file(ARENA)
-    assert found(place, arena_bytes=2 * ARENA_BYTES) == (0, b"")
-    assert f'why="{ARENA} has {ARENA_BYTES} bytes' in place.log
-    assert place.file(ARENA) != old
-    assert place.file(ARENA).stat().st_size == 2 * ARENA_BYTES
-
-
-@pytest.mark.parametrize("gone", [ARENA, LEDGER])
-def test_one_file_without_the_other_is_dropped(place: Place, gone: str) -> None:
-    stored(place)
-    place.file(gone).unlink()
-    assert found(place) == (0, b"")
-    assert f"expected {ARENA} and {LEDGER}" in place.log
-
-
-def test_the_ledger_of_another_arena_is_dropped(place: Place) -> None:
-    """A server used another directory in between and came back to an arena that it had left."""
-    stored(place)
-    name = place.file(LEDGER).name
-    place.file(LEDGER).rename(place.memory / (name[:-1] + ("0" if name[-1] != "0" else "1")))
-    assert found(place) == (0, b"")
-    assert "expected one arena and its own ledger" in place.log
-
-
-def test_a_second_server_is_refused_and_told_who_is_there(place: Place) -> None:
-    with place.server() as process:
-        said = place.refused(socket="second.sock")
-        assert f"arena-in-use: {place.memory} belongs to another server that lives (process {process.pid})" in said
-
-
-def test_memory_that_an_undead_process_may_write_to_is_dropped(place: Place) -> None:
-    """The supervisor is killed and a mover does not end: nobody else holds the server's directories then."""
-    stored(place)
-    holder = os.open(place.file(ARENA), os.O_RDWR)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    assert found(place) == (0, b"")
-    os.close(holder)
-    assert "have not ended, and may still write to it" in place.log

@@ -1,7 +1,6 @@
 """A restart of the whole service: kept chunks are served byte by byte, or dropped with a log line."""
 
 import os
-import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +12,11 @@ from tests.process.harness import until
 from tests.process.restart.scene import (
     ARENA_BYTES,
     BLOCKS,
-    BLOCKS_A_CHUNK,
     CHUNKS,
-    KEYS,
     PAGE,
     WAIT_S,
     Engine,
     Store,
-    change,
 )
 
 
@@ -58,34 +54,6 @@ def test_every_sealed_chunk_is_back_byte_by_byte(store: Store, tmp_path: Path, e
     log = (tmp_path / "log").read_text()
     assert "memory kept" in log
     assert (store.hear("STOPPING=1"), "Traceback" in log) == (True, False)
-
-
-def test_a_damaged_entry_of_the_ledger_is_dropped_with_what_lies_behind_it(store: Store, tmp_path: Path) -> None:
-    content = stored(store, tmp_path)
-    ledger = store.kept[LEDGER]
-    third = KEYS[64:96]
-    entries = os.pread(ledger, os.fstat(ledger).st_size, 0)
-    at = entries.index(third)  # its own entry comes before that of the chunk that names it as its parent
-    os.pwrite(ledger, b"\xff", at)
-    with store.service(tmp_path):
-        engine = Engine(tmp_path, 2)
-        assert engine.held() == 2
-        assert engine.bring() == content[: 2 * BLOCKS_A_CHUNK * PAGE]
-        engine.close()
-
-
-def test_a_chunk_whose_bytes_were_changed_meanwhile_is_dropped_with_what_lies_behind_it(
-    store: Store, tmp_path: Path
-) -> None:
-    content = stored(store, tmp_path)
-    change(store.kept[ARENA], content[2 * BLOCKS_A_CHUNK * PAGE :][: BLOCKS_A_CHUNK * PAGE])
-    with store.service(tmp_path):
-        engine = Engine(tmp_path, 2)
-        assert engine.held() == 2
-        assert engine.bring() == content[: 2 * BLOCKS_A_CHUNK * PAGE]
-        engine.close()
-    log = (tmp_path / "log").read_text()
-    assert re.search(r'"?kept memory compared"? .*slots=4 .*damaged=1', log), log
 
 
 def test_memory_of_another_size_is_given_back_and_made_anew(store: Store, tmp_path: Path) -> None:

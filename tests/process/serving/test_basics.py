@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from kvclient import Blocks, RequestError, namespace_digest
-from tests.process.engine import NAMESPACE, SMALL, Engine, Group, Shape, prompt
+from kvclient import Blocks, RequestError
+from tests.process.engine import SMALL, Engine, Group, Shape, prompt
 from tests.process.harness import OBSERVER_SESSIONS, Server, maps, until
 from tests.process.worker import Worker
 
@@ -32,15 +32,6 @@ def test_a_prompt_with_a_known_beginning_is_found_as_far_as_it_is_known(server: 
         engine.pool.compute(whole, where)
         assert engine.begin_store(whole, where, first_chunk=4).result(20).chunks == 3
         assert engine.retrieve(whole) == 7
-
-
-def test_a_store_without_its_parent_says_so(server: Server) -> None:
-    whole = prompt(3, chunks=6)
-    with Engine(server.path) as engine:
-        where = engine.ready().place(whole, first_chunk=2)
-        result = engine.begin_store(whole, where, first_chunk=2).result(20)
-        assert (result.chunks, result.why) == (0, "parent-absent")
-        assert engine.lookup(whole).chunks == 0
 
 
 def test_every_range_of_blocks_may_be_retrieved_and_nothing_else_is_written(server: Server) -> None:
@@ -137,31 +128,6 @@ def test_window_and_state_groups_are_served_where_their_last_chunks_are_held(ser
         assert engine.begin_retrieve(found.lease, wanted).result(20).ok
         engine.pool.expect(story, wanted)
         assert engine.pool.wrong() == 0
-
-
-def test_equal_keys_in_two_namespaces_are_two_chunks(server: Server) -> None:
-    story = prompt(8, chunks=3)
-    other = namespace_digest({"model": "another"})
-    with Engine(server.path, name="one") as one, Engine(server.path, namespace=other, name="two") as two:
-        one.ready().store(story)
-        assert two.ready().retrieve(story) == 0
-        two.store(story)
-        assert two.retrieve(story) == 3
-        assert one.retrieve(story) == 3
-        assert two.client.clear(other) == 3
-        assert two.retrieve(story) == 0
-        assert one.retrieve(story) == 3
-
-
-def test_after_clear_nothing_is_served_and_storing_works_again(server: Server) -> None:
-    story = prompt(9, chunks=4)
-    with Engine(server.path) as engine:
-        engine.ready().store(story)
-        assert engine.client.clear(NAMESPACE) == 4
-        assert engine.retrieve(story) == 0
-        assert server.status().arena.used_bytes == 0
-        engine.store(story)
-        assert engine.retrieve(story) == 4
 
 
 def test_unregister_lets_the_memory_go_and_the_name_may_be_used_again(server: Server) -> None:
