@@ -21,7 +21,7 @@ from tests.process.harness import (
 )
 from tests.process.worker import Worker
 
-GIL_S = 10.0
+GIL_S = 5.0
 
 
 def test_a_worker_that_holds_the_gil_keeps_its_registration() -> None:

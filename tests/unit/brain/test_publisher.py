@@ -45,7 +45,8 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def pair(endpoint: str) -> Iterator[tuple[Publisher, Reader]]:
+def pair(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Publisher, Reader]]:
+    monkeypatch.setattr(publishing, "ALIVE_S", 0.1)
     publisher, reader = Publisher(Config(events_endpoint=endpoint), 77), Reader(endpoint)
     reader.next()  # a sign of life: the subscription has arrived
     yield publisher, reader
