@@ -33,7 +33,7 @@ help:
 	@echo 'make sim         the simulator: SEEDS=$(SEEDS) seeds from SEED0=$(SEED0); a failing seed is printed'
 	@echo 'make faults      processes killed and stopped at every instant: ROUNDS=$(ROUNDS) rounds, 4 times that with SIGSTOP'
 	@echo 'make leaks       OPERATIONS=$(OPERATIONS) stores, lookups and retrieves: does any process keep memory or descriptors?'
-	@echo 'make drill       deliberate bugs, one by one: which of them do the simulators and the unit tests catch?'
+	@echo 'make drill       deliberate bugs against each promise: do the simulators and the unit tests notice? Names stale ones'
 	@echo 'make drill-device  the same for the GPU part: which of them do its tests on the simulated drivers catch?'
 	@echo 'make test-asan   the native tests under address and undefined-behaviour sanitizers'
 	@echo 'make bench       four benchmarks, one JSON object a row: $(BENCHES); the others: docs/performance.md'
@@ -76,15 +76,12 @@ leaks: $(STAMP)
 	$(RUN)/python -m tests.process.leaks --operations $(OPERATIONS)
 
 drill: $(STAMP)
-	$(RUN)/python -m tests.drills_fit
-	$(RUN)/python -m tests.sim.drill
-	$(RUN)/python -m tests.offload_sim.drill
-	$(RUN)/python -m tests.client_drill
+	$(RUN)/python -m tests.drill
 
 drill-device: $(STAMP)
 	$(RUN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])' \
 		| xargs $(RUN)/python -m pip install --quiet --disable-pip-version-check cmake ninja
-	$(RUN)/python -m tests.device.drill
+	$(RUN)/python -m tests.drill device
 
 # This build is made by hand, so what pip brings for a build only has to be in the environment itself.
 test-asan: $(STAMP)
@@ -121,7 +118,7 @@ clean:
 E2E_VENV ?= .venv-e2e
 E2E_PIP ?=
 # What `make test` leaves out, for there is no torch.
-WITH_TORCH := tests/process/test_portable.py tests/device/test_portable_device.py
+WITH_TORCH := tests/process/serving/test_portable.py tests/device/test_portable_device.py
 E2E ?= tests/e2e $(WITH_TORCH)
 # Another release: make e2e VLLM=0.31.0 E2E_VENV=.venv-e2e-0.31. In an environment that has one already, it takes its place.
 VLLM ?= 0.32.0

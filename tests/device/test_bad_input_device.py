@@ -16,7 +16,7 @@ from tests.device.client_process import BLOCKS, INSET, MIB, PAGE, PER_CHUNK, POO
 from tests.device.conftest import DeviceServer, seen_by_children
 from tests.device.engine_process import DeviceWorker
 from tests.device.simulated import CODE, DELAY, HANG, Machine, Vendor
-from tests.process.abuse import refusal
+from tests.process.bad_input.abuse import refusal
 from tests.process.harness import until
 from tests.process.raw import RawSession
 

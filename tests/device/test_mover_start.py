@@ -14,7 +14,7 @@ from tests.device.conftest import DeviceServer, measurement_path, seen_by_childr
 from tests.device.engine_process import DeviceWorker
 from tests.device.simulated import CORRUPT, Machine, Vendor
 from tests.device.test_bad_input_device import Registrant
-from tests.process.abuse import refusal
+from tests.process.bad_input.abuse import refusal
 
 CHUNKS = 3
 KEPT = (7.25, 3 * MIB, 5 * MIB, 9.75, 11 * MIB, 13 * MIB)

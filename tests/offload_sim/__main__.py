@@ -2,31 +2,15 @@
 
 import argparse
 import sys
-import time
-from collections import Counter
+
+from tests.rigs.seeds import options_of, run_all
 
 from .run import run_seed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.offload_sim", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000)
-    parser.add_argument("--seed0", type=int, default=0)
-    parser.add_argument("--events", type=int, default=400)
-    options = parser.parse_args()
-    counts: Counter[str] = Counter()
-    failed = 0
-    began = time.monotonic()
-    for seed in range(options.seed0, options.seed0 + options.seeds):
-        outcome = run_seed(seed, options.events)
-        counts += outcome.counts
-        if outcome.problem:
-            failed += 1
-            print(f"seed {seed}: {outcome.problem}", flush=True)
-    for name, count in sorted(counts.items()):
-        print(f"{name:<24}{count:>12}")
-    print(f"{options.seeds} seeds, {failed} failed, {time.monotonic() - began:.0f} s")
-    return 1 if failed else 0
+    return run_all(run_seed, parser.prog, **vars(options_of(parser, seeds=1000, seed0=0, events=400)))
 
 
 if __name__ == "__main__":

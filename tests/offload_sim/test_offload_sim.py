@@ -1,16 +1,11 @@
 """A few seeds in every `make test`; `python -m tests.offload_sim` runs any number."""
 
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
+
+from tests.rigs.seeds import counts_in_other_processes
 
 from .run import run_seed
 
-ROOT = Path(__file__).resolve().parents[2]
-REPLAY = """import sys
-from tests.offload_sim.run import run_seed
-print(sorted(run_seed(int(sys.argv[1]), 300).counts.items()))"""
 MUST_HAPPEN = (
     "retrieves",
     "retrieves_failed",
@@ -41,15 +36,4 @@ def test_fifty_seeds_keep_every_promise_and_meet_every_trouble() -> None:
 
 
 def test_a_seed_is_the_same_in_every_process() -> None:
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", REPLAY, "3"],
-            cwd=ROOT,
-            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}", "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            check=True,
-            timeout=60,
-        ).stdout
-        for hash_seed in ("0", "1", "4242")
-    }
-    assert len(said) == 1
+    assert len(counts_in_other_processes("tests.offload_sim", seed=3, events=300)) == 1

@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 
 from tests.page.browser import Browser
-from tests.process.harness import Server
-from tests.process.test_http_live import free_port
+from tests.process.harness import Server, free_port
 
 LOOK_S = 42.0
 WIDTH = 1180

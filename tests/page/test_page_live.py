@@ -17,7 +17,7 @@ import pytest
 from tests.page.browser import Browser
 from tests.process.engine import MODEL, Engine, prompt
 from tests.process.harness import WAIT_S, kill, until
-from tests.process.test_http_live import Site
+from tests.process.http.site import Site
 
 DISK_MIB = 8
 TURNS_MAX = 80

@@ -13,6 +13,7 @@ import mmap
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,7 @@ __all__ = [
     "Server",
     "command_of",
     "descriptors_of",
+    "free_port",
     "is_gone",
     "kill",
     "maps",
@@ -153,6 +155,13 @@ def kill(pid: int) -> None:
 
 
 # ---------------------------------------------------------------- the server
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class Server:

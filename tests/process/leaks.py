@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvclient import Blocks, Lease, Timeouts
-from tests.process.abuse import memory_bytes
+from tests.process.bad_input.abuse import memory_bytes
 from tests.process.engine import Engine, Prompt, prompt
 from tests.process.harness import OBSERVER_SESSIONS, WAIT_S, Server, descriptors_of, until
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from kvclient import Blocks, Timeouts, namespace_digest
 from kvserver.ipc.inheritance import die_with_parent
 from kvserver.wire.status import Status
-from tests.process.abuse import memory_bytes
+from tests.process.bad_input.abuse import memory_bytes
 from tests.process.engine import Engine, Group, Prompt, Shape, prompt
 from tests.process.harness import WAIT_S, Server, command_of, descriptors_of, pids_below
 

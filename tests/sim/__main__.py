@@ -3,25 +3,17 @@
 import argparse
 import sys
 
+from tests.rigs.seeds import options_of, run_all
+
 from .expected import EXPECTED, SEEDS_FOR_ALL
-from .run import main_loop
+from .run import run_seed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000)
-    parser.add_argument("--seed0", type=int, default=0)
-    parser.add_argument("--events", type=int, default=300, help="at least so many in each seed")
-    parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args()
-    return main_loop(
-        seed0=options.seed0,
-        seeds=options.seeds,
-        events=options.events,
-        jobs=options.jobs,
-        missing_is_wrong=options.seeds >= SEEDS_FOR_ALL,
-        expected=EXPECTED,
-    )
+    options = options_of(parser, seeds=1000, seed0=0, events=300, jobs=2)
+    expected = EXPECTED if options.seeds >= SEEDS_FOR_ALL else ()
+    return run_all(run_seed, parser.prog, expected=expected, **vars(options))
 
 
 if __name__ == "__main__":

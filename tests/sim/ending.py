@@ -6,7 +6,7 @@ Afterwards only sealed chunks may remain, and a final death of the brain must no
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from . import inside
+from . import service_view
 from .disk_promises import Shard
 from .engines import SimEngine
 from .ledger import Both, servable, survivors
@@ -41,13 +41,13 @@ def drain(world: "World") -> None:
     for process in _processes(world):
         process.die()
     _until_idle(world)
-    inside.check_idle(world.shell.service, world.ledger)
+    service_view.check_idle(world.shell.service, world.ledger)
     _until(world, lambda: not _may_give_up(world), "no tenant has more on disk than its maximum, and may give it up")
     drained = "what is drained is empty, or waits for its day"
-    _until(world, lambda: inside.drains_are_over(world.shell.service), drained, DRAIN_ROUNDS)
+    _until(world, lambda: service_view.drains_are_over(world.shell.service), drained, DRAIN_ROUNDS)
     for mover in world.supervisor.movers.values():
         mover.stopped = False  # nobody notices one that owes no answer, and its devices may be well again
-    _until(world, lambda: not inside.clears_are_owed(world.shell.service), "every clear is durable")
+    _until(world, lambda: not service_view.clears_are_owed(world.shell.service), "every clear is durable")
     if world.shell.descriptors:
         raise Wrong(f"descriptors {list(world.shell.descriptors)} were never closed")
     _restart(world)
@@ -58,16 +58,18 @@ def _until_idle(world: "World") -> None:
     """Sessions, jobs and leases must be gone soon. Only waits that may be long get more time, and they must end too."""
     gone = "sessions, caches, jobs, leases and pins are gone"
     for _ in range(LONG_WAITS):
-        _until(world, lambda: inside.is_idle(world.shell.service) or _may_wait_long(world), gone)
-        if inside.is_idle(world.shell.service):
+        _until(world, lambda: service_view.is_idle(world.shell.service) or _may_wait_long(world), gone)
+        if service_view.is_idle(world.shell.service):
             return
         world.counts["long waits in the end"] += 1
         world.tick_after(LONG_WAIT_MS)
-    raise Wrong(f"after {LONG_WAITS} minutes a warm or a segment still waits: {inside.leftovers(world.shell.service)}")
+    raise Wrong(
+        f"after {LONG_WAITS} minutes a warm or a segment still waits: {service_view.leftovers(world.shell.service)}"
+    )
 
 
 def _may_wait_long(world: "World") -> bool:
-    return inside.may_wait_long(world.shell.service, world.now_ns)
+    return service_view.may_wait_long(world.shell.service, world.now_ns)
 
 
 def _may_give_up(world: "World") -> set[str]:
@@ -75,8 +77,8 @@ def _may_give_up(world: "World") -> set[str]:
     on.
     """
     quotas, service = world.shell.promises.quotas, world.shell.service
-    over = quotas.over_maximum(inside.on_disk(service))
-    return over & {quotas.account_of(digest) for digest in inside.may_leave_disk(service)} if over else over
+    over = quotas.over_maximum(service_view.on_disk(service))
+    return over & {quotas.account_of(digest) for digest in service_view.may_leave_disk(service)} if over else over
 
 
 def _restart(world: "World") -> None:
@@ -87,17 +89,17 @@ def _restart(world: "World") -> None:
         service, ledger = world.shell.service, world.ledger
         kept = Both(ledger, _lasting(world))
         kept.keep_only(survivors(ledger, world.shapes) if not wiped else set())
-        prefixes = inside.servable_prefixes(service)
+        prefixes = service_view.servable_prefixes(service)
         world.brain_died(wiped=wiped)
-        _until(world, lambda: inside.disk_recovered(world.shell.service), "what is on disk is in the index")
+        _until(world, lambda: service_view.disk_recovered(world.shell.service), "what is on disk is in the index")
         for digest, keys in prefixes:
-            after = inside.servable_chunks_of(world.shell.service, digest, keys)
+            after = service_view.servable_chunks_of(world.shell.service, digest, keys)
             split = [keys[at : at + 32] for at in range(0, len(keys), 32)]
             wanted = servable(kept, world.shapes[digest], digest, split)
             counters = (
                 world.shell.service.counters
             )  # a drain goes on, and may evict to read chunks that are only on disk
-            gave_way = counters.evictions or counters.disk_evictions or inside.index_is_full(world.shell.service)
+            gave_way = counters.evictions or counters.disk_evictions or service_view.index_is_full(world.shell.service)
             if after < wanted and not gave_way:
                 raise Wrong(f"after a restart {after} chunks of a prefix of {len(split)} are servable, not {wanted}")
             world.counts["prefixes served again from disk" if wiped else "prefixes served again"] += after > 0
@@ -105,7 +107,7 @@ def _restart(world: "World") -> None:
 
 def _lasting(world: "World") -> set[Shard]:
     """The shards on disk, except in namespaces made void for one of their prefixes."""
-    on_disk, given_up = inside.on_disk(world.shell.service), world.devices.given_up
+    on_disk, given_up = service_view.on_disk(world.shell.service), world.devices.given_up
     return {name for name, (_, generation) in on_disk.items() if generation > given_up.get(name[0], 0)}
 
 
@@ -121,10 +123,10 @@ def _clear_everything(world: "World") -> None:
     for digest in world.shapes:
         last.clear(digest)
     _until(world, lambda: _all_settled(world), "namespaces are cleared")
-    inside.check_empty(world.shell.service, world.ledger)
+    service_view.check_empty(world.shell.service, world.ledger)
     world.brain_died(wiped=True)
-    _until(world, lambda: inside.disk_recovered(world.shell.service), "what is on disk is in the index")
-    inside.check_empty(world.shell.service, world.ledger)
+    _until(world, lambda: service_view.disk_recovered(world.shell.service), "what is on disk is in the index")
+    service_view.check_empty(world.shell.service, world.ledger)
 
 
 def _until(world: "World", holds: Callable[[], bool], what: str, rounds: int = ROUNDS) -> None:
@@ -149,7 +151,7 @@ def _until(world: "World", holds: Callable[[], bool], what: str, rounds: int = R
     service = world.shell.service
     raise Wrong(
         f"after {rounds} calm rounds it is not so that {what}: "
-        f"{world.shell.promises.unanswered()} {left} {inside.leftovers(service)}"
+        f"{world.shell.promises.unanswered()} {left} {service_view.leftovers(service)}"
     )
 
 

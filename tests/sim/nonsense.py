@@ -23,7 +23,7 @@ from kvserver.wire.messages import (
     Watch,
 )
 
-from . import inside
+from . import service_view
 from .shapes import register_frame
 from .tenants import TENANTS, tenant_of
 
@@ -88,7 +88,7 @@ def _bad_hello_again(world: "World", process: "Process") -> None:
         hello = Hello(process.next_id(), PROTOCOL, engine.name, engine.epoch, engine.shape.ranks + 1, 0, "other ranks")
         peer = world.new_peer(process)
     known = process.peer
-    world.post(peer, hello, must_fail=True, only_if=lambda service: inside.knows_peer(service, known))
+    world.post(peer, hello, must_fail=True, only_if=lambda service: service_view.knows_peer(service, known))
 
 
 def _bad_attach(world: "World", process: "Process") -> None:
@@ -189,7 +189,7 @@ def _bad_register_again(world: "World", process: "Process") -> None:
     elif kind == "writers":
         frame = _with(frame, groups=[_with(group, writers=group.writers + 1), *frame.groups[1:]])
     cache, peer = process.cache, process.peer
-    world.post(peer, frame, must_fail=True, only_if=lambda service: inside.has_cache(service, cache, peer))
+    world.post(peer, frame, must_fail=True, only_if=lambda service: service_view.has_cache(service, cache, peer))
 
 
 def _bad_transfer(world: "World", process: "Process") -> None:

@@ -48,12 +48,12 @@ from kvserver.wire.orders import Copy
 
 from .content import Path, is_chain, path_of
 from .disk_promises import DiskPromises, Shard
-from .doubts import Doubts
 from .ledger import Both, Ledger, away_of, needed, servable, serves
 from .memory import Wrong
 from .operators import ANSWERS as ENDINGS
 from .operators import OperatorPromises, is_below
 from .quota_promises import Quotas
+from .recovery_answers import RecoveryAnswers
 from .shapes import Shape
 
 ANSWERS: dict[type, type] = {
@@ -172,7 +172,7 @@ class Promises:
         self.now_ns = 0
         self.on_disk: dict[Shard, tuple[int, int]] = {}  # (extent, generation), as the service said before the event
         self.disk_readable, self.disk_recovered = False, True
-        self._doubts = Doubts(ledger)
+        self._doubts = RecoveryAnswers(ledger)
         self.may_decline = False
 
     # ---------------------------------------------------------------- requests and replies

@@ -73,7 +73,7 @@ from kvserver.wire.orders import (
     StartMover,
 )
 
-from . import inside, operators
+from . import operators, service_view
 from .board import Board
 from .ledger import offsets_in, records_in, survivors
 from .memory import Pool, Wrong
@@ -116,7 +116,7 @@ class Shell:
             documents=sorted(ledger.documents.items()),
             records=ledger.packed(),
         )
-        room = inside.disk_room(self.service)
+        room = service_view.disk_room(self.service)
         if room is not None:
             sizes = {shape.slot_bytes(*part) for shape in world.shapes.values() for part in shape.parts()}
             chunk_bytes = max(shape.chunk_units() for shape in world.shapes.values()) * SLOT_ALIGN
@@ -150,7 +150,7 @@ class Shell:
                 world.counts[f"request {type(request).__name__}"] += 1
                 self.promises.arrived(peer, request, must_fail)
                 if isinstance(request, Retrieve):
-                    sound = sound and inside.takes_jobs(self.service, request.cache)
+                    sound = sound and service_view.takes_jobs(self.service, request.cache)
                     refusal = self.promises.before_retrieve(peer, request, world.now_ns)
             case Commanded(peer, _, command):
                 world.counts[f"command {type(command).__name__}"] += 1
@@ -164,17 +164,17 @@ class Shell:
         if world.swarm.bounds.disk_devices:
             self.promises.disk.now_ns = world.now_ns
             self.promises.knows_disks(
-                inside.on_disk(self.service),
-                readable=inside.disk_readable(self.service),
-                recovered=inside.disk_recovered(self.service),
+                service_view.on_disk(self.service),
+                readable=service_view.disk_readable(self.service),
+                recovered=service_view.disk_recovered(self.service),
             )
         may_lose = self._may_lose(event)
-        namespaces = inside.namespaces(self.service) if isinstance(event, Arrived) else []
+        namespaces = service_view.namespaces(self.service) if isinstance(event, Arrived) else []
         due = self._to_be_sealed(event)
         quotas = self.promises.quotas
-        sealed = quotas.sealed_bytes(set(inside.going(self.service))) if quotas else Counter()
-        shortages = inside.disk_shortages(self.service)
-        was_draining = inside.is_draining(self.service)
+        sealed = quotas.sealed_bytes(set(service_view.going(self.service))) if quotas else Counter()
+        shortages = service_view.disk_shortages(self.service)
+        was_draining = service_view.is_draining(self.service)
         effects = self.service.handle(event, world.now_ns)
         published = [record for e in effects if isinstance(e, Publish) for record in records_in(e.records)]
         slots = [record.offset for record in published if record.group != NO_GROUP]
@@ -188,12 +188,12 @@ class Shell:
             case MoverGone(mover):
                 self._movers_ready.pop(mover, None)
             case Arrived(peer, Retrieve() as request):
-                held = inside.holds_back(self.service, peer, request.id)
+                held = service_view.holds_back(self.service, peer, request.id)
                 self.promises.after_retrieve(
                     peer, request, effects, world.now_ns, refusal=refusal, sound=sound, held=held
                 )
             case Arrived(_, Register() as request) if _refuses(effects, request.id):
-                if inside.namespaces(self.service) != namespaces:
+                if service_view.namespaces(self.service) != namespaces:
                     raise Wrong("a registration was refused and changed the table of namespaces")
             case Arrived(peer, Register() as request):
                 self.promises.by_peer[peer].engine.accounts.add(quotas.account(request.tenant))
@@ -215,13 +215,13 @@ class Shell:
         if isinstance(event, Commanded) and not _refuses_now(effects, event.peer):
             self._commanded(event.peer, event.command, answered=_answers(effects, event.peer, COMMAND_ID))
         if any(isinstance(effect, PutNamespace | DropNamespace) for effect in effects):
-            world.ledger.check_documents(inside.namespaces_with_chunks(self.service))
+            world.ledger.check_documents(service_view.namespaces_with_chunks(self.service))
         self.promises.operators.check(world.now_ns)
         if isinstance(event, Reported) and isinstance(event.report, Moved):
-            self.promises.disk.ended(event.report, inside.on_disk(self.service))
+            self.promises.disk.ended(event.report, service_view.on_disk(self.service))
         if may_lose:
-            self.promises.lost_leases(inside.leases(self.service), world.now_ns)
-        unknown = inside.leases(self.service) - self.promises.leases.keys()
+            self.promises.lost_leases(service_view.leases(self.service), world.now_ns)
+        unknown = service_view.leases(self.service) - self.promises.leases.keys()
         if unknown:
             raise Wrong(f"leases {sorted(unknown)} were never granted, or are over")
 
@@ -241,7 +241,7 @@ class Shell:
                 claimant = quotas.account(request.tenant)
             case _:
                 return
-        after = quotas.sealed_bytes(set(inside.going(self.service)))
+        after = quotas.sealed_bytes(set(service_view.going(self.service)))
         gave = quotas.check_guarantees(sealed, after, claimant)
         self._world.counts["accounts that gave to others"] += gave
 
@@ -256,7 +256,7 @@ class Shell:
         """No tenant takes disk from another: only faults, operators, drains and a tenant's own work do."""
         quotas = self.promises.quotas
         own = ""
-        takes = was_draining or inside.is_draining(self.service)
+        takes = was_draining or service_view.is_draining(self.service)
         match event:
             case Arrived(_, Store() as request) if request.cache in self.promises.caches:
                 own = quotas.account_of(self.promises.caches[request.cache].digest)
@@ -268,20 +268,20 @@ class Shell:
                 takes = True
             case Reported(_, FoundNote() | Listed() | FoundRecords()):
                 takes = True
-        now = inside.disk_shortages(self.service)
+        now = service_view.disk_shortages(self.service)
         orders = [effect.order for effect in effects if isinstance(effect, Instruct)]
         demotes = [record for order in orders if isinstance(order, Demote) for record in unpack_disk(order.records)]
         writing = {
             quotas.account_of(record.namespace) for record in demotes
         }  # its mover may be dead and never receive them
-        writing |= {quotas.account_of(digest) for digest in inside.parked_writes(self.service)}
-        on_disk = inside.on_disk(self.service)
+        writing |= {quotas.account_of(digest) for digest in service_view.parked_writes(self.service)}
+        on_disk = service_view.on_disk(self.service)
         gave = quotas.check_disk(
             self.promises.on_disk,
             on_disk,
             writes=self.promises.disk.writes_by(quotas.account_of, on_disk),
             excused=lambda name: takes or name == own or name in writing or now[name] != shortages[name],
-            known=inside.disk_is_recovered(self.service),
+            known=service_view.disk_is_recovered(self.service),
         )
         self._world.counts["accounts that gave to others on disk"] += gave
 
@@ -293,7 +293,7 @@ class Shell:
             case ClearNamespace(namespace, b""):
                 self.promises.cleared(peer, COMMAND_ID, namespace, answered=answered)
             case ClearNamespace(namespace, key):
-                self.promises.prefix_cleared(namespace, key, set(inside.going(self.service)))
+                self.promises.prefix_cleared(namespace, key, set(service_view.going(self.service)))
             case ClearTenant(tenant):
                 for namespace in namespaces_of(tenant, self._world.shapes):
                     self.promises.cleared(peer, COMMAND_ID, namespace, answered=answered)
@@ -306,7 +306,7 @@ class Shell:
             case Reported(_, Moved(_, faults)):
                 return bool(faults)
             case MoverGone(mover):
-                return inside.is_disk_mover(self.service, mover)
+                return service_view.is_disk_mover(self.service, mover)
             case Tick():
                 return self._world.swarm.bounds.disk_devices > 0
             case _:
@@ -316,9 +316,9 @@ class Shell:
         """Slots that this event may seal: those of a finished store whose client lives, and those read from disk."""
         match event:
             case Reported(_, Moved() as moved):
-                return inside.slots_being_read(self.service, moved)
+                return service_view.slots_being_read(self.service, moved)
             case Reported(_, Done(job, "done")) if self.promises.may_seal(job):
-                return inside.slots_being_written(self.service, job)
+                return service_view.slots_being_written(self.service, job)
             case _:
                 return []
 
@@ -370,7 +370,7 @@ class Shell:
                 self.boards.pop(session, None)
                 self.promises.closed(session)
             case Tell(events):
-                self._world.heard.take(events)
+                self._world.subscriber.take(events)
             case GoOn():
                 self._world.gone.append(GoneOn())
             case Log() | Audit() | ChangeLogLevel():
@@ -436,10 +436,10 @@ class Shell:
         session = 0
         match request, reply:
             case Hello(), Welcome():
-                session = inside.session_number(self.service, reply.session)
+                session = service_view.session_number(self.service, reply.session)
                 self.promises.welcomed(peer, session, request)
             case ((Attach() | Lane()), _) if not isinstance(reply, Error):
-                session = inside.session_number(self.service, request.session)
+                session = service_view.session_number(self.service, request.session)
                 self.promises.joined(peer, session)
             case _:
                 pass

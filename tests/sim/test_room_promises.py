@@ -12,7 +12,7 @@ from tests.rigs.brain_rig import SLAB_BYTES
 from tests.rigs.disk_quota_rig import CHAT, chunks_of, client_of, quota, rig_with, stored
 from tests.rigs.disk_rig import EXTENT_BYTES, SEGMENT_BYTES, DiskRig, restart
 
-from . import inside
+from . import service_view
 from .memory import Wrong
 from .room_promises import RoomPromises
 
@@ -34,7 +34,7 @@ def next_life(most: int) -> tuple[DiskRig, DiskRoom]:
     restart(rig)
     rig.handle(ArenaGrew(rig.bounds.arena_bytes // SLAB_BYTES, ""))
     assert chunks_of(rig, "chat") == BEFORE
-    room = inside.disk_room(rig.service)
+    room = service_view.disk_room(rig.service)
     assert room is not None
     return rig, room
 

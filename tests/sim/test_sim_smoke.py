@@ -1,17 +1,12 @@
 """A few simulator seeds in every `make test`; `make sim` runs thousands."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.rigs.seeds import counts_in_other_processes, run_all
 
 from . import run
 from .expected import COUNTED
-from .run import main_loop, run_seed
-
-ROOT = Path(__file__).resolve().parents[2]
-REPLAY = "import sys; from tests.sim.run import run_seed; print(sorted(run_seed(int(sys.argv[1]), 150)[2].items()))"
+from .run import run_seed
 
 
 def test_a_hundred_seeds_keep_every_promise() -> None:
@@ -22,32 +17,15 @@ def test_a_hundred_seeds_keep_every_promise() -> None:
 
 
 def test_a_seed_is_the_same_in_every_process() -> None:
-    """A seed gives the same counts for any PYTHONHASHSEED and addresses, so that a failing seed fails again."""
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", REPLAY, "7"],
-            cwd=ROOT,
-            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}", "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            check=True,
-            timeout=60,
-        ).stdout
-        for hash_seed in ("0", "1", "4242")
-    }
-    assert len(said) == 1
+    assert len(counts_in_other_processes("tests.sim", seed=7, events=150)) == 1
 
 
-@pytest.mark.parametrize(
-    ("expected", "enough_seeds", "status"),
-    [("event Tick", True, 0), ("event ThatNeverHappens", True, 1), ("event ThatNeverHappens", False, 0)],
-)
-def test_what_never_happened_fails_a_run_of_enough_seeds(
-    capsys: pytest.CaptureFixture[str], expected: str, enough_seeds: bool, status: int
-) -> None:
-    loop = {"seed0": 3, "seeds": 2, "events": 40, "jobs": 1}
-    assert main_loop(**loop, missing_is_wrong=enough_seeds, expected=("event Arrived", expected)) == status
+@pytest.mark.parametrize(("expected", "status"), [("event Tick", 0), ("event ThatNeverHappens", 1)])
+def test_what_never_happened_fails_a_run(capsys: pytest.CaptureFixture[str], expected: str, status: int) -> None:
+    names = ("event Arrived", expected)
+    assert run_all(run_seed, "again", seed0=3, seeds=2, events=40, jobs=1, expected=names) == status
     said = capsys.readouterr()
-    assert "  event Tick\n" in said.out, "each kind is printed with its count"
+    assert "event Tick " in said.out, "each kind is printed with its count"
     assert said.err == ("never happened: event ThatNeverHappens\n" if status else "")
 
 
@@ -55,7 +33,7 @@ def test_a_seed_that_fails_fails_the_run_and_says_how_to_see_it_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "drain", lambda world: 1 / 0)
-    assert main_loop(seed0=5, seeds=2, events=40, jobs=1, missing_is_wrong=False, expected=()) == 1
+    assert run_all(run_seed, "python -m tests.sim", seed0=5, seeds=2, events=40, jobs=1) == 1
     said = capsys.readouterr().out
     for seed in (5, 6):
         assert f"seed {seed} FAILED at event " in said

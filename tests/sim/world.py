@@ -14,12 +14,11 @@ from kvserver.service.base.events import ArenaGrew, Arrived, Event, MoverGone, P
 from kvserver.service.service import Service
 from kvserver.wire.messages import Request
 
-from . import inside, nonsense, operators
+from . import nonsense, operators, service_view
 from .content import Garbage, Path
 from .disk import Devices, SimDiskMover, rot
-from .earlier import leave_behind
 from .engines import SimEngine
-from .heard import Heard
+from .initial_disk import leave_behind
 from .ledger import Ledger
 from .memory import Arena
 from .movers import SimMover, Supervisor
@@ -27,6 +26,7 @@ from .processes import Process
 from .promises import Promises
 from .shapes import Shape
 from .shell import BrainDied, Shell
+from .subscriber import Subscriber
 from .swarm import Swarm
 
 EVENTS_PER_COMPARISON = 4
@@ -63,7 +63,7 @@ class World:
         self.shapes: dict[bytes, Shape] = {
             bytes([index + 1]) * 32: shape for index, shape in enumerate(self.swarm.shapes)
         }
-        self.heard = Heard(self.counts)
+        self.subscriber = Subscriber(self.counts)
         self.voided = operators.Voided()
         self.slabs = self.swarm.slabs_at_start
         self.peers: dict[int, Process] = {}
@@ -118,10 +118,11 @@ class World:
         finally:
             self._feeding = False
         if self.events % EVENTS_PER_COMPARISON == 0:
-            inside.compare_with_ledger(self.shell.service, self.ledger, self.rng, self.arena, self.shapes)
-            inside.compare_with_devices(self.shell.service, self.devices, self.shapes)
-            self.heard.check(inside.told(self.shell.service), inside.untold(self.shell.service))
-            self.voided.check(inside.on_disk(self.shell.service), are_owed=inside.clears_are_owed(self.shell.service))
+            service = self.shell.service
+            service_view.compare_with_ledger(service, self.ledger, self.rng, self.arena, self.shapes)
+            service_view.compare_with_devices(service, self.devices, self.shapes)
+            self.subscriber.check(service_view.told(service), service_view.untold(service))
+            self.voided.check(service_view.on_disk(service), are_owed=service_view.clears_are_owed(service))
         self._deliver_eagerly()
 
     def _start_brain(self, effects_left: int) -> Shell:
@@ -137,7 +138,7 @@ class World:
     def _recover(self) -> None:
         """Runs recovery before the engines come. Its events do not count for the seed."""
         for _ in range(RECOVERY_STEPS_MAX):
-            if inside.disk_is_recovered(self.shell.service):
+            if service_view.disk_is_recovered(self.shell.service):
                 break
             self._step_by_name(self.rng.choice(("mover", "supervisor", "deliver", "deliver", "tick")))
         self.events = 0
@@ -167,7 +168,7 @@ class World:
             if process is None or peer != process.peer or self.rng.random() < 0.5:
                 del self.mail[peer]
         if self.chance("forged-rival"):
-            inside.forge_rival(self.shell.service, self.ledger)
+            service_view.forge_rival(self.shell.service, self.ledger)
         for engine in self.engines:
             engine.leases.clear()
         self.shell = self._start_brain(int(self.rng.random() * 3) if self.rng.random() < 0.3 else -1)
@@ -349,7 +350,7 @@ class World:
                 process.clear(self.rng.choice([*self.shapes, bytes(32)]))
             case "drain" if process.ready:
                 devices = self.swarm.bounds.disk_devices
-                fullest = inside.fullest_device(self.shell.service)
+                fullest = service_view.fullest_device(self.shell.service)
                 device = self.rng.choice((-1, *range(devices), devices, *[fullest] * 9))
                 process.drain(device, exists=0 <= device < devices)
             case "lane" if process.ready:

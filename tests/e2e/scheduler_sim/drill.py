@@ -15,6 +15,7 @@ from kvclient.vllm import connector as vllm
 from kvclient.vllm.keys import Keyer
 from kvclient.vllm.other_connectors import UncheckedLoads
 from kvclient.vllm.pins import Pins
+from tests.drill.report import try_all
 
 from .run import run_seed
 
@@ -27,6 +28,8 @@ _init = UncheckedLoads.__init__
 
 
 class Bug(NamedTuple):
+    promise: str
+    """Of tests/drill."""
     name: str
     owner: Any
     attribute: str
@@ -49,30 +52,52 @@ def _forgotten(doubts: Any, name: str, *, said_tokens: int) -> None:
 
 
 BUGS = (
-    Bug("blocks of stores are not pinned", Pins, "pin", lambda pins, order: None),
-    Bug("one rank's report frees the blocks of a store", Pins, "reported", _freed_by_the_first),
+    Bug("P1", "blocks of stores are not pinned", Pins, "pin", lambda pins, order: None),
+    Bug("P1", "one rank's report frees the blocks of a store", Pins, "reported", _freed_by_the_first),
     Bug(
+        "P1",
         "the next token counts as computed",
         Offload,
         "computed",
         lambda offload, request, tokens, now_s: _computed(offload, request, tokens + 1, now_s),
     ),
-    Bug("keys stay the same behind a reset", Keyer, "reset", lambda keyer: None),
-    Bug("leases are not given back", Lookups, "release", lambda lookups, lease: None),
+    Bug("P1", "keys stay the same behind a reset", Keyer, "reset", lambda keyer: None),
+    Bug("P5", "leases are not given back", Lookups, "release", lambda lookups, lease: None),
     Bug(
+        "P2",
         "failed loads are not told of",
         vllm.KvServerConnector,
         "get_block_ids_with_load_errors",
         lambda connector: set(),
     ),
-    Bug("what another connector brings is there", UncheckedLoads, "holds_back", lambda doubts, *_, **__: False, True),
-    Bug("what it failed to bring for a request that is gone is right", UncheckedLoads, "forget", _forgotten, True),
+    Bug(
+        "P1",
+        "what another connector brings is there",
+        UncheckedLoads,
+        "holds_back",
+        lambda doubts, *_, **__: False,
+        True,
+    ),
+    Bug(
+        "P1", "what it failed to bring for a request that is gone is right", UncheckedLoads, "forget", _forgotten, True
+    ),
     # A former bug: wrong KV, from requests that vLLM itself confuses.
     Bug(
-        "an engine that is a step ahead sets requests back as others do", UncheckedLoads, "__init__", _never_ahead, True
+        "P1",
+        "an engine that is a step ahead sets requests back as others do",
+        UncheckedLoads,
+        "__init__",
+        _never_ahead,
+        True,
     ),
     # A former bug: wrong output, because a window was taken for a prefix.
-    Bug("failed loads of windows alone are told by block", vllm, "_fails_by_block", lambda groups: len(groups) == 1),
+    Bug(
+        "P1",
+        "failed loads of windows alone are told by block",
+        vllm,
+        "_fails_by_block",
+        lambda groups: len(groups) == 1,
+    ),
 )
 
 
@@ -81,13 +106,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="most seeds for one bug")
     parser.add_argument("--model", type=Path, required=True, help="folder of a llama")
     options = parser.parse_args()
-    survivors = 0
-    for bug in BUGS:
-        noticed = _noticed(bug, options.seeds, options.model)
-        survivors += not noticed
-        print(f"{bug.name:<50} {noticed[:150] or 'NOBODY'}", flush=True)
-    print(f"{len(BUGS)} bugs, {survivors} survived")
-    return 1 if survivors else 0
+    return try_all(BUGS, lambda bug: _noticed(bug, options.seeds, options.model))
 
 
 def _noticed(bug: Bug, seeds: int, model: Path) -> str:

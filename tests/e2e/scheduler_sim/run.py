@@ -1,12 +1,10 @@
-"""Runs seeds one after another, and counts what happened."""
+"""Runs one seed: the events of a world, and then its end."""
 
-import os
-import traceback
-from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+
+from tests.rigs.seeds import Outcome, failure
 
 from .content import Meanings, Slots
 from .engine import Engine, stand_ins
@@ -14,13 +12,6 @@ from .jobs import Jobs, RankClient
 from .server import Clock, SchedulerClient, Server
 from .shapes import draw_day, draw_options
 from .world import Outside, World
-
-
-class Outcome(NamedTuple):
-    seed: int
-    counts: Counter[str]
-    problem: str
-    """Empty if the seed passed."""
 
 
 def run_seed(seed: int, events: int, model: Path, *, beside: bool = False) -> Outcome:
@@ -47,8 +38,5 @@ def run_seed(seed: int, events: int, model: Path, *, beside: bool = False) -> Ou
                 done += 1
             world.end()
         except Exception as problem:  # any failure must be reported with its seed
-            where = traceback.extract_tb(problem.__traceback__)[-2:]
-            at = traceback.format_exc() if os.environ.get("SIM_TRACE") else f"{where[0].name}, {where[-1].name}"
-            said = f"event {done}: {type(problem).__name__}: {problem} [{at}] {options} {day}"
-            return Outcome(seed, Counter(), said)
-    return Outcome(seed, world.counts, "")
+            return failure(seed, done, problem, more=f" {options} {day}")
+    return Outcome(seed, done, world.counts, "")

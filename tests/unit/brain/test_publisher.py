@@ -19,63 +19,23 @@ from kvserver.config.config import Config
 from kvserver.errors import ConfigError
 from kvserver.wire.kv_events import (
     REPLAY_END,
-    TOPIC,
     Batch,
     ChunksRemoved,
     ChunksStored,
-    KvEvent,
     Missed,
     NamespaceCleared,
     Refused,
     decode_batch,
     encode_batch,
 )
+from tests.rigs.event_reader import WAIT_MS, Reader
 
-WAIT_MS = 20_000
 RETRY_MS = 200
 SPACE = bytes(range(32))
 
 
 def event(number: int) -> NamespaceCleared:
     return NamespaceCleared(number.to_bytes(32, "big"))
-
-
-class Reader:
-    """A subscriber of its own thread's publisher."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.context = zmq.Context(1)
-        self.heard = self.context.socket(zmq.SUB)
-        self.heard.setsockopt(zmq.SUBSCRIBE, TOPIC)
-        self.heard.setsockopt(zmq.RCVTIMEO, WAIT_MS)
-        self.heard.connect(endpoint)
-        self.asking = self.context.socket(zmq.DEALER)
-        self.asking.setsockopt(zmq.RCVTIMEO, WAIT_MS)
-        self.asking.connect(replay_endpoint(endpoint))
-
-    def next(self) -> tuple[int, Batch]:
-        topic, sequence, payload = self.heard.recv_multipart()
-        assert topic == TOPIC
-        return int.from_bytes(sequence, "big"), decode_batch(payload)
-
-    def next_batch(self) -> tuple[int, Batch]:
-        """The next batch with events. Skips the signs of life that come when nothing else has come for a while."""
-        while not (found := self.next())[1].events:
-            pass
-        return found
-
-    def replay(self, first: int) -> list[tuple[int, list[KvEvent]]]:
-        self.asking.send_multipart((b"", first.to_bytes(8, "big")))
-        found: list[tuple[int, list[KvEvent]]] = []
-        while True:
-            empty, sequence, payload = self.asking.recv_multipart()
-            assert empty == b""
-            if sequence == REPLAY_END:
-                return found
-            found.append((int.from_bytes(sequence, "big"), decode_batch(payload).events))
-
-    def close(self) -> None:
-        self.context.destroy(linger=0)
 
 
 @pytest.fixture
@@ -85,7 +45,8 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def pair(endpoint: str) -> Iterator[tuple[Publisher, Reader]]:
+def pair(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Publisher, Reader]]:
+    monkeypatch.setattr(publishing, "ALIVE_S", 0.1)
     publisher, reader = Publisher(Config(events_endpoint=endpoint), 77), Reader(endpoint)
     reader.next()  # a sign of life: the subscription has arrived
     yield publisher, reader

@@ -119,7 +119,7 @@ def test_any_single_call_may_fail(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["host", "disk"])
-@pytest.mark.parametrize("first", [1, 7, 12, 23, 34])
+@pytest.mark.parametrize("first", [1, 12, 34])
 def test_all_calls_may_fail_for_a_while(device: str, first: int) -> None:
     story = Story(device, first, 0, errno.EAGAIN)
     log = story.live()
@@ -127,7 +127,7 @@ def test_all_calls_may_fail_for_a_while(device: str, first: int) -> None:
     assert "ERROR" in log
 
 
-@pytest.mark.parametrize("number", [errno.ETOOMANYREFS, errno.ENOBUFS, errno.EMSGSIZE, errno.ENOMEM, errno.EMFILE])
+@pytest.mark.parametrize("number", [errno.ETOOMANYREFS, errno.EMSGSIZE])
 def test_many_calls_in_a_row_may_fail(number: int) -> None:
     for first, last in ((2, 5), (10, 13), (17, 19)):
         Story("host", first, last, number).live()

@@ -1,0 +1,157 @@
+"""Deliberate bugs in what connectors decide. Seeds of tests/offload_sim are asked first, then the unit tests."""
+
+from tests.drill.bugs import Bug
+from tests.drill.copies import Copy, noticed_by
+
+SEED0 = 500_000
+"""Not the seeds that run by default."""
+SEEDS, EVENTS = 60, 400
+UNIT_TESTS = ("tests/unit/offload",)
+
+OFFLOAD = "client/kvclient/offload"
+RANGES, DECIDE, QUESTIONS = f"{OFFLOAD}/ranges.py", f"{OFFLOAD}/decide.py", f"{OFFLOAD}/questions.py"
+
+
+def notice(bug: Bug) -> str:
+    return noticed_by(bug, hunt)
+
+
+def hunt(copy: Copy) -> str:
+    seed = copy.failing_seed("tests.offload_sim", seed0=SEED0, seeds=SEEDS, events=EVENTS)
+    return seed or copy.failing_test(UNIT_TESTS)
+
+
+BUGS = (
+    # ------------------------------------------------------------ P1: no bytes but those stored under that key
+    Bug(
+        "P1",
+        "no token is left to compute",
+        OFFLOAD,
+        r"return tokens if options\.engine_steps_back else tokens - 1",
+        r"return tokens",
+    ),
+    Bug(
+        "P1", "a window is a token short", RANGES, r"(max\(hbm_tokens, end_tokens - group\.window_tokens)\)", r"\1 + 1)"
+    ),
+    Bug(
+        "P1",
+        "the state of the chunk before is retrieved",
+        RANGES,
+        r"return end_tokens - group\.block_tokens",
+        r"return max(0, end_tokens - 2 * group.block_tokens)",
+    ),
+    Bug(
+        "P1",
+        "a prefix that ends inside a block is continued",
+        RANGES,
+        r"return all\(hbm_tokens % group\.block_tokens == 0 for [^\n]*\)",
+        r"return True",
+    ),
+    Bug("P1", "the null block is written", RANGES, r'return \(\), "null-block"', r"pass"),
+    Bug("P1", "a hole is stored as if it were held", RANGES, r"held = ids\.index\([^\n]*", r"held = len(ids)"),
+    Bug(
+        "P1",
+        "a chunk is stored before all of it is computed",
+        DECIDE,
+        r"min\(tokens // self\._options\.chunk_tokens, it\.chunks\)",
+        r"min(-(-tokens // self._options.chunk_tokens), it.chunks)",
+    ),
+    Bug(
+        "P1",
+        "blocks are stored while a retrieve writes them",
+        DECIDE,
+        r"if it\.phase is Phase\.RETRIEVING: return False (self\.admitted)",
+        r"\1",
+    ),
+    Bug(
+        "P1",
+        "blocks are let go while a store reads them",
+        DECIDE,
+        r"return self\._stores\.are_of\(request\) or ",
+        r"return ",
+    ),
+    Bug(
+        "P1",
+        "chunks are stored under the wrong parent",
+        f"{OFFLOAD}/request.py",
+        r"return self\.key_range\(chunk - 1, chunk\) if chunk\b",
+        r"return self.key_range(chunk, chunk + 1) if chunk",
+    ),
+    Bug(
+        "P1", "the first rank's report ends a job", f"{OFFLOAD}/jobs.py", r"if entry\.ranks_left: return None", r"pass"
+    ),
+    Bug(
+        "P1",
+        "the luckiest rank's count is the job's",
+        f"{OFFLOAD}/jobs.py",
+        r"min\(entry\.chunks, chunks\)",
+        r"max(entry.chunks, chunks)",
+    ),
+    Bug(
+        "P1",
+        "a lease is used when it has ended",
+        OFFLOAD,
+        r"now_s < self\.lease\.expires_monotonic_s - options\.lease_spare_s",
+        r"True",
+    ),
+    # ------------------------------------------------------------ P2: every failure is a miss within its deadline
+    Bug(
+        "P2",
+        "a late answer is waited for",
+        QUESTIONS,
+        r"if it\.question is None or now_s < it\.question\.due_s:",
+        r"if True:",
+    ),
+    Bug(
+        "P2",
+        "a request waits for its turn for ever",
+        DECIDE,
+        r"if now_s - it\.queued_s < self\._options\.retrieve_wait_s:",
+        r"if True:",
+    ),
+    Bug(
+        "P2",
+        "a request whose retrieve has failed asks again",
+        DECIDE,
+        r"it\.is_barred, it\.why = True, why",
+        r"it.why = why",
+    ),
+    Bug(
+        "P2",
+        "a retrieve that failed leaves its chunks counted as held",
+        DECIDE,
+        r'it\.frontier, it\.stopped, it\.held_for_sure = [^\n]*, "", None',
+        r'it.stopped, it.held_for_sure = "", None',
+    ),
+    Bug(
+        "P2",
+        "a late retrieve wakes another life of its request",
+        DECIDE,
+        r"if it\.retrieve == job:",
+        r"if it.phase is Phase.RETRIEVING:",
+    ),
+    # ------------------------------------------------------------ P5: leases that nobody uses fill a tier
+    Bug(
+        "P5",
+        "a failed retrieve keeps its lease",
+        DECIDE,
+        r"self\._questions\.release\(order\.lease\) # some rank",
+        r"pass  # some rank",
+    ),
+    # ------------------------------------------------------------ P7: every request gets one reply
+    Bug(
+        "P7",
+        "an answer is taken for that of an earlier question",
+        QUESTIONS,
+        r" and it\.question\.number == lookup else None",
+        r" else None",
+    ),
+    # ------------------------------------------------------------ P8: a prompt hits from any process
+    Bug(
+        "P8",
+        "chunks behind a gap are stored, which no lookup finds",
+        DECIDE,
+        r'it\.stopped = ended\.why or "short"',
+        r"pass",
+    ),
+)

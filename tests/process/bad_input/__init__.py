@@ -1,0 +1,1 @@
+"""Clients and settings that are wrong, by mistake or on purpose."""

@@ -1,0 +1,1 @@
+"""Servers with a disk tier."""

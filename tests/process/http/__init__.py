@@ -1,0 +1,1 @@
+"""Pages and commands over HTTP."""

@@ -1,0 +1,1 @@
+"""What outlives a server, and how servers stop and start."""

@@ -1,0 +1,1 @@
+"""What engines get from a server when nothing goes wrong."""
