@@ -10,15 +10,15 @@ UNCOUNTED = bytes(31) + b"\x02"
 
 if "kvserver.brain.process" in sys.orig_argv:
     from kvserver.service.telling.log_sampling import RequestLines
-    from kvserver.service.telling.lookup_counts import Asked
+    from kvserver.service.telling.lookup_counts import LookupCounts
 
-    _note, _level = Asked.note, RequestLines.level
+    _note, _level = LookupCounts.note, RequestLines.level
     _counted = True
 
     def _nothing(*_) -> int:  # type: ignore[no-untyped-def]
         return 0
 
-    def _note_or_not(self: Asked, space, *found) -> None:  # type: ignore[no-untyped-def]
+    def _note_or_not(self: LookupCounts, space, *found) -> None:  # type: ignore[no-untyped-def]
         global _counted  # noqa: PLW0603 - the two functions share it, and nothing else runs here
         _counted = space.digest != UNCOUNTED
         (_note if _counted else _nothing)(self, space, *found)
@@ -26,4 +26,4 @@ if "kvserver.brain.process" in sys.orig_argv:
     def _level_or_none(self: RequestLines, *given) -> int:  # type: ignore[no-untyped-def]
         return (_level if _counted else _nothing)(self, *given)
 
-    Asked.note, RequestLines.level = _note_or_not, _level_or_none  # type: ignore[method-assign]
+    LookupCounts.note, RequestLines.level = _note_or_not, _level_or_none  # type: ignore[method-assign]

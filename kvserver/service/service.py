@@ -86,7 +86,7 @@ class Service:
     @property
     def counters(self) -> Counters:
         """All counters, up to date."""
-        self._core.asked.settle()
+        self._core.lookup_counts.settle()
         return self._core.counters
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
@@ -124,14 +124,14 @@ class Service:
         if core.chunks.changes:
             kv_events.tell(core, core.chunks.changes)
         if core.chunks.gone:
-            core.departed.add(core.chunks.take_gone(), now_ns)
+            core.evicted_keys.add(core.chunks.take_gone(), now_ns)
         return self.effects()
 
     def lookup_took(self, nanoseconds: int) -> None:
         """Counts a lookup after its reply is out, so that no client waits for the counting. nanoseconds: the time that
         it took to decide."""
         self._core.counters.lookup_handle_seconds.observe(nanoseconds / 1e9)
-        self._core.asked.settle()
+        self._core.lookup_counts.settle()
 
     def effects(self) -> list[Effect]:
         """Takes the effects that are to be carried out now, ledger first (see effects.py)."""
@@ -235,7 +235,7 @@ class Service:
     def _tick(self, now_ns: int) -> None:
         core = self._core
         transfers.discard_overdue(core, now_ns)
-        core.asked.settle()
+        core.lookup_counts.settle()
         core.reuse.turn(now_ns)
         disk.tick(core, now_ns)
         clear_prefix.tick(core)

@@ -6,11 +6,14 @@ they began. So hit rates equal those of `kvserver replay`, as far as they depend
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from kvserver.brain.bounds import bounds_from
+from kvserver.config.config import Config
 from kvserver.errors import ConfigError
 from kvserver.replay.engine import Engine
 from kvserver.replay.outcome import Outcome
@@ -197,7 +200,9 @@ def _bounds(arena_bytes: int, slot_bytes: int, policy: Policy) -> Bounds:
         slab_bytes = max(slot_bytes, min(SLAB_BYTES_MAX, max(MIB, power)))
     if arena_bytes < slab_bytes:
         raise ConfigError("sizing-options", f"{arena_bytes} bytes do not hold one chunk of {slot_bytes} bytes")
-    return Bounds(
+    return replace(
+        bounds_from(Config()),
+        request_lines="none",
         arena_bytes=arena_bytes // slab_bytes * slab_bytes,
         slab_bytes=slab_bytes,
         chunks_max=INDEX_CHUNKS_MAX,

@@ -240,7 +240,7 @@ def going(service: Service) -> list[int]:
     """Offsets of cleared chunks, and their marks, that are not withdrawn yet."""
     chunks = _core(service).chunks
     found = []
-    for space in chunks.emptying:
+    for space in chunks.forgetting:
         for node in space.doomed.values():
             found += [offset for offset in node.slots if offset != ABSENT]
             found += [chunks.marks.places[node]] if node in chunks.marks else []
@@ -312,7 +312,7 @@ def leftovers(service: Service) -> str:
 def is_idle(service: Service) -> bool:
     core = _core(service)
     empties = core.disk is not None and (core.disk.writes.parked or core.disk.chunks.room.emptying)
-    return _is_at_rest(core) and not core.wishes.holds and not empties
+    return _is_at_rest(core) and not core.operators.holds and not empties
 
 
 def may_wait_long(service: Service, now_ns: int) -> bool:
@@ -322,7 +322,7 @@ def may_wait_long(service: Service, now_ns: int) -> bool:
     core, tier = _core(service), _core(service).disk
     if tier is None or not _is_at_rest(core):
         return False
-    warms = all(hold.kind == "warm" and _is_starved(core, tier, hold) for hold in core.wishes.holds.values())
+    warms = all(hold.kind == "warm" and _is_starved(core, tier, hold) for hold in core.operators.holds.values())
     emptying = tier.chunks.room.emptying
     over_budget = all(_is_over_budget(tier, going, now_ns) for going in emptying.values())
     return warms and over_budget and tier.writes.parked.keys() <= emptying.keys()

@@ -163,7 +163,7 @@ def _check_jobs(core: Core, tier: DiskTier) -> None:
 def _check_fetches(core: Core, tier: DiskTier) -> None:
     """Waiting fetches and their chunks refer to each other. Every queued read is waited for."""
     fetches: list[Fetch] = [lease.fetch for lease in core.leases.values() if lease.fetch is not None]
-    fetches += [hold.fetch for hold in core.wishes.holds.values() if hold.fetch is not None]
+    fetches += [hold.fetch for hold in core.operators.holds.values() if hold.fetch is not None]
     fetches += [job.held.fetch for job in core.jobs.values() if job.held is not None]
     waiting: Counter[tuple[Node, Fetch]] = Counter()
     for fetch in fetches:

@@ -121,10 +121,10 @@ def _make_way(core: Core, tier: DiskTier, now_ns: int) -> None:
     for job in core.jobs.values():
         if job.held is not None and _waits(core, tier, job.space):
             waiting.setdefault(job.held.request.lease, []).append(job.held.fetch)
-    wishes = [hold.fetch for hold in core.wishes.holds.values() if hold.fetch and _waits(core, tier, hold.space)]
-    if waiting and wishes:
+    held = [hold.fetch for hold in core.operators.holds.values() if hold.fetch and _waits(core, tier, hold.space)]
+    if waiting and held:
         error = DeviceError("disk-room", "its chunks have no room in DRAM beside what requests need")
-        tier.waits.fail(wishes[-1], error, now_ns)
+        tier.waits.fail(held[-1], error, now_ns)
         return
     if len(waiting) < 2:
         return
@@ -160,7 +160,7 @@ def end_below(core: Core, space: Space, doomed: set[Node], error: DeviceError, n
     served again."""
     for lease in [lease for lease in core.leases.values() if lease.space is space and lease.tail in doomed]:
         lookup.end(core, lease)
-    for hold in [hold for hold in core.wishes.holds.values() if hold.space is space and hold.tail in doomed]:
+    for hold in [hold for hold in core.operators.holds.values() if hold.space is space and hold.tail in doomed]:
         holds.end(core, hold, error.message)
     for job in [job for job in core.jobs.values() if job.held and job.space is space and job.tail in doomed]:
         assert job.held is not None

@@ -69,7 +69,11 @@ def _is_due(core: Core, leaf: Node, now_ns: int) -> bool:
     """Whether the coldest dirty leaf is among the coldest share of DRAM, by the time since its last use. Free room
     counts as colder than any chunk. The clean bytes say nothing here, because chunks that were just read from disk are
     clean and the warmest of all."""
-    if core.bounds.disk_write_through or core.wishes.drain or (core.disk and now_ns < core.disk.writes.hurry_until_ns):
+    if (
+        core.bounds.disk_write_through
+        or core.operators.drain
+        or (core.disk and now_ns < core.disk.writes.hurry_until_ns)
+    ):
         return True
     pool = core.chunks.pool
     ready_bytes = pool.slabs_ready * pool.slab_bytes

@@ -58,7 +58,7 @@ def answer_when_void(
 ) -> None:
     """Makes the records under these notes void. Answers when the devices have noted it and the chunks of the namespaces
     `of` have left the index; at once when the devices know none of the notes. why: why the clear cannot be durable."""
-    clear = Clear(number=core.number("disk"), peer=peer, done=done, spaces=core.chunks.going(of), why=why)
+    clear = Clear(number=core.number("disk"), peer=peer, done=done, spaces=core.chunks.still_forgetting(of), why=why)
     tier = core.disk
     known = [note for note in notes if tier is not None and tier.may_have(note)]
     if tier is None or not known:
@@ -74,7 +74,7 @@ def _forget(core: Core, digests: Iterable[bytes]) -> int:
     spaces = {space: 0 for space in found if space is not None}
     for lease in [lease for lease in core.leases.values() if lease.space in spaces]:
         end_lease(core, lease)
-    for hold in [hold for hold in core.wishes.holds.values() if hold.space in spaces]:
+    for hold in [hold for hold in core.operators.holds.values() if hold.space in spaces]:
         holds.end(core, hold, "its namespace was cleared")
     for space in spaces:
         chunks = spaces[space] = core.chunks.clear(space, "cleared")
@@ -84,5 +84,5 @@ def _forget(core: Core, digests: Iterable[bytes]) -> int:
             namespaces.left(core, space)
         kv_events.cleared(core, space)
         core.log("namespace cleared", ("namespace", space.digest[:6].hex()), ("chunks", chunks))
-    core.chunks.empty()
+    core.chunks.forget_some()
     return sum(spaces.values())

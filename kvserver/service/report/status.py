@@ -27,13 +27,13 @@ from kvserver.wire.status import (
 
 
 def status(core: Core, now_ns: int) -> Status:
-    core.asked.settle()
+    core.lookup_counts.settle()
     running = [job.kind for job in core.jobs.values()]
     arena, movers = _arena(core), _movers(core)
     disks = _disks(core.disk, now_ns) if core.disk is not None else []
     disk_state = _disk_state(core.disk) if core.disk is not None else ""
     tenants = _tenants(core.chunks.accounts) if core.chunks.accounts is not None else []
-    drain, drain_waits = core.wishes.drain, core.wishes.drain_waits
+    drain, drain_waits = core.operators.drain, core.operators.drain_waits
     return Status(
         server=core.server,
         incarnation=core.incarnation,
@@ -63,9 +63,9 @@ def status(core: Core, now_ns: int) -> Status:
         drain=drain,
         drain_waits=drain_waits,
         dirty_bytes=dirty_bytes(core),
-        drain_left=dict(core.wishes.drain_left),
+        drain_left=dict(core.operators.drain_left),
         holds=_holds(core, now_ns),
-        held_bytes=core.wishes.held_bytes,
+        held_bytes=core.operators.held_bytes,
         infinite_cache_hit_ratio=core.reuse.hit_ratios(),
         warnings=problems.warnings(
             arena,
@@ -205,7 +205,7 @@ def _holds(core: Core, now_ns: int) -> list[HoldStatus]:
             chunks_away=len(hold.fetch.needs) if hold.fetch is not None else 0,
             left_s=max(0, hold.expires_ns - now_ns) / 1e9,
         )
-        for hold in islice(core.wishes.holds.values(), SHOWN_MAX)
+        for hold in islice(core.operators.holds.values(), SHOWN_MAX)
     ]
 
 

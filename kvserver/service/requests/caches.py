@@ -153,7 +153,7 @@ def _forget_a_namespace(core: Core, tenant: int) -> bool:
     """Drops the coldest namespace that no cache, lease, hold or job uses, to make room for one of that tenant. Its root
     records the last use: a registration, or a lookup that found something."""
     held = {lease.space for lease in core.leases.values()} | {job.space for job in core.jobs.values()}
-    held |= {hold.space for hold in core.wishes.holds.values()}
+    held |= {hold.space for hold in core.operators.holds.values()}
     idle = [space for space in core.chunks.spaces.values() if space.caches == 0 and space not in held]
     if core.chunks.accounts is not None:
         idle = [space for space in idle if _may_forget(core, core.chunks.accounts, space, tenant)]

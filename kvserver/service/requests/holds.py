@@ -25,21 +25,21 @@ def pin(core: Core, peer: int, request_id: int, command: Pin, now_ns: int) -> No
         raise RequestError("ttl", f"ttl_ms={command.ttl_ms} must be in [1, {TTL_MS_MAX}]")
     space, tail = find(core, command.namespace, command.keys)
     hold, away = _begin(core, "pin", space, tail, ttl_ms=command.ttl_ms, now_ns=now_ns)
-    held = Held(request_id, hold.number, tail.depth, away, core.wishes.held_bytes, command.ttl_ms)
+    held = Held(request_id, hold.number, tail.depth, away, core.operators.held_bytes, command.ttl_ms)
     core.answer(peer, held)
 
 
 def warm(core: Core, peer: int, request_id: int, command: Warm, now_ns: int) -> None:
     space, tail = find(core, command.namespace, command.keys)
     if not missing(space, tail):
-        core.answer(peer, Held(request_id, 0, tail.depth, 0, core.wishes.held_bytes, 0))
+        core.answer(peer, Held(request_id, 0, tail.depth, 0, core.operators.held_bytes, 0))
         return
     hold, away = _begin(core, "warm", space, tail, ttl_ms=WARM_MS, now_ns=now_ns)
-    core.answer(peer, Held(request_id, hold.number, tail.depth, away, core.wishes.held_bytes, WARM_MS))
+    core.answer(peer, Held(request_id, hold.number, tail.depth, away, core.operators.held_bytes, WARM_MS))
 
 
 def unpin(core: Core, peer: int, request_id: int, command: Unpin) -> None:
-    hold = core.wishes.holds.get(command.hold)
+    hold = core.operators.holds.get(command.hold)
     if hold is None:
         raise RequestError("hold-unknown", f"there is no hold {command.hold}: never begun, over, or of another brain")
     end(core, hold, "")
@@ -76,12 +76,12 @@ def fetched(core: Core, hold: Hold) -> None:
 
 def expire(core: Core, number: int) -> None:
     """Ends a hold whose time is over."""
-    end(core, core.wishes.holds[number], "its time is over")
+    end(core, core.operators.holds[number], "its time is over")
 
 
 def end(core: Core, hold: Hold, why: str) -> None:
     """Ends a hold. why: for the log; empty: nothing is logged here."""
-    core.wishes.end(hold)
+    core.operators.end(hold)
     core.timers.cancel("hold", hold.number)
     if core.disk is not None and (fetch := hold.take_fetch()) is not None:
         core.disk.waits.end(fetch)
@@ -95,17 +95,17 @@ def _begin(
 ) -> tuple[Hold, int]:
     """Begins a hold. Returns it and the number of its chunks that are read to DRAM. Raises when it may not be, and then
     changes nothing."""
-    wishes, bounds = core.wishes, core.bounds
+    operators, bounds = core.operators, core.bounds
     away = missing(space, tail)
     if away and (core.disk is None or not core.disk.readable):
         raise DeviceError("disk-away", "some of it is on disk, which cannot be read now")
     if not core.chunks.may_ever_fit(space, away):
         raise ResourceError("tenant-size", "a chunk of it, on disk, is more than its tenant may have in DRAM (tenants)")
-    if len(wishes.holds) >= bounds.holds_max:
-        raise ResourceError("holds", f"{len(wishes.holds)} prefixes are held, at most {bounds.holds_max} may be")
+    if len(operators.holds) >= bounds.holds_max:
+        raise ResourceError("holds", f"{len(operators.holds)} prefixes are held, at most {bounds.holds_max} may be")
     chain = space.chain(tail)
-    fresh = {node: space.group_bytes(node.present) for node in chain if node not in wishes.held}
-    held_bytes = wishes.held_bytes + sum(fresh.values())
+    fresh = {node: space.group_bytes(node.present) for node in chain if node not in operators.held}
+    held_bytes = operators.held_bytes + sum(fresh.values())
     most_bytes = bounds.arena_bytes * bounds.held_percent_max // 100
     if held_bytes > most_bytes:
         raise ResourceError(
@@ -120,7 +120,7 @@ def _begin(
         expires_ns=now_ns + ttl_ms * MILLISECOND_NS,
         chain=chain,
     )
-    wishes.begin(hold, fresh)
+    operators.begin(hold, fresh)
     core.chunks.pin(tail)
     space.touch(now_ns, tail)
     if core.disk is not None:

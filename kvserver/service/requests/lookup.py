@@ -34,7 +34,7 @@ def lookup(core: Core, session: Session, peer: int, request: Lookup, now_ns: int
     found = plan_lookup(core, request.namespace, space, request.keys, wanted_min=request.chunks_wanted_min)
     if found.leased and len(core.leases) >= core.bounds.leases_max:
         raise ResourceError("leases", f"{len(core.leases)} leases are out, at most {core.bounds.leases_max} may be")
-    core.asked.note(found)
+    core.lookup_counts.note(found)
     if level := core.lines.level("lookup", now_ns):
         line = _line(core, request, found, now_ns)
         core.log("lookup", ("engine", session.engine.name), *line, level=level)

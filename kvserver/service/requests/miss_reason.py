@@ -40,7 +40,7 @@ def ending(core: Core, namespace: bytes, space: Space | None, keys: bytes, held:
     key = keys[held * KEY_BYTES : (held + 1) * KEY_BYTES]
     node = space.nodes.get(key)
     if node is None:
-        return "absent" if core.departed.get(space.digest, key) is None else "gone"
+        return "absent" if core.evicted_keys.get(space.digest, key) is None else "gone"
     if node.state != READY:
         return "writing"
     return "absent" if space.only_full else "partial"  # with full groups only, a ready chunk here is of another chain
@@ -69,7 +69,7 @@ class Missing(NamedTuple):
 
 def missing(core: Core, namespace: bytes, key: bytes, now_ns: int) -> Missing:
     """Facts about a missing chunk. It searches every namespace, so it is for occasional lines, not for each lookup."""
-    departure = core.departed.get(namespace, key)
+    departure = core.evicted_keys.get(namespace, key)
     holders = (digest.hex() for digest, space in core.chunks.spaces.items() if key in space.nodes)
     return Missing(
         key=key.hex(),

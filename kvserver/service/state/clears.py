@@ -67,7 +67,7 @@ class Clears:
         """Ends a clear: all its notes are durable, or it stops waiting. Without a durable note the chunks are gone from
         memory, but they may return if the whole server restarts before the devices could be told."""
         self._timers.cancel("clear", clear.number)
-        if any(space in self._chunks.emptying for space in clear.spaces):
+        if any(space in self._chunks.forgetting for space in clear.spaces):
             self.waiting.append(clear)
             return
         done, why = clear.done, clear.why
@@ -80,7 +80,7 @@ class Clears:
     def go_on(self) -> None:
         """Forgets some more chunks of cleared namespaces."""
         self._is_asked = False
-        self._chunks.empty()
+        self._chunks.forget_some()
 
     def turn(self) -> None:
         """Answers the clears whose chunks are all gone, and asks for GoOn while others are left. Called at the end of
@@ -89,6 +89,6 @@ class Clears:
         for clear in waiting:
             self.end(clear)
         self._chunks.event_ended()
-        if self._chunks.emptying and not self._is_asked:
+        if self._chunks.forgetting and not self._is_asked:
             self._is_asked = True
             self._out.emit(GoOn())

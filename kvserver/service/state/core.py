@@ -15,13 +15,13 @@ from kvserver.service.state.disk_tier import DiskTier
 from kvserver.service.state.jobs import Jobs
 from kvserver.service.state.leases import Leases
 from kvserver.service.state.movers import Movers
-from kvserver.service.state.operator_state import Wishes
+from kvserver.service.state.operator_state import OperatorState
 from kvserver.service.state.outbox import Outbox
 from kvserver.service.state.sessions import Session, Sessions
 from kvserver.service.telling.counters import Counters
-from kvserver.service.telling.evicted_keys import Departed
+from kvserver.service.telling.evicted_keys import EvictedKeys
 from kvserver.service.telling.log_sampling import RequestLines
-from kvserver.service.telling.lookup_counts import Asked
+from kvserver.service.telling.lookup_counts import LookupCounts
 from kvserver.service.telling.reuse import Reuse
 from kvserver.wire.messages import NAME_BYTES_MAX
 
@@ -41,8 +41,8 @@ class Core(Outbox):
         self.incarnation = incarnation
         self.started_ns = started_ns
         self.reuse = Reuse(started_ns)
-        self.asked = Asked(self.counters, self.reuse)
-        self.departed = Departed(bounds.chunks_max)
+        self.lookup_counts = LookupCounts(self.counters, self.reuse)
+        self.evicted_keys = EvictedKeys(bounds.chunks_max)
         self.lines = RequestLines(bounds.request_lines)
         self.chunks = Chunks(
             arena_bytes=bounds.arena_bytes,
@@ -64,7 +64,7 @@ class Core(Outbox):
         self.movers = Movers()
         self.leases = Leases()
         self.jobs = Jobs()
-        self.wishes = Wishes()
+        self.operators = OperatorState()
         self.untold: list[tuple[Space, list[Node]]] = []
         """Chunks of an earlier brain that subscribers have not been told of. The last one in each list is told next."""
         self.arena_problem = self.arena_placement = ""

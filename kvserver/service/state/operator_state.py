@@ -36,7 +36,7 @@ class Hold:
         return fetch
 
 
-class Wishes:
+class OperatorState:
     """The wishes of all operators together."""
 
     def __init__(self) -> None:

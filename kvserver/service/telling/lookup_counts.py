@@ -38,7 +38,7 @@ class LookupResult(NamedTuple):
     """Why the prefix ends."""
 
 
-class Asked:
+class LookupCounts:
     """The queue of lookups to count. Call settle() before reading the counters of lookups, or the reuse."""
 
     def __init__(self, counters: Counters, reuse: Reuse) -> None:

@@ -60,7 +60,7 @@ def test_room_in_the_index_is_not_made_of_what_has_something_in_dram_before_what
     account_in_dram(rig).guaranteed_bytes = 0
     core = rig.service._core
     core.chunks.clear(core.chunks.spaces[GUESTS], "cleared")
-    core.chunks.empty()
+    core.chunks.forget_some()
     stored(chat, 2, seed=6)
     warm = core.chunks.spaces[AGENTS].nodes[keys]
     warm.used = rig.now_ns + 1
@@ -78,7 +78,7 @@ def test_room_in_the_index_takes_nothing_out_of_dram_that_was_guaranteed() -> No
     for space in list(core.chunks.spaces.values()):
         if space.digest not in (AGENTS, CHAT):
             core.chunks.clear(space, "cleared")
-    core.chunks.empty()
+    core.chunks.forget_some()
     core.chunks.chunks_max = core.chunks.chunks
     assert chat.ask(chat.storing(chain(8, 1), GroupBlocks(0, 0, ids(0, 1, 2)))).why == "full"
     assert core.chunks.spaces[AGENTS].nodes[keys].in_dram == 0b10

@@ -38,8 +38,8 @@ BELOW: dict[str, str] = {
     "kvserver.brain.http": "service.telling config wire",
     "kvserver.brain": "brain.http service service.base service.holdings service.state service.telling config ipc "
     "transfer wire",
-    "kvserver.replay kvserver.sizing kvserver.cli": "kvclient.client kvclient.keys kvclient.values supervisor movers "
-    "ipc config service service.base service.state service.telling tiers transfer wire",
+    "kvserver.replay kvserver.sizing kvserver.cli": "brain kvclient.client kvclient.keys kvclient.values supervisor "
+    "movers ipc config service service.base service.state service.telling tiers transfer wire",
     "kvserver.__main__": "cli",
     "kvclient.values kvclient.keys kvclient.counters": "wire",
     "kvclient.base kvclient.memory kvclient.identity kvclient.transport": "kvclient.values kvclient.keys "
