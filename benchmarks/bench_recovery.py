@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.bench_service import brain_rss_mib
+from benchmarks.replay.served import Served
 from benchmarks.rows import Rows, say
 from kvclient.client import Client
 from kvclient.values import RECOVERING, Timeouts
 from kvserver.movers import disk_notes
-from kvserver.replay.served import Served
 from kvserver.tiers.extents import extents_per_segment
 from kvserver.tiers.records import (
     DOCUMENT_FORMAT,

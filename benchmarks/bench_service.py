@@ -18,12 +18,12 @@ from array import array
 from collections.abc import Callable
 from multiprocessing.synchronize import Event
 
+from benchmarks.replay.served import Served
 from benchmarks.rows import Rows, say
 from benchmarks.serving import HOST, free_port, serving
 from kvclient.client import Client
 from kvclient.values import Blocks, CacheSpec, HostBuffer, Timeouts, full_group
 from kvserver._native import create_memfd
-from kvserver.replay.served import Served
 from kvserver.wire.messages import KEY_BYTES, RegionRun
 
 CHAIN_CHUNKS = 512

@@ -19,13 +19,13 @@ from contextlib import closing
 import msgspec
 
 from benchmarks.bench_service import brain_rss_mib
+from benchmarks.replay.served import Served
 from benchmarks.rows import Rows
 from benchmarks.serving import PATIENT
 from kvclient.client import Client
 from kvserver._native import Ledger, Pattern, copy_seconds, create_memfd
 from kvserver.config.config import Config
 from kvserver.ipc.inheritance import Inheritance, Sums
-from kvserver.replay.served import Served
 from kvserver.supervisor.arena_sums import threads
 from kvserver.tiers.records import NO_PARENT, Record, pack
 

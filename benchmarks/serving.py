@@ -5,10 +5,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from benchmarks.replay.served import Served
 from benchmarks.rows import say
 from kvclient.client import Client
 from kvclient.values import Timeouts
-from kvserver.replay.served import Served
 
 HOST = "127.0.0.1"
 CONNECT_S = 60.0

@@ -27,9 +27,9 @@ from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 
+from benchmarks.replay.served import TETHER, Served
 from benchmarks.rows import say
 from benchmarks.serving import HOST, free_port
-from kvserver.replay.served import TETHER, Served
 
 START_S_MAX = 400.0
 STOP_S_MAX = 20.0

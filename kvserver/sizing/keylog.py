@@ -13,8 +13,8 @@ from typing import Annotated
 import msgspec
 
 from kvserver.errors import ConfigError
-from kvserver.replay.trace import lines_of
-from kvserver.replay.workload import Prompt
+from kvserver.sizing.trace import lines_of
+from kvserver.sizing.workload import Prompt
 
 MARK = b'"keys"'
 

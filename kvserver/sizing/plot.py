@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from html import escape
 
-from kvserver.replay.plot import legend, stroke, text
 from kvserver.sizing.run import Sizing
 
 WIDTH, HEIGHT = 840, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 62, 60
+COLOURS = ("#888888", "#1f77b4", "#d95f02", "#2ca02c", "#9467bd", "#8c564b")
+DASHES = ("2 3", "7 3", "", "9 3 2 3", "4 2", "1 2")
+"""They tell lines apart in grey, too."""
 PERCENT_STEP = 20
 
 
@@ -21,28 +24,53 @@ def draw(sizing: Sizing) -> str:
         "from HBM and DRAM": [100 * (size.hbm_tokens + size.server_tokens) / total for size in sizes],
         "nothing is ever forgotten": [100 * sizing.infinite_tokens / total] * len(sizes),
     }
-    return "\n".join(
+    return svg(
+        HEIGHT,
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-            'font-size="12">',
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
             text(LEFT, 20, f"{sizing.trace}: {sizing.requests:,} requests, token hit rate in %"),
             *legend(list(lines)),
             *_grid(powers),
             *(_line(number, powers, values) for number, values in enumerate(lines.values())),
             text(WIDTH / 2, HEIGHT - 12, f"arena in GB, {sizing.token_bytes:,} bytes a token", anchor="middle"),
-            "</svg>",
-            "",
-        ]
+        ],
     )
+
+
+def svg(height: int, parts: Sequence[str]) -> str:
+    """A drawing of this height on white."""
+    size = f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12"'
+    paper = f'<rect width="{WIDTH}" height="{height}" fill="white"/>'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', paper, *parts, "</svg>", ""])
+
+
+def grid_line(y: float, name: str) -> list[str]:
+    line = f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#dddddd"/>'
+    return [line, text(LEFT - 6, y + 4, name, anchor="end")]
+
+
+def legend(names: Sequence[str]) -> list[str]:
+    parts, x = [], float(LEFT)
+    for number, name in enumerate(names):
+        parts.append(f'<path d="M{x:.0f} 34h28" fill="none" {stroke(number)}/>')
+        parts.append(text(x + 34, 38, name))
+        x += 64 + 7.5 * len(name)
+    return parts
+
+
+def stroke(number: int) -> str:
+    colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+    return f'stroke="{colour}" stroke-width="2"' + (f' stroke-dasharray="{dash}"' if dash else "")
+
+
+def text(x: float, y: float, words: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222222">{escape(words)}</text>'
 
 
 def _grid(powers: Sequence[float]) -> list[str]:
     bottom = HEIGHT - BOTTOM
     parts = []
     for percent in range(0, 101, PERCENT_STEP):
-        parts.append(f'<path d="M{LEFT} {_y(percent):.1f}H{WIDTH - RIGHT}" stroke="#dddddd"/>')
-        parts.append(text(LEFT - 6, _y(percent) + 4, str(percent), anchor="end"))
+        parts += grid_line(_y(percent), str(percent))
     for power in powers:
         at = _x(power, powers)
         parts.append(f'<path d="M{at:.1f} {bottom}v5" stroke="#888888"/>')

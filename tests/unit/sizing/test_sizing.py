@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from kvserver.cli import main
 from kvserver.errors import ConfigError
-from kvserver.replay.trace import SAMPLES
 from kvserver.sizing.options import SizingOptions
 from kvserver.sizing.plot import draw
 from kvserver.sizing.report import render
 from kvserver.sizing.run import Size, Sizing, run
+from kvserver.sizing.trace import SAMPLES
 
 CHUNK = 7
 UNIT = 4096

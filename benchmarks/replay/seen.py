@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvserver.replay.result import DiskUse
+from benchmarks.replay.result import DiskUse
 from kvserver.wire.status import Status
 
 COUNTERS = ("evictions", "evicted_bytes", "chunks_stored", "stores_short", "leases_expired", "mover_restarts")

@@ -1,6 +1,6 @@
 """Sessions that were never recorded, made to match figures published about 739 recorded sessions of coding agents.
 
-    python -m kvserver.replay.synthetic [SEED] > FILE.jsonl        # then: --trace FILE.jsonl
+    python -m benchmarks.replay.synthetic [SEED] > FILE.jsonl        # then: --trace FILE.jsonl
 
 Their requests: input tokens on average 42 to 45 K, median 34 to 38 K, from 9.8 to 98.9 K; output tokens on average
 450 to 500, median 240, up to 6 K; 93 to 97 % of each input repeats the turn before. A session begins with its tools
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from kvserver.replay.trace import SESSION_BLOCK_TOKENS, Session, Turn
+from kvserver.sizing.trace import SESSION_BLOCK_TOKENS, Session, Turn
 
 SESSIONS = 739
 INPUT_TOKENS_MIN, INPUT_TOKENS_MAX = 9_800, 98_900

@@ -11,8 +11,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
 
+from benchmarks.replay.options import DISK_FLAG, DISK_PATHS_FLAG
 from kvserver.errors import ResourceError
-from kvserver.replay.options import DISK_FLAG, DISK_PATHS_FLAG
 
 PR_SET_PDEATHSIG = 1
 STOP_S_MAX = 10.0

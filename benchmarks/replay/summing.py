@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvserver.replay.cost import CostModel
-from kvserver.replay.options import ReplayOptions
-from kvserver.replay.outcome import Outcome
-from kvserver.replay.queueing import Answered, Work, answer_all
-from kvserver.replay.result import ArmResult, Latency, Quantiles, Restart, Sources, Traffic, Window
-from kvserver.replay.seen import Seen
-from kvserver.replay.workload import Prompt
+from benchmarks.replay.cost import CostModel
+from benchmarks.replay.options import ReplayOptions
+from benchmarks.replay.queueing import Answered, Work, answer_all
+from benchmarks.replay.result import ArmResult, Latency, Quantiles, Restart, Sources, Traffic, Window
+from benchmarks.replay.seen import Seen
+from kvserver.sizing.outcome import Outcome
+from kvserver.sizing.workload import Prompt
 
 WINDOWS = 30
 """Points of the time series."""

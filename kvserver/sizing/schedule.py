@@ -7,7 +7,7 @@ is always something to send or something running: the earliest prompt that has n
 from collections import deque
 from collections.abc import Sequence
 
-from kvserver.replay.workload import Prompt
+from kvserver.sizing.workload import Prompt
 
 
 class Schedule:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from kvserver.errors import ConfigError
-from kvserver.replay.options import ReplayOptions
-from kvserver.replay.trace import (
+from kvserver.sizing.options import TrafficOptions
+from kvserver.sizing.trace import (
     ARRIVAL_BLOCK_TOKENS,
     SESSION_BLOCK_TOKENS,
     Arrival,
@@ -48,7 +48,7 @@ class Prompt:
     """Requests that must end before this one is sent: its author was waiting for them."""
 
 
-def make_workload(trace: Trace, options: ReplayOptions) -> list[Prompt]:
+def make_workload(trace: Trace, options: TrafficOptions) -> list[Prompt]:
     if trace.sessions:
         prompts = list(_closed_loop(trace.sessions, options))
     else:
@@ -98,7 +98,7 @@ class _Line:
 
 
 class _ClosedLoop:
-    def __init__(self, sessions: list[Session], options: ReplayOptions) -> None:
+    def __init__(self, sessions: list[Session], options: TrafficOptions) -> None:
         fitting = [s for s in sessions if s.turns[0].input_tokens <= options.context_tokens_max]
         self.options = options
         self.sessions = sorted(fitting, key=lambda session: session.id)
@@ -179,7 +179,7 @@ class _ClosedLoop:
         heapq.heappush(self.due, (at_s, self.pushes, line))
 
 
-def _closed_loop(sessions: list[Session], options: ReplayOptions) -> Iterator[Prompt]:
+def _closed_loop(sessions: list[Session], options: TrafficOptions) -> Iterator[Prompt]:
     requests = options.requests or requests_of_one_pass(sessions, options.context_tokens_max)
     return islice(_ClosedLoop(sessions, options).run(), requests)
 
@@ -227,7 +227,7 @@ def global_prompts(session: Session, warm_blocks: int, first_id: int) -> tuple[l
 # ---------------------------------------------------------------- arrivals
 
 
-def _arrivals(arrivals: list[Arrival], options: ReplayOptions) -> Iterator[Prompt]:
+def _arrivals(arrivals: list[Arrival], options: TrafficOptions) -> Iterator[Prompt]:
     """Prompts in file order. Requests that exceed the context are left out."""
     placement = _Placement(options)
     workers: list[int] = []
@@ -266,7 +266,7 @@ def _arrivals(arrivals: list[Arrival], options: ReplayOptions) -> Iterator[Promp
 class _Placement:
     """Chooses the worker of a conversation: its home, until it moves."""
 
-    def __init__(self, options: ReplayOptions) -> None:
+    def __init__(self, options: TrafficOptions) -> None:
         self.options = options
         self.random = random.Random(f"placement {options.seed}")
 

@@ -8,20 +8,20 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from time import monotonic, sleep
 
+from benchmarks.replay import pipe
+from benchmarks.replay.crew import Crew
+from benchmarks.replay.link import Control
+from benchmarks.replay.options import Arm, ReplayOptions
+from benchmarks.replay.progress import Progress
+from benchmarks.replay.result import ArmResult, ReplayResult, Restart, byte_problems
+from benchmarks.replay.seen import Seen, joined, seen_in
+from benchmarks.replay.served import Served
+from benchmarks.replay.summing import cost_model, sources_of, sum_up
 from kvserver.errors import ResourceError
-from kvserver.replay import pipe
-from kvserver.replay.crew import Crew
-from kvserver.replay.link import Control
-from kvserver.replay.options import Arm, ReplayOptions
-from kvserver.replay.outcome import Outcome
-from kvserver.replay.progress import Progress
-from kvserver.replay.result import ArmResult, ReplayResult, Restart, byte_problems
-from kvserver.replay.schedule import Schedule
-from kvserver.replay.seen import Seen, joined, seen_in
-from kvserver.replay.served import Served
-from kvserver.replay.summing import cost_model, sources_of, sum_up
-from kvserver.replay.trace import load
-from kvserver.replay.workload import Prompt, make_workload
+from kvserver.sizing.outcome import Outcome
+from kvserver.sizing.schedule import Schedule
+from kvserver.sizing.trace import load
+from kvserver.sizing.workload import Prompt, make_workload
 from kvserver.wire.status import Status
 
 TURN_S = 0.5

@@ -11,12 +11,12 @@ from types import TracebackType
 
 import msgspec
 
+from benchmarks.replay.options import ReplayOptions
+from benchmarks.replay.pages import Pages
 from kvclient.client import Client
 from kvclient.values import Blocks, CacheSpec, HostBuffer, Lease, RetrieveResult, StoreResult, Timeouts, full_group
 from kvserver.errors import ResourceError
-from kvserver.replay.engine import Ended, Hit
-from kvserver.replay.options import ReplayOptions
-from kvserver.replay.pages import Pages
+from kvserver.sizing.engine import Ended, Hit
 from kvserver.wire.messages import RegionRun
 from kvserver.wire.status import Status
 

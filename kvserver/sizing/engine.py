@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Protocol
 
-from kvserver.replay.outcome import Outcome
+from kvserver.sizing.outcome import Outcome
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.replay.options import ReplayOptions
 from kvserver.errors import ConfigError
-from kvserver.replay.options import ReplayOptions
-from kvserver.replay.schedule import Schedule
-from kvserver.replay.trace import Session, Trace, Turn, load
-from kvserver.replay.workload import Prompt, make_workload
+from kvserver.sizing.schedule import Schedule
+from kvserver.sizing.trace import Session, Trace, Turn, load
+from kvserver.sizing.workload import Prompt, make_workload
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 
+from benchmarks.replay import pipe
+from benchmarks.replay.link import ServerLink
+from benchmarks.replay.options import ReplayOptions
+from benchmarks.replay.pages import Pages
+from benchmarks.replay.prefixes import Prefixes, replay_namespace
 from kvserver.errors import KvError
-from kvserver.replay import pipe
-from kvserver.replay.engine import Engine
-from kvserver.replay.link import ServerLink
-from kvserver.replay.options import ReplayOptions
-from kvserver.replay.pages import Pages
-from kvserver.replay.pool import PrefixPool
-from kvserver.replay.prefixes import Prefixes, replay_namespace
+from kvserver.sizing.engine import Engine
+from kvserver.sizing.pool import PrefixPool
 
 Call = Callable[[], None]
 

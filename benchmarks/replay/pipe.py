@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvserver.replay.outcome import Outcome
+from kvserver.sizing.outcome import Outcome
 
 BLOCK_ID = "Q"
 """array type code of Begin.blocks."""

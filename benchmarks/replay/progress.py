@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvserver.replay.outcome import Outcome
+from kvserver.sizing.outcome import Outcome
 
 
 @dataclass

@@ -13,7 +13,7 @@ and before them the bytes from disk at the disk's rate. queueing.py adds the wai
 
 from dataclasses import dataclass
 
-from kvserver.replay.outcome import Outcome
+from kvserver.sizing.outcome import Outcome
 
 BASE_S = 0.025
 NEW_TOKEN_S = 1.9e-5

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from kvserver.replay.progress import Progress
-from kvserver.replay.result import ArmResult, DiskUse, Latency, ReplayResult, Restart, Sources, Traffic
+from benchmarks.replay.progress import Progress
+from benchmarks.replay.result import ArmResult, DiskUse, Latency, ReplayResult, Restart, Sources, Traffic
 
 Cell = Callable[[ArmResult], str]
 

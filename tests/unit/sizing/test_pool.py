@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvserver.replay.pool import PrefixPool
+from kvserver.sizing.pool import PrefixPool
 
 
 def _digests(prompt: list[int]) -> list[bytes]:

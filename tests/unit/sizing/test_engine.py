@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvserver.replay.prefixes import Prefixes
+from benchmarks.replay.prefixes import Prefixes
 from tests.rigs.replay_standin import BLOCK_TOKENS, BLOCKS_PER_CHUNK, PAGE_BYTES, REGIONS, Rig, Standin
 
 BLOCK_BYTES = REGIONS * PAGE_BYTES

@@ -7,10 +7,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 
+from benchmarks.replay import pipe
+from benchmarks.replay.options import ReplayOptions
+from benchmarks.replay.worker import worker_main
 from kvserver.errors import ResourceError
-from kvserver.replay import pipe
-from kvserver.replay.options import ReplayOptions
-from kvserver.replay.worker import worker_main
 
 JOIN_S_MAX = 5.0
 

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kvserver.replay.workload import Prompt
+from kvserver.sizing.workload import Prompt
 
 
 class Work(NamedTuple):

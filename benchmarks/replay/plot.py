@@ -2,16 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
-from kvserver.replay.result import ReplayResult
+from benchmarks.replay.result import ReplayResult
+from kvserver.sizing.plot import LEFT, RIGHT, TOP, WIDTH, grid_line, legend, stroke, svg, text
 
-WIDTH, PANEL_HEIGHT = 840, 210
-LEFT, RIGHT, TOP, GAP, BOTTOM = 64, 16, 62, 48, 52
-COLOURS = ("#888888", "#1f77b4", "#d95f02", "#2ca02c", "#9467bd", "#8c564b")
-"""The first is HBM only. Dashes tell all of them apart in grey, too."""
-DASHES = ("2 3", "7 3", "", "9 3 2 3", "4 2", "1 2")
+PANEL_HEIGHT, GAP, BOTTOM = 210, 48, 52
 GRID_LINES = 5
 ROUND_STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)
 
@@ -44,16 +40,13 @@ def draw(result: ReplayResult) -> str:
     ]
     height = TOP + len(panels) * PANEL_HEIGHT + (len(panels) - 1) * GAP + BOTTOM
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
         text(LEFT, 20, f"{result.trace}: {first.requests} requests, {result.users} users, {result.workers} workers"),
         *legend([line.name for line in hit_rates]),
     ]
     for number, panel in enumerate(panels):
         parts += _panel(panel, hours, TOP + number * (PANEL_HEIGHT + GAP))
     parts.append(text(WIDTH / 2, height - 12, "hours on the clock of the recorded traffic", anchor="middle"))
-    return "\n".join([*parts, "</svg>", ""])
+    return svg(height, parts)
 
 
 def _panel(panel: Panel, hours: Sequence[float], y: float) -> list[str]:
@@ -62,8 +55,7 @@ def _panel(panel: Panel, hours: Sequence[float], y: float) -> list[str]:
     for step in range(GRID_LINES + 1):
         value = panel.top * step / GRID_LINES
         at = bottom - PANEL_HEIGHT * step / GRID_LINES
-        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#dddddd"/>')
-        parts.append(text(LEFT - 6, at + 4, f"{value:g}", anchor="end"))
+        parts += grid_line(at, f"{value:g}")
         parts.append(text(_x(last * step / GRID_LINES, last), bottom + 16, f"{last * step / GRID_LINES:.1f}", "middle"))
     for number, line in enumerate(panel.lines):
         points = " ".join(
@@ -72,24 +64,6 @@ def _panel(panel: Panel, hours: Sequence[float], y: float) -> list[str]:
         )
         parts.append(f'<polyline points="{points}" fill="none" {stroke(number)}/>')
     return parts
-
-
-def legend(names: Sequence[str]) -> list[str]:
-    parts, x = [], float(LEFT)
-    for number, name in enumerate(names):
-        parts.append(f'<path d="M{x:.0f} 34h28" fill="none" {stroke(number)}/>')
-        parts.append(text(x + 34, 38, name))
-        x += 64 + 7.5 * len(name)
-    return parts
-
-
-def stroke(number: int) -> str:
-    colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-    return f'stroke="{colour}" stroke-width="2"' + (f' stroke-dasharray="{dash}"' if dash else "")
-
-
-def text(x: float, y: float, words: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222222">{escape(words)}</text>'
 
 
 def _x(value: float, last: float) -> float:

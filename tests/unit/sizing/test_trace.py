@@ -6,7 +6,7 @@ import pytest
 import zstandard
 
 from kvserver.errors import ConfigError
-from kvserver.replay.trace import ARRIVAL_BLOCK_TOKENS, arrival_prompts, load, session_prompts
+from kvserver.sizing.trace import ARRIVAL_BLOCK_TOKENS, arrival_prompts, load, session_prompts
 
 SESSION = b'{"id":"a","tool":70,"sys":9,"seq":[0,1],"req":[[0,0.0,0.0,1.5,200,7,0,0,0],[0,3.0,1.5,2.0,331,7,1,2,1]]}'
 
