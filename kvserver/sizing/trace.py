@@ -6,9 +6,10 @@ prefix, so equal ids mean equal whole prefixes. An inconsistent file is refused 
 trusts its input.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 import zstandard
@@ -25,6 +26,7 @@ SAMPLES = {
 TEXT_BYTES_MAX = 1 << 30
 """A longer trace is refused: it would not fit in memory once parsed."""
 PACKED_READ_BYTES = 1 << 20
+Entry = TypeVar("Entry")
 
 
 class Turn(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -39,6 +41,11 @@ class Turn(msgspec.Struct, array_like=True, frozen=True, gc=False):
     back: int
     shared_blocks: int
     stop: int
+
+    @property
+    def blocks(self) -> int:
+        """Full blocks of the prompt."""
+        return self.input_tokens // SESSION_BLOCK_TOKENS
 
 
 class Session(msgspec.Struct, frozen=True, rename={"tool_tokens": "tool", "system_tokens": "sys", "turns": "req"}):
@@ -60,6 +67,10 @@ class Arrival(msgspec.Struct, array_like=True, frozen=True, gc=False):
     output_tokens: int
     back: int
     shared_blocks: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.input_tokens // ARRIVAL_BLOCK_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -84,25 +95,20 @@ def load(source: str) -> Trace:
 
 def session_prompts(session: Session) -> list[list[int]]:
     """The block ids of each turn, numbered from 0 within the session."""
-    prompts: list[list[int]] = []
-    unused = 0
-    for turn in session.turns:
-        blocks = turn.input_tokens // SESSION_BLOCK_TOKENS
-        shared = prompts[-turn.back][: turn.shared_blocks] if turn.back else []
-        fresh = blocks - len(shared)
-        prompts.append(shared + list(range(unused, unused + fresh)))
-        unused += fresh
-    return prompts
+    return _prompts(session.turns)
 
 
 def arrival_prompts(arrivals: list[Arrival]) -> list[list[int]]:
     """The block ids of each arrival, numbered from 0 within the trace; the last block may be partial."""
+    return _prompts(arrivals)
+
+
+def _prompts(requests: Sequence[Turn | Arrival]) -> list[list[int]]:
     prompts: list[list[int]] = []
     unused = 0
-    for arrival in arrivals:
-        blocks = -(-arrival.input_tokens // ARRIVAL_BLOCK_TOKENS)
-        shared = prompts[-arrival.back][: arrival.shared_blocks] if arrival.back else []
-        fresh = blocks - len(shared)
+    for request in requests:
+        shared = prompts[-request.back][: request.shared_blocks] if request.back else []
+        fresh = request.blocks - len(shared)
         prompts.append(shared + list(range(unused, unused + fresh)))
         unused += fresh
     return prompts
@@ -142,34 +148,32 @@ def _bounded(text: bytes, path: Path) -> bytes:
     return text
 
 
-def _parse_sessions(path: Path, lines: list[bytes]) -> list[Session]:
-    decode = msgspec.json.Decoder(Session).decode
-    sessions = []
+def decoded(path: Path, lines: list[bytes], kind: type[Entry]) -> Iterator[tuple[str, Entry]]:
+    """The place of each line, for messages, and what it holds. Raises ConfigError for a line that is something else."""
+    decode = msgspec.json.Decoder(kind).decode
     for number, line in enumerate(lines, start=1):
+        place = f"{path}, line {number}"
         try:
-            session = decode(line)
+            yield place, decode(line)
         except msgspec.DecodeError as error:
-            raise ConfigError("trace-line", f"{path}, line {number}: {error}") from error
+            raise ConfigError("trace-line", f"{place}: {error}") from error
+
+
+def _parse_sessions(path: Path, lines: list[bytes]) -> list[Session]:
+    sessions = []
+    for place, session in decoded(path, lines, Session):
         if problem := _session_problem(session):
-            raise ConfigError("trace-line", f"{path}, line {number}: {problem}")
+            raise ConfigError("trace-line", f"{place}: {problem}")
         sessions.append(session)
     return sessions
 
 
 def _parse_arrivals(path: Path, lines: list[bytes]) -> list[Arrival]:
-    decode = msgspec.json.Decoder(Arrival).decode
     arrivals: list[Arrival] = []
-    blocks: list[int] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            arrival = decode(line)
-        except msgspec.DecodeError as error:
-            raise ConfigError("trace-line", f"{path}, line {number}: {error}") from error
-        own = -(-arrival.input_tokens // ARRIVAL_BLOCK_TOKENS)
-        if problem := _sharing_problem(arrival.back, arrival.shared_blocks, own, blocks):
-            raise ConfigError("trace-line", f"{path}, line {number}: {problem}")
+    for place, arrival in decoded(path, lines, Arrival):
         arrivals.append(arrival)
-        blocks.append(own)
+        if problem := _sharing_problem(arrivals, len(arrivals) - 1):
+            raise ConfigError("trace-line", f"{place}: {problem}")
     return arrivals
 
 
@@ -178,12 +182,9 @@ def _session_problem(session: Session) -> str:
         return "a session without requests"
     if session.tool_tokens < 0 or session.system_tokens < 0:
         return f"tool={session.tool_tokens} and sys={session.system_tokens} must not be negative"
-    blocks: list[int] = []
-    for index, turn in enumerate(session.turns):
-        own = turn.input_tokens // SESSION_BLOCK_TOKENS
-        if problem := _sharing_problem(turn.back, turn.shared_blocks, own, blocks):
+    for index in range(len(session.turns)):
+        if problem := _sharing_problem(session.turns, index):
             return f"req[{index}]: {problem}"
-        blocks.append(own)
     agents = {turn.agent for turn in session.turns}
     for step in session.seq:
         if step >= len(session.turns):
@@ -193,13 +194,14 @@ def _session_problem(session: Session) -> str:
     return ""
 
 
-def _sharing_problem(back: int, shared_blocks: int, own_blocks: int, earlier_blocks: list[int]) -> str:
+def _sharing_problem(requests: Sequence[Turn | Arrival], index: int) -> str:
     """The error in one request's reference to an earlier one; empty if it is valid."""
-    if own_blocks < 0:
+    request = requests[index]
+    if request.blocks < 0:
         return "in must not be negative"
-    if not 0 <= back <= len(earlier_blocks):
-        return f"back={back} must be in [0, {len(earlier_blocks)}]"
-    shareable = min(own_blocks, earlier_blocks[-back]) if back else 0
-    if not 0 <= shared_blocks <= shareable:
-        return f"shared={shared_blocks} must be in [0, {shareable}]"
+    if not 0 <= request.back <= index:
+        return f"back={request.back} must be in [0, {index}]"
+    shareable = min(request.blocks, requests[index - request.back].blocks) if request.back else 0
+    if not 0 <= request.shared_blocks <= shareable:
+        return f"shared={request.shared_blocks} must be in [0, {shareable}]"
     return ""
