@@ -17,7 +17,6 @@ during the burst, relative to its rate alone just before.
 Every byte of the first and the last burst is compared on the device, outside the timed part.
 """
 
-import argparse
 import os
 import random
 import statistics
@@ -32,7 +31,7 @@ from typing import TypeVar
 
 import torch
 
-from benchmarks.rows import Rows, say
+from benchmarks.rows import Rows, option_parser, say
 from benchmarks.serving import serving
 from kvclient import Blocks, CacheSpec, Client, DeviceBuffer, Lease, RegionRun, full_group
 from kvclient.values import RetrieveResult, StoreResult
@@ -291,8 +290,7 @@ CEILINGS: dict[str, float] = {}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
+    parser = option_parser(__doc__)
     parser.add_argument("--modes", default="staged")
     parser.add_argument("--pages-kib", default=",".join(map(str, REGIONS_OF_PAGE_KIB)))
     parser.add_argument("--request-mib", default="256")

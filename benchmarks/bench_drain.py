@@ -12,7 +12,6 @@ which a drain reads and writes. Meanwhile chunks are looked up one after another
 `lookup_longest_ms`. Afterwards every chunk must be found, and every byte is compared.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.bench_streaming import HostPool, Prompt, until
-from benchmarks.rows import Rows
+from benchmarks.rows import Rows, option_parser
 from benchmarks.serving import serving
 from kvclient import Client
 
@@ -88,13 +87,11 @@ def one_round(parent: Path | None, *, device_bytes: int, page_bytes: int, reques
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser = option_parser(__doc__, smoke="tiny")
     parser.add_argument("--device-mib", type=int, default=1024)
     parser.add_argument("--page-kib", type=int, default=4, help="4: chunks of 10 MiB; 32: of 32 MiB")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--directory", type=Path, help="where the devices lie, in directories of their own")
-    parser.add_argument("--smoke", action="store_true", help="tiny, to see that it runs")
     given = parser.parse_args()
     request_mib = REQUEST_MIB
     if given.smoke:

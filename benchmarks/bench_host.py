@@ -7,7 +7,6 @@ memfds. It is sampled before and after every run, because the speed of this memo
 = median over the runs of (GB/s / ceiling of that run). Every byte is compared, outside the timed part.
 """
 
-import argparse
 import itertools
 import os
 import random
@@ -20,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from benchmarks.rows import Rows, say
+from benchmarks.rows import Rows, option_parser, say
 from benchmarks.serving import serving
 from kvclient.client import Cache, Client
 from kvclient.values import Blocks, CacheSpec, HostBuffer, RetrieveResult, StoreResult, full_group
@@ -218,10 +217,7 @@ def run(*, request_bytes: int, page_sizes: tuple[int, ...], rounds: int, as_json
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
-    given = parser.parse_args()
+    given = option_parser(__doc__, smoke="tiny sizes").parse_args()
     if given.smoke:
         run(request_bytes=16 * MIB, page_sizes=(2 << 10, 128 << 10), rounds=2, as_json=given.json)
     else:

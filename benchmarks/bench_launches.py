@@ -16,7 +16,6 @@ Rows: median and ninth decile of the steps in ms; the ceiling is the same value 
 timed part.
 """
 
-import argparse
 import multiprocessing
 import os
 import random
@@ -33,7 +32,7 @@ import torch
 
 from benchmarks.bench_copy import MIB
 from benchmarks.device_pool import DevicePool
-from benchmarks.rows import Rows, say
+from benchmarks.rows import Rows, option_parser, say
 from benchmarks.serving import PATIENT, serving
 from kvclient import Blocks, Client, Lease
 from kvserver.wire.messages import KEY_BYTES
@@ -203,8 +202,7 @@ def measure(rows: Rows, client: Client, pool: DevicePool, go: ProcessEvent) -> N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser = option_parser(__doc__)
     parser.add_argument("--request-mib", type=int, default=256)
     parser.add_argument("--page-kib", type=int, default=64, choices=(2, 4, 8, 16, 32, 64))
     given = parser.parse_args()

@@ -12,7 +12,6 @@ The ceiling of `both` is the slower stage of the prompt before; the ratio is the
 pages are 32 KiB in 64 regions (an 8B model). Every byte of every prompt is compared, outside the timed part.
 """
 
-import argparse
 import os
 import random
 import tempfile
@@ -22,7 +21,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from benchmarks import bench_host
-from benchmarks.rows import Rows, say
+from benchmarks.rows import Rows, option_parser, say
 from benchmarks.serving import serving
 from kvclient import Blocks, Cache, Client, Lease
 from kvserver.wire.messages import KEY_BYTES
@@ -188,8 +187,7 @@ def measure(rows: Rows, device: str, prompts: list[Prompt], request_bytes: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser = option_parser(__doc__)
     parser.add_argument("--device", choices=("host", "cuda"), default="host")
     parser.add_argument("--directory", help="where the disk tier lies, in a directory of its own; a temporary one")
     parser.add_argument("--request-mib", type=int, default=512)
