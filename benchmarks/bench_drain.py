@@ -19,7 +19,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.bench_streaming import HostPool, Prompt, until
+from benchmarks.bench_host import Pool
+from benchmarks.bench_streaming import Prompt, until
+from benchmarks.bursts import WAIT_S
 from benchmarks.rows import Rows, option_parser
 from benchmarks.serving import serving
 from kvclient import Client
@@ -40,13 +42,13 @@ class Drained(NamedTuple):
     lookups_s: list[float]
 
 
-def filled(client: Client, pool: HostPool, device_bytes: int) -> tuple[list[Prompt], float]:
+def filled(client: Client, pool: Pool, device_bytes: int) -> tuple[list[Prompt], float]:
     """Prompts on disk, half of their chunks on each device, and the rate of writing them."""
     pool.fill()
     prompts = [Prompt(client, pool, seed) for seed in range(2 * device_bytes // pool.request_bytes)]
     began = time.perf_counter()
     for number, prompt in enumerate(prompts, 1):
-        prompt.store()
+        assert prompt.store().result(WAIT_S).chunks == pool.chunks
         chunks = number * pool.chunks
         until("its chunks to be on disk", lambda chunks=chunks: client.status()["chunks_on_disk"] >= chunks)
     return prompts, len(prompts) * pool.request_bytes / (time.perf_counter() - began) / 1e9
@@ -75,7 +77,7 @@ def one_round(parent: Path | None, *, device_bytes: int, page_bytes: int, reques
         flags += ("--slab-bytes", str(SEGMENT_BYTES))
         with serving(flags, ARENA_BYTES, engine="bench-drain") as (_, client):
             until("the disk tier", lambda: client.status()["disk_state"] == "ready")
-            pool = HostPool(client, page_bytes, request_bytes)
+            pool = Pool(client, page_bytes, request_bytes)
             prompts, write_gb_per_s = filled(client, pool, device_bytes)
             rate, lookups_s = drained(client, prompts)
             assert client.status()["chunks_on_disk"] == len(prompts) * pool.chunks, client.status()["disks"]
