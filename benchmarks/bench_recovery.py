@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -131,7 +132,7 @@ def one_start(directory: Path, records: int) -> Start:
     flags = ["--disk-paths", str(directory), "--disk-bytes", str(disk_bytes_for(records))]
     flags += ["--disk-segment-bytes", str(SEGMENT_BYTES), "--http-port", "0"]
     began = time.perf_counter()
-    with Served(flags, ARENA_BYTES) as served:
+    with closing(Served(flags, ARENA_BYTES)) as served:
         client = Client(str(served.socket), engine="bench-recovery", rank=-1, timeouts=PATIENT)
         assert client.wait_connected(60), served.last_words()
         longest_s, answer_s, recovered = 0.0, 0.0, False

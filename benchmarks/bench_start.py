@@ -36,7 +36,7 @@ COPY_BYTES = GIB // 4
 def one_start(arena_bytes: int) -> tuple[float, float, float, float]:
     """(ms to the first answer, GiB usable then, ms to the whole arena, MiB of the empty brain)."""
     began = time.perf_counter()
-    with Served(("--http-port", "0"), arena_bytes) as served:
+    with closing(Served(("--http-port", "0"), arena_bytes)) as served:
         client = Client(str(served.socket), engine="bench-start", rank=-1, timeouts=PATIENT)
         assert client.wait_connected(60), served.last_words()
         found = client.lookup(bytes(32), bytes(32))

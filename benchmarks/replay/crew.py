@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
 
 from benchmarks.replay import pipe
 from benchmarks.replay.options import ReplayOptions
@@ -36,14 +35,6 @@ class Crew:
             process.start()
             theirs.close()  # so that a worker's death closes its pipe
             self._members.append(_Member(process, ours))
-
-    def __enter__(self) -> "Crew":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def send(self, worker: int, message: pipe.ToWorker) -> None:
         try:

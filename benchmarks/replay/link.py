@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
-from types import TracebackType
 
 import msgspec
 
@@ -104,12 +103,7 @@ class Control:
     def __init__(self, socket: Path) -> None:
         self._client = Client(socket, engine=f"replay-{os.getpid()}-control", epoch=os.getpid(), rank=-1)
 
-    def __enter__(self) -> "Control":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._client.close()
 
     def connected(self, wait_s: float) -> bool:

@@ -1,14 +1,8 @@
 """Messages between the replay and its worker processes, one per pipe message."""
 
-from array import array
-from collections.abc import Sequence
-
 import msgspec
 
 from kvserver.sizing.outcome import Outcome
-
-BLOCK_ID = "Q"
-"""array type code of Begin.blocks."""
 
 
 class Begin(msgspec.Struct, array_like=True, tag="begin"):
@@ -16,7 +10,7 @@ class Begin(msgspec.Struct, array_like=True, tag="begin"):
 
     index: int
     tokens: int
-    blocks: bytes
+    blocks: list[int]
 
 
 class Stop(msgspec.Struct, array_like=True, tag="stop"):
@@ -55,11 +49,3 @@ FromWorker = Here | Over | Left | Broken
 encode = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
-
-
-def pack_blocks(blocks: Sequence[int]) -> bytes:
-    return array(BLOCK_ID, blocks).tobytes()
-
-
-def unpack_blocks(packed: bytes) -> list[int]:
-    return array(BLOCK_ID, packed).tolist()

@@ -5,7 +5,7 @@ run in which nothing ends for stall_s_max is given up. All started processes are
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from time import monotonic, sleep
 
 from benchmarks.replay import pipe
@@ -87,11 +87,11 @@ class _ArmRun:
             socket = self._options.socket
             if socket is None:
                 served = Served(self._arm.serve_flags, self._options.arena_bytes, self._options.disk_dir)
-                self._server = stack.enter_context(served)
+                self._server = stack.enter_context(closing(served))
                 socket = self._server.socket
-            control = stack.enter_context(Control(socket))
+            control = stack.enter_context(closing(Control(socket)))
             self._await_server(control)
-            crew = stack.enter_context(Crew(self._options, socket))
+            crew = stack.enter_context(closing(Crew(self._options, socket)))
             self._until(crew, lambda: self._here == self._options.workers, self._options.start_s_max)
             wall_s, restarted_s = self._play(crew, control)
         return sum_up(
@@ -204,7 +204,7 @@ class _ArmRun:
         for worker in range(self._options.workers):
             while self._sent < self._may_send and (prompt := self._schedule.take(worker)) is not None:
                 self._sent += 1
-                crew.send(worker, pipe.Begin(prompt.index, prompt.tokens, pipe.pack_blocks(prompt.blocks)))
+                crew.send(worker, pipe.Begin(prompt.index, prompt.tokens, prompt.blocks))
 
     def _hear(self, message: pipe.FromWorker) -> None:
         match message:

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic, sleep
-from types import TracebackType
 
 from benchmarks.replay.options import DISK_FLAG, DISK_PATHS_FLAG
 from kvserver.errors import ResourceError
@@ -44,14 +43,6 @@ class Served:
             command += [DISK_PATHS_FLAG, str(self._disk)]
         self._command = command
         self._process = self._started()
-
-    def __enter__(self) -> "Served":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def pid(self) -> int:

@@ -90,7 +90,7 @@ class WorkerLoop:
     def _begin_waiting(self, engine: Engine) -> None:
         while self._waiting:
             prompt = self._waiting[0]
-            if not engine.begin(prompt.index, prompt.tokens, pipe.unpack_blocks(prompt.blocks)):
+            if not engine.begin(prompt.index, prompt.tokens, prompt.blocks):
                 assert engine.active > 0  # an empty pool holds any prompt: ReplayOptions checks that
                 return
             self._waiting.popleft()
