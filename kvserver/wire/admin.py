@@ -133,5 +133,3 @@ class Changed(msgspec.Struct, frozen=True, tag="changed"):
 
 
 Outcome = Held | LetGo | Changed | Cleared | TenantCleared | Draining | Error
-
-decode_command = msgspec.json.Decoder(AnyCommand).decode
