@@ -115,8 +115,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tenants: Annotated[
         str,
         'Quotas in the arena, by the tenant that caches are registered with: "agents=3GiB..8GiB, chat=..1GiB" '
-        "guarantees agents 3GiB and holds chat to 1GiB; default is whoever has no entry. In a file a table. Empty: "
-        "none, and nothing is counted by tenant.",
+        'guarantees agents 3GiB and holds chat to 1GiB; "default" stands for all tenants without an entry. In a file a '
+        "table. Empty: none, and nothing is counted by tenant.",
     ] = ""
     disk_paths: Annotated[
         str,
@@ -196,7 +196,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, Within(1, 60_000), "A mover that has not ended a cancelled job, or let a cache go, by then is killed."
     ] = 2_000
     mover_start_ms: Annotated[
-        int, Within(1, 3_600_000), "A mover that is not ready by then is killed, and who waits for it is told."
+        int, Within(1, 3_600_000), "A mover that is not ready by then is killed, and requests that wait for it fail."
     ] = 30_000
     http_host: Annotated[str, "Address for /healthz, /readyz, /metrics and /status."] = "127.0.0.1"
     http_port: Annotated[int, Within(0, 65_535), "Port for them. 0: none."] = 9710
