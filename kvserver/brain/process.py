@@ -27,7 +27,7 @@ from kvserver.brain.bounds import bounds_from
 from kvserver.brain.fair_turns import Line
 from kvserver.brain.http.admin import AdminDoor, TellOutcome
 from kvserver.brain.http.server import HttpServer, Snapshot, SnapshotBoard
-from kvserver.brain.listeners import Board, MoverDoor, SupervisorDoor, open_door, read_request
+from kvserver.brain.listeners import ACCEPTED_PER_TURN, Board, MoverDoor, SupervisorDoor, open_door, read_request
 from kvserver.brain.publisher import Publisher
 from kvserver.brain.zmq_listener import LONG_BYTES, ZmqDoor
 from kvserver.config.config import Config
@@ -83,8 +83,6 @@ from kvserver.wire.orders import (
 )
 from kvserver.wire.zmtp import Message
 
-ACCEPTED_PER_TURN = 8
-"""Connections accepted at one door before other events have their turn."""
 MOVERS_DESCRIPTORS = 2
 REPORTS_PER_TURN = 8
 """Reports from one mover. Each takes 0.2 ms including the orders that follow; with 32, retrieves took twice as long."""
@@ -153,7 +151,7 @@ class Shell:
             strangers_max=share.strangers,
         )
         self._listener = open_door(config, ".local", socket.SOCK_SEQPACKET)
-        self._effects: dict[type, Callable[..., None]] = {
+        self._effects: dict[type, Callable[..., object]] = {
             Publish: lambda effect: self._ledger.seal(effect.records),
             Withdraw: lambda effect: self._ledger.clear(effect.offsets),
             PutNamespace: lambda effect: self._ledger.put_namespace(effect.number, effect.document),
@@ -165,7 +163,7 @@ class Shell:
             Ask: lambda effect: self._supervisor.tell(effect.wish),
             CloseDescriptors: lambda effect: close_all(self._take_offered(effect.numbers)),
             CloseSession: self._close_session,
-            GoOn: self._go_on,
+            GoOn: lambda _: self._loop.call_soon(self._handle, events.GoOn()),
             Log: lambda effect: logs.event(effect.level, effect.event, *effect.fields),
             Audit: lambda effect: logs.audit(*effect.fields),
             ChangeLogLevel: lambda effect: logs.set_level(effect.level),
@@ -502,9 +500,6 @@ class Shell:
             door.kill(f"it cannot be given a board: {problem}")
             return
         door.send(effect.order, descriptors)
-
-    def _go_on(self, _effect: GoOn) -> None:
-        self._loop.call_soon(self._handle, events.GoOn())
 
     # ---------------------------------------------------------------- ends
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kvserver.brain.fair_turns import Line
+from kvserver.brain.listeners import ACCEPTED_PER_TURN
 from kvserver.ipc.fd_sockets import broken, client_of
 from kvserver.wire.messages import FRAME_BYTES_MAX
 from kvserver.wire.zmtp import Alien, Message, Stream, packed
 
 READ_BYTES = 256 << 10
-ACCEPTED_PER_TURN = 8
 DROPPED_BYTES_MAX = 2 * FRAME_BYTES_MAX
 """A peer that sends a longer frame loses its connection. Frames between FRAME_BYTES_MAX and this are refused with a
 reply."""

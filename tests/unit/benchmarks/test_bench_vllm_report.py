@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import bench_vllm
 from benchmarks.rows import Rows
-from benchmarks.vllm_load import chart, report
+from benchmarks.vllm_load import report
 from benchmarks.vllm_load.asks import Ask, Line, Phase, Span, Workload, token_ids
 from benchmarks.vllm_load.counters import Counters
 from benchmarks.vllm_load.crowd import Outcome
@@ -286,12 +286,8 @@ def test_files_have_a_line_for_each_request_and_two_charts(tmp_path: Path) -> No
     assert len(list(ET.parse(tmp_path / "chat-shares.svg").iter("{http://www.w3.org/2000/svg}polyline"))) == 2
 
 
-def test_a_chart_without_points_is_still_one() -> None:
-    ET.fromstring(chart.render(title="a < b", x="x", y="y", series={"none": []}, lines=True))
-
-
 def test_shares_rise_to_all() -> None:
-    assert chart.steps_of_share([3.0, 1.0]) == [(1.0, 50.0), (3.0, 100.0)]
+    assert report.steps_of_share([3.0, 1.0]) == [(1.0, 50.0), (3.0, 100.0)]
 
 
 def test_arms_differ_in_nothing_but_the_connector() -> None:

@@ -123,6 +123,5 @@ def test_a_shape_has_the_weights_of_its_name_and_a_word_for_each_token() -> None
             product *= size
         elements += product
     assert elements == 8_030_261_248
-    assert SHAPES["llama-8b"].token_elements * 2 == 128 * 1024
     words = _tokenizer(SHAPES["small"])["model"]["vocab"]
     assert sorted(words.values()) == list(range(SHAPES["small"].vocabulary))

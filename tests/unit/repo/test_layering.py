@@ -38,8 +38,8 @@ BELOW: dict[str, str] = {
     "kvserver.brain.http": "service.telling config wire",
     "kvserver.brain": "brain.http service service.base service.holdings service.state service.telling config ipc "
     "transfer wire",
-    "kvserver.replay kvserver.sizing kvserver.cli": "brain kvclient.client kvclient.keys kvclient.values supervisor "
-    "movers ipc config service service.base service.state service.telling tiers transfer wire",
+    "kvserver.sizing kvserver.cli": "brain kvclient.client kvclient.keys kvclient.values supervisor movers "
+    "ipc config service service.base service.state service.telling tiers transfer wire",
     "kvserver.__main__": "cli",
     "kvclient.values kvclient.keys kvclient.counters": "wire",
     "kvclient.base kvclient.memory kvclient.identity kvclient.transport": "kvclient.values kvclient.keys "
@@ -57,7 +57,7 @@ FILES_MAX = 12
 
 # Modules that are expensive, or tie us to something, and the only importers of each.
 DOORS: dict[str, str] = {
-    "kvserver._native": "kvserver.transfer.native kvserver.cli.doctor kvserver.replay kvclient",
+    "kvserver._native": "kvserver.transfer.native kvserver.cli.doctor kvclient",
     "zmq": "kvserver.brain.publisher kvserver.brain.connection_limit kvclient.base kvclient.transport",
     "uvloop": "kvserver.brain.process",
     "asyncio": "kvserver.brain",
