@@ -1,15 +1,6 @@
 """Requests that are looked up before the engine asks for them: how many, and how long their answers are good."""
 
-from tests.rigs.offload_rig import BLOCK, CHUNK, Desk
-
-
-def test_the_question_can_be_put_before_the_answer_is_needed() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.offload.ask("r", desk.now_s)
-    desk.offload.ask("r", desk.now_s)
-    desk.answer(2)
-    assert desk.match(tokens=40, hbm=BLOCK) == 2 * CHUNK - BLOCK
+from tests.rigs.offload_rig import CHUNK, Desk
 
 
 def test_few_hold_leases_before_they_are_matched() -> None:
@@ -28,21 +19,6 @@ def test_few_hold_leases_before_they_are_matched() -> None:
     assert desk.offload.next_to_ask() == "d"
     desk.match("d", tokens=40)
     assert desk.offload.next_to_ask() is None
-
-
-def test_an_answer_that_waited_for_its_request_is_believed_for_a_moment() -> None:
-    desk = Desk()
-    for name in "ab":
-        desk.begin(name, tokens=40)
-        desk.offload.ask(name, desk.now_s)
-        desk.answer(2)
-    desk.now_s += desk.options.moment_s / 2
-    assert desk.match("a", tokens=40) == 2 * CHUNK
-    desk.now_s += desk.options.moment_s / 2
-    assert desk.match("b", tokens=40) is None
-    desk.answer(3)
-    assert desk.match("b", tokens=40) == 3 * CHUNK
-    assert [lease.number for lease in desk.offload.take_releases()] == [2]
 
 
 def test_an_answer_that_its_request_has_waited_for_is_believed_however_slow_the_steps_are() -> None:

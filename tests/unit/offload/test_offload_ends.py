@@ -1,10 +1,9 @@
 """Ends of requests and jobs: ranks, failures, preemption, aborts, reused names; nothing is left over."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvclient.values import Found, RetrieveResult, StoreResult
+from kvclient.values import RetrieveResult
 from tests.rigs.offload_rig import BLOCK, CHUNK, Desk, span, table
 
 
@@ -19,17 +18,6 @@ def test_a_retrieve_ends_when_all_ranks_have_reported() -> None:
     assert (end.order, end.ok) == (order, True)
     assert not desk.offload.holds("r")
     assert desk.offload.take_releases() == [], "each rank has used the lease"
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_failure_on_any_rank_is_the_retrieves(failing: int) -> None:
-    desk = Desk(ranks=2)
-    order = desk.retrieving(tokens=40, found=2)
-    assert desk.retrieve_ends(order, "mover-lost" if failing == 0 else "", rank=0) is None
-    end = desk.retrieve_ends(order, "timeout" if failing == 1 else "", rank=1)
-    assert end is not None
-    assert (end.ok, end.why) == (False, ["mover-lost", "timeout"][failing])
-    assert desk.offload.take_releases() == [order.lease]
 
 
 def test_a_failure_without_a_reason_is_a_failure() -> None:
@@ -103,31 +91,7 @@ def test_a_request_whose_retrieve_failed_is_computed_and_never_asks_again() -> N
     assert desk.offload.statistics.skipped_tokens["retrieve-failed"] == 3 * CHUNK
 
 
-def test_a_failed_retrieve_says_nothing_about_other_requests() -> None:
-    desk = Desk()
-    desk.retrieve_ends(desk.retrieving("a", tokens=40, found=3), "mover-lost")
-    assert desk.retrieving("b", tokens=40, found=3).refused == ""
-
-
 # ---------------------------------------------------------------- preemption
-
-
-def test_a_preempted_request_is_looked_up_again_and_retrieved_into_its_new_blocks() -> None:
-    desk = Desk()
-    order = desk.retrieving(tokens=40, found=2)
-    desk.retrieve_ends(order)
-    stored = desk.stored(tokens=43)
-    assert stored is not None
-    desk.store_ends(stored)
-    desk.offload.preempted("r")
-    assert desk.match(tokens=43) is None
-    desk.answer(3)
-    assert desk.match(tokens=43) == 3 * CHUNK
-    again = desk.offload.allocated("r", hbm_tokens=0, tables=[table(11, 800)])
-    assert again is not None
-    assert again.job != order.job
-    assert again.blocks[0].block_ids == table(9, 800)
-    assert desk.stored(tokens=43) is None
 
 
 def test_a_preemption_that_is_told_twice_is_one() -> None:
@@ -163,33 +127,6 @@ def test_stores_of_a_preempted_request_keep_their_blocks_and_are_not_sent_twice(
     assert span(desk.stored(tokens=60)) == (2, 5)
 
 
-def test_what_was_stored_while_the_server_was_asked_is_not_stored_again() -> None:
-    desk = Desk()
-    desk.admit(tokens=60)
-    order = desk.stored(tokens=30)
-    assert order is not None
-    desk.offload.preempted("r")
-    desk.match(tokens=60)
-    question = desk.lookup()
-    desk.store_ends(order)
-    desk.answer(1, order=question)
-    desk.offload.admitted("r", hbm_tokens=0)
-    assert span(desk.stored(tokens=60)) == (2, 5)
-
-
-def test_what_the_server_has_lost_since_is_stored_again_after_a_preemption() -> None:
-    desk = Desk()
-    desk.admit(tokens=60)
-    order = desk.stored(tokens=60)
-    assert order is not None
-    desk.store_ends(order)
-    desk.offload.preempted("r")
-    desk.match(tokens=60)
-    desk.answer(2)
-    desk.offload.admitted("r", hbm_tokens=0)
-    assert span(desk.stored(tokens=60)) == (2, 5)
-
-
 def test_the_end_of_a_retrieve_from_before_a_preemption_wakes_nobody() -> None:
     desk = Desk()
     order = desk.retrieving(tokens=40, found=3)
@@ -221,16 +158,6 @@ def test_a_request_that_is_aborted_while_it_waits_gives_its_lease_back() -> None
     assert not desk.offload.busy()
 
 
-def test_a_request_that_is_aborted_before_the_answer_gives_its_lease_back() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.match(tokens=40)
-    order = desk.lookup()
-    desk.offload.finish("r")
-    lease = desk.answer(3, order=order)
-    assert desk.offload.take_releases() == [lease]
-
-
 def test_a_request_that_is_aborted_in_its_retrieve_holds_its_blocks_until_the_end() -> None:
     desk = Desk(ranks=2)
     order = desk.retrieving(tokens=40, found=3)
@@ -260,16 +187,6 @@ def test_a_request_that_is_finished_while_it_is_stored_is_summed_up_at_the_end()
     assert summary.stored_tokens == 3 * CHUNK
 
 
-def test_a_declined_retrieve_gives_its_lease_back() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.match(tokens=40)
-    lease = desk.answer(3)
-    desk.offload.admitted("r", hbm_tokens=0)
-    assert desk.offload.take_releases() == [lease]
-    assert span(desk.stored(tokens=40)) is None
-
-
 def test_an_engine_may_tell_of_every_allocation_also_during_and_after_a_retrieve() -> None:
     desk = Desk()
     order = desk.retrieving(tokens=40, hbm=BLOCK, found=3)
@@ -284,40 +201,10 @@ def test_an_engine_may_tell_of_every_allocation_also_during_and_after_a_retrieve
     assert desk.offload.statistics.tokens_asked == 40
 
 
-def test_a_name_that_comes_back_is_another_request() -> None:
-    desk = Desk()
-    order = desk.retrieving(tokens=40, found=3)
-    desk.offload.finish("r")
-    desk.begin(tokens=30)
-    desk.match(tokens=30)
-    question = desk.lookup()
-    desk.retrieve_ends(order, "mover-lost")
-    desk.answer(1, order=question)
-    assert desk.match(tokens=30) == CHUNK, "its own retrieve has not failed"
-
-
-def test_a_late_answer_to_an_earlier_request_of_the_same_name_is_not_taken_for_its_own() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.match(tokens=40)
-    old = desk.lookup()
-    desk.offload.finish("r")
-    desk.begin(tokens=30)
-    assert desk.match(tokens=30) is None
-    lease = desk.answer(3, order=old)
-    assert desk.match(tokens=30) is None
-    assert desk.offload.take_releases() == [lease]
-
-
 def test_finishing_what_is_unknown_is_no_error() -> None:
     desk = Desk()
     desk.offload.finish("nobody")
     assert desk.offload.take_summaries() == []
-
-
-def test_an_answer_nobody_asked_for_is_a_bug() -> None:
-    with pytest.raises(KeyError):
-        Desk().offload.found(12, Found(1, None))
 
 
 # ---------------------------------------------------------------- statistics
@@ -339,14 +226,3 @@ def test_statistics_count_tokens_once_whatever_the_ranks() -> None:
     assert (seen.tokens_looked_up, seen.tokens_retrieved, seen.tokens_stored) == (60, 28, 24)
     assert (seen.retrieves_in_flight, seen.stores_in_flight, seen.skipped_tokens) == (0, 0, {})
     assert str(*desk.offload.take_summaries()) == "request=r prompt=60 hbm=8 hit=36 loaded=28 stored=24"
-
-
-def test_a_rank_that_reports_nothing_stored_is_the_jobs_count() -> None:
-    desk = Desk(ranks=2)
-    desk.admit(tokens=40)
-    order = desk.stored(tokens=40)
-    assert order is not None
-    desk.offload.store_ended(order.job, 0, StoreResult(0, 0, 0, "not-registered"))
-    end = desk.store_ends(order, rank=1)
-    assert end is not None
-    assert end.chunks == 0

@@ -4,8 +4,8 @@ import pytest
 
 from kvclient.offload.values import Group, Options
 from kvserver.errors import RequestError
-from kvserver.wire.messages import BLOCKS_MAX, CHUNKS_MAX
-from tests.rigs.offload_rig import BLOCK, CHUNK, FULL, PER_CHUNK, Desk, keys_of, table
+from kvserver.wire.messages import BLOCKS_MAX
+from tests.rigs.offload_rig import BLOCK, CHUNK, FULL, Desk, keys_of, table
 
 
 def test_a_request_waits_for_the_answer_and_is_told_what_the_server_can_bring() -> None:
@@ -21,75 +21,11 @@ def test_a_request_waits_for_the_answer_and_is_told_what_the_server_can_bring() 
     assert desk.offload.take_lookups() == []
 
 
-def test_matching_again_changes_nothing() -> None:
-    desk = Desk()
-    desk.begin(tokens=40)
-    desk.match(tokens=40)
-    desk.answer(2)
-    assert {desk.match(tokens=40) for _ in range(5)} == {2 * CHUNK}
-    assert desk.offload.take_lookups() == []
-    assert desk.offload.take_releases() == []
-
-
 def test_a_prompt_shorter_than_a_chunk_asks_nothing() -> None:
     desk = Desk()
     desk.begin(tokens=CHUNK - 1)
     assert desk.match(tokens=CHUNK - 1) == 0
     assert desk.offload.take_lookups() == []
-
-
-def test_the_last_token_is_left_to_the_engine() -> None:
-    desk = Desk()
-    desk.begin(tokens=3 * CHUNK)
-    desk.match(tokens=3 * CHUNK)
-    desk.answer(3)
-    assert desk.match(tokens=3 * CHUNK) == 3 * CHUNK - 1
-    order = desk.offload.allocated("r", hbm_tokens=0, tables=[table(9)])
-    assert order is not None
-    assert [(item.first_block, item.block_ids) for item in order.blocks] == [(0, table(9))], "the whole last chunk"
-    assert order.end_tokens == 3 * CHUNK - 1
-
-
-def test_an_engine_that_steps_back_by_itself_is_given_the_whole_prompt() -> None:
-    desk = Desk(engine_steps_back=True)
-    desk.begin(tokens=3 * CHUNK)
-    desk.match(tokens=3 * CHUNK)
-    desk.answer(3)
-    assert desk.match(tokens=3 * CHUNK) == 3 * CHUNK
-
-
-@pytest.mark.parametrize("group", [Group(CHUNK, "state"), Group(BLOCK, "window", 9)], ids=["state", "window"])
-def test_what_serves_one_boundary_only_is_looked_up_before_the_last_token(group: Group) -> None:
-    """A state after the last token is useless to a request that must compute that token.
-
-    A window begins one too late."""
-    desk = Desk(groups=(FULL, group), engine_steps_back=True)
-    desk.begin(tokens=3 * CHUNK)
-    desk.match(tokens=3 * CHUNK)
-    order = desk.lookup()
-    assert order.keys == keys_of(2)
-    desk.answer(2, order=order)
-    assert desk.match(tokens=3 * CHUNK) == 2 * CHUNK
-
-
-def test_only_what_lies_behind_the_engines_own_prefix_is_retrieved() -> None:
-    desk = Desk()
-    order = desk.retrieving(tokens=50, hbm=5 * BLOCK, found=4)
-    (blocks,) = order.blocks
-    assert (blocks.first_block, blocks.block_ids) == (5, table(13)[5 : 4 * PER_CHUNK])
-    assert (order.hbm_tokens, order.end_tokens) == (20, 48)
-    assert order.refused == ""
-
-
-@pytest.mark.parametrize("hbm", [3 * CHUNK, 3 * CHUNK + BLOCK, 4 * CHUNK])
-def test_nothing_is_retrieved_when_the_engine_holds_as_much(hbm: int) -> None:
-    desk = Desk()
-    desk.begin(tokens=60)
-    assert desk.match(tokens=60, hbm=hbm) is None
-    order = desk.lookup()
-    assert order.chunks_wanted_min == hbm // CHUNK + 1, "no lease for what the engine holds"
-    assert desk.answer(3, order=order) is None
-    assert desk.match(tokens=60, hbm=hbm) == 0
 
 
 def test_a_prompt_that_the_engine_holds_whole_waits_for_nobody() -> None:
@@ -98,18 +34,6 @@ def test_a_prompt_that_the_engine_holds_whole_waits_for_nobody() -> None:
     assert desk.match(tokens=41, hbm=40) == 0
     order = desk.lookup()
     assert order.chunks_wanted_min == 4, "more than are asked for: never a lease"
-
-
-def test_too_little_is_not_worth_a_retrieve() -> None:
-    desk = Desk(retrieve_tokens_min=25)
-    desk.begin(tokens=70)
-    desk.match(tokens=70, hbm=BLOCK)
-    order = desk.lookup()
-    assert order.chunks_wanted_min == 3, "4 + 25 tokens end in the third chunk"
-    assert desk.answer(2, order=order) is None
-    assert desk.match(tokens=70, hbm=BLOCK) == 0
-    desk.offload.admitted("r", hbm_tokens=BLOCK)
-    assert desk.offload.statistics.skipped_tokens == {"below-min": 2 * CHUNK - BLOCK}
 
 
 def test_enough_is_worth_a_retrieve() -> None:
@@ -130,17 +54,6 @@ def test_a_prefix_that_ends_inside_a_block_is_not_built_upon() -> None:
     desk.offload.admitted("r", hbm_tokens=6)
     assert desk.offload.take_releases() == [lease]
     assert desk.offload.statistics.skipped_tokens == {"unaligned": 30}
-
-
-def test_a_lease_is_asked_for_when_the_engine_has_lost_what_it_held() -> None:
-    desk = Desk()
-    desk.begin(tokens=60)
-    desk.match(tokens=60, hbm=4 * CHUNK)
-    desk.answer(4)
-    assert desk.match(tokens=60, hbm=4 * CHUNK) == 0
-    assert desk.match(tokens=60, hbm=CHUNK) is None
-    desk.answer(4)
-    assert desk.match(tokens=60, hbm=CHUNK) == 3 * CHUNK
 
 
 def test_a_server_that_grants_no_lease_is_not_asked_for_ever() -> None:
@@ -241,29 +154,6 @@ def test_a_request_that_must_compute_itself_waits_no_longer_than_a_lookup_may_ta
     assert desk.match(tokens=40) == 0
 
 
-def test_a_producer_stores_only() -> None:
-    desk = Desk(retrieves=False)
-    desk.begin(tokens=40)
-    assert desk.match(tokens=40) is None
-    assert desk.answer(1) is None
-    assert desk.match(tokens=40) == 0
-    desk.now_s += desk.options.moment_s
-    assert desk.match(tokens=40) == 0, "also while it is asked for anew"
-    assert desk.answer(1) is None
-    desk.offload.admitted("r", hbm_tokens=0)
-    stored = desk.stored(tokens=40)
-    assert stored is not None
-    assert stored.first_chunk == 1
-
-
-def test_a_consumer_retrieves_only() -> None:
-    desk = Desk(stores=False)
-    order = desk.retrieving(tokens=40, found=1)
-    desk.retrieve_ends(order)
-    assert desk.stored(tokens=40) is None
-    assert not desk.offload.busy()
-
-
 def test_a_consumer_does_not_ask_for_what_its_engine_holds() -> None:
     desk = Desk(stores=False, retrieve_tokens_min=5)
     desk.begin(tokens=40)
@@ -302,25 +192,7 @@ def test_a_prompt_of_more_blocks_than_one_request_takes_is_found_whole() -> None
     assert desk.lookup().keys == keys_of(chunks)
 
 
-def test_a_lookup_asks_for_no_more_chunks_than_one_request_takes() -> None:
-    desk = Desk()
-    desk.begin(tokens=(CHUNKS_MAX + 2) * CHUNK)
-    desk.match(tokens=(CHUNKS_MAX + 2) * CHUNK)
-    assert desk.lookup().keys == keys_of(CHUNKS_MAX)
-
-
 # ---------------------------------------------------------------- the engine's own prefix is known after allocation
-
-
-def test_what_is_retrieved_is_decided_with_the_blocks_that_the_engine_has() -> None:
-    desk = Desk(retrieve_tokens_min=20)
-    desk.begin(tokens=50)
-    desk.match(tokens=50)
-    desk.answer(4)
-    assert desk.match(tokens=50) == 48
-    order = desk.offload.allocated("r", hbm_tokens=3 * BLOCK, tables=[table(13)])
-    assert order is not None
-    assert order.blocks[0].first_block == 3
 
 
 @pytest.mark.parametrize("hbm", [8 * BLOCK, 12 * BLOCK, 13])
@@ -333,38 +205,6 @@ def test_a_retrieve_that_turns_out_useless_gives_its_lease_back(hbm: int) -> Non
     assert desk.offload.allocated("r", hbm_tokens=hbm, tables=[table(13)]) is None
     assert desk.offload.take_releases() == [lease]
     assert not desk.offload.busy()
-
-
-def test_an_engine_may_take_less_than_it_is_offered() -> None:
-    desk = Desk()
-    desk.begin(tokens=50)
-    desk.match(tokens=50)
-    desk.answer(4)
-    order = desk.offload.allocated("r", hbm_tokens=BLOCK, tables=[table(8)], tokens=7 * BLOCK)
-    assert order is not None
-    assert (order.end_tokens, order.refused) == (8 * BLOCK, "")
-    assert order.blocks[0].block_ids == table(8)[1:]
-
-
-@pytest.mark.parametrize(("group", "tokens"), [(FULL, 45), (FULL, 0), (Group(BLOCK, "window", 9), 40)])
-def test_what_was_not_offered_is_not_retrieved(group: Group, tokens: int) -> None:
-    desk = Desk(groups=(FULL, group))
-    desk.begin(tokens=50)
-    desk.match(tokens=50)
-    desk.answer(4)
-    order = desk.offload.allocated("r", hbm_tokens=BLOCK, tables=[table(13)] * 2, tokens=tokens)
-    assert order is not None
-    assert (order.blocks, order.refused) == ((), "tokens")
-
-
-def test_tables_that_do_not_fit_are_refused_and_end_like_a_failed_retrieve() -> None:
-    desk = Desk()
-    order = desk.retrieving(tokens=50, found=4, tables=[table(11)])
-    assert (order.refused, order.blocks) == ("table-short", ())
-    end = desk.retrieve_ends(order, "table-short")
-    assert end is not None
-    assert not end.ok
-    assert desk.offload.take_releases() == [order.lease]
 
 
 # ---------------------------------------------------------------- options

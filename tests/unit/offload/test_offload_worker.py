@@ -101,13 +101,6 @@ def test_stores_begin_when_they_are_computed_and_retrieves_at_once() -> None:
     assert bench.client.calls[1:] == [("store", "event 2")]
 
 
-def test_no_event_is_recorded_for_nothing() -> None:
-    bench = Bench()
-    bench.worker.begin([], [])
-    bench.worker.computed()
-    assert bench.events == 0
-
-
 def test_stores_wait_for_a_draft_model_that_runs_when_ends_have_been_taken() -> None:
     bench = Bench()
     bench.worker.begin([], [store()])
@@ -218,14 +211,6 @@ def test_the_namespace_is_told_when_a_server_that_is_there_has_the_cache() -> No
     assert bench.worker.take_namespace() == b"", "what is looked up now could not be retrieved"
     bench.client.connected = False
     assert bench.worker.take_namespace() == NAMESPACE
-
-
-def test_without_a_namespace_nothing_is_told() -> None:
-    failed: Future[bytes] = Future()
-    failed.set_exception(ZeroDivisionError())
-    bench = Bench()
-    bench.worker.register(SPEC, failed)
-    assert (bench.worker.namespace, bench.worker.take_namespace()) == (b"", b"")
 
 
 def test_a_refusal_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
