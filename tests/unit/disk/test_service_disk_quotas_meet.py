@@ -27,7 +27,7 @@ from tests.rigs.disk_quota_rig import (
     stored,
     tier_of,
 )
-from tests.rigs.disk_rig import EXTENT_BYTES, SEGMENT_BYTES, DiskRig, fill, restart
+from tests.rigs.disk_rig import EXTENT_BYTES, SEGMENT_BYTES, DiskRig, fill
 
 # ---------------------------------------------------------------- both tiers
 
@@ -68,20 +68,6 @@ def test_room_in_the_index_is_not_made_of_what_has_something_in_dram_before_what
     stored(chat, 1, seed=7, chunks=1)
     assert core.chunks.spaces[AGENTS].nodes.get(keys) is warm
     assert warm.in_dram == 0b10
-
-
-def test_room_in_the_index_takes_nothing_out_of_dram_that_was_guaranteed() -> None:
-    rig = rig_with(Quota("agents"), disk_device_bytes=200 * SEGMENT_BYTES)
-    agents, chat = client_of(rig, "agents", AGENTS, (FULL, STATE)), client_of(rig, "chat", CHAT)
-    keys = hybrid_with_a_state_in_dram(rig, agents)
-    core = rig.service._core
-    for space in list(core.chunks.spaces.values()):
-        if space.digest not in (AGENTS, CHAT):
-            core.chunks.clear(space, "cleared")
-    core.chunks.empty()
-    core.chunks.chunks_max = core.chunks.chunks
-    assert chat.ask(chat.storing(chain(8, 1), GroupBlocks(0, 0, ids(0, 1, 2)))).why == "full"
-    assert core.chunks.spaces[AGENTS].nodes[keys].in_dram == 0b10
 
 
 def test_room_on_disk_takes_nothing_out_of_dram_that_was_guaranteed() -> None:
@@ -133,17 +119,6 @@ def test_what_lies_on_a_device_that_takes_no_writes_is_still_charged() -> None:
     tier_of(rig).set_problem(0, "8 reads or writes in a row failed")
     stored(chat, 2, seed=3)
     assert chunks_of(rig, "chat") == 6
-
-
-def test_a_restarted_brain_charges_what_is_found_on_disk() -> None:
-    rig = rig_with(quota("agents", guaranteed=3), quota("chat", most=7))
-    stored(client_of(rig, "agents", AGENTS), 2, seed=1)
-    stored(client_of(rig, "chat", CHAT), 4, seed=2)
-    stored(client_of(rig, "guests", GUESTS), 1, seed=3)
-    before = {name: chunks_of(rig, name) for name in ("agents", "chat", "default")}
-    assert before == {"agents": 6, "chat": 7, "default": 3}
-    restart(rig)
-    assert {name: chunks_of(rig, name) for name in before} == before
 
 
 # ---------------------------------------------------------------- less than a chunk in DRAM
