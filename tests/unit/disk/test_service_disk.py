@@ -10,14 +10,11 @@ from kvserver.service.state.core import Core, DiskTier
 from kvserver.wire.messages import (
     KEY_BYTES,
     Error,
-    Found,
     GroupBlocks,
-    GroupSpec,
-    RegionRun,
     Retrieved,
 )
 from kvserver.wire.orders import Copy
-from tests.rigs.brain_rig import FULL, PAGE_BYTES, REGIONS, SLAB_BYTES, STATE, Client, chain, ids, is_refusal, key
+from tests.rigs.brain_rig import FULL, SLAB_BYTES, STATE, Client, chain, ids, is_refusal, key
 from tests.rigs.disk_rig import (
     CHUNKS,
     LAST_OF_FILL,
@@ -27,6 +24,7 @@ from tests.rigs.disk_rig import (
     fill,
     restart,
 )
+from tests.rigs.two_waiting import WIDE, too_much_for_dram
 
 
 def whole(client: Client, lease: int) -> object:
@@ -142,23 +140,6 @@ def test_a_held_retrieve_ends_at_its_deadline() -> None:
     client.ask(request)
     rig.wait_ms(request.deadline_ms + 50)
     assert is_refusal(rig.answers[client.peer, request.id], "device", "disk-late")
-
-
-WIDE = GroupSpec(2, 131, "full", 0, 1, 0, 1, 0, [RegionRun(0, 13, REGIONS, 131 * 130, 130, PAGE_BYTES)])
-"""A group with blocks for more than half of the arena's chunks."""
-
-
-def too_much_for_dram(rig: DiskRig) -> tuple[Client, list[bytes], list[Found]]:
-    """Stores prompts of 35 and 37 chunks, together more than DRAM holds.
-
-    Leases keep the heads of both in DRAM, 60 of its 64 slots; the last 8 and 4 chunks are on disk alone."""
-    client = Client(rig).register((WIDE,), buffer_bytes=40_000)
-    prompts, heads = [chain(1, 35), chain(2, 37)], []
-    for keys, head in zip(prompts, (27, 33), strict=True):
-        client.store(keys)
-        heads.append(client.lookup(keys[: head * KEY_BYTES]))
-    fill(client)
-    return client, prompts, heads
 
 
 @pytest.mark.parametrize("busy", [False, True])

@@ -5,7 +5,7 @@ from kvserver.wire.messages import KEY_BYTES, Cleared, GroupBlocks, Retrieved
 from tests.rigs.admin_rig import clear_prefix, command, pinned
 from tests.rigs.brain_rig import ARENA_BYTES, NAMESPACE, Client, Rig, chain, ids, is_refusal, key
 from tests.rigs.disk_rig import CHUNKS, DiskRig, cold_prompt, fill
-from tests.unit.disk.test_service_disk import too_much_for_dram
+from tests.rigs.two_waiting import too_much_for_dram
 
 SLOT_BYTES = 4096
 PROMPTS_OF_RIG = ARENA_BYTES // SLOT_BYTES // CHUNKS

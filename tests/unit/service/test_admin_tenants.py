@@ -12,10 +12,10 @@ from kvserver.transfer.native import Ledger, create_memfd
 from kvserver.wire.admin import ClearTenant, TenantCleared
 from kvserver.wire.messages import Clear, GroupBlocks, Retrieved, Unregister, Unregistered
 from tests.rigs.admin_rig import command
+from tests.rigs.brain_lives import SPAN_BYTES, Life
 from tests.rigs.brain_rig import STATE, Client, Rig, chain, ids, is_refusal
 from tests.rigs.disk_quota_rig import tier_of
 from tests.rigs.disk_rig import CHUNKS, DiskRig, fill, restart
-from tests.unit.service.test_service_restore import SPAN_BYTES, Life
 
 
 def namespace(name: str) -> bytes:
