@@ -28,7 +28,7 @@ def client_of(rig: Rig, tenant: str, namespace: bytes, groups: tuple = (FULL,)) 
 
 
 def account(rig: Rig, name: str) -> Account:
-    accounts = rig.service._core.chunks.accounts
+    accounts = rig.core.chunks.accounts
     assert accounts is not None
     return next(account for account in accounts.all() if account.name == name)
 

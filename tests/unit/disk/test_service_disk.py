@@ -106,7 +106,7 @@ def test_a_chunk_on_disk_stays_there_when_dram_has_no_room_for_what_a_store_adds
     blocks, state = GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(3))
     hybrid.ask(hybrid.storing(keys, blocks))
     fill(other)
-    node = rig.service._core.chunks.spaces[bytes(32)].nodes[keys]
+    node = rig.core.chunks.spaces[bytes(32)].nodes[keys]
     assert (node.in_dram, node.on_disk) == (0, 1)
     rig.movers_copy = False
     for seed in range(PROMPTS_OF_ARENA + 1):  # under way, so they keep all slots

@@ -113,16 +113,16 @@ def test_who_has_less_on_disk_than_its_guarantee_takes_from_those_who_have_more(
     tier = tier_of(rig)
     for keys in old:  # to be written after all the others
         for at in range(CHUNKS):
-            rig.service._core.chunks.spaces[AGENTS].nodes[key(keys, at)].queued |= REFUSED
+            rig.core.chunks.spaces[AGENTS].nodes[key(keys, at)].queued |= REFUSED
     resume_writes(rig)
     stored(guests, 1, seed=3, chunks=2)
     assert (chunks_of(rig, "chat"), chunks_of(rig, "default")) == (42, 2)
     assert tier.chunks.extents.bytes_used == EXTENTS * EXTENT_BYTES
     hold_writes(rig)
     for keys in old:
-        node = rig.service._core.chunks.spaces[AGENTS].nodes[key(keys, CHUNKS - 1)]
+        node = rig.core.chunks.spaces[AGENTS].nodes[key(keys, CHUNKS - 1)]
         node.queued &= ~REFUSED
-        rig.service._core.chunks.offer(rig.service._core.chunks.spaces[AGENTS], node)
+        rig.core.chunks.offer(rig.core.chunks.spaces[AGENTS], node)
     resume_writes(rig)
     assert chunks_of(rig, "agents") == 9, "and beyond its guarantee it has nothing that is warmer"
     assert chunks_of(rig, "chat") >= EXTENTS - 12
@@ -173,9 +173,9 @@ def test_room_in_the_index_empties_no_dram_in_vain() -> None:
     rig = rig_with(quota("agents", guaranteed=6))
     agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
     stored(agents, 2, seed=1)
-    rig.service._core.chunks.chunks_max = rig.service._core.chunks.chunks
+    rig.core.chunks.chunks_max = rig.core.chunks.chunks
     assert chat.ask(chat.storing(chain(8, 1), GroupBlocks(0, 0, ids(0, 1, 2)))).why == "full"
-    nodes = rig.service._core.chunks.spaces[AGENTS].nodes.values()
+    nodes = rig.core.chunks.spaces[AGENTS].nodes.values()
     assert [(node.in_dram, node.on_disk) for node in nodes] == [(1, 1)] * 6
 
 

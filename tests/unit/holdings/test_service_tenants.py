@@ -188,7 +188,7 @@ def test_without_quotas_tags_are_labels() -> None:
     one, two = client_of(rig, "agents", AGENTS), client_of(rig, "chat", AGENTS)
     one.store(chain(1, 3))
     assert two.lookup(chain(1, 3), AGENTS).chunks == 3
-    assert rig.service._core.chunks.accounts is None
+    assert rig.core.chunks.accounts is None
 
 
 def test_an_empty_namespace_that_nobody_uses_may_change_hands() -> None:
@@ -235,7 +235,7 @@ def test_a_restarted_brain_charges_what_the_ledger_holds_and_a_namespace_has_one
     one, two = client_of(rig, "agents", AGENTS), client_of(rig, "chat", AGENTS)
     one.store(chain(1, 3))
     two.store(chain(2, 2))
-    core = rig.service._core
+    core = rig.core
     documents = [(effect.number, effect.document) for effect in rig.effects if isinstance(effect, PutNamespace)]
     records = b"".join(effect.records for effect in rig.effects if isinstance(effect, Publish))
     bounds = dataclasses.replace(rig.bounds, tenants=(quota("agents", guaranteed=1), quota("chat")))

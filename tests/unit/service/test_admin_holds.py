@@ -167,7 +167,7 @@ def test_a_hold_whose_chunks_cannot_be_read_ends() -> None:
 def test_nothing_is_warmed_while_the_disk_is_away() -> None:
     rig = DiskRig()
     _, keys = cold_prompt(rig)
-    core = rig.service._core
+    core = rig.core
     assert core.disk is not None
     core.disk.mover = None
     assert is_refusal(command(rig, Warm(namespace=NAMESPACE, keys=keys)), "device", "disk-away")

@@ -160,7 +160,7 @@ def test_what_only_records_are_left_of_is_cleared_on_disk(heir: str) -> None:
     while tier.chunks.drop_any(tenant=0):
         pass
     assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)
-    assert namespace("a") not in rig.service._core.chunks.spaces
+    assert namespace("a") not in rig.core.chunks.spaces
     if heir:
         Client(rig, engine=heir).register(namespace=namespace("a"), tenant=heir)
     rig.devices = there
@@ -241,4 +241,4 @@ def test_a_namespace_of_state_alone_is_cleared_with_its_marks() -> None:
     client = Client(rig).register((STATE,), namespace=namespace("a"), tenant="chat")
     client.ask(client.storing(prompt("a"), GroupBlocks(0, CHUNKS - 1, ids(0))))
     assert clear(rig, "chat") == TenantCleared(1, CHUNKS, 1)
-    assert rig.service._core.chunks.marks.places == {}
+    assert rig.core.chunks.marks.places == {}
