@@ -6,9 +6,9 @@ from unittest import mock
 import pytest
 
 from kvclient import Client, StoreResult
+from tests.atom_engine.ended import ended_with
 from tests.atom_engine.memory import Shape
 from tests.atom_engine.rig import Rig, prompt
-from tests.atom_engine.test_terminals import ended_with
 from tests.process.harness import Server
 
 MakeRig = Callable[..., Rig]

@@ -11,6 +11,7 @@ import pytest
 from kvclient import RetrieveResult, StoreResult
 from kvserver.errors import RequestError
 from tests.atom_engine.conftest import ATOM_DIR
+from tests.atom_engine.ended import ended_with
 from tests.atom_engine.memory import Shape
 from tests.atom_engine.rig import KVConnectorOutput, Rig, prompt
 
@@ -24,20 +25,6 @@ def warm(make_rig: MakeRig, **options: Any) -> Rig:
     rig.forget_hbm()
     rig.orders.clear()
     return rig
-
-
-def ended_with(result: object) -> Callable[..., Future[Any]]:
-    """Replaces a client's call by one that returns a finished transfer."""
-
-    def begin(*_: object, **__: object) -> Future[Any]:
-        done: Future[Any] = Future()
-        if isinstance(result, Exception):
-            done.set_exception(result)
-        else:
-            done.set_result(result)
-        return done
-
-    return begin
 
 
 def heard(rig: Rig, field: str, seq: Any, count: int = 1) -> Any:

@@ -12,8 +12,8 @@ from kvserver.wire import messages as wire
 from tests.device.client_process import MIB
 from tests.device.conftest import DeviceServer, measurement_path, seen_by_children
 from tests.device.engine_process import DeviceWorker
+from tests.device.registrant import Registrant
 from tests.device.simulated import CORRUPT, Machine, Vendor
-from tests.device.test_bad_input_device import Registrant
 from tests.process.bad_input.abuse import refusal
 
 CHUNKS = 3

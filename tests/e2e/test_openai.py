@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.cases import CASES, HASHES, Case
 from tests.e2e.checks import CLOSE, prompt, settled, skip_what_does_not_run, whole_chunks
 from tests.e2e.engine import ENVIRONMENT, transfer_config
-from tests.e2e.test_models import CASES, HASHES, Case
 from tests.process.harness import Server, until
 
 pytestmark = pytest.mark.long

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from tests.e2e.arena import Slots, flip_stored_bytes
+from tests.e2e.cases import LATENT
 from tests.e2e.checks import assert_same, prompt, settled, whole_chunks
 from tests.e2e.engine import Answer, Engine
-from tests.e2e.test_models import LATENT
 from tests.process.harness import Server, until
 
 pytestmark = pytest.mark.long

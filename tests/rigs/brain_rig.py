@@ -22,6 +22,7 @@ from kvserver.service.base.effects import (
 )
 from kvserver.service.base.events import ArenaGrew, Arrived, Event, MoverGone, PeerGone, Reported, Tick, WorkerGone
 from kvserver.service.service import Service
+from kvserver.service.state.core import Core
 from kvserver.wire.messages import (
     KEY_BYTES,
     PROTOCOL,
@@ -113,6 +114,11 @@ class Rig:
 
     def new_service(self) -> Service:
         return Service(self.bounds, random.Random(7).randbytes)
+
+    @property
+    def core(self) -> Core:
+        """The service's state, for set-ups that no list of requests reaches, and for counts that no status shows."""
+        return self.service._core
 
     def number(self) -> int:
         """A peer, descriptor or request id that was not used before."""

@@ -33,7 +33,7 @@ def client_of(rig: DiskRig, tenant: str, namespace: bytes, groups: tuple = (FULL
 
 
 def tier_of(rig: DiskRig) -> DiskTier:
-    tier = rig.service._core.disk
+    tier = rig.core.disk
     assert tier is not None
     return tier
 
@@ -62,7 +62,7 @@ def stored(client: Client, prompts: int, seed: int, chunks: int = CHUNKS) -> lis
 
 def kept(rig: DiskRig, namespace: bytes, prompts: list[bytes]) -> list[int]:
     """Chunks on disk, by prompt."""
-    nodes = rig.service._core.chunks.spaces[namespace].nodes
+    nodes = rig.core.chunks.spaces[namespace].nodes
     return [
         sum(1 for at in range(len(keys) // KEY_BYTES) if (node := nodes.get(key(keys, at))) and node.on_disk)
         for keys in prompts

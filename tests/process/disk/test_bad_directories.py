@@ -6,12 +6,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvclient import namespace_digest
 from kvserver.errors import RequestError
 from tests.process.disk.scene import (
     ALL,
@@ -25,13 +23,10 @@ from tests.process.disk.scene import (
     small,
     store_slowly,
 )
-from tests.process.engine import Engine, Group, Prompt, Shape, prompt
+from tests.process.engine import Engine, Group, Prompt, Shape
 from tests.process.harness import WAIT_S, Server
 
 OTHER_SHAPE = Shape(chunk_tokens=15, groups=(Group(block_tokens=5, blocks=53, regions=2, page_bytes=7001),))
-HEADERS_AT, HEADER_BYTES = 8192, 256
-"""Layout of kvserver.headers: see docs/disk-format.md."""
-OTHER_MODEL = namespace_digest({"model": "other"})
 
 
 def refused(server: Server, *said: str) -> None:
@@ -78,22 +73,6 @@ def start_by(prefix: list[str], server: Server, before: str = "true") -> subproc
         server.close()
 
 
-@pytest.fixture
-def unwritable() -> Iterator[Path]:
-    """A directory that everybody may read and only root may write to."""
-    directory = Path(tempfile.mkdtemp())
-    directory.chmod(0o555)
-    yield directory
-    shutil.rmtree(directory)
-
-
-def test_a_directory_without_permission_is_refused(unwritable: Path) -> None:
-    prefix = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []  # root obeys permissions then
-    run = start_by(prefix, small(unwritable))
-    assert run.returncode == 2
-    assert f"{unwritable} cannot be written to: mounted read-only, or no permission" in run.stderr
-
-
 def test_a_directory_mounted_read_only_is_refused(tmp_path: Path) -> None:
     if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
         pytest.skip("this machine allows no mounts")
@@ -134,23 +113,7 @@ def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     assert {name: (tmp_path / name).read_bytes() for name in strange} == strange
 
 
-def test_a_file_of_that_name_that_is_no_store_is_set_aside_and_said(tmp_path: Path) -> None:
-    (tmp_path / "kvserver.store").write_bytes(b"a letter" * 4000)
-    (tmp_path / "kvserver.store").chmod(0o600)
-    with small(tmp_path) as server:
-        status = disk_ready(server)
-        assert not status.disks[0].takes_writes
-        assert "disk-unknown" in status.disks[0].problem
-        assert "disk not usable" in server.log()
-    assert (tmp_path / "kvserver.store").read_bytes() == b"a letter" * 4000
-
-
 # ---------------------------------------------------------------- sizes
-
-
-def test_sizes_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    refused(small(tmp_path, disk_bytes="60TiB", disk_segment_bytes="64MiB"), "disk-space", "do not fit")
-    refused(small(tmp_path, disk_bytes=1 << 20, disk_segment_bytes=1 << 20), "config-disk", "hold 0 segments")
 
 
 def test_records_larger_than_a_segment_are_not_written_and_counted(tmp_path: Path, stories: list[Prompt]) -> None:
@@ -183,86 +146,12 @@ def test_another_segment_size_sets_the_device_aside_until_it_is_taken_back(
         assert served(server, stories) == ALL
 
 
-def test_another_format_is_set_aside_and_left_as_it_is(tmp_path: Path, stories: list[Prompt]) -> None:
-    filled([tmp_path])
-    with (tmp_path / "kvserver.store").open("r+b") as file:
-        for superblock in (0, 4096):
-            file.seek(superblock + 8)
-            file.write((99).to_bytes(4, "little"))
-    with small(tmp_path) as server:
-        status = disk_ready(server)
-        assert not status.disks[0].takes_writes
-        assert "kvserver.store is of format 99, expected 2" in status.disks[0].problem
-        assert served(server, stories) == 0
-
-
 def test_a_device_that_is_to_be_smaller_says_what_became_of_it(tmp_path: Path, stories: list[Prompt]) -> None:
     filled([tmp_path])
     with small(tmp_path, disk_bytes=4 << 20) as server:
         disk_ready(server)
         assert 0 < served(server, stories) < ALL
         assert f"WARNING disk mover disk resized directory={tmp_path} from_bytes=16269312 bytes=3686400" in server.log()
-
-
-def test_a_header_that_rotted_is_counted_and_costs_no_other_record(tmp_path: Path, stories: list[Prompt]) -> None:
-    filled([tmp_path])
-    headers = (tmp_path / "kvserver.headers").read_bytes()
-    first = next(at for at in range(HEADERS_AT, len(headers), HEADER_BYTES) if any(headers[at : at + HEADER_BYTES]))
-    with (tmp_path / "kvserver.headers").open("r+b") as file:
-        file.seek(first + HEADER_BYTES + 60)  # after the label of its segment
-        file.write(bytes([headers[first + HEADER_BYTES + 60] ^ 1]))
-    with small(tmp_path) as server:
-        status = disk_ready(server)
-        assert status.counters["disk_damaged"] == 1
-        assert 0 < served(server, stories) < ALL
-
-
-def test_two_models_live_side_by_side(tmp_path: Path, stories: list[Prompt]) -> None:
-    others = [prompt(seed, chunks=CHUNKS) for seed in range(100, 103)]
-    filled([tmp_path])
-    with small(tmp_path) as server:
-        disk_ready(server)
-        with Engine(server.path, OTHER_SHAPE, OTHER_MODEL, name="other") as engine:
-            engine.ready()
-            for story in others:
-                assert engine.lookup(story).lease is None
-                assert engine.store(story).chunks == CHUNKS
-        assert served(server, stories) == ALL
-
-
-def test_a_truncated_store_is_made_whole_and_costs_what_was_cut_off(tmp_path: Path, stories: list[Prompt]) -> None:
-    filled([tmp_path])
-    os.truncate(tmp_path / "kvserver.store", 3 << 20)
-    with small(tmp_path) as server:
-        disk_ready(server)
-        assert served(server, stories) < ALL
-        assert (tmp_path / "kvserver.store").stat().st_size > 15 << 20
-
-
-def test_devices_that_have_half_of_each_others_files_are_set_aside_until_they_have_their_own(
-    tmp_path: Path, stories: list[Prompt]
-) -> None:
-    devices = [tmp_path / "a", tmp_path / "b"]
-    for device in devices:
-        device.mkdir()
-    filled(devices)
-    swap_headers(*devices)
-    with small(*devices) as server:
-        for disk in disk_ready(server).disks:
-            assert not disk.takes_writes
-            assert "belongs to another store" in disk.problem
-        assert served(server, stories) == 0
-    swap_headers(*devices)
-    with small(*devices) as server:
-        assert disk_ready(server).chunks_on_disk == ALL
-        assert served(server, stories) == ALL
-
-
-def swap_headers(one: Path, other: Path) -> None:
-    name = "kvserver.headers"
-    spare = one / "spare"
-    for source, target in ((one / name, spare), (other / name, one / name), (spare, other / name)):
-        source.rename(target)
 
 
 def test_a_namespace_that_comes_back_with_another_chunk_size_is_refused_and_misreads_nothing(

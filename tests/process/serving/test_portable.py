@@ -18,7 +18,6 @@ torch = pytest.importorskip("torch", reason="needs torch: make e2e-ci")
 
 BLOCK_TOKENS, PER_CHUNK, BLOCKS = 5, 3, 23
 CHUNK_TOKENS = PER_CHUNK * BLOCK_TOKENS
-CHUNKS = 5
 NAMESPACE = namespace_digest({"model": "portable"})
 
 SHAPES: dict[str, tuple[tuple[int, ...], int, str]] = {

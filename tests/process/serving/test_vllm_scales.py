@@ -13,9 +13,9 @@ from kvclient.vllm.layout import group_specs, groups_of, layout_of
 from kvserver._native import create_memfd
 from tests.process.engine import PATIENT
 from tests.process.harness import WAIT_S, Server
+from tests.rigs.vllm_namespace import namespace
+from tests.rigs.vllm_side_tensors import BLOCKS, HEADS, SIZE, TOKENS, bound, config, known
 from tests.rigs.vllm_tensors import AtomLayer, Tensor
-from tests.unit.vllm.test_vllm_beside import BLOCKS, HEADS, SIZE, TOKENS, bound, config, known
-from tests.unit.vllm.test_vllm_namespace import namespace
 
 PROMPT = array("I", random.Random(5).randbytes(4 * 512))
 NAMES = ("a", "b")

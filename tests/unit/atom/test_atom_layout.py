@@ -12,7 +12,6 @@ from kvserver.wire.messages import RegionRun
 BLOCKS, BLOCK = 7, 32
 PAGES, PAGE = 14, 16
 BASE = 0x7000_0000_0000
-GAPS = (9999, 640, 128, 8, 1)
 
 
 def tensor(

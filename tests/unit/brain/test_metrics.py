@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvserver.brain.http import metrics
 from kvserver.service.telling.counters import IN_PARTS, Counters, Histogram
 from kvserver.wire.status import Status
-from tests.unit.brain.test_http import a_status
+from tests.rigs.status_document import a_status
 
 
 def a_count() -> Counters:

@@ -23,7 +23,7 @@ from kvserver.sizing.options import SizingOptions
 from kvserver.units import MIB
 from kvserver.wire.status import CacheStatus, SessionStatus
 from tests.rigs.brain_rig import FULL, NAMESPACE, WINDOW, Client, Rig
-from tests.unit.brain.test_http import a_status
+from tests.rigs.status_document import a_status
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT_S = 60

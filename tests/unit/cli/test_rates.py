@@ -5,7 +5,7 @@ import msgspec
 from kvserver.cli.rates import Between, History
 from kvserver.service.telling.counters import Counters
 from kvserver.wire.status import Status
-from tests.unit.brain.test_http import a_status
+from tests.rigs.status_document import a_status
 
 
 def at(uptime_s: float, *, lookups: int = 0, dram: int = 0, troubles: dict[str, int] | None = None) -> Status:

@@ -12,7 +12,7 @@ from kvserver.cli.top import GIVE_UP_S, spark, top
 from kvserver.errors import ResourceError
 from kvserver.service.telling.counters import Counters
 from kvserver.wire.status import DiskStatus, SessionStatus, Status
-from tests.unit.brain.test_http import a_status
+from tests.rigs.status_document import a_status
 
 TURN_S = 2.0
 

@@ -11,14 +11,11 @@ from kvserver.service.state.disk_tier import DiskTier
 from kvserver.wire.messages import (
     KEY_BYTES,
     Error,
-    Found,
     GroupBlocks,
-    GroupSpec,
-    RegionRun,
     Retrieved,
 )
 from kvserver.wire.orders import Copy
-from tests.rigs.brain_rig import FULL, PAGE_BYTES, REGIONS, SLAB_BYTES, STATE, Client, chain, ids, is_refusal, key
+from tests.rigs.brain_rig import FULL, SLAB_BYTES, STATE, Client, chain, ids, is_refusal, key
 from tests.rigs.disk_rig import (
     CHUNKS,
     LAST_OF_FILL,
@@ -28,6 +25,7 @@ from tests.rigs.disk_rig import (
     fill,
     restart,
 )
+from tests.rigs.two_waiting import WIDE, too_much_for_dram
 
 
 def whole(client: Client, lease: int) -> object:
@@ -109,7 +107,7 @@ def test_a_chunk_on_disk_stays_there_when_dram_has_no_room_for_what_a_store_adds
     blocks, state = GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(3))
     hybrid.ask(hybrid.storing(keys, blocks))
     fill(other)
-    node = rig.service._core.chunks.spaces[bytes(32)].nodes[keys]
+    node = rig.core.chunks.spaces[bytes(32)].nodes[keys]
     assert (node.in_dram, node.on_disk) == (0, 1)
     rig.movers_copy = False
     for seed in range(PROMPTS_OF_ARENA + 1):  # under way, so they keep all slots
@@ -143,23 +141,6 @@ def test_a_held_retrieve_ends_at_its_deadline() -> None:
     client.ask(request)
     rig.wait_ms(request.deadline_ms + 50)
     assert is_refusal(rig.answers[client.peer, request.id], "device", "disk-late")
-
-
-WIDE = GroupSpec(2, 131, "full", 0, 1, 0, 1, 0, [RegionRun(0, 13, REGIONS, 131 * 130, 130, PAGE_BYTES)])
-"""A group with blocks for more than half of the arena's chunks."""
-
-
-def too_much_for_dram(rig: DiskRig) -> tuple[Client, list[bytes], list[Found]]:
-    """Stores prompts of 35 and 37 chunks, together more than DRAM holds.
-
-    Leases keep the heads of both in DRAM, 60 of its 64 slots; the last 8 and 4 chunks are on disk alone."""
-    client = Client(rig).register((WIDE,), buffer_bytes=40_000)
-    prompts, heads = [chain(1, 35), chain(2, 37)], []
-    for keys, head in zip(prompts, (27, 33), strict=True):
-        client.store(keys)
-        heads.append(client.lookup(keys[: head * KEY_BYTES]))
-    fill(client)
-    return client, prompts, heads
 
 
 @pytest.mark.parametrize("busy", [False, True])

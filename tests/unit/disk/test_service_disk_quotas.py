@@ -1,11 +1,8 @@
 """Quotas on disk: maximum and guarantee, held across devices, sizes and restarts."""
 
-import dataclasses
-
 import pytest
 
 from kvserver.index.eviction import REFUSED
-from kvserver.service.disk import mover as disk
 from kvserver.service.holdings.accounts import Quota
 from kvserver.wire.messages import GroupBlocks
 from kvserver.wire.orders import TellRecords
@@ -21,7 +18,6 @@ from tests.rigs.disk_quota_rig import (
     account,
     chunks_of,
     client_of,
-    empty_dram,
     hold_writes,
     kept,
     quota,
@@ -30,31 +26,9 @@ from tests.rigs.disk_quota_rig import (
     stored,
     tier_of,
 )
-from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, SEGMENT_BYTES, fill, restart
+from tests.rigs.disk_rig import CHUNKS, EXTENT_BYTES, fill, restart
 
 # ---------------------------------------------------------------- maximum
-
-
-def test_a_tenant_at_its_maximum_on_disk_makes_room_among_its_own_coldest_chunks() -> None:
-    rig = rig_with(quota("chat", most=7))
-    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
-    oldest = stored(agents, 3, seed=1)
-    prompts = stored(chat, 5, seed=2)
-    assert chunks_of(rig, "chat") == 7
-    assert kept(rig, AGENTS, oldest) == [3, 3, 3]
-    assert kept(rig, CHAT, prompts) == [0, 0, 1, 3, 3]
-    assert account(rig, "chat").evicted_chunks == 8
-    assert account(rig, "default").evicted_chunks == 0
-
-
-def test_a_maximum_counts_all_devices_together() -> None:
-    rig = rig_with(quota("chat", most=7), disk_devices=3)
-    chat = client_of(rig, "chat", CHAT)
-    prompts = stored(chat, 9, seed=2)
-    used = [device.used_bytes // EXTENT_BYTES for device in rig.service.status(rig.now_ns).disks]
-    assert sum(used) == chunks_of(rig, "chat") == 7
-    assert min(used) > 0, used
-    assert kept(rig, CHAT, prompts)[-2:] == [3, 3]
 
 
 def test_what_is_being_written_counts_against_a_maximum() -> None:
@@ -104,36 +78,7 @@ def test_a_chunk_that_is_more_than_its_tenants_maximum_pushes_nothing_out_in_vai
     assert rig.service.counters.disk_refused["shape"] == 1
 
 
-def test_a_maximum_that_was_lowered_while_the_brain_was_away_is_reached_step_by_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(disk, "OVER_MAXIMUM_AT_ONCE", 4)
-    rig = rig_with(quota("chat", guaranteed=3, most=20))
-    prompts = stored(client_of(rig, "chat", CHAT), 7, seed=2)
-    others = stored(client_of(rig, "agents", AGENTS), 2, seed=3)
-    assert chunks_of(rig, "chat") == 20
-    rig.bounds = dataclasses.replace(rig.bounds, tenants=(quota("chat", most=7),))
-    rig.service = rig.new_service()
-    rig.wait_ms(50)
-    left = [chunks_of(rig, "chat")]
-    for _ in range(4):
-        rig.wait_ms(50)
-        left.append(chunks_of(rig, "chat"))
-    assert left == [20, 16, 12, 8, 7], "and no further"
-    assert kept(rig, CHAT, prompts) == [0, 0, 0, 0, 1, 3, 3], "what was written first goes first"
-    assert kept(rig, AGENTS, others) == [3, 3]
-
-
 # ---------------------------------------------------------------- guarantee
-
-
-def test_nobody_takes_from_disk_what_another_was_guaranteed() -> None:
-    rig = rig_with(quota("agents", guaranteed=20))
-    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
-    prompts = stored(agents, 6, seed=1)
-    stored(chat, 30, seed=2)
-    assert kept(rig, AGENTS, prompts) == [3] * 6
-    assert chunks_of(rig, "default") == EXTENTS - 18
 
 
 def test_what_is_being_written_makes_room_for_nobody_below_a_guarantee() -> None:
@@ -168,16 +113,16 @@ def test_who_has_less_on_disk_than_its_guarantee_takes_from_those_who_have_more(
     tier = tier_of(rig)
     for keys in old:  # to be written after all the others
         for at in range(CHUNKS):
-            rig.service._core.chunks.spaces[AGENTS].nodes[key(keys, at)].queued |= REFUSED
+            rig.core.chunks.spaces[AGENTS].nodes[key(keys, at)].queued |= REFUSED
     resume_writes(rig)
     stored(guests, 1, seed=3, chunks=2)
     assert (chunks_of(rig, "chat"), chunks_of(rig, "default")) == (42, 2)
     assert tier.chunks.extents.bytes_used == EXTENTS * EXTENT_BYTES
     hold_writes(rig)
     for keys in old:
-        node = rig.service._core.chunks.spaces[AGENTS].nodes[key(keys, CHUNKS - 1)]
+        node = rig.core.chunks.spaces[AGENTS].nodes[key(keys, CHUNKS - 1)]
         node.queued &= ~REFUSED
-        rig.service._core.chunks.offer(rig.service._core.chunks.spaces[AGENTS], node)
+        rig.core.chunks.offer(rig.core.chunks.spaces[AGENTS], node)
     resume_writes(rig)
     assert chunks_of(rig, "agents") == 9, "and beyond its guarantee it has nothing that is warmer"
     assert chunks_of(rig, "chat") >= EXTENTS - 12
@@ -223,27 +168,14 @@ def test_a_segment_is_held_against_a_guarantee_as_a_whole() -> None:
     assert len(room.closure(fullest, wanted, chunks_max=99) or ()) == 6, "with what hangs on them"
 
 
-def test_a_full_index_takes_nothing_from_disk_that_was_guaranteed() -> None:
-    """Chunks on disk alone are the first evicted when other tenants' stores need room in the index, but not these."""
-    rig = rig_with(quota("agents", guaranteed=6), disk_device_bytes=200 * SEGMENT_BYTES)
-    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
-    prompts = stored(agents, 2, seed=1)
-    empty_dram(chat)
-    rig.service._core.chunks.chunks_max = rig.service._core.chunks.chunks
-    fill(chat, first=50_000, prompts=30)
-    assert kept(rig, AGENTS, prompts) == [3, 3]
-    fill(agents, first=60_000, prompts=1)
-    assert sum(kept(rig, AGENTS, prompts)) < 6, "for its own stores what it used longest ago goes"
-
-
 def test_room_in_the_index_empties_no_dram_in_vain() -> None:
     """Chunks that are also on disk would leave DRAM and still stay in the index, because they are guaranteed there."""
     rig = rig_with(quota("agents", guaranteed=6))
     agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
     stored(agents, 2, seed=1)
-    rig.service._core.chunks.chunks_max = rig.service._core.chunks.chunks
+    rig.core.chunks.chunks_max = rig.core.chunks.chunks
     assert chat.ask(chat.storing(chain(8, 1), GroupBlocks(0, 0, ids(0, 1, 2)))).why == "full"
-    nodes = rig.service._core.chunks.spaces[AGENTS].nodes.values()
+    nodes = rig.core.chunks.spaces[AGENTS].nodes.values()
     assert [(node.in_dram, node.on_disk) for node in nodes] == [(1, 1)] * 6
 
 

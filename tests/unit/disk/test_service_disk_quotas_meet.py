@@ -27,7 +27,7 @@ from tests.rigs.disk_quota_rig import (
     stored,
     tier_of,
 )
-from tests.rigs.disk_rig import EXTENT_BYTES, SEGMENT_BYTES, DiskRig, fill, restart
+from tests.rigs.disk_rig import EXTENT_BYTES, SEGMENT_BYTES, DiskRig, fill
 
 # ---------------------------------------------------------------- both tiers
 
@@ -39,7 +39,7 @@ def hybrid_with_a_state_in_dram(rig: DiskRig, client: Client) -> bytes:
     fill(client_of(rig, "", GUESTS), first=70_000, prompts=30)
     hold_writes(rig)
     client.ask(client.storing(keys, GroupBlocks(0, 0, ids(0, 1, 2)), GroupBlocks(1, 0, ids(0))))
-    node = rig.service._core.chunks.spaces[AGENTS].nodes[keys]
+    node = rig.core.chunks.spaces[AGENTS].nodes[keys]
     assert (node.on_disk, node.in_dram) == (0b01, 0b10)
     account_in_dram(rig).guaranteed_bytes = EXTENT_BYTES
     return keys
@@ -47,7 +47,7 @@ def hybrid_with_a_state_in_dram(rig: DiskRig, client: Client) -> bytes:
 
 def account_in_dram(rig: DiskRig) -> Account:
     """The DRAM account of agents."""
-    accounts = rig.service._core.chunks.accounts
+    accounts = rig.core.chunks.accounts
     assert accounts is not None
     return accounts.of(tag_of("agents"))
 
@@ -58,7 +58,7 @@ def test_room_in_the_index_is_not_made_of_what_has_something_in_dram_before_what
     agents, chat = client_of(rig, "agents", AGENTS, (FULL, STATE)), client_of(rig, "chat", CHAT)
     keys = hybrid_with_a_state_in_dram(rig, agents)
     account_in_dram(rig).guaranteed_bytes = 0
-    core = rig.service._core
+    core = rig.core
     core.chunks.clear(core.chunks.spaces[GUESTS], "cleared")
     core.chunks.forget_some()
     stored(chat, 2, seed=6)
@@ -70,20 +70,6 @@ def test_room_in_the_index_is_not_made_of_what_has_something_in_dram_before_what
     assert warm.in_dram == 0b10
 
 
-def test_room_in_the_index_takes_nothing_out_of_dram_that_was_guaranteed() -> None:
-    rig = rig_with(Quota("agents"), disk_device_bytes=200 * SEGMENT_BYTES)
-    agents, chat = client_of(rig, "agents", AGENTS, (FULL, STATE)), client_of(rig, "chat", CHAT)
-    keys = hybrid_with_a_state_in_dram(rig, agents)
-    core = rig.service._core
-    for space in list(core.chunks.spaces.values()):
-        if space.digest not in (AGENTS, CHAT):
-            core.chunks.clear(space, "cleared")
-    core.chunks.forget_some()
-    core.chunks.chunks_max = core.chunks.chunks
-    assert chat.ask(chat.storing(chain(8, 1), GroupBlocks(0, 0, ids(0, 1, 2)))).why == "full"
-    assert core.chunks.spaces[AGENTS].nodes[keys].in_dram == 0b10
-
-
 def test_room_on_disk_takes_nothing_out_of_dram_that_was_guaranteed() -> None:
     """The full group on disk would go for another tenant's write, and with it a state that is guaranteed in DRAM."""
     rig = rig_with(Quota("agents"), disk_device_bytes=25 * SEGMENT_BYTES)
@@ -91,7 +77,7 @@ def test_room_on_disk_takes_nothing_out_of_dram_that_was_guaranteed() -> None:
     keys = hybrid_with_a_state_in_dram(rig, agents)
     resume_writes(rig)
     stored(chat, 40, seed=5)
-    node = rig.service._core.chunks.spaces[AGENTS].nodes.get(keys)
+    node = rig.core.chunks.spaces[AGENTS].nodes.get(keys)
     assert node is not None
     assert node.in_dram & 0b10
 
@@ -135,17 +121,6 @@ def test_what_lies_on_a_device_that_takes_no_writes_is_still_charged() -> None:
     assert chunks_of(rig, "chat") == 6
 
 
-def test_a_restarted_brain_charges_what_is_found_on_disk() -> None:
-    rig = rig_with(quota("agents", guaranteed=3), quota("chat", most=7))
-    stored(client_of(rig, "agents", AGENTS), 2, seed=1)
-    stored(client_of(rig, "chat", CHAT), 4, seed=2)
-    stored(client_of(rig, "guests", GUESTS), 1, seed=3)
-    before = {name: chunks_of(rig, name) for name in ("agents", "chat", "default")}
-    assert before == {"agents": 6, "chat": 7, "default": 3}
-    restart(rig)
-    assert {name: chunks_of(rig, name) for name in before} == before
-
-
 # ---------------------------------------------------------------- less than a chunk in DRAM
 
 
@@ -167,7 +142,7 @@ def test_what_no_slot_could_ever_hold_for_its_tenant_is_not_offered_from_disk() 
     wide.ask(wide.storing(keys, GroupBlocks(0, 0, ids(0, 1, 2))))
     empty_dram(client_of(rig, "", GUESTS))
     narrow = client_of(rig, "chat", AGENTS)
-    rig.service._core.chunks.accounts.of_space(rig.service._core.chunks.spaces[CHAT]).max_bytes = EXTENT_BYTES  # type: ignore[union-attr]
+    rig.core.chunks.accounts.of_space(rig.core.chunks.spaces[CHAT]).max_bytes = EXTENT_BYTES  # type: ignore[union-attr]
     reads, declined = len(rig.read), rig.service.counters.lookup_ends["declined"]
     found = narrow.lookup(keys, CHAT)
     assert (found.chunks, found.lease) == (0, 0)

@@ -85,7 +85,7 @@ class Scene(DiskRig):
         return self.service.counters.disk_written_bytes - self.service.counters.disk_rewritten_bytes
 
     def nodes(self, namespace: bytes) -> list[Node]:
-        return list(self.service._core.chunks.spaces[namespace].nodes.values())
+        return list(self.core.chunks.spaces[namespace].nodes.values())
 
     def on_disk(self, namespace: bytes) -> int:
         return sum(node.on_disk != 0 for node in self.nodes(namespace))
@@ -147,7 +147,7 @@ def test_a_model_with_another_record_size_finds_room_on_full_devices(
 def test_a_chain_of_which_all_leaves_lie_on_another_device_makes_room_all_the_same() -> None:
     """The write of another prompt needs room on the first device. Only heads lie there, and none of them is a leaf."""
     rig = Scene(2, disk_write_through=True)
-    client, extents = rig.client(OLD, units=1), rig.service._core.disk.chunks.extents  # type: ignore[union-attr]
+    client, extents = rig.client(OLD, units=1), rig.core.disk.chunks.extents  # type: ignore[union-attr]
     heads = (keys for seed in count() if extents.device_for(keys := chain(seed, 1)) == 0)
     tails = (keys for seed in count(1) if extents.device_for(keys := chain(-seed, 1)) == 1)
     places = SEGMENTS * extents_per_segment(SEGMENT_UNITS * EXTENT_BYTES, EXTENT_BYTES)
@@ -156,7 +156,7 @@ def test_a_chain_of_which_all_leaves_lie_on_another_device_makes_room_all_the_sa
     assert [disk.used_bytes for disk in rig.service.status(rig.now_ns).disks] == [places * EXTENT_BYTES] * 2
     late = next(heads)
     rig.store(client, late)
-    assert rig.service._core.chunks.spaces[OLD].nodes[late].on_disk
+    assert rig.core.chunks.spaces[OLD].nodes[late].on_disk
     assert rig.used_bytes == (2 * places - 1) * EXTENT_BYTES, "the coldest chain went, and no more"
 
 
@@ -174,8 +174,8 @@ def test_records_move_out_of_a_segment_as_they_were_and_nothing_of_them_is_lost(
     before = {record.key: record for record in rig.devices.values()}
     rig.store(rig.client(NEW, units=3), late := chain(-1, 1))
     rig.wait_ms(500)
-    assert rig.service._core.chunks.spaces[NEW].nodes[late].on_disk
-    kept = [keys for keys in prompts if (node := rig.service._core.chunks.spaces[OLD].nodes.get(keys)) and node.on_disk]
+    assert rig.core.chunks.spaces[NEW].nodes[late].on_disk
+    kept = [keys for keys in prompts if (node := rig.core.chunks.spaces[OLD].nodes.get(keys)) and node.on_disk]
     assert len(kept) >= places - places // SEGMENTS
     assert set(prompts) - set(kept) <= cold
     moved = [keys for keys in kept if rig.record(keys).offset != before[keys].offset]
@@ -198,7 +198,7 @@ def test_room_made_ahead_ends_with_the_first_segment_that_is_empty() -> None:
     rig.store(new, late := chain(-1, 1))
     rig.wait_ms(500)
     resume_writes(rig)
-    assert rig.service._core.chunks.spaces[NEW].nodes[late].on_disk
+    assert rig.core.chunks.spaces[NEW].nodes[late].on_disk
     assert rig.on_disk(OLD) >= places - places // SEGMENTS
 
 
@@ -217,7 +217,7 @@ def test_no_room_is_made_ahead_with_chunks_that_dram_would_write_again() -> None
     assert rig.on_disk(OLD) == places
     resume_writes(rig)
     rig.wait_ms(500)
-    assert rig.service._core.chunks.spaces[NEW].nodes[late].on_disk
+    assert rig.core.chunks.spaces[NEW].nodes[late].on_disk
     written = rig.written_bytes
     rig.wait_ms(5_000)
     assert rig.written_bytes == written
@@ -240,7 +240,7 @@ def test_a_segment_that_is_in_use_keeps_its_records_and_another_one_is_emptied()
         rig.store(new, keys)
     rig.wait_ms(5_000)
     assert rig.on_disk(NEW) == len(late)
-    assert all(rig.service._core.chunks.spaces[OLD].nodes[keys].on_disk for keys in leased[-9:])
+    assert all(rig.core.chunks.spaces[OLD].nodes[keys].on_disk for keys in leased[-9:])
 
 
 def test_a_record_larger_than_the_daily_budget_ever_allows_at_once_goes_for_a_write_that_needs_its_segment() -> None:
@@ -263,7 +263,7 @@ def test_a_record_larger_than_the_daily_budget_ever_allows_at_once_goes_for_a_wr
     rig.wait_ms(50)
     rig.store(rig.client(NEW, units=1), late := chain(-1, 1))
     rig.wait_ms(10_000)
-    assert rig.service._core.chunks.spaces[NEW].nodes[late].on_disk
+    assert rig.core.chunks.spaces[NEW].nodes[late].on_disk
     assert 0 < places - rig.on_disk(OLD) <= 2 * SEGMENT_UNITS // 3, "the records of a segment or two went, and no more"
 
 

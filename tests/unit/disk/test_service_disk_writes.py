@@ -70,7 +70,7 @@ def test_what_belongs_on_a_device_that_takes_nothing_does_not_hold_up_what_other
     client, keys = Client(rig).register([FULL, STATE]), chain(1, 1)
     blocks = GroupBlocks(0, 0, ids(0, 1, 2))
     client.ask(client.storing(keys, blocks))
-    tier = rig.service._core.disk
+    tier = rig.core.disk
     assert tier is not None
     (written,) = rig.written
     tier.devices[written[0].device].set_problem("8 reads or writes in a row failed")

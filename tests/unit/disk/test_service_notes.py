@@ -5,32 +5,11 @@ import pytest
 
 from kvserver.service.base.events import MoverGone
 from kvserver.service.state import clear_notes
-from kvserver.wire.messages import Clear, Cleared, GroupBlocks, Unregister, Unregistered
+from kvserver.wire.messages import Clear, Cleared, GroupBlocks
 from kvserver.wire.orders import ForgetNotes, Note
 from tests.rigs.brain_rig import FULL, NAMESPACE, Client, chain, ids, is_refusal
+from tests.rigs.disk_notes import had, names, namespace, written
 from tests.rigs.disk_rig import CHUNKS, DiskRig, restart
-
-
-def namespace(name: str) -> bytes:
-    return name.encode() * 32
-
-
-def written(rig: DiskRig, name: str) -> Client:
-    """An engine whose prompt is on disk."""
-    client = Client(rig).register(namespace=namespace(name))
-    client.store(chain(ord(name), CHUNKS))
-    return client
-
-
-def had(rig: DiskRig, name: str) -> None:
-    """A namespace that is gone, and its engine with it."""
-    client = written(rig, name)
-    assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)
-    assert isinstance(client.ask(Clear(rig.number(), namespace(name))), Cleared)
-
-
-def names(digests: list[bytes]) -> str:
-    return "".join(digest[:1].decode() for digest in digests)
 
 
 def test_only_so_many_notes_of_departed_namespaces_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.transfer.layout import Geometry, GroupGeometry, PageShape
 from kvserver.wire.messages import KEY_BYTES, Clear, GroupBlocks, RegionRun
 from kvserver.wire.status import ArcStatus
+from tests.rigs.brain_lives import Life, engine
 from tests.rigs.brain_rig import FULL, NAMESPACE, SLAB_BYTES, Client, Rig, chain, ids
 from tests.rigs.textbook_arc import TextbookArc
-from tests.unit.service.test_service_restore import Life, descriptor, engine  # noqa: F401 - descriptor is a fixture
 
 SLOTS = SLAB_BYTES // SLOT_ALIGN
 """Slots in an arena of one slab; a chunk of FULL takes one."""
@@ -260,7 +260,7 @@ def test_a_chunk_whose_copy_failed_is_no_ghost() -> None:
     assert arc_of(rig).recent_bytes == 0
 
 
-def test_after_a_restart_all_is_recent_and_found(descriptor: int) -> None:  # noqa: F811 - the fixture
+def test_after_a_restart_all_is_recent_and_found(descriptor: int) -> None:
     first = engine(Life(descriptor, eviction_policy="arc"), FULL)
     store(first, *prompts(1, 4, chunks=3))
     assert ask(first, chain(1, 3)) == [3]
@@ -279,7 +279,7 @@ def test_after_a_restart_all_is_recent_and_found(descriptor: int) -> None:  # no
     assert arc_of(again).frequent_bytes == 12 * SLOT_ALIGN
 
 
-def test_the_policy_may_change_between_two_starts(descriptor: int) -> None:  # noqa: F811
+def test_the_policy_may_change_between_two_starts(descriptor: int) -> None:
     store(engine(Life(descriptor), FULL), *prompts(1, 4))
     store(engine(Life(descriptor, eviction_policy="arc"), FULL), *prompts(5, 4))
     assert ask(engine(Life(descriptor), FULL), *prompts(1, 8)) == [1] * 8

@@ -10,74 +10,28 @@ from kvserver.brain.http.metrics import render
 from kvserver.cli.status_text import overview
 from kvserver.service.base.effects import Publish, PutNamespace
 from kvserver.service.holdings import eviction
-from kvserver.service.holdings.accounts import Account, Quota
 from kvserver.service.service import Service
 from kvserver.tiers.slots import SLOT_ALIGN
 from kvserver.wire.admin import Pin, Unpin
-from kvserver.wire.messages import KEY_BYTES, Clear, GroupBlocks, RegionRun
+from kvserver.wire.messages import Clear, GroupBlocks
 from tests.rigs.admin_rig import command
-from tests.rigs.brain_rig import ARENA_BYTES, FULL, SLAB_BYTES, Client, Rig, chain, ids, is_refusal
-
-SLOTS = ARENA_BYTES // SLOT_ALIGN
-AGENTS, CHAT, GUESTS = (bytes([number]) * 32 for number in (3, 5, 7))
-WIDE = msgspec.structs.replace(FULL, regions=[RegionRun(0, 3, 1, 0, 1601, 1601)], blocks=3)
-"""Two units per chunk."""
-
-
-def quota(tenant: str, guaranteed: int = 0, most: int = 0) -> Quota:
-    """A quota in chunks of FULL."""
-    return Quota(tenant, guaranteed * SLOT_ALIGN, most * SLOT_ALIGN)
-
-
-def rig_with(*quotas: Quota, **bounds: int) -> Rig:
-    return Rig(tenants=quotas, **bounds)
-
-
-def client_of(rig: Rig, tenant: str, namespace: bytes, groups: tuple = (FULL,)) -> Client:
-    client = Client(rig, engine=f"engine of {tenant or 'nobody'}")
-    return client.register(groups, namespace=namespace, tenant=tenant)
-
-
-def account(rig: Rig, name: str) -> Account:
-    accounts = rig.service._core.chunks.accounts
-    assert accounts is not None
-    return next(account for account in accounts.all() if account.name == name)
-
-
-def chunks_of(rig: Rig, name: str) -> int:
-    assert account(rig, name).reserved_bytes == 0
-    return account(rig, name).held_bytes // SLOT_ALIGN
-
-
-def fill(client: Client, chunks: int, seed: int = 1) -> list[bytes]:
-    """Stores prompts of three chunks, so that there are chains; the last one is shorter."""
-    prompts = []
-    while chunks:
-        prompts.append(chain(seed * 1000 + chunks, min(3, chunks)))
-        client.store(prompts[-1])
-        client.rig.now_ns += 1_000_000
-        chunks -= min(3, chunks)
-    return prompts
-
-
-def stored(client: Client, keys: bytes) -> tuple[int, str]:
-    chunks = len(keys) // KEY_BYTES
-    reply = client.ask(client.storing(keys, GroupBlocks(0, 0, ids(*range(3 * chunks)))))
-    return reply.chunks, reply.why
-
+from tests.rigs.brain_rig import FULL, Client, Rig, chain, ids, is_refusal
+from tests.rigs.quota_rig import (
+    AGENTS,
+    CHAT,
+    GUESTS,
+    SLOTS,
+    WIDE,
+    account,
+    chunks_of,
+    client_of,
+    fill,
+    quota,
+    rig_with,
+    stored,
+)
 
 # ---------------------------------------------------------------- maximum
-
-
-def test_a_tenant_at_its_maximum_makes_room_among_its_own_chunks() -> None:
-    rig = rig_with(quota("chat", most=10))
-    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
-    oldest = fill(agents, 5)
-    prompts = fill(chat, 29)
-    assert chunks_of(rig, "chat") == 10
-    assert [agents.lookup(keys, AGENTS).chunks for keys in oldest] == [3, 2]
-    assert [chat.lookup(keys, CHAT).chunks for keys in prompts[-3:]] == [3, 3, 2]
-    assert account(rig, "chat").evicted_chunks == 19
 
 
 def test_what_a_tenant_holds_on_to_at_its_maximum_refuses_its_stores() -> None:
@@ -105,18 +59,6 @@ def test_what_an_operator_pins_is_charged_to_its_tenant_and_stays() -> None:
     assert chunks_of(rig, "chat") == 3
 
 
-def test_slots_that_are_reserved_count_against_the_maximum() -> None:
-    rig = rig_with(quota("chat", most=4))
-    chat = client_of(rig, "chat", CHAT)
-    rig.movers_copy = False
-    chat.ask(chat.storing(chain(1, 3), GroupBlocks(0, 0, ids(*range(9)))))
-    assert account(rig, "chat").reserved_bytes == 3 * SLOT_ALIGN
-    chat.ask(chat.storing(chain(2, 3), GroupBlocks(0, 0, ids(*range(9)))))
-    assert account(rig, "chat").reserved_bytes == 4 * SLOT_ALIGN
-    rig.finish()
-    assert chunks_of(rig, "chat") == 4
-
-
 def test_a_copy_of_a_worker_that_died_is_charged_until_it_has_ended() -> None:
     rig = rig_with(quota("chat", most=4))
     chat = client_of(rig, "chat", CHAT)
@@ -141,15 +83,6 @@ def test_a_maximum_that_was_lowered_is_reached_step_by_step(monkeypatch: pytest.
 
 
 # ---------------------------------------------------------------- guarantee
-
-
-def test_nobody_evicts_what_another_was_guaranteed() -> None:
-    rig = rig_with(quota("agents", guaranteed=100))
-    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
-    prompts = fill(agents, 90)
-    fill(chat, SLOTS + 50)
-    assert [agents.lookup(keys, AGENTS).chunks for keys in prompts] == [3] * 30
-    assert chunks_of(rig, "default") == SLOTS - 90
 
 
 def test_what_exceeds_the_guarantee_goes_by_its_age_and_no_further() -> None:
@@ -182,28 +115,6 @@ def test_without_a_victim_among_the_others_its_own_chunks_go_below_the_guarantee
     assert all(lease.lease for lease in leases)
     assert stored(agents, chain(9, 2)) == (2, "")
     assert chunks_of(rig, "agents") == 6
-
-
-def test_a_guarantee_holds_when_another_size_wants_slabs() -> None:
-    rig = rig_with(quota("agents", guaranteed=100))
-    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT, (WIDE,))
-    prompts = fill(agents, SLOTS)
-    slots_a_slab = SLAB_BYTES // SLOT_ALIGN
-    for seed in range(SLOTS):
-        chat.ask(chat.storing(chain(7000 + seed, 1), GroupBlocks(0, 0, ids(0, 1, 2))))
-        assert chunks_of(rig, "agents") >= 100
-    assert chunks_of(rig, "agents") < 100 + 2 * slots_a_slab
-    assert sum(agents.lookup(keys, AGENTS).chunks for keys in prompts) == chunks_of(rig, "agents")
-
-
-def test_a_full_index_does_not_break_a_guarantee() -> None:
-    rig = rig_with(quota("agents", guaranteed=8), chunks_max=11)
-    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
-    kept = fill(agents, 8)
-    for seed in range(20):
-        chat.store(chain(50 + seed, 1))
-    assert sum(agents.lookup(keys, AGENTS).chunks for keys in kept) == 8
-    assert chunks_of(rig, "default") == 3
 
 
 def test_a_namespace_is_not_forgotten_below_a_guarantee() -> None:
@@ -265,17 +176,6 @@ def test_the_last_chunk_above_a_guarantee_stays_when_it_is_larger_than_the_rest(
 # ---------------------------------------------------------------- visibility
 
 
-def test_a_namespace_belongs_to_one_tenant() -> None:
-    rig = rig_with(quota("agents", guaranteed=5))
-    client_of(rig, "agents", AGENTS)
-    other = Client(rig, engine="other")
-    before = rig.facts()
-    descriptor = other.offer()
-    request = other.registration(namespace=AGENTS, tenant="chat", descriptors=[descriptor])
-    assert is_refusal(other.ask(request), "request", "tenant", "'chat'")
-    assert rig.facts() == {**before, "descriptors": before["descriptors"] + 1}
-
-
 def test_tags_without_a_quota_share_an_account_and_may_share_a_namespace() -> None:
     rig = rig_with(quota("agents"))
     one, two = client_of(rig, "", CHAT), client_of(rig, "guests", CHAT)
@@ -283,22 +183,12 @@ def test_tags_without_a_quota_share_an_account_and_may_share_a_namespace() -> No
     assert two.lookup(chain(1, 2), CHAT).chunks == 2
 
 
-def test_an_engine_finds_nothing_of_another_tenant() -> None:
-    rig = rig_with(quota("agents"), quota("chat"))
-    agents, chat = client_of(rig, "agents", AGENTS), client_of(rig, "chat", CHAT)
-    agents.store(chain(1, 3))
-    assert chat.lookup(chain(1, 3), AGENTS).chunks == 0
-    assert agents.lookup(chain(1, 3), AGENTS).chunks == 3
-    scheduler = Client(rig, engine="engine of agents", rank=-1)
-    assert scheduler.lookup(chain(1, 3), AGENTS).chunks == 3
-
-
 def test_without_quotas_tags_are_labels() -> None:
     rig = Rig()
     one, two = client_of(rig, "agents", AGENTS), client_of(rig, "chat", AGENTS)
     one.store(chain(1, 3))
     assert two.lookup(chain(1, 3), AGENTS).chunks == 3
-    assert rig.service._core.chunks.accounts is None
+    assert rig.core.chunks.accounts is None
 
 
 def test_an_empty_namespace_that_nobody_uses_may_change_hands() -> None:
@@ -345,7 +235,7 @@ def test_a_restarted_brain_charges_what_the_ledger_holds_and_a_namespace_has_one
     one, two = client_of(rig, "agents", AGENTS), client_of(rig, "chat", AGENTS)
     one.store(chain(1, 3))
     two.store(chain(2, 2))
-    core = rig.service._core
+    core = rig.core
     documents = [(effect.number, effect.document) for effect in rig.effects if isinstance(effect, PutNamespace)]
     records = b"".join(effect.records for effect in rig.effects if isinstance(effect, Publish))
     bounds = dataclasses.replace(rig.bounds, tenants=(quota("agents", guaranteed=1), quota("chat")))

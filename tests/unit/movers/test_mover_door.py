@@ -2,33 +2,14 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from kvserver.brain import listeners
 from kvserver.brain.listeners import LINGER_S, MoverDoor
-from kvserver.wire.orders import Cancel, Copy
-
-
-class Loop:
-    """A minimal event loop: only the queue of calls to run next."""
-
-    def __init__(self) -> None:
-        self.soon: list[Callable[[], None]] = []
-
-    def call_soon(self, call: Callable[[], None]) -> None:
-        self.soon.append(call)
-
-    def remove_reader(self, _end: object) -> None: ...
-
-    def remove_writer(self, _end: object) -> None: ...
-
-    def turn(self) -> None:
-        calls, self.soon = self.soon, []
-        for call in calls:
-            call()
+from kvserver.wire.orders import Cancel
+from tests.rigs.mover_loop import Loop, copy
 
 
 @pytest.fixture
@@ -43,10 +24,6 @@ def door(loop: Loop) -> Iterator[MoverDoor]:
     with movers:
         yield made
         made.close()
-
-
-def copy(mode: Any) -> Copy:
-    return Copy(7, "store", 3, 0, 1, mode, [])
 
 
 def test_after_a_copy_of_gpu_memory_the_loop_looks_on_until_its_time_is_over(

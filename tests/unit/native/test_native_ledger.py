@@ -12,16 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvserver.transfer.native import SLOT_ALIGN, Ledger, create_memfd
+from tests.rigs.ledger_format import DOCUMENT_STRIDE, ENTRIES, HEADER_BYTES, RECORD
 
 UNITS = 77
 ARENA = UNITS * SLOT_ALIGN
-RECORD = struct.Struct("<q32s32s32sHHIIIQ")
 OFFSET = struct.Struct("<q")
-
-HEADER_BYTES = 32
-DOCUMENT_STRIDE = 4096 + Ledger.DOCUMENT_BYTES_MAX
-ENTRIES = 4096 + Ledger.NAMESPACES_MAX * DOCUMENT_STRIDE
-"""Offset of the entries in the file, for the tests that damage it."""
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvserver.transfer.native import SLOT_ALIGN, Ledger, create_memfd
 from tests.process.harness import until
-from tests.unit.native.test_native_ledger import ENTRIES, RECORD
+from tests.rigs.ledger_format import ENTRIES, RECORD
 
 PLACES, MARKS = 67, 5
 """Places in the arena, and marks in the ledger's part after it."""

@@ -21,6 +21,17 @@ def test_few_hold_leases_before_they_are_matched() -> None:
     assert desk.offload.next_to_ask() is None
 
 
+def test_an_answer_that_its_request_has_waited_for_is_believed_however_slow_the_steps_are() -> None:
+    desk = Desk()
+    desk.begin(tokens=40)
+    desk.offload.ask("r", desk.now_s)
+    assert desk.match(tokens=40) is None
+    desk.now_s += desk.options.lookup_deadline_s / 2
+    desk.answer(2)
+    desk.now_s += 10 * desk.options.moment_s
+    assert desk.match(tokens=40) == 2 * CHUNK
+
+
 def test_a_whole_prompt_is_believed_for_as_long_as_its_lease_however_long_it_waits() -> None:
     desk = Desk()
     desk.begin(tokens=40)

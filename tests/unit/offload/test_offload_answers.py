@@ -46,3 +46,15 @@ def test_a_whole_answer_is_good_for_as_long_as_its_lease() -> None:
     assert desk.match(tokens=40) == 3 * CHUNK
     desk.now_s += 0.2
     assert desk.match(tokens=40) is None
+
+
+def test_leases_of_a_server_that_does_not_answer_are_not_used_and_go_back() -> None:
+    desk = Desk()
+    desk.begin(tokens=40)
+    desk.match(tokens=40)
+    lease = desk.answer(3)
+    desk.offload.leases_lost()
+    assert desk.match(tokens=40) is None
+    desk.answer(0, why="connection-lost")
+    assert desk.match(tokens=40) == 0
+    assert desk.offload.take_releases() == [lease]

@@ -21,6 +21,13 @@ def test_a_request_waits_for_the_answer_and_is_told_what_the_server_can_bring() 
     assert desk.offload.take_lookups() == []
 
 
+def test_a_prompt_shorter_than_a_chunk_asks_nothing() -> None:
+    desk = Desk()
+    desk.begin(tokens=CHUNK - 1)
+    assert desk.match(tokens=CHUNK - 1) == 0
+    assert desk.offload.take_lookups() == []
+
+
 def test_a_prompt_that_the_engine_holds_whole_waits_for_nobody() -> None:
     desk = Desk()
     desk.begin(tokens=41)

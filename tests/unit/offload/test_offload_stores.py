@@ -3,7 +3,7 @@
 import pytest
 
 from kvclient.offload.values import Group
-from tests.rigs.offload_rig import CHUNK, FULL, NULL, PER_CHUNK, Desk, keys_of, span, table
+from tests.rigs.offload_rig import BLOCK, CHUNK, FULL, NULL, PER_CHUNK, Desk, keys_of, span, table
 
 STATE = Group(CHUNK, "state")
 
@@ -33,6 +33,19 @@ def test_a_long_prompt_in_the_engines_cache_and_the_servers_costs_no_bytes() -> 
     assert desk.stored(tokens=129_900) is None
     desk.offload.finish("r")
     assert str(*desk.offload.take_summaries()) == "request=r prompt=129900 hbm=129856 hit=129792 loaded=0 stored=0"
+
+
+def test_a_failed_retrieve_lets_the_range_be_stored_again_from_the_engines_own_prefix() -> None:
+    desk = Desk()
+    desk.retrieve_ends(desk.retrieving(tokens=60, hbm=5 * BLOCK, found=4), "mover-lost")
+    assert span(desk.stored(tokens=2 * CHUNK)) == (1, 2)
+    assert span(desk.stored(tokens=60)) == (2, 5)
+
+
+def test_nothing_is_stored_while_the_retrieve_runs() -> None:
+    desk = Desk()
+    desk.retrieving(tokens=60, found=2)
+    assert desk.stored(tokens=60) is None
 
 
 def test_a_store_waits_for_the_answer_that_could_spare_it_but_not_past_the_deadline() -> None:
@@ -111,6 +124,14 @@ def test_states_alone_are_stored_when_there_is_one() -> None:
     assert (span(order), order.blocks[0].first_block, order.blocks[0].block_ids) == ((0, 2), 1, [55])
 
 
+def test_the_null_block_is_never_stored() -> None:
+    desk = Desk()
+    desk.admit(tokens=40)
+    assert desk.offload.computed("r", 40, desk.now_s)
+    assert span(desk.offload.store("r", [[*table(4), NULL, *table(5)]])) == (0, 1)
+    assert desk.offload.store("r", [[*table(4), NULL, *table(5)]]) is None
+
+
 @pytest.mark.parametrize("broken", [[NULL] * 13, [*table(10), NULL, 900, 901]], ids=["all", "one"])
 def test_a_retrieve_never_writes_the_null_block(broken: list[int]) -> None:
     desk = Desk(groups=(FULL, FULL))
@@ -143,6 +164,15 @@ def test_what_was_stored_once_is_believed_to_be_on_a_disk_that_is_not_read_yet()
     assert not desk.offload.stored_whole("r"), "its end may say otherwise"
     desk.store_ends(rest)
     assert desk.offload.stored_whole("r")
+
+
+def test_a_second_store_without_a_parent_is_a_gap_as_any_other() -> None:
+    desk = asked_anew_while_disks_are_read(stored=3, found=1)
+    for _ in range(2):
+        store = desk.stored(tokens=60)
+        assert store is not None
+        desk.store_ends(store, chunks=0, why="parent-absent")
+    assert desk.stored(tokens=60) is None
 
 
 def test_nothing_is_believed_after_a_known_gap() -> None:

@@ -137,3 +137,10 @@ def test_printing_is_for_the_command_line() -> None:
 @pytest.mark.parametrize("name", [".ci/run"])
 def test_scripts_can_be_run(name: str) -> None:
     assert (ROOT / name).stat().st_mode & 0o111
+
+
+def test_no_test_is_imported_by_another() -> None:
+    """pytest knows a test by another name than an import does: its classes would be there twice. See tests/rigs."""
+    imports = re.compile(r"^\s*from (?:[\w.]*\.)?test_\w+ import", re.MULTILINE)
+    files = [name for name in listed() if name.startswith("tests/") and name.endswith(".py")]
+    assert [name for name in files if imports.search((ROOT / name).read_text())] == []

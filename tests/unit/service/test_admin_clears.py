@@ -117,7 +117,7 @@ def test_old_records_of_chunks_that_had_left_are_void_too() -> None:
     client, keys = Client(rig).register(), chain(1, CHUNKS)
     client.store(keys)
     there = dict(rig.devices)
-    tier = rig.service._core.disk
+    tier = rig.core.disk
     assert tier is not None
     while tier.chunks.drop_any(tenant=0):
         pass
@@ -151,7 +151,7 @@ def test_notes_of_prefixes_are_bounded() -> None:
     rig = DiskRig()
     client, keys = Client(rig).register(), chain(1, CHUNKS)
     client.store(keys)
-    tier = rig.service._core.disk
+    tier = rig.core.disk
     assert tier is not None
     for number in range(PREFIXES_MAX):
         tier.notes.clear_prefix(number.to_bytes(32, "big"), ClearedPrefix(bytes(32), number.to_bytes(32, "big")))
@@ -189,7 +189,7 @@ def test_marks_of_a_cleared_prefix_are_withdrawn_while_something_is_still_read()
     rig = Rig()
     client, keys = Client(rig).register((STATE,)), chain(1, CHUNKS)
     client.ask(client.storing(keys, GroupBlocks(0, CHUNKS - 1, ids(0))))
-    marks = rig.service._core.chunks.marks
+    marks = rig.core.chunks.marks
     assert len(marks.places) == CHUNKS - 1
     found = client.lookup(keys)
     rig.movers_copy = False

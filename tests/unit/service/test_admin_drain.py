@@ -91,20 +91,20 @@ def test_the_level_of_logging_changes_lines_about_requests_too() -> None:
     rig = Rig(request_lines="none")
     effects = effects_of(rig, SetLogLevel(level="debug"))
     assert ChangeLogLevel("debug") in effects
-    assert rig.service._core.lines.level("lookup", rig.now_ns) == logging.DEBUG
+    assert rig.core.lines.level("lookup", rig.now_ns) == logging.DEBUG
 
 
 def test_reloading_changes_what_may_change_and_says_what_did() -> None:
     rig = Rig(disk_clean_percent=25)
     values: dict[str, int | str] = {"disk_clean_percent": 31, "disk_write_policy": "through", "lease_ttl_ms": 30_000}
     assert command(rig, Reload(values=values)) == Changed(1, ["disk_clean_percent", "disk_write_policy"])
-    bounds = rig.service._core.bounds
+    bounds = rig.core.bounds
     assert (bounds.disk_clean_percent, bounds.disk_write_through) == (31, True)
     assert command(rig, Reload(values=values)) == Changed(1, [])
     assert command(rig, Reload(values={"log_level": "error"})) == Changed(1, ["log_level"])
     refused = command(rig, Reload(values={"lease_ttl_ms": 7, "arena_bytes": 1}))
     assert is_refusal(refused, "request", "reload", "arena_bytes")
-    assert rig.service._core.bounds.lease_ttl_ms == 30_000, "a refused command changes nothing"
+    assert rig.core.bounds.lease_ttl_ms == 30_000, "a refused command changes nothing"
 
 
 def test_each_command_leaves_one_audit_line_that_says_who_did_what_and_how_it_ended() -> None:

@@ -5,7 +5,7 @@ from kvserver.wire.messages import KEY_BYTES, Cleared, GroupBlocks, Retrieved
 from tests.rigs.admin_rig import clear_prefix, command, pinned
 from tests.rigs.brain_rig import ARENA_BYTES, NAMESPACE, Client, Rig, chain, ids, is_refusal, key
 from tests.rigs.disk_rig import CHUNKS, DiskRig, cold_prompt, fill
-from tests.unit.disk.test_service_disk import too_much_for_dram
+from tests.rigs.two_waiting import too_much_for_dram
 
 SLOT_BYTES = 4096
 PROMPTS_OF_RIG = ARENA_BYTES // SLOT_BYTES // CHUNKS
@@ -167,7 +167,7 @@ def test_a_hold_whose_chunks_cannot_be_read_ends() -> None:
 def test_nothing_is_warmed_while_the_disk_is_away() -> None:
     rig = DiskRig()
     _, keys = cold_prompt(rig)
-    core = rig.service._core
+    core = rig.core
     assert core.disk is not None
     core.disk.mover = None
     assert is_refusal(command(rig, Warm(namespace=NAMESPACE, keys=keys)), "device", "disk-away")

@@ -5,8 +5,8 @@ from kvserver.wire.admin import ClearNamespace
 from kvserver.wire.messages import Cleared
 from tests.rigs.admin_rig import clear_prefix, command
 from tests.rigs.brain_rig import NAMESPACE, Client, chain, key
+from tests.rigs.disk_notes import had, names
 from tests.rigs.disk_rig import CHUNKS, DiskRig, restart
-from tests.unit.disk.test_service_notes import had, names
 
 
 def notes_of_prefixes(rig: DiskRig, keys: bytes) -> list[int]:

@@ -12,10 +12,10 @@ from kvserver.transfer.native import Ledger, create_memfd
 from kvserver.wire.admin import ClearTenant, TenantCleared
 from kvserver.wire.messages import Clear, GroupBlocks, Retrieved, Unregister, Unregistered
 from tests.rigs.admin_rig import command
+from tests.rigs.brain_lives import SPAN_BYTES, Life
 from tests.rigs.brain_rig import STATE, Client, Rig, chain, ids, is_refusal
 from tests.rigs.disk_quota_rig import tier_of
 from tests.rigs.disk_rig import CHUNKS, DiskRig, fill, restart
-from tests.unit.service.test_service_restore import SPAN_BYTES, Life
 
 
 def namespace(name: str) -> bytes:
@@ -160,7 +160,7 @@ def test_what_only_records_are_left_of_is_cleared_on_disk(heir: str) -> None:
     while tier.chunks.drop_any(tenant=0):
         pass
     assert isinstance(client.ask(Unregister(rig.number(), client.cache)), Unregistered)
-    assert namespace("a") not in rig.service._core.chunks.spaces
+    assert namespace("a") not in rig.core.chunks.spaces
     if heir:
         Client(rig, engine=heir).register(namespace=namespace("a"), tenant=heir)
     rig.devices = there
@@ -241,4 +241,4 @@ def test_a_namespace_of_state_alone_is_cleared_with_its_marks() -> None:
     client = Client(rig).register((STATE,), namespace=namespace("a"), tenant="chat")
     client.ask(client.storing(prompt("a"), GroupBlocks(0, CHUNKS - 1, ids(0))))
     assert clear(rig, "chat") == TenantCleared(1, CHUNKS, 1)
-    assert rig.service._core.chunks.marks.places == {}
+    assert rig.core.chunks.marks.places == {}

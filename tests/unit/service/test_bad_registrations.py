@@ -359,7 +359,7 @@ def test_shapes_that_the_ledger_cannot_keep_are_refused(scene: Scene) -> None:
     group = GroupSpec(6, 1, "full", 0, SHARDS_MAX, 0, 1, 0, runs)
     client = Client(scene.rig, engine="wide")
     bounds = replace(scene.rig.bounds, slab_bytes=1 << 30, arena_bytes=1 << 40)
-    scene.rig.service._core.bounds = bounds  # a large machine, without the tables for it
+    scene.rig.core.bounds = bounds  # a large machine, without the tables for it
     for shard in range(SHARDS_MAX):
         request = client.registration(
             [change(group, shard=shard)], name=f"{shard}", namespace=bytes(32), buffer_bytes=1 << 40

@@ -14,7 +14,7 @@ from kvserver.wire.admin import ClearTenant
 from kvserver.wire.messages import Clear, Cleared, GroupBlocks
 from tests.rigs.admin_rig import command
 from tests.rigs.brain_rig import NAMESPACE, SLAB_BYTES, Client, Rig, chain, ids
-from tests.unit.holdings.test_service_tenants import CHAT, WIDE, account, chunks_of, client_of, fill, quota, rig_with
+from tests.rigs.quota_rig import CHAT, WIDE, account, chunks_of, client_of, fill, quota, rig_with
 
 PIECE = 5
 WORLDS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,7 @@ from kvserver.wire.messages import KEY_BYTES, Clear, Drain, Error, Found, GroupB
 from kvserver.wire.orders import DeviceIs, Listed, Order, Recover
 from tests.rigs.bad_scene import change
 from tests.rigs.brain_rig import CHUNK_TOKENS, FULL, NAMESPACE, SLAB_BYTES, STATE, WINDOW, Client, Rig, chain, ids
-from tests.rigs.disk_rig import DISK, DiskRig
-from tests.unit.disk.test_service_disk import CHUNKS, cold_prompt, fill
+from tests.rigs.disk_rig import CHUNKS, DISK, DiskRig, cold_prompt, fill
 
 OTHER = bytes(31) + b"\7"
 REQUESTS = 10_000

@@ -13,7 +13,7 @@ from kvserver.wire.status import ArenaStatus, DiskStatus, MoverStatus, TenantSta
 from tests.rigs.admin_rig import command
 from tests.rigs.brain_rig import Client, Rig, chain
 from tests.rigs.disk_rig import CHUNKS, DiskRig
-from tests.unit.brain.test_http import a_status
+from tests.rigs.status_document import a_status
 
 ARENA, MOVERS = a_status().arena, a_status().movers
 DISK = DiskStatus(

@@ -218,7 +218,7 @@ def test_explain_changes_nothing() -> None:
     rig.now_ns += 1_000_000
     explained(client, chain(1, 3))
     assert (rig.service.counters.totals(), rig.facts()) == (counted, facts)
-    used = {node.used for space in rig.service._core.chunks.spaces.values() for node in space.nodes.values()}
+    used = {node.used for space in rig.core.chunks.spaces.values() for node in space.nodes.values()}
     assert rig.now_ns not in used
 
 
@@ -260,12 +260,12 @@ def test_lookups_that_nobody_counts_do_not_pile_up_and_are_all_counted() -> None
     waiting = []
     for _ in range(2 * RESULTS_MAX + 3):
         client.lookup(chain(5, 7))
-        waiting.append(len(rig.service._core.lookup_counts._results))
+        waiting.append(len(rig.core.lookup_counts._results))
     assert max(waiting) == RESULTS_MAX - 1
     assert waiting[-1] == 3
     rig.service.lookup_took(7000)
-    assert not rig.service._core.lookup_counts._results
-    seen = rig.service._core.counters
+    assert not rig.core.lookup_counts._results
+    seen = rig.core.counters
     assert seen.lookup_chunks["miss"] == 7 * (2 * RESULTS_MAX + 3)
     assert seen.lookup_ends["absent"] == seen.lookups == 2 * RESULTS_MAX + 3
 

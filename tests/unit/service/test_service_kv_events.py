@@ -99,7 +99,7 @@ def test_a_removal_is_told_also_of_a_chunk_that_waits_to_be_told_as_an_earlier_b
     ear, client, keys = Listening(rig), client_of(rig, "chat", NAMESPACE), chain(1, CHUNKS)
     client.store(keys)
     ear.take()
-    core, leaf = rig.service._core, key(keys, CHUNKS - 1)
+    core, leaf = rig.core, key(keys, CHUNKS - 1)
     space = core.chunks.spaces[NAMESPACE]
     core.untold.append((space, [space.nodes[leaf]]))
     account(rig, "chat").max_bytes -= EXTENT_BYTES

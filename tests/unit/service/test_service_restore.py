@@ -1,81 +1,17 @@
 """The index comes back from a real ledger: after a brain's death no sealed chunk is lost."""
 
-import os
-import random
 from array import array
-from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import msgspec
-import pytest
 
-from kvserver.service.base.effects import DropNamespace, Effect, Publish, PutNamespace, Withdraw
-from kvserver.service.service import Service
-from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, pack, unpack_all
+from kvserver.tiers.records import NO_GROUP, NO_PARENT, Record, pack
 from kvserver.tiers.slots import SLOT_ALIGN
-from kvserver.transfer.native import Ledger, create_memfd
 from kvserver.wire.messages import KEY_BYTES, Clear, GroupBlocks, GroupSpec, RegionRun, Stored
-from tests.rigs.brain_rig import ARENA_BYTES, FULL, NAMESPACE, STATE, Client, Rig, chain, ids, key
+from tests.rigs.brain_lives import CHUNKS_MAX, SPAN_BYTES, Life, engine
+from tests.rigs.brain_rig import FULL, NAMESPACE, STATE, Client, chain, ids, key
 
-CHUNKS_MAX = 23
-SPAN_BYTES = ARENA_BYTES + CHUNKS_MAX * SLOT_ALIGN
 WIDE = GroupSpec(6, 2, "full", 0, 1, 0, 1, 0, [RegionRun(0, 5001, 1, 0, SLOT_ALIGN + 1, SLOT_ALIGN + 1)])
 """Two units per slot."""
-
-
-class KeepingService(Service):
-    """A service that carries out its effects on the ledger as soon as they are decided."""
-
-    ledger: Ledger
-
-    def effects(self) -> list[Effect]:
-        effects = super().effects()
-        for effect in effects:
-            match effect:
-                case Publish(records):
-                    self.ledger.seal(records)
-                case Withdraw(offsets):
-                    self.ledger.clear(offsets)
-                case PutNamespace(number, document):
-                    self.ledger.put_namespace(number, document)
-                case DropNamespace(number):
-                    self.ledger.drop_namespace(number)
-        return effects
-
-
-class Life(Rig):
-    """One life of a brain over a ledger that outlives it."""
-
-    def __init__(self, descriptor: int, **bounds: Any) -> None:
-        self.ledger = Ledger(descriptor, SPAN_BYTES)
-        super().__init__(**{"chunks_max": CHUNKS_MAX, **bounds})
-
-    def new_service(self) -> Service:
-        held = {"documents": self.ledger.namespaces(), "records": self.ledger.scan()}
-        service = KeepingService(self.bounds, random.Random(9).randbytes, **held)
-        service.ledger = self.ledger
-        service.effects()
-        service.check()
-        return service
-
-    def kinds(self) -> Counter[str]:
-        """Records in the ledger, by kind."""
-        return Counter("mark" if record.group == NO_GROUP else "slot" for record in self.records())
-
-    def records(self) -> list[Record]:
-        return list(unpack_all(self.ledger.scan()))
-
-
-@pytest.fixture
-def descriptor() -> Iterator[int]:
-    made = create_memfd("ledger", Ledger.file_bytes(SPAN_BYTES))
-    yield made
-    os.close(made)
-
-
-def engine(life: Rig, *groups: GroupSpec) -> Client:
-    return Client(life).register(groups)
 
 
 def store_state(client: Client, keys: bytes, *chunks: int) -> None:

@@ -84,7 +84,7 @@ def test_leases_that_are_given_back_leave_no_timers() -> None:
     client.store(keys)
     for _ in range(3 * TIMERS_PER_TICK_MAX):
         client.release(client.lookup(keys))
-    assert held(rig.service._core.timers) <= 2 + DEAD_SPARE
+    assert held(rig.core.timers) <= 2 + DEAD_SPARE
     found = client.lookup(keys)
     rig.wait_ms(rig.bounds.lease_ttl_ms)
     assert rig.facts()["leases"] == 0
@@ -102,7 +102,7 @@ def test_jobs_and_reservations_that_are_over_leave_no_timers(status: str) -> Non
         client.ask(client.retrieving(found.lease, GroupBlocks(0, 0, ids(5, 3, 7))))
         rig.finish(status, "x" * (status == "failed"))
         rig.movers_copy = True
-    assert held(rig.service._core.timers) <= 2 + DEAD_SPARE
+    assert held(rig.core.timers) <= 2 + DEAD_SPARE
 
 
 def test_sessions_that_come_and_go_leave_no_timers() -> None:
@@ -111,7 +111,7 @@ def test_sessions_that_come_and_go_leave_no_timers() -> None:
         client = Client(rig, epoch=epoch).register()
         rig.peer_gone(client.local)
     assert rig.facts()["caches"] == rig.facts()["sessions"] == 0
-    assert held(rig.service._core.timers) <= DEAD_SPARE
+    assert held(rig.core.timers) <= DEAD_SPARE
 
 
 @pytest.mark.parametrize("deadline_ms", [1, 60_000])

@@ -17,7 +17,6 @@ from kvserver.sizing.report import render
 from kvserver.sizing.run import Size, Sizing, run
 from kvserver.sizing.trace import SAMPLES
 
-CHUNK = 7
 UNIT = 4096
 """Slot bytes of a chunk of 7 tokens of 585 bytes."""
 ONE_BY_ONE = {"workers": 1, "in_flight": 1, "pool_tokens": 0, "blocks_per_chunk": 1, "token_bytes": 585}

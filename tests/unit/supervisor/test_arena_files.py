@@ -19,7 +19,7 @@ from kvserver.supervisor.kept_memory import Held, hold
 from kvserver.supervisor.systemd import Manager
 from kvserver.transfer.native import ArenaGrower
 from kvserver.units import MIB
-from tests.unit.supervisor.test_holding import Keeper
+from tests.rigs.memory_keeper import Keeper
 
 MAPS = """
 import mmap, os, sys

@@ -12,33 +12,9 @@ from kvserver.supervisor.arena_files import ARENA, LEDGER
 from kvserver.supervisor.kept_memory import Held, hold
 from kvserver.supervisor.systemd import Manager
 from kvserver.units import MIB
+from tests.rigs.memory_keeper import Keeper
 
 CONFIG = Config(arena_bytes=3 * MIB, slab_bytes=MIB, chunks_max=700)
-
-
-class Keeper(Manager):
-    """Passes on the kept descriptors; the processes of an earlier start end after some looks."""
-
-    def __init__(self, kept: dict[str, int], looks: int = 0, deaf: str = "") -> None:
-        """deaf: the name that systemd fails to forget."""
-        super().__init__({})
-        self._kept = kept
-        self._deaf = deaf
-        self.looks = looks
-        self.forgotten: list[str] = []
-        self.keeps: list[str] = []
-
-    def left_behind(self, *_: object) -> list[int] | None:
-        self.looks -= 1
-        return [4711] if self.looks >= 0 else []
-
-    def forget(self, name: str) -> bool:
-        self.forgotten.append(name)
-        return name != self._deaf
-
-    def keep(self, name: str, descriptor: int) -> bool:
-        self.keeps.append(name)
-        return True
 
 
 @pytest.fixture

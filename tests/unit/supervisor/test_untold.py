@@ -14,7 +14,7 @@ import pytest
 
 from kvserver.brain.listeners import MoverDoor, SupervisorDoor
 from kvserver.wire.orders import ORDER_BYTES_MAX, Alive, KillMover, MapBoard, Wish, decode_wish
-from tests.unit.movers.test_mover_door import Loop, copy
+from tests.rigs.mover_loop import Loop, copy
 
 WAIT_S = 20
 ERRORS = [errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM, errno.EMSGSIZE, errno.EPERM]

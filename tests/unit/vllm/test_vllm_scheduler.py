@@ -99,52 +99,6 @@ def test_what_comes_from_disk_is_known_when_it_is_allocated_and_counted_when_it_
     assert bench.half.disk_tokens("r") == 0
 
 
-def test_a_failed_retrieve_is_not_tried_again() -> None:
-    bench, asked = Bench(), request()
-    bench.hold(asked, 3)
-    assert bench.admit(asked) == 36
-    (order,), _ = bench.step()
-    bench.half.ended([Report(order.job, 0, RetrieveResult(False, 0, "mover-lost"), 0.0)])
-    asked_before = bench.server.asked
-    assert bench.admit(asked) == 0
-    assert bench.server.asked == asked_before
-
-
-def test_a_job_ends_when_every_rank_has_reported() -> None:
-    bench, asked = Bench(ranks=2), request()
-    bench.admit(asked)
-    _, (order,) = bench.step(r=41)
-    bench.half.ended([stored(order, 3, rank=1)])
-    assert sum(bench.pool.pins.values()) == 9
-    bench.half.ended([stored(order, 1, rank=0)])
-    assert sum(bench.pool.pins.values()) == 0
-
-
-def test_an_aborted_request_gives_its_lease_back() -> None:
-    bench, asked = Bench(), request()
-    bench.hold(asked, 3)
-    assert bench.half.match(asked, 0) == (36, True)
-    bench.half.finished("r")
-    bench.step()
-    assert bench.server.released == [1]
-
-
-def test_what_the_engine_holds_itself_is_asked_for_and_not_stored_again() -> None:
-    bench, asked = Bench(), request()
-    bench.hold(asked, 3)
-    assert bench.admit(asked, hbm_tokens=40) == 0
-    assert bench.step(r=41) == ((), ())
-    assert bench.server.asked == 1
-
-
-def test_a_request_that_must_be_computed_is_stored_and_takes_no_lease() -> None:
-    bench, asked = Bench(), request(skip_reading_prefix_cache=True)
-    bench.hold(asked, 2)
-    assert bench.admit(asked) == 0
-    _, (order,) = bench.step(r=41)
-    assert order.first_chunk == 2
-
-
 def test_output_is_stored_as_it_fills_chunks() -> None:
     bench, asked = Bench(), request(tokens=23)
     bench.admit(asked)
@@ -204,24 +158,6 @@ def test_after_a_reset_requests_have_other_names_and_computed_ones_none() -> Non
     _, (order,) = bench.step(w=41, c=41)
     assert order.request == "w"
     assert not set(bench.server.held) & {order.keys[:KEY_BYTES]}
-
-
-def test_a_refusal_is_a_miss_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-    bench.server.refusal = RequestError("keys-chain", "not one chain")
-    for name in ("a", "b"):
-        assert bench.admit(request(name)) == 0
-    assert len(caplog.records) == 1
-
-
-def test_a_lost_server_is_a_miss_and_its_leases_go_back_unused() -> None:
-    bench, asked = Bench(), request()
-    bench.hold(asked, 3)
-    assert bench.half.match(asked, 0) == (36, True)
-    bench.server.connected = False
-    assert bench.half.match(asked, 0) == (0, False)
-    bench.step()
-    assert bench.server.released == [1]
 
 
 # ---------------------------------------------------------------- requests that wait for others
@@ -324,23 +260,6 @@ def test_what_hbm_has_lost_since_is_asked_for_once_more() -> None:
     bench.half.new(asked)
     assert bench.admit(asked) == 36
     assert (bench.server.asked, bench.server.leased) == (2, 1)
-
-
-def test_few_requests_are_asked_for_ahead_of_time_and_the_next_when_one_is_admitted() -> None:
-    bench = Bench(ahead_max=2)
-    waiting = [request(name, first=100 * place) for place, name in enumerate("abcd")]
-    for asked in waiting:
-        bench.half.new(asked)
-        bench.server.held |= bench.keys_of(asked)
-    assert bench.server.asked == 2
-    bench.step()
-    assert bench.server.asked == 2
-    assert bench.admit(waiting[0]) == 36
-    bench.step()
-    assert bench.server.asked == 3
-    bench.half.finished("b")
-    bench.step()
-    assert bench.server.asked == 4
 
 
 def test_the_line_of_a_request_has_the_workers_milliseconds_or_the_reason(caplog: pytest.LogCaptureFixture) -> None:
