@@ -65,7 +65,7 @@ def read_request(frame: bytes | memoryview, *, local: bool) -> Request:
 
 
 class SupervisorDoor:
-    """The brain's socket to the supervisor. OperatorState wait here while the socket's buffer is full."""
+    """The brain's socket to the supervisor. Wishes wait here while the socket's buffer is full."""
 
     __slots__ = ("_end", "_waiting")
 
