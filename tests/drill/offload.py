@@ -9,7 +9,7 @@ SEEDS, EVENTS = 60, 400
 UNIT_TESTS = ("tests/unit/offload",)
 
 OFFLOAD = "client/kvclient/offload"
-RANGES, DECIDE, QUESTIONS = f"{OFFLOAD}/ranges.py", f"{OFFLOAD}/decide.py", f"{OFFLOAD}/questions.py"
+RANGES, DECIDE, LOOKUPS = f"{OFFLOAD}/ranges.py", f"{OFFLOAD}/decide.py", f"{OFFLOAD}/lookups.py"
 
 
 def notice(bug: Bug) -> str:
@@ -78,12 +78,16 @@ BUGS = (
         r"return self.key_range(chunk, chunk + 1) if chunk",
     ),
     Bug(
-        "P1", "the first rank's report ends a job", f"{OFFLOAD}/jobs.py", r"if entry\.ranks_left: return None", r"pass"
+        "P1",
+        "the first rank's report ends a job",
+        f"{OFFLOAD}/request.py",
+        r"if entry\.ranks_left: return None",
+        r"pass",
     ),
     Bug(
         "P1",
         "the luckiest rank's count is the job's",
-        f"{OFFLOAD}/jobs.py",
+        f"{OFFLOAD}/request.py",
         r"min\(entry\.chunks, chunks\)",
         r"max(entry.chunks, chunks)",
     ),
@@ -98,8 +102,8 @@ BUGS = (
     Bug(
         "P2",
         "a late answer is waited for",
-        QUESTIONS,
-        r"if it\.question is None or now_s < it\.question\.due_s:",
+        LOOKUPS,
+        r"if it\.lookup is None or now_s < it\.lookup\.due_s:",
         r"if True:",
     ),
     Bug(
@@ -135,15 +139,15 @@ BUGS = (
         "P5",
         "a failed retrieve keeps its lease",
         DECIDE,
-        r"self\._questions\.release\(order\.lease\) # some rank",
+        r"self\._lookups\.release\(order\.lease\) # some rank",
         r"pass  # some rank",
     ),
     # ------------------------------------------------------------ P7: every request gets one reply
     Bug(
         "P7",
         "an answer is taken for that of an earlier question",
-        QUESTIONS,
-        r" and it\.question\.number == lookup else None",
+        LOOKUPS,
+        r" and it\.lookup\.number == number else None",
         r" else None",
     ),
     # ------------------------------------------------------------ P8: a prompt hits from any process

@@ -29,7 +29,9 @@ def check_disk(core: Core, tier: DiskTier) -> None:
     _check_jobs(core, tier)
     _check_fetches(core, tier)
     assert all(tier.notes.awaited.values()), "a note is waited for by somebody"
-    assert tier.notes.owed <= tier.notes.unnoted | tier.notes.void_later, "a clear that is not durable is told again"
+    untold = tier.notes.unnoted | tier.notes.void_later
+    assert tier.notes.awaited.keys() <= untold, "no clear waits for a note that is durable"
+    assert tier.notes.owed <= untold, "a clear that is not durable is told again"
 
 
 def _check_node(space: Space, node: Node) -> None:

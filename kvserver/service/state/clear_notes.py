@@ -153,10 +153,9 @@ class ClearNotes:
             self.forget(note for note in self.noted if note not in needed)
 
     def forget(self, notes: Iterable[bytes]) -> None:
-        """Removes some of these notes: durable ones that no clear waits for. Only records written so far, of namespaces
-        without a note, may be lost with them."""
-        over = (note for note in notes if note not in self.awaited and note not in self.unnoted)
-        old = list(islice(over, FORGOTTEN_AT_ONCE))
+        """Removes some of these notes: durable ones, for which no clear waits any more. Only records written so far, of
+        namespaces without a note, may be lost with them."""
+        old = list(islice((note for note in notes if note not in self.unnoted), FORGOTTEN_AT_ONCE))
         for note in old:
             del self.noted[note]
             self._described.discard(note)

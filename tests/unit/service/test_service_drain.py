@@ -206,6 +206,22 @@ def test_a_device_that_only_a_later_mover_could_open_is_not_erased_before_it_was
     assert disk(rig, 1).drain == ("drained" if drains else "")
 
 
+def test_a_device_that_was_listed_by_a_mover_that_died_is_not_erased_before_another_has_read_it() -> None:
+    """The next mover could not open it when it listed the records of the others."""
+    rig = DiskRig(disk_devices=2)
+    filled(rig)
+    rig.tells = False
+    restart(rig)
+    rig.wait_ms(100)
+    rig.unopened, rig.tells = {1}, True
+    rig.another_mover()
+    rig.wait_ms(100)
+    rig.unopened = set()
+    rig.tell_devices()
+    refusal = Client(rig).register().ask(Drain(rig.number(), 1))
+    assert is_refusal(refusal, "device", "disk-not-open", "start the server anew")
+
+
 def test_a_drain_whose_device_cannot_be_opened_any_more_waits_for_it() -> None:
     rig = DiskRig(disk_devices=2)
     filled(rig)
